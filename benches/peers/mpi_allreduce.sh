@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Builds and runs the Open MPI peer on this machine: workers are ranks, and one JSON object is
+# printed. Installs nothing.
+set -euo pipefail
+
+usage() {
+    cat <<'END'
+usage: mpi_allreduce.sh [--workers N] [--elements N] [--rounds N] [--tuned] [-- ARGUMENT...]
+
+  --workers N    ranks                                               (4)
+  --elements N   f32 elements of the gradient, in one flat buffer    (25557032: ResNet-50)
+  --rounds N     measured rounds; the median counts                  (20)
+  --tuned        the shared-memory collective with 512 KiB fragments; without it, Open MPI as shipped
+  -- ARGUMENT... handed to the program: --tensors N,N,... --no-step --in-place --warmup N
+END
+}
+
+workers=4 elements=25557032 rounds=20 mca=()
+while (($# > 0)); do
+    case $1 in
+    --workers | --elements | --rounds)
+        if [[ ! ${2:-} =~ ^[1-9][0-9]*$ ]]; then
+            echo "mpi_allreduce.sh: $1: '${2:-}'; expected a whole number above 0" >&2
+            exit 2
+        fi
+        printf -v "${1#--}" %s "$2"
+        shift 2
+        ;;
+    --tuned)
+        # coll/sm is off by default (priority 0), and its default fragments are 8 KiB: one
+        # synchronization of all ranks each. Larger ones are what makes it worth having.
+        mca=(--mca coll_sm_priority 100 --mca coll_sm_fragment_size 524288)
+        shift
+        ;;
+    --)
+        shift
+        break
+        ;;
+    -h | --help)
+        usage
+        exit
+        ;;
+    *)
+        echo "mpi_allreduce.sh: $1: unknown" >&2
+        usage >&2
+        exit 2
+        ;;
+    esac
+done
+
+missing=()
+command -v mpirun >/dev/null || missing+=(openmpi-bin)
+command -v mpicc >/dev/null || missing+=(libopenmpi-dev)
+command -v cc >/dev/null || missing+=(gcc)
+if ((${#missing[@]} > 0)); then
+    echo "mpi_allreduce.sh: missing packages: ${missing[*]}; install them (Debian and Ubuntu names) and run again" >&2
+    exit 3
+fi
+if ! mpirun --version | grep -q 'Open MPI'; then
+    echo "mpi_allreduce.sh: mpirun is '$(mpirun --version | head -n 1)'; expected Open MPI, first in PATH" >&2
+    exit 3
+fi
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+built=${CARGO_TARGET_DIR:-$here/../../target}/peers
+mkdir -p "$built"
+if [[ ! $built/mpi_allreduce -nt $here/mpi_allreduce.c ]]; then
+    # Contraction off: the check compares bits. The step is bound by memory, so it costs nothing.
+    mpicc -std=gnu11 -O3 -march=native -ffp-contract=off -Wall -Wextra \
+        -o "$built/mpi_allreduce.$$" "$here/mpi_allreduce.c"
+    mv "$built/mpi_allreduce.$$" "$built/mpi_allreduce"
+fi
+
+root=()
+if ((EUID == 0)); then root=(--allow-run-as-root); fi
+exec mpirun "${root[@]}" --oversubscribe --bind-to none "${mca[@]}" -n "$workers" \
+    "$built/mpi_allreduce" --elements "$elements" --rounds "$rounds" "$@"

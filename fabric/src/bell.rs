@@ -1,0 +1,61 @@
+//! The bell: how a producer wakes a consumer that sleeps, without a system call when it does not.
+//!
+//! One word per port, shared by all its producers. Before it sleeps, the consumer says from which
+//! ring positions on it wants to hear (`wake_at`), sets the word, and looks once more; a producer
+//! publishes first and looks at the word afterwards. The two fences make it impossible that both
+//! look too early.
+//!
+//! ```text
+//!   consumer                         producer
+//!   wake_at = ...                    tail = ...          (publish)
+//!   asleep = 1                       fence
+//!   fence            [bell]          if asleep && tail reached wake_at:
+//!   nothing unread? sleep while 1       asleep = 0, wake
+//! ```
+//!
+//! A hostile producer can wake the consumer for nothing or clear the word; the consumer's sleep has
+//! a time-out, so the worst it can cause is delay.
+
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// Consumer: announces that it is about to sleep. The caller has set its rings' `wake_at` before,
+/// and looks at them once more after.
+pub fn announce(asleep: &AtomicU32) {
+    asleep.store(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst); // [bell]
+}
+
+/// Consumer: awake again.
+pub fn awake(asleep: &AtomicU32) {
+    asleep.store(0, Ordering::Relaxed);
+}
+
+/// Producer: orders what it published before its look at the bell. Once per flush.
+pub fn published() {
+    fence(Ordering::SeqCst); // [bell]
+}
+
+/// Producer: whether this call is the one that must wake the consumer. The read-modify-write is
+/// reached only when the consumer sleeps.
+pub fn claim_wake(asleep: &AtomicU32) -> bool {
+    asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+}
+
+/// Sleeps while the word is set, up to `timeout`; woken by [`wake`] from any process.
+#[cfg(not(loom))]
+pub fn sleep(asleep: &AtomicU32, timeout: std::time::Duration) {
+    use rustix::thread::futex;
+    let timeout = rustix::time::Timespec {
+        tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // Every outcome (woken, word already clear, time-out, signal) means the same: look again.
+    let _ = futex::wait(asleep, futex::Flags::empty(), 1, Some(&timeout));
+}
+
+/// Wakes the one thread that sleeps on the word.
+#[cfg(not(loom))]
+pub fn wake(asleep: &AtomicU32) {
+    use rustix::thread::futex;
+    let _ = futex::wake(asleep, futex::Flags::empty(), 1);
+}

@@ -1,0 +1,35 @@
+//! The small values that cross every transport: spans, immediates, link numbers.
+//!
+//! Plain data. Knows nothing of what a span holds or what an immediate means.
+
+/// A byte range of a window. The same span names the same bytes at both ends of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// First byte, counted from the start of the window.
+    pub offset: usize,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+impl Span {
+    /// One past the last byte, or `None` when that does not fit in a `usize`.
+    pub fn end(self) -> Option<usize> {
+        self.offset.checked_add(self.bytes)
+    }
+}
+
+/// The 32 bits that a post shows to the peer; RDMA's immediate data. What they mean is the
+/// business of the layer above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Imm(pub u32);
+
+/// A link of one port: the lowest number that was free when the link was attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u32);
+
+impl LinkId {
+    /// The number as an index into per-link tables.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}

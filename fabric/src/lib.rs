@@ -1,0 +1,37 @@
+//! How bytes cross between a worker and the hub.
+//!
+//! A *window* is a memory region laid out alike at both ends; a *link* joins two of them; a *port*
+//! is what one thread polls. The one verb is [`Port::post`]: make my window's bytes at a span appear
+//! in the peer's window at the same span, and then show the peer an immediate.
+//!
+//! This crate must never know tensors, optimizers or rounds. Siblings of [`shm`] and [`sim`] are
+//! whole transports: same traits, same contract, same conformance suite.
+
+pub mod bell;
+mod ids;
+mod port;
+pub mod ring;
+mod sync;
+
+#[cfg(not(loom))]
+pub mod conformance;
+#[cfg(not(loom))]
+mod idle;
+#[cfg(not(loom))]
+mod memory;
+#[cfg(not(loom))]
+pub mod shm;
+#[cfg(not(loom))]
+pub mod sim;
+#[cfg(not(loom))]
+mod window;
+
+pub use ids::{Imm, LinkId, Span};
+pub use port::{Arrival, Closed, CloseReason, Port, Posted, Until};
+
+#[cfg(not(loom))]
+pub use idle::{Idle, IdlePolicy};
+#[cfg(not(loom))]
+pub use memory::{MapError, Slab};
+#[cfg(not(loom))]
+pub use window::{RecvWindow, SendWindow, SpanError, Spans, WindowError};

@@ -1,0 +1,155 @@
+//! Mappings: the RAII types behind windows, rings and private state.
+//!
+//! On the `unsafe` list. Each mapping has one owner that unmaps it on drop; what may be read or
+//! written when is the business of the types that hold one.
+
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+/// Windows, slabs and rings start on a boundary of this many bytes or more.
+pub(crate) const ALIGN: usize = 64;
+
+/// A mapping could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot map {bytes} bytes of {what}: {errno}; {advice}")]
+pub struct MapError {
+    /// What the memory was for.
+    pub what: &'static str,
+    /// How much was asked for.
+    pub bytes: usize,
+    /// The kernel's answer.
+    pub errno: Errno,
+    /// What to do next.
+    pub advice: &'static str,
+}
+
+impl MapError {
+    pub(crate) fn new(what: &'static str, bytes: usize, errno: Errno) -> Self {
+        let advice = match errno {
+            Errno::NOMEM => "free memory, raise the limit (ulimit -v, the container's), or use a smaller model",
+            Errno::MFILE | Errno::NFILE => "raise the number of open files (ulimit -n)",
+            Errno::PERM => "the other end sealed or protected this memory: both ends must be of one version",
+            _ => "see mmap(2) for this error",
+        };
+        MapError { what, bytes, errno, advice }
+    }
+}
+
+/// Pages mapped into this process; unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    bytes: NonZeroUsize,
+}
+
+// SAFETY: a mapping is an address range that this value alone unmaps; the range is valid from every
+// thread, and access to its bytes is governed by the owning types.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` only hands out the address.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Zeroed private pages.
+    pub fn private(what: &'static str, bytes: usize) -> Result<Self, MapError> {
+        let len = at_least_one(bytes);
+        // SAFETY: a fresh anonymous mapping at an address that the kernel chooses touches no memory
+        // that anybody has.
+        let start = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                len.get(),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        };
+        Self::checked(what, len, start)
+    }
+
+    /// Pages of a file shared with other processes, from its start.
+    pub fn shared(what: &'static str, fd: BorrowedFd, bytes: usize, writable: bool) -> Result<Self, MapError> {
+        let len = at_least_one(bytes);
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a fresh mapping at an address that the kernel chooses touches no memory that
+        // anybody has. The callers have checked that the file is sealed against shrinking.
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), len.get(), prot, MapFlags::SHARED, fd.as_fd(), 0) };
+        Self::checked(what, len, start)
+    }
+
+    fn checked(
+        what: &'static str,
+        bytes: NonZeroUsize,
+        start: Result<*mut std::ffi::c_void, Errno>,
+    ) -> Result<Self, MapError> {
+        let start = start.map_err(|errno| MapError::new(what, bytes.get(), errno))?;
+        let start = NonNull::new(start.cast::<u8>()).expect("the kernel never maps page zero unasked");
+        let mapping = Mapping { start, bytes };
+        mapping.advise_huge_pages();
+        Ok(mapping)
+    }
+
+    /// Huge pages where the kernel gives them on advice: a 32 KiB chunk is 8 small pages, and each
+    /// worker's slot is another stream of them through the TLB.
+    fn advise_huge_pages(&self) {
+        // SAFETY: the range is this mapping's own; the advice changes no contents. Refusal is fine.
+        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes.get(), Advice::LinuxHugepage) };
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Length in bytes; at least one.
+    pub fn bytes(&self) -> usize {
+        self.bytes.get()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range came from mmap in `checked`, nobody else unmaps it, and whoever borrowed
+        // from it borrowed from `self`.
+        let result = unsafe { munmap(self.start.as_ptr().cast(), self.bytes.get()) };
+        debug_assert!(result.is_ok(), "munmap of our own mapping: {result:?}");
+    }
+}
+
+fn at_least_one(bytes: usize) -> NonZeroUsize {
+    NonZeroUsize::new(bytes).unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Zeroed private memory for a core's own state, e.g. momentum; f32, 64-byte aligned. Its pages
+/// are bound to a NUMA node by whoever touches them first.
+#[derive(Debug)]
+pub struct Slab {
+    mapping: Mapping,
+    elements: usize,
+}
+
+impl Slab {
+    /// Room for `elements` f32, all zero.
+    pub fn zeroed(what: &'static str, elements: usize) -> Result<Self, MapError> {
+        let bytes = elements
+            .checked_mul(size_of::<f32>())
+            .ok_or_else(|| MapError::new(what, usize::MAX, Errno::NOMEM))?;
+        Ok(Slab { mapping: Mapping::private(what, bytes)?, elements })
+    }
+
+    /// The memory.
+    pub fn as_slice(&self) -> &[f32] {
+        // SAFETY: the mapping holds `elements` f32 (checked in `zeroed`), page-aligned, initialised
+        // by the kernel; `&self` excludes writers.
+        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast::<f32>(), self.elements) }
+    }
+
+    /// The memory, to write.
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        // SAFETY: as in `as_slice`; `&mut self` excludes everybody else.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().cast::<f32>(), self.elements) }
+    }
+}

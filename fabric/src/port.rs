@@ -1,0 +1,136 @@
+//! The port: what one thread polls, and the contract that every transport keeps.
+//!
+//! Owned by exactly one thread at a time. Each bullet of the contract on [`Port`] is a test of the
+//! same name in `conformance`, run over every transport.
+
+use std::fmt;
+use std::task::Waker;
+use std::time::Duration;
+
+use crate::ids::{Imm, LinkId, Span};
+
+/// A port holds links and sees what arrives over all of them.
+///
+/// ```text
+///   my window           link            peer's window
+///   [....####....]  --post(span,imm)-->  [....####....]   then the peer's poll shows imm
+/// ```
+///
+/// The contract:
+///
+/// - `bytes_before_immediate`: when [`poll`](Port::poll) shows an immediate, the bytes of its span
+///   are in the local window.
+/// - `each_post_arrives_once`: every accepted post arrives exactly once, as long as the link lives.
+/// - `full_is_not_an_error`: a link holds at least its capacity of posts that the peer has not yet
+///   polled; beyond that `post` answers [`Posted::Full`], nothing is lost, and the same post is
+///   accepted after the peer polled.
+/// - `links_do_not_mix`: an arrival names the link it came over.
+/// - `flush_makes_visible`: a post may be held back until [`flush`](Port::flush), never longer.
+/// - `wait_returns_on_arrival`: [`wait`](Port::wait) never sleeps past an arrival that it waits for,
+///   and may return early for no reason.
+/// - `wait_times_out`: `wait` returns after its time-out when nothing happens.
+/// - `waker_ends_wait`: waking the [`waker`](Port::waker) ends the current `wait`, or the next one.
+/// - `closed_after_arrivals`: when the peer detaches or dies, everything it posted before is still
+///   shown, then [`closed`](Port::closed) names the link once, and `wait` does not sleep past it.
+/// - `detached_is_silent`: after [`detach`](Port::detach) nothing more is shown of a link, and its
+///   number may be given to the next one.
+/// - `post_on_closed_link`: `post` on a link that is not open answers [`Posted::Closed`].
+pub trait Port: Send {
+    /// A connected link that no port polls yet.
+    type Endpoint: Send;
+
+    /// Takes a connected link in; the port shows its arrivals from now on.
+    fn attach(&mut self, endpoint: Self::Endpoint) -> LinkId;
+
+    /// Closes a link and forgets it. The peer sees it closed.
+    fn detach(&mut self, link: LinkId);
+
+    /// Makes the bytes of `span` in my window appear in the peer's, then shows the peer `imm`.
+    /// The bytes must stay as they are until the layer above knows that the peer has seen them.
+    fn post(&mut self, link: LinkId, span: Span, imm: Imm) -> Posted;
+
+    /// Hands over whatever `post` held back.
+    fn flush(&mut self);
+
+    /// Writes what arrived to the front of `into`, fairly over the links; returns how many.
+    fn poll(&mut self, into: &mut [Arrival]) -> usize;
+
+    /// Names a link that closed since the last call. The link stays attached, silent, until
+    /// [`detach`](Port::detach).
+    fn closed(&mut self) -> Option<Closed>;
+
+    /// Sleeps until `until` may be true, a link closed, the waker woke, or `timeout` passed.
+    fn wait(&mut self, until: Until, timeout: Duration);
+
+    /// A handle with which any thread ends [`wait`](Port::wait).
+    fn waker(&self) -> Waker;
+}
+
+/// What became of a post.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Posted {
+    /// On its way.
+    Accepted,
+    /// No room: try again after the peer polled. Backpressure, not an error.
+    Full,
+    /// The link is closed or unknown.
+    Closed,
+}
+
+/// What a sleeper waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// Anything unread on any link.
+    Any,
+    /// `count` unread arrivals on one link; a transport that cannot count may wake earlier. It is
+    /// what interrupt moderation is to a NIC: a worker that needs 1600 chunks is woken once.
+    Arrivals {
+        /// The link.
+        link: LinkId,
+        /// How many unread arrivals end the wait; at most the link's capacity.
+        count: u32,
+    },
+}
+
+/// An immediate that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The link it came over.
+    pub link: LinkId,
+    /// What the peer posted.
+    pub imm: Imm,
+}
+
+impl Default for Arrival {
+    fn default() -> Self {
+        Arrival { link: LinkId(0), imm: Imm(0) }
+    }
+}
+
+/// A link that closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// Which one.
+    pub link: LinkId,
+    /// Why.
+    pub reason: CloseReason,
+}
+
+/// Why a link closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CloseReason {
+    /// The peer detached, exited or was killed.
+    PeerGone,
+    /// The peer's side of the link holds values that no correct peer writes.
+    Corrupt(String),
+}
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CloseReason::PeerGone => write!(f, "the peer closed the link, exited or was killed"),
+            CloseReason::Corrupt(what) => write!(f, "the peer corrupted the link: {what}"),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! A ring of 32-bit immediates between one producer and one consumer, usually in two processes.
+//!
+//! ```text
+//!   head                    tail            wake_at
+//!     |  taken by consumer    |  published      |  the position whose publication the
+//!     v                       v  by producer    v  sleeping consumer wants to be told of
+//!   ..[ unread .............. ][ free .......... ]..     positions are free-running u32
+//! ```
+//!
+//! Safe code over atomics: where the cells live (a memfd, the heap, loom) is the caller's business
+//! through [`Cells`]. The consumer distrusts the producer's tail, the producer the consumer's head:
+//! a value that no correct peer writes is [`Corrupt`], never an index out of bounds.
+
+use std::fmt;
+
+use crate::sync::{AtomicU32, Ordering};
+
+/// The shared words of one ring.
+pub trait Cells {
+    /// Position after the last published item; the producer writes it.
+    fn tail(&self) -> &AtomicU32;
+    /// Position after the last taken item; the consumer writes it.
+    fn head(&self) -> &AtomicU32;
+    /// The consumer, asleep, wants to be woken once the tail has reached this; the consumer writes it.
+    fn wake_at(&self) -> &AtomicU32;
+    /// The items; their number is a power of two, at most [`MAX_CAPACITY`].
+    fn slots(&self) -> &[AtomicU32];
+}
+
+/// The largest ring: half the range of a position would do, this is 16 Mi posts in flight.
+pub const MAX_CAPACITY: u32 = 1 << 24;
+
+/// The peer's position cannot be true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Corrupt {
+    /// The position that this end wrote.
+    pub ours: u32,
+    /// The position that the peer wrote.
+    pub theirs: u32,
+    /// Number of slots.
+    pub capacity: u32,
+}
+
+impl fmt::Display for Corrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Corrupt { ours, theirs, capacity } = self;
+        write!(f, "ring of {capacity} slots: the peer's position is {theirs}, ours is {ours}")
+    }
+}
+
+/// The sending end.
+pub struct Producer<C> {
+    cells: C,
+    mask: u32,
+    tail: u32,
+    head_seen: u32,
+}
+
+impl<C: Cells> Producer<C> {
+    /// Takes the sending end of a fresh ring.
+    pub fn new(cells: C) -> Self {
+        let mask = capacity(&cells) - 1;
+        Producer { cells, mask, tail: 0, head_seen: 0 }
+    }
+
+    /// Publishes `item`; `Ok(false)` when the ring is full.
+    pub fn push(&mut self, item: u32) -> Result<bool, Corrupt> {
+        if self.tail.wrapping_sub(self.head_seen) > self.mask {
+            // [ring-release]: pairs with the consumer's store of head; the slot may be written again.
+            self.head_seen = self.cells.head().load(Ordering::Acquire);
+            let used = self.tail.wrapping_sub(self.head_seen);
+            if used > self.mask + 1 {
+                return Err(Corrupt { ours: self.tail, theirs: self.head_seen, capacity: self.mask + 1 });
+            }
+            if used == self.mask + 1 {
+                return Ok(false);
+            }
+        }
+        self.cells.slots()[(self.tail & self.mask) as usize].store(item, Ordering::Relaxed);
+        self.tail = self.tail.wrapping_add(1);
+        // [ring-publish]: the slot, and the window bytes behind it, before the tail.
+        self.cells.tail().store(self.tail, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Whether the consumer, should it sleep, wants to hear of what was published so far. Only
+    /// meaningful after a sequentially consistent fence that follows the push (see `bell`).
+    pub fn due(&self) -> bool {
+        let wake_at = self.cells.wake_at().load(Ordering::Relaxed);
+        reached(self.tail, wake_at)
+    }
+}
+
+/// The receiving end.
+pub struct Consumer<C> {
+    cells: C,
+    mask: u32,
+    head: u32,
+    tail_seen: u32,
+}
+
+impl<C: Cells> Consumer<C> {
+    /// Takes the receiving end of a fresh ring.
+    pub fn new(cells: C) -> Self {
+        let mask = capacity(&cells) - 1;
+        Consumer { cells, mask, head: 0, tail_seen: 0 }
+    }
+
+    /// Takes up to `limit` items in order; returns how many.
+    pub fn take(&mut self, limit: usize, mut item: impl FnMut(u32)) -> Result<usize, Corrupt> {
+        let unread = self.unread_at_least(limit)? as usize;
+        let count = unread.min(limit);
+        if count == 0 {
+            return Ok(0);
+        }
+        for _ in 0..count {
+            item(self.cells.slots()[(self.head & self.mask) as usize].load(Ordering::Relaxed));
+            self.head = self.head.wrapping_add(1);
+        }
+        // [ring-release]: the slots are read before the producer may write them again.
+        self.cells.head().store(self.head, Ordering::Release);
+        Ok(count)
+    }
+
+    /// How many items are published and not taken.
+    pub fn unread(&mut self) -> Result<u32, Corrupt> {
+        self.unread_at_least(usize::MAX)
+    }
+
+    /// Says which number of unread items is worth waking this consumer for.
+    pub fn wake_when(&self, unread: u32) {
+        self.cells.wake_at().store(self.head.wrapping_add(unread), Ordering::Relaxed);
+    }
+
+    /// Looks at the shared tail only when the last look does not already show `wanted` items.
+    fn unread_at_least(&mut self, wanted: usize) -> Result<u32, Corrupt> {
+        let known = self.tail_seen.wrapping_sub(self.head);
+        if known as usize >= wanted {
+            return Ok(known);
+        }
+        // [ring-publish]: pairs with the producer's store of tail.
+        let tail = self.cells.tail().load(Ordering::Acquire);
+        let unread = tail.wrapping_sub(self.head);
+        if unread > self.mask + 1 {
+            return Err(Corrupt { ours: self.head, theirs: tail, capacity: self.mask + 1 });
+        }
+        self.tail_seen = tail;
+        Ok(unread)
+    }
+}
+
+fn capacity(cells: &impl Cells) -> u32 {
+    let slots = cells.slots().len();
+    assert!(
+        slots.is_power_of_two() && slots <= MAX_CAPACITY as usize,
+        "a ring has a power of two of slots, at most {MAX_CAPACITY}; this one has {slots}"
+    );
+    slots as u32
+}
+
+/// Whether free-running `position` is at or after `mark`.
+fn reached(position: u32, mark: u32) -> bool {
+    position.wrapping_sub(mark) < 1 << 31
+}
+
+/// Cells on the heap, for one process: tests, loom, and rings between threads.
+pub struct HeapCells {
+    tail: AtomicU32,
+    head: AtomicU32,
+    wake_at: AtomicU32,
+    slots: Box<[AtomicU32]>,
+}
+
+impl HeapCells {
+    /// Cells for `capacity` items, a power of two.
+    pub fn new(capacity: u32) -> Self {
+        HeapCells {
+            tail: AtomicU32::new(0),
+            head: AtomicU32::new(0),
+            wake_at: AtomicU32::new(0),
+            slots: (0..capacity).map(|_| AtomicU32::new(0)).collect(),
+        }
+    }
+}
+
+impl Cells for std::sync::Arc<HeapCells> {
+    fn tail(&self) -> &AtomicU32 {
+        &self.tail
+    }
+    fn head(&self) -> &AtomicU32 {
+        &self.head
+    }
+    fn wake_at(&self) -> &AtomicU32 {
+        &self.wake_at
+    }
+    fn slots(&self) -> &[AtomicU32] {
+        &self.slots
+    }
+}

@@ -1,0 +1,163 @@
+//! Rings and bells in memfds that two processes write.
+//!
+//! On the `unsafe` list. Only atomics live here; a hostile peer can put any value into any of them
+//! at any time, which atomics allow, and `ring` checks what it reads.
+//!
+//! ```text
+//!   bells:  [asleep ....128][asleep ....128]...          one per port
+//!   rings:  link 0: up [tail ..128][head ..128][wake_at ..128][slots ...]  down [...]
+//!           link 1: ...
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+
+use crate::memory::{MapError, Mapping};
+use crate::ring::{Cells, MAX_CAPACITY};
+use crate::sync::AtomicU32;
+
+/// Words that different ends write lie this far apart: two cache lines, because adjacent lines are
+/// fetched in pairs.
+const APART: usize = 128;
+
+/// A sealed memfd of atomics, mapped writable at both ends.
+#[derive(Debug)]
+pub(super) struct Words {
+    mapping: Mapping,
+    fd: OwnedFd,
+}
+
+impl Words {
+    /// Fresh words, all zero.
+    pub fn new(what: &'static str, bytes: usize) -> Result<Arc<Self>, MapError> {
+        let fail = |errno| MapError::new(what, bytes, errno);
+        let fd = memfd_create("phub-words", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(fail)?;
+        ftruncate(&fd, bytes as u64).map_err(fail)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(fail)?;
+        let mapping = Mapping::shared(what, fd.as_fd(), bytes, true)?;
+        Ok(Arc::new(Words { mapping, fd }))
+    }
+
+    /// The peer's words; its size and seal are checked.
+    pub fn open(what: &'static str, fd: OwnedFd, bytes: usize) -> Result<Arc<Self>, String> {
+        let seals = fcntl_get_seals(&fd).map_err(|errno| format!("{what}: reading seals: {errno}"))?;
+        let seen = fstat(&fd).map_err(|errno| format!("{what}: fstat: {errno}"))?.st_size;
+        if !seals.contains(SealFlags::SHRINK) || seen != bytes as i64 {
+            return Err(format!(
+                "{what}: expected a memfd of {bytes} bytes sealed against shrinking, got {seen} bytes with seals {:#x}",
+                seals.bits()
+            ));
+        }
+        let mapping = Mapping::shared(what, fd.as_fd(), bytes, true).map_err(|error| error.to_string())?;
+        Ok(Arc::new(Words { mapping, fd }))
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The word at a byte offset.
+    fn word(&self, offset: usize) -> *const AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.mapping.bytes(), "word at {offset}");
+        self.mapping.as_ptr().wrapping_add(offset).cast::<AtomicU32>().cast_const()
+    }
+}
+
+/// One port's bell.
+#[derive(Clone, Debug)]
+pub(super) struct Bell {
+    _words: Arc<Words>,
+    asleep: *const AtomicU32,
+}
+
+// SAFETY: `asleep` points to an atomic inside `_words`, which this value keeps mapped.
+unsafe impl Send for Bell {}
+// SAFETY: as above.
+unsafe impl Sync for Bell {}
+
+impl Bell {
+    pub fn bytes(ports: usize) -> usize {
+        ports * APART
+    }
+
+    /// The bell of port `index`; panics when the words hold fewer.
+    pub fn new(words: &Arc<Words>, index: usize) -> Self {
+        Bell { _words: Arc::clone(words), asleep: words.word(index * APART) }
+    }
+
+    pub fn asleep(&self) -> &AtomicU32 {
+        // SAFETY: in bounds and aligned by `Words::word`, mapped as long as `self._words`, and an
+        // atomic may be written by anybody at any time.
+        unsafe { &*self.asleep }
+    }
+}
+
+/// One ring of a link.
+#[derive(Debug)]
+pub(super) struct MappedCells {
+    _words: Arc<Words>,
+    tail: *const AtomicU32,
+    head: *const AtomicU32,
+    wake_at: *const AtomicU32,
+    slots: *const AtomicU32,
+    capacity: usize,
+}
+
+// SAFETY: the pointers lead to atomics inside `_words`, which this value keeps mapped.
+unsafe impl Send for MappedCells {}
+
+/// Slots of a ring that holds at least `posts`.
+fn slots(posts: u32) -> usize {
+    posts.clamp(1, MAX_CAPACITY).next_power_of_two() as usize
+}
+
+fn ring_bytes(posts: u32) -> usize {
+    3 * APART + (slots(posts) * 4).next_multiple_of(APART)
+}
+
+/// Size of the words that hold the ring pairs of links with these capacities.
+pub(super) fn rings_bytes(capacities: &[u32]) -> usize {
+    capacities.iter().map(|&posts| 2 * ring_bytes(posts)).sum()
+}
+
+/// The (up, down) rings of each link. Panics when the words are smaller than [`rings_bytes`].
+pub(super) fn rings(words: &Arc<Words>, capacities: &[u32]) -> Vec<(MappedCells, MappedCells)> {
+    let mut offset = 0;
+    let mut next = |posts| {
+        let capacity = slots(posts);
+        let first = offset + 3 * APART;
+        words.word(first + (capacity - 1) * 4); // the bounds of all slots
+        let cells = MappedCells {
+            _words: Arc::clone(words),
+            tail: words.word(offset),
+            head: words.word(offset + APART),
+            wake_at: words.word(offset + 2 * APART),
+            slots: words.word(first),
+            capacity,
+        };
+        offset += ring_bytes(posts);
+        cells
+    };
+    capacities.iter().map(|&posts| (next(posts), next(posts))).collect()
+}
+
+impl Cells for MappedCells {
+    fn tail(&self) -> &AtomicU32 {
+        // SAFETY: made by `rings` from `Words::word`: in bounds, aligned, mapped with `_words`.
+        unsafe { &*self.tail }
+    }
+    fn head(&self) -> &AtomicU32 {
+        // SAFETY: as for `tail`.
+        unsafe { &*self.head }
+    }
+    fn wake_at(&self) -> &AtomicU32 {
+        // SAFETY: as for `tail`.
+        unsafe { &*self.wake_at }
+    }
+    fn slots(&self) -> &[AtomicU32] {
+        // SAFETY: as for `tail`; `rings` checked that the last of `capacity` slots is in bounds.
+        unsafe { std::slice::from_raw_parts(self.slots, self.capacity) }
+    }
+}

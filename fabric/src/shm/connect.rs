@@ -1,0 +1,282 @@
+//! Listening, connecting, and the handshake that passes windows, bells and rings.
+//!
+//! ```text
+//!   worker                          hub
+//!   connect ----------------------> accept        same user only
+//!   Hello{token} + windows -------> Hello         the layer above looks the token up
+//!           <--- Welcome + windows, bells, rings  or Refused{why}
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect as connect_socket,
+    listen, shutdown, socket_with, sockopt,
+};
+
+use super::cells::{Bell, Words, rings, rings_bytes};
+use super::connection::Connection;
+use super::group::Group;
+use super::message::{HelloMessage, ReplyMessage, receive, send};
+use super::port::Endpoint;
+use crate::window::{RecvWindow, SendWindow, WindowError};
+
+/// Connections that wait to be accepted; each is a worker's, and workers are at most 1024.
+const BACKLOG: i32 = 1024;
+/// Ports that a peer may claim to have: more cores than any machine has.
+const MAX_PORTS: u32 = 4096;
+
+/// A handshake failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The socket failed.
+    #[error("{doing} at shared-memory address {address:?}: {error}; is the hub alive, on this machine and in this network namespace?")]
+    Socket {
+        /// What was tried.
+        doing: &'static str,
+        /// Where.
+        address: String,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// The other end said no.
+    #[error("the hub refused the shared-memory connection: {0}")]
+    Refused(String),
+    /// The other end talks nonsense.
+    #[error("the shared-memory handshake failed: {0}")]
+    Nonsense(String),
+    /// A window could not be opened.
+    #[error(transparent)]
+    Window(#[from] WindowError),
+}
+
+/// What a handshake yields: a view of the peer's window, and the links, one per pair of ports.
+#[derive(Debug)]
+pub struct Joined {
+    /// The window that the peer writes.
+    pub recv: RecvWindow,
+    /// The links in the order of the hub's ports.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// The hub's socket: an abstract name, which the kernel forgets with the last holder.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    address: String,
+}
+
+impl Listener {
+    /// Listens under `address`, any string that no other process of this network namespace uses.
+    pub fn bind(address: &str) -> Result<Self, ConnectError> {
+        let fail = |error: rustix::io::Errno| socket_error("listening", address, error);
+        let socket = new_socket().map_err(fail)?;
+        let name = SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(fail)?;
+        bind(&socket, &name).map_err(fail)?;
+        listen(&socket, BACKLOG).map_err(fail)?;
+        Ok(Listener { socket, address: address.to_owned() })
+    }
+
+    /// The address to connect to.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Waits for the next connection; `Ok(None)` once [`stop`](Self::stop) was called.
+    pub fn accept(&self) -> Result<Option<Accepted>, ConnectError> {
+        match accept_with(&self.socket, SocketFlags::CLOEXEC) {
+            Ok(socket) => Ok(Some(Accepted { socket })),
+            Err(rustix::io::Errno::INVAL) => Ok(None),
+            Err(errno) => Err(socket_error("accepting", &self.address, errno)),
+        }
+    }
+
+    /// Ends `accept` in whatever thread it waits.
+    pub fn stop(&self) {
+        let _ = shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
+/// A connection whose handshake has not begun.
+#[derive(Debug)]
+pub struct Accepted {
+    socket: OwnedFd,
+}
+
+impl Accepted {
+    /// Reads the peer's hello, within `timeout`. Only processes of this user (or root) get in.
+    pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
+        let nonsense = |error: io::Error| ConnectError::Nonsense(error.to_string());
+        let peer = sockopt::socket_peercred(&self.socket).map_err(|errno| nonsense(errno.into()))?;
+        let ours = rustix::process::geteuid();
+        if peer.uid != ours && !peer.uid.is_root() {
+            let why = format!("user {} may not join a hub of user {}", peer.uid.as_raw(), ours.as_raw());
+            let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(why.clone()).encode(), &[]);
+            return Err(ConnectError::Nonsense(why));
+        }
+        let (bytes, fds) = receive(self.socket.as_fd(), timeout).map_err(nonsense)?;
+        let decoded = HelloMessage::decode(&bytes).and_then(|message| {
+            let fds: [OwnedFd; 2] =
+                fds.try_into().map_err(|fds: Vec<_>| format!("expected 2 descriptors, got {}", fds.len()))?;
+            if message.ports == 0 || message.ports > MAX_PORTS {
+                return Err(format!("{} ports are not between 1 and {MAX_PORTS}", message.ports));
+            }
+            Ok((message, fds))
+        });
+        match decoded {
+            Ok((message, [window, bells])) => Ok(Hello { socket: self.socket, message, window, bells }),
+            Err(why) => {
+                let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(why.clone()).encode(), &[]);
+                Err(ConnectError::Nonsense(why))
+            }
+        }
+    }
+}
+
+/// A peer that wants in.
+#[derive(Debug)]
+pub struct Hello {
+    socket: OwnedFd,
+    message: HelloMessage,
+    window: OwnedFd,
+    bells: OwnedFd,
+}
+
+impl Hello {
+    /// The token that says who it is.
+    pub fn token(&self) -> [u8; 16] {
+        self.message.token
+    }
+
+    /// Says no, and why.
+    pub fn refuse(self, why: &str) {
+        let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(why.to_owned()).encode(), &[]);
+    }
+
+    /// Lets the peer in: `ours` goes to it read-only, its window of at least `recv_bytes` comes
+    /// here, and link `i` joins port `i` of `group` with room for `capacities[i]` posts each way.
+    pub fn welcome(
+        self,
+        group: &Arc<Group>,
+        ours: &SendWindow,
+        recv_bytes: usize,
+        capacities: &[u32],
+    ) -> Result<Joined, ConnectError> {
+        assert_eq!(capacities.len(), group.ports.len(), "one capacity a port");
+        let Hello { socket, message, window, bells } = self;
+        let opened = open(group, &socket, &message, window, bells, recv_bytes, capacities);
+        let (joined, words) = opened.inspect_err(|error| {
+            let _ = send(socket.as_fd(), &ReplyMessage::Refused(error.to_string()).encode(), &[]);
+        })?;
+        let reply =
+            ReplyMessage::Welcome { send_bytes: ours.bytes() as u64, ports: group.ports.len() as u32 };
+        send(socket.as_fd(), &reply.encode(), &[ours.fd(), group.bells.fd(), words.fd()])
+            .map_err(|error| ConnectError::Nonsense(format!("sending the welcome: {error}")))?;
+        Ok(joined)
+    }
+}
+
+/// The hub's half of a connection, from what the hello brought; and the words of its rings.
+fn open(
+    group: &Arc<Group>,
+    socket: &OwnedFd,
+    message: &HelloMessage,
+    window: OwnedFd,
+    bells: OwnedFd,
+    recv_bytes: usize,
+    capacities: &[u32],
+) -> Result<(Joined, Arc<Words>), ConnectError> {
+    if message.send_bytes < recv_bytes as u64 {
+        return Err(WindowError::TooSmall { expected: recv_bytes, seen: message.send_bytes }.into());
+    }
+    let recv = RecvWindow::open(window.as_fd(), recv_bytes)?;
+    let bells = Words::open("the worker's bells", bells, Bell::bytes(message.ports as usize))
+        .map_err(ConnectError::Nonsense)?;
+    let words = Words::new("rings", rings_bytes(capacities)).map_err(WindowError::Map)?;
+    let peer_bell = Bell::new(&bells, 0);
+    let connection = watched(group, socket, &group.ports)?;
+    let endpoints = rings(&words, capacities)
+        .into_iter()
+        .map(|(up, down)| Endpoint::new(Arc::clone(&connection), down, up, peer_bell.clone()))
+        .collect();
+    Ok((Joined { recv, endpoints }, words))
+}
+
+/// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and all links go to the one port
+/// of `group`; link `i` leads to the hub's port `i` and has room for `capacities[i]` posts.
+pub fn connect(
+    address: &str,
+    token: [u8; 16],
+    group: &Arc<Group>,
+    ours: &SendWindow,
+    recv_bytes: usize,
+    capacities: &[u32],
+    timeout: Duration,
+) -> Result<Joined, ConnectError> {
+    let fail = |doing| move |error: rustix::io::Errno| socket_error(doing, address, error);
+    let socket = new_socket().map_err(fail("opening a socket"))?;
+    let name = SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(fail("naming the hub"))?;
+    connect_socket(&socket, &name).map_err(fail("connecting"))?;
+    let hello =
+        HelloMessage { token, send_bytes: ours.bytes() as u64, ports: group.ports.len() as u32 };
+    send(socket.as_fd(), &hello.encode(), &[ours.fd(), group.bells.fd()])
+        .map_err(|error| ConnectError::Socket { doing: "sending the hello", address: address.into(), error })?;
+    let (bytes, fds) = receive(socket.as_fd(), timeout).map_err(|error| ConnectError::Socket {
+        doing: "waiting for the welcome",
+        address: address.into(),
+        error,
+    })?;
+    match ReplyMessage::decode(&bytes).map_err(ConnectError::Nonsense)? {
+        ReplyMessage::Refused(why) => return Err(ConnectError::Refused(why)),
+        ReplyMessage::Welcome { ports, .. } if ports as usize != capacities.len() => {
+            return Err(ConnectError::Nonsense(format!(
+                "the hub has {ports} ports, the plan says {}",
+                capacities.len()
+            )));
+        }
+        ReplyMessage::Welcome { .. } => {}
+    }
+    let [window, bells, words]: [OwnedFd; 3] = fds
+        .try_into()
+        .map_err(|fds: Vec<_>| ConnectError::Nonsense(format!("expected 3 descriptors, got {}", fds.len())))?;
+    let recv = RecvWindow::open(window.as_fd(), recv_bytes)?;
+    let bells = Words::open("the hub's bells", bells, Bell::bytes(capacities.len()))
+        .map_err(ConnectError::Nonsense)?;
+    let words = Words::open("rings", words, rings_bytes(capacities)).map_err(ConnectError::Nonsense)?;
+    let connection = watched(group, &socket, &group.ports)?;
+    let endpoints = rings(&words, capacities)
+        .into_iter()
+        .enumerate()
+        .map(|(i, (up, down))| Endpoint::new(Arc::clone(&connection), up, down, Bell::new(&bells, i)))
+        .collect();
+    Ok(Joined { recv, endpoints })
+}
+
+fn watched(
+    group: &Arc<Group>,
+    socket: &OwnedFd,
+    ports: &[Arc<super::group::PortState>],
+) -> Result<Arc<Connection>, ConnectError> {
+    let nonsense = |error: io::Error| ConnectError::Nonsense(format!("watching the socket: {error}"));
+    let register = Arc::clone(group.watch.register());
+    let connection = Arc::new(Connection {
+        number: register.number(),
+        socket: socket.try_clone().map_err(nonsense)?,
+        ports: ports.to_vec(),
+        register,
+        dead: false.into(),
+    });
+    group.watch.add(&connection).map_err(nonsense)?;
+    Ok(connection)
+}
+
+fn new_socket() -> Result<OwnedFd, rustix::io::Errno> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+fn socket_error(doing: &'static str, address: &str, errno: rustix::io::Errno) -> ConnectError {
+    ConnectError::Socket { doing, address: address.to_owned(), error: errno.into() }
+}

@@ -1,0 +1,67 @@
+//! A group: the ports of one process or one hub, their bells, and the watch over their connections.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::task::Wake;
+
+use super::cells::{Bell, Words};
+use super::port::Port;
+use super::watch::Watch;
+use crate::bell;
+
+/// What a port shares with the other threads of its process.
+#[derive(Debug)]
+pub(super) struct PortState {
+    pub bell: Bell,
+    /// Somebody woke the port's waker since it last slept.
+    pub woken: AtomicBool,
+    /// Counts connections of this port that ended.
+    pub deaths: AtomicU32,
+}
+
+impl PortState {
+    /// Wakes the port if it sleeps; the caller has stored its reason before.
+    pub fn ring(&self) {
+        fence(Ordering::SeqCst); // [bell]
+        if bell::claim_wake(self.bell.asleep()) {
+            bell::wake(self.bell.asleep());
+        }
+    }
+}
+
+impl Wake for PortState {
+    fn wake(self: Arc<Self>) {
+        self.woken.store(true, Ordering::Release); // [woken]
+        self.ring();
+    }
+}
+
+/// The ports of one end, as the handshake sees them. A connection has one link for each pair of
+/// ports of both ends.
+#[derive(Debug)]
+pub struct Group {
+    pub(super) bells: Arc<Words>,
+    pub(super) ports: Vec<Arc<PortState>>,
+    pub(super) watch: Watch,
+}
+
+/// Makes `ports` ports that connect together: one a core at the hub, one at a worker.
+///
+/// # Errors
+/// When memory, file descriptors or threads run out.
+pub fn group(ports: usize) -> std::io::Result<(Arc<Group>, Vec<Port>)> {
+    assert!(ports > 0, "a group has at least one port");
+    let bells = Words::new("bells", Bell::bytes(ports)).map_err(std::io::Error::other)?;
+    let states: Vec<_> = (0..ports)
+        .map(|index| {
+            Arc::new(PortState {
+                bell: Bell::new(&bells, index),
+                woken: AtomicBool::new(false),
+                deaths: AtomicU32::new(0),
+            })
+        })
+        .collect();
+    let group = Arc::new(Group { bells, ports: states, watch: Watch::start()? });
+    let ports = group.ports.iter().map(|state| Port::new(Arc::clone(&group), Arc::clone(state))).collect();
+    Ok((group, ports))
+}

@@ -1,0 +1,172 @@
+//! The handshake's messages: fixed little-endian headers, with file descriptors beside them.
+//!
+//! Whatever comes in here comes from outside: each field is checked before it is used, and every
+//! wait has a time-out. See `docs/protocol.md`.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg, sockopt,
+};
+
+/// First bytes of every message; the digit is the version of this handshake.
+const MAGIC: [u8; 8] = *b"phubshm1";
+/// The most descriptors that a message carries.
+const MAX_FDS: usize = 3;
+/// The longest message: a refusal with its text.
+const MAX_BYTES: usize = 1024;
+
+/// Worker to hub, with [gradient window, bells].
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct HelloMessage {
+    pub token: [u8; 16],
+    pub send_bytes: u64,
+    pub ports: u32,
+}
+
+/// Hub to worker: come in, with [weights window, bells, rings]; or not, and why.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ReplyMessage {
+    Welcome { send_bytes: u64, ports: u32 },
+    Refused(String),
+}
+
+impl HelloMessage {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.token);
+        bytes.extend(self.send_bytes.to_le_bytes());
+        bytes.extend(self.ports.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let mut body = body(bytes)?;
+        let message = HelloMessage {
+            token: take(&mut body)?,
+            send_bytes: u64::from_le_bytes(take(&mut body)?),
+            ports: u32::from_le_bytes(take(&mut body)?),
+        };
+        nothing_left(body)?;
+        Ok(message)
+    }
+}
+
+impl ReplyMessage {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        match self {
+            ReplyMessage::Welcome { send_bytes, ports } => {
+                bytes.push(0);
+                bytes.extend(send_bytes.to_le_bytes());
+                bytes.extend(ports.to_le_bytes());
+            }
+            ReplyMessage::Refused(why) => {
+                bytes.push(1);
+                bytes.extend(why.bytes().take(MAX_BYTES - bytes.len()));
+            }
+        }
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let mut body = body(bytes)?;
+        match take::<1>(&mut body)? {
+            [0] => {
+                let send_bytes = u64::from_le_bytes(take(&mut body)?);
+                let ports = u32::from_le_bytes(take(&mut body)?);
+                nothing_left(body)?;
+                Ok(ReplyMessage::Welcome { send_bytes, ports })
+            }
+            [1] => Ok(ReplyMessage::Refused(String::from_utf8_lossy(body).into_owned())),
+            [kind] => Err(format!("unknown reply kind {kind}")),
+        }
+    }
+}
+
+fn body(bytes: &[u8]) -> Result<&[u8], String> {
+    bytes.strip_prefix(&MAGIC).ok_or_else(|| {
+        let seen = String::from_utf8_lossy(&bytes[..bytes.len().min(MAGIC.len())]).into_owned();
+        format!("expected the handshake {:?}, saw {seen:?}: both ends must be of one version", "phubshm1")
+    })
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], String> {
+    let (head, rest) = bytes.split_first_chunk().ok_or("the handshake message is too short")?;
+    *bytes = rest;
+    Ok(*head)
+}
+
+fn nothing_left(bytes: &[u8]) -> Result<(), String> {
+    if bytes.is_empty() { Ok(()) } else { Err(format!("{} bytes too many in the handshake", bytes.len())) }
+}
+
+/// Sends one message; the socket keeps message boundaries.
+pub(super) fn send(socket: BorrowedFd, bytes: &[u8], fds: &[BorrowedFd]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "at most {MAX_FDS} descriptors");
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives one message and its descriptors, within `timeout`.
+pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
+    let mut bytes = vec![0; MAX_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let fds = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if received.bytes == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the other end hung up during the handshake"));
+    }
+    bytes.truncate(received.bytes);
+    Ok((bytes, fds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let hello = HelloMessage { token: [7; 16], send_bytes: 1 << 40, ports: 1 };
+        assert_eq!(HelloMessage::decode(&hello.encode()), Ok(hello));
+        let welcome = ReplyMessage::Welcome { send_bytes: 12, ports: 16 };
+        assert_eq!(ReplyMessage::decode(&welcome.encode()), Ok(welcome));
+        let refused = ReplyMessage::Refused("no such token".into());
+        assert_eq!(ReplyMessage::decode(&refused.encode()), Ok(refused));
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let error = HelloMessage::decode(b"phubshm9........").unwrap_err();
+        assert!(error.contains("phubshm1") && error.contains("phubshm9"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail(mut bytes in proptest::collection::vec(any::<u8>(), 0..64), ours: bool) {
+            if ours {
+                bytes.splice(0..0, MAGIC);
+            }
+            let _ = HelloMessage::decode(&bytes);
+            let _ = ReplyMessage::decode(&bytes);
+        }
+    }
+}

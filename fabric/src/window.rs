@@ -1,0 +1,329 @@
+//! Windows: the two regions that a link mirrors.
+//!
+//! On the `unsafe` list. Each end owns the window that it sends from and hands out a read-only view
+//! of it; on shared memory the view is the window itself, elsewhere it is memory of the receiving
+//! end that the transport writes. Must not know what the bytes mean.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
+
+use crate::ids::Span;
+use crate::memory::{ALIGN, MapError, Mapping};
+
+/// Seals of a window: its size is final, and nobody but its owner gets a writable mapping.
+const SEALS: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
+/// A window could not be made or opened.
+#[derive(Debug, thiserror::Error)]
+pub enum WindowError {
+    /// Mapping failed.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// A system call on the memfd failed.
+    #[error("{call} on the memfd of a {bytes}-byte window failed: {errno}")]
+    Memfd {
+        /// Which call.
+        call: &'static str,
+        /// Size of the window.
+        bytes: usize,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// The peer's window is smaller than the layout.
+    #[error("the peer's window has {seen} bytes where the layout needs {expected}; both ends must agree on the manifest")]
+    TooSmall {
+        /// Bytes that the layout needs.
+        expected: usize,
+        /// Bytes that the peer gave.
+        seen: u64,
+    },
+    /// The peer's window could still shrink under us.
+    #[error("the peer's window lacks the seal against shrinking (its seals: {seen:#x}); it is not a window of this version")]
+    NotSealed {
+        /// The seals that were found.
+        seen: u32,
+    },
+}
+
+/// Spans of a window that overlap, stick out, or are not aligned.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpanError {
+    /// Past the end of the window.
+    #[error("span {span:?} ends beyond the window of {bytes} bytes")]
+    OutOfBounds {
+        /// The span.
+        span: Span,
+        /// Size of the window.
+        bytes: usize,
+    },
+    /// Not on a boundary of 64 bytes, or not whole f32.
+    #[error("span {span:?} must start on a multiple of 64 bytes and hold whole f32")]
+    Misaligned {
+        /// The span.
+        span: Span,
+    },
+    /// Two owners for one byte.
+    #[error("spans {first:?} and {second:?} overlap")]
+    Overlap {
+        /// The lower span.
+        first: Span,
+        /// The other.
+        second: Span,
+    },
+}
+
+/// The window that this end writes and the peer reads.
+#[derive(Debug)]
+pub struct SendWindow {
+    mapping: Mapping,
+    bytes: usize,
+    fd: OwnedFd,
+}
+
+impl SendWindow {
+    /// A zeroed window of `bytes`, in a sealed memfd: no name in any file system, gone with its
+    /// last holder.
+    pub fn new(bytes: usize) -> Result<Self, WindowError> {
+        let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
+        let fd = memfd_create("phub-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(memfd("memfd_create"))?;
+        ftruncate(&fd, bytes.max(1) as u64).map_err(memfd("ftruncate"))?;
+        let mapping = Mapping::shared("a window", fd.as_fd(), bytes, true)?;
+        fcntl_add_seals(&fd, SEALS).map_err(memfd("adding seals"))?;
+        Ok(SendWindow { mapping, bytes, fd })
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The memfd, to be passed to a peer on this machine.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The bytes of a span, for a transport to move. Null never; in bounds by check.
+    pub(crate) fn bytes_of(&self, span: Span) -> Option<*const u8> {
+        (span.end()? <= self.bytes).then(|| self.mapping.as_ptr().wrapping_add(span.offset).cast_const())
+    }
+
+    /// Gives each owner its own spans to write: one list of spans an owner, all disjoint. The one
+    /// check of disjointness is here, so that writing a span needs none. It takes the window: there
+    /// is no second split that could name another owner.
+    pub fn split(self, owners: Vec<Vec<Span>>) -> Result<(Arc<Self>, Vec<Spans>), SpanError> {
+        let mut all: Vec<Span> = owners.iter().flatten().copied().collect();
+        for &span in &all {
+            check(span, self.bytes)?;
+        }
+        all.sort_unstable();
+        let mut highest: Option<Span> = None;
+        for &span in all.iter().filter(|span| span.bytes > 0) {
+            if let Some(first) = highest
+                && span.offset < first.offset + first.bytes
+            {
+                return Err(SpanError::Overlap { first, second: span });
+            }
+            highest = Some(span);
+        }
+        let window = Arc::new(self);
+        let owned = owners.into_iter().map(|spans| Spans { window: Arc::clone(&window), spans }).collect();
+        Ok((window, owned))
+    }
+}
+
+/// One owner's spans of a [`SendWindow`]; nobody else in this process writes them.
+#[derive(Debug)]
+pub struct Spans {
+    window: Arc<SendWindow>,
+    spans: Vec<Span>,
+}
+
+impl Spans {
+    /// Number of spans.
+    pub fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Where the span lies.
+    pub fn span(&self, index: usize) -> Span {
+        self.spans[index]
+    }
+
+    /// The span's elements.
+    pub fn f32(&self, index: usize) -> &[f32] {
+        let (start, elements) = self.elements(index);
+        // SAFETY: `split` checked bounds, alignment and disjointness of the span; `&self` excludes
+        // the one writer, `f32_mut`; the kernel initialised the pages.
+        unsafe { std::slice::from_raw_parts(start, elements) }
+    }
+
+    /// The span's elements, to write. The peer reads them: what keeps both apart in time is the
+    /// protocol above (post after write, no write before the peer's answer).
+    pub fn f32_mut(&mut self, index: usize) -> &mut [f32] {
+        let (start, elements) = self.elements(index);
+        // SAFETY: as in `f32`; `&mut self` makes this the only reference into the span, because
+        // `split` gave the span to this value alone.
+        unsafe { std::slice::from_raw_parts_mut(start, elements) }
+    }
+
+    fn elements(&self, index: usize) -> (*mut f32, usize) {
+        let span = self.spans[index];
+        let start = self.window.mapping.as_ptr().wrapping_add(span.offset);
+        (start.cast::<f32>(), span.bytes / size_of::<f32>())
+    }
+}
+
+/// The window that the peer writes and this end reads.
+#[derive(Debug)]
+pub struct RecvWindow {
+    mapping: Mapping,
+    bytes: usize,
+}
+
+impl RecvWindow {
+    /// A view of a peer's [`SendWindow`] on this machine. The file comes from outside: its size and
+    /// its seal against shrinking (without which a read could raise SIGBUS) are checked here.
+    pub fn open(fd: BorrowedFd, bytes: usize) -> Result<Self, WindowError> {
+        let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
+        let seals = fcntl_get_seals(fd).map_err(memfd("reading seals"))?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(WindowError::NotSealed { seen: seals.bits() });
+        }
+        let seen = fstat(fd).map_err(memfd("fstat"))?.st_size as u64;
+        if seen < bytes as u64 {
+            return Err(WindowError::TooSmall { expected: bytes, seen });
+        }
+        Ok(RecvWindow { mapping: Mapping::shared("a peer's window", fd, bytes, false)?, bytes })
+    }
+
+    /// Memory of this end's own, for transports that bring the bytes over.
+    pub fn local(bytes: usize) -> Result<Self, WindowError> {
+        Ok(RecvWindow { mapping: Mapping::private("a receive window", bytes)?, bytes })
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Address and number of the f32 of a span; bounds and alignment are checked, reading is not.
+    pub fn f32_ptr(&self, span: Span) -> Result<(*const f32, usize), SpanError> {
+        check(span, self.bytes)?;
+        let start = self.mapping.as_ptr().wrapping_add(span.offset).cast_const();
+        Ok((start.cast::<f32>(), span.bytes / size_of::<f32>()))
+    }
+
+    /// The f32 of a span.
+    ///
+    /// # Safety
+    /// While the slice lives, the peer must not write the span: the caller holds the protocol's
+    /// word for it (it has seen the peer's post for the span, and not yet answered it).
+    pub unsafe fn f32(&self, span: Span) -> Result<&[f32], SpanError> {
+        let (start, elements) = self.f32_ptr(span)?;
+        // SAFETY: bounds and alignment by `f32_ptr`, any bits are an f32, the kernel initialised the
+        // pages, and the caller vouches for the peer.
+        Ok(unsafe { std::slice::from_raw_parts(start, elements) })
+    }
+
+    /// Touches every page of a span for reading, so that it is allocated on the node of the calling
+    /// core if nobody touched it yet.
+    pub fn touch(&self, span: Span) {
+        const PAGE: usize = 4096;
+        let Some(end) = span.end().filter(|&end| end <= self.bytes) else { return };
+        let mut offset = span.offset;
+        while offset < end {
+            // SAFETY: in bounds by the check above; a volatile read of one byte that the peer may
+            // be writing has no meaning here and is not used.
+            unsafe { self.mapping.as_ptr().add(offset).read_volatile() };
+            offset = (offset / PAGE + 1) * PAGE;
+        }
+    }
+
+    /// Copies `source` into the window at `span`, for transports that bring the bytes over.
+    ///
+    /// # Safety
+    /// The window is [`local`](Self::local); `source` is readable for `span.bytes`; and by the
+    /// protocol nobody reads the span until the transport has shown the post's immediate.
+    pub(crate) unsafe fn write(&self, span: Span, source: *const u8) -> Result<(), SpanError> {
+        match span.end() {
+            Some(end) if end <= self.bytes => {}
+            _ => return Err(SpanError::OutOfBounds { span, bytes: self.bytes }),
+        }
+        // SAFETY: in bounds by the check above, writable because the window is local, and the rest
+        // is the caller's word.
+        unsafe { std::ptr::copy_nonoverlapping(source, self.mapping.as_ptr().add(span.offset), span.bytes) };
+        Ok(())
+    }
+}
+
+fn check(span: Span, bytes: usize) -> Result<(), SpanError> {
+    if span.end().is_none_or(|end| end > bytes) {
+        return Err(SpanError::OutOfBounds { span, bytes });
+    }
+    if !span.offset.is_multiple_of(ALIGN) || !span.bytes.is_multiple_of(size_of::<f32>()) {
+        return Err(SpanError::Misaligned { span });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(offset: usize, bytes: usize) -> Span {
+        Span { offset, bytes }
+    }
+
+    #[test]
+    fn a_view_shows_what_the_owner_writes() {
+        let window = SendWindow::new(4096).unwrap();
+        let view = RecvWindow::open(window.fd(), 4096).unwrap();
+        let (_window, mut owned) = window.split(vec![vec![span(64, 128)]]).unwrap();
+        owned[0].f32_mut(0).fill(3.0);
+        // SAFETY: one thread, no writer while the slice lives.
+        assert_eq!(unsafe { view.f32(span(64, 128)) }.unwrap(), [3.0; 32]);
+    }
+
+    #[test]
+    fn nobody_but_the_owner_gets_a_writable_mapping() {
+        let window = SendWindow::new(4096).unwrap();
+        let error = Mapping::shared("a test", window.fd(), 4096, true).unwrap_err();
+        assert_eq!(error.errno, Errno::PERM);
+        assert!(ftruncate(window.fd(), 1).is_err(), "sealed against shrinking");
+    }
+
+    #[test]
+    fn a_window_that_is_too_small_or_can_shrink_is_refused() {
+        let window = SendWindow::new(4096).unwrap();
+        assert!(matches!(
+            RecvWindow::open(window.fd(), 8192),
+            Err(WindowError::TooSmall { expected: 8192, seen: 4096 })
+        ));
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, 8192).unwrap();
+        assert!(matches!(RecvWindow::open(fd.as_fd(), 8192), Err(WindowError::NotSealed { .. })));
+    }
+
+    #[test]
+    fn split_refuses_overlap_misalignment_and_what_sticks_out() {
+        let split = |spans| SendWindow::new(4096).unwrap().split(spans).map(|_| ()).unwrap_err();
+        assert!(matches!(
+            split(vec![vec![span(0, 128)], vec![span(64, 64)]]),
+            SpanError::Overlap { .. }
+        ));
+        assert!(matches!(split(vec![vec![span(4, 64)]]), SpanError::Misaligned { .. }));
+        assert!(matches!(split(vec![vec![span(0, 6)]]), SpanError::Misaligned { .. }));
+        assert!(matches!(split(vec![vec![span(4032, 128)]]), SpanError::OutOfBounds { .. }));
+        assert!(matches!(split(vec![vec![span(64, usize::MAX - 3)]]), SpanError::OutOfBounds { .. }));
+    }
+}

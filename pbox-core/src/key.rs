@@ -1,0 +1,76 @@
+//! Keys: what a worker and the hub call a tensor.
+//!
+//! Plain data, owned by whoever builds a job. Knows nothing of chunks, windows or rounds.
+
+use serde::{Deserialize, Serialize};
+
+/// The place of a key in its job's manifest: keys are numbered in the order of the forward pass,
+/// so that a lower id is needed earlier (P3, section 3: the first layer has the highest priority).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct KeyId(pub u32);
+
+impl KeyId {
+    /// The id as an index into per-key tables.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Element type of a key, on the wire and in the windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// IEEE 754 single precision, little endian.
+    F32,
+}
+
+impl Dtype {
+    /// Size of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+        }
+    }
+}
+
+/// One tensor of the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Key {
+    /// Name, unique in its job, e.g. `layer1.0.conv1.weight`.
+    pub name: String,
+    /// Extent of each dimension; empty for a scalar.
+    pub shape: Vec<u64>,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Multiplies the job's learning rate for this key.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub lr_mult: f32,
+    /// Multiplies the job's weight decay for this key.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub wd_mult: f32,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+fn is_one(value: &f32) -> bool {
+    *value == 1.0
+}
+
+impl Key {
+    /// An f32 key with multipliers of one.
+    pub fn f32(name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
+        Key { name: name.into(), shape: shape.into(), dtype: Dtype::F32, lr_mult: 1.0, wd_mult: 1.0 }
+    }
+
+    /// Number of elements, or `None` when the product of the shape overflows.
+    pub fn elements(&self) -> Option<u64> {
+        self.shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent))
+    }
+
+    /// Size in bytes, or `None` on overflow.
+    pub fn bytes(&self) -> Option<u64> {
+        self.elements()?.checked_mul(self.dtype.bytes() as u64)
+    }
+}

@@ -1,0 +1,48 @@
+//! Collects the keys of a model, layer by layer, as its forward pass meets them.
+//!
+//! Shapes are those of PyTorch and MXNet: a convolution's weight is `[out, in, height, width]`, a
+//! linear layer's `[out, in]`. Must not know any particular network.
+
+use crate::key::Key;
+
+/// Height and width of a convolution's kernel.
+pub(super) type Kernel = (u64, u64);
+
+#[derive(Default)]
+pub(super) struct Builder {
+    keys: Vec<Key>,
+}
+
+impl Builder {
+    pub fn finish(self) -> Vec<Key> {
+        self.keys
+    }
+
+    /// A tensor of any shape, under its full name.
+    pub fn tensor(&mut self, name: impl Into<String>, shape: &[u64]) {
+        self.keys.push(Key::f32(name, shape));
+    }
+
+    /// A convolution without bias: one that a batch normalization follows.
+    pub fn conv(&mut self, name: &str, from: u64, to: u64, (height, width): Kernel) {
+        self.tensor(format!("{name}.weight"), &[to, from, height, width]);
+    }
+
+    /// A convolution with bias.
+    pub fn conv_bias(&mut self, name: &str, from: u64, to: u64, kernel: Kernel) {
+        self.conv(name, from, to, kernel);
+        self.tensor(format!("{name}.bias"), &[to]);
+    }
+
+    /// The trainable part of a batch normalization.
+    pub fn batch_norm(&mut self, name: &str, channels: u64) {
+        self.tensor(format!("{name}.weight"), &[channels]);
+        self.tensor(format!("{name}.bias"), &[channels]);
+    }
+
+    /// A fully connected layer with bias.
+    pub fn linear(&mut self, name: &str, from: u64, to: u64) {
+        self.tensor(format!("{name}.weight"), &[to, from]);
+        self.tensor(format!("{name}.bias"), &[to]);
+    }
+}

@@ -1,0 +1,81 @@
+//! Built-in models: the parameter tensors of the networks that the papers measure.
+//!
+//! What the zero-compute probe and the figures run on: names, shapes and order are those of the
+//! published networks, so that sizes and their distribution over the keys are the true ones. Only
+//! trainable parameters are keys; running statistics of a batch normalization are not. The keys
+//! stand in the order of the forward pass, which is the order of P3's priorities.
+//!
+//! Owned by whoever asks for it; plain data. Knows nothing of chunks, rounds or values.
+
+mod builder;
+mod googlenet;
+mod inception3;
+mod resnet50;
+mod sockeye;
+mod unknown;
+mod vgg;
+
+pub use unknown::UnknownModel;
+
+use crate::key::Key;
+
+/// One built-in model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// The name that [`model`] knows it by.
+    pub name: &'static str,
+    /// Where the network comes from, and which variant of it this is.
+    pub paper: &'static str,
+    /// Its trainable parameters, in the order of the forward pass.
+    pub keys: Vec<Key>,
+}
+
+impl Model {
+    /// Number of parameters over all keys.
+    pub fn elements(&self) -> u64 {
+        self.keys.iter().filter_map(Key::elements).sum()
+    }
+
+    /// Size of all keys in bytes: what a worker pushes in one round, and what it gets back.
+    pub fn bytes(&self) -> u64 {
+        self.keys.iter().filter_map(Key::bytes).sum()
+    }
+}
+
+/// The names of all built-in models.
+pub const MODELS: &[&str] = &NAMES;
+
+/// The model of that name, e.g. `resnet50`.
+pub fn model(name: &str) -> Result<Model, UnknownModel> {
+    let entry = CATALOG.iter().find(|entry| entry.name == name).ok_or_else(|| UnknownModel::new(name))?;
+    Ok(Model { name: entry.name, paper: entry.paper, keys: (entry.keys)() })
+}
+
+struct Entry {
+    name: &'static str,
+    paper: &'static str,
+    keys: fn() -> Vec<Key>,
+}
+
+const CATALOG: [Entry; 7] = [
+    Entry { name: "resnet50", paper: resnet50::PAPER, keys: resnet50::keys },
+    Entry { name: "vgg16", paper: vgg::PAPER_16, keys: vgg::keys_16 },
+    Entry { name: "vgg19", paper: vgg::PAPER_19, keys: vgg::keys_19 },
+    Entry { name: "vgg19-22k", paper: vgg::PAPER_19_22K, keys: vgg::keys_19_22k },
+    Entry { name: "inception3", paper: inception3::PAPER, keys: inception3::keys },
+    Entry { name: "googlenet", paper: googlenet::PAPER, keys: googlenet::keys },
+    Entry { name: "sockeye", paper: sockeye::PAPER, keys: sockeye::keys },
+];
+
+const NAMES: [&str; CATALOG.len()] = {
+    let mut names = [""; CATALOG.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = CATALOG[i].name;
+        i += 1;
+    }
+    names
+};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! Sockeye: 27,734,558 parameters in 38 tensors, under Sockeye's (MXNet's) names.
+//!
+//! The model that P3 measures, as the run script of its artifact configures Sockeye 1.5: IWSLT15
+//! English to Vietnamese, an LSTM encoder and decoder of two layers each, hidden and embedding
+//! size 512, MLP attention of size 512, the source reversed. The vocabularies are those that come
+//! with the data set (17,188 and 7,706 words) and Sockeye's four own symbols.
+//!
+//! ```text
+//!   source words                                            target words
+//!   17,192 x 512  source_embed                7,710 x 512  target_embed
+//!        |                                                      |
+//!   2 x 256       encoder_birnn (both ways)    2 x 512      decoder_rnn l0, l1 <- enc2decinit
+//!        |                                                      |
+//!   512           encoder_rnn l0 ---------->   att  ------->  hidden --> cls 7,710 x 512
+//! ```
+//!
+//! The one model here whose heaviest layer, 32% of it, comes first in the forward pass: it is last
+//! to have a gradient and first to be needed (P3, section 5.3). Must not know how its keys are used.
+
+use super::builder::Builder;
+use crate::key::Key;
+
+pub(super) const PAPER: &str = "Sockeye 1.5, two-layer LSTM encoder-decoder with MLP attention, IWSLT15 \
+                                English-Vietnamese: Hieber et al., Sockeye, 2017, as configured in P3's artifact";
+
+/// Padding, unknown word, begin and end of a sentence.
+const SYMBOLS: u64 = 4;
+const SOURCE_WORDS: u64 = 17_188;
+const TARGET_WORDS: u64 = 7_706;
+/// Of both embeddings, of the hidden state and of the attention.
+const HIDDEN: u64 = 512;
+/// An LSTM cell computes its input, forget and output gates and its update in one product.
+const GATES: u64 = 4;
+
+pub(super) fn keys() -> Vec<Key> {
+    let mut net = Builder::default();
+    encoder(&mut net, SYMBOLS + SOURCE_WORDS);
+    decoder(&mut net, SYMBOLS + TARGET_WORDS);
+    net.finish()
+}
+
+/// The first layer reads both ways at half the width; the layers above it, here one, read one way.
+fn encoder(net: &mut Builder, words: u64) {
+    net.tensor("source_embed_weight", &[words, HIDDEN]);
+    lstm(net, "encoder_birnn_forward_l0", HIDDEN, HIDDEN / 2);
+    lstm(net, "encoder_birnn_reverse_l0", HIDDEN, HIDDEN / 2);
+    lstm(net, "encoder_rnn_l0", HIDDEN, HIDDEN);
+}
+
+/// In the order in which a training pass first needs each: the attention projects the source, the
+/// encoder's last states start the decoder's two layers (hidden and cell state each), then a step.
+fn decoder(net: &mut Builder, words: u64) {
+    net.tensor("target_embed_weight", &[words, HIDDEN]);
+    net.tensor("att_e2h_weight", &[HIDDEN, HIDDEN]);
+    for state in 0..4 {
+        linear(net, &format!("decoder_rnn_enc2decinit_{state}"), HIDDEN, HIDDEN);
+    }
+    // Input feeding: the last step's hidden output stands beside the embedded word.
+    lstm(net, "decoder_rnn_l0", HIDDEN + HIDDEN, HIDDEN);
+    lstm(net, "decoder_rnn_l1", HIDDEN, HIDDEN);
+    net.tensor("att_q2h_weight", &[HIDDEN, HIDDEN]);
+    net.tensor("att_h2s_weight", &[1, HIDDEN]);
+    // The decoder's output beside the attention's context.
+    linear(net, "decoder_rnn_hidden", HIDDEN + HIDDEN, HIDDEN);
+    linear(net, "decoder_rnn_cls", HIDDEN, words);
+}
+
+fn lstm(net: &mut Builder, name: &str, from: u64, to: u64) {
+    linear(net, &format!("{name}_i2h"), from, GATES * to);
+    linear(net, &format!("{name}_h2h"), to, GATES * to);
+}
+
+fn linear(net: &mut Builder, name: &str, from: u64, to: u64) {
+    net.tensor(format!("{name}_weight"), &[to, from]);
+    net.tensor(format!("{name}_bias"), &[to]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_in_the_middle() {
+        let keys = keys();
+        let shape = |name: &str| keys.iter().find(|key| key.name == name).unwrap().shape.clone();
+        assert_eq!(shape("source_embed_weight"), [17_192, 512]);
+        assert_eq!(shape("encoder_birnn_reverse_l0_h2h_weight"), [1024, 256]);
+        assert_eq!(shape("decoder_rnn_l0_i2h_weight"), [2048, 1024]);
+        assert_eq!(shape("decoder_rnn_l1_h2h_bias"), [2048]);
+        assert_eq!(shape("decoder_rnn_hidden_weight"), [512, 1024]);
+        assert_eq!(shape("decoder_rnn_cls_weight"), [7_710, 512]);
+    }
+
+    #[test]
+    fn the_heaviest_layer_is_the_first() {
+        let keys = keys();
+        assert!(keys[1..].iter().all(|key| key.elements() < keys[0].elements()));
+    }
+
+    /// A public account of Sockeye's parameters counts 79,638,799 for the same layers over
+    /// vocabularies of 49,410 and 42,767, with a dot attention, which has no parameters.
+    #[test]
+    fn other_vocabularies_give_the_total_that_is_known_for_them() {
+        let mut net = Builder::default();
+        encoder(&mut net, 49_410);
+        decoder(&mut net, 42_767);
+        let keys = net.finish();
+        let counted = keys.iter().filter(|key| !key.name.starts_with("att_"));
+        assert_eq!(counted.filter_map(Key::elements).sum::<u64>(), 79_638_799);
+    }
+}
