@@ -9,12 +9,18 @@
 //     w = w - lr * (g + momentum * m)
 //
 // What was chosen so that MPI looks as good as it can:
-//   - One flat buffer per round (--elements): one large message lets the collective pipeline, and
-//     pays its latency once. --tensors makes one call per tensor, which is slower.
+//   - --piece sums the buffer in pieces of that many elements, and takes the step of each piece
+//     while its sum is in the cache. On a machine of two Zen 5 cores, 4 ranks and ResNet-50, one
+//     flat call as Open MPI is shipped gives 3.1 to 3.9 GB/s; pieces of 262,144 elements (1 MiB)
+//     give 6.9 to 8.1 GB/s, and pieces from 131,072 to 524,288 are alike. So flat, the default
+//     because it is what a program that calls MPI_Allreduce on its gradient gets, is not the
+//     strongest rival: a claim against MPI names both.
 //   - The sum goes to a second buffer, so that nobody has to fill the gradients again between two
 //     rounds: rounds run back to back, with no barrier and no work of ours between them.
 //     --in-place sums over the gradient itself and spends the time to fill it again.
 //   - Buffers are aligned to huge pages and ask for them, and are touched before the first round.
+//
+// --tensors makes one call per tensor of a model, as a framework without buckets would.
 //
 // Prints one JSON object. Knows nothing of hubs, chunks or windows: it shares no code with them,
 // and the worth of its figures rests on that.
@@ -31,7 +37,8 @@
 // that the collective might cut lines up with it: a piece that lands in the wrong place shows.
 #define PERIOD 61
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
-#define MAX_TENSORS 65536
+#define MAX_CALLS 65536
+#define MOST_ELEMENTS 2147483647L // an MPI count is an int
 #define MAX_WORKERS 1024 // keeps every sum an integer below 2^24, where float addition is exact
 
 static const float LEARNING_RATE = 0.01f;
@@ -39,13 +46,13 @@ static const float MOMENTUM = 0.9f;
 static const float WEIGHT_DECAY = 0.0001f;
 
 typedef struct {
-    int tensors;    // allreduce calls per round
-    int *lengths;   // elements of each call
+    int calls;       // allreduce calls per round
+    int *lengths;    // elements of each call
     size_t elements; // their total
-    int rounds;     // measured
-    int warmup;     // run before, not measured
-    bool step;      // whether the ranks run the optimizer
-    bool in_place;  // whether the sum replaces the gradient
+    int rounds;      // measured
+    int warmup;      // run before, not measured
+    bool step;       // whether the ranks run the optimizer
+    bool in_place;   // whether the sum replaces the gradient
 } Settings;
 
 typedef struct {
@@ -58,7 +65,7 @@ typedef struct {
 static int rank, workers;
 
 // Only rank 0 speaks, and every rank leaves: all of them see the same command line.
-static void fail(const char *object, const char *seen, const char *expected) {
+static _Noreturn void fail(const char *object, const char *seen, const char *expected) {
     if (rank == 0) fprintf(stderr, "mpi_allreduce: %s: %s; expected %s\n", object, seen, expected);
     MPI_Finalize();
     exit(2);
@@ -71,36 +78,43 @@ static long number(const char *option, const char *text, long least, long most) 
     if (text == NULL) fail(option, "no value", expected);
     errno = 0;
     long value = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || value < least || value > most) fail(option, text, expected);
+    bool whole = errno == 0 && end != text && *end == '\0';
+    if (!whole || value < least || value > most) fail(option, text, expected);
     return value;
 }
 
-static void tensors(Settings *settings, char *list) {
-    if (list == NULL) fail("--tensors", "no value", "lengths such as 9408,64,64");
-    settings->tensors = 0;
-    settings->elements = 0;
-    for (char *item = strtok(list, ","); item != NULL; item = strtok(NULL, ",")) {
-        if (settings->tensors == MAX_TENSORS) fail("--tensors", "too many", "at most 65536 lengths");
-        int length = (int)number("--tensors", item, 1, 2147483647L);
-        settings->lengths[settings->tensors++] = length;
-        settings->elements += (size_t)length;
-    }
-    if (settings->tensors == 0) fail("--tensors", "an empty list", "lengths such as 9408,64,64");
+static void add_call(Settings *settings, const char *option, long length) {
+    if (settings->calls == MAX_CALLS) fail(option, "too many calls in a round", "at most 65536");
+    settings->lengths[settings->calls++] = (int)length;
+    settings->elements += (size_t)length;
+}
+
+static void cut_list(Settings *settings, char *list) {
+    for (char *item = strtok(list, ","); item != NULL; item = strtok(NULL, ","))
+        add_call(settings, "--tensors", number("--tensors", item, 1, MOST_ELEMENTS));
+    if (settings->calls == 0) fail("--tensors", "an empty list", "lengths such as 9408,64,64");
+}
+
+static void cut_pieces(Settings *settings, long elements, long piece) {
+    for (long left = elements; left > 0; left -= piece)
+        add_call(settings, "--piece", left < piece ? left : piece);
 }
 
 static Settings parse(int argc, char **argv) {
-    Settings settings = {.tensors = 1, .elements = 25557032, .rounds = 20, .warmup = 3, .step = true};
-    settings.lengths = calloc(MAX_TENSORS, sizeof(int));
+    Settings settings = {.rounds = 20, .warmup = 3, .step = true};
+    long elements = 25557032, piece = MOST_ELEMENTS; // ResNet-50, in one call
+    char *list = NULL;
+    settings.lengths = calloc(MAX_CALLS, sizeof(int));
     if (settings.lengths == NULL) fail("settings", "no memory", "256 KiB");
-    settings.lengths[0] = 25557032; // ResNet-50
     for (int i = 1; i < argc; i++) {
-        // strcmp on argv[i], value in argv[i + 1]: argv ends with a NULL, which `number` reports.
+        // The value is argv[i + 1]: argv ends with a NULL, which is reported.
         if (strcmp(argv[i], "--elements") == 0) {
-            settings.tensors = 1;
-            settings.lengths[0] = (int)number("--elements", argv[++i], 1, 2147483647L);
-            settings.elements = (size_t)settings.lengths[0];
+            elements = number("--elements", argv[++i], 1, MOST_ELEMENTS);
+        } else if (strcmp(argv[i], "--piece") == 0) {
+            piece = number("--piece", argv[++i], 1, MOST_ELEMENTS);
         } else if (strcmp(argv[i], "--tensors") == 0) {
-            tensors(&settings, argv[++i]);
+            list = argv[++i];
+            if (list == NULL) fail("--tensors", "no value", "lengths such as 9408,64,64");
         } else if (strcmp(argv[i], "--rounds") == 0) {
             settings.rounds = (int)number("--rounds", argv[++i], 1, 1000000);
         } else if (strcmp(argv[i], "--warmup") == 0) {
@@ -111,9 +125,14 @@ static Settings parse(int argc, char **argv) {
             settings.in_place = true;
         } else {
             fail("argument", argv[i],
-                 "--elements N | --tensors N,N,... | --rounds N | --warmup N | --no-step | --in-place");
+                 "--elements N | --piece N | --tensors N,N,... | --rounds N | --warmup N | "
+                 "--no-step | --in-place");
         }
     }
+    if (list != NULL)
+        cut_list(&settings, list);
+    else
+        cut_pieces(&settings, elements, piece);
     return settings;
 }
 
@@ -121,7 +140,7 @@ static float *buffer(size_t elements) {
     size_t bytes = (elements * sizeof(float) + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     void *memory = aligned_alloc(HUGE_PAGE_BYTES, bytes);
     if (memory == NULL) {
-        fprintf(stderr, "mpi_allreduce: rank %d: no memory for a buffer of %zu bytes; use fewer workers or elements\n",
+        fprintf(stderr, "mpi_allreduce: rank %d: no memory for %zu bytes; use fewer workers or elements\n",
                 rank, bytes);
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
@@ -143,42 +162,46 @@ static void fill(float *gradient, size_t elements) {
     for (size_t i = 0; i < elements; i++) gradient[i] = gradient_at(i, rank);
 }
 
-// One element of the step, for the loop and for the check alike. Compiled with contraction off:
-// a fused multiply-add in one of the two places would round differently.
-static inline void nesterov(float rescale, float sum, float *momentum, float *weight) {
-    float g = rescale * sum + WEIGHT_DECAY * *weight;
-    *momentum = MOMENTUM * *momentum + g;
-    *weight -= LEARNING_RATE * (g + MOMENTUM * *momentum);
-}
-
-static void step(size_t elements, const float *restrict sum, float *restrict momentum, float *restrict weights) {
+static void step(size_t elements, const float *restrict sum, float *restrict momentum,
+                 float *restrict weights) {
     const float rescale = 1.0f / (float)workers;
-    for (size_t i = 0; i < elements; i++) nesterov(rescale, sum[i], &momentum[i], &weights[i]);
+    for (size_t i = 0; i < elements; i++) {
+        const float g = rescale * sum[i] + WEIGHT_DECAY * weights[i];
+        momentum[i] = MOMENTUM * momentum[i] + g;
+        weights[i] -= LEARNING_RATE * (g + MOMENTUM * momentum[i]);
+    }
 }
 
 static void run_round(const Settings *settings, const Buffers *buffers) {
     size_t at = 0;
-    for (int t = 0; t < settings->tensors; t++) {
+    for (int call = 0; call < settings->calls; call++) {
+        const size_t length = (size_t)settings->lengths[call];
         const void *from = settings->in_place ? MPI_IN_PLACE : (const void *)(buffers->gradient + at);
-        MPI_Allreduce(from, buffers->sum + at, settings->lengths[t], MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-        at += (size_t)settings->lengths[t];
+        MPI_Allreduce(from, buffers->sum + at, settings->lengths[call], MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        // While the sum is still in the cache, when a call is small enough for that.
+        if (settings->step) step(length, buffers->sum + at, buffers->momentum + at, buffers->weights + at);
+        at += length;
     }
-    if (settings->step) step(settings->elements, buffers->sum, buffers->momentum, buffers->weights);
 }
 
-// Every element of the last sum and of the weights after all rounds, against the exact values.
+// Every element of the last sum and of the weights after all rounds, against the exact values. The
+// step is written out a second time here, so that a slip in one of them shows. Compiled with
+// contraction off: a fused multiply-add in one of the two would round differently.
 static bool check(const Settings *settings, const Buffers *buffers) {
     float expected[PERIOD];
     for (size_t p = 0; p < PERIOD; p++) {
         float momentum = 0.0f;
         expected[p] = first_weight_at(p);
-        for (int r = 0; settings->step && r < settings->warmup + settings->rounds; r++)
-            nesterov(1.0f / (float)workers, sum_at(p), &momentum, &expected[p]);
+        for (int r = 0; settings->step && r < settings->warmup + settings->rounds; r++) {
+            float g = sum_at(p) * (1.0f / (float)workers) + expected[p] * WEIGHT_DECAY;
+            momentum = g + momentum * MOMENTUM;
+            expected[p] -= (g + momentum * MOMENTUM) * LEARNING_RATE;
+        }
     }
     for (size_t i = 0; i < settings->elements; i++) {
         if (buffers->sum[i] == sum_at(i) && buffers->weights[i] == expected[i % PERIOD]) continue;
-        fprintf(stderr, "mpi_allreduce: rank %d element %zu: sum %.9g, weight %.9g; expected %.9g and %.9g\n", rank, i,
-                buffers->sum[i], buffers->weights[i], sum_at(i), expected[i % PERIOD]);
+        fprintf(stderr, "mpi_allreduce: rank %d element %zu: sum %.9g, weight %.9g; expected %.9g and %.9g\n",
+                rank, i, buffers->sum[i], buffers->weights[i], sum_at(i), expected[i % PERIOD]);
         return false;
     }
     return true;
@@ -236,7 +259,7 @@ int main(int argc, char **argv) {
                "\"median_round_seconds\":%.6f,\"goodput_gb_per_s\":%.4f,\"calls_per_round\":%d,\"step\":%s,"
                "\"in_place\":%s,\"checked\":true}\n",
                workers, settings.elements, settings.rounds, slowest_seconds, slowest_round,
-               bytes / slowest_round / 1e9, settings.tensors, settings.step ? "true" : "false",
+               bytes / slowest_round / 1e9, settings.calls, settings.step ? "true" : "false",
                settings.in_place ? "true" : "false");
     }
     MPI_Finalize();

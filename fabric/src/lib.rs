@@ -27,7 +27,7 @@ pub mod sim;
 mod window;
 
 pub use ids::{Imm, LinkId, Span};
-pub use port::{Arrival, Closed, CloseReason, Port, Posted, Until};
+pub use port::{Arrival, CloseReason, Closed, Port, Posted, Until};
 
 #[cfg(not(loom))]
 pub use idle::{Idle, IdlePolicy};

@@ -188,6 +188,8 @@ impl Spans {
 pub struct RecvWindow {
     mapping: Mapping,
     bytes: usize,
+    /// Memory of this end's own, which a transport may write; otherwise a read-only view.
+    local: bool,
 }
 
 impl RecvWindow {
@@ -203,17 +205,23 @@ impl RecvWindow {
         if seen < bytes as u64 {
             return Err(WindowError::TooSmall { expected: bytes, seen });
         }
-        Ok(RecvWindow { mapping: Mapping::shared("a peer's window", fd, bytes, false)?, bytes })
+        let mapping = Mapping::shared("a peer's window", fd, bytes, false)?;
+        Ok(RecvWindow { mapping, bytes, local: false })
     }
 
     /// Memory of this end's own, for transports that bring the bytes over.
     pub fn local(bytes: usize) -> Result<Self, WindowError> {
-        Ok(RecvWindow { mapping: Mapping::private("a receive window", bytes)?, bytes })
+        Ok(RecvWindow { mapping: Mapping::private("a receive window", bytes)?, bytes, local: true })
     }
 
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Whether it is memory of this end's own: only then may a transport [`write`](Self::write) it.
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
     }
 
     /// Address and number of the f32 of a span; bounds and alignment are checked, reading is not.

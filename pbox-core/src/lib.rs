@@ -1,1 +1,26 @@
-//! (being written)
+//! What happens to a chunk: keys and their layout, arrival, sum, optimizer step, and the turn of
+//! the core that owns it (PHub, sections 2 and 3).
+//!
+//! This crate must never know files, clocks, the environment, thread creation, or which transport
+//! it runs on.
+
+mod arrival;
+mod chunk;
+pub mod control;
+mod key;
+pub mod kernels;
+mod layout;
+pub mod manifest;
+pub mod models;
+mod optimizer;
+pub mod oracle;
+mod shard;
+mod slots;
+mod turn;
+
+pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
+pub use key::{Dtype, Key, KeyId};
+pub use layout::{Chunk, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
+pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
+pub use shard::{Shard, ShardSpec, Violation};
+pub use turn::{Core, JobId, Notice, Tally};

@@ -1,1 +1,26 @@
-//! (being written)
+//! The parameter hub: pinned core threads that each own a part of every job's chunks, and the
+//! control port over which workers join, live and leave.
+//!
+//! ```text
+//!   control thread (HTTP)     rendezvous thread        core threads, pinned, one port each
+//!     join, heartbeat,          accepts data-path        turn, turn, turn ...
+//!     leave, learning rate      connections                 ^         |
+//!          |                        |                       |         v
+//!          +------> Registry <------+---- commands ---------+      reports ---> Registry
+//! ```
+//!
+//! This crate must never know a worker's schedule.
+
+mod control;
+mod core_thread;
+mod hub;
+mod idle_choice;
+mod job;
+mod registry;
+mod rendezvous;
+mod settings;
+pub mod topology_command;
+
+pub use hub::{Hub, HubError};
+pub use idle_choice::IdleChoice;
+pub use settings::{CoreSelection, HubSettings};

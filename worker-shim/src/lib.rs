@@ -1,1 +1,40 @@
-//! (being written)
+//! A worker's side of a parameter hub: join a job, write gradients into a window in place, push
+//! them, wait for the new weights, read them in place.
+//!
+//! ```no_run
+//! use pbox_core::{Key, KeyId, Optimizer};
+//! use worker_shim::{Session, SessionConfig};
+//!
+//! let keys = vec![Key::f32("fc.weight", [10, 64]), Key::f32("fc.bias", [10])];
+//! let optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.0, momentum: 0.9 };
+//! let mut session = Session::join(SessionConfig::new("127.0.0.1:7077", "demo", 0, 1, keys, optimizer))?;
+//! session.broadcast_weights(|_key, weights| weights.fill(0.01))?;
+//! for _round in 0..10 {
+//!     for key in [KeyId(1), KeyId(0)] { // the backward pass
+//!         session.gradient_mut(key)?.fill(0.5);
+//!         session.push(key)?;
+//!     }
+//!     for key in [KeyId(0), KeyId(1)] { // the next forward pass
+//!         session.wait(key)?;
+//!         let _weights: &[f32] = session.weights(key)?;
+//!     }
+//! }
+//! session.leave()?;
+//! # Ok::<(), worker_shim::SessionError>(())
+//! ```
+//!
+//! This crate must never know how gradients are summed.
+
+mod config;
+mod control;
+mod error;
+mod exchange;
+mod heartbeat;
+mod session;
+mod windows;
+
+pub use config::{SessionConfig, WeightsMode};
+pub use error::SessionError;
+pub use exchange::{Exchange, ExchangeError};
+pub use session::Session;
+pub use windows::Windows;

@@ -2,9 +2,10 @@
 //!
 //! The network of the paper as the Caffe model zoo publishes it: no batch normalization, a bias on
 //! every convolution, and without the two auxiliary classifiers, which would make it 13,378,280.
-//! That is why the papers differ: iBatch speaks of 5M parameters (a figure for the layers without
-//! the classifier), Slim-DP of 13M (the zoo's training network, auxiliaries included). torchvision's
-//! `googlenet` is another network: batch-normalized, and with 3x3 for 5x5.
+//! That is why the papers differ: Slim-DP speaks of 13M parameters, the zoo's training network with
+//! its auxiliaries; iBatch of 5M, which is the GoogLeNet paper's own "12 times fewer than AlexNet"
+//! and less than its table 1 adds up to. torchvision's `googlenet` is another network: it has batch
+//! normalization, and 3x3 for 5x5.
 //! Must not know how its keys are used.
 
 use super::builder::Builder;

@@ -2,7 +2,7 @@
 //! torchvision's names.
 //!
 //! The auxiliary classifier (`AuxLogits`) takes part in training, and its gradients travel; it is
-//! what makes the papers' 27M of the 23.8M that inference needs. It branches off after `Mixed_6e`
+//! what makes iBatch's 27M of the 23.8M that inference needs. It branches off after `Mixed_6e`
 //! and stands there. The second one of the paper's figure is in neither torchvision nor the
 //! published weights. Must not know how its keys are used.
 
@@ -10,7 +10,7 @@ use super::builder::{Builder, Kernel};
 use crate::key::Key;
 
 pub(super) const PAPER: &str = "Inception v3, ImageNet-1K, with the auxiliary classifier: Szegedy et al., \
-                                Rethinking the Inception Architecture, CVPR 2016; torchvision's names and order";
+                                Rethinking the Inception Architecture, CVPR 2016; torchvision's names, order";
 
 const CLASSES: u64 = 1000;
 
@@ -120,11 +120,12 @@ impl<'a> Mixed<'a> {
         let from = self.from;
         let one = self.branch("branch1x1", from, 320, (1, 1));
         self.branch("branch3x3_1", from, 384, (1, 1));
-        let three = self.branch("branch3x3_2a", 384, 384, (1, 3)) + self.branch("branch3x3_2b", 384, 384, (3, 1));
+        let three =
+            self.branch("branch3x3_2a", 384, 384, (1, 3)) + self.branch("branch3x3_2b", 384, 384, (3, 1));
         self.branch("branch3x3dbl_1", from, 448, (1, 1));
         self.branch("branch3x3dbl_2", 448, 384, (3, 3));
-        let double =
-            self.branch("branch3x3dbl_3a", 384, 384, (1, 3)) + self.branch("branch3x3dbl_3b", 384, 384, (3, 1));
+        let double = self.branch("branch3x3dbl_3a", 384, 384, (1, 3))
+            + self.branch("branch3x3dbl_3b", 384, 384, (3, 1));
         one + three + double + self.branch("branch_pool", from, 192, (1, 1))
     }
 }

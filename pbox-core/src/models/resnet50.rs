@@ -23,7 +23,8 @@ pub(super) fn keys() -> Vec<Key> {
     let mut channels = STEM_CHANNELS;
     for (stage, (blocks, width)) in STAGES.into_iter().enumerate() {
         for block in 0..blocks {
-            channels = bottleneck(&mut net, &format!("layer{}.{block}", stage + 1), channels, width, block == 0);
+            channels =
+                bottleneck(&mut net, &format!("layer{}.{block}", stage + 1), channels, width, block == 0);
         }
     }
     net.linear("fc", channels, CLASSES);

@@ -1,4 +1,4 @@
-//! Sockeye: 27,734,558 parameters in 38 tensors, under Sockeye's (MXNet's) names.
+//! Sockeye: 27,734,558 parameters in 37 tensors, under Sockeye's (MXNet's) names.
 //!
 //! The model that P3 measures, as the run script of its artifact configures Sockeye 1.5: IWSLT15
 //! English to Vietnamese, an LSTM encoder and decoder of two layers each, hidden and embedding
@@ -21,7 +21,7 @@ use super::builder::Builder;
 use crate::key::Key;
 
 pub(super) const PAPER: &str = "Sockeye 1.5, two-layer LSTM encoder-decoder with MLP attention, IWSLT15 \
-                                English-Vietnamese: Hieber et al., Sockeye, 2017, as configured in P3's artifact";
+                                English-Vietnamese: Hieber et al., Sockeye, 2017; set up as in P3's artifact";
 
 /// Padding, unknown word, begin and end of a sentence.
 const SYMBOLS: u64 = 4;

@@ -68,7 +68,8 @@ mod tests {
 
     #[test]
     fn shapes_in_the_middle() {
-        let shape = |keys: &[Key], name: &str| keys.iter().find(|key| key.name == name).unwrap().shape.clone();
+        let shape =
+            |keys: &[Key], name: &str| keys.iter().find(|key| key.name == name).unwrap().shape.clone();
         let (small, large, wide) = (keys_16(), keys_19(), keys_19_22k());
         assert_eq!(shape(&small, "features.28.weight"), [512, 512, 3, 3]);
         assert_eq!(shape(&large, "features.19.weight"), [512, 256, 3, 3]);
@@ -80,7 +81,8 @@ mod tests {
     #[test]
     fn the_heaviest_layer_is_the_share_that_p3_says() {
         let keys = keys_19();
-        let layer = |name: &str| keys.iter().filter(|k| k.name.starts_with(name)).filter_map(Key::elements).sum();
+        let layer =
+            |name: &str| keys.iter().filter(|k| k.name.starts_with(name)).filter_map(Key::elements).sum();
         let (heaviest, all): (u64, u64) = (layer("classifier.0"), layer(""));
         assert_eq!((1000 * heaviest + all / 2) / all, 715);
     }

@@ -1,0 +1,168 @@
+//! The bullets about posts and arrivals.
+#![forbid(unsafe_code)]
+
+use super::{Bed, End, Seen, Shape, Watchdog, pair};
+use crate::{Arrival, Port, Posted};
+
+/// When `poll` shows an immediate, the bytes of its span are in the local window. The writer runs
+/// beside the reader, and every chunk is large enough to be caught half written.
+pub fn bytes_before_immediate<B: Bed>(bed: &B) {
+    let _watchdog = Watchdog::new(format!("bytes_before_immediate on {}", bed.name()));
+    let shape = Shape { chunk_bytes: 16 << 10, ..Shape::SMALL };
+    let (mut near, mut peer) = pair(bed, shape);
+    let (here, there) = std::thread::scope(|scope| {
+        let peer = &mut *peer;
+        let sender = scope.spawn(move || {
+            (1..shape.chunks).for_each(|value| peer.insist(0, value));
+            peer
+        });
+        let here = near.collect(shape.chunks as usize - 1);
+        let peer = sender.join().expect("the peer posts");
+        let receiver = scope.spawn(move || peer.collect(shape.chunks as usize - 1));
+        post_all(&mut near, 0, 1..shape.chunks);
+        (here, receiver.join().expect("the peer polls"))
+    });
+    for seen in here.iter().chain(&there) {
+        assert!(seen.whole, "{}: {seen:?} was shown before its bytes", bed.name());
+    }
+    assert_eq!(values(&here, 0), (1..shape.chunks).collect::<Vec<_>>());
+    assert_eq!(values(&there, 0), (1..shape.chunks).collect::<Vec<_>>());
+}
+
+/// Every accepted post arrives exactly once: many times round a small ring, both ways at once.
+pub fn each_post_arrives_once<B: Bed>(bed: &B) {
+    let _watchdog = Watchdog::new(format!("each_post_arrives_once on {}", bed.name()));
+    let shape = Shape { capacity: 3, chunks: 500, ..Shape::SMALL };
+    let (mut near, mut peer) = pair(bed, shape);
+    let mut here = Vec::new();
+    let there = std::thread::scope(|scope| {
+        let peer = &mut *peer;
+        let other = scope.spawn(move || {
+            let mut seen = Vec::new();
+            for value in 0..shape.chunks {
+                while peer.post(0, value) != Posted::Accepted {
+                    peer.flush();
+                    seen.extend(peer.poll());
+                }
+                peer.flush();
+            }
+            let left = shape.chunks as usize - seen.len();
+            seen.extend(peer.collect(left));
+            seen
+        });
+        for value in 0..shape.chunks {
+            while near.post(0, value) != Posted::Accepted {
+                near.port.flush();
+                here.extend(near.poll());
+                std::thread::yield_now();
+            }
+            near.port.flush();
+        }
+        let left = shape.chunks as usize - here.len();
+        here.extend(near.collect(left));
+        other.join().expect("the peer posts and polls")
+    });
+    here.extend((0..200).flat_map(|_| near.poll())); // what would come twice, comes now
+    for seen in [here, there] {
+        assert_eq!(values(&seen, 0), (0..shape.chunks).collect::<Vec<_>>(), "{}", bed.name());
+    }
+}
+
+/// A link holds at least its capacity of posts that the peer has not yet polled; beyond that `post`
+/// answers `Full`, nothing is lost, and the same post is accepted after the peer polled.
+pub fn full_is_not_an_error<B: Bed>(bed: &B) {
+    /// More than any transport may buffer for a link of this capacity.
+    const TOO_MANY: u32 = 1 << 20;
+    let _watchdog = Watchdog::new(format!("full_is_not_an_error on {}", bed.name()));
+    let shape = Shape { capacity: 5, ..Shape::SMALL };
+    let (mut near, mut peer) = pair(bed, shape);
+    for lap in 0..3 {
+        let mut accepted = 0;
+        while near.signal(0, accepted) == Posted::Accepted {
+            near.port.flush();
+            accepted += 1;
+            assert!(accepted < TOO_MANY, "{}: the link never fills", bed.name());
+        }
+        assert!(accepted >= shape.capacity, "{}: full after {accepted} posts", bed.name());
+        assert_eq!(near.signal(0, accepted), Posted::Full, "{}: lap {lap}", bed.name());
+
+        let mut seen = peer.collect(accepted as usize);
+        while near.signal(0, accepted) == Posted::Full {
+            seen.extend(peer.poll());
+            near.poll(); // a transport may take credits in here
+        }
+        near.port.flush();
+        let left = accepted as usize + 1 - seen.len();
+        seen.extend(peer.collect(left));
+        assert_eq!(values(&seen, 0), (0..=accepted).collect::<Vec<_>>(), "{}: lap {lap}", bed.name());
+    }
+}
+
+/// An arrival names the link it came over, at both ends; and a poll for one arrival at a time sees
+/// them all.
+pub fn links_do_not_mix<B: Bed>(bed: &B) {
+    let _watchdog = Watchdog::new(format!("links_do_not_mix on {}", bed.name()));
+    let shape = Shape { peers: 2, links: 3, capacity: 4, ..Shape::SMALL };
+    let mut meeting = bed.meet(shape);
+    let near = &mut meeting.near;
+    near.attach_all();
+    let links = shape.near_links();
+    // A value of its own for each post, so that no two posts share a chunk: link + 6 * turn.
+    let value = |link: usize, turn: usize| (link + links * turn) as u32;
+    for turn in 0..4 {
+        for link in 0..links {
+            near.insist(link, value(link, turn));
+            meeting.peers[link / shape.links].insist(link % shape.links, value(link, turn));
+        }
+    }
+    near.port.flush();
+
+    let mut here = Vec::new();
+    while here.len() < 4 * links {
+        let mut one = [Arrival::default()];
+        if near.port.poll(&mut one) == 1 {
+            here.push(near.seen(one[0]));
+        }
+    }
+    let name = bed.name();
+    for link in 0..links {
+        let expected: Vec<u32> = (0..4).map(|turn| value(link, turn)).collect();
+        assert_eq!(values(&here, link), expected, "{name}: near link {link}");
+    }
+    for (number, peer) in meeting.peers.iter_mut().enumerate() {
+        let there = peer.collect(4 * shape.links);
+        for link in 0..shape.links {
+            let expected: Vec<u32> = (0..4).map(|turn| value(number * shape.links + link, turn)).collect();
+            assert_eq!(values(&there, link), expected, "{name}: link {link} of peer {number}");
+        }
+        assert!(there.iter().all(|seen| seen.whole), "{name}: {there:?}");
+    }
+    assert!(here.iter().all(|seen| seen.whole), "{name}: {here:?}");
+}
+
+/// A post may be held back until `flush`, never longer: after it the near end does nothing more.
+pub fn flush_makes_visible<B: Bed>(bed: &B) {
+    let _watchdog = Watchdog::new(format!("flush_makes_visible on {}", bed.name()));
+    let (mut near, mut peer) = pair(bed, Shape { links: 2, ..Shape::SMALL });
+    for value in 0..10 {
+        assert_eq!(near.post(0, value), Posted::Accepted);
+        assert_eq!(near.post(1, value), Posted::Accepted);
+        near.port.flush();
+        let seen = peer.collect(2);
+        assert_eq!((values(&seen, 0), values(&seen, 1)), (vec![value], vec![value]), "{}", bed.name());
+    }
+}
+
+fn post_all<P: Port>(end: &mut End<P>, link: usize, values: impl Iterator<Item = u32>) {
+    for value in values {
+        end.insist(link, value);
+        end.port.flush();
+    }
+}
+
+/// The values that came over a link, sorted: the contract promises no order.
+fn values(seen: &[Seen], link: usize) -> Vec<u32> {
+    let mut values: Vec<u32> = seen.iter().filter(|seen| seen.link == link).map(|seen| seen.value).collect();
+    values.sort_unstable();
+    values
+}

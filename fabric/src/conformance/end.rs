@@ -1,0 +1,138 @@
+//! One end of a meeting: a port, its links, and the windows behind them.
+//!
+//! On the `unsafe` list, for one look into a receive window.
+
+use std::sync::Arc;
+
+use crate::{Arrival, Imm, LinkId, Port, Posted, RecvWindow, Span, Spans};
+
+use super::Shape;
+
+/// An end: what a thread of the layer above would hold. Links are known by their index in the
+/// shape, peer by peer, whatever number the port gives them.
+pub struct End<P: Port> {
+    /// The port, to test it directly.
+    pub port: P,
+    shape: Shape,
+    links: Vec<Link<P>>,
+    spans: Spans,
+}
+
+struct Link<P: Port> {
+    endpoint: Option<P::Endpoint>,
+    id: Option<LinkId>,
+    recv: Arc<RecvWindow>,
+}
+
+/// An arrival, and what was in the window when it was shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Index of the link.
+    pub link: usize,
+    /// The immediate.
+    pub value: u32,
+    /// Whether the whole chunk held the value.
+    pub whole: bool,
+}
+
+impl<P: Port> End<P> {
+    /// An end whose `links` are connected and not attached. `spans` are all of [`Shape::spans`].
+    pub fn new(shape: Shape, port: P, spans: Spans, links: Vec<(P::Endpoint, Arc<RecvWindow>)>) -> Self {
+        let links = links
+            .into_iter()
+            .map(|(endpoint, recv)| Link { endpoint: Some(endpoint), id: None, recv })
+            .collect();
+        End { port, shape, links, spans }
+    }
+
+    /// Attaches one link.
+    pub fn attach(&mut self, link: usize) -> LinkId {
+        let endpoint = self.links[link].endpoint.take().expect("a link is attached once");
+        let id = self.port.attach(endpoint);
+        self.links[link].id = Some(id);
+        id
+    }
+
+    /// Attaches all links.
+    pub fn attach_all(&mut self) {
+        for link in 0..self.links.len() {
+            self.attach(link);
+        }
+    }
+
+    /// The port's number for a link.
+    pub fn id(&self, link: usize) -> LinkId {
+        self.links[link].id.expect("the link is attached")
+    }
+
+    /// Detaches a link.
+    pub fn detach(&mut self, link: usize) {
+        let id = self.links[link].id.take().expect("the link is attached");
+        self.port.detach(id);
+    }
+
+    /// Writes `value` all over its chunk and posts the chunk. The chunk must not be in flight.
+    pub fn post(&mut self, link: usize, value: u32) -> Posted {
+        let chunk = self.shape.chunk(link, value);
+        self.spans.f32_mut(chunk).fill(value as f32);
+        self.port.post(self.id(link), self.spans.span(chunk), Imm(value))
+    }
+
+    /// Posts a value with no bytes.
+    pub fn signal(&mut self, link: usize, value: u32) -> Posted {
+        self.port.post(self.id(link), Span { offset: 0, bytes: 0 }, Imm(value))
+    }
+
+    /// Posts until it is accepted.
+    pub fn insist(&mut self, link: usize, value: u32) {
+        loop {
+            match self.post(link, value) {
+                Posted::Accepted => return,
+                Posted::Full => {
+                    self.port.flush();
+                    std::thread::yield_now();
+                }
+                Posted::Closed => panic!("link {link} closed before value {value} was posted"),
+            }
+        }
+    }
+
+    /// Polls once, for up to 16 arrivals.
+    pub fn poll(&mut self) -> Vec<Seen> {
+        let mut arrivals = [Arrival::default(); 16];
+        let count = self.port.poll(&mut arrivals);
+        arrivals[..count].iter().map(|&arrival| self.seen(arrival)).collect()
+    }
+
+    /// Polls until `count` arrivals were seen.
+    pub fn collect(&mut self, count: usize) -> Vec<Seen> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            let seen = self.poll();
+            if seen.is_empty() {
+                std::thread::yield_now();
+            }
+            all.extend(seen);
+        }
+        all
+    }
+
+    /// Index of an attached link.
+    pub fn index(&self, id: LinkId) -> usize {
+        let found = self.links.iter().position(|link| link.id == Some(id));
+        found.unwrap_or_else(|| panic!("{id:?} is none of this port's links"))
+    }
+
+    /// An arrival, with a look into the window.
+    pub fn seen(&self, arrival: Arrival) -> Seen {
+        let link = self.index(arrival.link);
+        let value = arrival.imm.0;
+        let chunk = self.spans.span(self.shape.chunk(link, value));
+        let (start, elements) = self.links[link].recv.f32_ptr(chunk).expect("windows are of one size");
+        // SAFETY: `f32_ptr` checked the bounds. The reads are volatile and their values are only
+        // compared: should the transport or the peer break the contract and write at this moment,
+        // then the test fails and no reference is there to be broken.
+        let whole = (0..elements).all(|i| unsafe { start.add(i).read_volatile() } == value as f32);
+        Seen { link, value, whole }
+    }
+}

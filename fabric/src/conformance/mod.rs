@@ -1,0 +1,98 @@
+//! The conformance suite: one test for each bullet of the contract on [`Port`], of the same name.
+//!
+//! A transport shows what it can do by a [`Bed`], and runs the suite in a file of `tests/`:
+//!
+//! ```ignore
+//! fabric::conformance_tests!(MyBed::new());
+//! // or, once for each seed:
+//! fabric::conformance_tests!(seed in fabric::sim::seeds(20) => MyBed::new(seed));
+//! ```
+//!
+//! ```text
+//!   the bed makes:   near end [port] ==links==> peer 0     in this process, or in another
+//!                             [    ] ==links==> peer 1     one, which obeys over a pipe
+//! ```
+//!
+//! The near end is under test; the peers do what the test says. No test asserts a time: what could
+//! hang has a [`Watchdog`]. The suite knows no transport.
+
+mod arrivals;
+mod closing;
+mod end;
+mod peer;
+mod remote;
+mod shape;
+mod sleeping;
+mod watchdog;
+
+pub use arrivals::{
+    bytes_before_immediate, each_post_arrives_once, flush_makes_visible, full_is_not_an_error, links_do_not_mix,
+};
+pub use closing::{closed_after_arrivals, detached_is_silent, post_on_closed_link};
+pub use end::{End, Seen};
+pub use peer::{Local, Peer};
+pub use remote::{Remote, serve};
+pub use shape::Shape;
+pub use sleeping::{wait_returns_on_arrival, wait_times_out, waker_ends_wait};
+pub use watchdog::Watchdog;
+
+use crate::Port;
+
+/// What a transport brings to the suite.
+pub trait Bed {
+    /// The transport's port.
+    type Port: Port;
+
+    /// For messages: the transport, its settings, its seed.
+    fn name(&self) -> String;
+
+    /// Makes a near end and `shape.peers` peers, all connected to it. No link of the near end is
+    /// attached yet, all links of the peers are.
+    fn meet(&self, shape: Shape) -> Meeting<Self::Port>;
+}
+
+/// Connected ends.
+pub struct Meeting<P: Port> {
+    /// The end under test.
+    pub near: End<P>,
+    /// Who it is connected to.
+    pub peers: Vec<Box<dyn Peer>>,
+}
+
+/// A meeting with one peer, attached.
+fn pair<B: Bed>(bed: &B, shape: Shape) -> (End<B::Port>, Box<dyn Peer>) {
+    let Meeting { mut near, mut peers } = bed.meet(Shape { peers: 1, ..shape });
+    near.attach_all();
+    (near, peers.remove(0))
+}
+
+/// Makes a `#[test]` of each test of the suite, for a bed.
+#[macro_export]
+macro_rules! conformance_tests {
+    ($bed:expr) => {
+        $crate::conformance_tests!(seed in [()] => { let () = seed; $bed });
+    };
+    ($seed:ident in $seeds:expr => $bed:expr) => {
+        $crate::conformance_tests!(@each $seed, $seeds, $bed;
+            bytes_before_immediate,
+            each_post_arrives_once,
+            full_is_not_an_error,
+            links_do_not_mix,
+            flush_makes_visible,
+            wait_returns_on_arrival,
+            wait_times_out,
+            waker_ends_wait,
+            closed_after_arrivals,
+            detached_is_silent,
+            post_on_closed_link,
+        );
+    };
+    (@each $seed:ident, $seeds:expr, $bed:expr; $($name:ident,)*) => {$(
+        #[test]
+        fn $name() {
+            for $seed in $seeds {
+                $crate::conformance::$name(&$bed);
+            }
+        }
+    )*};
+}

@@ -1,0 +1,111 @@
+//! A peer: the other end of a meeting, as a test commands it.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use super::{End, Seen};
+use crate::{Port, Posted, Until};
+
+/// Longer than any test: a wait that sleeps past its event meets the watchdog.
+pub(super) const FOR_EVER: Duration = Duration::from_secs(3600);
+
+/// The other end of a meeting, in this process or in another. Links count from zero, also for the
+/// second peer.
+pub trait Peer: Send {
+    /// [`End::post`].
+    fn post(&mut self, link: usize, value: u32) -> Posted;
+
+    /// [`Port::flush`].
+    fn flush(&mut self);
+
+    /// [`End::poll`].
+    fn poll(&mut self) -> Vec<Seen>;
+
+    /// Posts back `count` arrivals over the links that they came by, sleeping when there is none.
+    fn echo(&mut self, count: usize);
+
+    /// Detaches a link.
+    fn detach(&mut self, link: usize);
+
+    /// Dies without a word, as by `kill -9`.
+    fn die(self: Box<Self>);
+}
+
+impl dyn Peer + '_ {
+    /// Posts until it is accepted, and flushes.
+    pub(super) fn insist(&mut self, link: usize, value: u32) {
+        loop {
+            let posted = self.post(link, value);
+            self.flush();
+            match posted {
+                Posted::Accepted => return,
+                Posted::Full => std::thread::yield_now(),
+                Posted::Closed => panic!("the peer's link {link} closed before value {value} was posted"),
+            }
+        }
+    }
+
+    /// Polls until `count` arrivals were seen.
+    pub(super) fn collect(&mut self, count: usize) -> Vec<Seen> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            all.extend(self.poll());
+        }
+        all
+    }
+}
+
+/// A peer in this process.
+pub struct Local<P: Port> {
+    end: End<P>,
+    death: Box<dyn FnOnce() + Send>,
+}
+
+impl<P: Port> Local<P> {
+    /// A peer at an end, all of whose links get attached. `death` is what makes the process at this
+    /// end look dead; then the end is dropped.
+    pub fn new(mut end: End<P>, death: impl FnOnce() + Send + 'static) -> Self {
+        end.attach_all();
+        Local { end, death: Box::new(death) }
+    }
+}
+
+impl<P: Port> Peer for Local<P> {
+    fn post(&mut self, link: usize, value: u32) -> Posted {
+        self.end.post(link, value)
+    }
+
+    fn flush(&mut self) {
+        self.end.port.flush();
+    }
+
+    fn poll(&mut self) -> Vec<Seen> {
+        self.end.poll()
+    }
+
+    fn echo(&mut self, count: usize) {
+        let mut left = count;
+        while left > 0 {
+            let seen = self.end.poll();
+            if seen.is_empty() {
+                if self.end.port.closed().is_some() {
+                    return;
+                }
+                self.end.port.wait(Until::Any, FOR_EVER);
+            }
+            left -= seen.len();
+            for seen in seen {
+                self.end.insist(seen.link, seen.value);
+            }
+            self.end.port.flush();
+        }
+    }
+
+    fn detach(&mut self, link: usize) {
+        self.end.detach(link);
+    }
+
+    fn die(self: Box<Self>) {
+        (self.death)();
+    }
+}

@@ -1,0 +1,143 @@
+//! A peer in another process, which obeys line by line over its standard input and output.
+//!
+//! ```text
+//!   test  -- "post 0 17\n" -->  child: serve(Local)
+//!         <-- "@Accepted\n" --
+//! ```
+//!
+//! A reply is what follows an `@`, because a child that is a re-executed test binary also writes the
+//! harness's own lines. Trusts the child: it is the test's own.
+#![forbid(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use super::{Peer, Seen};
+use crate::Posted;
+
+/// Obeys a [`Remote`] until it hangs up: the child's main loop.
+pub fn serve(peer: &mut dyn Peer, input: impl Read, mut output: impl Write) -> std::io::Result<()> {
+    let mut reply = |text: String| {
+        writeln!(output, "@{text}")?;
+        output.flush()
+    };
+    reply("ready".into())?;
+    for line in BufReader::new(input).lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |word: &str| word.parse::<u32>().expect("a test's own number");
+        let link = |word| number(word) as usize;
+        match words[..] {
+            ["post", at, value] => reply(format!("{:?}", peer.post(link(at), number(value))))?,
+            ["flush"] => {
+                peer.flush();
+                reply("done".into())?;
+            }
+            ["poll"] => {
+                let seen = peer.poll();
+                let seen = seen.iter().map(|seen| format!("{} {} {},", seen.link, seen.value, seen.whole));
+                reply(seen.collect())?;
+            }
+            ["echo", count] => {
+                peer.echo(number(count) as usize);
+                reply("done".into())?;
+            }
+            ["detach", at] => {
+                peer.detach(link(at));
+                reply("done".into())?;
+            }
+            _ => panic!("unknown command {line:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// The test's handle of a peer process. Dropped, it kills the process and reaps it.
+#[derive(Debug)]
+pub struct Remote {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Remote {
+    /// Starts a process that calls [`serve`]; returns without waiting for it, since it may have to
+    /// connect first.
+    pub fn start(mut command: Command) -> std::io::Result<Self> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let to = child.stdin.take().expect("piped");
+        let from = BufReader::new(child.stdout.take().expect("piped"));
+        Ok(Remote { child, to, from })
+    }
+
+    /// Waits until it serves. Once, before any command.
+    pub fn ready(&mut self) {
+        assert_eq!(self.reply(), "ready");
+    }
+
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn ask(&mut self, command: std::fmt::Arguments) -> String {
+        writeln!(self.to, "{command}").expect("the peer process lives");
+        self.reply()
+    }
+
+    fn reply(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            let bytes = self.from.read_line(&mut line).expect("the peer process writes text");
+            assert!(bytes > 0, "the peer process ended: {:?}", self.child.wait());
+            if let Some((_, reply)) = line.trim_end().split_once('@') {
+                return reply.to_owned();
+            }
+        }
+    }
+}
+
+impl Peer for Remote {
+    fn post(&mut self, link: usize, value: u32) -> Posted {
+        match self.ask(format_args!("post {link} {value}")).as_str() {
+            "Accepted" => Posted::Accepted,
+            "Full" => Posted::Full,
+            "Closed" => Posted::Closed,
+            other => panic!("the peer process says {other:?}"),
+        }
+    }
+
+    fn flush(&mut self) {
+        self.ask(format_args!("flush"));
+    }
+
+    fn poll(&mut self) -> Vec<Seen> {
+        let reply = self.ask(format_args!("poll"));
+        let seen = reply.split_terminator(',').map(|seen| match seen.split(' ').collect::<Vec<_>>()[..] {
+            [link, value, whole] => Seen {
+                link: link.parse().expect("a link"),
+                value: value.parse().expect("a value"),
+                whole: whole == "true",
+            },
+            _ => panic!("the peer process saw {seen:?}"),
+        });
+        seen.collect()
+    }
+
+    fn echo(&mut self, count: usize) {
+        self.ask(format_args!("echo {count}"));
+    }
+
+    fn detach(&mut self, link: usize) {
+        self.ask(format_args!("detach {link}"));
+    }
+
+    fn die(self: Box<Self>) {} // by drop
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // SIGKILL
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,78 @@
+//! The shape of a meeting: how many peers and links, and how their windows are laid out.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Span;
+
+/// How many peers, links and bytes a test wants. Written and read as text, for peers in other
+/// processes.
+///
+/// ```text
+///   every window:   link 0 [chunk 0][chunk 1]...   link 1 [chunk 0][chunk 1]...
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Peers of the near end.
+    pub peers: usize,
+    /// Links to each peer.
+    pub links: usize,
+    /// Posts that each link has room for, at least.
+    pub capacity: u32,
+    /// Chunks of each link in every window. A value is posted from chunk `value % chunks`.
+    pub chunks: u32,
+    /// Size of each, a multiple of 64.
+    pub chunk_bytes: usize,
+}
+
+impl Shape {
+    pub(super) const SMALL: Shape = Shape { peers: 1, links: 1, capacity: 8, chunks: 64, chunk_bytes: 64 };
+
+    /// Size of every window.
+    pub fn window_bytes(&self) -> usize {
+        self.links * self.chunks as usize * self.chunk_bytes
+    }
+
+    /// The chunks of every window; one owner writes them all.
+    pub fn spans(&self) -> Vec<Span> {
+        (0..self.links * self.chunks as usize)
+            .map(|index| Span { offset: index * self.chunk_bytes, bytes: self.chunk_bytes })
+            .collect()
+    }
+
+    /// Number of the chunk, over all links of a window, that a value is posted from.
+    pub(super) fn chunk(&self, link: usize, value: u32) -> usize {
+        link % self.links * self.chunks as usize + (value % self.chunks) as usize
+    }
+
+    /// Number of links of the near end.
+    pub(super) fn near_links(&self) -> usize {
+        self.peers * self.links
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shape { peers, links, capacity, chunks, chunk_bytes } = self;
+        write!(f, "{peers} {links} {capacity} {chunks} {chunk_bytes}")
+    }
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<u32>, _> = text.split(' ').map(str::parse).collect();
+        match numbers.as_deref() {
+            Ok(&[peers, links, capacity, chunks, chunk_bytes]) => Ok(Shape {
+                peers: peers as usize,
+                links: links as usize,
+                capacity,
+                chunks,
+                chunk_bytes: chunk_bytes as usize,
+            }),
+            _ => Err(format!("a shape is five numbers, not {text:?}")),
+        }
+    }
+}

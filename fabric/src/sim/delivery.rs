@@ -1,0 +1,41 @@
+//! The copy that stands for the NIC's. On the `unsafe` list.
+
+use std::sync::Arc;
+
+use super::net::Windows;
+use crate::ids::Span;
+use crate::window::{RecvWindow, SendWindow};
+
+/// One direction of a link: the window that is read and the one that is written, of equal size.
+#[derive(Debug)]
+pub(super) struct Path {
+    from: Arc<SendWindow>,
+    to: Arc<RecvWindow>,
+}
+
+impl Path {
+    /// Joins what one end sends to what the other receives.
+    ///
+    /// # Panics
+    /// When the sizes differ, or the receiving window is a view of somebody else's memory.
+    pub fn new(sender: &Windows, receiver: &Windows) -> Self {
+        let (from, to) = (Arc::clone(&sender.send), Arc::clone(&receiver.recv));
+        assert_eq!(from.bytes(), to.bytes(), "a link joins windows of one size, in bytes");
+        assert!(to.is_local(), "a simulated link writes the receive window: make it by RecvWindow::local");
+        Path { from, to }
+    }
+
+    /// Whether the span lies in both windows.
+    pub fn holds(&self, span: Span) -> bool {
+        self.from.bytes_of(span).is_some()
+    }
+
+    /// Copies the span's bytes as they are now. The caller holds the net's lock.
+    pub fn deliver(&self, span: Span) {
+        let source = self.from.bytes_of(span).expect("post checked the span");
+        // SAFETY: `new` checked that the window is local; `bytes_of` checked that the source is
+        // readable for the span; the lock keeps other deliveries out; and readers hold the promise
+        // of `RecvWindow::f32`, not to read what the peer may still write.
+        unsafe { self.to.write(span, source) }.expect("both windows are of one size");
+    }
+}

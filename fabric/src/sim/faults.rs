@@ -1,0 +1,65 @@
+//! What goes wrong, and how often: fault rules as data.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+use super::random::Random;
+
+/// The rules of a net, the same for all its links. Explicit events (the death of a peer, the loss of
+/// one certain post) are methods of [`Net`](super::Net).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// Ticks from flush to arrival; an empty range is no delay.
+    pub delay: Range<u64>,
+    /// Whether a post with a shorter delay overtakes on its link. Without it a link is first in,
+    /// first out, whatever the delays. The contract promises no order.
+    pub reorder: bool,
+    /// How often a post vanishes. No reliable link does this.
+    pub drop: Rate,
+    /// How often a post arrives twice. No reliable link does this. The second arrival copies the
+    /// bytes once more, as they are by then.
+    pub duplicate: Rate,
+}
+
+impl Faults {
+    /// A perfect network: everything arrives at once, in order.
+    pub const NONE: Faults = Faults { delay: 0..1, reorder: false, drop: Rate::NEVER, duplicate: Rate::NEVER };
+
+    /// Ticks until the next post arrives.
+    pub(super) fn draw_delay(&self, random: &mut Random) -> u64 {
+        self.delay.start + random.below(self.delay.end.saturating_sub(self.delay.start))
+    }
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Faults::NONE
+    }
+}
+
+/// How often a fault strikes: so many posts in a million.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rate(u32);
+
+impl Rate {
+    /// Not once.
+    pub const NEVER: Rate = Rate(0);
+    /// Each time.
+    pub const ALWAYS: Rate = Rate(1_000_000);
+
+    /// `count` in a million; more than a million is always.
+    pub const fn per_million(count: u32) -> Rate {
+        Rate(count)
+    }
+
+    /// `count` in a thousand; more than a thousand is always.
+    pub const fn per_mille(count: u32) -> Rate {
+        Rate(count.saturating_mul(1000))
+    }
+
+    /// Rolls the dice; a rate of zero leaves them alone, so that adding a rule that never strikes
+    /// does not change a run.
+    pub(super) fn strikes(self, random: &mut Random) -> bool {
+        self != Rate::NEVER && random.below(1_000_000) < u64::from(self.0)
+    }
+}

@@ -1,0 +1,188 @@
+//! The net: its links, its clock, and the events that a test makes happen.
+//!
+//! One lock over everything: this is for tests. Any thread may hold a [`Net`].
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use super::delivery::Path;
+use super::faults::Faults;
+use super::port::{Endpoint, Port};
+use super::random::Random;
+use super::traffic::{Conditions, Exception, Traffic};
+use crate::window::{RecvWindow, SendWindow};
+
+/// A simulated network of ports and links; clones are handles to the same one.
+#[derive(Clone, Debug)]
+pub struct Net {
+    state: Arc<Mutex<State>>,
+}
+
+/// The windows of one end of a link.
+#[derive(Clone, Debug)]
+pub struct Windows {
+    /// What this end sends from.
+    pub send: Arc<SendWindow>,
+    /// What this end receives into: made by [`RecvWindow::local`], as large as the peer's `send`.
+    pub recv: Arc<RecvWindow>,
+}
+
+/// One end of one link, as the net's events name it; see [`Endpoint::id`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EndId(pub(super) usize);
+
+impl EndId {
+    /// The other end of the link. Ends are made in pairs: 0 and 1, 2 and 3.
+    pub fn peer(self) -> EndId {
+        EndId(self.0 ^ 1)
+    }
+}
+
+impl Net {
+    /// An empty net. Driven by one thread, it does the same for the same seed.
+    pub fn new(seed: u64, faults: Faults) -> Net {
+        let conditions = Conditions { now: 0, faults, random: Random::new(seed) };
+        Net { state: Arc::new(Mutex::new(State { conditions, ends: Vec::new(), sleepers: Vec::new() })) }
+    }
+
+    /// A port without links.
+    pub fn port(&self) -> Port {
+        let mut state = self.lock();
+        state.sleepers.push(Sleeper::default());
+        Port::new(self.clone(), state.sleepers.len() - 1)
+    }
+
+    /// Joins two ends by a link with room for `capacity` posts each way, at least one.
+    ///
+    /// # Panics
+    /// When what one end sends is not as large as what the other receives, or a receive window was
+    /// not made by [`RecvWindow::local`].
+    pub fn link(&self, a: Windows, b: Windows, capacity: u32) -> (Endpoint, Endpoint) {
+        let mut state = self.lock();
+        let first = EndId(state.ends.len());
+        for path in [Path::new(&a, &b), Path::new(&b, &a)] {
+            state.ends.push(End { sent: Traffic::new(path, capacity), port: None, alive: true, gone_at: None });
+        }
+        (Endpoint::new(self.clone(), first), Endpoint::new(self.clone(), first.peer()))
+    }
+
+    /// The virtual time, in ticks.
+    pub fn now(&self) -> u64 {
+        self.lock().conditions.now
+    }
+
+    /// The process at this end of the link dies, as by `kill -9`. What it flushed before still
+    /// arrives, what it had not flushed is lost, and then its peer sees the link closed. Its own
+    /// port shows nothing more of the link. A process with several links dies by one call for each.
+    pub fn kill(&self, end: EndId) {
+        let mut state = self.lock();
+        state.ends[end.0].sent.lose_held();
+        state.leave(end);
+    }
+
+    /// The link breaks: both ends see it closed, and whatever is in flight is lost. The contract
+    /// knows no such loss on an orderly end; a cable, a switch or a NIC that fails does this.
+    pub fn cut(&self, end: EndId) {
+        let mut state = self.lock();
+        let now = state.conditions.now;
+        for end in [end, end.peer()] {
+            state.ends[end.0].sent.lose_all();
+            state.ends[end.0].gone_at.get_or_insert(now);
+            state.wake(end);
+        }
+    }
+
+    /// The next post of this end that is flushed vanishes. Events for one end queue up: each
+    /// concerns one post more.
+    pub fn drop_next(&self, end: EndId) {
+        self.lock().ends[end.0].sent.except_next(Exception::Drop);
+    }
+
+    /// The next post of this end that is flushed arrives twice.
+    pub fn duplicate_next(&self, end: EndId) {
+        self.lock().ends[end.0].sent.except_next(Exception::Duplicate);
+    }
+
+    /// The next post of this end that is flushed takes so many ticks. Unless the net reorders, it
+    /// holds up those behind it.
+    pub fn delay_next(&self, end: EndId, ticks: u64) {
+        self.lock().ends[end.0].sent.except_next(Exception::Delay(ticks));
+    }
+
+    /// A panic of one thread inside the net is that test's failure, not everybody's.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(super) fn is(&self, other: &Net) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub conditions: Conditions,
+    pub ends: Vec<End>,
+    /// By number of the port.
+    pub sleepers: Vec<Sleeper>,
+}
+
+/// One end of a link.
+#[derive(Debug)]
+pub(super) struct End {
+    /// What this end posted.
+    pub sent: Traffic,
+    /// The port that polls this end.
+    pub port: Option<usize>,
+    /// Neither detached nor killed.
+    pub alive: bool,
+    /// The tick from which on this end knows that the link closed.
+    pub gone_at: Option<u64>,
+}
+
+/// How a port is woken.
+#[derive(Debug, Default)]
+pub(super) struct Sleeper {
+    pub bell: Arc<Condvar>,
+    pub woken: bool,
+}
+
+impl State {
+    /// Sends off what an end posted since its last flush.
+    pub fn flush(&mut self, end: EndId) {
+        let State { conditions, ends, .. } = self;
+        if !ends[end.0].sent.launch(conditions) {
+            return;
+        }
+        if ends[end.peer().0].alive {
+            self.wake(end.peer());
+        } else {
+            self.ends[end.0].sent.lose_all();
+        }
+    }
+
+    /// An end detached or died: its peer learns of it as late as of a post.
+    pub fn leave(&mut self, end: EndId) {
+        if !std::mem::replace(&mut self.ends[end.0].alive, false) {
+            return;
+        }
+        self.ends[end.peer().0].sent.lose_all();
+        let Conditions { now, faults, random } = &mut self.conditions;
+        let at = *now + faults.draw_delay(random);
+        self.ends[end.peer().0].gone_at.get_or_insert(at);
+        self.wake(end.peer());
+    }
+
+    /// Whether this end knows by now that its link closed.
+    pub fn knows_closed(&self, end: EndId) -> bool {
+        let End { alive, gone_at, .. } = self.ends[end.0];
+        !alive || gone_at.is_some_and(|tick| tick <= self.conditions.now)
+    }
+
+    /// Ends the wait of the port that polls this end.
+    fn wake(&self, end: EndId) {
+        if let Some(port) = self.ends[end.0].port {
+            self.sleepers[port].bell.notify_all();
+        }
+    }
+}

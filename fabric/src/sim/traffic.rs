@@ -1,0 +1,148 @@
+//! What one end of a link posted, on its way to the other end.
+//!
+//! ```text
+//!   post -> [held] -- launch: rules, due tick --> [in flight, by due tick] -- take --> arrival
+//! ```
+//!
+//! Knows one direction of one link; not who polls it.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::delivery::Path;
+use super::faults::Faults;
+use super::random::Random;
+use crate::ids::{Imm, Span};
+
+/// What all links of a net share: the virtual time, the rules and the dice.
+#[derive(Debug)]
+pub(super) struct Conditions {
+    pub now: u64,
+    pub faults: Faults,
+    pub random: Random,
+}
+
+/// What shall become of one certain post, whatever the net's rules say.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Exception {
+    Drop,
+    Duplicate,
+    Delay(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    span: Span,
+    imm: Imm,
+    /// The second of a duplicated post: takes no room.
+    copy: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Traffic {
+    path: Path,
+    capacity: u32,
+    /// Accepted and not yet polled by the peer, without copies.
+    unpolled: u32,
+    held: Vec<Message>,
+    /// By due tick, then by order of launch.
+    in_flight: BTreeMap<(u64, u64), Message>,
+    launched: u64,
+    latest_due: u64,
+    exceptions: VecDeque<Exception>,
+}
+
+impl Traffic {
+    pub fn new(path: Path, capacity: u32) -> Self {
+        Traffic {
+            path,
+            capacity: capacity.max(1),
+            unpolled: 0,
+            held: Vec::new(),
+            in_flight: BTreeMap::new(),
+            launched: 0,
+            latest_due: 0,
+            exceptions: VecDeque::new(),
+        }
+    }
+
+    /// Takes a post in until the next launch; false when there is no room.
+    pub fn post(&mut self, span: Span, imm: Imm) -> bool {
+        assert!(self.path.holds(span), "posted {span:?}, which ends beyond the window");
+        if self.unpolled == self.capacity {
+            return false;
+        }
+        self.unpolled += 1;
+        self.held.push(Message { span, imm, copy: false });
+        true
+    }
+
+    pub fn except_next(&mut self, exception: Exception) {
+        self.exceptions.push_back(exception);
+    }
+
+    /// Sends off what is held; whether there was anything.
+    pub fn launch(&mut self, conditions: &mut Conditions) -> bool {
+        let held = std::mem::take(&mut self.held);
+        for &message in &held {
+            self.launch_one(message, conditions);
+        }
+        !held.is_empty()
+    }
+
+    fn launch_one(&mut self, message: Message, conditions: &mut Conditions) {
+        let Conditions { now, faults, random } = conditions;
+        let exception = self.exceptions.pop_front();
+        if matches!(exception, Some(Exception::Drop)) || faults.drop.strikes(random) {
+            self.unpolled -= 1;
+            return;
+        }
+        let copies =
+            matches!(exception, Some(Exception::Duplicate)) || faults.duplicate.strikes(random);
+        for copy in [false, true].into_iter().take(1 + usize::from(copies)) {
+            let delay = match exception {
+                Some(Exception::Delay(ticks)) => ticks,
+                _ => faults.draw_delay(random),
+            };
+            let mut due = *now + delay;
+            if !faults.reorder {
+                due = due.max(self.latest_due);
+                self.latest_due = due;
+            }
+            self.launched += 1;
+            self.in_flight.insert((due, self.launched), Message { copy, ..message });
+        }
+    }
+
+    /// The next arrival that is due; its bytes are in the peer's window now.
+    pub fn take(&mut self, now: u64) -> Option<Imm> {
+        let first = self.in_flight.first_entry().filter(|first| first.key().0 <= now)?;
+        let Message { span, imm, copy } = first.remove();
+        if !copy {
+            self.unpolled -= 1;
+        }
+        self.path.deliver(span);
+        Some(imm)
+    }
+
+    /// The tick at which `count` arrivals are there to take, if as many are in flight.
+    pub fn due(&self, count: u32) -> Option<u64> {
+        let last = count.max(1) as usize - 1;
+        self.in_flight.keys().nth(last).map(|&(due, _)| due)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// The sender died: what it had not flushed is lost.
+    pub fn lose_held(&mut self) {
+        self.held.clear();
+    }
+
+    /// Nobody will poll: everything is lost.
+    pub fn lose_all(&mut self) {
+        self.held.clear();
+        self.in_flight.clear();
+    }
+}

@@ -1,0 +1,189 @@
+//! The words of the control port: JSON bodies that hub and workers exchange over HTTP.
+//!
+//! Plain data, spoken by both roles and by people with `curl`; `docs/protocol.md` shows examples.
+//! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
+
+use serde::{Deserialize, Serialize};
+
+use crate::chunk::Round;
+use crate::key::Key;
+use crate::optimizer::{Ablate, Optimizer};
+
+/// Version of the control protocol. Both ends must have the same.
+pub const PROTOCOL: u32 = 1;
+
+/// The most workers that a job may have.
+pub const MAX_WORKERS: u32 = 1024;
+
+/// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first one makes the job, the others
+/// must say the same of everything but their rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JoinRequest {
+    /// [`PROTOCOL`] of the worker.
+    pub protocol: u32,
+    /// This worker's number, from 0.
+    pub rank: u32,
+    /// How many workers take part.
+    pub workers: u32,
+    /// Size of a chunk in bytes.
+    pub chunk_bytes: usize,
+    /// What the hub does with a sum.
+    pub optimizer: Optimizer,
+    /// What the hub leaves out, for measurement.
+    #[serde(default)]
+    pub ablate: Ablate,
+    /// The model, in the order of the forward pass.
+    pub keys: Vec<Key>,
+}
+
+/// The hub's yes to a join.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinReply {
+    /// Names this worker from now on; 32 hexadecimal digits.
+    pub token: String,
+    /// The hub's cores, each of which owns some chunks: placement is `topology::lpt` over them.
+    pub cores: u32,
+    /// Where the data path is.
+    pub transport: TransportAddress,
+    /// A worker that is not heard of for so long is taken for dead.
+    pub heartbeat_limit_ms: u64,
+}
+
+/// How to reach the hub's data path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "transport", rename_all = "lowercase")]
+pub enum TransportAddress {
+    /// Shared memory, by the name of an abstract Unix socket.
+    Shm {
+        /// The name.
+        address: String,
+    },
+}
+
+/// `POST /v1/jobs/{job}/heartbeat`: the worker lives. The hub answers at once when its news are
+/// newer than `seen`, otherwise when there are some, or before the limit is half over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeartbeatRequest {
+    /// From the join.
+    pub token: String,
+    /// `version` of the last answer, 0 at first.
+    pub seen: u64,
+}
+
+/// News of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeartbeatReply {
+    /// Grows with every change.
+    pub version: u64,
+    /// How the job is.
+    pub state: JobState,
+    /// Workers that left, each with the first round that it took no part in.
+    pub left: Vec<Left>,
+}
+
+/// A worker that left in good order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// Which one.
+    pub rank: u32,
+    /// The first round without it.
+    pub round: Round,
+}
+
+/// How a job is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum JobState {
+    /// Some workers are not here yet.
+    Gathering {
+        /// Which ones.
+        missing: Vec<u32>,
+    },
+    /// All are here.
+    Running,
+    /// It cannot go on.
+    Failed {
+        /// Why, naming the rank.
+        reason: String,
+    },
+}
+
+/// `POST /v1/jobs/{job}/leave`: the worker is done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaveRequest {
+    /// From the join.
+    pub token: String,
+    /// The first round that it takes no part in.
+    pub round: Round,
+}
+
+/// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. Answered when every core
+/// has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LearningRateRequest {
+    /// From the join.
+    pub token: String,
+    /// The new rate.
+    pub learning_rate: f32,
+    /// The first round that uses it.
+    pub from_round: Round,
+}
+
+/// The body of every answer that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorReply {
+    /// What was wrong, with what was expected and what to do next.
+    pub error: String,
+}
+
+/// `GET /v1/hub`: who answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HubReply {
+    /// [`PROTOCOL`] of the hub.
+    pub protocol: u32,
+    /// Version of the program.
+    pub version: String,
+    /// Instruction set of its kernels.
+    pub kernels: String,
+    /// Resident memory of the hub's process, in bytes.
+    pub rss_bytes: u64,
+    /// Its cores, in the order of the plan.
+    pub cores: Vec<CoreReply>,
+    /// Its jobs.
+    pub jobs: Vec<JobReply>,
+}
+
+/// One core of the hub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoreReply {
+    /// The processor that its thread is pinned to.
+    pub cpu: u32,
+    /// Chunks summed and sent back since the start.
+    pub chunks: u64,
+    /// Their bytes.
+    pub chunk_bytes: u64,
+    /// Time spent on turns with work.
+    pub busy_ns: u64,
+    /// Time spent waiting for work.
+    pub waiting_ns: u64,
+}
+
+/// One job of the hub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobReply {
+    /// Its name.
+    pub name: String,
+    /// How it is.
+    #[serde(flatten)]
+    pub state: JobState,
+    /// Its workers.
+    pub workers: u32,
+    /// Its keys.
+    pub keys: usize,
+    /// Bytes of its model.
+    pub model_bytes: u64,
+}

@@ -1,0 +1,105 @@
+//! What can be wrong with a manifest, or with the safetensors header that it is read from.
+//!
+//! Names are printed quoted and escaped: they come from outside, and end up in logs. Must not know
+//! where the bytes came from.
+
+use super::{MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_KEYS, MAX_NAME_BYTES, MAX_TOTAL_BYTES};
+
+/// The first fault of a list of keys, or of a safetensors header.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+pub enum ManifestError {
+    #[error("the manifest has no key; a job needs at least one tensor: name the model's parameters")]
+    NoKeys,
+
+    #[error(
+        "the manifest has {seen} keys, at most {MAX_KEYS} are allowed; join small tensors into larger ones"
+    )]
+    TooManyKeys { seen: usize },
+
+    #[error("key {index} has an empty name; every key needs one, unique in its job")]
+    EmptyName { index: usize },
+
+    #[error("the name of key {index} has {seen} bytes, at most {MAX_NAME_BYTES} are allowed; shorten it")]
+    NameTooLong { index: usize, seen: usize },
+
+    #[error("keys {first} and {second} are both called {name:?}; names are unique in a job: rename one")]
+    DuplicateName { name: String, first: usize, second: usize },
+
+    #[error("key {name:?} has {seen} dimensions, at most {MAX_DIMENSIONS} are allowed; flatten it")]
+    TooManyDimensions { name: String, seen: usize },
+
+    #[error("key {name:?} has the shape {shape:?}, which is no element at all; leave it out")]
+    NoElements { name: String, shape: Vec<u64> },
+
+    #[error("key {name:?} has the shape {shape:?}, whose size in bytes is over 2^64; the shape is wrong")]
+    ShapeOverflow { name: String, shape: Vec<u64> },
+
+    #[error(
+        "key {name:?} takes the manifest over {MAX_TOTAL_BYTES} bytes, the most for one job; its shape is wrong, \
+         or the model has to be split over jobs"
+    )]
+    TooManyBytes { name: String },
+
+    #[error("{multiplier} of key {name:?} is {seen}, and must be a finite number")]
+    Multiplier { name: String, multiplier: &'static str, seen: f32 },
+
+    #[error(
+        "the safetensors header says that it has {seen} bytes, at most {MAX_HEADER_BYTES} are allowed; this is \
+         not a safetensors file, or it is damaged"
+    )]
+    HeaderTooLarge { seen: u64 },
+
+    #[error(
+        "the safetensors header ends at byte {end}, but the file has {file_bytes} bytes; it is cut off, or not a \
+         safetensors file: copy or save it again"
+    )]
+    HeaderPastFile { end: u64, file_bytes: u64 },
+
+    #[error(
+        "the safetensors header needs the file's first {needed} bytes, and {seen} were read; read all of them"
+    )]
+    HeaderIncomplete { needed: u64, seen: usize },
+
+    #[error("the safetensors header is not UTF-8 after its byte {valid_up_to}; the file is damaged")]
+    HeaderNotUtf8 { valid_up_to: usize },
+
+    #[error(
+        "the safetensors header is not JSON of the format: {reason}; the file is damaged, or its writer is at fault"
+    )]
+    HeaderNotJson { reason: String },
+
+    #[error("tensor {name:?} is {seen}, and keys are F32: {next}")]
+    Dtype { name: String, seen: String, next: &'static str },
+
+    #[error(
+        "tensor {name:?} has the data_offsets [{begin}, {end}], which do not ascend; the file is damaged, or its \
+         writer is at fault"
+    )]
+    OffsetsReversed { name: String, begin: u64, end: u64 },
+
+    #[error(
+        "tensor {name:?} begins at byte {begin}, inside the tensor before it, which ends at byte {previous_end}; \
+         the file is damaged, or its writer is at fault"
+    )]
+    OffsetsOverlap { name: String, begin: u64, previous_end: u64 },
+
+    #[error(
+        "tensor {name:?} begins at byte {begin}, and the bytes from {previous_end} on belong to no tensor; the \
+         file is damaged, or its writer is at fault"
+    )]
+    OffsetsHole { name: String, begin: u64, previous_end: u64 },
+
+    #[error(
+        "tensor {name:?} has the shape {shape:?}, {expected} bytes, but its data_offsets span {seen}; the file is \
+         damaged, or its writer is at fault"
+    )]
+    ShapeAgainstOffsets { name: String, shape: Vec<u64>, expected: u64, seen: u64 },
+
+    #[error(
+        "the file has {seen} bytes, and by its safetensors header it has {expected}; it is cut off or padded: copy \
+         or save it again"
+    )]
+    FileLength { expected: u64, seen: u64 },
+}

@@ -1,0 +1,178 @@
+//! What the hub does with a sum: optimizers, their settings, and learning rates over time.
+//!
+//! Settings only; the arithmetic is in `kernels`, its specification in `oracle`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::chunk::Round;
+
+/// What comes back to the workers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Optimizer {
+    /// The mean of the gradients: an all-reduce.
+    Average,
+    /// `w -= lr * (g + wd * w)`, where `g` is the mean of the gradients.
+    Sgd {
+        /// Step size.
+        learning_rate: f32,
+        /// L2 penalty.
+        #[serde(default)]
+        weight_decay: f32,
+    },
+    /// Nesterov's accelerated gradient as PHub runs it (section 3):
+    /// `g += wd * w; m = mu * m + g; w -= lr * (g + mu * m)`.
+    Nesterov {
+        /// Step size.
+        learning_rate: f32,
+        /// L2 penalty.
+        #[serde(default)]
+        weight_decay: f32,
+        /// `mu`.
+        momentum: f32,
+    },
+}
+
+/// Settings outside their range.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("{optimizer}: {setting} is {seen}; expected a finite number{range}")]
+pub struct InvalidOptimizer {
+    optimizer: &'static str,
+    setting: &'static str,
+    seen: f32,
+    range: &'static str,
+}
+
+impl Optimizer {
+    /// The names of all optimizers, as the settings spell them.
+    pub const NAMES: [&str; 3] = ["average", "sgd", "nesterov"];
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Optimizer::Average => "average",
+            Optimizer::Sgd { .. } => "sgd",
+            Optimizer::Nesterov { .. } => "nesterov",
+        }
+    }
+
+    /// f32 of state that the hub keeps for each parameter, beside the weights.
+    pub fn state_per_element(&self) -> usize {
+        match self {
+            Optimizer::Average | Optimizer::Sgd { .. } => 0,
+            Optimizer::Nesterov { .. } => 1,
+        }
+    }
+
+    /// Whether the hub keeps weights: then the first round is the broadcast of rank 0's.
+    pub fn keeps_weights(&self) -> bool {
+        !matches!(self, Optimizer::Average)
+    }
+
+    /// The step size at the start; zero where there is none.
+    pub fn learning_rate(&self) -> f32 {
+        match *self {
+            Optimizer::Average => 0.0,
+            Optimizer::Sgd { learning_rate, .. } | Optimizer::Nesterov { learning_rate, .. } => learning_rate,
+        }
+    }
+
+    /// L2 penalty; zero where there is none.
+    pub fn weight_decay(&self) -> f32 {
+        match *self {
+            Optimizer::Average => 0.0,
+            Optimizer::Sgd { weight_decay, .. } | Optimizer::Nesterov { weight_decay, .. } => weight_decay,
+        }
+    }
+
+    /// Checks that every setting is a number an optimizer can work with.
+    pub fn check(&self) -> Result<(), InvalidOptimizer> {
+        let optimizer = self.name();
+        let finite = |setting, seen: f32, ok: bool, range| {
+            if seen.is_finite() && ok {
+                Ok(())
+            } else {
+                Err(InvalidOptimizer { optimizer, setting, seen, range })
+            }
+        };
+        finite("learning_rate", self.learning_rate(), true, "")?;
+        finite("weight_decay", self.weight_decay(), self.weight_decay() >= 0.0, ", at least 0")?;
+        if let Optimizer::Nesterov { momentum, .. } = *self {
+            finite("momentum", momentum, (0.0..1.0).contains(&momentum), " from 0 to below 1")?;
+        }
+        Ok(())
+    }
+}
+
+/// Parts of a chunk's work left out, to see what each costs. Results are wrong by intention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ablate {
+    /// Use rank 0's gradient alone instead of the sum.
+    #[serde(default)]
+    pub aggregate: bool,
+    /// Send the mean gradient back instead of stepping.
+    #[serde(default)]
+    pub optimize: bool,
+}
+
+/// Learning rates by round. A change takes effect from a stated round on, whatever the round of
+/// each chunk is when the change arrives, so that all cores change at the same step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LearningRates {
+    /// (first round, rate), rounds ascending; the first entry starts at round 0.
+    changes: Vec<(Round, f32)>,
+}
+
+impl LearningRates {
+    /// `rate` from round 0 on.
+    pub fn new(rate: f32) -> Self {
+        LearningRates { changes: vec![(Round(0), rate)] }
+    }
+
+    /// `rate` from round `from` on; replaces what was set for that round and later.
+    pub fn change(&mut self, from: Round, rate: f32) {
+        self.changes.retain(|&(round, _)| round < from);
+        self.changes.push((from, rate));
+    }
+
+    /// The rate of a round.
+    pub fn at(&self, round: Round) -> f32 {
+        let last = self.changes.iter().rev().find(|&&(from, _)| from <= round);
+        last.unwrap_or(&self.changes[0]).1
+    }
+
+    /// Forgets what no round from `oldest` on needs.
+    pub fn forget_before(&mut self, oldest: Round) {
+        let current = self.changes.iter().rposition(|&(from, _)| from <= oldest).unwrap_or(0);
+        self.changes.drain(..current);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_holds_from_its_round_on() {
+        let mut rates = LearningRates::new(0.1);
+        rates.change(Round(5), 0.01);
+        rates.change(Round(9), 0.001);
+        assert_eq!([0, 4, 5, 8, 9, 100].map(|r| rates.at(Round(r))), [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]);
+        rates.change(Round(9), 0.5);
+        assert_eq!(rates.at(Round(9)), 0.5);
+        rates.forget_before(Round(6));
+        assert_eq!((rates.at(Round(6)), rates.at(Round(9))), (0.01, 0.5));
+    }
+
+    #[test]
+    fn settings_out_of_range_are_named() {
+        let bad = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.0, momentum: 1.5 };
+        assert_eq!(
+            bad.check().unwrap_err().to_string(),
+            "nesterov: momentum is 1.5; expected a finite number from 0 to below 1"
+        );
+        assert!(Optimizer::Sgd { learning_rate: f32::NAN, weight_decay: 0.0 }.check().is_err());
+        assert_eq!(Optimizer::Average.check(), Ok(()));
+    }
+}

@@ -1,0 +1,97 @@
+//! The slots of one chunk: each worker's gradient for it, where the worker wrote it.
+//!
+//! On the `unsafe` list: the step from addresses in workers' windows to something kernels may read.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use fabric::{RecvWindow, Span, SpanError};
+
+/// `elements` f32 from each of one or more workers, in worker order.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots<'a> {
+    starts: &'a [*const f32],
+    elements: usize,
+    _borrowed: PhantomData<&'a [f32]>,
+}
+
+impl<'a> Slots<'a> {
+    /// From addresses.
+    ///
+    /// # Safety
+    /// Each start must be readable for `elements` f32, unwritten, for as long as `'a`.
+    pub unsafe fn new(starts: &'a [*const f32], elements: usize) -> Self {
+        assert!(!starts.is_empty(), "a sum has at least one worker");
+        Slots { starts, elements, _borrowed: PhantomData }
+    }
+
+    /// Number of workers.
+    pub fn workers(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Length of each slot.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Worker `rank`'s slot.
+    #[inline(always)]
+    pub fn slot(&self, rank: usize) -> &'a [f32] {
+        // SAFETY: `new`'s caller vouched for every start and for `elements`.
+        unsafe { std::slice::from_raw_parts(self.starts[rank], self.elements) }
+    }
+
+    /// The first worker's slot alone.
+    pub fn first(&self) -> Slots<'a> {
+        Slots { starts: &self.starts[..1], ..*self }
+    }
+}
+
+/// The gradient windows of a job's workers.
+#[derive(Debug)]
+pub(crate) struct Gradients {
+    windows: Vec<Option<Arc<RecvWindow>>>,
+    /// Scratch of `slots`: where each worker's slot of the current chunk begins.
+    starts: Vec<*const f32>,
+}
+
+// SAFETY: `starts` is meaningful only while a borrow from `slots` lives; the rest is Send by itself.
+unsafe impl Send for Gradients {}
+
+impl Gradients {
+    pub fn new(workers: u32) -> Self {
+        let workers = workers as usize;
+        Gradients { windows: vec![None; workers], starts: vec![std::ptr::null(); workers] }
+    }
+
+    /// Brings in worker `rank`'s window; checks the spans that will be asked for, and touches them.
+    pub fn add(
+        &mut self,
+        rank: u32,
+        window: Arc<RecvWindow>,
+        spans: impl Iterator<Item = Span>,
+    ) -> Result<(), SpanError> {
+        for span in spans {
+            window.f32_ptr(span)?;
+            window.touch(span);
+        }
+        self.windows[rank as usize] = Some(window);
+        Ok(())
+    }
+
+    /// All workers' slots at `span`, in worker order. Panics when a worker or the span was not added.
+    ///
+    /// # Safety
+    /// By the protocol no worker writes its slot while the result lives: all have pushed the chunk,
+    /// and none was answered yet.
+    pub unsafe fn slots(&mut self, span: Span) -> Slots<'_> {
+        for (start, window) in self.starts.iter_mut().zip(&self.windows) {
+            let window = window.as_ref().expect("a worker that pushed was added");
+            *start = window.f32_ptr(span).expect("checked by add").0;
+        }
+        // SAFETY: `f32_ptr` checked bounds and alignment; the windows live in `self`, which the
+        // result borrows; that nobody writes is the caller's word.
+        unsafe { Slots::new(&self.starts, span.bytes / size_of::<f32>()) }
+    }
+}

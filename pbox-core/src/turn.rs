@@ -1,0 +1,221 @@
+//! The turn of a core: look at the port once, and do all that follows from what arrived.
+//!
+//! ```text
+//!   poll -> (link, imm) -> shard of the link's job -> last one in? -> sum + step -> post to all -> flush
+//! ```
+//!
+//! Owned by one pinned thread; generic over the transport. A turn takes no lock, performs no atomic
+//! read-modify-write, allocates nothing and makes no system call, but what waking a sleeping worker
+//! needs.
+
+use std::sync::Arc;
+
+use fabric::{Arrival, LinkId, Port, Posted, RecvWindow, SpanError};
+
+use crate::chunk::{Immediate, Round};
+use crate::kernels::Kernels;
+use crate::shard::Shard;
+
+/// A job of this hub; numbers are not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+/// How many arrivals one turn looks at: enough to spread the cost of a poll, few enough that the
+/// thread soon looks at its other duties.
+const ARRIVALS_PER_TURN: usize = 64;
+
+/// What a core has done since it started. Plain counters, published by the thread now and then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Slots that arrived.
+    pub arrivals: u64,
+    /// Chunks summed and sent back.
+    pub chunks: u64,
+    /// Bytes of these chunks.
+    pub chunk_bytes: u64,
+}
+
+/// Something that the core's owner must hear about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A worker's link ended; it is detached.
+    WorkerGone {
+        /// Its job.
+        job: JobId,
+        /// Its rank.
+        rank: u32,
+        /// Why, in words.
+        reason: String,
+    },
+}
+
+/// Who is at the other end of a link.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    /// Place in `jobs`.
+    job: usize,
+    rank: u32,
+}
+
+#[derive(Debug)]
+struct Job {
+    id: JobId,
+    shard: Shard,
+    /// One a rank, in rank order.
+    links: Vec<Option<LinkId>>,
+}
+
+/// A core: its port, and its shards of all jobs.
+pub struct Core<P: Port> {
+    port: P,
+    kernels: &'static Kernels,
+    jobs: Vec<Option<Job>>,
+    members: Vec<Option<Member>>,
+    arrivals: [Arrival; ARRIVALS_PER_TURN],
+    tally: Tally,
+}
+
+impl<P: Port> Core<P> {
+    /// A core without jobs.
+    pub fn new(port: P, kernels: &'static Kernels) -> Self {
+        Core {
+            port,
+            kernels,
+            jobs: Vec::new(),
+            members: Vec::new(),
+            arrivals: [Arrival::default(); ARRIVALS_PER_TURN],
+            tally: Tally::default(),
+        }
+    }
+
+    /// Takes over a job's shard. Its workers come with [`add_worker`](Self::add_worker).
+    pub fn add_job(&mut self, id: JobId, shard: Shard, workers: u32) {
+        let job = Some(Job { id, shard, links: vec![None; workers as usize] });
+        match self.jobs.iter_mut().find(|job| job.is_none()) {
+            Some(free) => *free = job,
+            None => self.jobs.push(job),
+        }
+    }
+
+    /// Attaches a worker's link to its job.
+    pub fn add_worker(
+        &mut self,
+        id: JobId,
+        rank: u32,
+        gradients: Arc<RecvWindow>,
+        endpoint: P::Endpoint,
+    ) -> Result<(), SpanError> {
+        let Some(place) = self.place(id) else { return Ok(()) }; // the job ended meanwhile
+        let job = self.jobs[place].as_mut().expect("found by place");
+        job.shard.add_worker(rank, gradients)?;
+        let link = self.port.attach(endpoint);
+        job.links[rank as usize] = Some(link);
+        if self.members.len() <= link.index() {
+            self.members.resize(link.index() + 1, None);
+        }
+        self.members[link.index()] = Some(Member { job: place, rank });
+        Ok(())
+    }
+
+    /// Detaches a worker that left.
+    pub fn remove_worker(&mut self, id: JobId, rank: u32) {
+        let Some(place) = self.place(id) else { return };
+        let job = self.jobs[place].as_mut().expect("found by place");
+        if let Some(link) = job.links[rank as usize].take() {
+            self.members[link.index()] = None;
+            self.port.detach(link);
+        }
+    }
+
+    /// Ends a job: its links are detached, its memory is freed.
+    pub fn remove_job(&mut self, id: JobId) {
+        let Some(place) = self.place(id) else { return };
+        let job = self.jobs[place].take().expect("found by place");
+        for link in job.links.into_iter().flatten() {
+            self.members[link.index()] = None;
+            self.port.detach(link);
+        }
+    }
+
+    /// Changes a job's learning rate from a round on.
+    pub fn set_learning_rate(&mut self, id: JobId, from: Round, rate: f32) {
+        if let Some(place) = self.place(id) {
+            self.jobs[place].as_mut().expect("found by place").shard.set_learning_rate(from, rate);
+        }
+    }
+
+    /// One look at the port, and all that follows. True when there was work.
+    #[inline(never)] // its machine code is inspected by a test for locked instructions
+    pub fn turn(&mut self, notices: &mut Vec<Notice>) -> bool {
+        let count = self.port.poll(&mut self.arrivals);
+        for index in 0..count {
+            let Arrival { link, imm } = self.arrivals[index];
+            // A link detached earlier in this turn may still have arrivals in the batch.
+            let Some(Member { job: place, rank }) = self.members[link.index()] else { continue };
+            let job = self.jobs[place].as_mut().expect("a member's job is there");
+            match job.shard.arrive(self.kernels, rank, Immediate::decode(imm)) {
+                Ok(None) => {}
+                Ok(Some((span, answer))) => {
+                    self.tally.chunks += 1;
+                    self.tally.chunk_bytes += span.bytes as u64;
+                    if let Some(rank) = answer_all(&mut self.port, job, span, answer) {
+                        let reason = "its ring of answers is full: it pushed without reading them".to_string();
+                        self.drop_worker(place, rank, reason, notices);
+                    }
+                }
+                Err(violation) => self.drop_worker(place, rank, violation.to_string(), notices),
+            }
+        }
+        self.tally.arrivals += count as u64;
+        while let Some(closed) = self.port.closed() {
+            match self.members.get(closed.link.index()).copied().flatten() {
+                Some(Member { job, rank }) => self.drop_worker(job, rank, closed.reason.to_string(), notices),
+                None => self.port.detach(closed.link),
+            }
+        }
+        count > 0
+    }
+
+    /// Its port, to wait on.
+    pub fn port(&mut self) -> &mut P {
+        &mut self.port
+    }
+
+    /// What it has done so far.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    fn place(&self, id: JobId) -> Option<usize> {
+        self.jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.id == id))
+    }
+
+    #[cold]
+    fn drop_worker(&mut self, place: usize, rank: u32, reason: String, notices: &mut Vec<Notice>) {
+        let job = self.jobs[place].as_mut().expect("a member's job is there");
+        if let Some(link) = job.links[rank as usize].take() {
+            self.members[link.index()] = None;
+            self.port.detach(link);
+            notices.push(Notice::WorkerGone { job: job.id, rank, reason });
+        }
+    }
+}
+
+/// Sends a finished chunk to every worker of the job. The rings are sized by the layout, so that a
+/// worker that keeps to one round in flight never fills one; names a rank whose ring is full.
+#[inline]
+fn answer_all<P: Port>(port: &mut P, job: &Job, span: fabric::Span, answer: Immediate) -> Option<u32> {
+    let mut full = None;
+    for (rank, link) in job.links.iter().enumerate() {
+        let Some(link) = link else { continue };
+        match port.post(*link, span, answer.encode()) {
+            // A link that just closed is reported by the port.
+            Posted::Accepted | Posted::Closed => {}
+            Posted::Full => full = Some(rank as u32),
+        }
+    }
+    // Once a chunk: 3 microseconds of kernel hide the fence, and the worker's next layer need not
+    // wait for the rest of this turn.
+    port.flush();
+    full
+}

@@ -1,0 +1,224 @@
+//! A core thread: pinned, owns one port and one [`Core`], turns until it is told to stop.
+//!
+//! Between turns it looks at one flag; commands and reports cross by channel, off the round path.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::Waker;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use fabric::{Idle, IdlePolicy, Port, RecvWindow, Until};
+use pbox_core::kernels::Kernels;
+use pbox_core::{Core, JobId, Notice, Round, Shard, ShardSpec};
+use tokio::sync::{mpsc::UnboundedSender, oneshot};
+
+/// Turns between two publications of the meters while work never stops.
+const TURNS_PER_PUBLICATION: u32 = 1024;
+
+/// What a core thread is told.
+#[derive(Debug)]
+pub(crate) enum Command<E> {
+    AddJob { job: JobId, spec: Box<ShardSpec> },
+    AddWorker { job: JobId, rank: u32, gradients: Arc<RecvWindow>, endpoint: Box<E> },
+    RemoveWorker { job: JobId, rank: u32 },
+    RemoveJob { job: JobId },
+    SetLearningRate { job: JobId, from: Round, rate: f32, done: oneshot::Sender<()> },
+    Stop,
+}
+
+/// What a core thread tells. Few per worker and job, so the channel is bounded by their number.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// This core has the worker's link, and has touched its part of the worker's window.
+    Attached { job: JobId, rank: u32 },
+    /// The worker's link ended.
+    WorkerGone { job: JobId, rank: u32, reason: String },
+    /// The core cannot take the job.
+    JobFailed { job: JobId, reason: String },
+}
+
+/// What a core did, for others to read at any time.
+#[derive(Debug, Default)]
+pub(crate) struct Meters {
+    pub chunks: AtomicU64,
+    pub chunk_bytes: AtomicU64,
+    pub busy_ns: AtomicU64,
+    pub waiting_ns: AtomicU64,
+}
+
+/// The hub's end of a core thread.
+#[derive(Debug)]
+pub(crate) struct CoreHandle<E> {
+    pub cpu: u32,
+    pub meters: Arc<Meters>,
+    commands: Sender<Command<E>>,
+    mail: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<E: Send + 'static> CoreHandle<E> {
+    /// Starts a thread on `cpu` that owns `port`.
+    pub fn start<P: Port<Endpoint = E> + 'static>(
+        cpu: u32,
+        port: P,
+        kernels: &'static Kernels,
+        idle: IdlePolicy,
+        reports: UnboundedSender<Report>,
+    ) -> std::io::Result<Self> {
+        let (commands, inbox) = channel();
+        let mail = Arc::new(AtomicBool::new(false));
+        let meters = Arc::new(Meters::default());
+        let waker = port.waker();
+        let thread = {
+            let (mail, meters) = (Arc::clone(&mail), Arc::clone(&meters));
+            std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
+                pin(cpu);
+                let core = Core::new(port, kernels);
+                CoreThread { core, inbox, mail, meters, reports }.run(idle);
+            })?
+        };
+        Ok(CoreHandle { cpu, meters, commands, mail, waker, thread: Some(thread) })
+    }
+
+    /// Hands over a command; the thread sees it after its current turn.
+    pub fn send(&self, command: Command<E>) {
+        // A thread that ended (panicked) takes no commands; its jobs' workers see their links close.
+        let _ = self.commands.send(command);
+        self.mail.store(true, Ordering::Release); // [mail]
+        self.waker.wake_by_ref();
+    }
+
+    /// Waits for the thread to end after [`Command::Stop`].
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(cpu = self.cpu, "core thread panicked");
+        }
+    }
+}
+
+fn pin(cpu: u32) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu as usize);
+    if let Err(errno) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %errno, "cannot pin a core thread; it runs wherever the kernel puts it");
+    }
+}
+
+struct CoreThread<P: Port> {
+    core: Core<P>,
+    inbox: Receiver<Command<P::Endpoint>>,
+    mail: Arc<AtomicBool>,
+    meters: Arc<Meters>,
+    reports: UnboundedSender<Report>,
+}
+
+impl<P: Port> CoreThread<P> {
+    fn run(mut self, policy: IdlePolicy) {
+        let mut idle = Idle::new(policy);
+        let mut notices = Vec::new();
+        let mut clock = Clock::new();
+        loop {
+            let worked = self.core.turn(&mut notices);
+            for Notice::WorkerGone { job, rank, reason } in notices.drain(..) {
+                let _ = self.reports.send(Report::WorkerGone { job, rank, reason });
+            }
+            if clock.turned(worked) {
+                self.publish(&clock);
+            }
+            if self.mail.load(Ordering::Acquire) /* [mail] */ {
+                self.mail.store(false, Ordering::Relaxed);
+                while let Ok(command) = self.inbox.try_recv() {
+                    if !self.obey(command) {
+                        return;
+                    }
+                }
+                continue;
+            }
+            if worked {
+                idle.reset();
+            } else {
+                idle.step(self.core.port(), Until::Any);
+            }
+        }
+    }
+
+    /// False when it is time to stop.
+    fn obey(&mut self, command: Command<P::Endpoint>) -> bool {
+        match command {
+            Command::AddJob { job, spec } => {
+                let workers = spec.workers;
+                match Shard::new(*spec) {
+                    Ok(shard) => self.core.add_job(job, shard, workers),
+                    Err(error) => self.report(Report::JobFailed { job, reason: error.to_string() }),
+                }
+            }
+            Command::AddWorker { job, rank, gradients, endpoint } => {
+                match self.core.add_worker(job, rank, gradients, *endpoint) {
+                    Ok(()) => self.report(Report::Attached { job, rank }),
+                    Err(error) => {
+                        self.report(Report::WorkerGone { job, rank, reason: error.to_string() });
+                    }
+                }
+            }
+            Command::RemoveWorker { job, rank } => self.core.remove_worker(job, rank),
+            Command::RemoveJob { job } => self.core.remove_job(job),
+            Command::SetLearningRate { job, from, rate, done } => {
+                self.core.set_learning_rate(job, from, rate);
+                let _ = done.send(());
+            }
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    fn report(&self, report: Report) {
+        let _ = self.reports.send(report);
+    }
+
+    fn publish(&self, clock: &Clock) {
+        let tally = self.core.tally();
+        self.meters.chunks.store(tally.chunks, Ordering::Relaxed);
+        self.meters.chunk_bytes.store(tally.chunk_bytes, Ordering::Relaxed);
+        self.meters.busy_ns.store(nanos(clock.busy), Ordering::Relaxed);
+        self.meters.waiting_ns.store(nanos(clock.waiting), Ordering::Relaxed);
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}
+
+/// Splits a thread's time into work and waiting; reads the clock only where one turns into the
+/// other, and now and then in between.
+struct Clock {
+    busy: Duration,
+    waiting: Duration,
+    since: Instant,
+    working: bool,
+    turns: u32,
+}
+
+impl Clock {
+    fn new() -> Self {
+        let zero = Duration::ZERO;
+        Clock { busy: zero, waiting: zero, since: Instant::now(), working: false, turns: 0 }
+    }
+
+    /// After a turn; true when the meters are due.
+    fn turned(&mut self, worked: bool) -> bool {
+        self.turns += 1;
+        if worked == self.working && self.turns < TURNS_PER_PUBLICATION {
+            return false;
+        }
+        let now = Instant::now();
+        let part = if self.working { &mut self.busy } else { &mut self.waiting };
+        *part += now - self.since;
+        (self.since, self.working, self.turns) = (now, worked, 0);
+        true
+    }
+}

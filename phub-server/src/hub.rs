@@ -1,0 +1,201 @@
+//! The hub: its threads, from start to a clean stop.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fabric::shm::{self, Listener};
+use pbox_core::kernels::Kernels;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::oneshot;
+use topology::{Host, Plan, Request};
+
+use crate::control;
+use crate::core_thread::{CoreHandle, Report};
+use crate::registry::Registry;
+use crate::rendezvous;
+use crate::settings::{CoreSelection, HubSettings};
+
+/// How often silent workers are looked for; a small part of the shortest heartbeat limit.
+const SWEEP: Duration = Duration::from_millis(200);
+/// How long a stop waits for requests that are under way.
+const STOP_LIMIT: Duration = Duration::from_secs(3);
+
+/// The hub did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// The machine cannot be read.
+    #[error("reading this machine's topology: {0}")]
+    Topology(#[from] topology::HostError),
+    /// The cores that were asked for cannot be had.
+    #[error("choosing cores: {0}")]
+    Place(#[from] topology::PlaceError),
+    /// The control port cannot be opened.
+    #[error("cannot listen on {listen} for the control port: {error}; choose another with --listen (port 0 takes a free one)")]
+    Listen {
+        /// The address.
+        listen: SocketAddr,
+        /// The kernel's answer.
+        error: std::io::Error,
+    },
+    /// The data path cannot be opened.
+    #[error("opening the shared-memory data path: {0}")]
+    DataPath(#[from] shm::ConnectError),
+    /// Threads or descriptors ran out.
+    #[error("starting the hub: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// A running hub. Dropping it stops it.
+#[derive(Debug)]
+pub struct Hub {
+    address: SocketAddr,
+    registry: Option<Arc<Registry>>,
+    listener: Arc<Listener>,
+    rendezvous: Option<JoinHandle<()>>,
+    control: Option<JoinHandle<()>>,
+    stop_control: Option<oneshot::Sender<()>>,
+}
+
+impl Hub {
+    /// Starts all threads; when it returns, workers can join.
+    pub fn start(settings: &HubSettings) -> Result<Self, HubError> {
+        let host = Host::live()?;
+        let plan = choose_cores(&host, settings)?;
+        let kernels = Kernels::detect();
+        let (idle, idle_reason) = settings.idle.policy(plan.cores().len(), host.cpus.len());
+        tracing::info!(kernels = kernels.name(), idle = idle_reason, "core threads");
+
+        let listen = settings.listen;
+        let socket =
+            std::net::TcpListener::bind(listen).map_err(|error| HubError::Listen { listen, error })?;
+        socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?;
+
+        let (group, ports) = shm::group(plan.cores().len())?;
+        // Unique on this machine while the process lives, and gone with it.
+        let name = format!("phub-{}-{}", std::process::id(), address.port());
+        let listener = Arc::new(Listener::bind(&name)?);
+        let (reports, inbox) = unbounded_channel();
+        let cores = plan.cores().iter().zip(ports).map(|(core, port)| {
+            CoreHandle::start(core.cpu.0, port, kernels, idle, reports.clone())
+        });
+        let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
+        let registry = Arc::new(Registry::new(cores, kernels, name, settings.heartbeat_limit()));
+        let rendezvous = rendezvous::start(Arc::clone(&listener), group, Arc::downgrade(&registry))?;
+        let (stop_control, stopped) = oneshot::channel();
+        let control = {
+            let registry = Arc::clone(&registry);
+            std::thread::Builder::new()
+                .name("phub-control".into())
+                .spawn(move || run_control(socket, registry, inbox, stopped))?
+        };
+        tracing::info!(control = %address, data_path = "shared memory", "hub is up");
+        Ok(Hub {
+            address,
+            registry: Some(registry),
+            listener,
+            rendezvous: Some(rendezvous),
+            control: Some(control),
+            stop_control: Some(stop_control),
+        })
+    }
+
+    /// The control port's address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Tells all workers that the hub stops, and why; ends all threads.
+    pub fn stop(mut self, reason: &str) {
+        self.shut_down(reason);
+    }
+
+    fn shut_down(&mut self, reason: &str) {
+        let Some(registry) = self.registry.take() else { return };
+        tracing::info!(reason, "hub stops");
+        registry.stop(reason);
+        self.listener.stop();
+        if let Some(stop) = self.stop_control.take() {
+            let _ = stop.send(());
+        }
+        for thread in [self.rendezvous.take(), self.control.take()].into_iter().flatten() {
+            let _ = thread.join();
+        }
+        match Arc::try_unwrap(registry) {
+            Ok(registry) => registry.stop_cores(),
+            Err(_) => tracing::warn!("a handshake is still open; core threads end with the process"),
+        }
+        tracing::info!("hub stopped");
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.shut_down("the hub was dropped");
+    }
+}
+
+fn choose_cores(host: &Host, settings: &HubSettings) -> Result<Plan, HubError> {
+    let cores = CoreSelection::choice(settings.cores.as_ref());
+    let plan = topology::place(host, &Request { cores, ..Request::new(&[]) })?;
+    for core in plan.cores() {
+        tracing::info!(slot = core.slot.0, cpu = core.cpu.0, node = core.node.0, "core");
+    }
+    for reason in plan.reasons() {
+        tracing::info!("placement: {reason}");
+    }
+    Ok(plan)
+}
+
+fn run_control(
+    socket: std::net::TcpListener,
+    registry: Arc<Registry>,
+    reports: UnboundedReceiver<Report>,
+    stopped: oneshot::Receiver<()>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime needs an epoll and an eventfd");
+    runtime.block_on(async {
+        let socket = tokio::net::TcpListener::from_std(socket).expect("the socket is non-blocking");
+        let router = control::router(Arc::clone(&registry));
+        tokio::spawn(hear_reports(Arc::clone(&registry), reports));
+        tokio::spawn(sweep(Arc::clone(&registry)));
+        let (quiet, quieted) = oneshot::channel::<()>();
+        let serve = axum::serve(socket, router).with_graceful_shutdown(async move {
+            let _ = stopped.await;
+            let _ = quiet.send(());
+        });
+        let limit = async {
+            let _ = quieted.await;
+            tokio::time::sleep(STOP_LIMIT).await;
+        };
+        tokio::select! {
+            result = serve => {
+                if let Err(error) = result {
+                    tracing::error!(%error, "the control port failed");
+                }
+            }
+            () = limit => tracing::warn!("some requests did not end in {STOP_LIMIT:?}"),
+        }
+    });
+    // Ends the tasks, and with them their hold on the registry.
+    runtime.shutdown_timeout(Duration::ZERO);
+}
+
+async fn hear_reports(registry: Arc<Registry>, mut reports: UnboundedReceiver<Report>) {
+    while let Some(report) = reports.recv().await {
+        registry.report(report);
+    }
+}
+
+async fn sweep(registry: Arc<Registry>) {
+    let mut ticks = tokio::time::interval(SWEEP);
+    loop {
+        ticks.tick().await;
+        registry.sweep();
+    }
+}

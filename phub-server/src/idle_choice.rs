@@ -1,0 +1,36 @@
+//! `--idle`: how core threads wait, in the user's words.
+
+use fabric::IdlePolicy;
+
+/// How a core waits when nothing arrives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum IdleChoice {
+    /// Spin where cpus are left to others, else sleep.
+    #[default]
+    Auto,
+    /// Some microseconds of spinning, then sleep.
+    Spin,
+    /// Sleep at once.
+    Sleep,
+    /// Never sleep.
+    BusyPoll,
+}
+
+impl IdleChoice {
+    /// The policy, with the reason for the log. `cores` of `cpus` are the hub's.
+    pub fn policy(self, cores: usize, cpus: usize) -> (IdlePolicy, String) {
+        match self {
+            IdleChoice::Spin => (IdlePolicy::DEDICATED, "spin, then sleep (as set)".into()),
+            IdleChoice::Sleep => (IdlePolicy::SHARED, "sleep at once (as set)".into()),
+            IdleChoice::BusyPoll => (IdlePolicy::BUSY_POLL, "busy-poll (as set)".into()),
+            IdleChoice::Auto if cores < cpus => (
+                IdlePolicy::DEDICATED,
+                format!("spin, then sleep (auto: the hub uses {cores} of {cpus} cpus)"),
+            ),
+            IdleChoice::Auto => (
+                IdlePolicy::SHARED,
+                format!("sleep at once (auto: the hub uses all {cpus} cpus, workers on this machine need them)"),
+            ),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The hub's settings: each declared once, with its default, its doc and its environment name.
+
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use topology::{CoreChoice, CpuId};
+
+use crate::idle_choice::IdleChoice;
+
+/// Settings of `phub-server serve`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct HubSettings {
+    /// Address of the control port. It has no password yet: keep it on a network that you trust.
+    /// Port 0 takes a free one and prints it.
+    #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT")]
+    pub listen: SocketAddr,
+
+    /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: one cpu of every physical
+    /// core that this process may use.
+    #[arg(long, env = "PHUB_CORES", value_name = "N|LIST")]
+    pub cores: Option<CoreSelection>,
+
+    /// How a core waits when nothing arrives. `sleep` leaves the core at once, `spin` stays some
+    /// microseconds and then sleeps, `busy-poll` never sleeps (for dedicated cores), `auto` spins
+    /// where the hub leaves cpus to others and sleeps where it uses them all.
+    #[arg(long, env = "PHUB_IDLE", default_value = "auto", value_enum)]
+    pub idle: IdleChoice,
+
+    /// A worker that is not heard of for so many seconds is taken for dead, and its job is told.
+    #[arg(long, env = "PHUB_HEARTBEAT_LIMIT_S", default_value_t = 10, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub heartbeat_limit_s: u64,
+}
+
+impl HubSettings {
+    /// How long a worker may be silent.
+    pub fn heartbeat_limit(&self) -> Duration {
+        Duration::from_secs(self.heartbeat_limit_s)
+    }
+}
+
+/// `--cores`: how many, or which.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CoreSelection {
+    /// So many, chosen by the placement.
+    Count(usize),
+    /// These cpus.
+    Cpus(Vec<CpuId>),
+}
+
+impl CoreSelection {
+    /// For the placement; `None` is every core.
+    pub fn choice(selection: Option<&Self>) -> CoreChoice {
+        match selection {
+            None => CoreChoice::EveryCore,
+            Some(CoreSelection::Count(count)) => CoreChoice::Count(*count),
+            Some(CoreSelection::Cpus(cpus)) => CoreChoice::Cpus(cpus.clone()),
+        }
+    }
+}
+
+impl FromStr for CoreSelection {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |part: &str| {
+            part.trim().parse::<u32>().map_err(|_| {
+                format!("{part:?} is no cpu number; give a count like 4, or a list like 0,2,4-7")
+            })
+        };
+        if !text.contains([',', '-']) {
+            return Ok(CoreSelection::Count(number(text)? as usize));
+        }
+        let mut cpus = Vec::new();
+        for part in text.split(',').filter(|part| !part.trim().is_empty()) {
+            let (first, last) = match part.split_once('-') {
+                Some((first, last)) => (number(first)?, number(last)?),
+                None => (number(part)?, number(part)?),
+            };
+            if last < first || last - first > 4096 {
+                return Err(format!("{part:?} is no range of cpus; the lower number comes first"));
+            }
+            cpus.extend((first..=last).map(CpuId));
+        }
+        Ok(CoreSelection::Cpus(cpus))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_a_count_or_a_list() {
+        assert_eq!("4".parse(), Ok(CoreSelection::Count(4)));
+        let cpus = [0, 2, 4, 5, 6].map(CpuId).to_vec();
+        assert_eq!("0,2,4-6".parse(), Ok(CoreSelection::Cpus(cpus)));
+        assert_eq!("3,".parse(), Ok(CoreSelection::Cpus(vec![CpuId(3)])));
+        assert!("6-4".parse::<CoreSelection>().is_err());
+        assert!("four".parse::<CoreSelection>().unwrap_err().contains("four"));
+    }
+}

@@ -1,0 +1,224 @@
+//! The machine as plain data.
+//!
+//! Must not know where the data came from beyond naming it ([`Source`]), nor what it will be used for.
+//!
+//! ```text
+//!   Host ── sockets ── nodes (NUMA) ── cpus (one per hardware thread; CoreId tells siblings apart)
+//!      │                   └────────── nics (node: None = unknown)
+//!      └── caches (each names its cpus)
+//! ```
+
+use crate::host_error::HostError;
+use crate::ids::{CoreId, CpuId, NicId, NodeId, SocketId};
+use crate::nic::Nic;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// A machine: what it is made of, and what of it this process may use.
+///
+/// # What counts as a NIC
+///
+/// An Ethernet or InfiniBand net device with real hardware below it (`/sys/class/net/X/device` exists), and
+/// every RDMA device. An RDMA device takes the place of its net devices: one [`Nic`] with both names. Not
+/// NICs: loopback, bridges, bonds, VLANs, veth, tun, container devices, wireless, and an SR-IOV virtual
+/// function whose physical function is itself listed (they share one wire). A soft-RoCE device makes a NIC
+/// of whatever net device it lies on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Host {
+    /// The host's name, if the source tells it.
+    pub name: Option<String>,
+    /// Where this description came from.
+    pub source: Source,
+    /// Sockets, by id.
+    pub sockets: Vec<Socket>,
+    /// NUMA nodes, by id; at least one.
+    pub nodes: Vec<Node>,
+    /// Processing units, by id; at least one.
+    pub cpus: Vec<Cpu>,
+    /// Caches, by level and first cpu; empty if the source does not tell.
+    pub caches: Vec<Cache>,
+    /// NICs, by name as people count (`eth2` before `eth10`); [`NicId`] is the index.
+    pub nics: Vec<Nic>,
+    /// What was left out or guessed while reading, and why, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// A processor package.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Socket {
+    /// Its number.
+    pub id: SocketId,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Its number.
+    pub id: NodeId,
+    /// The socket it belongs to; `None` for memory without cpus, or spanning sockets.
+    pub socket: Option<SocketId>,
+    /// Memory on it, if known.
+    pub memory_bytes: Option<u64>,
+}
+
+/// A processing unit: one hardware thread of a core.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cpu {
+    /// Its number, as affinity masks use it.
+    pub id: CpuId,
+    /// The physical core it is a thread of.
+    pub core: CoreId,
+    /// Its socket.
+    pub socket: SocketId,
+    /// Its (nearest) NUMA node.
+    pub node: NodeId,
+    /// Whether this process may run on it: online, in its cpuset, and in its affinity mask.
+    pub allowed: bool,
+}
+
+/// A processor cache.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cache {
+    /// 1 to 5.
+    pub level: u8,
+    /// What it holds.
+    pub kind: CacheKind,
+    /// Its size, if known.
+    pub size_bytes: Option<u64>,
+    /// The cpus that share it, ascending.
+    pub cpus: Vec<CpuId>,
+}
+
+/// What a cache holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CacheKind {
+    /// Data only.
+    Data,
+    /// Instructions only.
+    Instruction,
+    /// Both.
+    Unified,
+}
+
+/// Where a [`Host`] came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// This machine, by hwloc, with NICs by sysfs.
+    LiveHwloc,
+    /// This machine, by sysfs alone, under this root (normally `/sys`).
+    LiveSysfs(PathBuf),
+    /// An XML file as `lstopo --of xml` writes.
+    Xml(PathBuf),
+    /// A synthetic description, see [`Host::from_synthetic`].
+    Synthetic(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LiveHwloc => f.write_str("this machine, by hwloc and sysfs"),
+            Self::LiveSysfs(root) => write!(f, "this machine, by sysfs at {}", root.display()),
+            Self::Xml(path) => write!(f, "XML file {}", path.display()),
+            Self::Synthetic(text) => write!(f, "synthetic \"{text}\""),
+        }
+    }
+}
+
+impl Host {
+    /// The machine this process runs on.
+    ///
+    /// With the `hwloc` feature: hwloc's tree, and NICs by sysfs (hwloc cannot place soft-RoCE), each filling
+    /// in what the other lacks; should hwloc fail, sysfs alone, with a note. Without it: sysfs alone. Cpus
+    /// outside the process's cpuset or affinity mask are listed, with `allowed` false.
+    pub fn live() -> Result<Self, HostError> {
+        crate::live::read()
+    }
+
+    /// A machine by sysfs alone, under `root` (normally `/sys`); all its online cpus count as allowed.
+    pub fn from_sysfs(root: impl AsRef<Path>) -> Result<Self, HostError> {
+        Ok(crate::sysfs::read(root.as_ref(), None)?.into_host())
+    }
+
+    /// A machine from a file that `lstopo --of xml` wrote. Without the `hwloc` feature this is an error.
+    ///
+    /// The file goes to a C library after only a check of its outer form: trust it as you would a
+    /// configuration file.
+    pub fn from_xml(path: impl AsRef<Path>) -> Result<Self, HostError> {
+        Ok(crate::xml::read(path.as_ref())?)
+    }
+
+    /// A machine from a short description, for tests, plans on paper, and machines not yet bought.
+    ///
+    /// Words of the form `key:value`, separated by blanks, in any order, each at most once:
+    ///
+    /// | key | meaning | default |
+    /// | --- | --- | --- |
+    /// | `sockets` | sockets | 1 |
+    /// | `nodes` | NUMA nodes in each socket | 1 |
+    /// | `cores` | physical cores on each node | 1 |
+    /// | `threads` | hardware threads of each core | 1 |
+    /// | `memory_gib` | memory on each node, GiB | unknown |
+    /// | `nics` | NICs on each node | 0 |
+    /// | `nic_gbps` | speed of each NIC, Gb/s | unknown |
+    /// | `nic_kind` | `ethernet`, `infiniband`, `roce` or `rxe` | `ethernet` |
+    /// | `loose_nics` | NICs whose node is unknown | 0 |
+    ///
+    /// `cores`, `memory_gib`, `nics` and `nic_gbps` may be a list with one value per node, as `nics:5,0`.
+    /// Cpus are numbered as Linux usually does: first threads of all cores first, in socket order. NICs are
+    /// `nic0`, `nic1`, ... in node order. PBox is `sockets:2 cores:10 threads:2 nics:5 nic_gbps:56
+    /// nic_kind:infiniband`.
+    pub fn from_synthetic(description: &str) -> Result<Self, HostError> {
+        Ok(crate::synthetic::read(description)?.into_host())
+    }
+
+    /// The cpu with this number.
+    pub fn cpu(&self, id: CpuId) -> Option<&Cpu> {
+        self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok().map(|at| &self.cpus[at])
+    }
+
+    /// The node with this number.
+    pub fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.binary_search_by_key(&id, |node| node.id).ok().map(|at| &self.nodes[at])
+    }
+
+    /// The NIC at this index.
+    pub fn nic(&self, id: NicId) -> Option<&Nic> {
+        self.nics.get(id.index())
+    }
+
+    /// The NIC that goes by this name, be it the RDMA device's or a net device's.
+    pub fn nic_named(&self, name: &str) -> Option<NicId> {
+        self.nics.iter().position(|nic| nic.answers_to(name)).map(|at| NicId(at as u32))
+    }
+
+    /// How many physical cores there are.
+    pub fn core_count(&self) -> usize {
+        self.cpus.iter().map(|cpu| cpu.core.index() + 1).max().unwrap_or(0)
+    }
+
+    /// The sockets that a node's cpus lie in, as a heading: `Socket 0`, `Sockets 0-3`, `No socket`.
+    pub(crate) fn sockets_of(&self, node: NodeId) -> String {
+        let sockets: BTreeSet<u32> =
+            self.cpus.iter().filter(|cpu| cpu.node == node).map(|cpu| cpu.socket.0).collect();
+        match sockets.len() {
+            0 => "No socket".to_owned(),
+            1 => format!("Socket {}", crate::cpulist::format(sockets)),
+            _ => format!("Sockets {}", crate::cpulist::format(sockets)),
+        }
+    }
+
+    /// The host in one line: its name or source, and what it counts.
+    pub fn summary(&self) -> String {
+        let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
+        format!(
+            "{}: {}, {}, {}, {}, {}",
+            self.name.as_deref().unwrap_or("host"),
+            count(self.sockets.len(), "socket"),
+            count(self.nodes.len(), "NUMA node"),
+            count(self.core_count(), "core"),
+            count(self.cpus.len(), "cpu"),
+            count(self.nics.len(), "NIC"),
+        )
+    }
+}

@@ -1,0 +1,49 @@
+//! The machine by hwloc: live, or from lstopo's XML.
+//!
+//! The only module that knows hwloc; it gives plain data and keeps no hwloc object. Must not know placement.
+
+mod devices;
+mod tree;
+
+use crate::host::Source;
+use crate::survey::Survey;
+use hwlocality::Topology;
+use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
+use std::path::Path;
+
+/// This machine. With `allowed`, cpus outside it do not count as allowed.
+pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
+    let topology = builder()?.build().map_err(|error| error.to_string())?;
+    survey(&topology, Source::LiveHwloc, allowed)
+}
+
+/// The machine in an XML text whose outer form was checked; `path` is for its name only.
+pub(crate) fn read_xml(path: &Path, text: &str) -> Result<Survey, String> {
+    let topology = builder()?
+        .from_xml(text)
+        .map_err(|error| error.to_string())?
+        .build()
+        .map_err(|error| error.to_string())?;
+    let mut survey = survey(&topology, Source::Xml(path.to_owned()), None)?;
+    survey.name = topology.root_object().info("HostName").map(|name| name.to_string_lossy().into_owned());
+    Ok(survey)
+}
+
+fn builder() -> Result<TopologyBuilder, String> {
+    Topology::builder()
+        // Disallowed cpus are wanted too, to be shown as such.
+        .with_flags(BuildFlags::INCLUDE_DISALLOWED)
+        .map_err(|error| error.to_string())?
+        .with_io_type_filter(TypeFilter::KeepImportant)
+        .map_err(|error| error.to_string())
+}
+
+fn survey(topology: &Topology, source: Source, allowed: Option<&[u32]>) -> Result<Survey, String> {
+    let mut survey = Survey::new(source);
+    tree::read(topology, allowed, &mut survey);
+    if survey.cpus.is_empty() {
+        return Err("it holds no processing unit (PU)".into());
+    }
+    survey.nics = devices::read(topology);
+    Ok(survey)
+}

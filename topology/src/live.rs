@@ -1,0 +1,101 @@
+//! The machine this process runs on: the readers put together.
+//!
+//! Must not know how either reader works, only what each is better at: hwloc at the tree and at PCI
+//! locality, sysfs at net devices, port speeds and soft-RoCE.
+
+use crate::host::Host;
+use crate::host_error::HostError;
+use crate::{affinity, sysfs};
+use std::path::Path;
+
+const SYS: &str = "/sys";
+const STATUS: &str = "/proc/self/status";
+
+pub(crate) fn read() -> Result<Host, HostError> {
+    let mut notes = Vec::new();
+    let allowed = affinity::allowed_cpus(Path::new(STATUS), &mut notes);
+    let mut survey = survey(allowed.as_deref(), &mut notes)?;
+    survey.name = hostname();
+    survey.notes.splice(0..0, notes);
+    Ok(survey.into_host())
+}
+
+#[cfg(feature = "hwloc")]
+fn survey(allowed: Option<&[u32]>, notes: &mut Vec<String>) -> Result<crate::survey::Survey, HostError> {
+    let mut survey = match crate::hwloc::read_live(allowed) {
+        Ok(survey) => survey,
+        Err(error) => {
+            notes.push(format!("hwloc could not read this machine ({error}): sysfs alone was used."));
+            return Ok(sysfs::read(Path::new(SYS), allowed)?);
+        }
+    };
+    let by_hwloc = std::mem::take(&mut survey.nics);
+    survey.nics = match sysfs::read_nics(Path::new(SYS), &mut survey.notes) {
+        Ok(by_sysfs) => merge(by_sysfs, &by_hwloc),
+        Err(error) => {
+            survey.notes.push(format!("NICs are as hwloc shows them: {error}"));
+            by_hwloc
+        }
+    };
+    Ok(survey)
+}
+
+#[cfg(not(feature = "hwloc"))]
+fn survey(allowed: Option<&[u32]>, _: &mut Vec<String>) -> Result<crate::survey::Survey, HostError> {
+    Ok(sysfs::read(Path::new(SYS), allowed)?)
+}
+
+/// The NICs of sysfs, with what only hwloc knows of the same device.
+#[cfg(feature = "hwloc")]
+fn merge(mut by_sysfs: Vec<crate::nic::Nic>, by_hwloc: &[crate::nic::Nic]) -> Vec<crate::nic::Nic> {
+    for nic in &mut by_sysfs {
+        let same_device = |other: &&crate::nic::Nic| match (nic.pci, other.pci) {
+            (Some(a), Some(b)) => a == b,
+            _ => other.answers_to(&nic.name) || nic.netdevs.iter().any(|name| other.answers_to(name)),
+        };
+        let Some(other) = by_hwloc.iter().find(same_device) else { continue };
+        // hwloc corrects the firmware's lies for some machines, so its word on locality comes first.
+        if other.node.is_some() || nic.node.is_none() {
+            nic.node = other.node.or(nic.node);
+            nic.socket = other.socket.or(nic.socket);
+        }
+        nic.speed = nic.speed.or(other.speed);
+    }
+    by_sysfs
+}
+
+fn hostname() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(text.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+#[cfg(all(test, feature = "hwloc"))]
+mod tests {
+    use super::*;
+    use crate::ids::NodeId;
+    use crate::nic::{Nic, NicKind, Speed, SpeedSource};
+
+    #[test]
+    fn each_reader_fills_in_what_the_other_lacks() {
+        let port = Speed::new(100, SpeedSource::Port);
+        let pci = Speed::new(64, SpeedSource::PciLink);
+        let by_sysfs = vec![
+            Nic { pci: "0000:01:00.0".parse().ok(), speed: port, ..Nic::named("mlx5_0", NicKind::Roce) },
+            Nic { netdevs: vec!["eth1".into()], ..Nic::named("rxe0", NicKind::Rxe) },
+            Nic { node: Some(NodeId(1)), ..Nic::named("eth9", NicKind::Ethernet) },
+        ];
+        let by_hwloc = [
+            Nic {
+                pci: "0000:01:00.0".parse().ok(),
+                node: Some(NodeId(1)),
+                speed: pci,
+                ..Nic::named("eth0", NicKind::Ethernet)
+            },
+            Nic { node: Some(NodeId(0)), speed: pci, ..Nic::named("eth1", NicKind::Ethernet) },
+        ];
+        let merged = merge(by_sysfs, &by_hwloc);
+        assert_eq!((merged[0].node, merged[0].speed), (Some(NodeId(1)), port));
+        assert_eq!((merged[1].node, merged[1].speed), (Some(NodeId(0)), pci));
+        assert_eq!(merged[2].node, Some(NodeId(1)));
+    }
+}

@@ -1,0 +1,174 @@
+//! A network interface as placement sees it: where it sits, how fast it is, what it is called.
+//!
+//! One [`Nic`] is one device, not one port: an RDMA device takes the place of its net devices and carries
+//! their names. Must not know how it was found, nor anything about addresses and peers.
+
+use crate::ids::{NodeId, SocketId};
+use crate::pci::PciAddress;
+use std::cmp::Ordering;
+use std::fmt;
+
+/// One network device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Nic {
+    /// The RDMA device's name if there is one, else the net device's.
+    pub name: String,
+    /// What kind of device it is.
+    pub kind: NicKind,
+    /// The NUMA node it hangs on; `None` if unknown, or if it is only known to be near a whole socket.
+    pub node: Option<NodeId>,
+    /// The socket it hangs on; `None` if unknown.
+    pub socket: Option<SocketId>,
+    /// Its PCI function; for soft-RoCE, that of the net device below.
+    pub pci: Option<PciAddress>,
+    /// Its speed, if anything told it.
+    pub speed: Option<Speed>,
+    /// Net devices (`eth0`, `ib0`) that are this NIC.
+    pub netdevs: Vec<String>,
+    /// The RDMA device (`mlx5_0`, `rxe0`) that is this NIC.
+    pub ibdev: Option<String>,
+    /// Whether it has a link; `None` if nothing told.
+    pub link_up: Option<bool>,
+}
+
+impl Nic {
+    /// A NIC of which nothing but name and kind is known.
+    pub fn named(name: impl Into<String>, kind: NicKind) -> Self {
+        Self {
+            name: name.into(),
+            kind,
+            node: None,
+            socket: None,
+            pci: None,
+            speed: None,
+            netdevs: Vec::new(),
+            ibdev: None,
+            link_up: None,
+        }
+    }
+
+    /// Speed in bits per second, if known.
+    pub fn bits_per_s(&self) -> Option<u64> {
+        self.speed.map(|speed| speed.bits_per_s)
+    }
+
+    /// Whether `name` is one of the names this NIC goes by.
+    pub fn answers_to(&self, name: &str) -> bool {
+        self.name == name || self.ibdev.as_deref() == Some(name) || self.netdevs.iter().any(|n| n == name)
+    }
+}
+
+/// What kind of device a NIC is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NicKind {
+    /// Ethernet without RDMA.
+    Ethernet,
+    /// InfiniBand.
+    Infiniband,
+    /// RDMA in hardware over Ethernet.
+    Roce,
+    /// iWARP in hardware.
+    Iwarp,
+    /// Soft-RoCE (`rdma_rxe`): RDMA in the kernel over any net device.
+    Rxe,
+    /// Soft-iWARP (`siw`).
+    Siw,
+}
+
+impl NicKind {
+    /// Whether RDMA verbs work on it.
+    pub fn has_verbs(self) -> bool {
+        self != Self::Ethernet
+    }
+}
+
+impl fmt::Display for NicKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ethernet => "Ethernet",
+            Self::Infiniband => "InfiniBand",
+            Self::Roce => "RoCE",
+            Self::Iwarp => "iWARP",
+            Self::Rxe => "soft-RoCE",
+            Self::Siw => "soft-iWARP",
+        })
+    }
+}
+
+/// A speed, and what told it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speed {
+    /// Bits per second, one direction; never 0.
+    pub bits_per_s: u64,
+    /// What told it.
+    pub source: SpeedSource,
+}
+
+impl Speed {
+    /// A speed, or `None` for 0.
+    pub fn new(bits_per_s: u64, source: SpeedSource) -> Option<Self> {
+        (bits_per_s > 0).then_some(Self { bits_per_s, source })
+    }
+}
+
+/// Where a [`Speed`] comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SpeedSource {
+    /// The port's negotiated rate.
+    Port,
+    /// The PCI link's rate: an upper bound of the port's.
+    PciLink,
+    /// Given by the synthetic description.
+    Given,
+}
+
+/// Compares names as people count: `eth2` before `eth10`.
+pub(crate) fn natural_order(a: &str, b: &str) -> Ordering {
+    let (mut a_rest, mut b_rest) = (a.as_bytes(), b.as_bytes());
+    while let (Some(&x), Some(&y)) = (a_rest.first(), b_rest.first()) {
+        let order;
+        if x.is_ascii_digit() && y.is_ascii_digit() {
+            let (m, n) = (digit_run(a_rest), digit_run(b_rest));
+            let (p, q) = (strip_zeros(&a_rest[..m]), strip_zeros(&b_rest[..n]));
+            order = p.len().cmp(&q.len()).then(p.cmp(q));
+            (a_rest, b_rest) = (&a_rest[m..], &b_rest[n..]);
+        } else {
+            order = x.cmp(&y);
+            (a_rest, b_rest) = (&a_rest[1..], &b_rest[1..]);
+        }
+        if order != Ordering::Equal {
+            return order;
+        }
+    }
+    a_rest.len().cmp(&b_rest.len()).then(a.cmp(b))
+}
+
+fn digit_run(text: &[u8]) -> usize {
+    text.iter().take_while(|byte| byte.is_ascii_digit()).count()
+}
+
+fn strip_zeros(digits: &[u8]) -> &[u8] {
+    &digits[digits.iter().take_while(|&&digit| digit == b'0').count()..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_sort_as_people_count() {
+        let mut names = ["mlx5_10", "eth10", "mlx5_2", "eth2", "eth", "eth02"];
+        names.sort_by(|a, b| natural_order(a, b));
+        assert_eq!(names, ["eth", "eth02", "eth2", "eth10", "mlx5_2", "mlx5_10"]);
+    }
+
+    #[test]
+    fn a_nic_answers_to_all_its_names() {
+        let nic = Nic {
+            netdevs: vec!["eth2".into(), "ib0".into()],
+            ibdev: Some("mlx4_0".into()),
+            ..Nic::named("mlx4_0", NicKind::Infiniband)
+        };
+        assert!(nic.answers_to("mlx4_0") && nic.answers_to("ib0") && !nic.answers_to("ib1"));
+    }
+}

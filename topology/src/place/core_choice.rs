@@ -1,0 +1,170 @@
+//! Which cpus become owners.
+//!
+//! Must not know items, nor which NIC a core will get: only how fast the NICs near each node are.
+
+use super::nic_choice::UsedNic;
+use super::wiring::{Group, homes};
+use super::{CoreChoice, PlaceError, apportion};
+use crate::cpulist;
+use crate::host::{Cpu, Host};
+use crate::ids::{CoreId, CpuId, NodeId, SocketId};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// The owners' cpus, in slot order.
+pub fn choose(
+    host: &Host,
+    choice: &CoreChoice,
+    nics: &[UsedNic],
+    reasons: &mut Vec<String>,
+) -> Result<Vec<Cpu>, PlaceError> {
+    let mut allowed: Vec<&Cpu> = host.cpus.iter().filter(|cpu| cpu.allowed).collect();
+    if allowed.is_empty() {
+        return Err(PlaceError::NoAllowedCpu { cpus: host.cpus.len() });
+    }
+    allowed.sort_by_key(|cpu| (cpu.node, cpu.core, cpu.id));
+    let mut chosen: Vec<Cpu> = match choice {
+        CoreChoice::Cpus(ids) => explicit(host, ids)?,
+        CoreChoice::EveryCore => {
+            let mut seen = BTreeSet::new();
+            allowed.iter().filter(|cpu| seen.insert(cpu.core)).map(|&cpu| cpu.clone()).collect()
+        }
+        CoreChoice::Count(0) => return Err(PlaceError::NoCores),
+        CoreChoice::Count(count) if *count > allowed.len() => {
+            return Err(PlaceError::TooManyCores { asked: *count, allowed: allowed.len() });
+        }
+        CoreChoice::Count(count) => spread(&allowed, *count, nics, reasons),
+    };
+    if !matches!(choice, CoreChoice::Cpus(_)) {
+        chosen.sort_by_key(|cpu| (cpu.node, cpu.core, cpu.id));
+    }
+    let shared = chosen.len() - chosen.iter().map(|cpu| cpu.core).collect::<BTreeSet<_>>().len();
+    if shared > 0 {
+        reasons.push(format!("{shared} of the {} owners share a physical core with another.", chosen.len()));
+    }
+    Ok(chosen)
+}
+
+fn explicit(host: &Host, ids: &[CpuId]) -> Result<Vec<Cpu>, PlaceError> {
+    if ids.is_empty() {
+        return Err(PlaceError::NoCores);
+    }
+    let list = |keep: &dyn Fn(&Cpu) -> bool| {
+        cpulist::format(host.cpus.iter().filter(|cpu| keep(cpu)).map(|cpu| cpu.id.0))
+    };
+    let mut seen = BTreeSet::new();
+    let mut chosen = Vec::with_capacity(ids.len());
+    for &id in ids {
+        let Some(cpu) = host.cpu(id) else {
+            return Err(PlaceError::UnknownCpu { cpu: id, known: list(&|_| true) });
+        };
+        if !cpu.allowed {
+            return Err(PlaceError::CpuNotAllowed { cpu: id, allowed: list(&|cpu| cpu.allowed) });
+        }
+        if !seen.insert(id) {
+            return Err(PlaceError::RepeatedCpu { cpu: id });
+        }
+        chosen.push(cpu.clone());
+    }
+    Ok(chosen)
+}
+
+/// A node's cpus that are still free at this rank of siblings.
+struct Pool<'a> {
+    node: NodeId,
+    socket: SocketId,
+    cores: usize,
+    free: VecDeque<&'a Cpu>,
+}
+
+fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Cpu> {
+    let mut pools = pools(allowed);
+    let groups: Vec<Group> =
+        pools.iter().map(|pool| Group { node: pool.node, socket: pool.socket, cores: pool.cores }).collect();
+    // What each node's NICs weigh; without NICs, what its cores do.
+    let mut demand = vec![0u64; pools.len()];
+    for (nic, home) in nics.iter().zip(homes(nics, &groups)) {
+        demand[home] = demand[home].saturating_add(nic.weight);
+    }
+    let near: BTreeSet<SocketId> = groups
+        .iter()
+        .zip(&demand)
+        .filter(|&(_, &demand)| demand > 0)
+        .map(|(group, _)| group.socket)
+        .collect();
+    let cores: Vec<u64> = groups.iter().map(|group| group.cores as u64).collect();
+    let mut taken = vec![0u64; pools.len()];
+    let mut chosen = Vec::with_capacity(count);
+    let mut ranks = ranks(allowed).into_iter();
+    while chosen.len() < count {
+        // Nodes with NICs first, then the rest of their sockets, then anywhere.
+        let next = apportion::next(&demand, &taken, |at| demand[at] > 0 && !pools[at].free.is_empty())
+            .or_else(|| {
+                apportion::next(&cores, &taken, |at| {
+                    near.contains(&pools[at].socket) && !pools[at].free.is_empty()
+                })
+            })
+            .or_else(|| apportion::next(&cores, &taken, |at| !pools[at].free.is_empty()));
+        match next {
+            Some(at) => {
+                taken[at] += 1;
+                chosen.extend(pools[at].free.pop_front().cloned());
+            }
+            // Every physical core of every node has its owner: now the next threads of each.
+            None => match ranks.next() {
+                Some(rank) => pools.iter_mut().for_each(|pool| {
+                    pool.free.extend(rank.iter().filter(|cpu| cpu.node == pool.node));
+                }),
+                None => break,
+            },
+        }
+    }
+    explain(&pools, &demand, &taken, count, reasons);
+    chosen
+}
+
+fn explain(pools: &[Pool<'_>], demand: &[u64], taken: &[u64], count: usize, reasons: &mut Vec<String>) {
+    if pools.len() > 1 {
+        let words: Vec<String> =
+            pools.iter().zip(taken).map(|(pool, n)| format!("{n} on {}", pool.node)).collect();
+        let rule =
+            if demand.iter().any(|&demand| demand > 0) { "the speed of their NICs" } else { "their cores" };
+        reasons.push(format!("{count} cores were spread over nodes by {rule}: {}.", words.join(", ")));
+    }
+    let far: u64 = demand.iter().zip(taken).filter(|&(&demand, _)| demand == 0).map(|(_, &n)| n).sum();
+    if far > 0 && demand.iter().any(|&demand| demand > 0) {
+        reasons.push(format!("Nodes with NICs have too few cores: {far} of {count} are on nodes without."));
+    }
+}
+
+fn pools<'a>(allowed: &[&'a Cpu]) -> Vec<Pool<'a>> {
+    let mut pools: BTreeMap<NodeId, Pool<'a>> = BTreeMap::new();
+    let mut cores: BTreeMap<NodeId, BTreeSet<CoreId>> = BTreeMap::new();
+    for cpu in allowed {
+        pools.entry(cpu.node).or_insert_with(|| Pool {
+            node: cpu.node,
+            socket: cpu.socket,
+            cores: 0,
+            free: VecDeque::new(),
+        });
+        cores.entry(cpu.node).or_default().insert(cpu.core);
+    }
+    for (node, pool) in &mut pools {
+        pool.cores = cores.get(node).map_or(0, BTreeSet::len);
+    }
+    pools.into_values().collect()
+}
+
+/// The first threads of all cores, then the second ones, and so on.
+fn ranks<'a>(allowed: &[&'a Cpu]) -> Vec<Vec<&'a Cpu>> {
+    let mut ranks: Vec<Vec<&Cpu>> = Vec::new();
+    let mut threads: BTreeMap<CoreId, usize> = BTreeMap::new();
+    for &cpu in allowed {
+        let rank = threads.entry(cpu.core).or_default();
+        if ranks.len() == *rank {
+            ranks.push(Vec::new());
+        }
+        ranks[*rank].push(cpu);
+        *rank += 1;
+    }
+    ranks
+}

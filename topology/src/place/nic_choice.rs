@@ -1,0 +1,99 @@
+//! Which NICs a placement uses, and what each counts for.
+//!
+//! Must not know cores.
+
+use super::{NicChoice, PlaceError};
+use crate::host::Host;
+use crate::ids::{NicId, NodeId, SocketId};
+use crate::nic::Nic;
+
+/// A NIC left to itself is left out if the fastest is more than this many times faster.
+const SPEED_SPREAD_LIMIT: u64 = 8;
+
+/// A NIC in use.
+#[derive(Clone, Debug)]
+pub struct UsedNic {
+    pub id: NicId,
+    pub name: String,
+    pub node: Option<NodeId>,
+    pub socket: Option<SocketId>,
+    /// What it counts for beside others: its speed in bits per second, or a stand-in; never 0.
+    pub weight: u64,
+}
+
+/// The NICs in use, in the host's order.
+pub fn choose(
+    host: &Host,
+    choice: &NicChoice,
+    reasons: &mut Vec<String>,
+) -> Result<Vec<UsedNic>, PlaceError> {
+    let find = |name: &String| host.nic_named(name).ok_or_else(|| unknown(host, name));
+    let except = choice.except.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    let only = match &choice.only {
+        Some(names) => Some(names.iter().map(find).collect::<Result<Vec<_>, _>>()?),
+        None => None,
+    };
+    let all = (0..host.nics.len() as u32).map(NicId);
+    let mut candidates: Vec<(NicId, &Nic)> =
+        all.filter(|id| !except.contains(id)).filter_map(|id| Some((id, host.nic(id)?))).collect();
+    match only {
+        Some(ids) => candidates.retain(|(id, _)| ids.contains(id)),
+        None => leave_out_the_useless(&mut candidates, reasons),
+    }
+    if candidates.is_empty() {
+        reasons.push(match (host.nics.is_empty(), choice.only.is_some() || !choice.except.is_empty()) {
+            (true, _) => "The host has no NIC: only cores are balanced.".into(),
+            (false, true) => "No NIC was chosen: only cores are balanced.".into(),
+            (false, false) => "No NIC is fit for use: only cores are balanced.".into(),
+        });
+    }
+    let stand_in = candidates.iter().filter_map(|(_, nic)| nic.bits_per_s()).min();
+    let unknown: Vec<&str> =
+        candidates.iter().filter(|(_, nic)| nic.speed.is_none()).map(|(_, nic)| nic.name.as_str()).collect();
+    if let (Some(slowest), false) = (stand_in, unknown.is_empty()) {
+        let slowest = crate::render::amount::bits_per_s(slowest);
+        let names = unknown.join(", ");
+        reasons.push(format!("Speed unknown: {names}: counted as {slowest}, the slowest known here."));
+    } else if unknown.len() > 1 {
+        reasons.push("No NIC's speed is known: all count alike.".into());
+    }
+    let used = |(id, nic): (NicId, &Nic)| UsedNic {
+        id,
+        name: nic.name.clone(),
+        node: nic.node,
+        socket: nic.socket,
+        weight: nic.bits_per_s().or(stand_in).unwrap_or(1).max(1),
+    };
+    Ok(candidates.into_iter().map(used).collect())
+}
+
+fn leave_out_the_useless(candidates: &mut Vec<(NicId, &Nic)>, reasons: &mut Vec<String>) {
+    candidates.retain(|(_, nic)| {
+        let usable = nic.link_up != Some(false);
+        if !usable {
+            reasons.push(format!("{} has no link: left out. Name it to use it all the same.", nic.name));
+        }
+        usable
+    });
+    let fastest = candidates.iter().max_by_key(|(_, nic)| nic.bits_per_s()).map(|(_, nic)| *nic);
+    let Some((fastest, limit)) = fastest.and_then(|nic| Some((nic, nic.bits_per_s()? / SPEED_SPREAD_LIMIT)))
+    else {
+        return;
+    };
+    candidates.retain(|(_, nic)| {
+        let Some(speed) = nic.bits_per_s().filter(|&speed| speed < limit) else { return true };
+        let speed = crate::render::amount::bits_per_s(speed);
+        reasons.push(format!(
+            "{} ({speed}) is less than an eighth as fast as {}: left out, for it would hold the others back. \
+             Name it to use it all the same.",
+            nic.name, fastest.name
+        ));
+        false
+    });
+}
+
+fn unknown(host: &Host, name: &str) -> PlaceError {
+    let names: Vec<&str> = host.nics.iter().map(|nic| nic.name.as_str()).collect();
+    let known = if names.is_empty() { "no NIC".to_owned() } else { names.join(", ") };
+    PlaceError::UnknownNic { name: name.to_owned(), known }
+}

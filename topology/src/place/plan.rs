@@ -1,0 +1,275 @@
+//! The result of a placement: who owns what, over which NIC, how even it is, and why.
+//!
+//! Must not know how it was decided.
+
+use super::nic_choice::UsedNic;
+use super::{Evenness, lpt_by_share};
+use crate::host::{Cpu, Host};
+use crate::ids::{CoreId, CpuId, NicId, NodeId, SocketId};
+use std::fmt;
+
+/// An owner: dense, from 0 to the number of owning cores less one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CoreSlot(pub u32);
+
+impl CoreSlot {
+    /// The slot as an index into [`Plan::cores`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for CoreSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot {}", self.0)
+    }
+}
+
+/// An owning core.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacedCore {
+    /// Its number among the owners.
+    pub slot: CoreSlot,
+    /// The cpu to pin it to.
+    pub cpu: CpuId,
+    /// The physical core.
+    pub core: CoreId,
+    /// The socket.
+    pub socket: SocketId,
+    /// The NUMA node its memory should be on.
+    pub node: NodeId,
+    /// Its NICs, ascending: none on a machine without, several where NICs outnumber cores.
+    pub nics: Vec<NicId>,
+    /// How many items it owns.
+    pub items: usize,
+    /// How many bytes it owns.
+    pub load_bytes: u64,
+}
+
+impl PlacedCore {
+    /// The NIC, or the first of them.
+    pub fn nic(&self) -> Option<NicId> {
+        self.nics.first().copied()
+    }
+}
+
+/// A NIC in use.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacedNic {
+    /// Its index in the host.
+    pub nic: NicId,
+    /// Its name.
+    pub name: String,
+    /// The cores that use it, ascending; never empty.
+    pub cores: Vec<CoreSlot>,
+    /// How many items pass through it.
+    pub items: usize,
+    /// How many bytes pass through it.
+    pub load_bytes: u64,
+    /// What it counted for beside the others: its speed in bits per second, or a stand-in.
+    pub weight: u64,
+}
+
+/// How even loads are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Balance {
+    /// The largest load.
+    pub max_bytes: u64,
+    /// The mean load.
+    pub mean_bytes: f64,
+    /// The largest load over the mean; for NICs, each load taken relative to its speed. 1 is perfect.
+    pub max_over_mean: f64,
+}
+
+/// Who owns what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    cores: Vec<PlacedCore>,
+    nics: Vec<PlacedNic>,
+    owners: Vec<CoreSlot>,
+    /// Empty if there are no NICs.
+    nic_of_item: Vec<NicId>,
+    shares: Vec<u64>,
+    total_bytes: u64,
+    reasons: Vec<String>,
+}
+
+impl Plan {
+    /// The owner of each item.
+    pub fn owners(&self) -> &[CoreSlot] {
+        &self.owners
+    }
+
+    /// The NIC that an item passes through: one of its owner's. `None` without NICs, or beyond the last item.
+    pub fn nic_of(&self, item: usize) -> Option<NicId> {
+        self.nic_of_item.get(item).copied()
+    }
+
+    /// The items of one owner, ascending.
+    pub fn items_of(&self, slot: CoreSlot) -> impl Iterator<Item = usize> + '_ {
+        self.owners.iter().enumerate().filter(move |&(_, &owner)| owner == slot).map(|(item, _)| item)
+    }
+
+    /// The owners, by slot.
+    pub fn cores(&self) -> &[PlacedCore] {
+        &self.cores
+    }
+
+    /// The NICs in use, in the host's order.
+    pub fn nics(&self) -> &[PlacedNic] {
+        &self.nics
+    }
+
+    /// Each core's share, for [`lpt_by_share`]: all 1 with [`Evenness::Cores`].
+    pub fn shares(&self) -> &[u64] {
+        &self.shares
+    }
+
+    /// The bytes of all items.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
+    /// How even the cores' loads are.
+    pub fn core_balance(&self) -> Balance {
+        balance(self.cores.iter().map(|core| (core.load_bytes, 1)))
+    }
+
+    /// How even the NICs' loads are, relative to their speeds; `None` without NICs.
+    pub fn nic_balance(&self) -> Option<Balance> {
+        (!self.nics.is_empty()).then(|| balance(self.nics.iter().map(|nic| (nic.load_bytes, nic.weight))))
+    }
+
+    /// What departed from the ideal, and why, in sentences.
+    pub fn reasons(&self) -> &[String] {
+        &self.reasons
+    }
+}
+
+fn balance(loads: impl Iterator<Item = (u64, u64)> + Clone) -> Balance {
+    let (count, bytes, weight) = loads.clone().fold((0usize, 0.0, 0.0), |(n, bytes, weight), (load, w)| {
+        (n + 1, bytes + load as f64, weight + w as f64)
+    });
+    let fullest = loads.clone().map(|(load, w)| load as f64 / w as f64).fold(0.0, f64::max);
+    Balance {
+        max_bytes: loads.map(|(load, _)| load).max().unwrap_or(0),
+        mean_bytes: if count == 0 { 0.0 } else { bytes / count as f64 },
+        max_over_mean: if bytes == 0.0 { 1.0 } else { fullest * weight / bytes },
+    }
+}
+
+/// What the steps of [`place`](super::place) decided.
+pub(super) struct PlanParts<'a> {
+    pub host: &'a Host,
+    pub weights: &'a [u64],
+    pub total_bytes: u64,
+    pub cpus: Vec<Cpu>,
+    pub nics: Vec<UsedNic>,
+    pub nics_of_core: Vec<Vec<usize>>,
+    pub shares: Vec<u64>,
+    pub owners: Vec<u32>,
+    pub evenness: Evenness,
+    pub reasons: Vec<String>,
+}
+
+/// Above this, uneven NICs are worth a word.
+const NIC_BALANCE_LIMIT: f64 = 1.05;
+
+impl PlanParts<'_> {
+    pub fn into_plan(self) -> Plan {
+        let nic_of_item = self.nic_of_item();
+        let mut cores = self.cores();
+        let mut nics = self.nics();
+        for (item, &owner) in self.owners.iter().enumerate() {
+            let core = &mut cores[owner as usize];
+            core.items += 1;
+            core.load_bytes += self.weights[item];
+            if let Some(&nic) = nic_of_item.get(item) {
+                nics[nic].items += 1;
+                nics[nic].load_bytes += self.weights[item];
+            }
+        }
+        let mut plan = Plan {
+            nic_of_item: nic_of_item.iter().map(|&nic| self.nics[nic].id).collect(),
+            cores,
+            nics,
+            owners: self.owners.into_iter().map(CoreSlot).collect(),
+            shares: self.shares,
+            total_bytes: self.total_bytes,
+            reasons: self.reasons,
+        };
+        let remarks = remarks(self.host, &plan, self.evenness);
+        plan.reasons.extend(remarks);
+        plan
+    }
+
+    /// For each item one of its owner's NICs, as an index into the NICs in use; empty without NICs.
+    fn nic_of_item(&self) -> Vec<usize> {
+        if self.nics.is_empty() {
+            return Vec::new();
+        }
+        let mut nic_of_item: Vec<usize> =
+            self.owners.iter().map(|&owner| self.nics_of_core[owner as usize][0]).collect();
+        for (slot, own) in self.nics_of_core.iter().enumerate().filter(|(_, own)| own.len() > 1) {
+            let items: Vec<usize> =
+                (0..self.owners.len()).filter(|&item| self.owners[item] as usize == slot).collect();
+            let weights: Vec<u64> = items.iter().map(|&item| self.weights[item]).collect();
+            let speeds: Vec<u64> = own.iter().map(|&nic| self.nics[nic].weight).collect();
+            for (item, at) in items.into_iter().zip(lpt_by_share(&weights, &speeds)) {
+                nic_of_item[item] = own[at as usize];
+            }
+        }
+        nic_of_item
+    }
+
+    fn cores(&self) -> Vec<PlacedCore> {
+        let core = |(slot, cpu): (usize, &Cpu)| PlacedCore {
+            slot: CoreSlot(slot as u32),
+            cpu: cpu.id,
+            core: cpu.core,
+            socket: cpu.socket,
+            node: cpu.node,
+            nics: self.nics_of_core[slot].iter().map(|&nic| self.nics[nic].id).collect(),
+            items: 0,
+            load_bytes: 0,
+        };
+        self.cpus.iter().enumerate().map(core).collect()
+    }
+
+    fn nics(&self) -> Vec<PlacedNic> {
+        let nic = |(at, nic): (usize, &UsedNic)| PlacedNic {
+            nic: nic.id,
+            name: nic.name.clone(),
+            cores: (0..self.cpus.len())
+                .filter(|&slot| self.nics_of_core[slot].contains(&at))
+                .map(|slot| CoreSlot(slot as u32))
+                .collect(),
+            items: 0,
+            load_bytes: 0,
+            weight: nic.weight,
+        };
+        self.nics.iter().enumerate().map(nic).collect()
+    }
+}
+
+fn remarks(host: &Host, plan: &Plan, evenness: Evenness) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let idle = plan.cores.iter().filter(|core| core.items == 0).count();
+    if idle > 0 {
+        remarks.push(format!("{idle} of {} cores own nothing: there are too few items.", plan.cores.len()));
+    } else if evenness == Evenness::Cores
+        && plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT)
+    {
+        remarks.push(
+            "Cores are loaded evenly, so NICs with more cores for their speed carry more: as many cores on each \
+             NIC, or evenness by NICs, would mend it."
+                .into(),
+        );
+    }
+    let forbidden = host.cpus.iter().filter(|cpu| !cpu.allowed).count();
+    if forbidden > 0 {
+        let cpus = host.cpus.len();
+        remarks.push(format!("{forbidden} of the host's {cpus} cpus are not allowed to this process."));
+    }
+    remarks
+}

@@ -1,0 +1,124 @@
+//! SVG elements as text.
+//!
+//! The only place that writes markup, and so the only one that must escape. Must not know what is drawn.
+
+use std::fmt::Write;
+
+/// Where a text's x is.
+#[derive(Clone, Copy)]
+pub enum Anchor {
+    Start,
+    Middle,
+}
+
+/// How a text looks.
+#[derive(Clone, Copy)]
+pub struct Text {
+    pub size: f64,
+    pub bold: bool,
+    pub colour: &'static str,
+    pub anchor: Anchor,
+}
+
+/// How a rectangle looks.
+#[derive(Clone, Copy)]
+pub struct Rect {
+    pub fill: &'static str,
+    pub stroke: &'static str,
+    pub radius: f64,
+    pub dashed: bool,
+}
+
+#[derive(Default)]
+pub struct Canvas {
+    body: String,
+}
+
+impl Canvas {
+    pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, look: Rect) {
+        let Rect { fill, stroke, radius, dashed } = look;
+        let dash = if dashed { " stroke-dasharray=\"4 3\"" } else { "" };
+        self.element(format_args!(
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"{radius}\" \
+             fill=\"{fill}\" stroke=\"{stroke}\"{dash}/>"
+        ));
+    }
+
+    /// A line through the points.
+    pub fn line(&mut self, points: &[(f64, f64)], colour: &'static str, dashed: bool) {
+        let dash = if dashed { " stroke-dasharray=\"4 3\"" } else { "" };
+        let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        self.element(format_args!(
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\" \
+             stroke-linejoin=\"round\"{dash}/>",
+            points.join(" ")
+        ));
+    }
+
+    /// Text whose baseline is at y.
+    pub fn text(&mut self, x: f64, y: f64, look: Text, text: &str) {
+        let weight = if look.bold { " font-weight=\"bold\"" } else { "" };
+        let anchor = match look.anchor {
+            Anchor::Start => "",
+            Anchor::Middle => " text-anchor=\"middle\"",
+        };
+        self.element(format_args!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{}\" fill=\"{}\"{weight}{anchor}>{}</text>",
+            look.size,
+            look.colour,
+            escape(text)
+        ));
+    }
+
+    /// Opens a group whose parts show this hint under the pointer.
+    pub fn open_hinted(&mut self, hint: &str) {
+        self.element(format_args!("<g><title>{}</title>", escape(hint)));
+    }
+
+    /// Closes what [`Canvas::open_hinted`] opened.
+    pub fn close(&mut self) {
+        self.element(format_args!("</g>"));
+    }
+
+    pub fn finish(self, width: f64, height: f64, title: &str) -> String {
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+             viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\">\n\
+             <title>{}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"{}\"/>\n{}</svg>\n",
+            escape(title),
+            super::palette::PAGE,
+            self.body
+        )
+    }
+
+    fn element(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.body, "{text}");
+    }
+}
+
+/// The text with what would be markup made harmless; control characters, which XML forbids, become U+FFFD.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_become_markup() {
+        assert_eq!(escape("<a & \"b\">\u{7}"), "&lt;a &amp; &quot;b&quot;&gt;\u{fffd}");
+    }
+}

@@ -1,0 +1,162 @@
+//! Cores and the NICs they use, joined by lines.
+//!
+//! ```text
+//!   one core      up to 4 cores     more cores
+//!
+//!    [core]        ┌─[core]         [core]─┬─[core]  [core]─┬─[core]
+//!      │           ├─[core]         [core]─┤         [core]─┤
+//!      │           │                       └───────┬────────┘
+//!    ┌─┴──┐        └───┐                           │
+//!  (nic)(nic)        (nic)                       (nic)
+//! ```
+//!
+//! Lines run in gaps between tiles only, so none crosses a tile. Must not know the machine.
+
+use super::canvas::Canvas;
+use super::figure::{Figure, Point, Size};
+use super::palette::Tint;
+use super::tile::{CoreTile, NicRole, NicTile};
+
+const GAP: f64 = 6.0;
+/// Between the two columns that share a vertical line.
+const BUS_GAP: f64 = 18.0;
+/// From the lowest core to the NICs.
+const DROP: f64 = 22.0;
+const NIC_GAP: f64 = 10.0;
+const SINGLE_COLUMN_LIMIT: usize = 4;
+const TWO_COLUMNS_LIMIT: usize = 10;
+
+pub struct Cluster {
+    pub cores: Vec<CoreTile>,
+    pub nics: Vec<NicTile>,
+    pub tint: Tint,
+}
+
+impl Cluster {
+    fn columns(&self) -> usize {
+        match self.cores.len() {
+            0 => 0,
+            n if n <= SINGLE_COLUMN_LIMIT && !self.nics.is_empty() => 1,
+            1 => 1,
+            n if n <= TWO_COLUMNS_LIMIT => 2,
+            // About as many columns as rows, in pairs.
+            n => 2 * ((n as f64).sqrt() / 2.0).ceil() as usize,
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.cores.len().div_ceil(self.columns().max(1))
+    }
+
+    fn cores_size(&self) -> Size {
+        let (columns, rows) = (self.columns(), self.rows());
+        if columns == 0 {
+            return Size { width: 0.0, height: 0.0 };
+        }
+        let Size { width, height } = CoreTile::SIZE;
+        let bus = if self.nics.is_empty() { GAP } else { BUS_GAP };
+        let width = match columns {
+            1 if rows == 1 => width,
+            1 => width + bus,
+            _ => {
+                let pairs = columns as f64 / 2.0;
+                pairs * (2.0 * width + bus) + (pairs - 1.0) * GAP
+            }
+        };
+        Size { width, height: rows as f64 * (height + GAP) - GAP }
+    }
+
+    fn nics_size(&self) -> Size {
+        let count = self.nics.len() as f64;
+        match self.nics.len() {
+            0 => Size { width: 0.0, height: 0.0 },
+            _ => Size {
+                width: count * (NicTile::SIZE.width + NIC_GAP) - NIC_GAP,
+                height: NicTile::SIZE.height,
+            },
+        }
+    }
+
+    /// Where the tile at this index stands, relative to the block of cores.
+    fn tile_place(&self, index: usize) -> Point {
+        let columns = self.columns();
+        let (row, column) = (index / columns, index % columns);
+        let Size { width, height } = CoreTile::SIZE;
+        let bus = if self.nics.is_empty() { GAP } else { BUS_GAP };
+        let x = match columns {
+            1 if self.rows() == 1 => 0.0,
+            // The line runs on the left.
+            1 => bus,
+            _ => (column / 2) as f64 * (2.0 * width + bus + GAP) + (column % 2) as f64 * (width + bus),
+        };
+        Point { x, y: row as f64 * (height + GAP) }
+    }
+
+    /// Lines from every core down to the bar above the NICs; gives the x of each.
+    fn draw_buses(&self, canvas: &mut Canvas, cores_at: Point, bar: f64, dashed: bool) -> Vec<f64> {
+        let Size { width, height } = CoreTile::SIZE;
+        let colour = self.tint.edge;
+        if self.cores.len() == 1 {
+            let x = cores_at.x + width / 2.0;
+            canvas.line(&[(x, cores_at.y + height), (x, bar)], colour, dashed);
+            return vec![x];
+        }
+        let single = self.columns() == 1;
+        let mut buses: Vec<f64> = Vec::new();
+        for index in 0..self.cores.len() {
+            let place = self.tile_place(index);
+            let y = cores_at.y + place.y + height / 2.0;
+            let left = cores_at.x + place.x;
+            // The second of a pair has the line on its left, and so has a single column.
+            let (from, bus) = if single || index % self.columns() % 2 == 1 {
+                (left, left - BUS_GAP / 2.0)
+            } else {
+                (left + width, left + width + BUS_GAP / 2.0)
+            };
+            canvas.line(&[(from, y), (bus, y)], colour, dashed);
+            if !buses.contains(&bus) {
+                buses.push(bus);
+                canvas.line(&[(bus, y), (bus, bar)], colour, dashed);
+            }
+        }
+        buses
+    }
+}
+
+impl Figure for Cluster {
+    fn size(&self) -> Size {
+        let (cores, nics) = (self.cores_size(), self.nics_size());
+        let drop = if self.cores.is_empty() || self.nics.is_empty() { 0.0 } else { DROP };
+        Size { width: cores.width.max(nics.width), height: cores.height + drop + nics.height }
+    }
+
+    fn draw(&self, canvas: &mut Canvas, at: Point) {
+        let (size, cores, nics) = (self.size(), self.cores_size(), self.nics_size());
+        let cores_at = Point { x: at.x + (size.width - cores.width) / 2.0, y: at.y };
+        let nics_at =
+            Point { x: at.x + (size.width - nics.width) / 2.0, y: at.y + size.height - nics.height };
+        let nic_x = |index: usize| nics_at.x + index as f64 * (NicTile::SIZE.width + NIC_GAP);
+        if !self.cores.is_empty() && !self.nics.is_empty() {
+            let bar = nics_at.y - DROP / 2.0;
+            let dashed = self.nics.iter().all(|nic| nic.role == NicRole::Elsewhere);
+            let mut ends = self.draw_buses(canvas, cores_at, bar, dashed);
+            for index in 0..self.nics.len() {
+                let x = nic_x(index) + NicTile::SIZE.width / 2.0;
+                canvas.line(&[(x, bar), (x, nics_at.y)], self.tint.edge, dashed);
+                ends.push(x);
+            }
+            let left = ends.iter().copied().fold(f64::MAX, f64::min);
+            let right = ends.iter().copied().fold(0.0, f64::max);
+            if right - left > 0.5 {
+                canvas.line(&[(left, bar), (right, bar)], self.tint.edge, dashed);
+            }
+        }
+        for (index, core) in self.cores.iter().enumerate() {
+            let place = self.tile_place(index);
+            core.draw(canvas, Point { x: cores_at.x + place.x, y: cores_at.y + place.y });
+        }
+        for (index, nic) in self.nics.iter().enumerate() {
+            nic.draw(canvas, Point { x: nic_x(index), y: nics_at.y });
+        }
+    }
+}

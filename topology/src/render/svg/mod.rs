@@ -1,0 +1,74 @@
+//! Host and plan as a picture: an SVG document that needs nothing outside itself.
+//!
+//! ```text
+//!   machine (what is where) ──> figures: Frame, Flow, Stack, Cluster, tiles ──> canvas (SVG elements)
+//! ```
+//!
+//! Every figure knows its size before anything is drawn, so nothing can overlap. Attributes only, no style
+//! sheet, so that several pictures can be pasted into one HTML page. Must not know how plans are made.
+
+mod canvas;
+mod cluster;
+mod figure;
+mod legend;
+mod machine;
+mod palette;
+mod tile;
+
+use super::{Labels, amount};
+use crate::host::Host;
+use crate::place::Plan;
+use canvas::{Anchor, Canvas, Text};
+use figure::{Figure, Point, Stack};
+
+const MARGIN: f64 = 24.0;
+/// Wide enough for a PBox's two sockets of five NICs side by side, narrow enough for a page.
+const PAGE_WIDTH: f64 = 1560.0;
+/// Narrower pages leave no room for legend and reasons.
+const PAGE_WIDTH_LEAST: f64 = 720.0;
+
+pub fn draw(host: &Host, plan: Option<&Plan>, labels: Labels<'_>) -> String {
+    let machine = machine::figure(host, plan, labels, PAGE_WIDTH - 2.0 * MARGIN);
+    let width = machine.size().width.clamp(PAGE_WIDTH_LEAST - 2.0 * MARGIN, PAGE_WIDTH);
+    let page = Stack::of(
+        18.0,
+        vec![
+            Box::new(heading(host, plan, labels, width)),
+            Box::new(machine),
+            Box::new(legend::figure(host, plan, labels, width)),
+            Box::new(legend::reasons(host, plan, width)),
+        ],
+    );
+    let size = page.size();
+    let mut canvas = Canvas::default();
+    page.draw(&mut canvas, Point { x: MARGIN, y: MARGIN });
+    canvas.finish(width + 2.0 * MARGIN, size.height + 2.0 * MARGIN, &host.summary())
+}
+
+fn heading(host: &Host, plan: Option<&Plan>, labels: Labels<'_>, width: f64) -> Stack {
+    let line = |size: f64, bold: bool, colour: &'static str, text: String| {
+        Box::new(figure::Paragraph::new(text, size, bold, colour, width)) as Box<dyn Figure>
+    };
+    let mut lines = vec![
+        line(19.0, true, palette::INK, host.summary()),
+        line(12.0, false, palette::FAINT_INK, host.source.to_string()),
+    ];
+    if let Some(plan) = plan {
+        let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
+        let mut text = format!(
+            "{}, {}, on {}",
+            labels.count(plan.owners().len()),
+            amount::bytes(plan.total_bytes()),
+            count(plan.cores().len(), "core")
+        );
+        if !plan.nics().is_empty() {
+            text += &format!(" over {}", count(plan.nics().len(), "NIC"));
+        }
+        text += &format!(". Fullest over mean: cores {:.3}", plan.core_balance().max_over_mean);
+        if let Some(nics) = plan.nic_balance() {
+            text += &format!(", NICs {:.3}", nics.max_over_mean);
+        }
+        lines.push(line(13.0, false, palette::INK, text));
+    }
+    Stack::of(5.0, lines)
+}

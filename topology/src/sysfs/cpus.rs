@@ -1,0 +1,96 @@
+//! Processing units, their cores, sockets and caches below `devices/system/cpu`.
+//!
+//! Must not know NUMA nodes beyond the table it is given.
+
+use super::{SysfsError, attribute};
+use crate::host::{Cache, CacheKind};
+use crate::ids::{CpuId, NodeId, SocketId};
+use crate::survey::{FoundCpu, Survey};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Adds the online cpus and their caches to the survey.
+pub fn read(
+    root: &Path,
+    allowed: Option<&[u32]>,
+    node_of_cpu: &BTreeMap<CpuId, NodeId>,
+    survey: &mut Survey,
+) -> Result<(), SysfsError> {
+    let directory = root.join("devices/system/cpu");
+    let online_path = directory.join("online");
+    let online = attribute::list(&online_path)?;
+    if online.is_empty() {
+        return Err(SysfsError::NoCpus { path: online_path });
+    }
+    let mut caches = BTreeSet::new();
+    for &cpu in &online {
+        let home = directory.join(format!("cpu{cpu}"));
+        survey.cpus.push(FoundCpu {
+            id: CpuId(cpu),
+            socket: socket(&home.join("topology/physical_package_id"))?,
+            core: core(&home.join("topology"), cpu)?,
+            node: node_of_cpu.get(&CpuId(cpu)).copied(),
+            allowed: allowed.is_none_or(|list| list.binary_search(&cpu).is_ok()),
+        });
+        for index in attribute::names(&home.join("cache"))? {
+            if let Some(cache) = cache(&home.join("cache").join(index)) {
+                // Each of the cpus that share a cache shows it.
+                if caches.insert((cache.level, cache.kind, cache.cpus.clone())) {
+                    survey.caches.push(cache);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn socket(path: &Path) -> Result<SocketId, SysfsError> {
+    if !path.exists() {
+        return Ok(SocketId(0));
+    }
+    let id = attribute::integer(path)?;
+    match u32::try_from(id) {
+        Ok(id) => Ok(SocketId(id)),
+        // The kernel's word for "the firmware does not say", as on some ARM machines.
+        Err(_) if id == -1 => Ok(SocketId(0)),
+        Err(_) => Err(attribute::garbage(path, "a socket number, or -1", &id.to_string())),
+    }
+}
+
+/// The first of the core's threads stands for the core: `core_id` may repeat between dies.
+fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
+    for name in ["core_cpus_list", "thread_siblings_list"] {
+        let path = topology.join(name);
+        if path.exists() {
+            return Ok(u64::from(attribute::list(&path)?.first().copied().unwrap_or(cpu)));
+        }
+    }
+    Ok(u64::from(cpu))
+}
+
+/// Caches inform people and decide nothing, so an unreadable one is as good as absent.
+fn cache(path: &Path) -> Option<Cache> {
+    let level = attribute::integer(&path.join("level")).ok()?;
+    let kind = match attribute::text_if_any(&path.join("type"))?.as_str() {
+        "Data" => CacheKind::Data,
+        "Instruction" => CacheKind::Instruction,
+        "Unified" => CacheKind::Unified,
+        _ => return None,
+    };
+    let cpus = attribute::list(&path.join("shared_cpu_list")).ok()?;
+    Some(Cache {
+        level: u8::try_from(level).ok()?,
+        kind,
+        size_bytes: attribute::text_if_any(&path.join("size")).and_then(|text| size_bytes(&text)),
+        cpus: cpus.into_iter().map(CpuId).collect(),
+    })
+}
+
+/// `1024K`, in bytes.
+fn size_bytes(text: &str) -> Option<u64> {
+    let (digits, unit) = match text.strip_suffix('K') {
+        Some(digits) => (digits, 1 << 10),
+        None => (text.strip_suffix('M')?, 1 << 20),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}

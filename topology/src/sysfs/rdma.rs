@@ -1,0 +1,122 @@
+//! RDMA devices below `class/infiniband`, and the net devices they stand for.
+//!
+//! A soft-RoCE device has no hardware parent of its own: its locality and speed are those of the net device
+//! named in its GID table. Must not know verbs.
+
+use super::nics::{NetDevice, locate, shares_wire};
+use super::{SysfsError, attribute};
+use crate::nic::{Nic, NicKind, Speed, SpeedSource};
+use std::path::{Path, PathBuf};
+
+pub fn read(root: &Path, net_devices: &[NetDevice], notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError> {
+    let class = root.join("class/infiniband");
+    let mut nics = Vec::new();
+    for name in attribute::names(&class)? {
+        let home = class.join(&name);
+        let hardware = hardware(&home);
+        if hardware.as_deref().is_some_and(shares_wire) {
+            notes
+                .push(format!("{name} is not a NIC: it is a virtual function of a NIC that is here itself."));
+            continue;
+        }
+        let ports = ports(&home);
+        let netdevs = net_devices_of(&ports, hardware.as_deref(), net_devices);
+        let mut nic = Nic::named(&name, kind(&home, &ports, hardware.is_some()));
+        nic.netdevs = netdevs.iter().map(|net| net.name.clone()).collect();
+        nic.ibdev = Some(name);
+        match (&hardware, netdevs.first().and_then(|net| net.device.as_ref())) {
+            (Some(device), _) | (None, Some(device)) => locate(&mut nic, device, notes),
+            (None, None) if netdevs.is_empty() => {
+                notes.push(format!("The net device below {} is unknown, and so is its node.", nic.name));
+            }
+            (None, None) => {}
+        }
+        // A software device claims a rate that means nothing: the wire below it has the true one.
+        let port_speed = hardware.is_some().then(|| port_speed(&nic.name, &ports, notes)).flatten();
+        nic.speed =
+            port_speed.or_else(|| netdevs.iter().filter_map(|net| net.speed).max_by_key(|s| s.bits_per_s));
+        nic.link_up = link_up(&ports).or_else(|| netdevs.iter().find_map(|net| net.link_up));
+        nics.push(nic);
+    }
+    Ok(nics)
+}
+
+/// The hardware below the RDMA device; `None` for a software device.
+fn hardware(home: &Path) -> Option<PathBuf> {
+    let device = attribute::resolved(&home.join("device"))?;
+    (!device.iter().any(|part| part == "virtual")).then_some(device)
+}
+
+fn ports(home: &Path) -> Vec<PathBuf> {
+    let names = attribute::names(&home.join("ports")).unwrap_or_default();
+    names.into_iter().map(|name| home.join("ports").join(name)).collect()
+}
+
+fn net_devices_of<'a>(
+    ports: &[PathBuf],
+    hardware: Option<&Path>,
+    net_devices: &'a [NetDevice],
+) -> Vec<&'a NetDevice> {
+    let mut named = Vec::new();
+    for directory in ports.iter().map(|port| port.join("gid_attrs/ndevs")) {
+        // An entry of an unused GID exists but cannot be read.
+        let entries = attribute::names(&directory).unwrap_or_default();
+        named.extend(entries.iter().filter_map(|entry| attribute::text_if_any(&directory.join(entry))));
+    }
+    net_devices
+        .iter()
+        .filter(|net| match hardware {
+            // VLANs and bonds also appear in the GID table of hardware; they are not the device.
+            Some(device) => {
+                net.device.as_deref() == Some(device) || (net.device.is_some() && named.contains(&net.name))
+            }
+            None => named.first() == Some(&net.name),
+        })
+        .collect()
+}
+
+fn kind(home: &Path, ports: &[PathBuf], in_hardware: bool) -> NicKind {
+    let iwarp = attribute::text_if_any(&home.join("node_type")).is_some_and(|text| text.starts_with('4'));
+    let ethernet = ports
+        .iter()
+        .filter_map(|port| attribute::text_if_any(&port.join("link_layer")))
+        .any(|layer| layer == "Ethernet");
+    match (in_hardware, iwarp, ethernet) {
+        (true, true, _) => NicKind::Iwarp,
+        (true, false, true) => NicKind::Roce,
+        (true, false, false) => NicKind::Infiniband,
+        (false, true, _) => NicKind::Siw,
+        (false, false, _) => NicKind::Rxe,
+    }
+}
+
+/// The fastest port's rate: one [`Nic`] is one device, and both ports of a card share its PCI slot.
+fn port_speed(name: &str, ports: &[PathBuf], notes: &mut Vec<String>) -> Option<Speed> {
+    let mut fastest = None;
+    for path in ports.iter().map(|port| port.join("rate")) {
+        let Some(text) = attribute::text_if_any(&path) else { continue };
+        match rate_bits_per_s(&text) {
+            Some(bits_per_s) => fastest = fastest.max(Some(bits_per_s)),
+            None => {
+                let error = attribute::garbage(&path, "a rate, as 100 Gb/sec (4X EDR)", &text);
+                notes.push(format!("The speed of a port of {name} is unknown: {error}."));
+            }
+        }
+    }
+    fastest.and_then(|bits_per_s| Speed::new(bits_per_s, SpeedSource::Port))
+}
+
+/// `2.5 Gb/sec (1X SDR)`, in bits per second.
+fn rate_bits_per_s(text: &str) -> Option<u64> {
+    let (number, rest) = text.split_once(' ')?;
+    let gbps: f64 = number.parse().ok()?;
+    let sane = rest.starts_with("Gb/sec") && gbps.is_finite() && (0.0..1e6).contains(&gbps);
+    sane.then_some((gbps * 1e9) as u64)
+}
+
+/// Any port that is active makes the device usable.
+fn link_up(ports: &[PathBuf]) -> Option<bool> {
+    let states: Vec<String> =
+        ports.iter().filter_map(|port| attribute::text_if_any(&port.join("state"))).collect();
+    (!states.is_empty()).then(|| states.iter().any(|state| state.starts_with('4')))
+}

@@ -1,0 +1,208 @@
+//! A machine from a file: checks of the file itself, before any C library sees it.
+//!
+//! The outer form is checked here because hwloc answers every fault with the same "invalid argument" and its
+//! XML library writes to stderr on its own. Must not know what the elements mean.
+
+use crate::host::Host;
+use std::path::{Path, PathBuf};
+
+/// lstopo's XML of the largest machines is some 10 MB.
+const FILE_BYTES_LIMIT: u64 = 64 << 20;
+
+/// Why an XML file gave no [`Host`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum XmlError {
+    /// The crate was built without hwloc.
+    #[error("topology XML {path}: built without hwloc; rebuild with --features hwloc")]
+    WithoutHwloc {
+        /// The file asked for.
+        path: PathBuf,
+    },
+    /// The file cannot be opened or read.
+    #[error("topology XML {path}: cannot be read: {source}; give a file written by `lstopo --of xml FILE`")]
+    Unreadable {
+        /// The file asked for.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file has no bytes.
+    #[error("topology XML {path}: the file is empty; write it again with `lstopo --of xml FILE`")]
+    Empty {
+        /// The file asked for.
+        path: PathBuf,
+    },
+    /// The file is too large to be a topology.
+    #[error("topology XML {path}: {bytes} bytes, expected at most {limit}; is it a topology?")]
+    TooLarge {
+        /// The file asked for.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// The most that is read.
+        limit: u64,
+    },
+    /// The text is not well-formed XML with a `topology` in it.
+    #[error("topology XML {path}, line {line}: {fault}; write it again with `lstopo --of xml FILE`")]
+    Malformed {
+        /// The file asked for.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong there.
+        fault: String,
+    },
+    /// hwloc would not load it.
+    #[error(
+        "topology XML {path}: well-formed, but hwloc refuses it: {reason}; expected the format of hwloc 2 (`lstopo --version` tells the writer's)"
+    )]
+    Refused {
+        /// The file asked for.
+        path: PathBuf,
+        /// What hwloc said.
+        reason: String,
+    },
+}
+
+/// The host that the file describes.
+pub(crate) fn read(path: &Path) -> Result<Host, XmlError> {
+    if cfg!(not(feature = "hwloc")) {
+        return Err(XmlError::WithoutHwloc { path: path.to_owned() });
+    }
+    let unreadable = |source| XmlError::Unreadable { path: path.to_owned(), source };
+    let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
+    if bytes > FILE_BYTES_LIMIT {
+        return Err(XmlError::TooLarge { path: path.to_owned(), bytes, limit: FILE_BYTES_LIMIT });
+    }
+    let text = std::fs::read_to_string(path).map_err(unreadable)?;
+    if text.trim().is_empty() {
+        return Err(XmlError::Empty { path: path.to_owned() });
+    }
+    check_form(&text).map_err(|(line, fault)| XmlError::Malformed { path: path.to_owned(), line, fault })?;
+    load(path, &text)
+}
+
+#[cfg(feature = "hwloc")]
+fn load(path: &Path, text: &str) -> Result<Host, XmlError> {
+    let refused = |reason| XmlError::Refused { path: path.to_owned(), reason };
+    Ok(crate::hwloc::read_xml(path, text).map_err(refused)?.into_host())
+}
+
+#[cfg(not(feature = "hwloc"))]
+fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
+    Err(XmlError::WithoutHwloc { path: path.to_owned() })
+}
+
+/// Tags close in the order they opened, attributes are quoted, and the root is `topology`; else line and fault.
+fn check_form(text: &str) -> Result<(), (usize, String)> {
+    let line_at = |offset: usize| text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1;
+    let mut open: Vec<(&str, usize)> = Vec::new();
+    let mut root = None;
+    let mut at = 0;
+    while let Some(found) = text[at..].find('<') {
+        let start = at + found;
+        let fault = |what: String| Err((line_at(start), what));
+        if (open.is_empty() && !text[at..start].trim().is_empty()) || text[at..start].contains('\0') {
+            return fault("text outside the topology element".into());
+        }
+        let rest = &text[start..];
+        if rest.starts_with("<!--") {
+            match rest.find("-->") {
+                Some(end) => at = start + end + 3,
+                None => return fault("a comment is never closed".into()),
+            }
+            continue;
+        }
+        let Some(length) = tag_length(rest) else { return fault("a tag is never closed".into()) };
+        let tag = &rest[1..length - 1];
+        at = start + length;
+        if tag.starts_with('?') || tag.starts_with('!') {
+            continue;
+        }
+        if let Some(name) = tag.strip_prefix('/') {
+            match open.pop() {
+                Some((opened, _)) if opened == name.trim() => {}
+                Some((opened, from)) => {
+                    let from = line_at(from);
+                    return fault(format!("</{}> closes <{opened}> of line {from}", name.trim()));
+                }
+                None => return fault(format!("</{}> closes nothing", name.trim())),
+            }
+            continue;
+        }
+        let name = tag.trim_end_matches('/').split_whitespace().next().unwrap_or("");
+        if open.is_empty() && root.replace(name).is_some() {
+            return fault(format!("a second root element <{name}>"));
+        }
+        if open.is_empty() && name != "topology" {
+            return fault(format!("the root element is <{name}>, expected <topology>"));
+        }
+        if !tag.ends_with('/') {
+            open.push((name, start));
+        }
+    }
+    match (open.last(), root) {
+        (Some((name, from)), _) => {
+            Err((line_at(*from), format!("<{name}> is never closed: is the file cut short?")))
+        }
+        (None, None) => Err((1, "no <topology> element".into())),
+        (None, Some(_)) if !text[at..].trim().is_empty() => {
+            Err((line_at(at), "text after the topology element".into()))
+        }
+        (None, Some(_)) => Ok(()),
+    }
+}
+
+/// Bytes from `<` to `>` inclusive, where a quoted `>` does not count.
+fn tag_length(text: &str) -> Option<usize> {
+    let mut quote = None;
+    for (at, byte) in text.bytes().enumerate().skip(1) {
+        match (quote, byte) {
+            (None, b'>') => return Some(at + 1),
+            (None, b'<') => return None,
+            (None, b'"' | b'\'') => quote = Some(byte),
+            (Some(open), _) if open == byte => quote = None,
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_the_line_of_the_fault() {
+        let cases = [
+            ("<topology>\n<object>\n</topology>", 3),
+            ("<topology>\n<object>\n", 2),
+            ("<topology", 1),
+            ("\n<html></html>", 2),
+            ("hello", 1),
+            ("<topology/>\n<topology/>", 2),
+            ("<topology>\n<a b=\"</topology>", 2),
+            ("</topology>", 1),
+            ("<topology/> tail", 1),
+        ];
+        for (text, line) in cases {
+            assert_eq!(check_form(text).unwrap_err().0, line, "{text}");
+        }
+    }
+
+    #[test]
+    fn accepts_what_lstopo_writes() {
+        let text = "<?xml version=\"1.0\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<!-- > --><topology version=\"2.0\">\n\
+                    <object type=\"a>b\"><info/></object></topology>\n";
+        assert_eq!(check_form(text), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text in "[<>/!?a-z\" \n\u{e9}-]*") {
+            let _ = check_form(&text);
+        }
+    }
+}

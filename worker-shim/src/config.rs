@@ -1,0 +1,76 @@
+//! What a worker must know to join: each setting once, with its default.
+
+use std::time::Duration;
+
+use fabric::IdlePolicy;
+use pbox_core::{Ablate, DEFAULT_CHUNK_BYTES, Key, Optimizer};
+
+/// Where a worker reads its weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightsMode {
+    /// In the weights window, in place; they change when the next round's answers come.
+    #[default]
+    Shared,
+    /// In a buffer of its own, copied from the window as answers come. For callers whose weights
+    /// must live in memory that only they write.
+    Private,
+}
+
+/// Settings of a [`Session`](crate::Session).
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// The hub's control port, `host:port`.
+    pub hub: String,
+    /// Name of the job; workers with the same name train together.
+    pub job: String,
+    /// This worker's number, from 0.
+    pub rank: u32,
+    /// How many workers take part.
+    pub workers: u32,
+    /// The model, in the order of the forward pass.
+    pub keys: Vec<Key>,
+    /// What the hub does with the sum of the gradients.
+    pub optimizer: Optimizer,
+    /// Size of a chunk; a multiple of 64. Default 32 KiB.
+    pub chunk_bytes: usize,
+    /// What the hub leaves out, for measurement. Default nothing.
+    pub ablate: Ablate,
+    /// Where weights are read. Default shared.
+    pub weights: WeightsMode,
+    /// How long to wait at the start for the hub and for the other workers. Default 60 s.
+    pub join_limit: Duration,
+    /// How long to wait for a key before giving up on workers that live but do not push.
+    /// Default 30 min.
+    pub wait_limit: Duration,
+    /// How the calling thread waits. Default: spin where the machine has cores to spare.
+    pub idle: IdlePolicy,
+}
+
+impl SessionConfig {
+    /// Everything that has no default.
+    pub fn new(
+        hub: impl Into<String>,
+        job: impl Into<String>,
+        rank: u32,
+        workers: u32,
+        keys: Vec<Key>,
+        optimizer: Optimizer,
+    ) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        SessionConfig {
+            hub: hub.into(),
+            job: job.into(),
+            rank,
+            workers,
+            keys,
+            optimizer,
+            chunk_bytes: DEFAULT_CHUNK_BYTES,
+            ablate: Ablate::default(),
+            weights: WeightsMode::Shared,
+            join_limit: Duration::from_secs(60),
+            wait_limit: Duration::from_secs(30 * 60),
+            // A worker that spins on a core that the hub or another worker needs delays itself.
+            idle: if cores > 2 * workers as usize { IdlePolicy::DEDICATED } else { IdlePolicy::SHARED },
+        }
+    }
+}

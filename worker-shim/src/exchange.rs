@@ -1,0 +1,276 @@
+//! The exchange: pushes out, answers in, for one worker. No clock, no control port; generic over
+//! the transport.
+//!
+//! Owned by the worker's thread. It keeps the rule that the whole design stands on: one round in
+//! flight per chunk. A key is pushed again only after all its answers came, and its gradient and
+//! weights are lent to the caller only while none is under way.
+
+use std::sync::Arc;
+
+use fabric::{Arrival, LinkId, Port, Posted, Until};
+use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round};
+
+use crate::windows::Windows;
+
+/// Arrivals looked at in one go.
+const BATCH: usize = 256;
+
+/// A call out of order, or a hub that broke the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExchangeError {
+    /// The key does not exist.
+    #[error("key {key} does not exist; the manifest has {keys} keys, numbered from 0")]
+    NoSuchKey {
+        /// What was asked for.
+        key: u32,
+        /// How many there are.
+        keys: usize,
+    },
+    /// The key is under way.
+    #[error("key {key:?} is under way in round {round}: wait for it before {doing}")]
+    UnderWay {
+        /// Its name.
+        key: String,
+        /// Its round.
+        round: u32,
+        /// What was tried.
+        doing: &'static str,
+    },
+    /// The hub answered something that was not asked.
+    #[error("the hub broke the protocol: answer for chunk {chunk}, round ending in {round_bits}, {expected}")]
+    UnexpectedAnswer {
+        /// The chunk that the answer named.
+        chunk: u32,
+        /// The low bits of its round.
+        round_bits: u8,
+        /// What was expected.
+        expected: String,
+    },
+    /// A link closed.
+    #[error("the link to the hub's core {core} closed: {reason}")]
+    Closed {
+        /// Which one.
+        core: usize,
+        /// Why.
+        reason: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct KeyState {
+    /// The round of the push under way, else of the next one.
+    round: Round,
+    /// Answers that have not come.
+    outstanding: u32,
+}
+
+/// One worker's data path.
+pub struct Exchange<P: Port> {
+    port: P,
+    /// The link to each of the hub's cores.
+    links: Vec<LinkId>,
+    /// The core that owns each chunk.
+    owners: Vec<u32>,
+    layout: Arc<Layout>,
+    windows: Windows,
+    keys: Vec<KeyState>,
+    /// Chunks that are pushed and not answered.
+    under_way: Vec<bool>,
+    /// Answers outstanding by core.
+    outstanding: Vec<u32>,
+    arrivals: Box<[Arrival; BATCH]>,
+}
+
+impl<P: Port> Exchange<P> {
+    /// Attaches one endpoint for each of the hub's cores; `owners` names the core of each chunk.
+    ///
+    /// # Panics
+    /// When an owner has no endpoint, or `owners` is not of the layout's length.
+    pub fn new(
+        mut port: P,
+        endpoints: Vec<P::Endpoint>,
+        owners: Vec<u32>,
+        layout: Arc<Layout>,
+        windows: Windows,
+    ) -> Self {
+        assert_eq!(owners.len(), layout.chunks().len(), "one owner a chunk");
+        assert!(owners.iter().all(|&core| (core as usize) < endpoints.len()), "one endpoint a core");
+        let links: Vec<LinkId> = endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
+        Exchange {
+            port,
+            outstanding: vec![0; links.len()],
+            links,
+            owners,
+            keys: vec![KeyState::default(); layout.keys().len()],
+            under_way: vec![false; layout.chunks().len()],
+            layout,
+            windows,
+            arrivals: Box::new([Arrival::default(); BATCH]),
+        }
+    }
+
+    /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
+    pub fn gradient_mut(&mut self, key: KeyId) -> Result<&mut [f32], ExchangeError> {
+        self.idle(key, "writing its gradient")?;
+        Ok(self.windows.gradient_mut(key))
+    }
+
+    /// A key's weights, as of its last finished round.
+    pub fn weights(&self, key: KeyId) -> Result<&[f32], ExchangeError> {
+        self.idle(key, "reading its weights")?;
+        // SAFETY: `idle` saw that no push of the key is unanswered, and `&self` keeps it so.
+        Ok(unsafe { self.windows.weights(key) })
+    }
+
+    /// Sends a key's gradient, chunk by chunk. Until its answers are all in, gradient and weights of
+    /// the key belong to the hub.
+    pub fn push(&mut self, key: KeyId) -> Result<(), ExchangeError> {
+        self.idle(key, "pushing it again")?;
+        let round = self.keys[key.index()].round;
+        let chunks = self.layout.key_chunks(key);
+        self.keys[key.index()].outstanding = chunks.len() as u32;
+        for chunk in chunks {
+            let core = self.owners[chunk as usize] as usize;
+            self.under_way[chunk as usize] = true;
+            self.outstanding[core] += 1;
+            self.post(core, ChunkId(chunk), round)?;
+        }
+        self.port.flush();
+        Ok(())
+    }
+
+    fn post(&mut self, core: usize, chunk: ChunkId, round: Round) -> Result<(), ExchangeError> {
+        let imm = Immediate::new(chunk, round).encode();
+        let span = self.layout.chunk(chunk).span;
+        loop {
+            match self.port.post(self.links[core], span, imm) {
+                Posted::Accepted => return Ok(()),
+                Posted::Closed => return Err(self.closed_link(core)),
+                Posted::Full => {
+                    // Links hold a whole round, so only a transport with a smaller window gets here.
+                    self.port.flush();
+                    if self.progress()? == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in what has come; returns how many chunks.
+    pub fn progress(&mut self) -> Result<usize, ExchangeError> {
+        let mut total = 0;
+        loop {
+            let count = self.port.poll(&mut self.arrivals[..]);
+            for index in 0..count {
+                let Arrival { link, imm } = self.arrivals[index];
+                self.answered(link, Immediate::decode(imm))?;
+            }
+            total += count;
+            if count < BATCH {
+                break;
+            }
+        }
+        if total == 0
+            && let Some(closed) = self.port.closed()
+        {
+            let core = self.links.iter().position(|&link| link == closed.link).unwrap_or(0);
+            return Err(ExchangeError::Closed { core, reason: closed.reason.to_string() });
+        }
+        Ok(total)
+    }
+
+    fn answered(&mut self, link: LinkId, answer: Immediate) -> Result<(), ExchangeError> {
+        let Immediate { chunk, round_bits } = answer;
+        let unexpected = |expected: String| ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected };
+        let Some(&true) = self.under_way.get(chunk.index()) else {
+            return Err(unexpected("of which no push is under way".into()));
+        };
+        let core = self.owners[chunk.index()] as usize;
+        let layout_chunk = self.layout.chunk(chunk);
+        let key = &mut self.keys[layout_chunk.key.index()];
+        if self.links[core] != link || key.round.low_bits() != round_bits {
+            let expected = format!("round {} over the link of core {core}", key.round.0);
+            return Err(unexpected(format!("where an answer was expected for {expected}")));
+        }
+        // SAFETY: the hub has answered this chunk and writes it again only after this worker's next
+        // push of it.
+        unsafe { self.windows.arrived(layout_chunk.span) };
+        self.under_way[chunk.index()] = false;
+        self.outstanding[core] -= 1;
+        key.outstanding -= 1;
+        if key.outstanding == 0 {
+            key.round = key.round.next();
+        }
+        Ok(())
+    }
+
+    /// Whether no push of the key is under way.
+    pub fn is_ready(&self, key: KeyId) -> bool {
+        self.keys[key.index()].outstanding == 0
+    }
+
+    /// The first key that is under way.
+    pub fn first_under_way(&self) -> Option<KeyId> {
+        self.keys.iter().position(|key| key.outstanding > 0).map(|key| KeyId(key as u32))
+    }
+
+    /// The round of the push under way, else of the key's next push.
+    pub fn round(&self, key: KeyId) -> Round {
+        self.keys[key.index()].round
+    }
+
+    /// Answers that a key still waits for.
+    pub fn outstanding(&self, key: KeyId) -> u32 {
+        self.keys[key.index()].outstanding
+    }
+
+    /// What to sleep for when only this key matters: as many answers as may hold its last one, on
+    /// the core that owes it the most.
+    pub fn until_key(&self, key: KeyId) -> Until {
+        let mut owed = vec![0; self.links.len()];
+        for chunk in self.layout.key_chunks(key).filter(|&chunk| self.under_way[chunk as usize]) {
+            owed[self.owners[chunk as usize] as usize] += 1;
+        }
+        self.until(&owed)
+    }
+
+    /// What to sleep for when all keys matter.
+    pub fn until_all(&self) -> Until {
+        self.until(&self.outstanding)
+    }
+
+    fn until(&self, owed: &[u32]) -> Until {
+        match owed.iter().enumerate().max_by_key(|&(_, &owed)| owed) {
+            Some((core, &count)) if count > 0 => Until::Arrivals { link: self.links[core], count },
+            _ => Until::Any,
+        }
+    }
+
+    /// The port, to wait on.
+    pub fn port(&mut self) -> &mut P {
+        &mut self.port
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    fn idle(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+        match self.keys.get(key.index()) {
+            None => Err(ExchangeError::NoSuchKey { key: key.0, keys: self.keys.len() }),
+            Some(state) if state.outstanding > 0 => Err(ExchangeError::UnderWay {
+                key: self.layout.keys()[key.index()].name.clone(),
+                round: state.round.0,
+                doing,
+            }),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn closed_link(&mut self, core: usize) -> ExchangeError {
+        let reason = self.port.closed().map_or("closed earlier".to_string(), |closed| closed.reason.to_string());
+        ExchangeError::Closed { core, reason }
+    }
+}

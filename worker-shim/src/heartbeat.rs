@@ -1,0 +1,109 @@
+//! The heartbeat: one thread a session that keeps a request open at the hub. The request says that
+//! this worker lives; its answer brings news, and wakes the worker's port so that nobody sleeps
+//! through them.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, Left};
+
+use crate::control::Control;
+use crate::error::SessionError;
+
+/// The pause before a request that failed is tried again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// What is known of the job.
+#[derive(Clone, Debug)]
+pub(crate) struct News {
+    pub state: JobState,
+    pub left: Vec<Left>,
+    /// The hub does not answer any more; what was seen last.
+    pub lost: Option<String>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    news: Mutex<News>,
+    changed: Condvar,
+}
+
+/// The session's end of the heartbeat thread.
+#[derive(Debug)]
+pub(crate) struct Heartbeat {
+    shared: Arc<Shared>,
+    /// Dropped to stop the thread.
+    _stop: Sender<()>,
+}
+
+impl Heartbeat {
+    /// Starts the thread. `limit` is how long the hub may be silent.
+    pub fn start(control: Control, token: String, limit: Duration, waker: Waker) -> std::io::Result<Self> {
+        let news = News { state: JobState::Gathering { missing: Vec::new() }, left: Vec::new(), lost: None };
+        let shared = Arc::new(Shared { news: Mutex::new(news), changed: Condvar::new() });
+        let (stop, stopped) = channel();
+        let thread_shared = Arc::clone(&shared);
+        std::thread::Builder::new().name("phub-heartbeat".into()).spawn(move || {
+            let mut seen = 0;
+            let mut heard = Instant::now();
+            loop {
+                let request = HeartbeatRequest { token: token.clone(), seen };
+                let pause = match control.post("heartbeat", "hear a heartbeat", &request) {
+                    Ok(HeartbeatReply { version, state, left }) => {
+                        heard = Instant::now();
+                        if version != seen {
+                            seen = version;
+                            thread_shared.publish(&waker, |news| (news.state, news.left) = (state, left));
+                        }
+                        Duration::ZERO
+                    }
+                    // The hub lives and does not know this worker any more: the session is over.
+                    Err(error @ (SessionError::Refused { .. } | SessionError::Nonsense { .. })) => {
+                        return thread_shared.publish(&waker, |news| news.lost = Some(error.to_string()));
+                    }
+                    Err(error) if heard.elapsed() > limit => {
+                        return thread_shared.publish(&waker, |news| news.lost = Some(error.to_string()));
+                    }
+                    Err(_) => RETRY,
+                };
+                match stopped.recv_timeout(pause) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    _ => return,
+                }
+            }
+        })?;
+        Ok(Heartbeat { shared, _stop: stop })
+    }
+
+    /// What is known now.
+    pub fn news(&self) -> MutexGuard<'_, News> {
+        self.shared.lock()
+    }
+
+    /// Waits until `done` likes the news, at most until `deadline`; returns the last news.
+    pub fn wait_until(&self, deadline: Instant, done: impl Fn(&News) -> bool) -> News {
+        let mut news = self.shared.lock();
+        while !done(&news) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            news = self.shared.changed.wait_timeout(news, left).unwrap_or_else(|e| e.into_inner()).0;
+        }
+        news.clone()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, News> {
+        self.news.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn publish(&self, waker: &Waker, change: impl FnOnce(&mut News)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+        waker.wake_by_ref();
+    }
+}

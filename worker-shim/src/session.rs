@@ -1,0 +1,304 @@
+//! The session: a worker's membership in a job, from join to leave.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric::{Idle, Port, SendWindow, Until, shm};
+use pbox_core::control::{
+    JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL, TransportAddress,
+};
+use pbox_core::{KeyId, Layout, Round};
+
+use crate::config::{SessionConfig, WeightsMode};
+use crate::control::Control;
+use crate::error::SessionError;
+use crate::exchange::{Exchange, ExchangeError};
+use crate::heartbeat::{Heartbeat, News};
+use crate::windows::{Windows, WindowsError};
+
+/// After a link closed: how long to wait for the hub to say why.
+const REASON_LIMIT: Duration = Duration::from_secs(2);
+
+/// A worker's membership in a job. See the crate's example.
+pub struct Session {
+    config: SessionConfig,
+    control: Control,
+    token: String,
+    heartbeat: Heartbeat,
+    exchange: Exchange<shm::Port>,
+    /// Weights are there: they were broadcast, or the optimizer keeps none.
+    ready: bool,
+}
+
+impl Session {
+    /// Joins a job and waits until all its workers are there. The first worker to come makes the
+    /// job; the others must agree on everything but their rank.
+    pub fn join(config: SessionConfig) -> Result<Self, SessionError> {
+        let deadline = Instant::now() + config.join_limit;
+        pbox_core::manifest::check(&config.keys)?;
+        let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
+        let control = Control::new(&config.hub, &config.job, config.join_limit);
+        let reply: JoinReply = control.post("join", "join", &join_request(&config))?;
+        let (port, exchange_parts) = connect(&config, &reply, &layout)?;
+        let limit = Duration::from_millis(reply.heartbeat_limit_ms);
+        let heartbeat = Heartbeat::start(
+            Control::new(&config.hub, &config.job, limit),
+            reply.token.clone(),
+            limit,
+            port.waker(),
+        )?;
+        let (endpoints, owners, windows) = exchange_parts;
+        let mut session = Session {
+            ready: !config.optimizer.keeps_weights(),
+            exchange: Exchange::new(port, endpoints, owners, layout, windows),
+            config,
+            control,
+            token: reply.token,
+            heartbeat,
+        };
+        session.gather(deadline)?;
+        Ok(session)
+    }
+
+    fn gather(&mut self, deadline: Instant) -> Result<(), SessionError> {
+        let news = self.heartbeat.wait_until(deadline, |news| {
+            news.lost.is_some() || !matches!(news.state, JobState::Gathering { .. })
+        });
+        match news {
+            News { state: JobState::Running, .. } => Ok(()),
+            News { state: JobState::Gathering { missing }, lost: None, .. } => {
+                let _: Result<serde_json::Value, _> = self.send_leave();
+                Err(SessionError::Missing {
+                    job: self.config.job.clone(),
+                    waited: self.config.join_limit,
+                    missing,
+                    workers: self.config.workers,
+                })
+            }
+            news => Err(self.ended(&news).expect("failed or lost")),
+        }
+    }
+
+    /// Gives every worker the weights that `fill` writes on rank 0 (it is called there only), and
+    /// waits for them. Once, before the first push; every worker calls it.
+    pub fn broadcast_weights(&mut self, mut fill: impl FnMut(KeyId, &mut [f32])) -> Result<(), SessionError> {
+        for key in self.keys() {
+            if self.config.rank == 0 {
+                fill(key, self.exchange.gradient_mut(key)?);
+            }
+            self.send(key)?;
+        }
+        self.wait_all()?;
+        self.ready = true;
+        Ok(())
+    }
+
+    /// A key's gradient, to write in place.
+    ///
+    /// # Errors
+    /// While the key is under way.
+    pub fn gradient_mut(&mut self, key: KeyId) -> Result<&mut [f32], SessionError> {
+        Ok(self.exchange.gradient_mut(key)?)
+    }
+
+    /// Sends a key's gradient to the hub and returns at once. Until [`wait`](Self::wait), the key's
+    /// gradient and weights belong to the hub.
+    pub fn push(&mut self, key: KeyId) -> Result<(), SessionError> {
+        if !self.ready {
+            return Err(SessionError::Refused {
+                hub: self.config.hub.clone(),
+                what: "push",
+                why: "no weights yet: every worker calls broadcast_weights once before its first push".into(),
+            });
+        }
+        self.send(key)
+    }
+
+    fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
+        self.exchange.push(key).or_else(|error| Err(self.explain(error)))
+    }
+
+    /// Waits until the key's answer is there.
+    pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
+        if key.index() >= self.exchange.layout().keys().len() {
+            let keys = self.exchange.layout().keys().len();
+            return Err(ExchangeError::NoSuchKey { key: key.0, keys }.into());
+        }
+        self.wait_for(|exchange| (!exchange.is_ready(key)).then(|| (key, exchange.until_key(key))))
+    }
+
+    /// Waits until every key's answer is there.
+    pub fn wait_all(&mut self) -> Result<(), SessionError> {
+        self.wait_for(|exchange| exchange.first_under_way().map(|key| (key, exchange.until_all())))
+    }
+
+    /// Waits until `open` names no key any more; it names one that is under way, and what to sleep
+    /// for.
+    fn wait_for(
+        &mut self,
+        open: impl Fn(&Exchange<shm::Port>) -> Option<(KeyId, Until)>,
+    ) -> Result<(), SessionError> {
+        let mut idle = Idle::new(self.config.idle);
+        let mut asleep_since = None;
+        loop {
+            match self.exchange.progress() {
+                Ok(0) => {}
+                Ok(_) => idle.reset(),
+                Err(error) => return Err(self.explain(error)),
+            }
+            let Some((key, until)) = open(&self.exchange) else { return Ok(()) };
+            if idle.step(self.exchange.port(), until) {
+                let since = *asleep_since.get_or_insert_with(Instant::now);
+                self.still_possible(key, since)?;
+            }
+        }
+    }
+
+    /// Whether a key that is under way can still complete; asked after each sleep only.
+    fn still_possible(&self, key: KeyId, since: Instant) -> Result<(), SessionError> {
+        let news = self.heartbeat.news();
+        if let Some(error) = self.ended(&news) {
+            return Err(error);
+        }
+        let round = self.exchange.round(key);
+        let name = || self.exchange.layout().keys()[key.index()].name.clone();
+        if let Some(left) = news.left.iter().find(|left| left.round <= round) {
+            return Err(SessionError::PeerLeft {
+                job: self.config.job.clone(),
+                rank: left.rank,
+                left_at: left.round.0,
+                round: round.0,
+                key: name(),
+            });
+        }
+        if since.elapsed() > self.config.wait_limit {
+            return Err(SessionError::Stalled {
+                job: self.config.job.clone(),
+                waited: self.config.wait_limit,
+                round: round.0,
+                key: name(),
+                missing: self.exchange.outstanding(key),
+                chunks: self.exchange.layout().key_chunks(key).len() as u32,
+            });
+        }
+        Ok(())
+    }
+
+    /// A key's weights (with [`Average`](pbox_core::Optimizer::Average): the mean gradient), as of
+    /// its last finished round.
+    ///
+    /// # Errors
+    /// While the key is under way.
+    pub fn weights(&self, key: KeyId) -> Result<&[f32], SessionError> {
+        Ok(self.exchange.weights(key)?)
+    }
+
+    /// Changes the learning rate from the next round on, for all workers. Called between rounds;
+    /// every worker may call it with the same value.
+    pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
+        if let Some(key) = self.exchange.first_under_way() {
+            return Err(ExchangeError::UnderWay {
+                key: self.exchange.layout().keys()[key.index()].name.clone(),
+                round: self.exchange.round(key).0,
+                doing: "changing the learning rate",
+            }
+            .into());
+        }
+        let from_round = self.next_round();
+        let request = LearningRateRequest { token: self.token.clone(), learning_rate, from_round };
+        let _: serde_json::Value = self.control.post("learning-rate", "change the learning rate", &request)?;
+        Ok(())
+    }
+
+    /// All keys, first layer first.
+    pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
+        (0..self.exchange.layout().keys().len() as u32).map(KeyId)
+    }
+
+    /// The layout of the job.
+    pub fn layout(&self) -> &Arc<Layout> {
+        self.exchange.layout()
+    }
+
+    /// The first round that no key has begun. Round 0 is the broadcast, where there is one.
+    pub fn next_round(&self) -> Round {
+        self.keys().map(|key| self.exchange.round(key)).max().unwrap_or_default()
+    }
+
+    /// Waits for whatever is under way, and leaves the job.
+    pub fn leave(mut self) -> Result<(), SessionError> {
+        self.wait_all()?;
+        self.send_leave::<serde_json::Value>().map(|_| ())
+    }
+
+    fn send_leave<R: serde::de::DeserializeOwned>(&self) -> Result<R, SessionError> {
+        let request = LeaveRequest { token: self.token.clone(), round: self.next_round() };
+        self.control.post("leave", "leave", &request)
+    }
+
+    /// The error that ends this session, if the news hold one.
+    fn ended(&self, news: &News) -> Option<SessionError> {
+        let job = self.config.job.clone();
+        if let JobState::Failed { reason } = &news.state {
+            return Some(SessionError::JobFailed { job, reason: reason.clone() });
+        }
+        let hub = self.config.hub.clone();
+        news.lost.clone().map(|cause| SessionError::HubLost { job, hub, cause })
+    }
+
+    /// A closed link is a symptom; the hub, if it lives, says the cause over the control port.
+    fn explain(&self, error: ExchangeError) -> SessionError {
+        let ExchangeError::Closed { .. } = error else { return error.into() };
+        let known = |news: &News| news.lost.is_some() || matches!(news.state, JobState::Failed { .. });
+        let news = self.heartbeat.wait_until(Instant::now() + REASON_LIMIT, known);
+        self.ended(&news).unwrap_or_else(|| SessionError::HubLost {
+            job: self.config.job.clone(),
+            hub: self.config.hub.clone(),
+            cause: error.to_string(),
+        })
+    }
+}
+
+fn join_request(config: &SessionConfig) -> JoinRequest {
+    JoinRequest {
+        protocol: PROTOCOL,
+        rank: config.rank,
+        workers: config.workers,
+        chunk_bytes: config.chunk_bytes,
+        optimizer: config.optimizer,
+        ablate: config.ablate,
+        keys: config.keys.clone(),
+    }
+}
+
+type Parts = (Vec<shm::Endpoint>, Vec<u32>, Windows);
+
+fn connect(
+    config: &SessionConfig,
+    reply: &JoinReply,
+    layout: &Arc<Layout>,
+) -> Result<(shm::Port, Parts), SessionError> {
+    let TransportAddress::Shm { address } = &reply.transport;
+    let token = token_bytes(&reply.token).ok_or_else(|| SessionError::Nonsense {
+        hub: config.hub.clone(),
+        what: "join",
+        saw: format!("the token {:?}", reply.token),
+    })?;
+    let owners = topology::lpt(&layout.chunk_weights(), reply.cores as usize);
+    let mut capacities = vec![0; reply.cores as usize];
+    owners.iter().for_each(|&core| capacities[core as usize] += 1);
+    let gradients = SendWindow::new(layout.window_bytes())?;
+    let (group, mut ports) = shm::group(1)?;
+    let window_bytes = layout.window_bytes();
+    let joined =
+        shm::connect(address, token, &group, &gradients, window_bytes, &capacities, config.join_limit)?;
+    let private = config.weights == WeightsMode::Private;
+    let windows = Windows::new(Arc::clone(layout), gradients, Arc::new(joined.recv), private)
+        .map_err(|error: WindowsError| SessionError::System(error.into()))?;
+    Ok((ports.remove(0), (joined.endpoints, owners, windows)))
+}
+
+fn token_bytes(hex: &str) -> Option<[u8; 16]> {
+    (hex.len() == 32).then_some(())?;
+    Some(u128::from_str_radix(hex, 16).ok()?.to_be_bytes())
+}
