@@ -1,1 +1,4 @@
-//! (being written)
+//! What sees both roles: the zero-compute probe, kernel benchmarks, peers.
+
+pub mod child;
+pub mod probe;

@@ -25,7 +25,7 @@ pub fn announce(asleep: &AtomicU32) {
     fence(Ordering::SeqCst); // [bell]
 }
 
-/// Consumer: awake again.
+/// Awake again: the consumer says so, or whoever of its own process is about to wake it.
 pub fn awake(asleep: &AtomicU32) {
     asleep.store(0, Ordering::Relaxed);
 }

@@ -30,7 +30,9 @@ pub struct MapError {
 impl MapError {
     pub(crate) fn new(what: &'static str, bytes: usize, errno: Errno) -> Self {
         let advice = match errno {
-            Errno::NOMEM => "free memory, raise the limit (ulimit -v, the container's), or use a smaller model",
+            Errno::NOMEM => {
+                "free memory, raise the limit (ulimit -v, the container's), or use a smaller model"
+            }
             Errno::MFILE | Errno::NFILE => "raise the number of open files (ulimit -n)",
             Errno::PERM => "the other end sealed or protected this memory: both ends must be of one version",
             _ => "see mmap(2) for this error",
@@ -70,13 +72,17 @@ impl Mapping {
     }
 
     /// Pages of a file shared with other processes, from its start.
-    pub fn shared(what: &'static str, fd: BorrowedFd, bytes: usize, writable: bool) -> Result<Self, MapError> {
+    pub fn shared(
+        what: &'static str,
+        fd: BorrowedFd,
+        bytes: usize,
+        writable: bool,
+    ) -> Result<Self, MapError> {
         let len = at_least_one(bytes);
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a fresh mapping at an address that the kernel chooses touches no memory that
         // anybody has. The callers have checked that the file is sealed against shrinking.
-        let start =
-            unsafe { mmap(std::ptr::null_mut(), len.get(), prot, MapFlags::SHARED, fd.as_fd(), 0) };
+        let start = unsafe { mmap(std::ptr::null_mut(), len.get(), prot, MapFlags::SHARED, fd.as_fd(), 0) };
         Self::checked(what, len, start)
     }
 

@@ -50,7 +50,7 @@ impl fmt::Display for Corrupt {
 
 /// The sending end.
 pub struct Producer<C> {
-    cells: C,
+    pub(crate) cells: C,
     mask: u32,
     tail: u32,
     head_seen: u32,
@@ -93,7 +93,7 @@ impl<C: Cells> Producer<C> {
 
 /// The receiving end.
 pub struct Consumer<C> {
-    cells: C,
+    pub(crate) cells: C,
     mask: u32,
     head: u32,
     tail_seen: u32,

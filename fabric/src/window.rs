@@ -34,7 +34,9 @@ pub enum WindowError {
         errno: Errno,
     },
     /// The peer's window is smaller than the layout.
-    #[error("the peer's window has {seen} bytes where the layout needs {expected}; both ends must agree on the manifest")]
+    #[error(
+        "the peer's window has {seen} bytes where the layout needs {expected}; both ends must agree on the manifest"
+    )]
     TooSmall {
         /// Bytes that the layout needs.
         expected: usize,
@@ -42,7 +44,9 @@ pub enum WindowError {
         seen: u64,
     },
     /// The peer's window could still shrink under us.
-    #[error("the peer's window lacks the seal against shrinking (its seals: {seen:#x}); it is not a window of this version")]
+    #[error(
+        "the peer's window lacks the seal against shrinking (its seals: {seen:#x}); it is not a window of this version"
+    )]
     NotSealed {
         /// The seals that were found.
         seen: u32,
@@ -325,10 +329,7 @@ mod tests {
     #[test]
     fn split_refuses_overlap_misalignment_and_what_sticks_out() {
         let split = |spans| SendWindow::new(4096).unwrap().split(spans).map(|_| ()).unwrap_err();
-        assert!(matches!(
-            split(vec![vec![span(0, 128)], vec![span(64, 64)]]),
-            SpanError::Overlap { .. }
-        ));
+        assert!(matches!(split(vec![vec![span(0, 128)], vec![span(64, 64)]]), SpanError::Overlap { .. }));
         assert!(matches!(split(vec![vec![span(4, 64)]]), SpanError::Misaligned { .. }));
         assert!(matches!(split(vec![vec![span(0, 6)]]), SpanError::Misaligned { .. }));
         assert!(matches!(split(vec![vec![span(4032, 128)]]), SpanError::OutOfBounds { .. }));

@@ -16,6 +16,7 @@ mod core_thread;
 mod hub;
 mod idle_choice;
 mod job;
+pub mod model_source;
 mod registry;
 mod rendezvous;
 mod settings;

@@ -1,2 +1,148 @@
 //! `phub-server topology`: this machine or another, and where a job's chunks would go, as text and
-//! as a picture.
+//! as a picture (PHub's figure 2, for one's own machine).
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::path::PathBuf;
+
+use pbox_core::{DEFAULT_CHUNK_BYTES, Layout, LayoutError};
+use topology::{Host, HostError, Labels, NicChoice, PlaceError, Plan, Request, render};
+
+use crate::model_source::{ModelError, ModelSource};
+use crate::settings::CoreSelection;
+
+/// Settings of `phub-server topology`.
+#[derive(Debug, clap::Args)]
+pub struct TopologyArgs {
+    /// A machine from an hwloc XML file (lstopo --of xml FILE) instead of this one.
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    xml: Option<PathBuf>,
+
+    /// A machine from a description instead of this one, e.g. "sockets:2 cores:8 nics:5 nic_gbps:56".
+    #[arg(long, value_name = "DESCRIPTION")]
+    synthetic: Option<String>,
+
+    #[command(flatten)]
+    model: ModelSource,
+
+    /// Workers of the job, for the bytes that each round moves.
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    workers: u32,
+
+    /// Size of a chunk.
+    #[arg(long, default_value_t = DEFAULT_CHUNK_BYTES, value_name = "BYTES")]
+    chunk_bytes: usize,
+
+    /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: every physical core.
+    #[arg(long, value_name = "N|LIST")]
+    cores: Option<CoreSelection>,
+
+    /// Use only these NICs, by name.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    nics: Option<Vec<String>>,
+
+    /// Use none of these NICs.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    except_nics: Vec<String>,
+
+    /// Also draw machine and plan to this file.
+    #[arg(long, value_name = "FILE.svg")]
+    svg: Option<PathBuf>,
+}
+
+/// No picture.
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    /// The machine cannot be read.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The model cannot be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The model cannot be cut.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The chunks cannot be placed.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The picture cannot be written.
+    #[error("cannot write {path}: {error}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        error: std::io::Error,
+    },
+}
+
+impl TopologyArgs {
+    /// Prints the text, and writes the picture if one is asked for.
+    pub fn run(&self) -> Result<(), TopologyError> {
+        let host = match (&self.xml, &self.synthetic) {
+            (Some(path), _) => Host::from_xml(path)?,
+            (_, Some(description)) => Host::from_synthetic(description)?,
+            _ => Host::live()?,
+        };
+        let labels = Labels { item: "chunk", items: "chunks" };
+        let mut text = String::new();
+        let plan = match self.model.keys()? {
+            None => None,
+            Some((name, keys)) => {
+                let layout = Layout::new(keys, self.chunk_bytes)?;
+                let plan = self.place(&host, &layout)?;
+                let _ = write!(text, "\n{}", self.traffic(&name, &layout, &plan));
+                Some(plan)
+            }
+        };
+        text.insert_str(0, &render::text_with(&host, plan.as_ref(), labels));
+        if plan.is_none() {
+            text.push_str("\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n");
+        }
+        if let Some(path) = &self.svg {
+            std::fs::write(path, render::svg_with(&host, plan.as_ref(), labels))
+                .map_err(|error| TopologyError::Write { path: path.clone(), error })?;
+            let _ = writeln!(text, "\nPicture: {}", path.display());
+        }
+        // A reader that closed the pipe has seen enough.
+        let mut out = std::io::stdout();
+        let _ = out.write_all(text.as_bytes());
+        if out.is_terminal() {
+            let _ = out.flush();
+        }
+        Ok(())
+    }
+
+    fn place(&self, host: &Host, layout: &Layout) -> Result<Plan, PlaceError> {
+        let weights = layout.chunk_weights();
+        let request = Request {
+            cores: CoreSelection::choice(self.cores.as_ref()),
+            nics: NicChoice { only: self.nics.clone(), except: self.except_nics.clone() },
+            ..Request::new(&weights)
+        };
+        topology::place(host, &request)
+    }
+
+    /// What a round moves, and what the hub's memory holds.
+    fn traffic(&self, name: &str, layout: &Layout, plan: &Plan) -> String {
+        let (workers, model) = (u64::from(self.workers), layout.model_bytes());
+        let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+        let mut text = format!(
+            "Job: {name}, {} keys, {} chunks of at most {} KiB, {} a copy, {workers} workers\n",
+            layout.keys().len(),
+            layout.chunks().len(),
+            layout.chunk_bytes() as f64 / 1024.0,
+            mb(model),
+        );
+        let _ = writeln!(text, "  a round brings {} of gradients in and sends as much out", mb(workers * model));
+        for nic in plan.nics() {
+            let _ = writeln!(text, "  {}: {} in and out a round", nic.name, mb(workers * nic.load_bytes));
+        }
+        let _ = writeln!(
+            text,
+            "  the hub reads {} and writes {} of memory a round with Nesterov",
+            mb((workers + 2) * model),
+            mb(2 * model)
+        );
+        text
+    }
+}

@@ -32,7 +32,7 @@ pub fn bytes_before_immediate<B: Bed>(bed: &B) {
 /// Every accepted post arrives exactly once: many times round a small ring, both ways at once.
 pub fn each_post_arrives_once<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::new(format!("each_post_arrives_once on {}", bed.name()));
-    let shape = Shape { capacity: 3, chunks: 500, ..Shape::SMALL };
+    let shape = Shape { capacity: 3, chunks: 300, ..Shape::SMALL };
     let (mut near, mut peer) = pair(bed, shape);
     let mut here = Vec::new();
     let there = std::thread::scope(|scope| {
@@ -43,6 +43,7 @@ pub fn each_post_arrives_once<B: Bed>(bed: &B) {
                 while peer.post(0, value) != Posted::Accepted {
                     peer.flush();
                     seen.extend(peer.poll());
+                    std::thread::yield_now();
                 }
                 peer.flush();
             }

@@ -26,7 +26,8 @@ mod sleeping;
 mod watchdog;
 
 pub use arrivals::{
-    bytes_before_immediate, each_post_arrives_once, flush_makes_visible, full_is_not_an_error, links_do_not_mix,
+    bytes_before_immediate, each_post_arrives_once, flush_makes_visible, full_is_not_an_error,
+    links_do_not_mix,
 };
 pub use closing::{closed_after_arrivals, detached_is_silent, post_on_closed_link};
 pub use end::{End, Seen};

@@ -49,7 +49,11 @@ impl dyn Peer + '_ {
     pub(super) fn collect(&mut self, count: usize) -> Vec<Seen> {
         let mut all = Vec::new();
         while all.len() < count {
-            all.extend(self.poll());
+            let seen = self.poll();
+            if seen.is_empty() {
+                std::thread::yield_now();
+            }
+            all.extend(seen);
         }
         all
     }

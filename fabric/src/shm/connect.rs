@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect as connect_socket,
     listen, shutdown, socket_with, sockopt,
@@ -33,7 +34,9 @@ const MAX_PORTS: u32 = 4096;
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The socket failed.
-    #[error("{doing} at shared-memory address {address:?}: {error}; is the hub alive, on this machine and in this network namespace?")]
+    #[error(
+        "{doing} at shared-memory address {address:?}: {error}; is the hub alive, on this machine and in this network namespace?"
+    )]
     Socket {
         /// What was tried.
         doing: &'static str,
@@ -87,7 +90,7 @@ impl Listener {
 
     /// Waits for the next connection; `Ok(None)` once [`stop`](Self::stop) was called.
     pub fn accept(&self) -> Result<Option<Accepted>, ConnectError> {
-        match accept_with(&self.socket, SocketFlags::CLOEXEC) {
+        match retry_on_intr(|| accept_with(&self.socket, SocketFlags::CLOEXEC)) {
             Ok(socket) => Ok(Some(Accepted { socket })),
             Err(rustix::io::Errno::INVAL) => Ok(None),
             Err(errno) => Err(socket_error("accepting", &self.address, errno)),
@@ -200,7 +203,10 @@ fn open(
     let connection = watched(group, socket, &group.ports)?;
     let endpoints = rings(&words, capacities)
         .into_iter()
-        .map(|(up, down)| Endpoint::new(Arc::clone(&connection), down, up, peer_bell.clone()))
+        .zip(&group.ports)
+        .map(|((up, down), port)| {
+            Endpoint::new(Arc::clone(&connection), Arc::clone(port), down, up, peer_bell.clone())
+        })
         .collect();
     Ok((Joined { recv, endpoints }, words))
 }
@@ -219,11 +225,21 @@ pub fn connect(
     let fail = |doing| move |error: rustix::io::Errno| socket_error(doing, address, error);
     let socket = new_socket().map_err(fail("opening a socket"))?;
     let name = SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(fail("naming the hub"))?;
-    connect_socket(&socket, &name).map_err(fail("connecting"))?;
-    let hello =
-        HelloMessage { token, send_bytes: ours.bytes() as u64, ports: group.ports.len() as u32 };
-    send(socket.as_fd(), &hello.encode(), &[ours.fd(), group.bells.fd()])
-        .map_err(|error| ConnectError::Socket { doing: "sending the hello", address: address.into(), error })?;
+    // A hub that accepts nobody lets its queue of connections run full: connecting waits, too.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))
+        .map_err(fail("setting a time-out"))?;
+    connect_socket(&socket, &name).map_err(|errno| match errno {
+        rustix::io::Errno::AGAIN => {
+            let what = format!("the hub accepted nobody for {timeout:?}");
+            let error = io::Error::new(io::ErrorKind::TimedOut, what);
+            ConnectError::Socket { doing: "connecting", address: address.into(), error }
+        }
+        errno => fail("connecting")(errno),
+    })?;
+    let hello = HelloMessage { token, send_bytes: ours.bytes() as u64, ports: group.ports.len() as u32 };
+    send(socket.as_fd(), &hello.encode(), &[ours.fd(), group.bells.fd()]).map_err(|error| {
+        ConnectError::Socket { doing: "sending the hello", address: address.into(), error }
+    })?;
     let (bytes, fds) = receive(socket.as_fd(), timeout).map_err(|error| ConnectError::Socket {
         doing: "waiting for the welcome",
         address: address.into(),
@@ -239,9 +255,9 @@ pub fn connect(
         }
         ReplyMessage::Welcome { .. } => {}
     }
-    let [window, bells, words]: [OwnedFd; 3] = fds
-        .try_into()
-        .map_err(|fds: Vec<_>| ConnectError::Nonsense(format!("expected 3 descriptors, got {}", fds.len())))?;
+    let [window, bells, words]: [OwnedFd; 3] = fds.try_into().map_err(|fds: Vec<_>| {
+        ConnectError::Nonsense(format!("expected 3 descriptors, got {}", fds.len()))
+    })?;
     let recv = RecvWindow::open(window.as_fd(), recv_bytes)?;
     let bells = Words::open("the hub's bells", bells, Bell::bytes(capacities.len()))
         .map_err(ConnectError::Nonsense)?;
@@ -250,7 +266,10 @@ pub fn connect(
     let endpoints = rings(&words, capacities)
         .into_iter()
         .enumerate()
-        .map(|(i, (up, down))| Endpoint::new(Arc::clone(&connection), up, down, Bell::new(&bells, i)))
+        .map(|(i, (up, down))| {
+            let port = Arc::clone(&group.ports[0]);
+            Endpoint::new(Arc::clone(&connection), port, up, down, Bell::new(&bells, i))
+        })
         .collect();
     Ok(Joined { recv, endpoints })
 }

@@ -1,7 +1,7 @@
 //! A group: the ports of one process or one hub, their bells, and the watch over their connections.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Wake;
 
 use super::cells::{Bell, Words};
@@ -20,12 +20,14 @@ pub(super) struct PortState {
 }
 
 impl PortState {
-    /// Wakes the port if it sleeps; the caller has stored its reason before.
+    /// Wakes the port if it sleeps; the caller has stored its reason before. It does not ask the
+    /// word whether anybody sleeps: a peer that was killed between clearing the word and waking the
+    /// sleeper, or a hostile one, leaves a sleeper behind a clear word. This is rare enough to pay
+    /// for a system call each time.
     pub fn ring(&self) {
-        fence(Ordering::SeqCst); // [bell]
-        if bell::claim_wake(self.bell.asleep()) {
-            bell::wake(self.bell.asleep());
-        }
+        bell::published();
+        bell::awake(self.bell.asleep());
+        bell::wake(self.bell.asleep());
     }
 }
 

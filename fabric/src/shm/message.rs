@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg, sockopt,
@@ -122,7 +123,16 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
     let mut bytes = vec![0; MAX_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = retry_on_intr(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })
+    .map_err(|errno| match errno {
+        Errno::AGAIN => {
+            let what = format!("the other end said nothing for {timeout:?}");
+            io::Error::new(io::ErrorKind::TimedOut, what)
+        }
+        errno => errno.into(),
+    })?;
     let fds = control
         .drain()
         .filter_map(|message| match message {
@@ -132,7 +142,10 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
         .flatten()
         .collect();
     if received.bytes == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the other end hung up during the handshake"));
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the other end hung up during the handshake",
+        ));
     }
     bytes.truncate(received.bytes);
     Ok((bytes, fds))

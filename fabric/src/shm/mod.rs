@@ -24,6 +24,8 @@ mod connection;
 mod group;
 mod message;
 mod port;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 pub use connect::{Accepted, ConnectError, Hello, Joined, Listener, connect};

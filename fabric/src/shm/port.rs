@@ -19,8 +19,10 @@ const NEVER: u32 = 1 << 30;
 /// A connected link that no port polls yet.
 pub struct Endpoint {
     connection: Arc<Connection>,
-    producer: Producer<MappedCells>,
-    consumer: Consumer<MappedCells>,
+    /// The port whose bell the peer rings for this link.
+    port: Arc<PortState>,
+    pub(super) producer: Producer<MappedCells>,
+    pub(super) consumer: Consumer<MappedCells>,
     peer_bell: Bell,
 }
 
@@ -33,16 +35,25 @@ impl std::fmt::Debug for Endpoint {
 impl Endpoint {
     pub(super) fn new(
         connection: Arc<Connection>,
+        port: Arc<PortState>,
         outgoing: MappedCells,
         incoming: MappedCells,
         peer_bell: Bell,
     ) -> Self {
         Endpoint {
             connection,
+            port,
             producer: Producer::new(outgoing),
             consumer: Consumer::new(incoming),
             peer_bell,
         }
+    }
+}
+
+/// Dropped in whatever way, by `detach`, with its port or unattached, it is a peer that left.
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.connection.shut();
     }
 }
 
@@ -78,7 +89,7 @@ impl Link {
 /// A port over shared memory.
 pub struct Port {
     _group: Arc<Group>,
-    state: Arc<PortState>,
+    pub(super) state: Arc<PortState>,
     links: Vec<Option<Link>>,
     /// Links posted to since the last flush.
     dirty: Vec<LinkId>,
@@ -101,7 +112,8 @@ impl Port {
         self.deaths_seen = deaths;
         for link in self.links.iter_mut().flatten() {
             // A link that still has arrivals is looked at again: keep the count behind.
-            if matches!(link.state, LinkState::Open) && link.endpoint.connection.dead.load(Ordering::Acquire) {
+            if matches!(link.state, LinkState::Open) && link.endpoint.connection.dead.load(Ordering::Acquire)
+            {
                 if link.unread() == 0 {
                     link.state = LinkState::Closing(CloseReason::PeerGone);
                 } else {
@@ -139,6 +151,10 @@ impl crate::Port for Port {
     type Endpoint = Endpoint;
 
     fn attach(&mut self, endpoint: Endpoint) -> LinkId {
+        assert!(
+            Arc::ptr_eq(&self.state, &endpoint.port),
+            "link i of a handshake belongs to port i of its group"
+        );
         let link = Link { endpoint, state: LinkState::Open, dirty: false };
         // The connection may have died before this port had the link.
         self.deaths_seen = self.deaths_seen.wrapping_sub(1);
@@ -157,9 +173,7 @@ impl crate::Port for Port {
     }
 
     fn detach(&mut self, link: LinkId) {
-        if let Some(link) = self.links.get_mut(link.index()).and_then(Option::take) {
-            link.endpoint.connection.shut();
-        }
+        drop(self.links.get_mut(link.index()).and_then(Option::take));
         self.dirty.retain(|&dirty| dirty != link);
     }
 
@@ -197,7 +211,8 @@ impl crate::Port for Port {
             link.dirty = false;
             let asleep = link.endpoint.peer_bell.asleep();
             // Cheapest question first: an awake peer's word stays in this core's cache.
-            if asleep.load(Ordering::Relaxed) != 0 && link.endpoint.producer.due() && bell::claim_wake(asleep) {
+            if asleep.load(Ordering::Relaxed) != 0 && link.endpoint.producer.due() && bell::claim_wake(asleep)
+            {
                 bell::wake(asleep);
             }
         }

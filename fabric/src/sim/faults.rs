@@ -23,7 +23,8 @@ pub struct Faults {
 
 impl Faults {
     /// A perfect network: everything arrives at once, in order.
-    pub const NONE: Faults = Faults { delay: 0..1, reorder: false, drop: Rate::NEVER, duplicate: Rate::NEVER };
+    pub const NONE: Faults =
+        Faults { delay: 0..1, reorder: false, drop: Rate::NEVER, duplicate: Rate::NEVER };
 
     /// Ticks until the next post arrives.
     pub(super) fn draw_delay(&self, random: &mut Random) -> u64 {

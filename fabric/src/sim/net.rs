@@ -61,7 +61,12 @@ impl Net {
         let mut state = self.lock();
         let first = EndId(state.ends.len());
         for path in [Path::new(&a, &b), Path::new(&b, &a)] {
-            state.ends.push(End { sent: Traffic::new(path, capacity), port: None, alive: true, gone_at: None });
+            state.ends.push(End {
+                sent: Traffic::new(path, capacity),
+                port: None,
+                alive: true,
+                gone_at: None,
+            });
         }
         (Endpoint::new(self.clone(), first), Endpoint::new(self.clone(), first.peer()))
     }

@@ -64,7 +64,8 @@ impl Port {
             if !end.alive {
                 return None;
             }
-            let arrivals = wanted(until, index).and_then(|count| state.ends[link.end.peer().0].sent.due(count));
+            let arrivals =
+                wanted(until, index).and_then(|count| state.ends[link.end.peer().0].sent.due(count));
             arrivals.into_iter().chain(end.gone_at).min()
         };
         self.links.iter().enumerate().filter_map(event).min()
@@ -104,7 +105,8 @@ impl crate::Port for Port {
     }
 
     fn post(&mut self, link: LinkId, span: Span, imm: Imm) -> Posted {
-        let Some(Link { end, reported: false }) = self.links.get(link.index()).and_then(Option::as_ref) else {
+        let Some(Link { end, reported: false }) = self.links.get(link.index()).and_then(Option::as_ref)
+        else {
             return Posted::Closed;
         };
         let mut state = self.net.lock();

@@ -97,8 +97,7 @@ impl Traffic {
             self.unpolled -= 1;
             return;
         }
-        let copies =
-            matches!(exception, Some(Exception::Duplicate)) || faults.duplicate.strikes(random);
+        let copies = matches!(exception, Some(Exception::Duplicate)) || faults.duplicate.strikes(random);
         for copy in [false, true].into_iter().take(1 + usize::from(copies)) {
             let delay = match exception {
                 Some(Exception::Delay(ticks)) => ticks,

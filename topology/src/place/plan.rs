@@ -147,14 +147,18 @@ impl Plan {
 }
 
 fn balance(loads: impl Iterator<Item = (u64, u64)> + Clone) -> Balance {
-    let (count, bytes, weight) = loads.clone().fold((0usize, 0.0, 0.0), |(n, bytes, weight), (load, w)| {
-        (n + 1, bytes + load as f64, weight + w as f64)
-    });
-    let fullest = loads.clone().map(|(load, w)| load as f64 / w as f64).fold(0.0, f64::max);
+    let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.map(u128::from).sum::<u128>();
+    let bytes = sum(&mut loads.clone().map(|(load, _)| load));
+    let weight = sum(&mut loads.clone().map(|(_, weight)| weight));
+    let count = loads.clone().count().max(1);
+    // (load / w) / (bytes / weight), with the products exact so that a perfect balance is exactly 1.
+    let over_mean = |(load, w): (u64, u64)| {
+        u128::from(load).saturating_mul(weight) as f64 / u128::from(w).saturating_mul(bytes) as f64
+    };
     Balance {
-        max_bytes: loads.map(|(load, _)| load).max().unwrap_or(0),
-        mean_bytes: if count == 0 { 0.0 } else { bytes / count as f64 },
-        max_over_mean: if bytes == 0.0 { 1.0 } else { fullest * weight / bytes },
+        max_bytes: loads.clone().map(|(load, _)| load).max().unwrap_or(0),
+        mean_bytes: bytes as f64 / count as f64,
+        max_over_mean: if bytes == 0 { 1.0 } else { loads.map(over_mean).fold(0.0, f64::max) },
     }
 }
 
@@ -255,7 +259,8 @@ impl PlanParts<'_> {
 fn remarks(host: &Host, plan: &Plan, evenness: Evenness) -> Vec<String> {
     let mut remarks = Vec::new();
     let idle = plan.cores.iter().filter(|core| core.items == 0).count();
-    if idle > 0 {
+    // Without any items the request was for cores and NICs alone.
+    if idle > 0 && !plan.owners.is_empty() {
         remarks.push(format!("{idle} of {} cores own nothing: there are too few items.", plan.cores.len()));
     } else if evenness == Evenness::Cores
         && plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT)

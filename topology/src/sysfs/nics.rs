@@ -59,8 +59,8 @@ pub fn read(root: &Path, notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError
 
 /// Fills in the PCI address and NUMA node from the device's own ancestors.
 pub fn locate(nic: &mut Nic, device: &Path, notes: &mut Vec<String>) {
-    let components = device.iter().filter_map(|part| part.to_str()?.parse::<PciAddress>().ok());
-    nic.pci = components.last();
+    let mut components = device.iter().rev().filter_map(|part| part.to_str()?.parse::<PciAddress>().ok());
+    nic.pci = components.next();
     // A virtio or auxiliary device has no numa_node file of its own: its PCI function has.
     let Some(path) = device.ancestors().map(|dir| dir.join("numa_node")).find(|path| path.exists()) else {
         return;

@@ -57,6 +57,9 @@ impl Canvas {
 
     /// Text whose baseline is at y.
     pub fn text(&mut self, x: f64, y: f64, look: Text, text: &str) {
+        if text.is_empty() {
+            return;
+        }
         let weight = if look.bold { " font-weight=\"bold\"" } else { "" };
         let anchor = match look.anchor {
             Anchor::Start => "",

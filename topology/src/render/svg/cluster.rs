@@ -24,6 +24,7 @@ const BUS_GAP: f64 = 18.0;
 const DROP: f64 = 22.0;
 const NIC_GAP: f64 = 10.0;
 const SINGLE_COLUMN_LIMIT: usize = 4;
+const NICS_IN_ROW_LIMIT: usize = 6;
 const TWO_COLUMNS_LIMIT: usize = 10;
 
 pub struct Cluster {
@@ -66,14 +67,38 @@ impl Cluster {
         Size { width, height: rows as f64 * (height + GAP) - GAP }
     }
 
+    fn nics_in_row(&self) -> usize {
+        // Ten as five and five.
+        let rows = self.nics.len().div_ceil(NICS_IN_ROW_LIMIT).max(1);
+        self.nics.len().div_ceil(rows).max(1)
+    }
+
+    fn nic_rows(&self) -> usize {
+        self.nics.len().div_ceil(self.nics_in_row())
+    }
+
     fn nics_size(&self) -> Size {
-        let count = self.nics.len() as f64;
-        match self.nics.len() {
-            0 => Size { width: 0.0, height: 0.0 },
-            _ => Size {
-                width: count * (NicTile::SIZE.width + NIC_GAP) - NIC_GAP,
-                height: NicTile::SIZE.height,
-            },
+        if self.nics.is_empty() {
+            return Size { width: 0.0, height: 0.0 };
+        }
+        let (columns, rows) = (self.nics_in_row() as f64, self.nic_rows() as f64);
+        Size {
+            width: self.spine() + columns * (NicTile::SIZE.width + NIC_GAP) - NIC_GAP,
+            height: rows * (NicTile::SIZE.height + DROP) - DROP,
+        }
+    }
+
+    /// Room on the left for the line that joins rows of NICs.
+    fn spine(&self) -> f64 {
+        if self.nic_rows() > 1 { NIC_GAP } else { 0.0 }
+    }
+
+    /// Where the NIC at this index stands, relative to the block of NICs.
+    fn nic_place(&self, index: usize) -> Point {
+        let (row, column) = (index / self.nics_in_row(), index % self.nics_in_row());
+        Point {
+            x: self.spine() + column as f64 * (NicTile::SIZE.width + NIC_GAP),
+            y: row as f64 * (NicTile::SIZE.height + DROP),
         }
     }
 
@@ -121,6 +146,33 @@ impl Cluster {
         }
         buses
     }
+
+    /// A bar above each row of NICs, the line that joins the bars, and a line from the bar down to each NIC.
+    fn draw_bars(&self, canvas: &mut Canvas, nics_at: Point, ends: Vec<f64>, dashed: bool) {
+        let colour = self.tint.edge;
+        let bar_of = |row: usize| nics_at.y + row as f64 * (NicTile::SIZE.height + DROP) - DROP / 2.0;
+        for row in 0..self.nic_rows() {
+            let bar = bar_of(row);
+            let mut xs = if row == 0 { ends.clone() } else { Vec::new() };
+            if self.nic_rows() > 1 {
+                xs.push(nics_at.x);
+            }
+            let first = row * self.nics_in_row();
+            for index in first..(first + self.nics_in_row()).min(self.nics.len()) {
+                let x = nics_at.x + self.nic_place(index).x + NicTile::SIZE.width / 2.0;
+                canvas.line(&[(x, bar), (x, bar + DROP / 2.0)], colour, dashed);
+                xs.push(x);
+            }
+            let left = xs.iter().copied().fold(f64::MAX, f64::min);
+            let right = xs.iter().copied().fold(0.0, f64::max);
+            if right - left > 0.5 {
+                canvas.line(&[(left, bar), (right, bar)], colour, dashed);
+            }
+        }
+        if self.nic_rows() > 1 {
+            canvas.line(&[(nics_at.x, bar_of(0)), (nics_at.x, bar_of(self.nic_rows() - 1))], colour, dashed);
+        }
+    }
 }
 
 impl Figure for Cluster {
@@ -135,28 +187,18 @@ impl Figure for Cluster {
         let cores_at = Point { x: at.x + (size.width - cores.width) / 2.0, y: at.y };
         let nics_at =
             Point { x: at.x + (size.width - nics.width) / 2.0, y: at.y + size.height - nics.height };
-        let nic_x = |index: usize| nics_at.x + index as f64 * (NicTile::SIZE.width + NIC_GAP);
         if !self.cores.is_empty() && !self.nics.is_empty() {
-            let bar = nics_at.y - DROP / 2.0;
             let dashed = self.nics.iter().all(|nic| nic.role == NicRole::Elsewhere);
-            let mut ends = self.draw_buses(canvas, cores_at, bar, dashed);
-            for index in 0..self.nics.len() {
-                let x = nic_x(index) + NicTile::SIZE.width / 2.0;
-                canvas.line(&[(x, bar), (x, nics_at.y)], self.tint.edge, dashed);
-                ends.push(x);
-            }
-            let left = ends.iter().copied().fold(f64::MAX, f64::min);
-            let right = ends.iter().copied().fold(0.0, f64::max);
-            if right - left > 0.5 {
-                canvas.line(&[(left, bar), (right, bar)], self.tint.edge, dashed);
-            }
+            let ends = self.draw_buses(canvas, cores_at, nics_at.y - DROP / 2.0, dashed);
+            self.draw_bars(canvas, nics_at, ends, dashed);
         }
         for (index, core) in self.cores.iter().enumerate() {
             let place = self.tile_place(index);
             core.draw(canvas, Point { x: cores_at.x + place.x, y: cores_at.y + place.y });
         }
         for (index, nic) in self.nics.iter().enumerate() {
-            nic.draw(canvas, Point { x: nic_x(index), y: nics_at.y });
+            let place = self.nic_place(index);
+            nic.draw(canvas, Point { x: nics_at.x + place.x, y: nics_at.y + place.y });
         }
     }
 }

@@ -29,7 +29,7 @@ const PAGE_WIDTH_LEAST: f64 = 720.0;
 
 pub fn draw(host: &Host, plan: Option<&Plan>, labels: Labels<'_>) -> String {
     let machine = machine::figure(host, plan, labels, PAGE_WIDTH - 2.0 * MARGIN);
-    let width = machine.size().width.clamp(PAGE_WIDTH_LEAST - 2.0 * MARGIN, PAGE_WIDTH);
+    let width = machine.size().width.max(PAGE_WIDTH_LEAST - 2.0 * MARGIN);
     let page = Stack::of(
         18.0,
         vec![

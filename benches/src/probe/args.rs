@@ -1,0 +1,180 @@
+//! The probe's settings.
+
+use std::time::Duration;
+
+use fabric::IdlePolicy;
+use pbox_core::{Ablate, DEFAULT_CHUNK_BYTES, Key, Optimizer};
+use phub_server::model_source::ModelSource;
+use phub_server::{CoreSelection, IdleChoice};
+use worker_shim::{SessionConfig, WeightsMode};
+
+/// Measure what a parameter hub does on this machine when computing takes no time.
+///
+/// Without --hub, a hub and its workers are started here, as processes of their own, and the
+/// machine's limit is measured in the same run: the same kernels over private memory on the same
+/// cores, with no exchange. Every result is checked against the exact sum.
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = "phub-probe", version)]
+pub struct Args {
+    /// Worker processes.
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub workers: u32,
+
+    /// The model.
+    #[command(flatten)]
+    pub source: ModelSource,
+
+    /// Rounds that are measured, after two that are not.
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+
+    /// How bytes cross: shared memory on one machine, or simulated in one process. `auto` is shm.
+    #[arg(long, default_value = "auto", value_enum)]
+    pub transport: Transport,
+
+    /// The hub's cores: a number, or cpus like 0,2,4-7. Default: every physical core.
+    #[arg(long, value_name = "N|LIST")]
+    pub cores: Option<CoreSelection>,
+
+    /// What the hub does with a sum.
+    #[arg(long, default_value = "nesterov", value_enum)]
+    pub optimizer: OptimizerChoice,
+
+    /// Where workers read weights: in place, or in a copy of their own.
+    #[arg(long, default_value = "shared", value_enum)]
+    pub weights: WeightsChoice,
+
+    /// Work that the hub leaves out, to see what it costs: aggregate (use one gradient instead of
+    /// the sum), optimize (send the mean instead of stepping).
+    #[arg(long, value_delimiter = ',', value_enum, value_name = "WHAT")]
+    pub ablate: Vec<AblateChoice>,
+
+    /// Size of a chunk, a multiple of 64.
+    #[arg(long, default_value_t = DEFAULT_CHUNK_BYTES, value_name = "BYTES")]
+    pub chunk_bytes: usize,
+
+    /// How the hub's cores wait.
+    #[arg(long, default_value = "auto", value_enum)]
+    pub idle: IdleChoice,
+
+    /// Be one worker of a hub that runs elsewhere: the address of its control port.
+    #[arg(long, value_name = "HOST:PORT", requires = "rank")]
+    pub hub: Option<String>,
+
+    /// This worker's number, from 0, with --hub.
+    #[arg(long, value_name = "R", requires = "hub")]
+    pub rank: Option<u32>,
+
+    /// Name of the job, with --hub.
+    #[arg(long, default_value = "probe", value_name = "NAME")]
+    pub job: String,
+
+    /// How long to wait at the start for the hub and the other workers.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    pub join_limit_s: u64,
+
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Which process of a run this is; set by the probe itself.
+    #[arg(long, value_enum, hide = true)]
+    pub role: Option<Role>,
+}
+
+/// How bytes cross.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Transport {
+    /// The best there is: shm.
+    Auto,
+    /// Shared memory.
+    Shm,
+    /// Simulated, in one process.
+    Sim,
+}
+
+/// What the hub does with a sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OptimizerChoice {
+    /// The mean of the gradients.
+    Average,
+    /// Plain steps.
+    Sgd,
+    /// Nesterov's accelerated gradient.
+    Nesterov,
+}
+
+/// Where workers read weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum WeightsChoice {
+    /// In place.
+    Shared,
+    /// In a copy.
+    Private,
+}
+
+/// What the hub leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum AblateChoice {
+    /// The sum.
+    Aggregate,
+    /// The step.
+    Optimize,
+}
+
+/// Which process of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Role {
+    /// The hub.
+    Hub,
+    /// A worker.
+    Worker,
+}
+
+impl Args {
+    /// The model's name and keys; ResNet-50 unless told otherwise.
+    pub fn keys(&self) -> anyhow::Result<(String, Vec<Key>)> {
+        Ok(self.source.keys_or("resnet50")?)
+    }
+
+    /// The optimizer, with the settings that ResNet-50 is usually trained with.
+    pub fn optimizer(&self) -> Optimizer {
+        let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
+        match self.optimizer {
+            OptimizerChoice::Average => Optimizer::Average,
+            OptimizerChoice::Sgd => Optimizer::Sgd { learning_rate, weight_decay },
+            OptimizerChoice::Nesterov => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+        }
+    }
+
+    /// What is left out.
+    pub fn ablate(&self) -> Ablate {
+        Ablate {
+            aggregate: self.ablate.contains(&AblateChoice::Aggregate),
+            optimize: self.ablate.contains(&AblateChoice::Optimize),
+        }
+    }
+
+    /// For a worker of this run.
+    pub fn session_config(&self, keys: Vec<Key>) -> SessionConfig {
+        let hub = self.hub.clone().unwrap_or_default();
+        let rank = self.rank.unwrap_or_default();
+        let mut config = SessionConfig::new(hub, &*self.job, rank, self.workers, keys, self.optimizer());
+        config.chunk_bytes = self.chunk_bytes;
+        config.ablate = self.ablate();
+        config.join_limit = Duration::from_secs(self.join_limit_s);
+        config.weights = match self.weights {
+            WeightsChoice::Shared => WeightsMode::Shared,
+            WeightsChoice::Private => WeightsMode::Private,
+        };
+        // The hub's cores and the workers share this machine.
+        config.idle = IdlePolicy::SHARED;
+        config
+    }
+
+    /// The command line of another process of this run.
+    pub fn for_role(&self, role: &str) -> Vec<String> {
+        let skip_role = std::env::args().skip(1);
+        skip_role.chain(["--role".into(), role.into()]).collect()
+    }
+}

@@ -1,0 +1,72 @@
+//! A probe of this machine: a hub process, worker processes, and the machine's limit before and
+//! after them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use pbox_core::Layout;
+
+use super::args::Args;
+use super::limit::Limit;
+use super::report::{Report, progress_bar};
+use super::worker::{Outcome, Word, describe_hub};
+use crate::child::Role;
+
+/// How long each of the two measurements of the limit takes, about.
+const LIMIT_TIME: Duration = Duration::from_millis(1500);
+
+pub(super) fn run(args: &Args) -> Result<Report> {
+    let (_, keys) = args.keys()?;
+    let layout = Layout::new(keys, args.chunk_bytes)?;
+    let progress = progress_bar(args);
+
+    let mut hub = Role::start("the hub", &args.for_role("hub"))?;
+    let address = hub.hear()?;
+    let cpus: Vec<u32> = describe_hub(&address)?.cores.iter().map(|core| core.cpu).collect();
+
+    progress.set_message("measuring the machine's limit");
+    let limit = Limit::new(args, &layout, &cpus);
+    let mut passes = limit.measure(LIMIT_TIME)?;
+
+    progress.set_message("workers join");
+    let mut workers = Vec::new();
+    for rank in 0..args.workers {
+        let mut line = args.for_role("worker");
+        line.extend(["--hub".into(), address.clone(), "--rank".into(), rank.to_string()]);
+        workers.push(Role::start(format!("worker {rank}"), &line)?);
+    }
+    for worker in &mut workers {
+        match hear(worker)? {
+            Word::Ready => {}
+            other => bail!("expected Ready from a worker, heard {other:?}"),
+        }
+    }
+    let before = describe_hub(&address)?;
+    progress.set_message("rounds");
+    workers.iter_mut().try_for_each(|worker| worker.tell("go"))?;
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    for worker in &mut workers {
+        outcomes.push(loop {
+            match hear(worker)? {
+                Word::Rounds(rounds) => progress.set_position(rounds.into()),
+                Word::Done(outcome) => break outcome,
+                Word::Ready => bail!("a worker was ready twice"),
+            }
+        });
+    }
+    let after = describe_hub(&address)?;
+    workers.iter_mut().try_for_each(|worker| worker.tell("leave"))?;
+    workers.into_iter().try_for_each(Role::finish)?;
+    hub.tell("stop")?;
+    hub.finish()?;
+
+    progress.set_message("measuring the machine's limit again");
+    passes.extend(limit.measure(LIMIT_TIME)?);
+    progress.finish_and_clear();
+    Report::new(args, &layout, &outcomes, &before, &after, Some(passes))
+}
+
+fn hear(worker: &mut Role) -> Result<Word> {
+    let line = worker.hear()?;
+    serde_json::from_str(&line).with_context(|| format!("a worker said {line:?}"))
+}

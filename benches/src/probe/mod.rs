@@ -1,0 +1,30 @@
+//! The zero-compute probe (PHub's ZeroComputeEngine): workers that push and wait with nothing in
+//! between, so that the exchange alone is measured; and the machine's limit beside it.
+
+mod args;
+mod expected;
+mod hub_role;
+mod limit;
+mod local;
+mod report;
+mod simulated;
+mod worker;
+
+pub use args::Args;
+
+use args::{Role, Transport};
+
+/// Runs the probe in the role that the arguments name.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    match args.role {
+        Some(Role::Hub) => return hub_role::run(&args),
+        Some(Role::Worker) => return worker::run_as_child(&args),
+        None => {}
+    }
+    let report = match (&args.hub, args.transport) {
+        (Some(_), _) => worker::run_alone(&args)?,
+        (None, Transport::Sim) => todo!(),
+        (None, Transport::Auto | Transport::Shm) => local::run(&args)?,
+    };
+    report.print(args.json)
+}

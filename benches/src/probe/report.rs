@@ -1,0 +1,185 @@
+//! What the probe says at its end: a table for people, or one JSON object.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pbox_core::Layout;
+use pbox_core::control::{CoreReply, HubReply};
+use serde::Serialize;
+
+use super::args::Args;
+use super::worker::Outcome;
+
+/// The result of a run.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    model: String,
+    parameters: u64,
+    model_bytes: u64,
+    workers: u32,
+    transport: &'static str,
+    cores: usize,
+    kernels: String,
+    optimizer: &'static str,
+    weights: &'static str,
+    rounds: u32,
+    seconds: f64,
+    rounds_per_s: f64,
+    round_ms_p10: f64,
+    round_ms_p50: f64,
+    round_ms_p90: f64,
+    goodput_gb_per_s: f64,
+    limit_gb_per_s: Option<f64>,
+    limit_ratio: Option<f64>,
+    checked: bool,
+    hub_rss_mb: f64,
+    worker_rss_mb: f64,
+    per_core: Vec<CoreShare>,
+}
+
+/// What one core did while the rounds were measured.
+#[derive(Debug, Serialize)]
+struct CoreShare {
+    cpu: u32,
+    chunks: u64,
+    bytes: u64,
+    busy_s: f64,
+    waiting_s: f64,
+}
+
+impl Report {
+    /// From what the workers measured, the hub before and after, and passes of the limit.
+    pub(super) fn new(
+        args: &Args,
+        layout: &Layout,
+        outcomes: &[Outcome],
+        before: &HubReply,
+        after: &HubReply,
+        limit: Option<Vec<Duration>>,
+    ) -> Result<Self> {
+        let (model, _) = args.keys()?;
+        // A round is over when its last worker has it; workers differ by a wake-up.
+        let mut rounds: Vec<u64> = (0..args.rounds as usize)
+            .map(|round| outcomes.iter().map(|outcome| outcome.round_ns[round]).max().unwrap_or(0))
+            .collect();
+        let seconds = outcomes.iter().map(|o| o.round_ns.iter().sum::<u64>()).max().unwrap_or(0) as f64 / 1e9;
+        rounds.sort_unstable();
+        let round_ms = |q| quantile(&rounds, q) / 1e6;
+        let moved = f64::from(args.workers) * layout.model_bytes() as f64;
+        let goodput = moved / (round_ms(0.5) * 1e6);
+        let limit = limit.map(|passes| {
+            let mut passes: Vec<u64> = passes.iter().map(|pass| pass.as_nanos() as u64).collect();
+            passes.sort_unstable();
+            moved / quantile(&passes, 0.5)
+        });
+        let worker_rss = outcomes.iter().map(|outcome| outcome.rss_bytes).max().unwrap_or(0);
+        Ok(Report {
+            model,
+            parameters: layout.model_bytes() / 4,
+            model_bytes: layout.model_bytes(),
+            workers: args.workers,
+            transport: "shm",
+            cores: after.cores.len(),
+            kernels: after.kernels.clone(),
+            optimizer: args.optimizer().name(),
+            weights: match args.weights {
+                super::args::WeightsChoice::Shared => "shared",
+                super::args::WeightsChoice::Private => "private",
+            },
+            rounds: args.rounds,
+            seconds,
+            rounds_per_s: f64::from(args.rounds) / seconds,
+            round_ms_p10: round_ms(0.1),
+            round_ms_p50: round_ms(0.5),
+            round_ms_p90: round_ms(0.9),
+            goodput_gb_per_s: goodput,
+            limit_gb_per_s: limit,
+            limit_ratio: limit.map(|limit| goodput / limit),
+            checked: true,
+            hub_rss_mb: after.rss_bytes as f64 / 1e6,
+            worker_rss_mb: worker_rss as f64 / 1e6,
+            per_core: before.cores.iter().zip(&after.cores).map(|(b, a)| CoreShare::new(b, a)).collect(),
+        })
+    }
+
+    /// Prints it.
+    pub(super) fn print(&self, json: bool) -> Result<()> {
+        let text = if json { serde_json::to_string(self)? + "\n" } else { self.table() };
+        // A reader that closed the pipe has seen enough.
+        let _ = std::io::stdout().write_all(text.as_bytes());
+        Ok(())
+    }
+
+    fn table(&self) -> String {
+        let mut text = format!(
+            "{}: {:.1} M parameters, {:.1} MB; {} workers, {} weights, {} over {}, {} kernels\n\n",
+            self.model,
+            self.parameters as f64 / 1e6,
+            self.model_bytes as f64 / 1e6,
+            self.workers,
+            self.weights,
+            self.optimizer,
+            self.transport,
+            self.kernels,
+        );
+        let mut row = |name: &str, value: String| {
+            let _ = writeln!(text, "  {name:<16} {value}");
+        };
+        row("rounds", format!("{} in {:.2} s, {:.1} a second", self.rounds, self.seconds, self.rounds_per_s));
+        row("a round", format!("{:.2} ms (p10 {:.2}, p90 {:.2})", self.round_ms_p50, self.round_ms_p10, self.round_ms_p90));
+        row("goodput", format!("{:.2} GB/s (workers x model / median round)", self.goodput_gb_per_s));
+        if let (Some(limit), Some(ratio)) = (self.limit_gb_per_s, self.limit_ratio) {
+            row("machine's limit", format!("{limit:.2} GB/s (same kernels and cores, private memory, no exchange)"));
+            row("ratio", format!("{ratio:.2} of the limit"));
+        }
+        row("checked", "every chunk of every round by a line, every element after the last: exact".into());
+        row("memory", format!("hub {:.0} MB, a worker {:.0} MB resident (shared pages count in both)", self.hub_rss_mb, self.worker_rss_mb));
+        text.push_str("\n  core  cpu   chunks       GB  work\n");
+        for (slot, core) in self.per_core.iter().enumerate() {
+            let share = core.busy_s / (core.busy_s + core.waiting_s).max(1e-9);
+            let _ = writeln!(
+                text,
+                "  {slot:>4} {:>4} {:>8} {:>8.2}  {:<20} {:>5.1}% working, {:.1}% waiting",
+                core.cpu,
+                core.chunks,
+                core.bytes as f64 / 1e9,
+                "█".repeat((share * 20.0).round() as usize),
+                share * 100.0,
+                (1.0 - share) * 100.0,
+            );
+        }
+        text
+    }
+}
+
+impl CoreShare {
+    fn new(before: &CoreReply, after: &CoreReply) -> Self {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        CoreShare {
+            cpu: after.cpu,
+            chunks: after.chunks - before.chunks,
+            bytes: after.chunk_bytes - before.chunk_bytes,
+            busy_s: seconds(after.busy_ns - before.busy_ns),
+            waiting_s: seconds(after.waiting_ns - before.waiting_ns),
+        }
+    }
+}
+
+fn quantile(sorted: &[u64], q: f64) -> f64 {
+    match sorted.len() {
+        0 => f64::NAN,
+        len => sorted[((len - 1) as f64 * q).round() as usize] as f64,
+    }
+}
+
+/// A bar on stderr while rounds run, where stderr is a terminal and JSON was not asked for.
+pub(super) fn progress_bar(args: &Args) -> ProgressBar {
+    let bar = ProgressBar::new(args.rounds.into());
+    bar.set_draw_target(if args.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() });
+    let style = ProgressStyle::with_template("{msg:34} {wide_bar} {pos}/{len} {elapsed_precise}");
+    bar.set_style(style.expect("the template is right"));
+    bar
+}

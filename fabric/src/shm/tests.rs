@@ -1,0 +1,127 @@
+//! A peer that is hostile, or was killed at the worst moment: what it can do to the words it shares.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::{Joined, Listener, Port, connect, group};
+use crate::conformance::Watchdog;
+use crate::port::{Arrival, CloseReason, Posted, Until};
+use crate::ring::Cells;
+use crate::window::SendWindow;
+use crate::{Imm, LinkId, Port as _, Span};
+
+const LONG: Duration = Duration::from_secs(3600);
+const NOTHING: Span = Span { offset: 0, bytes: 0 };
+
+/// A hub's port and a worker's, joined by one link with room for four posts.
+fn pair(address: &str) -> ((Port, Joined), (Port, Joined)) {
+    let address = format!("phub-unit-{}-{address}", std::process::id());
+    let listener = Listener::bind(&address).unwrap();
+    let end = || {
+        let (group, mut ports) = group(1).unwrap();
+        (group, ports.remove(0), SendWindow::new(64).unwrap())
+    };
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let (group, port, window) = end();
+            let joined =
+                connect(&address, [0; 16], &group, &window, 64, &[4], Duration::from_secs(30)).unwrap();
+            (port, joined)
+        });
+        let (group, port, window) = end();
+        let hello = listener.accept().unwrap().unwrap().hello(Duration::from_secs(30)).unwrap();
+        let joined = hello.welcome(&group, &window, 64, &[4]).unwrap();
+        ((port, joined), worker.join().unwrap())
+    })
+}
+
+/// Waits until a link closes, and says why.
+fn closing(port: &mut Port) -> CloseReason {
+    loop {
+        port.poll(&mut [Arrival::default(); 8]);
+        if let Some(closed) = port.closed() {
+            assert_eq!(closed.link, LinkId(0));
+            return closed.reason;
+        }
+        port.wait(Until::Any, LONG);
+    }
+}
+
+#[test]
+fn death_and_waker_end_a_sleep_whose_bell_word_was_cleared() {
+    let _watchdog = Watchdog::new("death_and_waker_end_a_sleep_whose_bell_word_was_cleared");
+    let ((mut hub, mut hubs), (worker, workers)) = pair("cleared");
+    hub.attach(hubs.endpoints.remove(0));
+    assert_eq!(hub.poll(&mut [Arrival::default()]), 0); // the first look after attach
+    let woken = AtomicBool::new(false);
+    let (bell, waker) = (hub.state.bell.clone(), hub.waker());
+    // As a worker does that is killed after it cleared the word and before it woke the sleeper.
+    let clear = || {
+        while bell.asleep().swap(0, Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(5)); // most likely asleep by now
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            clear();
+            woken.store(true, Ordering::Release);
+            waker.wake_by_ref();
+        });
+        while !woken.load(Ordering::Acquire) {
+            hub.wait(Until::Any, LONG);
+        }
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            clear();
+            drop((worker, workers));
+        });
+        assert_eq!(closing(&mut hub), CloseReason::PeerGone);
+    });
+}
+
+#[test]
+fn a_tail_that_lies_closes_the_link_for_both() {
+    let _watchdog = Watchdog::new("a_tail_that_lies_closes_the_link_for_both");
+    let ((mut hub, mut hubs), (mut worker, mut workers)) = pair("tail");
+    hub.attach(hubs.endpoints.remove(0));
+    let hostile = workers.endpoints.remove(0);
+    hostile.producer.cells.tail().store(5, Ordering::Relaxed); // four slots
+    worker.attach(hostile);
+    let reason = closing(&mut hub);
+    assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("ring of 4 slots")), "{reason}");
+    assert_eq!(hub.post(LinkId(0), NOTHING, Imm(0)), Posted::Closed);
+    assert_eq!(closing(&mut worker), CloseReason::PeerGone);
+}
+
+#[test]
+fn a_head_that_lies_closes_the_link_for_both() {
+    let _watchdog = Watchdog::new("a_head_that_lies_closes_the_link_for_both");
+    let ((mut hub, mut hubs), (mut worker, mut workers)) = pair("head");
+    let link = hub.attach(hubs.endpoints.remove(0));
+    let hostile = workers.endpoints.remove(0);
+    hostile.consumer.cells.head().store(100, Ordering::Relaxed); // ahead of what was posted
+    worker.attach(hostile);
+    while hub.post(link, NOTHING, Imm(0)) == Posted::Accepted {}
+    assert_eq!(hub.post(link, NOTHING, Imm(0)), Posted::Closed);
+    let reason = closing(&mut hub);
+    assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("position is 100")), "{reason}");
+    assert_eq!(closing(&mut worker), CloseReason::PeerGone);
+}
+
+#[test]
+#[should_panic = "belongs to port i of its group"]
+fn an_endpoint_of_another_port_is_a_bug() {
+    let ((mut hub, _hubs), (_worker, mut workers)) = pair("other");
+    hub.attach(workers.endpoints.remove(0));
+}
+
+#[test]
+fn an_endpoint_dropped_unattached_is_a_peer_that_left() {
+    let _watchdog = Watchdog::new("an_endpoint_dropped_unattached_is_a_peer_that_left");
+    let ((mut hub, mut hubs), (_worker, workers)) = pair("dropped");
+    hub.attach(hubs.endpoints.remove(0));
+    drop(workers);
+    assert_eq!(closing(&mut hub), CloseReason::PeerGone);
+}

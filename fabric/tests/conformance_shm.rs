@@ -1,0 +1,27 @@
+//! The conformance suite over shared memory: either end under test, its peers in this process and
+//! in others, where to die means `kill -9`.
+#![forbid(unsafe_code)]
+
+mod shm_bed;
+
+use shm_bed::{Far, Role, ShmBed};
+
+mod hub_with_workers_here {
+    use super::*;
+    fabric::conformance_tests!(ShmBed { near: Role::Hub, far: Far::Here });
+}
+
+mod worker_with_hubs_here {
+    use super::*;
+    fabric::conformance_tests!(ShmBed { near: Role::Worker, far: Far::Here });
+}
+
+mod hub_with_worker_processes {
+    use super::*;
+    fabric::conformance_tests!(ShmBed { near: Role::Hub, far: Far::Process });
+}
+
+mod worker_with_hub_processes {
+    use super::*;
+    fabric::conformance_tests!(ShmBed { near: Role::Worker, far: Far::Process });
+}

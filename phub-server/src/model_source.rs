@@ -1,0 +1,88 @@
+//! `--model` and `--manifest`: where a job's keys come from, for the programs that need some.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use pbox_core::Key;
+use pbox_core::manifest::{self, ManifestError};
+use pbox_core::models::{self, MODELS, UnknownModel};
+
+/// A model by name, or by a file.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[group(multiple = false)]
+pub struct ModelSource {
+    /// A published network: resnet50, vgg16, vgg19, vgg19-22k, inception3, googlenet, sockeye.
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+
+    /// The tensors of a safetensors file, in the order of its bytes. Only its header is read.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub manifest: Option<PathBuf>,
+}
+
+/// No keys to be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// No such name.
+    #[error(transparent)]
+    Unknown(#[from] UnknownModel),
+    /// The file cannot be read.
+    #[error("cannot read {path}: {error}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        error: std::io::Error,
+    },
+    /// The file is not what it says.
+    #[error("{path}: {error}")]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        error: ManifestError,
+    },
+}
+
+impl ModelSource {
+    /// Its name for people, and its keys; `None` when neither was given.
+    pub fn keys(&self) -> Result<Option<(String, Vec<Key>)>, ModelError> {
+        match self {
+            ModelSource { manifest: Some(path), .. } => {
+                let keys = read_manifest(path)?;
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                Ok(Some((name, keys)))
+            }
+            ModelSource { model: Some(name), .. } => {
+                let model = models::model(name)?;
+                Ok(Some((model.name.to_owned(), model.keys)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// As [`keys`](Self::keys), with a default.
+    pub fn keys_or(&self, default: &str) -> Result<(String, Vec<Key>), ModelError> {
+        debug_assert!(MODELS.contains(&default));
+        match self.keys()? {
+            Some(found) => Ok(found),
+            None => Ok((default.to_owned(), models::model(default)?.keys)),
+        }
+    }
+}
+
+/// Reads the header of a safetensors file and no more: the values may be many GiB.
+fn read_manifest(path: &Path) -> Result<Vec<Key>, ModelError> {
+    let read = |error| ModelError::Read { path: path.to_owned(), error };
+    let lies = |error| ModelError::Manifest { path: path.to_owned(), error };
+    let mut file = File::open(path).map_err(read)?;
+    let file_bytes = file.metadata().map_err(read)?.len();
+    let mut header = Vec::with_capacity(8);
+    (&mut file).take(8).read_to_end(&mut header).map_err(read)?;
+    if let Ok(first8) = <[u8; 8]>::try_from(&header[..]) {
+        let needed = manifest::header_bytes(first8, file_bytes).map_err(lies)?;
+        (&mut file).take(needed.saturating_sub(8)).read_to_end(&mut header).map_err(read)?;
+    }
+    manifest::from_safetensors(&header, file_bytes).map_err(lies)
+}

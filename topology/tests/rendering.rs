@@ -1,0 +1,110 @@
+//! Pictures and text: complete, well-formed, within their page.
+
+use topology::{CoreChoice, Host, Labels, Plan, Request, place, render};
+
+const LABELS: Labels<'static> = Labels { item: "chunk", items: "chunks" };
+
+fn planned(description: &str, cores: CoreChoice) -> (Host, Plan) {
+    let host = Host::from_synthetic(description).unwrap();
+    let weights: Vec<u64> = (0..500u64).map(|item| 32768 - item % 7 * 1000).collect();
+    let plan = place(&host, &Request { cores, ..Request::new(&weights) }).unwrap();
+    (host, plan)
+}
+
+/// Every tag closes, and text has no stray markup.
+fn assert_well_formed(svg: &str) {
+    let mut open = Vec::new();
+    for tag in svg.split('<').skip(1) {
+        let (tag, text) = tag.split_once('>').expect("a tag ends");
+        assert!(!text.contains('>'), "{text}");
+        match tag.strip_prefix('/') {
+            Some(name) => assert_eq!(open.pop(), Some(name)),
+            None if tag.ends_with('/') => {}
+            None => open.push(tag.split(' ').next().unwrap()),
+        }
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+    }
+    assert!(open.is_empty());
+}
+
+fn number(tag: &str, name: &str) -> f64 {
+    let start = tag.find(&format!(" {name}=\"")).unwrap() + name.len() + 3;
+    tag[start..].split('"').next().unwrap().parse().unwrap()
+}
+
+/// Every rectangle lies within the page.
+fn assert_inside(svg: &str) {
+    let page = svg.split('>').next().unwrap();
+    let (width, height) = (number(page, "width"), number(page, "height"));
+    for tag in svg.split("<rect ").skip(2).map(|rest| format!(" {rest}")) {
+        let (x, y) = (number(&tag, "x"), number(&tag, "y"));
+        assert!(x >= 0.0 && y >= 0.0);
+        assert!(x + number(&tag, "width") <= width && y + number(&tag, "height") <= height, "{tag}");
+    }
+}
+
+#[test]
+fn pictures_of_machines_small_and_large_are_well_formed() {
+    for (description, cores) in [
+        ("cores:1", CoreChoice::EveryCore),
+        ("sockets:2 cores:10 threads:2 nics:5 nic_gbps:56", CoreChoice::Count(20)),
+        ("sockets:4 cores:24 nics:10 nic_gbps:100", CoreChoice::EveryCore),
+        ("sockets:2 nodes:2 cores:3 nics:0,4,0,1 loose_nics:2", CoreChoice::Count(5)),
+        ("sockets:1 cores:128 threads:2", CoreChoice::Count(200)),
+        ("cores:2 nics:40", CoreChoice::Count(1)),
+    ] {
+        let (host, plan) = planned(description, cores);
+        for plan in [Some(&plan), None] {
+            let svg = render::svg_with(&host, plan, LABELS);
+            assert_well_formed(&svg);
+            assert_inside(&svg);
+            let text = render::text_with(&host, plan, LABELS);
+            assert!(text.lines().all(|line| line == line.trim_end()));
+        }
+        let svg = render::svg_with(&host, Some(&plan), LABELS);
+        for core in plan.cores() {
+            assert!(svg.contains(&format!(">cpu {}<", core.cpu.0)));
+        }
+        for nic in plan.nics() {
+            assert!(svg.contains(&format!(">{}<", nic.name)));
+        }
+    }
+}
+
+#[test]
+fn names_from_outside_cannot_become_markup() {
+    let (mut host, _) = planned("cores:1 nics:1", CoreChoice::EveryCore);
+    host.name = Some("<script>alert(1)</script>&\u{0}".into());
+    host.nics[0].name = "\"><g>".into();
+    let plan = place(&host, &Request::new(&[1])).unwrap();
+    let svg = render::svg(&host, Some(&plan));
+    assert_well_formed(&svg);
+    assert!(!svg.contains("<script") && !svg.contains('\u{0}'));
+}
+
+#[test]
+fn text_shows_the_machine_the_plan_and_the_reasons() {
+    let (mut host, plan) =
+        planned("sockets:2 cores:2 memory_gib:64 nics:1,0 nic_gbps:56", CoreChoice::EveryCore);
+    host.notes.push("Something was guessed.".into());
+    let text = render::text_with(&host, Some(&plan), LABELS);
+    for words in [
+        "host: 2 sockets, 2 NUMA nodes, 4 cores, 4 cpus, 1 NIC",
+        "NUMA node 1: 64.0 GiB, 2 cores, cpus 2-3",
+        "NIC nic0: Ethernet, 56 Gb/s",
+        "note: Something was guessed.",
+        "plan: 500 chunks, 14.2 MiB, on 4 cores",
+        "max/mean 1.0",
+        "reason: No NIC on node 1: its cores use nic0 of node 0.",
+    ] {
+        assert!(text.contains(words), "{words} in\n{text}");
+    }
+    assert!(text.contains("\u{2588}\u{2588}\u{2588}"));
+}
+
+#[test]
+fn the_callers_noun_is_used() {
+    let (host, plan) = planned("cores:1", CoreChoice::EveryCore);
+    assert!(render::text(&host, Some(&plan)).contains("500 items"));
+    assert!(render::text_with(&host, Some(&plan), LABELS).contains("500 chunks"));
+}
