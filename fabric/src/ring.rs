@@ -15,6 +15,11 @@ use std::fmt;
 
 use crate::sync::{AtomicU32, Ordering};
 
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
 /// The shared words of one ring.
 pub trait Cells {
     /// Position after the last published item; the producer writes it.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::{Idle, Port, SendWindow, Until, shm};
+use fabric::{Idle, Port, Until, shm};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL, TransportAddress,
 };
@@ -14,7 +14,7 @@ use crate::control::Control;
 use crate::error::SessionError;
 use crate::exchange::{Exchange, ExchangeError};
 use crate::heartbeat::{Heartbeat, News};
-use crate::windows::{Windows, WindowsError};
+use crate::windows::Windows;
 
 /// After a link closed: how long to wait for the hub to say why.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
@@ -287,14 +287,13 @@ fn connect(
     let owners = topology::lpt(&layout.chunk_weights(), reply.cores as usize);
     let mut capacities = vec![0; reply.cores as usize];
     owners.iter().for_each(|&core| capacities[core as usize] += 1);
-    let gradients = SendWindow::new(layout.window_bytes())?;
+    let (window, gradients) = Windows::gradients(layout)?;
     let (group, mut ports) = shm::group(1)?;
     let window_bytes = layout.window_bytes();
     let joined =
-        shm::connect(address, token, &group, &gradients, window_bytes, &capacities, config.join_limit)?;
+        shm::connect(address, token, &group, &window, window_bytes, &capacities, config.join_limit)?;
     let private = config.weights == WeightsMode::Private;
-    let windows = Windows::new(Arc::clone(layout), gradients, Arc::new(joined.recv), private)
-        .map_err(|error: WindowsError| SessionError::System(error.into()))?;
+    let windows = Windows::new(Arc::clone(layout), gradients, Arc::new(joined.recv), private)?;
     Ok((ports.remove(0), (joined.endpoints, owners, windows)))
 }
 

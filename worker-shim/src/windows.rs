@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use fabric::{MapError, RecvWindow, SendWindow, Slab, Span, SpanError, Spans};
+use fabric::{RecvWindow, SendWindow, Slab, Span, Spans, WindowError};
 use pbox_core::{KeyId, Layout};
 
 /// The two windows of one worker, by key.
@@ -18,22 +18,30 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Splits the gradient window by key. With `private`, weights are read from a copy.
+    /// A gradient window for the layout, and its spans by key. The window goes to the transport.
+    pub fn gradients(layout: &Layout) -> Result<(Arc<SendWindow>, Spans), WindowError> {
+        let keys = (0..layout.keys().len()).map(|key| layout.key_span(KeyId(key as u32))).collect();
+        let split = SendWindow::new(layout.window_bytes())?.split(vec![keys]);
+        let (window, mut spans) = split.expect("a layout's keys are disjoint, aligned and inside");
+        Ok((window, spans.remove(0)))
+    }
+
+    /// A worker's windows: `gradients` from [`gradients`](Self::gradients), `weights` as the
+    /// transport shows the hub's. With `private`, weights are read from a copy.
     pub fn new(
         layout: Arc<Layout>,
-        gradients: SendWindow,
+        gradients: Spans,
         weights: Arc<RecvWindow>,
         private: bool,
-    ) -> Result<Self, WindowsError> {
-        let keys = (0..layout.keys().len()).map(|key| layout.key_span(KeyId(key as u32))).collect::<Vec<_>>();
-        for &span in &keys {
-            weights.f32_ptr(span)?;
+    ) -> Result<Self, WindowError> {
+        assert_eq!(gradients.len(), layout.keys().len(), "one span a key");
+        let expected = layout.window_bytes();
+        if weights.bytes() < expected {
+            return Err(WindowError::TooSmall { expected, seen: weights.bytes() as u64 });
         }
-        let (_, mut spans) = gradients.split(vec![keys])?;
-        let private = private
-            .then(|| Slab::zeroed("private weights", layout.window_bytes() / size_of::<f32>()))
-            .transpose()?;
-        Ok(Windows { layout, gradients: spans.remove(0), weights, private })
+        let elements = expected / size_of::<f32>();
+        let private = private.then(|| Slab::zeroed("private weights", elements)).transpose()?;
+        Ok(Windows { layout, gradients, weights, private })
     }
 
     /// A key's gradient, to write.
@@ -50,8 +58,8 @@ impl Windows {
         let span = self.layout.key_span(key);
         match &self.private {
             Some(copy) => &copy.as_slice()[elements(span)],
-            // SAFETY: the caller's word is the one that `f32` asks for; `new` checked the span.
-            None => unsafe { self.weights.f32(span) }.expect("checked by new"),
+            // SAFETY: the caller's word is the one that `f32` asks for; `new` checked the window's size.
+            None => unsafe { self.weights.f32(span) }.expect("inside the window, by new"),
         }
     }
 
@@ -61,8 +69,8 @@ impl Windows {
     /// As for [`weights`](Self::weights), for the chunk at this span.
     pub(crate) unsafe fn arrived(&mut self, span: Span) {
         if let Some(copy) = &mut self.private {
-            // SAFETY: the caller's word; the span is a part of a key's, checked by `new`.
-            let fresh = unsafe { self.weights.f32(span) }.expect("checked by new");
+            // SAFETY: the caller's word; the span is a part of a key's, inside by `new`.
+            let fresh = unsafe { self.weights.f32(span) }.expect("inside the window, by new");
             copy.as_mut_slice()[elements(span)].copy_from_slice(fresh);
         }
     }
@@ -70,21 +78,4 @@ impl Windows {
 
 fn elements(span: Span) -> std::ops::Range<usize> {
     span.offset / size_of::<f32>()..(span.offset + span.bytes) / size_of::<f32>()
-}
-
-/// Windows that do not fit the layout.
-#[derive(Debug, thiserror::Error)]
-pub enum WindowsError {
-    /// A span outside.
-    #[error(transparent)]
-    Span(#[from] SpanError),
-    /// No memory for the private copy.
-    #[error(transparent)]
-    Map(#[from] MapError),
-}
-
-impl From<WindowsError> for std::io::Error {
-    fn from(error: WindowsError) -> Self {
-        std::io::Error::other(error)
-    }
 }

@@ -93,6 +93,16 @@ pub enum Transport {
     Sim,
 }
 
+impl Transport {
+    /// The transport that it comes to.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Auto | Transport::Shm => "shm",
+            Transport::Sim => "sim",
+        }
+    }
+}
+
 /// What the hub does with a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum OptimizerChoice {

@@ -1,1 +1,92 @@
-//! A probe over the simulated transport: hub and workers step in turn in one thread.
+//! A probe over the simulated transport: hub and workers step in turn in one thread. Its speed says
+//! nothing; its results are checked like any other's.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Result;
+use fabric::sim::{Faults, Net};
+use pbox_core::control::{CoreReply, HubReply, PROTOCOL};
+use pbox_core::kernels::Kernels;
+use pbox_core::{KeyId, Layout};
+use phub_server::CoreSelection;
+
+use super::args::Args;
+use super::expected::Expected;
+use super::report::{Report, progress_bar};
+use super::worker::{Outcome, resident_bytes};
+use crate::simulated::Simulated;
+
+/// Steps without work after which the run is given up; the network loses nothing.
+const PATIENCE: u32 = 1000;
+
+pub(super) fn run(args: &Args) -> Result<Report> {
+    let (_, keys) = args.keys()?;
+    let layout = Arc::new(Layout::new(keys, args.chunk_bytes)?);
+    let cores = match &args.cores {
+        None => std::thread::available_parallelism()?.get(),
+        Some(CoreSelection::Count(count)) => (*count).max(1),
+        Some(CoreSelection::Cpus(cpus)) => cpus.len(),
+    };
+    let (workers, optimizer) = (args.workers, args.optimizer());
+    // A little delay, so that workers do not arrive in order.
+    let net = Net::new(1, Faults { delay: 0..4, ..Faults::NONE });
+    let mut job = Simulated::new(net, &layout, workers, cores, optimizer, args.ablate())?;
+    let keys = || (0..layout.keys().len() as u32).map(KeyId);
+
+    if optimizer.keeps_weights() {
+        for worker in &mut job.workers {
+            for key in keys() {
+                Expected::fill_weights(key, worker.gradient_mut(key)?);
+                worker.push(key)?;
+            }
+        }
+        job.settle(PATIENCE)?;
+    }
+    for (worker, rank) in job.workers.iter_mut().zip(0..) {
+        for key in keys() {
+            Expected::fill_gradient(rank, key, worker.gradient_mut(key)?);
+        }
+    }
+
+    let mut expected = Expected::new(optimizer, args.ablate(), workers);
+    let before = describe(&job);
+    let progress = progress_bar(args);
+    let mut round_ns = Vec::new();
+    for round in 0..args.rounds {
+        let begun = Instant::now();
+        for worker in &mut job.workers {
+            keys().rev().try_for_each(|key| worker.push(key))?;
+        }
+        job.settle(PATIENCE)?;
+        round_ns.push(begun.elapsed().as_nanos() as u64);
+        expected.advance();
+        let worker = &job.workers[(round % workers) as usize];
+        expected.check_lines(&layout, 0, 1, round, |key| Ok(worker.weights(key)?))?;
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    for worker in &job.workers {
+        keys().try_for_each(|key| expected.check(&layout, key, 0, worker.weights(key)?))?;
+    }
+    let outcome = Outcome { round_ns, rss_bytes: resident_bytes() };
+    Report::new(args, &layout, &[outcome], &before, &describe(&job), None)
+}
+
+fn describe(job: &Simulated) -> HubReply {
+    let core = |(slot, core): (usize, &pbox_core::Core<_>)| CoreReply {
+        cpu: slot as u32,
+        chunks: core.tally().chunks,
+        chunk_bytes: core.tally().chunk_bytes,
+        busy_ns: 0,
+        waiting_ns: 0,
+    };
+    HubReply {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").into(),
+        kernels: Kernels::detect().name().into(),
+        rss_bytes: resident_bytes(),
+        cores: job.cores.iter().enumerate().map(core).collect(),
+        jobs: Vec::new(),
+    }
+}

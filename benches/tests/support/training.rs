@@ -1,0 +1,116 @@
+//! A whole job on threads: every worker pushes gradients that change every round, in an order of its
+//! own, and holds every weight of every round against the reference.
+
+use pbox_core::{Key, KeyId, Optimizer};
+use worker_shim::{Session, SessionConfig, WeightsMode};
+
+use super::values::{self, Reference, mix, same_bits};
+use super::{config_at, together};
+
+/// What a job is made of.
+#[derive(Clone)]
+pub struct Training {
+    pub job: String,
+    pub keys: Vec<Key>,
+    pub optimizer: Optimizer,
+    pub workers: u32,
+    pub chunk_bytes: usize,
+    pub rounds: u32,
+    pub seed: u64,
+    pub weights: WeightsMode,
+    /// The learning rate from a round on.
+    pub rates: Vec<(u32, f32)>,
+}
+
+impl Training {
+    /// Three workers, six rounds, chunks of the default size.
+    pub fn new(job: impl Into<String>, keys: Vec<Key>, optimizer: Optimizer) -> Self {
+        Training {
+            job: job.into(),
+            keys,
+            optimizer,
+            workers: 3,
+            chunk_bytes: pbox_core::DEFAULT_CHUNK_BYTES,
+            rounds: 6,
+            seed: 1,
+            weights: WeightsMode::Shared,
+            rates: Vec::new(),
+        }
+    }
+
+    /// For a worker of it.
+    pub fn config(&self, hub: &str, rank: u32) -> SessionConfig {
+        let mut config = config_at(hub, &self.job, rank, self.workers);
+        config.keys = self.keys.clone();
+        config.optimizer = self.optimizer;
+        config.chunk_bytes = self.chunk_bytes;
+        config.weights = self.weights;
+        config
+    }
+
+    fn rate(&self, round: u32) -> f32 {
+        let change = self.rates.iter().rev().find(|&&(from, _)| from <= round);
+        change.map_or(self.optimizer.learning_rate(), |&(_, rate)| rate)
+    }
+
+    /// What every worker must see after each round; first after the broadcast.
+    fn expected(&self) -> Vec<Vec<Vec<f32>>> {
+        let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
+        let mut expected = vec![reference.weights.clone()];
+        for round in 0..self.rounds {
+            reference.advance(self.rate(round));
+            expected.push(reference.weights.clone());
+        }
+        expected
+    }
+
+    /// Runs the job on the hub at this address; the last weights' bits.
+    pub fn run(&self, hub: &str) -> Vec<Vec<u32>> {
+        let expected = self.expected();
+        let mut seen = together(self.workers, |rank| self.work(hub, rank, &expected));
+        let first = seen.swap_remove(0);
+        assert!(seen.iter().all(|other| *other == first), "{}: all workers have the same weights", self.job);
+        first
+    }
+
+    fn work(&self, hub: &str, rank: u32, expected: &[Vec<Vec<f32>>]) -> Vec<Vec<u32>> {
+        let what = |round: &str, key: KeyId| {
+            format!("job {}, rank {rank}, {round}, key {:?}", self.job, self.keys[key.index()].name)
+        };
+        let mut session = Session::join(self.config(hub, rank)).unwrap();
+        if self.optimizer.keeps_weights() {
+            session.broadcast_weights(|key, weights| values::fill_weights(self.seed, key, weights)).unwrap();
+            for key in session.keys() {
+                same_bits(what("broadcast", key), session.weights(key).unwrap(), &expected[0][key.index()]);
+            }
+        }
+        for round in 0..self.rounds {
+            if rank == 0 && self.rates.iter().any(|&(from, _)| from == round) {
+                session.set_learning_rate(self.rate(round)).unwrap();
+            }
+            for key in self.shuffled(rank, round) {
+                values::fill_gradient(self.seed, rank, round, key, session.gradient_mut(key).unwrap());
+                session.push(key).unwrap();
+            }
+            // Some keys one by one, in any order; then the rest.
+            for key in self.shuffled(rank, round + 1).into_iter().step_by(2) {
+                session.wait(key).unwrap();
+            }
+            session.wait_all().unwrap();
+            for key in session.keys() {
+                let expected = &expected[round as usize + 1][key.index()];
+                same_bits(what(&format!("round {round}"), key), session.weights(key).unwrap(), expected);
+            }
+        }
+        let last = session.keys().map(|key| values::bits(session.weights(key).unwrap())).collect();
+        session.leave().unwrap();
+        last
+    }
+
+    /// All keys, in an order that each worker and round has to itself.
+    fn shuffled(&self, rank: u32, round: u32) -> Vec<KeyId> {
+        let mut keys: Vec<KeyId> = (0..self.keys.len() as u32).map(KeyId).collect();
+        keys.sort_by_key(|key| mix(self.seed ^ mix(u64::from(rank) << 40 | u64::from(round) << 20 | u64::from(key.0))));
+        keys
+    }
+}

@@ -1,0 +1,96 @@
+//! Gradients and weights that change with every seed, worker, round and element, and what must come
+//! back for them, one element at a time, by `pbox_core::oracle`.
+
+use pbox_core::oracle::{self, Step};
+use pbox_core::{Key, KeyId, Optimizer};
+
+/// The "rank" whose values are the first weights.
+const BROADCAST: u32 = u32::MAX;
+
+/// Numbers of either sign from -4 to 4, over several binades: their sum depends on its order.
+fn value(seed: u64, rank: u32, round: u32, key: usize, element: usize) -> f32 {
+    let place = (u64::from(rank) << 32 | u64::from(round)) ^ (key as u64) << 56 ^ (element as u64) << 8;
+    let bits = mix(seed ^ mix(place));
+    let unit = (bits >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+    unit * [4.0, 1.0, 0.125, 0.003][(bits & 3) as usize]
+}
+
+/// Steele's finaliser of SplitMix64.
+pub fn mix(seed: u64) -> u64 {
+    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Writes worker `rank`'s gradient of a key in a round.
+pub fn fill_gradient(seed: u64, rank: u32, round: u32, key: KeyId, into: &mut [f32]) {
+    into.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(seed, rank, round, key.index(), i));
+}
+
+/// Writes the weights that rank 0 broadcasts.
+pub fn fill_weights(seed: u64, key: KeyId, into: &mut [f32]) {
+    fill_gradient(seed, BROADCAST, 0, key, into);
+}
+
+/// The naive parameter server.
+pub struct Reference {
+    seed: u64,
+    workers: u32,
+    optimizer: Optimizer,
+    keys: Vec<Key>,
+    round: u32,
+    /// What every worker must see, by key.
+    pub weights: Vec<Vec<f32>>,
+    state: Vec<Vec<f32>>,
+}
+
+impl Reference {
+    /// After the broadcast, where there is one.
+    pub fn new(seed: u64, workers: u32, optimizer: Optimizer, keys: &[Key]) -> Self {
+        let zeros: Vec<Vec<f32>> = keys.iter().map(|key| vec![0.0; elements(key)]).collect();
+        let mut weights = zeros.clone();
+        if optimizer.keeps_weights() {
+            for (weights, key) in weights.iter_mut().zip(0..) {
+                fill_weights(seed, KeyId(key), weights);
+            }
+        }
+        Reference { seed, workers, optimizer, keys: keys.to_vec(), round: 0, weights, state: zeros }
+    }
+
+    /// One round on, at this learning rate.
+    pub fn advance(&mut self, learning_rate: f32) {
+        for (key, settings) in self.keys.iter().enumerate() {
+            let (lr_mult, wd_mult) = (settings.lr_mult, settings.wd_mult);
+            let step = Step::new(&self.optimizer, self.workers, learning_rate, lr_mult, wd_mult);
+            let values = self.weights[key].iter_mut().zip(&mut self.state[key]).enumerate();
+            for (i, (weight, state)) in values {
+                let gradients = (0..self.workers).map(|rank| value(self.seed, rank, self.round, key, i));
+                oracle::step(&self.optimizer, &step, oracle::sum(gradients), weight, state);
+            }
+        }
+        self.round += 1;
+    }
+}
+
+fn elements(key: &Key) -> usize {
+    key.elements().expect("a test's key") as usize
+}
+
+/// Bits, so that equal means equal.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Asserts that a key's weights are these, bit for bit.
+#[track_caller]
+pub fn same_bits(what: impl std::fmt::Display, seen: &[f32], expected: &[f32]) {
+    assert_eq!(seen.len(), expected.len(), "{what}: length");
+    for (i, (seen, expected)) in seen.iter().zip(expected).enumerate() {
+        assert_eq!(
+            seen.to_bits(),
+            expected.to_bits(),
+            "{what}, element {i}: expected {expected:e}, saw {seen:e}"
+        );
+    }
+}
