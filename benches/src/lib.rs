@@ -3,3 +3,4 @@
 pub mod child;
 pub mod probe;
 pub mod simulated;
+pub mod train;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow, Span};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Ablate, ChunkId, Core, JobId, Layout, Notice, Optimizer, Shard, ShardSpec};
+use pbox_core::{Ablate, ChunkId, Core, JobId, Layout, Notice, Optimizer, Placement, Shard, ShardSpec};
 use worker_shim::{Exchange, ExchangeError, Windows};
 
 /// A job of one hub over a simulated network.
@@ -36,9 +36,8 @@ impl Simulated {
         optimizer: Optimizer,
         ablate: Ablate,
     ) -> Result<Self> {
-        let owners = topology::lpt(&layout.chunk_weights(), cores);
-        let mut chunks = vec![Vec::new(); cores];
-        owners.iter().zip(0..).for_each(|(&core, id)| chunks[core as usize].push(ChunkId(id)));
+        let placement = Placement::new(layout, cores);
+        let chunks = placement.chunks_by_core();
         let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
         let weights = SendWindow::new(layout.window_bytes())?;
         let (weights, claims) = weights.split(chunks.iter().map(spans).collect())?;
@@ -55,7 +54,7 @@ impl Simulated {
         let mut simulated =
             Simulated { net, cores: hub, workers: Vec::new(), ends: Vec::new(), notices: Vec::new() };
         for rank in 0..workers {
-            simulated.connect(rank, layout, &weights, &owners, &chunks)?;
+            simulated.connect(rank, layout, &weights, &placement)?;
         }
         Ok(simulated)
     }
@@ -65,24 +64,23 @@ impl Simulated {
         rank: u32,
         layout: &Arc<Layout>,
         weights: &Arc<SendWindow>,
-        owners: &[u32],
-        chunks: &[Vec<ChunkId>],
+        placement: &Placement,
     ) -> Result<()> {
         let (gradients, spans) = Windows::gradients(layout)?;
         let at_hub = Arc::new(RecvWindow::local(layout.window_bytes())?);
         let at_worker = Arc::new(RecvWindow::local(layout.window_bytes())?);
         let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
-        for (core, chunks) in self.cores.iter_mut().zip(chunks) {
+        for (core, capacity) in self.cores.iter_mut().zip(placement.capacities()) {
             let worker = sim::Windows { send: Arc::clone(&gradients), recv: Arc::clone(&at_worker) };
             let hub = sim::Windows { send: Arc::clone(weights), recv: Arc::clone(&at_hub) };
-            let (to_hub, to_worker) = self.net.link(worker, hub, chunks.len().max(1) as u32);
+            let (to_hub, to_worker) = self.net.link(worker, hub, capacity.max(1));
             ends.push(to_hub.id());
             endpoints.push(to_hub);
             core.add_worker(JOB, rank, Arc::clone(&at_hub), to_worker)?;
         }
         let windows = Windows::new(Arc::clone(layout), spans, at_worker, false)?;
         let exchange =
-            Exchange::new(self.net.port(), endpoints, owners.to_vec(), Arc::clone(layout), windows);
+            Exchange::new(self.net.port(), endpoints, placement.clone(), Arc::clone(layout), windows);
         self.workers.push(exchange);
         self.ends.push(ends);
         Ok(())

@@ -154,11 +154,6 @@ impl Layout {
     pub fn model_bytes(&self) -> u64 {
         self.key_spans.iter().map(|span| span.bytes as u64).sum()
     }
-
-    /// Sizes of the chunks, the weights of their placement.
-    pub fn chunk_weights(&self) -> Vec<u64> {
-        self.chunks.iter().map(|chunk| chunk.span.bytes as u64).collect()
-    }
 }
 
 #[cfg(test)]

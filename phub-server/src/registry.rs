@@ -11,7 +11,7 @@ use pbox_core::control::{
     TransportAddress,
 };
 use pbox_core::kernels::Kernels;
-use pbox_core::{ChunkId, JobId, Layout, Round, ShardSpec, manifest};
+use pbox_core::{ChunkId, JobId, Layout, Placement, Round, ShardSpec, manifest};
 use tokio::sync::{oneshot, watch};
 
 use crate::core_thread::{Command, CoreHandle, Report};
@@ -129,20 +129,19 @@ impl Registry {
         let window = SendWindow::new(layout.window_bytes())
             .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
 
-        let owners = topology::lpt(&layout.chunk_weights(), self.cores.len());
-        let mut chunks: Vec<Vec<ChunkId>> = vec![Vec::new(); self.cores.len()];
-        owners.iter().zip(0..).for_each(|(&core, id)| chunks[core as usize].push(ChunkId(id)));
+        let placement = Placement::new(&layout, self.cores.len());
+        let chunks = placement.chunks_by_core();
         let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
         let (weights, claims) =
             window.split(chunks.iter().map(spans).collect()).expect("the layout's chunks are disjoint");
-        let capacities = chunks.iter().map(|chunks| chunks.len() as u32).collect();
+        let capacities = placement.capacities();
 
         let id = JobId(inner.next_job);
         inner.next_job += 1;
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
             model_mb = layout.model_bytes() as f64 / 1e6, cores = self.cores.len(),
-            optimizer = ?terms.optimizer, workers = terms.workers, "new job: chunks placed by LPT"
+            optimizer = ?terms.optimizer, workers = terms.workers, "new job"
         );
         for ((core, chunks), weights) in self.cores.iter().zip(chunks).zip(claims) {
             let spec = Box::new(ShardSpec {

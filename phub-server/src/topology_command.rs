@@ -3,9 +3,10 @@
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
+use std::ops::Range;
 use std::path::PathBuf;
 
-use pbox_core::{DEFAULT_CHUNK_BYTES, Layout, LayoutError};
+use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
 use topology::{Host, HostError, Labels, NicChoice, PlaceError, Plan, Request, render};
 
 use crate::model_source::{ModelError, ModelSource};
@@ -83,7 +84,7 @@ impl TopologyArgs {
             (_, Some(description)) => Host::from_synthetic(description)?,
             _ => Host::live()?,
         };
-        let labels = Labels { item: "chunk", items: "chunks" };
+        let labels = Labels { item: "run", items: "runs" };
         let mut text = String::new();
         let plan = match self.model.keys()? {
             None => None,
@@ -113,13 +114,19 @@ impl TopologyArgs {
     }
 
     fn place(&self, host: &Host, layout: &Layout) -> Result<Plan, PlaceError> {
-        let weights = layout.chunk_weights();
-        let request = Request {
+        // As the hub places them, but for the number of cores, which the host decides: two passes.
+        let cores = topology::place(host, &self.request(&[]))?.cores().len();
+        let run_bytes = |run: Range<u32>| run.map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum();
+        let weights: Vec<u64> = pbox_core::runs(layout, cores).into_iter().map(run_bytes).collect();
+        topology::place(host, &self.request(&weights))
+    }
+
+    fn request<'a>(&self, weights: &'a [u64]) -> Request<'a> {
+        Request {
             cores: CoreSelection::choice(self.cores.as_ref()),
             nics: NicChoice { only: self.nics.clone(), except: self.except_nics.clone() },
-            ..Request::new(&weights)
-        };
-        topology::place(host, &request)
+            ..Request::new(weights)
+        }
     }
 
     /// What a round moves, and what the hub's memory holds.
@@ -127,7 +134,7 @@ impl TopologyArgs {
         let (workers, model) = (u64::from(self.workers), layout.model_bytes());
         let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
         let mut text = format!(
-            "Job: {name}, {} keys, {} chunks of at most {} KiB, {} a copy, {workers} workers\n",
+            "Job: {name}, {} keys, {} chunks of at most {} KiB (a run is some neighbouring chunks of a key), {} a copy, {workers} workers\n",
             layout.keys().len(),
             layout.chunks().len(),
             layout.chunk_bytes() as f64 / 1024.0,

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, Port, Posted, Until};
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round};
+use pbox_core::{ChunkId, Immediate, KeyId, Layout, Placement, Round};
 
 use crate::windows::Windows;
 
@@ -69,8 +69,7 @@ pub struct Exchange<P: Port> {
     port: P,
     /// The link to each of the hub's cores.
     links: Vec<LinkId>,
-    /// The core that owns each chunk.
-    owners: Vec<u32>,
+    placement: Placement,
     layout: Arc<Layout>,
     windows: Windows,
     keys: Vec<KeyState>,
@@ -82,25 +81,24 @@ pub struct Exchange<P: Port> {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Attaches one endpoint for each of the hub's cores; `owners` names the core of each chunk.
+    /// Attaches one endpoint for each of the hub's cores.
     ///
     /// # Panics
-    /// When an owner has no endpoint, or `owners` is not of the layout's length.
+    /// When there are not as many endpoints as cores in the placement.
     pub fn new(
         mut port: P,
         endpoints: Vec<P::Endpoint>,
-        owners: Vec<u32>,
+        placement: Placement,
         layout: Arc<Layout>,
         windows: Windows,
     ) -> Self {
-        assert_eq!(owners.len(), layout.chunks().len(), "one owner a chunk");
-        assert!(owners.iter().all(|&core| (core as usize) < endpoints.len()), "one endpoint a core");
+        assert_eq!(placement.cores(), endpoints.len(), "one endpoint a core");
         let links: Vec<LinkId> = endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
         Exchange {
             port,
             outstanding: vec![0; links.len()],
             links,
-            owners,
+            placement,
             keys: vec![KeyState::default(); layout.keys().len()],
             under_way: vec![false; layout.chunks().len()],
             layout,
@@ -130,7 +128,7 @@ impl<P: Port> Exchange<P> {
         let chunks = self.layout.key_chunks(key);
         self.keys[key.index()].outstanding = chunks.len() as u32;
         for chunk in chunks {
-            let core = self.owners[chunk as usize] as usize;
+            let core = self.placement.owner(ChunkId(chunk));
             self.under_way[chunk as usize] = true;
             self.outstanding[core] += 1;
             self.post(core, ChunkId(chunk), round)?;
@@ -186,7 +184,7 @@ impl<P: Port> Exchange<P> {
         let Some(&true) = self.under_way.get(chunk.index()) else {
             return Err(unexpected("of which no push is under way".into()));
         };
-        let core = self.owners[chunk.index()] as usize;
+        let core = self.placement.owner(chunk);
         let layout_chunk = self.layout.chunk(chunk);
         let key = &mut self.keys[layout_chunk.key.index()];
         if self.links[core] != link || key.round.low_bits() != round_bits {
@@ -230,7 +228,7 @@ impl<P: Port> Exchange<P> {
     pub fn until_key(&self, key: KeyId) -> Until {
         let mut owed = vec![0; self.links.len()];
         for chunk in self.layout.key_chunks(key).filter(|&chunk| self.under_way[chunk as usize]) {
-            owed[self.owners[chunk as usize] as usize] += 1;
+            owed[self.placement.owner(ChunkId(chunk))] += 1;
         }
         self.until(&owed)
     }

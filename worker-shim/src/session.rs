@@ -7,7 +7,7 @@ use fabric::{Idle, Port, Until, shm};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL, TransportAddress,
 };
-use pbox_core::{KeyId, Layout, Round};
+use pbox_core::{KeyId, Layout, Placement, Round};
 
 use crate::config::{SessionConfig, WeightsMode};
 use crate::control::Control;
@@ -47,10 +47,10 @@ impl Session {
             limit,
             port.waker(),
         )?;
-        let (endpoints, owners, windows) = exchange_parts;
+        let (endpoints, placement, windows) = exchange_parts;
         let mut session = Session {
             ready: !config.optimizer.keeps_weights(),
-            exchange: Exchange::new(port, endpoints, owners, layout, windows),
+            exchange: Exchange::new(port, endpoints, placement, layout, windows),
             config,
             control,
             token: reply.token,
@@ -271,7 +271,7 @@ fn join_request(config: &SessionConfig) -> JoinRequest {
     }
 }
 
-type Parts = (Vec<shm::Endpoint>, Vec<u32>, Windows);
+type Parts = (Vec<shm::Endpoint>, Placement, Windows);
 
 fn connect(
     config: &SessionConfig,
@@ -284,9 +284,8 @@ fn connect(
         what: "join",
         saw: format!("the token {:?}", reply.token),
     })?;
-    let owners = topology::lpt(&layout.chunk_weights(), reply.cores as usize);
-    let mut capacities = vec![0; reply.cores as usize];
-    owners.iter().for_each(|&core| capacities[core as usize] += 1);
+    let placement = Placement::new(layout, (reply.cores as usize).max(1));
+    let capacities = placement.capacities();
     let (window, gradients) = Windows::gradients(layout)?;
     let (group, mut ports) = shm::group(1)?;
     let window_bytes = layout.window_bytes();
@@ -294,7 +293,7 @@ fn connect(
         shm::connect(address, token, &group, &window, window_bytes, &capacities, config.join_limit)?;
     let private = config.weights == WeightsMode::Private;
     let windows = Windows::new(Arc::clone(layout), gradients, Arc::new(joined.recv), private)?;
-    Ok((ports.remove(0), (joined.endpoints, owners, windows)))
+    Ok((ports.remove(0), (joined.endpoints, placement, windows)))
 }
 
 fn token_bytes(hex: &str) -> Option<[u8; 16]> {

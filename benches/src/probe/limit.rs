@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use fabric::Slab;
 use pbox_core::kernels::{Kernels, Slots};
 use pbox_core::oracle::Step;
-use pbox_core::{ChunkId, Layout, Optimizer};
+use pbox_core::{ChunkId, Layout, Optimizer, Placement};
 
 use super::args::Args;
 
@@ -31,19 +31,17 @@ impl<'a> Limit<'a> {
 
     /// Passes over the whole model for about `time`; the time of each.
     pub fn measure(&self, time: Duration) -> Result<Vec<Duration>> {
-        let owners = topology::lpt(&self.layout.chunk_weights(), self.cpus.len());
+        let chunks_by_core = Placement::new(self.layout, self.cpus.len()).chunks_by_core();
         let barrier = Barrier::new(self.cpus.len());
         let passes = std::sync::atomic::AtomicUsize::new(usize::MAX);
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (self.cpus.iter().zip(0u32..))
-                .map(|(&cpu, core)| {
-                    let (owners, barrier, passes) = (&owners, &barrier, &passes);
+            let threads: Vec<_> = (self.cpus.iter().zip(&chunks_by_core).enumerate())
+                .map(|(core, (&cpu, chunks))| {
+                    let (barrier, passes) = (&barrier, &passes);
                     scope.spawn(move || -> Result<Vec<Duration>> {
                         pin(cpu)?;
-                        let chunks: Vec<usize> = (owners.iter().zip(0..))
-                            .filter(|&(&owner, _)| owner == core)
-                            .map(|(_, chunk)| self.layout.chunk(ChunkId(chunk)).span.bytes / 4)
-                            .collect();
+                        let elements = |&chunk: &ChunkId| self.layout.chunk(chunk).span.bytes / 4;
+                        let chunks: Vec<usize> = chunks.iter().map(elements).collect();
                         let mut share = Share::new(&chunks, self.workers, self.optimizer)?;
                         share.pass();
                         let started = Instant::now();

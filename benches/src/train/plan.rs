@@ -1,0 +1,85 @@
+//! The plan of a run: what every process of it must agree on.
+
+use anyhow::{Result, ensure};
+use pbox_core::Optimizer;
+
+/// The most workers: a round's batch is shared by all of them.
+pub const MAX_WORKERS: u32 = 32;
+
+/// Step size of the first epoch.
+const LEARNING_RATE: f32 = 0.02;
+/// Multiplies the step size after every epoch.
+const DECAY: f32 = 0.95;
+/// `mu`.
+const MOMENTUM: f32 = 0.9;
+/// L2 penalty of weights; biases have none.
+const WEIGHT_DECAY: f32 = 5e-3;
+
+/// How long to train, on what, and how fast.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Workers, each with its shard.
+    pub workers: u32,
+    /// Times through the training set.
+    pub epochs: u32,
+    /// Samples of one worker in a round.
+    pub batch: usize,
+    /// Rounds of an epoch, the same for all workers: a round is done when all have pushed.
+    pub rounds_per_epoch: usize,
+    /// Names the split, the first weights and the orders of the batches.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// Shares `round_batch` samples a round among the workers, so that more workers take the same
+    /// steps on average, each on less.
+    ///
+    /// # Errors
+    /// When the smallest shard has no whole batch.
+    pub fn new(workers: u32, epochs: u32, round_batch: usize, seed: u64, train: usize) -> Result<Self> {
+        ensure!((1..=MAX_WORKERS).contains(&workers), "{workers} workers; expected 1 to {MAX_WORKERS}");
+        let batch = (round_batch / workers as usize).max(1);
+        let rounds_per_epoch = train / workers as usize / batch;
+        ensure!(
+            rounds_per_epoch > 0,
+            "a round takes {round_batch} samples, but the training set has {train}: ask for a smaller batch"
+        );
+        Ok(Plan { workers, epochs, batch, rounds_per_epoch, seed })
+    }
+
+    /// All rounds, without the broadcast of the first weights.
+    pub fn rounds(&self) -> usize {
+        self.epochs as usize * self.rounds_per_epoch
+    }
+
+    /// What the hub runs.
+    pub fn optimizer(&self) -> Optimizer {
+        Optimizer::Nesterov { learning_rate: self.learning_rate(0), weight_decay: WEIGHT_DECAY, momentum: MOMENTUM }
+    }
+
+    /// The step size of an epoch. Multiplied out: a library's power function may round differently
+    /// from one machine to the next.
+    pub fn learning_rate(&self, epoch: u32) -> f32 {
+        (0..epoch).fold(LEARNING_RATE, |rate, _| rate * DECAY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_needs_a_whole_batch() {
+        let plan = Plan::new(4, 3, 64, 1, 1000).unwrap();
+        assert_eq!((plan.batch, plan.rounds_per_epoch, plan.rounds()), (16, 15, 45));
+        assert!(Plan::new(1, 3, 2000, 1, 1000).unwrap_err().to_string().contains("smaller batch"));
+        assert!(Plan::new(33, 3, 64, 1, 1000).is_err());
+    }
+
+    #[test]
+    fn the_learning_rate_falls_epoch_by_epoch() {
+        let plan = Plan::new(1, 3, 64, 1, 1000).unwrap();
+        assert_eq!(plan.learning_rate(0), plan.optimizer().learning_rate());
+        assert!((0..100).all(|epoch| plan.learning_rate(epoch + 1) < plan.learning_rate(epoch)));
+    }
+}

@@ -1,0 +1,63 @@
+//! The run's dice: SplitMix64 (Steele, Lea and Flood), so that a seed names a split, an order of
+//! batches and first weights, in every process alike. Not for secrets.
+
+#[derive(Debug)]
+pub(super) struct Random(u64);
+
+impl Random {
+    /// A sequence of its own for each purpose, named by the numbers in `of`.
+    pub(super) fn new(seed: u64, of: &[u64]) -> Self {
+        let mut random = Random(seed);
+        for &number in of {
+            random = Random(random.draw() ^ number);
+        }
+        random
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// From -1 to below 1, in steps of 2^-23: every value is exact in an `f32`.
+    pub(super) fn symmetric(&mut self) -> f32 {
+        (self.draw() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    /// The numbers below `len`, shuffled (Fisher and Yates). The remainder's bias is below `len` in
+    /// 2^64.
+    pub(super) fn order(&mut self, len: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..len).collect();
+        for last in (1..len).rev() {
+            order.swap(last, (self.draw() % (last as u64 + 1)) as usize);
+        }
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_holds_every_number_once_and_its_names_name_it() {
+        let order = |seed, of: &[u64]| Random::new(seed, of).order(50);
+        let mut sorted = order(1, &[2, 3]);
+        assert_eq!(sorted, order(1, &[2, 3]));
+        assert_ne!(sorted, order(1, &[3, 2]));
+        assert_ne!(sorted, order(2, &[2, 3]));
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..50).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn symmetric_numbers_lie_on_both_sides() {
+        let mut random = Random::new(7, &[]);
+        let drawn: Vec<f32> = (0..1000).map(|_| random.symmetric()).collect();
+        assert!(drawn.iter().all(|x| (-1.0..1.0).contains(x)));
+        assert!(drawn.iter().sum::<f32>().abs() < 100.0);
+    }
+}

@@ -1,0 +1,135 @@
+//! All weights of a network, by key, and their comparison bit by bit.
+
+use std::fmt;
+
+use anyhow::{Result, ensure};
+use pbox_core::KeyId;
+
+use super::network::Network;
+
+/// One tensor for each key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weights(Vec<Vec<f32>>);
+
+/// The first element in which two sets of weights differ.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// The key's name.
+    pub key: String,
+    /// Which element of it.
+    pub element: usize,
+    /// What the one has.
+    pub one: f32,
+    /// What the other has.
+    pub other: f32,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Difference { key, element, one, other } = self;
+        let (one_bits, other_bits) = (one.to_bits(), other.to_bits());
+        write!(
+            f,
+            "key {key:?}, element {element}: {one:e} (bits {one_bits:08x}) and {other:e} (bits {other_bits:08x})"
+        )
+    }
+}
+
+impl Weights {
+    /// Zero for every element.
+    pub fn zeroed(network: &Network) -> Self {
+        let elements = |key: &pbox_core::Key| key.elements().expect("a network in memory") as usize;
+        Weights(network.keys().iter().map(|key| vec![0.0; elements(key)]).collect())
+    }
+
+    /// Those that training begins with.
+    pub fn first(network: &Network, seed: u64) -> Self {
+        let mut weights = Self::zeroed(network);
+        for (key, values) in weights.0.iter_mut().enumerate() {
+            network.fill_weights(seed, KeyId(key as u32), values);
+        }
+        weights
+    }
+
+    /// From what [`to_bits`](Self::to_bits) gave in another process.
+    ///
+    /// # Errors
+    /// When they are not of this network's shape.
+    pub fn from_bits(network: &Network, bits: &[Vec<u32>]) -> Result<Self> {
+        let weights = Weights(bits.iter().map(|key| key.iter().copied().map(f32::from_bits).collect()).collect());
+        let lengths = |weights: &Weights| weights.0.iter().map(Vec::len).collect::<Vec<_>>();
+        let (seen, expected) = (lengths(&weights), lengths(&Self::zeroed(network)));
+        ensure!(seen == expected, "weights of {seen:?} elements by key; expected {expected:?}");
+        Ok(weights)
+    }
+
+    /// Each element's bits: they cross a text pipe as they are, whatever they mean.
+    pub fn to_bits(&self) -> Vec<Vec<u32>> {
+        self.0.iter().map(|key| key.iter().map(|value| value.to_bits()).collect()).collect()
+    }
+
+    /// A key's.
+    pub fn key(&self, key: KeyId) -> &[f32] {
+        &self.0[key.index()]
+    }
+
+    /// A key's, to write.
+    pub fn key_mut(&mut self, key: KeyId) -> &mut [f32] {
+        &mut self.0[key.index()]
+    }
+
+    /// How many elements there are.
+    pub fn elements(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    /// A number that stands for all bits (FNV-1a), for people to compare across runs and machines.
+    pub fn fingerprint(&self) -> u64 {
+        let bytes = self.0.iter().flatten().flat_map(|value| value.to_bits().to_le_bytes());
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// The first element that is not the same bit for bit; `None` when all are. Both must be of
+    /// `network`'s shape.
+    pub fn difference(&self, other: &Weights, network: &Network) -> Option<Difference> {
+        network.keys().into_iter().zip(self.0.iter().zip(&other.0)).find_map(|(key, (ours, theirs))| {
+            let element = ours.iter().zip(theirs).position(|(one, other)| one.to_bits() != other.to_bits())?;
+            Some(Difference { key: key.name, element, one: ours[element], other: theirs[element] })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_bit_is_a_difference_and_is_named() {
+        let network = Network::new([3, 4, 2]);
+        let one = Weights::first(&network, 1);
+        assert_eq!(one.difference(&one.clone(), &network), None);
+        let mut other = one.clone();
+        let value = &mut other.key_mut(KeyId(2))[5];
+        *value = f32::from_bits(value.to_bits() ^ 1);
+        let difference = one.difference(&other, &network).unwrap();
+        assert_eq!((difference.key.as_str(), difference.element), ("layer1.weight", 5));
+        assert!(difference.to_string().contains("\"layer1.weight\", element 5"));
+        assert_ne!(one.fingerprint(), other.fingerprint());
+    }
+
+    #[test]
+    fn the_sign_of_zero_is_a_difference() {
+        let network = Network::new([1, 1]);
+        let one = Weights::zeroed(&network);
+        let mut other = one.clone();
+        other.key_mut(KeyId(1))[0] = -0.0;
+        assert_eq!(one.difference(&other, &network).map(|difference| difference.element), Some(0));
+    }
+
+    #[test]
+    fn bits_of_another_shape_are_refused() {
+        let weights = Weights::first(&Network::new([3, 2]), 1);
+        assert_eq!(Weights::from_bits(&Network::new([3, 2]), &weights.to_bits()).unwrap(), weights);
+        assert!(Weights::from_bits(&Network::new([2, 2]), &weights.to_bits()).is_err());
+    }
+}

@@ -1,0 +1,190 @@
+//! Hostile workers on the data path: members with a token of their own that push what no session
+//! pushes. Each loses its link, its job is told who it was and what it did, and a job beside it goes
+//! on with right bits.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::conformance::Watchdog;
+use fabric::{Port as _, Posted, SendWindow, Until, shm};
+use pbox_core::control::{JoinReply, TransportAddress};
+use pbox_core::{ChunkId, Immediate, Layout, Round};
+use phub_server::Hub;
+use support::training::Training;
+use support::{config, hub, join_by_hand, join_request, push_all, says};
+use worker_shim::Session;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Rank 0 of a job of two, by hand.
+struct Hostile {
+    reply: JoinReply,
+    layout: Layout,
+    owners: Vec<u32>,
+    port: shm::Port,
+    links: Vec<fabric::LinkId>,
+    _group: Arc<shm::Group>,
+    _windows: (SendWindow, fabric::RecvWindow),
+}
+
+fn token(reply: &JoinReply) -> [u8; 16] {
+    u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes()
+}
+
+impl Hostile {
+    fn join(hub: &Hub) -> Self {
+        let reply = join_by_hand(hub, "hostile", &join_request(0, 2));
+        Self::connect(reply).unwrap()
+    }
+
+    fn connect(reply: JoinReply) -> Result<Self, shm::ConnectError> {
+        let layout = Layout::new(support::small_model(), 64).unwrap();
+        let owners = topology::lpt(&layout.chunk_weights(), reply.cores as usize);
+        let count = |core| owners.iter().filter(|&&owner| owner == core).count() as u32;
+        let capacities: Vec<u32> = (0..reply.cores).map(count).collect();
+        let (group, mut ports) = shm::group(1).unwrap();
+        let window = SendWindow::new(layout.window_bytes()).unwrap();
+        let TransportAddress::Shm { address } = &reply.transport;
+        let bytes = layout.window_bytes();
+        let joined = shm::connect(address, token(&reply), &group, &window, bytes, &capacities, TIMEOUT)?;
+        let mut port = ports.remove(0);
+        let links = joined.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
+        let _windows = (window, joined.recv);
+        Ok(Hostile { reply, layout, owners, port, links, _group: group, _windows })
+    }
+
+    fn owner(&self, chunk: u32) -> usize {
+        self.owners[chunk as usize] as usize
+    }
+
+    /// Posts any immediate to any core.
+    fn post(&mut self, core: usize, chunk: u32, round: u32) {
+        let span = self.layout.chunk(ChunkId(0)).span;
+        let imm = Immediate::new(ChunkId(chunk), Round(round)).encode();
+        assert_eq!(self.port.post(self.links[core], span, imm), Posted::Accepted);
+        self.port.flush();
+    }
+
+    /// Waits until the hub has closed all links.
+    fn cut_off(&mut self) {
+        let mut closed = 0;
+        while closed < self.links.len() {
+            while self.port.closed().is_some() {
+                closed += 1;
+            }
+            self.port.poll(&mut [fabric::Arrival::default(); 64]);
+            self.port.wait(Until::Any, Duration::from_millis(100));
+        }
+    }
+}
+
+/// A hostile worker, its victim and a job beside them; what the victim is told.
+fn attack(hub: &Hub, violate: impl FnOnce(&mut Hostile)) -> String {
+    let address = hub.address().to_string();
+    let mut beside = Training::new("beside", support::small_model(), support::SGD);
+    (beside.chunk_bytes, beside.rounds) = (64, 100);
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| beside.run(&address));
+        let victim = scope.spawn(|| {
+            let mut victim = Session::join(config(hub, "hostile", 1, 2)).unwrap();
+            victim.broadcast_weights(|_, _| ()).and_then(|()| push_all(&mut victim)).unwrap_err().to_string()
+        });
+        let mut hostile = Hostile::join(hub);
+        violate(&mut hostile);
+        hostile.cut_off();
+        beside.join().expect("the job beside goes on");
+        let error = victim.join().expect("the victim gets an error");
+        says(&error, &["\"hostile\" failed", "worker 0 is gone"]);
+        error
+    })
+}
+
+#[test]
+fn a_chunk_that_does_not_exist() {
+    let _watchdog = Watchdog::new("a_chunk_that_does_not_exist");
+    let hub = hub(2);
+    for chunk in [13, 1000, pbox_core::MAX_CHUNKS - 1] {
+        let error = attack(&hub, |hostile| hostile.post(0, chunk, 0));
+        says(error, &[&format!("chunk {chunk}"), "does not own", "13 chunks"]);
+    }
+}
+
+#[test]
+fn a_chunk_twice_in_a_round() {
+    let _watchdog = Watchdog::new("a_chunk_twice_in_a_round");
+    let hub = hub(2);
+    let error = attack(&hub, |hostile| {
+        let core = hostile.owner(3);
+        hostile.post(core, 3, 0);
+        hostile.post(core, 3, 0);
+    });
+    // If the victim's push of the chunk came in between, the second one is a push of an old round.
+    assert!(
+        ["chunk 3 twice in round 0", "chunk 3 for a round that ends in 0, but round 1"]
+            .iter()
+            .any(|words| error.contains(words)),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_chunk_of_another_core() {
+    let _watchdog = Watchdog::new("a_chunk_of_another_core");
+    let hub = hub(2);
+    if support::describe(&hub.address().to_string()).cores.len() < 2 {
+        return eprintln!("this machine has one cpu: there is no other core");
+    }
+    let error = attack(&hub, |hostile| {
+        let core = 1 - hostile.owner(5);
+        hostile.post(core, 5, 0);
+    });
+    says(error, &["chunk 5", "link of a core that does not own it"]);
+}
+
+#[test]
+fn a_chunk_of_another_round() {
+    let _watchdog = Watchdog::new("a_chunk_of_another_round");
+    let hub = hub(2);
+    for round in [1, 255] {
+        let error = attack(&hub, |hostile| {
+            let core = hostile.owner(7);
+            hostile.post(core, 7, round);
+        });
+        says(error, &["chunk 7", &format!("ends in {round}"), "round 0", "in flight"]);
+    }
+}
+
+#[test]
+fn a_link_that_hangs_up() {
+    let _watchdog = Watchdog::new("a_link_that_hangs_up");
+    let hub = hub(2);
+    let error = attack(&hub, |hostile| hostile.port.detach(hostile.links[0]));
+    says(error, &["closed the link, exited or was killed"]);
+}
+
+/// Answers that nobody reads fill a ring; the hub does not wait for room.
+#[test]
+fn a_token_that_nobody_was_given() {
+    let _watchdog = Watchdog::new("a_token_that_nobody_was_given");
+    let hub = hub(2);
+    let good = join_by_hand(&hub, "hostile", &join_request(0, 2));
+    let bad = JoinReply { token: "0".repeat(32), ..good };
+    says(Hostile::connect(bad).map(|_| ()).unwrap_err(), &["refused", "token", "join first"]);
+}
+
+/// Two connections with one token would be two links of one rank.
+#[test]
+fn a_token_used_twice() {
+    let _watchdog = Watchdog::new("a_token_used_twice");
+    let hub = hub(2);
+    let first = Hostile::join(&hub);
+    let again = Hostile::connect(first.reply.clone());
+    says(again.map(|_| ()).unwrap_err(), &["refused", "worker 0", "\"hostile\"", "connected already"]);
+    drop(first);
+    // The cores live.
+    let mut training = Training::new("after", support::small_model(), support::SGD);
+    training.chunk_bytes = 64;
+    training.run(&hub.address().to_string());
+}
