@@ -1,6 +1,7 @@
 //! What sees both roles: the zero-compute probe, kernel benchmarks, peers.
 
 pub mod child;
+pub mod peers;
 pub mod probe;
 pub mod simulated;
 pub mod train;

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use fabric::{Port as _, Posted, SendWindow, Until, shm};
-use pbox_core::control::{JoinReply, TransportAddress};
-use pbox_core::{ChunkId, Immediate, Layout, Round};
+use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, JoinReply, TransportAddress};
+use pbox_core::{ChunkId, Immediate, Layout, Placement, Round};
 use phub_server::Hub;
 use support::training::Training;
-use support::{config, hub, join_by_hand, join_request, push_all, says};
+use support::{config, hub, join_by_hand, join_request, post_json, push_all, says};
 use worker_shim::Session;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 struct Hostile {
     reply: JoinReply,
     layout: Layout,
-    owners: Vec<u32>,
+    placement: Placement,
     port: shm::Port,
     links: Vec<fabric::LinkId>,
     _group: Arc<shm::Group>,
@@ -41,22 +41,20 @@ impl Hostile {
 
     fn connect(reply: JoinReply) -> Result<Self, shm::ConnectError> {
         let layout = Layout::new(support::small_model(), 64).unwrap();
-        let owners = topology::lpt(&layout.chunk_weights(), reply.cores as usize);
-        let count = |core| owners.iter().filter(|&&owner| owner == core).count() as u32;
-        let capacities: Vec<u32> = (0..reply.cores).map(count).collect();
+        let placement = Placement::new(&layout, reply.cores as usize);
         let (group, mut ports) = shm::group(1).unwrap();
         let window = SendWindow::new(layout.window_bytes()).unwrap();
         let TransportAddress::Shm { address } = &reply.transport;
         let bytes = layout.window_bytes();
-        let joined = shm::connect(address, token(&reply), &group, &window, bytes, &capacities, TIMEOUT)?;
+        let joined = shm::connect(address, token(&reply), &group, &window, bytes, &placement.capacities(), TIMEOUT)?;
         let mut port = ports.remove(0);
         let links = joined.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
         let _windows = (window, joined.recv);
-        Ok(Hostile { reply, layout, owners, port, links, _group: group, _windows })
+        Ok(Hostile { reply, layout, placement, port, links, _group: group, _windows })
     }
 
     fn owner(&self, chunk: u32) -> usize {
-        self.owners[chunk as usize] as usize
+        self.placement.owner(ChunkId(chunk))
     }
 
     /// Posts any immediate to any core.
@@ -67,12 +65,27 @@ impl Hostile {
         self.port.flush();
     }
 
+    /// Waits until all workers of the job are there.
+    fn gathered(&self, hub: &Hub) {
+        let mut seen = 0;
+        loop {
+            let request = HeartbeatRequest { token: self.reply.token.clone(), seen };
+            let (status, news) = post_json(hub, "/v1/jobs/hostile/heartbeat", &request);
+            assert_eq!(status, 200, "{news}");
+            let news: HeartbeatReply = serde_json::from_str(&news).unwrap();
+            match news.state {
+                JobState::Gathering { .. } => seen = news.version,
+                JobState::Running => return,
+                JobState::Failed { reason } => panic!("failed before the attack: {reason}"),
+            }
+        }
+    }
+
     /// Waits until the hub has closed all links.
     fn cut_off(&mut self) {
-        let mut closed = 0;
-        while closed < self.links.len() {
-            while self.port.closed().is_some() {
-                closed += 1;
+        while !self.links.is_empty() {
+            while let Some(closed) = self.port.closed() {
+                self.links.retain(|&link| link != closed.link);
             }
             self.port.poll(&mut [fabric::Arrival::default(); 64]);
             self.port.wait(Until::Any, Duration::from_millis(100));
@@ -92,6 +105,7 @@ fn attack(hub: &Hub, violate: impl FnOnce(&mut Hostile)) -> String {
             victim.broadcast_weights(|_, _| ()).and_then(|()| push_all(&mut victim)).unwrap_err().to_string()
         });
         let mut hostile = Hostile::join(hub);
+        hostile.gathered(hub);
         violate(&mut hostile);
         hostile.cut_off();
         beside.join().expect("the job beside goes on");
@@ -160,7 +174,10 @@ fn a_chunk_of_another_round() {
 fn a_link_that_hangs_up() {
     let _watchdog = Watchdog::new("a_link_that_hangs_up");
     let hub = hub(2);
-    let error = attack(&hub, |hostile| hostile.port.detach(hostile.links[0]));
+    let error = attack(&hub, |hostile| {
+        let link = hostile.links.remove(0);
+        hostile.port.detach(link);
+    });
     says(error, &["closed the link, exited or was killed"]);
 }
 

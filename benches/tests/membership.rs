@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use pbox_core::{Key, Optimizer};
@@ -87,7 +89,9 @@ fn leaving_a_failed_job_does_not_touch_its_namesake() {
     // Its namesake begins to gather; then the old worker leaves once more.
     join_by_hand(&hub, "job", &join_request(0, 2));
     assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200);
-    let error = support::refused(config(&hub, "job", 0, 2));
+    let mut third = config(&hub, "job", 0, 2);
+    third.join_limit = Duration::from_secs(5);
+    let error = support::refused(third);
     says(error, &["rank 0", "taken"]);
 }
 

@@ -1,10 +1,11 @@
 //! The conformance suite over the simulated network, with all faults that a reliable link may have.
+#![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
 
 use fabric::conformance::{Bed, End, Local, Meeting, Peer, Shape};
-use fabric::sim::{EndId, Endpoint, Faults, Net, Port, Windows, seeds};
+use fabric::sim::{EndId, Endpoint, Faults, Net, Port, Rate, Windows, seeds};
 use fabric::{RecvWindow, SendWindow, Spans};
 
 struct SimBed {
@@ -73,4 +74,12 @@ mod with_delay_and_reorder {
     fabric::conformance_tests!(seed in seeds(8) => SimBed {
         seed, faults: Faults { delay: 0..20, reorder: true, ..Faults::NONE }
     });
+}
+
+/// The suite bites: a net that breaks the contract does not pass it.
+#[test]
+#[should_panic = "sim with seed 0"]
+fn a_net_that_duplicates_is_caught() {
+    let faults = Faults { duplicate: Rate::per_mille(300), ..Faults::NONE };
+    fabric::conformance::links_do_not_mix(&SimBed { seed: 0, faults });
 }

@@ -47,7 +47,7 @@ pub fn each_post_arrives_once<B: Bed>(bed: &B) {
                 }
                 peer.flush();
             }
-            let left = shape.chunks as usize - seen.len();
+            let left = (shape.chunks as usize).saturating_sub(seen.len());
             seen.extend(peer.collect(left));
             seen
         });
@@ -59,7 +59,7 @@ pub fn each_post_arrives_once<B: Bed>(bed: &B) {
             }
             near.port.flush();
         }
-        let left = shape.chunks as usize - here.len();
+        let left = (shape.chunks as usize).saturating_sub(here.len());
         here.extend(near.collect(left));
         other.join().expect("the peer posts and polls")
     });

@@ -46,6 +46,8 @@ mod net;
 mod port;
 mod random;
 mod seeds;
+#[cfg(test)]
+mod tests;
 mod traffic;
 
 pub use faults::{Faults, Rate};

@@ -1,0 +1,25 @@
+//! The hub's process: a hub on a free port, until the parent says otherwise.
+
+use anyhow::Result;
+use benches::child;
+use phub_server::{Hub, HubSettings, IdleChoice};
+
+/// Long enough for a worker that a loaded machine leaves without a core; a dead one is noticed
+/// sooner, by its pipe.
+const HEARTBEAT_LIMIT_S: u64 = 30;
+
+/// Runs the hub, and says where.
+pub fn run() -> Result<()> {
+    child::die_with_parent();
+    let settings = HubSettings {
+        listen: ([127, 0, 0, 1], 0).into(),
+        cores: None,
+        idle: IdleChoice::Auto,
+        heartbeat_limit_s: HEARTBEAT_LIMIT_S,
+    };
+    let hub = Hub::start(&settings)?;
+    println!("{}", hub.address());
+    child::wait_for_word("stop")?;
+    hub.stop("the training is done");
+    Ok(())
+}

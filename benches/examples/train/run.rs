@@ -1,0 +1,114 @@
+//! The parent: starts hub and workers, hears how the loss falls, compares with the one-process run.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use benches::child::Role;
+use benches::train::{Shard, Weights, one_process};
+
+use crate::args::Args;
+use crate::report::{Report, tell};
+use crate::task::Task;
+use crate::worker::Word;
+
+/// Trains over a hub, trains again in this process alone, compares, judges.
+pub fn run(args: &Args) -> Result<()> {
+    let task = Task::new(args)?;
+    if !args.json {
+        announce(&task);
+    }
+    let begin = Instant::now();
+    let trained = over_hub(args, &task)?;
+    let seconds = begin.elapsed().as_secs_f64();
+
+    if !args.json {
+        tell("one process, the same shards one after another ...");
+    }
+    let mut shards: Vec<Shard> =
+        (0..args.workers).map(|rank| Shard::new(&task.plan, &task.train, rank)).collect();
+    let expected = one_process(&task.plan, &task.network, &mut shards);
+    compare(&trained, &expected, &task)?;
+
+    let report = Report::new(args, &task, &trained[0], seconds);
+    report.print(args.json)?;
+    report.judge(args.min_accuracy)
+}
+
+fn announce(task: &Task) {
+    let (train, plan) = (task.train.len(), &task.plan);
+    tell(&format!(
+        "red wines: is one good (6 points or more of 10)? {} features, {train} to train on, {} to test on",
+        task.train.features(),
+        task.test.len(),
+    ));
+    tell(&format!(
+        "{} workers with {} to {} wines each; {} rounds of {} x {} wines an epoch",
+        plan.workers,
+        train / plan.workers as usize,
+        train.div_ceil(plan.workers as usize),
+        plan.rounds_per_epoch,
+        plan.workers,
+        plan.batch,
+    ));
+}
+
+/// Returns each worker's last weights, by rank.
+fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
+    let (own_hub, address) = match &args.hub {
+        Some(address) => (None, address.clone()),
+        None => {
+            let mut hub = Role::start("the hub", &Args::for_hub())?;
+            let address = hub.hear()?;
+            (Some(hub), address)
+        }
+    };
+    // A hub that serves several runs at once tells them apart by the parents' process ids.
+    let job = format!("train-{}", std::process::id());
+    let start = |rank| Role::start(format!("worker {rank}"), &args.for_worker(rank, &address, &job));
+    let mut workers = (0..args.workers).map(start).collect::<Result<Vec<_>>>()?;
+    for epoch in 0..args.epochs {
+        let loss = mean_loss(&mut workers)?;
+        if !args.json {
+            let (epochs, rate) = (args.epochs, task.plan.learning_rate(epoch));
+            tell(&format!("epoch {:>3} of {epochs}   loss {loss:.4}   learning rate {rate:.4}", epoch + 1));
+        }
+    }
+    let weights = workers.iter_mut().map(|worker| match hear(worker)? {
+        Word::Done { weights } => Weights::from_bits(&task.network, &weights),
+        other => bail!("expected a worker's weights, heard {other:?}"),
+    });
+    let weights = weights.collect::<Result<_>>()?;
+    workers.into_iter().try_for_each(Role::finish)?;
+    if let Some(mut hub) = own_hub {
+        hub.tell("stop")?;
+        hub.finish()?;
+    }
+    Ok(weights)
+}
+
+/// The mean over all workers' shards: batches are of one size everywhere, so no worker weighs more.
+fn mean_loss(workers: &mut [Role]) -> Result<f64> {
+    let mut sum = 0.0;
+    for worker in workers.iter_mut() {
+        match hear(worker)? {
+            Word::Epoch { loss } => sum += loss,
+            Word::Done { .. } => bail!("a worker was done before its last epoch"),
+        }
+    }
+    Ok(sum / workers.len() as f64)
+}
+
+fn hear(worker: &mut Role) -> Result<Word> {
+    let line = worker.hear()?;
+    serde_json::from_str(&line).with_context(|| format!("a worker said {line:?}"))
+}
+
+/// Every element of every worker, bit by bit.
+fn compare(trained: &[Weights], expected: &Weights, task: &Task) -> Result<()> {
+    for (rank, weights) in trained.iter().enumerate() {
+        if let Some(difference) = weights.difference(expected, &task.network) {
+            bail!("worker {rank} and the one-process run ended with different weights: {difference}");
+        }
+    }
+    Ok(())
+}

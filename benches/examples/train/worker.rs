@@ -1,0 +1,115 @@
+//! A worker's process: forward and backward on its own shard, sums and steps at the hub.
+//!
+//! The overlap is in the two loops of [`Worker::round`]: backward pushes a layer as soon as its
+//! gradient is written and goes on with the layer below; forward waits for a layer only just before
+//! using it, while later layers are still under way.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use benches::child;
+use benches::train::{Network, Pass, Samples, Shard, Weights};
+use serde::{Deserialize, Serialize};
+use worker_shim::{Session, SessionConfig};
+
+use crate::args::Args;
+use crate::task::Task;
+
+/// Small, so that even this network's keys have several chunks, on several of the hub's cores.
+const CHUNK_BYTES: usize = 1024;
+/// How long a round may take before this worker gives the others up.
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
+
+/// What a worker tells its parent.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Word {
+    /// An epoch is over: the mean loss of its batches, each before its step.
+    Epoch { loss: f64 },
+    /// All is done: the bits of the weights, by key.
+    Done { weights: Vec<Vec<u32>> },
+}
+
+/// Runs a worker in a process of its own.
+pub fn run(args: &Args) -> Result<()> {
+    child::die_with_parent();
+    work(args).with_context(|| format!("worker {}", args.rank))
+}
+
+fn work(args: &Args) -> Result<()> {
+    let task = Task::new(args)?;
+    let mut worker = Worker::join(args, &task)?;
+    let mut shard = Shard::new(&task.plan, &task.train, args.rank);
+    for epoch in 0..task.plan.epochs {
+        shard.begin_epoch(epoch);
+        worker.begin_epoch(task.plan.learning_rate(epoch))?;
+        let mut loss = 0.0;
+        for round in 0..task.plan.rounds_per_epoch {
+            loss += f64::from(worker.round(&shard.batch(round))?);
+        }
+        say(&Word::Epoch { loss: loss / task.plan.rounds_per_epoch as f64 })?;
+    }
+    say(&Word::Done { weights: worker.weights(&task.network)?.to_bits() })?;
+    Ok(worker.session.leave()?)
+}
+
+fn say(word: &Word) -> Result<()> {
+    println!("{}", serde_json::to_string(word)?);
+    Ok(())
+}
+
+struct Worker<'a> {
+    session: Session,
+    pass: Pass<'a>,
+    layers: usize,
+}
+
+impl<'a> Worker<'a> {
+    fn join(args: &Args, task: &'a Task) -> Result<Self> {
+        let hub = args.hub.as_deref().context("a worker needs --hub")?;
+        let (keys, optimizer) = (task.network.keys(), task.plan.optimizer());
+        let mut config = SessionConfig::new(hub, &*args.job, args.rank, args.workers, keys, optimizer);
+        config.chunk_bytes = CHUNK_BYTES;
+        config.wait_limit = WAIT_LIMIT;
+        let mut session = Session::join(config)?;
+        session.broadcast_weights(|key, values| task.network.fill_weights(args.seed, key, values))?;
+        Ok(Worker { session, pass: Pass::new(&task.network), layers: task.network.layers() })
+    }
+
+    /// The new step size holds from the next round on, so the last one must be over everywhere.
+    fn begin_epoch(&mut self, learning_rate: f32) -> Result<()> {
+        self.session.wait_all()?;
+        Ok(self.session.set_learning_rate(learning_rate)?)
+    }
+
+    /// One round; returns the batch's loss before it. Its last pushes are under way when it returns.
+    fn round(&mut self, batch: &Samples) -> Result<f32> {
+        let Worker { session, pass, layers } = self;
+        pass.begin(batch);
+        for layer in 0..*layers {
+            let (weight, bias) = (Network::weight(layer), Network::bias(layer));
+            session.wait(weight)?;
+            session.wait(bias)?;
+            pass.forward(layer, session.weights(weight)?, session.weights(bias)?);
+        }
+        let loss = pass.loss(batch.labels());
+        for layer in (0..*layers).rev() {
+            let (weight, bias) = (Network::weight(layer), Network::bias(layer));
+            pass.bias_gradient(layer, session.gradient_mut(bias)?);
+            session.push(bias)?;
+            // From the push on, weights belong to the hub: use them before.
+            pass.backward(layer, session.weights(weight)?);
+            pass.weight_gradient(layer, session.gradient_mut(weight)?);
+            session.push(weight)?;
+        }
+        Ok(loss)
+    }
+
+    fn weights(&mut self, network: &Network) -> Result<Weights> {
+        self.session.wait_all()?;
+        let mut weights = Weights::zeroed(network);
+        for key in self.session.keys() {
+            weights.key_mut(key).copy_from_slice(self.session.weights(key)?);
+        }
+        Ok(weights)
+    }
+}

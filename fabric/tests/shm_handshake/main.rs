@@ -1,0 +1,8 @@
+//! Bad input to the shared-memory handshake: each a clear error at the right end, in bounded time,
+//! and the listener lives on.
+#![cfg(not(loom))]
+#![forbid(unsafe_code)]
+
+mod hub;
+mod raw_peer;
+mod worker;

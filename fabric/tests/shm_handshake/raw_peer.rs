@@ -1,0 +1,98 @@
+//! A peer of the shared-memory handshake that says anything and offers any memory: as a worker to a
+//! real hub, or as a hub to a real worker.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use fabric::SendWindow;
+use fabric::shm::{ConnectError, Joined, connect, group};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::{IoSlice, IoSliceMut};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+pub const WINDOW: usize = 4096;
+pub const TOKEN: [u8; 16] = *b"a worker's token";
+/// For what must not happen; the watchdog is more patient.
+pub const LONG: Duration = Duration::from_secs(30);
+/// For what must time out.
+pub const SHORT: Duration = Duration::from_millis(30);
+/// A bell takes two cache lines, a ring three such pairs and its slots.
+pub const BELL_BYTES: u64 = 128;
+pub const RINGS_BYTES: u64 = 2 * (3 * 128 + 128);
+
+/// A real worker's attempt to connect.
+pub fn join(address: &str, token: [u8; 16], timeout: Duration) -> Result<Joined, ConnectError> {
+    let (group, _ports) = group(1).unwrap();
+    connect(address, token, &group, &SendWindow::new(WINDOW).unwrap(), WINDOW, &[8], timeout)
+}
+
+pub fn new_address() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("phub-handshake-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The seal that a receiver insists on.
+pub const GOOD: SealFlags = SealFlags::SHRINK;
+
+pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
+    let fd = memfd_create("phub-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, bytes).unwrap();
+    fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+pub fn hello_bytes(send_bytes: u64, ports: u32) -> Vec<u8> {
+    [b"phubshm1".as_slice(), &TOKEN, &send_bytes.to_le_bytes(), &ports.to_le_bytes()].concat()
+}
+
+pub fn welcome_bytes(ports: u32) -> Vec<u8> {
+    [b"phubshm1\0".as_slice(), &(WINDOW as u64).to_le_bytes(), &ports.to_le_bytes()].concat()
+}
+
+/// A socket of the handshake's kind, for saying anything.
+pub struct RawPeer(OwnedFd);
+
+impl RawPeer {
+    fn new() -> Self {
+        RawPeer(
+            net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap(),
+        )
+    }
+
+    pub fn connect(address: &str) -> Self {
+        let peer = RawPeer::new();
+        net::connect(&peer.0, &SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap()).unwrap();
+        peer
+    }
+
+    pub fn listen(address: &str, backlog: i32) -> Self {
+        let peer = RawPeer::new();
+        net::bind(&peer.0, &SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap()).unwrap();
+        net::listen(&peer.0, backlog).unwrap();
+        peer
+    }
+
+    pub fn accept(&self) -> Self {
+        RawPeer(net::accept_with(&self.0, SocketFlags::CLOEXEC).unwrap())
+    }
+
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd]) {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = net::SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(net::SendAncillaryMessage::ScmRights(fds)));
+        }
+        net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, net::SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// The next message; descriptors that came with it are closed.
+    pub fn receive(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 2048];
+        let mut control = net::RecvAncillaryBuffer::default();
+        let received =
+            net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, net::RecvFlags::empty());
+        bytes.truncate(received.unwrap().bytes);
+        bytes
+    }
+}

@@ -1,0 +1,38 @@
+#!/bin/sh
+# Installs what is missing on Debian or Ubuntu: `tools/setup.sh`. It never fails for want of hwloc:
+# `tools/setup.sh features` then prints the flag that builds without it.
+set -u
+
+# hwloc 2.8 is what the bindings are built for; Debian 12 and Ubuntu 24.04 have it.
+has_hwloc() { pkg-config --atleast-version=2.8 hwloc 2>/dev/null && pkg-config --exists libudev; }
+
+if [ "${1:-}" = features ]; then
+    has_hwloc || echo "--no-default-features"
+    exit 0
+fi
+
+if ! command -v cargo >/dev/null; then
+    echo "setup: no cargo on this machine; install Rust 1.88 or later (https://rustup.rs), then run this again" >&2
+    exit 1
+fi
+
+missing=""
+command -v cc >/dev/null || missing="$missing gcc libc6-dev"
+command -v pkg-config >/dev/null || missing="$missing pkg-config"
+has_hwloc || missing="$missing libhwloc-dev libudev-dev"
+command -v objdump >/dev/null || missing="$missing binutils" # tests look at machine code
+command -v strace >/dev/null || missing="$missing strace"    # and at system calls
+[ -z "$missing" ] && exit 0
+
+if [ "$(id -u)" = 0 ]; then as_root=""; elif command -v sudo >/dev/null; then as_root="sudo"; else as_root="none"; fi
+if ! command -v apt-get >/dev/null || [ "$as_root" = none ]; then
+    echo "setup: missing:$missing; install them (this script can on Debian and Ubuntu, as root or with sudo)" >&2
+else
+    echo "setup: installing$missing" >&2
+    $as_root apt-get update -qq >&2
+    # shellcheck disable=SC2086
+    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing >&2 ||
+        echo "setup: not all of$missing could be installed" >&2
+fi
+has_hwloc || echo "setup: no hwloc 2.8 or later: building without it; the topology comes from sysfs" >&2
+command -v cc >/dev/null || { echo "setup: a C compiler (cc) is needed to link" >&2; exit 1; }
