@@ -18,6 +18,7 @@ loom: setup  ## the ring and the bell under every interleaving
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p fabric --lib --release --target-dir target/loom loom
 
 check: setup  ## formatting, lints with warnings denied, docs, the build without hwloc
+	sh tools/check-unsafe.sh
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings

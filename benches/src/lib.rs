@@ -1,5 +1,7 @@
 //! What sees both roles: the zero-compute probe, kernel benchmarks, peers.
 
+#![deny(unsafe_code)] // exceptions: docs/unsafe.md
+
 pub mod child;
 pub mod peers;
 pub mod probe;

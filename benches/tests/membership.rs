@@ -25,8 +25,9 @@ fn one_that_leaves_early_is_named_to_the_others() {
             config
         });
         sessions.remove(1).leave().unwrap();
-        for mut session in sessions {
-            push_all(&mut session).unwrap();
+        // A session that is dropped ends the job for the others: all are kept until the end.
+        for session in &mut sessions {
+            push_all(session).unwrap();
             let error = session.wait(FIRST).unwrap_err();
             says(&error, &["\"job\"", "worker 1 left", "before round 1", "\"first.weight\"", "same number"]);
             assert!(matches!(error, SessionError::PeerLeft { rank: 1, left_at: 1, round: 1, .. }));

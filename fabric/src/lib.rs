@@ -7,6 +7,8 @@
 //! This crate must never know tensors, optimizers or rounds. Siblings of [`shm`] and [`sim`] are
 //! whole transports: same traits, same contract, same conformance suite.
 
+#![deny(unsafe_code)] // exceptions: docs/unsafe.md
+
 pub mod bell;
 mod ids;
 mod port;
@@ -18,12 +20,14 @@ pub mod conformance;
 #[cfg(not(loom))]
 mod idle;
 #[cfg(not(loom))]
+#[allow(unsafe_code)]
 mod memory;
 #[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]
 pub mod sim;
 #[cfg(not(loom))]
+#[allow(unsafe_code)]
 mod window;
 
 pub use ids::{Imm, LinkId, Span};

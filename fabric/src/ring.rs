@@ -16,6 +16,7 @@ use std::fmt;
 use crate::sync::{AtomicU32, Ordering};
 
 #[cfg(all(test, loom))]
+#[allow(unsafe_code)]
 mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -15,6 +15,26 @@ pub const PROTOCOL: u32 = 1;
 /// The most workers that a job may have.
 pub const MAX_WORKERS: u32 = 1024;
 
+/// The longest name of a job.
+pub const MAX_JOB_NAME_BYTES: usize = 64;
+
+/// A name that no job can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("job name {seen:?}: expected 1 to {MAX_JOB_NAME_BYTES} letters, digits, dots, dashes or underscores")]
+pub struct InvalidJobName {
+    seen: String,
+}
+
+/// Whether a job can have this name: it stands in URLs, in logs and in file names.
+pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
+    let letter = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if (1..=MAX_JOB_NAME_BYTES).contains(&name.len()) && name.chars().all(letter) {
+        return Ok(());
+    }
+    // A name from outside: enough of it to know it by.
+    Err(InvalidJobName { seen: name.chars().take(MAX_JOB_NAME_BYTES + 1).collect() })
+}
+
 /// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first one makes the job, the others
 /// must say the same of everything but their rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

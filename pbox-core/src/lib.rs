@@ -4,10 +4,13 @@
 //! This crate must never know files, clocks, the environment, thread creation, or which transport
 //! it runs on.
 
+#![deny(unsafe_code)] // exceptions: docs/unsafe.md
+
 mod arrival;
 mod chunk;
 pub mod control;
 mod key;
+#[allow(unsafe_code)]
 pub mod kernels;
 mod layout;
 pub mod manifest;
@@ -15,7 +18,9 @@ pub mod models;
 mod optimizer;
 pub mod oracle;
 mod placement;
+#[allow(unsafe_code)]
 mod shard;
+#[allow(unsafe_code)]
 mod slots;
 mod turn;
 

@@ -38,7 +38,7 @@ pub struct Tally {
 /// Something that the core's owner must hear about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A worker's link ended; it is detached.
+    /// A worker's link ended; it is detached in the next turn.
     WorkerGone {
         /// Its job.
         job: JobId,
@@ -71,6 +71,10 @@ pub struct Core<P: Port> {
     kernels: &'static Kernels,
     jobs: Vec<Option<Job>>,
     members: Vec<Option<Member>>,
+    /// Links of dropped workers, to detach in the next turn: only then has the owner sent the notice
+    /// on its way. A detached link ends the worker's connection, and another core that saw that end
+    /// could be the first to report, without the cause.
+    dropped: Vec<LinkId>,
     arrivals: [Arrival; ARRIVALS_PER_TURN],
     tally: Tally,
 }
@@ -83,6 +87,7 @@ impl<P: Port> Core<P> {
             kernels,
             jobs: Vec::new(),
             members: Vec::new(),
+            dropped: Vec::new(),
             arrivals: [Arrival::default(); ARRIVALS_PER_TURN],
             tally: Tally::default(),
         }
@@ -109,7 +114,11 @@ impl<P: Port> Core<P> {
         let job = self.jobs[place].as_mut().expect("found by place");
         job.shard.add_worker(rank, gradients)?;
         let link = self.port.attach(endpoint);
-        job.links[rank as usize] = Some(link);
+        if let Some(former) = job.links[rank as usize].replace(link) {
+            // One link a rank: two would be one worker that pushes twice.
+            self.members[former.index()] = None;
+            self.port.detach(former);
+        }
         if self.members.len() <= link.index() {
             self.members.resize(link.index() + 1, None);
         }
@@ -144,13 +153,17 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// One look at the port, and all that follows. True when there was work.
+    /// One look at the port, and all that follows. True when there was work. The notices are to be
+    /// sent on their way before the next turn.
     #[inline(never)] // its machine code is inspected by a test for locked instructions
     pub fn turn(&mut self, notices: &mut Vec<Notice>) -> bool {
+        while let Some(link) = self.dropped.pop() {
+            self.port.detach(link);
+        }
         let count = self.port.poll(&mut self.arrivals);
         for index in 0..count {
             let Arrival { link, imm } = self.arrivals[index];
-            // A link detached earlier in this turn may still have arrivals in the batch.
+            // A link dropped earlier in this turn may still have arrivals in the batch.
             let Some(Member { job: place, rank }) = self.members[link.index()] else { continue };
             let job = self.jobs[place].as_mut().expect("a member's job is there");
             match job.shard.arrive(self.kernels, rank, Immediate::decode(imm)) {
@@ -170,10 +183,11 @@ impl<P: Port> Core<P> {
         while let Some(closed) = self.port.closed() {
             match self.members.get(closed.link.index()).copied().flatten() {
                 Some(Member { job, rank }) => self.drop_worker(job, rank, closed.reason.to_string(), notices),
+                None if self.dropped.contains(&closed.link) => {}
                 None => self.port.detach(closed.link),
             }
         }
-        count > 0
+        count > 0 || !self.dropped.is_empty()
     }
 
     /// Its port, to wait on.
@@ -195,7 +209,7 @@ impl<P: Port> Core<P> {
         let job = self.jobs[place].as_mut().expect("a member's job is there");
         if let Some(link) = job.links[rank as usize].take() {
             self.members[link.index()] = None;
-            self.port.detach(link);
+            self.dropped.push(link);
             notices.push(Notice::WorkerGone { job: job.id, rank, reason });
         }
     }

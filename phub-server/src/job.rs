@@ -14,6 +14,8 @@ use tokio::sync::watch;
 /// A worker that joined.
 #[derive(Debug)]
 pub(crate) struct Member {
+    /// It has been let in on the data path.
+    connected: bool,
     /// Cores that have its link.
     attached: usize,
     /// When its last heartbeat came.
@@ -95,7 +97,21 @@ impl Job {
 
     /// Takes a worker in.
     pub fn add_member(&mut self, rank: u32) {
-        self.members[rank as usize] = Some(Member { attached: 0, heard: Instant::now(), left: None });
+        self.members[rank as usize] = Some(Member { connected: false, attached: 0, heard: Instant::now(), left: None });
+    }
+
+    /// A worker comes to the data path; once only, because a rank has one link to each core.
+    pub fn connect(&mut self, rank: u32) -> Result<(), String> {
+        match &mut self.members[rank as usize] {
+            Some(member) if !member.connected => {
+                member.connected = true;
+                Ok(())
+            }
+            _ => Err(format!(
+                "worker {rank} of job {:?} is connected already, and a token is good for one connection; join again under another rank or job name",
+                self.name
+            )),
+        }
     }
 
     /// A core has the worker's link; true when this made the job complete.

@@ -11,6 +11,8 @@
 //!
 //! This crate must never know a worker's schedule.
 
+#![forbid(unsafe_code)]
+
 mod control;
 mod core_thread;
 mod hub;

@@ -1,5 +1,7 @@
 //! The `phub-server` program: `serve` runs the hub, `topology` shows a machine and a plan for it.
 
+use std::io::IsTerminal;
+
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use phub_server::topology_command::TopologyArgs;
@@ -34,7 +36,8 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_default_directive(tracing::Level::INFO.into())
         .from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let ansi = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Before the hub is up, so that no signal is lost.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fabric::{RecvWindow, SendWindow, Span, shm};
 use pbox_core::control::{
     CoreReply, HeartbeatReply, HubReply, JobState, JoinReply, JoinRequest, MAX_WORKERS, PROTOCOL,
-    TransportAddress,
+    TransportAddress, check_job_name,
 };
 use pbox_core::kernels::Kernels;
 use pbox_core::{ChunkId, JobId, Layout, Placement, Round, ShardSpec, manifest};
@@ -159,16 +159,18 @@ impl Registry {
         Ok(id)
     }
 
-    /// What the bearer of a token may connect to.
+    /// What the bearer of a token may connect to. The first bearer: a token is good for one
+    /// connection.
     pub fn admission(&self, token: Token) -> Result<Admission, String> {
-        let inner = self.lock();
+        let mut inner = self.lock();
         let &(id, rank) = inner.tokens.get(&token).ok_or("the token is not one of this hub's; join first")?;
-        let job = &inner.jobs[&id];
-        let weights = job.weights.as_ref().ok_or_else(|| format!("job {:?} has failed", job.name))?;
+        let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
+        let weights = job.weights.clone().ok_or_else(|| format!("job {:?} has failed", job.name))?;
+        job.connect(rank)?;
         Ok(Admission {
             job: id,
             rank,
-            weights: Arc::clone(weights),
+            weights,
             window_bytes: job.layout.window_bytes(),
             capacities: job.capacities.clone(),
         })
@@ -236,6 +238,10 @@ impl Registry {
         if let JobState::Gathering { missing } = job.state() {
             let reason = format!("worker {rank} gave up waiting for worker(s) {missing:?}");
             self.fail(&mut inner, id, &reason);
+            return Ok(());
+        }
+        if job.failed() {
+            // Nothing to leave. Its name may be another job's by now.
             return Ok(());
         }
         tracing::info!(job = job.name, rank, round = round.0, "worker left");
@@ -358,12 +364,7 @@ impl Inner {
 
 fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     let JoinRequest { rank, workers, .. } = *request;
-    let letters = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    if name.is_empty() || name.len() > 64 || !name.chars().all(letters) {
-        return Err(Refusal::Bad(format!(
-            "job name {name:?}: expected 1 to 64 letters, digits, dots, dashes or underscores"
-        )));
-    }
+    check_job_name(name).map_err(|error| Refusal::Bad(error.to_string()))?;
     if workers == 0 || workers > MAX_WORKERS {
         return Err(Refusal::Bad(format!("{workers} workers: expected 1 to {MAX_WORKERS}")));
     }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use fabric::WindowError;
 use fabric::shm::ConnectError;
-use pbox_core::LayoutError;
+use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::ManifestError;
+use pbox_core::{InvalidOptimizer, LayoutError};
 
 use crate::exchange::ExchangeError;
 
@@ -40,6 +41,18 @@ pub enum SessionError {
         what: &'static str,
         /// What came.
         saw: String,
+    },
+    /// No job can have this name.
+    #[error(transparent)]
+    JobName(#[from] InvalidJobName),
+    /// The optimizer's settings are out of range.
+    #[error("this worker's optimizer: {0}")]
+    Optimizer(#[from] InvalidOptimizer),
+    /// No learning rate.
+    #[error("learning rate {seen}: expected a finite number")]
+    LearningRate {
+        /// What was asked for.
+        seen: f32,
     },
     /// The keys are no manifest.
     #[error("this worker's manifest: {0}")]

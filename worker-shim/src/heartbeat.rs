@@ -48,14 +48,20 @@ impl Heartbeat {
         std::thread::Builder::new().name("phub-heartbeat".into()).spawn(move || {
             let mut seen = 0;
             let mut heard = Instant::now();
+            let mut failures = 0u32;
             loop {
                 let request = HeartbeatRequest { token: token.clone(), seen };
                 let pause = match control.post("heartbeat", "hear a heartbeat", &request) {
                     Ok(HeartbeatReply { version, state, left }) => {
-                        heard = Instant::now();
+                        (heard, failures) = (Instant::now(), 0);
+                        let failed = matches!(state, JobState::Failed { .. });
                         if version != seen {
                             seen = version;
                             thread_shared.publish(&waker, |news| (news.state, news.left) = (state, left));
+                        }
+                        if failed {
+                            // There will be no other news, and a hub that stops waits for nobody.
+                            return;
                         }
                         Duration::ZERO
                     }
@@ -63,10 +69,14 @@ impl Heartbeat {
                     Err(error @ (SessionError::Refused { .. } | SessionError::Nonsense { .. })) => {
                         return thread_shared.publish(&waker, |news| news.lost = Some(error.to_string()));
                     }
-                    Err(error) if heard.elapsed() > limit => {
+                    // A worker that was itself stopped for so long asks once more before it blames the hub.
+                    Err(error) if failures > 0 && heard.elapsed() > limit => {
                         return thread_shared.publish(&waker, |news| news.lost = Some(error.to_string()));
                     }
-                    Err(_) => RETRY,
+                    Err(_) => {
+                        failures = failures.saturating_add(1);
+                        RETRY
+                    }
                 };
                 match stopped.recv_timeout(pause) {
                     Err(RecvTimeoutError::Timeout) => {}

@@ -25,12 +25,16 @@
 //!
 //! This crate must never know how gradients are summed.
 
+#![deny(unsafe_code)] // exceptions: docs/unsafe.md
+
 mod config;
 mod control;
 mod error;
+#[allow(unsafe_code)]
 mod exchange;
 mod heartbeat;
 mod session;
+#[allow(unsafe_code)]
 mod windows;
 
 pub use config::{SessionConfig, WeightsMode};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use fabric::{Idle, Port, Until, shm};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL, TransportAddress,
+    check_job_name,
 };
 use pbox_core::{KeyId, Layout, Placement, Round};
 
@@ -18,6 +19,12 @@ use crate::windows::Windows;
 
 /// After a link closed: how long to wait for the hub to say why.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
+
+/// How often a worker that waits for the others to join looks whether the hub is still there.
+const LINK_LOOK: Duration = Duration::from_millis(200);
+
+/// A worker that spins looks at the news after so many empty polls: 0.1 ms, which nobody notices.
+const POLLS_PER_LOOK: u32 = 4096;
 
 /// A worker's membership in a job. See the crate's example.
 pub struct Session {
@@ -35,6 +42,8 @@ impl Session {
     /// job; the others must agree on everything but their rank.
     pub fn join(config: SessionConfig) -> Result<Self, SessionError> {
         let deadline = Instant::now() + config.join_limit;
+        check_job_name(&config.job)?;
+        config.optimizer.check()?;
         pbox_core::manifest::check(&config.keys)?;
         let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
         let control = Control::new(&config.hub, &config.job, config.join_limit);
@@ -42,7 +51,9 @@ impl Session {
         let (port, exchange_parts) = connect(&config, &reply, &layout)?;
         let limit = Duration::from_millis(reply.heartbeat_limit_ms);
         let heartbeat = Heartbeat::start(
-            Control::new(&config.hub, &config.job, limit),
+            // The hub holds a heartbeat for a third of the limit: two thirds are silence, and leave
+            // time to ask again.
+            Control::new(&config.hub, &config.job, limit * 2 / 3),
             reply.token.clone(),
             limit,
             port.waker(),
@@ -61,9 +72,16 @@ impl Session {
     }
 
     fn gather(&mut self, deadline: Instant) -> Result<(), SessionError> {
-        let news = self.heartbeat.wait_until(deadline, |news| {
-            news.lost.is_some() || !matches!(news.state, JobState::Gathering { .. })
-        });
+        let gathering = |news: &News| news.lost.is_none() && matches!(news.state, JobState::Gathering { .. });
+        let news = loop {
+            let look = deadline.min(Instant::now() + LINK_LOOK);
+            let news = self.heartbeat.wait_until(look, |news| !gathering(news));
+            if !gathering(&news) || Instant::now() >= deadline {
+                break news;
+            }
+            // A hub that was killed shows by its links, long before its heartbeat is missed.
+            self.exchange.progress().map_err(|error| self.explain(error))?;
+        };
         match news {
             News { state: JobState::Running, .. } => Ok(()),
             News { state: JobState::Gathering { missing }, lost: None, .. } => {
@@ -139,22 +157,25 @@ impl Session {
         open: impl Fn(&Exchange<shm::Port>) -> Option<(KeyId, Until)>,
     ) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
-        let mut asleep_since = None;
+        let mut waiting_since = None;
+        let mut polls = 0u32;
         loop {
+            polls = polls.wrapping_add(1);
             match self.exchange.progress() {
                 Ok(0) => {}
                 Ok(_) => idle.reset(),
                 Err(error) => return Err(self.explain(error)),
             }
             let Some((key, until)) = open(&self.exchange) else { return Ok(()) };
-            if idle.step(self.exchange.port(), until) {
-                let since = *asleep_since.get_or_insert_with(Instant::now);
+            if idle.step(self.exchange.port(), until) || polls.is_multiple_of(POLLS_PER_LOOK) {
+                let since = *waiting_since.get_or_insert_with(Instant::now);
                 self.still_possible(key, since)?;
             }
         }
     }
 
-    /// Whether a key that is under way can still complete; asked after each sleep only.
+    /// Whether a key that is under way can still complete; asked after each sleep, and now and then
+    /// by those who never sleep.
     fn still_possible(&self, key: KeyId, since: Instant) -> Result<(), SessionError> {
         let news = self.heartbeat.news();
         if let Some(error) = self.ended(&news) {
@@ -196,6 +217,9 @@ impl Session {
     /// Changes the learning rate from the next round on, for all workers. Called between rounds;
     /// every worker may call it with the same value.
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
+        if !learning_rate.is_finite() {
+            return Err(SessionError::LearningRate { seen: learning_rate });
+        }
         if let Some(key) = self.exchange.first_under_way() {
             return Err(ExchangeError::UnderWay {
                 key: self.exchange.layout().keys()[key.index()].name.clone(),

@@ -36,7 +36,7 @@ pub struct Args {
     pub seed: u64,
 
     /// The least share of the test set that must be told right. Always naming the commoner class
-    /// gets about 0.53.
+    /// gets 0.48 to 0.58, and 30 epochs 0.70 to 0.79, over 24 seeds.
     #[arg(long, default_value_t = 0.65, value_name = "SHARE")]
     pub min_accuracy: f64,
 

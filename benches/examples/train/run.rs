@@ -42,10 +42,8 @@ fn announce(task: &Task) {
         task.test.len(),
     ));
     tell(&format!(
-        "{} workers with {} to {} wines each; {} rounds of {} x {} wines an epoch",
-        plan.workers,
+        "shards of {} wines or one more; {} rounds of {} x {} wines an epoch",
         train / plan.workers as usize,
-        train.div_ceil(plan.workers as usize),
         plan.rounds_per_epoch,
         plan.workers,
         plan.batch,

@@ -4,6 +4,7 @@
 mod args;
 mod expected;
 mod hub_role;
+#[allow(unsafe_code)]
 mod limit;
 mod local;
 mod report;

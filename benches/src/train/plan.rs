@@ -54,7 +54,11 @@ impl Plan {
 
     /// What the hub runs.
     pub fn optimizer(&self) -> Optimizer {
-        Optimizer::Nesterov { learning_rate: self.learning_rate(0), weight_decay: WEIGHT_DECAY, momentum: MOMENTUM }
+        Optimizer::Nesterov {
+            learning_rate: self.learning_rate(0),
+            weight_decay: WEIGHT_DECAY,
+            momentum: MOMENTUM,
+        }
     }
 
     /// The step size of an epoch. Multiplied out: a library's power function may round differently

@@ -56,7 +56,8 @@ impl Weights {
     /// # Errors
     /// When they are not of this network's shape.
     pub fn from_bits(network: &Network, bits: &[Vec<u32>]) -> Result<Self> {
-        let weights = Weights(bits.iter().map(|key| key.iter().copied().map(f32::from_bits).collect()).collect());
+        let weights =
+            Weights(bits.iter().map(|key| key.iter().copied().map(f32::from_bits).collect()).collect());
         let lengths = |weights: &Weights| weights.0.iter().map(Vec::len).collect::<Vec<_>>();
         let (seen, expected) = (lengths(&weights), lengths(&Self::zeroed(network)));
         ensure!(seen == expected, "weights of {seen:?} elements by key; expected {expected:?}");
@@ -86,14 +87,16 @@ impl Weights {
     /// A number that stands for all bits (FNV-1a), for people to compare across runs and machines.
     pub fn fingerprint(&self) -> u64 {
         let bytes = self.0.iter().flatten().flat_map(|value| value.to_bits().to_le_bytes());
-        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        bytes
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
     /// The first element that is not the same bit for bit; `None` when all are. Both must be of
     /// `network`'s shape.
     pub fn difference(&self, other: &Weights, network: &Network) -> Option<Difference> {
         network.keys().into_iter().zip(self.0.iter().zip(&other.0)).find_map(|(key, (ours, theirs))| {
-            let element = ours.iter().zip(theirs).position(|(one, other)| one.to_bits() != other.to_bits())?;
+            let element =
+                ours.iter().zip(theirs).position(|(one, other)| one.to_bits() != other.to_bits())?;
             Some(Difference { key: key.name, element, one: ours[element], other: theirs[element] })
         })
     }

@@ -36,11 +36,11 @@ impl Program {
         Program { child, stdout }
     }
 
-    /// The next line that it says; empty when it ended.
-    pub fn hear(&mut self) -> String {
+    /// The next line that it says; `None` when it ended.
+    pub fn hear_line(&mut self) -> Option<String> {
         let mut line = String::new();
-        self.stdout.read_line(&mut line).expect("reading a pipe");
-        line.trim_end().to_owned()
+        let bytes = self.stdout.read_line(&mut line).expect("reading a pipe");
+        (bytes > 0).then(|| line.trim_end().to_owned())
     }
 
     /// Its process id.

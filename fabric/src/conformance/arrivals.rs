@@ -1,5 +1,4 @@
 //! The bullets about posts and arrivals.
-#![forbid(unsafe_code)]
 
 use super::{Bed, End, Seen, Shape, Watchdog, pair};
 use crate::{Arrival, Port, Posted};

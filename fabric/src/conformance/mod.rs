@@ -2,7 +2,7 @@
 //!
 //! A transport shows what it can do by a [`Bed`], and runs the suite in a file of `tests/`:
 //!
-//! ```ignore
+//! ```text
 //! fabric::conformance_tests!(MyBed::new());
 //! // or, once for each seed:
 //! fabric::conformance_tests!(seed in fabric::sim::seeds(20) => MyBed::new(seed));
@@ -18,6 +18,7 @@
 
 mod arrivals;
 mod closing;
+#[allow(unsafe_code)]
 mod end;
 mod peer;
 mod remote;

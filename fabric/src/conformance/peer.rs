@@ -1,5 +1,4 @@
 //! A peer: the other end of a meeting, as a test commands it.
-#![forbid(unsafe_code)]
 
 use std::time::Duration;
 

@@ -7,7 +7,6 @@
 //!
 //! A reply is what follows an `@`, because a child that is a re-executed test binary also writes the
 //! harness's own lines. Trusts the child: it is the test's own.
-#![forbid(unsafe_code)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

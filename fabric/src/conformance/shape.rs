@@ -1,5 +1,4 @@
 //! The shape of a meeting: how many peers and links, and how their windows are laid out.
-#![forbid(unsafe_code)]
 
 use std::fmt;
 use std::str::FromStr;

@@ -18,6 +18,7 @@
 //! One handshake makes one connection with one link to each of the hub's ports. The links of a
 //! connection close together.
 
+#[allow(unsafe_code)]
 mod cells;
 mod connect;
 mod connection;

@@ -125,3 +125,39 @@ fn an_endpoint_dropped_unattached_is_a_peer_that_left() {
     drop(workers);
     assert_eq!(closing(&mut hub), CloseReason::PeerGone);
 }
+
+#[test]
+fn one_port_of_a_hub_dropped_closes_the_whole_connection() {
+    let _watchdog = Watchdog::new("one_port_of_a_hub_dropped_closes_the_whole_connection");
+    let address = format!("phub-unit-{}-cores", std::process::id());
+    let listener = Listener::bind(&address).unwrap();
+    let timeout = Duration::from_secs(30);
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let (group, mut ports) = group(1).unwrap();
+            let window = SendWindow::new(64).unwrap();
+            let joined = connect(&address, [0; 16], &group, &window, 64, &[4, 4], timeout).unwrap();
+            for endpoint in joined.endpoints {
+                ports[0].attach(endpoint);
+            }
+            let mut closed = Vec::new();
+            while closed.len() < 2 {
+                ports[0].poll(&mut [Arrival::default(); 8]);
+                match ports[0].closed() {
+                    Some(close) => closed.push(close.link),
+                    None => ports[0].wait(Until::Any, LONG),
+                }
+            }
+            closed
+        });
+        let (group, mut ports) = group(2).unwrap();
+        let hello = listener.accept().unwrap().unwrap().hello(timeout).unwrap();
+        let joined = hello.welcome(&group, &SendWindow::new(64).unwrap(), 64, &[4, 4]).unwrap();
+        for (port, endpoint) in ports.iter_mut().zip(joined.endpoints) {
+            port.attach(endpoint);
+        }
+        ports.pop(); // a core's thread panicked; the other one goes on
+        assert_eq!(worker.join().unwrap(), [LinkId(0), LinkId(1)]);
+        assert_eq!(closing(&mut ports[0]), CloseReason::PeerGone);
+    });
+}

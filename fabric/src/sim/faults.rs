@@ -1,5 +1,4 @@
 //! What goes wrong, and how often: fault rules as data.
-#![forbid(unsafe_code)]
 
 use std::ops::Range;
 

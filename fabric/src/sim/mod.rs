@@ -40,6 +40,7 @@
 //! }
 //! ```
 
+#[allow(unsafe_code)]
 mod delivery;
 mod faults;
 mod net;
@@ -47,6 +48,7 @@ mod port;
 mod random;
 mod seeds;
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod tests;
 mod traffic;
 

@@ -1,7 +1,6 @@
 //! The net: its links, its clock, and the events that a test makes happen.
 //!
 //! One lock over everything: this is for tests. Any thread may hold a [`Net`].
-#![forbid(unsafe_code)]
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 

@@ -1,5 +1,4 @@
 //! The port over the simulated network.
-#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};

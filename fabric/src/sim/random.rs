@@ -1,7 +1,6 @@
 //! The net's dice: a counter run through a mixing function (Steele, Lea and Flood's SplitMix64).
 //!
 //! Not for secrets. One state a net, so that a seed names a run.
-#![forbid(unsafe_code)]
 
 #[derive(Debug)]
 pub(super) struct Random(u64);

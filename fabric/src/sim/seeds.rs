@@ -1,5 +1,4 @@
 //! Seeds for a test, and the way to replay the one that failed.
-#![forbid(unsafe_code)]
 
 /// Names the one seed to run instead of all.
 const VARIABLE: &str = "PHUB_SIM_SEED";

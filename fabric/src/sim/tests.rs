@@ -32,7 +32,13 @@ impl End {
     /// Polls so many times for one arrival.
     fn poll(&mut self, times: usize) -> Vec<u32> {
         let mut one = [Arrival::default()];
-        (0..times).filter_map(|_| (self.port.poll(&mut one) == 1).then(|| one[0].imm.0)).collect()
+        let mut seen = Vec::new();
+        for _ in 0..times {
+            if self.port.poll(&mut one) == 1 {
+                seen.push(one[0].imm.0);
+            }
+        }
+        seen
     }
 
     fn received(&self) -> f32 {

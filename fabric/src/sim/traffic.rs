@@ -5,7 +5,6 @@
 //! ```
 //!
 //! Knows one direction of one link; not who polls it.
-#![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -47,7 +47,10 @@ fn gradients_are_the_slopes_of_the_loss() {
             weights.key_mut(key)[element] = here;
             let slope = (above - below) / (2.0 * width);
             let gradient = gradients.key(key)[element];
-            assert!((slope - gradient).abs() < 2e-3, "{key:?}[{element}]: slope {slope}, gradient {gradient}");
+            assert!(
+                (slope - gradient).abs() < 2e-3,
+                "{key:?}[{element}]: slope {slope}, gradient {gradient}"
+            );
         }
     }
     assert!(gradients.key(KeyId(0)).iter().any(|&gradient| gradient != 0.0));

@@ -1,0 +1,135 @@
+//! The probe's command line: what it says to settings that make no sense. Each error names the
+//! setting or the object, what was seen, and what to do.
+
+mod support;
+
+use std::process::Command;
+
+use fabric::conformance::Watchdog;
+use pbox_core::Key;
+use support::program::{failure, probe, write_manifest};
+use support::says;
+
+fn with(arguments: &[&str]) -> Command {
+    let mut command = probe();
+    command.args(arguments);
+    command
+}
+
+#[test]
+fn unknown_models_come_with_a_suggestion() {
+    let _watchdog = Watchdog::new("unknown_models_come_with_a_suggestion");
+    let error = failure(&mut with(&["--model", "resnet-51"]));
+    says(error, &["\"resnet-51\"", "vgg19", "did you mean resnet50?"]);
+    let error = failure(&mut with(&["--model", "quicksort"]));
+    says(&error, &["\"quicksort\"", "the models are", "googlenet"]);
+    assert!(!error.contains("did you mean"), "{error}");
+}
+
+#[test]
+fn manifests_that_cannot_be_read() {
+    let _watchdog = Watchdog::new("manifests_that_cannot_be_read");
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing.safetensors");
+    for path in [missing.as_path(), dir.path()] {
+        let error = failure(with(&["--manifest"]).arg(path));
+        says(error, &["cannot read", path.to_str().unwrap()]);
+    }
+    says(failure(with(&["--model", "vgg16", "--manifest"]).arg(&missing)), &["--model", "cannot be used with"]);
+}
+
+#[test]
+fn headers_that_lie() {
+    let _watchdog = Watchdog::new("headers_that_lie");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lying.safetensors");
+    let error_of = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let error = failure(with(&["--manifest"]).arg(&path));
+        says(&error, &[path.to_str().unwrap()]);
+        error
+    };
+    says(error_of(b""), &["first 8 bytes", "0 were read"]);
+    says(error_of(b"\x00\x01"), &["first 8 bytes", "2 were read"]);
+    says(error_of(&u64::MAX.to_le_bytes()), &["18446744073709551615 bytes", "not a safetensors file"]);
+    says(error_of(&1000u64.to_le_bytes()), &["ends at byte 1008", "the file has 8 bytes", "cut off"]);
+    let with_header = |header: &str, data: usize| {
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.resize(file.len() + data, 0);
+        error_of(&file)
+    };
+    says(with_header("not json", 0), &["is not JSON"]);
+    says(with_header("{}", 0), &["no key", "at least one tensor"]);
+    let tensor = |dtype: &str, shape: &str, offsets: &str| {
+        format!(r#"{{"fc.weight":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
+    };
+    says(with_header(&tensor("F32", "[3]", "[0,12]"), 11), &["23", "cut off"].map(|_| "cut off"));
+    says(with_header(&tensor("F32", "[4]", "[0,12]"), 12), &["\"fc.weight\"", "[4]", "16 bytes", "span 12"]);
+    says(with_header(&tensor("F32", "[3]", "[4,16]"), 16), &["\"fc.weight\"", "begins at byte 4"]);
+    says(with_header(&tensor("F16", "[6]", "[0,12]"), 12), &["\"fc.weight\"", "F16", "convert"]);
+    says(with_header(&tensor("F32", "[0]", "[0,0]"), 0), &["\"fc.weight\"", "[0]", "leave it out"]);
+}
+
+#[test]
+fn numbers_out_of_range() {
+    let _watchdog = Watchdog::new("numbers_out_of_range");
+    for (arguments, words) in [
+        (["--workers", "0"], ["0", "--workers", "1..=1024"]),
+        (["--workers", "1025"], ["1025", "--workers", "1..=1024"]),
+        (["--workers", "many"], ["many", "--workers", "invalid"]),
+        (["--rounds", "0"], ["0", "--rounds", "1.."]),
+        (["--chunk-bytes", "100"], ["chunk size 100", "multiple of 64", "32768"]),
+        (["--chunk-bytes", "0"], ["chunk size 0", "multiple of 64", "32768"]),
+        (["--cores", "four"], ["--cores", "\"four\"", "4-7"]),
+        (["--cores", "6-4"], ["--cores", "\"6-4\"", "lower number"]),
+        (["--cores", "0"], ["asked for 0 cores", "at least 1", "leave"]),
+        (["--cores", "100000"], ["asked for 100000 cores", "allowed", "at most"]),
+        (["--cores", "0,9999"], ["9999", "does not exist", "the host has cpus"]),
+        (["--cores", "0,0"], ["named twice", "cpu", "0"]),
+        (["--optimizer", "adamw2"], ["adamw2", "--optimizer", "nesterov"]),
+        (["--transport", "pigeon"], ["pigeon", "--transport", "shm"]),
+        (["--idle", "never"], ["never", "--idle", "busy-poll"]),
+    ] {
+        says(failure(&mut with(&arguments)), &words);
+    }
+}
+
+#[test]
+fn a_worker_alone_needs_hub_and_rank() {
+    let _watchdog = Watchdog::new("a_worker_alone_needs_hub_and_rank");
+    says(failure(&mut with(&["--rank", "1"])), &["--hub", "required"]);
+    says(failure(&mut with(&["--hub", "127.0.0.1:7077"])), &["--rank", "required"]);
+}
+
+#[test]
+fn a_hub_that_is_not_there() {
+    let _watchdog = Watchdog::new("a_hub_that_is_not_there");
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.safetensors");
+    write_manifest(&model, &[Key::f32("a", [10])]);
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut command = with(&["--rank", "0", "--workers", "1", "--hub", &address, "--manifest"]);
+    says(failure(command.arg(&model)), &["cannot reach", &address, "is phub-server running there"]);
+}
+
+#[test]
+fn a_worker_that_does_not_fit_is_refused() {
+    let _watchdog = Watchdog::new("a_worker_that_does_not_fit_is_refused");
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.safetensors");
+    write_manifest(&model, &[Key::f32("a", [10])]);
+    let hub = support::hub(1);
+    let address = hub.address().to_string();
+    let error_of = |rank: &str, workers: &str, more: &[&str]| {
+        let mut command = with(&["--hub", &address, "--rank", rank, "--workers", workers, "--join-limit-s", "1"]);
+        failure(command.args(more).arg("--manifest").arg(&model))
+    };
+    says(error_of("5", "2", &[]), &["rank 5 of 2", "from 0 to 1"]);
+    says(error_of("0", "2", &[]), &["waited 1s", "worker(s) [1] of 2", "join limit"]);
+    says(error_of("0", "2", &["--job", "no such name"]), &["job name \"no such name\"", "letters"]);
+    support::join_by_hand(&hub, "probe", &support::join_request(0, 2));
+    says(error_of("0", "2", &[]), &["rank 0", "\"probe\"", "taken"]);
+    says(error_of("1", "2", &[]), &["\"probe\"", "chunk_bytes 64", "32768"]);
+    says(error_of("1", "2", &["--chunk-bytes", "64"]), &["\"probe\"", "optimizer", "Nesterov", "Sgd"]);
+}

@@ -1,0 +1,167 @@
+//! A whole job over the simulated network: results do not depend on what the network does within
+//! its contract, and what breaks the contract is noticed. A failure prints its seed.
+
+use std::sync::Arc;
+
+use benches::simulated::Simulated;
+use fabric::sim::{Faults, Net, Rate, seeds};
+use pbox_core::{Ablate, Key, KeyId, Layout, Notice, Optimizer, oracle};
+
+const WORKERS: u32 = 3;
+const ROUNDS: u32 = 4;
+const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.01, momentum: 0.9 };
+
+fn layout() -> Arc<Layout> {
+    let keys = vec![Key::f32("a", [1]), Key::f32("b", [17]), Key::f32("c", [700]), Key::f32("d", [64, 9])];
+    Arc::new(Layout::new(keys, 256).unwrap())
+}
+
+fn keys(layout: &Layout) -> Vec<KeyId> {
+    (0..layout.keys().len() as u32).map(KeyId).collect()
+}
+
+/// What a worker pushes, different in every round, element and worker. Round 0 is the broadcast.
+fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
+    let mix = rank * 7919 + round * 104_729 + key.0 * 1299 + element as u32 * 31;
+    (mix % 1009) as f32 / 37.0 - 13.0
+}
+
+/// The weights after `rounds` rounds of the whole job, by the oracle.
+fn expected(layout: &Layout, rounds: u32) -> Vec<Vec<f32>> {
+    let step = oracle::Step::new(&NESTEROV, WORKERS, 0.1, 1.0, 1.0);
+    let element = |key: KeyId, i: usize| {
+        let (mut weight, mut state) = (value(0, 0, key, i), 0.0);
+        for round in 1..=rounds {
+            let sum = oracle::sum((0..WORKERS).map(|rank| value(rank, round, key, i)));
+            oracle::step(&NESTEROV, &step, sum, &mut weight, &mut state);
+        }
+        weight
+    };
+    keys(layout)
+        .into_iter()
+        .map(|key| (0..layout.key_span(key).bytes / 4).map(|i| element(key, i)).collect())
+        .collect()
+}
+
+fn push_all(job: &mut Simulated, round: u32) -> anyhow::Result<()> {
+    for (rank, worker) in (0..).zip(&mut job.workers) {
+        for key in keys(&layout()).into_iter().rev() {
+            let gradient = worker.gradient_mut(key)?;
+            gradient.iter_mut().enumerate().for_each(|(i, g)| *g = value(rank, round, key, i));
+            worker.push(key)?;
+        }
+    }
+    Ok(())
+}
+
+fn run(seed: u64, faults: Faults, cores: usize) -> anyhow::Result<Simulated> {
+    let net = Net::new(seed, faults);
+    let mut job = Simulated::new(net, &layout(), WORKERS, cores, NESTEROV, Ablate::default())?;
+    for round in 0..=ROUNDS {
+        push_all(&mut job, round)?;
+        job.settle(10_000)?;
+    }
+    Ok(job)
+}
+
+#[test]
+fn results_do_not_depend_on_the_network_nor_on_the_cores() {
+    let expected = expected(&layout(), ROUNDS);
+    for seed in seeds(40) {
+        let faults = Faults { delay: 0..50, reorder: seed % 2 == 0, ..Faults::NONE };
+        let cores = 1 + (seed % 4) as usize;
+        let job = run(seed, faults, cores).unwrap();
+        assert_eq!(job.notices, []);
+        for worker in &job.workers {
+            for (key, expected) in keys(&layout()).into_iter().zip(&expected) {
+                assert_eq!(worker.weights(key).unwrap(), expected, "key {key:?} on {cores} cores");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_post_that_vanishes_ends_in_an_error_that_names_key_and_round() {
+    for seed in seeds(20) {
+        let faults = Faults { delay: 0..5, drop: Rate::per_mille(100), ..Faults::NONE };
+        let error = run(seed, faults, 2).err().expect("a tenth of all posts vanished").to_string();
+        assert!(error.contains("waits for") && error.contains("key") && error.contains("round"), "{error}");
+    }
+}
+
+#[test]
+fn a_post_that_arrives_twice_is_seen_by_whoever_gets_it() {
+    for seed in seeds(40) {
+        let faults = Faults { delay: 0..5, duplicate: Rate::per_mille(50), reorder: true, ..Faults::NONE };
+        let net = Net::new(seed, faults);
+        let mut job = Simulated::new(net, &layout(), WORKERS, 2, NESTEROV, Ablate::default()).unwrap();
+        let outcome = (0..=ROUNDS).try_for_each(|round| {
+            push_all(&mut job, round)?;
+            job.settle(1000)
+        });
+        // At a worker: an answer that nobody asked for. At the hub: a violation, and its worker goes.
+        match outcome {
+            Err(error) if error.to_string().contains("the hub broke the protocol") => {}
+            other => {
+                let hub_saw = |notice: &Notice| {
+                    let Notice::WorkerGone { reason, .. } = notice;
+                    reason.contains("pushed chunk")
+                };
+                assert!(job.notices.iter().any(hub_saw), "nobody saw a repeat: {other:?}, {:?}", job.notices);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_dies_in_a_round_is_named_and_the_others_results_stand() {
+    for seed in seeds(20) {
+        let net = Net::new(seed, Faults { delay: 0..20, reorder: true, ..Faults::NONE });
+        let mut job = Simulated::new(net, &layout(), WORKERS, 2, NESTEROV, Ablate::default()).unwrap();
+        push_all(&mut job, 0).unwrap();
+        job.settle(1000).unwrap();
+        push_all(&mut job, 1).unwrap();
+        for _ in 0..seed {
+            job.step().unwrap();
+        }
+        for end in job.ends[1].clone() {
+            job.net().kill(end);
+        }
+        while job.step().unwrap_or(true) {}
+        for _ in 0..100 {
+            let _ = job.step();
+        }
+        let gone: Vec<u32> = job.notices.iter().map(|Notice::WorkerGone { rank, .. }| *rank).collect();
+        assert!(!gone.is_empty() && gone.iter().all(|&rank| rank == 1), "{:?}", job.notices);
+        // Whatever did complete is right.
+        let after_one = expected(&layout(), 1);
+        for (key, expected) in keys(&layout()).into_iter().zip(&after_one) {
+            if job.workers[0].is_ready(key) {
+                assert_eq!(job.workers[0].weights(key).unwrap(), expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cut_link_is_told_at_both_ends() {
+    for seed in seeds(10) {
+        let mut job = run(seed, Faults::NONE, 2).unwrap();
+        job.net().cut(job.ends[2][1]);
+        let at_worker = (0..100).find_map(|_| job.step().err()).expect("the worker sees its link close");
+        assert!(at_worker.to_string().contains("core 1 closed"), "{at_worker}");
+        let _ = (0..100).map(|_| job.step()).count();
+        assert!(job.notices.iter().any(|Notice::WorkerGone { rank, .. }| *rank == 2), "{:?}", job.notices);
+    }
+}
+
+#[test]
+fn one_seed_gives_one_run() {
+    let clock = |seed| {
+        let faults = Faults { delay: 0..30, reorder: true, ..Faults::NONE };
+        run(seed, faults, 3).unwrap().net().now()
+    };
+    for seed in seeds(5) {
+        assert_eq!(clock(seed), clock(seed));
+    }
+}

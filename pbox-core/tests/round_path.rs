@@ -1,0 +1,228 @@
+//! The round path of a core, `Core::turn` over shared memory: after warm-up it allocates nothing, and
+//! its machine code holds no locked instruction and no system call but on the cold paths named here.
+//! (How many system calls a hub process makes from outside is `benches/tests/system_calls.rs`.)
+
+mod machine_code;
+
+use std::alloc::{GlobalAlloc, Layout as Block, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use fabric::conformance::Watchdog;
+use fabric::shm::{self, Listener, group};
+use fabric::{Arrival, LinkId, Port, Posted, SendWindow, Until};
+use machine_code::Program;
+use pbox_core::kernels::Kernels;
+use pbox_core::{
+    Ablate, ChunkId, Core, Immediate, JobId, Key, Layout, Optimizer, Placement, Round, Shard, ShardSpec,
+};
+
+/// The system's allocator, and how often each thread has asked it.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that is being torn down counts no more.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: every call is handed to the system's allocator as it came; counting touches no memory that
+// it manages (the counter is constant-initialised and has no destructor).
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, block: Block) -> *mut u8 {
+        count();
+        // SAFETY: the caller's word is the one that `System` asks for.
+        unsafe { System.alloc(block) }
+    }
+    unsafe fn dealloc(&self, start: *mut u8, block: Block) {
+        count();
+        // SAFETY: as for `alloc`.
+        unsafe { System.dealloc(start, block) }
+    }
+    unsafe fn realloc(&self, start: *mut u8, block: Block, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as for `alloc`.
+        unsafe { System.realloc(start, block, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+const WORKERS: u32 = 3;
+const TIMEOUT: Duration = Duration::from_secs(30);
+const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
+
+fn layout() -> Arc<Layout> {
+    let keys = vec![Key::f32("a", [10_000]), Key::f32("b", [1]), Key::f32("c", [3000])];
+    Arc::new(Layout::new(keys, 1024).unwrap())
+}
+
+/// A core with one job, and its workers' ends on threads of their own.
+fn meet(listener: &Listener) -> Core<shm::Port> {
+    let layout = layout();
+    let placement = Placement::new(&layout, 1);
+    let chunks = placement.chunks_by_core().remove(0);
+    let spans = chunks.iter().map(|&chunk| layout.chunk(chunk).span).collect();
+    let (window, mut weights) = SendWindow::new(layout.window_bytes()).unwrap().split(vec![spans]).unwrap();
+    let (group, mut ports) = group(1).unwrap();
+    let mut core = Core::new(ports.remove(0), Kernels::detect());
+    let spec = ShardSpec {
+        layout: Arc::clone(&layout),
+        chunks,
+        weights: weights.remove(0),
+        workers: WORKERS,
+        optimizer: NESTEROV,
+        ablate: Ablate::default(),
+    };
+    core.add_job(JobId(0), Shard::new(spec).unwrap(), WORKERS);
+    for rank in 0..WORKERS {
+        let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
+        let mut joined =
+            hello.welcome(&group, &window, layout.window_bytes(), &placement.capacities()).unwrap();
+        core.add_worker(JobId(0), rank, Arc::new(joined.recv), joined.endpoints.remove(0)).unwrap();
+    }
+    core
+}
+
+/// Pushes every chunk and waits for every answer, round after round, sleeping in between.
+fn work(address: &str, rounds: u32, done: &AtomicU32) {
+    let layout = layout();
+    let chunks = layout.chunks().len() as u32;
+    let window = SendWindow::new(layout.window_bytes()).unwrap();
+    let (group, mut ports) = group(1).unwrap();
+    let mut joined =
+        shm::connect(address, [0; 16], &group, &window, layout.window_bytes(), &[chunks], TIMEOUT).unwrap();
+    let mut port = ports.remove(0);
+    let link: LinkId = port.attach(joined.endpoints.remove(0));
+    let mut arrivals = [Arrival::default(); 64];
+    for round in (0..rounds).map(Round) {
+        for chunk in (0..chunks).map(ChunkId) {
+            let posted = port.post(link, layout.chunk(chunk).span, Immediate::new(chunk, round).encode());
+            assert_eq!(posted, Posted::Accepted);
+        }
+        port.flush();
+        let mut missing = chunks;
+        while missing > 0 {
+            match port.poll(&mut arrivals) {
+                0 => port.wait(Until::Arrivals { link, count: missing }, TIMEOUT),
+                count => missing -= count as u32,
+            }
+            assert_eq!(port.closed(), None);
+        }
+    }
+    done.fetch_add(1, Ordering::Release);
+    while port.closed().is_none() {
+        port.wait(Until::Any, TIMEOUT);
+    }
+}
+
+#[test]
+fn turns_allocate_nothing() {
+    let _watchdog = Watchdog::new("turns_allocate_nothing");
+    const WARM_UP: u32 = 3;
+    const ROUNDS: u32 = 200;
+    let address = format!("phub-test-round-path-{}", std::process::id());
+    let listener = Listener::bind(&address).unwrap();
+    let done = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| work(&address, WARM_UP + ROUNDS, &done));
+        }
+        let mut core = meet(&listener);
+        let chunks = layout().chunks().len() as u64;
+        let mut notices = Vec::new();
+        let (mut in_turns, mut turns) = (0, 0u64);
+        while done.load(Ordering::Acquire) < WORKERS {
+            let warm = core.tally().chunks >= chunks * u64::from(WARM_UP);
+            let before = allocations();
+            let worked = core.turn(&mut notices);
+            if warm {
+                in_turns += allocations() - before;
+                turns += 1;
+            }
+            if !worked {
+                core.port().wait(Until::Any, Duration::from_millis(100));
+            }
+        }
+        eprintln!("{turns} turns, {} chunks: {in_turns} allocations", core.tally().chunks);
+        assert_eq!(core.tally().chunks, chunks * u64::from(WARM_UP + ROUNDS));
+        assert_eq!(notices, []);
+        assert_eq!(in_turns, 0, "allocations and frees in {turns} turns");
+        let boxed = allocations();
+        drop(std::hint::black_box(Box::new(1)));
+        assert_eq!(allocations() - boxed, 2, "the test sees what there is to see");
+    });
+}
+
+/// Functions at which the walk stops: what they do happens once a worker or never, not once a chunk.
+const COLD: [&str; 10] = [
+    // A worker that broke the protocol or hung up, and the words for it.
+    "Core<P>::drop_worker",
+    "::to_string",
+    "CloseReason",
+    "drop_in_place<fabric::port::Closed>",
+    // A link that ends: drops the endpoint, which shuts its socket.
+    "Port>::detach",
+    // A ring with values that no correct peer writes.
+    "Link::corrupt",
+    // Memory: `turns_allocate_nothing` has seen that no turn gets there.
+    "alloc::raw_vec",
+    "alloc::string",
+    // Panics: bounds that hold, `expect`s that are met.
+    "panic",
+    "_fail",
+];
+
+/// What the compiler may put in the place of a copy, a fill or an unwinding.
+const LIBRARIES: [&str; 4] = ["_Unwind_Resume", "memcpy", "memmove", "memset"];
+
+/// Of all that a turn can reach, kernels included, one instruction reads, modifies and writes a
+/// shared word, and one enters the kernel: both wake a worker that has said that it sleeps, once a
+/// sleep (`bell::claim_wake` behind a plain load of its word, and `bell::wake` behind that).
+///
+/// The fence of `bell::published`, once a chunk, is no read-modify-write; but compilers spell it
+/// `lock or $0` on the thread's own stack, where it contends with nobody.
+#[test]
+#[cfg_attr(not(target_arch = "x86_64"), ignore = "reads x86-64 machine code")]
+fn turns_hold_no_locked_instruction_and_no_system_call() {
+    let _watchdog = Watchdog::new("turns_hold_no_locked_instruction_and_no_system_call");
+    let _keep: fn(&mut Core<shm::Port>, &mut Vec<pbox_core::Notice>) -> bool = Core::turn;
+    let program = Program::disassemble(&std::env::current_exe().unwrap());
+    let turn = program.named(|name| name.contains("turn::Core<") && name.ends_with("::turn"));
+    assert_eq!(turn.len(), 1, "the binary's one `Core<shm::Port>::turn`");
+    // They are called through a table, which the walk does not follow.
+    let kernels = program.named(|name| {
+        ["scalar", "avx2", "avx512"].iter().any(|set| name.contains(&format!("kernels::{set}::")))
+    });
+    assert!(kernels.len() >= 9, "three kernels for each of three instruction sets: {kernels:?}");
+
+    let reached = program.reached_from(&[turn, kernels].concat(), &COLD);
+    let has = |part: &str| reached.functions.iter().any(|function| function.name.contains(part));
+    for part in ["Port>::poll", "Arrivals::arrive", "Shard::finish", "Kernels::run", "Port>::post", "Port>::flush"] {
+        assert!(has(part), "the walk passes {part}");
+    }
+    let fence = |instruction: &str| instruction.contains("lock or") && instruction.contains("$0x0,") && instruction.ends_with("(%rsp)");
+    let mut modifying = Vec::new();
+    let mut entering = Vec::new();
+    for function in &reached.functions {
+        let shown = |instruction: &String| format!("{}: {instruction}", function.name);
+        modifying.extend(function.locked.iter().filter(|instruction| !fence(instruction)).map(shown));
+        entering.extend(function.system_calls.iter().map(shown));
+    }
+    let waking = |shown: &str| ["Port>::flush: ", "bell::claim_wake: ", "bell::wake: "].iter().any(|name| shown.contains(name));
+    assert!(modifying.len() == 1 && modifying[0].contains("xchg") && waking(&modifying[0]), "{modifying:#?}");
+    assert!(entering.len() == 1 && waking(&entering[0]), "{entering:#?}");
+    let foreign: Vec<_> = reached.libraries.iter().filter(|name| !LIBRARIES.contains(name)).collect();
+    assert!(foreign.is_empty(), "functions of libraries in the round path: {foreign:?}");
+    eprintln!("{} functions; {modifying:?}; {entering:?}; {:?}", reached.functions.len(), reached.libraries);
+}

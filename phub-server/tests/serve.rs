@@ -1,0 +1,151 @@
+//! `phub-server serve` as a process: it ends well on SIGINT and SIGTERM with a job in the middle of
+//! a round, says so to its workers, and leaves nothing behind.
+
+mod support;
+
+use std::path::Path;
+
+use fabric::IdlePolicy;
+use fabric::conformance::Watchdog;
+use pbox_core::{Key, Optimizer};
+use rustix::process::Signal;
+use support::{Serve, phub_server, says};
+use worker_shim::{Session, SessionConfig, SessionError};
+
+/// A hub whose working directory is empty.
+fn serve(dir: &Path, more: &[&str]) -> Serve {
+    let arguments = [&["serve", "--listen", "127.0.0.1:0", "--cores", "1"], more].concat();
+    Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "warn"))
+}
+
+/// The two workers of a job in the middle of a round: only rank 0 has pushed.
+fn in_the_middle_of_a_round(address: &str) -> Vec<Session> {
+    let mut sessions: Vec<Session> = std::thread::scope(|scope| {
+        let join = |rank| {
+            let keys = vec![Key::f32("a", [100]), Key::f32("b", [10_000])];
+            let mut config = SessionConfig::new(address, "job", rank, 2, keys, Optimizer::Average);
+            config.idle = IdlePolicy::SHARED;
+            Session::join(config).unwrap()
+        };
+        let threads: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    push_all(&mut sessions[0]).unwrap();
+    sessions
+}
+
+fn push_all(session: &mut Session) -> Result<(), SessionError> {
+    session.keys().try_for_each(|key| session.push(key))
+}
+
+/// What a process of this id can leave in the system.
+fn left_behind(pid: u32, dir: &Path) -> Vec<String> {
+    let mut left = Vec::new();
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    left.extend(sockets.lines().filter(|line| line.contains(&format!("@phub-{pid}-"))).map(String::from));
+    for place in [Path::new("/dev/shm"), dir] {
+        let files = std::fs::read_dir(place).into_iter().flatten().flatten().map(|file| file.path());
+        let ours = files.filter(|path| place == dir || path.to_string_lossy().contains("phub"));
+        left.extend(ours.map(|path| path.display().to_string()));
+    }
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
+        // Of "pid (name) state parent group ...": its children, and its process group.
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        if process.file_name() == *pid.to_string() || fields.get(1) == Some(&&*pid.to_string()) {
+            left.push(stat);
+        }
+    }
+    left
+}
+
+fn a_signal_ends_it_well(signal: Signal, name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut hub = serve(dir.path(), &[]);
+    assert!(!left_behind(hub.pid(), dir.path()).is_empty(), "the test sees what there is to see");
+    let mut sessions = in_the_middle_of_a_round(&hub.address);
+    let told = ["\"job\" failed", "the hub was stopped", name];
+    std::thread::scope(|scope| {
+        let (waiting, other) = sessions.split_at_mut(1);
+        let waiting = scope.spawn(|| waiting[0].wait_all().unwrap_err());
+        hub.signal(signal);
+        says(waiting.join().unwrap(), &told);
+        says(push_all(&mut other[0]).and_then(|()| other[0].wait_all()).unwrap_err(), &told);
+    });
+    let (status, said) = hub.end();
+    assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+    drop(sessions);
+    assert_eq!(left_behind(hub.pid(), dir.path()), [""; 0]);
+}
+
+#[test]
+fn an_interrupt_ends_it_well() {
+    let _watchdog = Watchdog::new("an_interrupt_ends_it_well");
+    a_signal_ends_it_well(Signal::INT, "SIGINT");
+}
+
+#[test]
+fn a_termination_ends_it_well() {
+    let _watchdog = Watchdog::new("a_termination_ends_it_well");
+    a_signal_ends_it_well(Signal::TERM, "SIGTERM");
+}
+
+#[test]
+fn without_a_job_it_ends_well_too() {
+    let _watchdog = Watchdog::new("without_a_job_it_ends_well_too");
+    let dir = tempfile::tempdir().unwrap();
+    let mut hub = serve(dir.path(), &[]);
+    hub.signal(Signal::TERM);
+    assert_eq!(hub.end().0.code(), Some(0));
+    assert_eq!(left_behind(hub.pid(), dir.path()), [""; 0]);
+}
+
+#[test]
+fn a_kill_leaves_nothing_behind() {
+    let _watchdog = Watchdog::new("a_kill_leaves_nothing_behind");
+    let dir = tempfile::tempdir().unwrap();
+    let mut hub = serve(dir.path(), &[]);
+    let mut sessions = in_the_middle_of_a_round(&hub.address);
+    hub.signal(Signal::KILL);
+    says(sessions[0].wait_all().unwrap_err(), &["\"job\"", "lost the hub", &hub.address, "was killed"]);
+    assert!(!hub.end().0.success());
+    assert_eq!(left_behind(hub.pid(), dir.path()), [""; 0]);
+}
+
+/// A hub that is silent beyond the limit is given up, though its links are open.
+#[test]
+fn a_hub_stopped_beyond_the_limit_is_given_up() {
+    let _watchdog = Watchdog::new("a_hub_stopped_beyond_the_limit_is_given_up");
+    let dir = tempfile::tempdir().unwrap();
+    let hub = serve(dir.path(), &["--heartbeat-limit-s", "1"]);
+    let mut sessions = in_the_middle_of_a_round(&hub.address);
+    hub.signal(Signal::STOP);
+    says(sessions[0].wait_all().unwrap_err(), &["\"job\"", "lost the hub", &hub.address, "timeout"]);
+}
+
+#[test]
+fn its_log_is_plain_text_in_a_file() {
+    let _watchdog = Watchdog::new("its_log_is_plain_text_in_a_file");
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let arguments = ["serve", "--listen", "127.0.0.1:0", "--cores", "1"];
+    let mut hub = Serve::start(phub_server(&arguments).stderr(std::fs::File::create(&log).unwrap()));
+    hub.signal(Signal::TERM);
+    assert_eq!(hub.end().0.code(), Some(0));
+    let log = std::fs::read_to_string(&log).unwrap();
+    says(&log, &["hub is up", &hub.address, "cpu=", "hub stops", "SIGTERM", "hub stopped"]);
+    assert!(!log.contains('\u{1b}'), "no colours where there is no terminal");
+}
+
+#[test]
+fn a_second_hub_takes_another_port() {
+    let _watchdog = Watchdog::new("a_second_hub_takes_another_port");
+    let dir = tempfile::tempdir().unwrap();
+    let first = serve(dir.path(), &[]);
+    let error = support::failure(&["serve", "--cores", "1", "--listen", &first.address]);
+    says(error, &["cannot listen", &first.address, "in use", "--listen"]);
+    let second = serve(dir.path(), &[]);
+    assert_ne!(first.address, second.address);
+    let sessions = [&first, &second].map(|hub| in_the_middle_of_a_round(&hub.address));
+    drop(sessions);
+}

@@ -1,0 +1,84 @@
+//! What the tests of the program share: starting it, hearing its errors, and a hub as a process.
+
+// Each test file is a crate of its own and uses its own part of this.
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The program with these arguments; nothing of the caller's environment sets it up.
+pub fn phub_server(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phub-server"));
+    for variable in ["PHUB_LISTEN", "PHUB_CORES", "PHUB_IDLE", "PHUB_HEARTBEAT_LIMIT_S", "RUST_LOG"] {
+        command.env_remove(variable);
+    }
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// What the program says to arguments with which it must fail.
+#[track_caller]
+pub fn failure(arguments: &[&str]) -> String {
+    let output = phub_server(arguments).output().expect("the program starts");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{arguments:?} succeeded:\n{stderr}");
+    assert!(!stderr.contains("panicked"), "{arguments:?} panicked:\n{stderr}");
+    stderr
+}
+
+/// Asserts that an error says all of this.
+#[track_caller]
+pub fn says(error: impl std::fmt::Display, words: &[&str]) {
+    let error = error.to_string();
+    for word in words {
+        assert!(error.contains(word), "expected {word:?} in the error:\n  {error}");
+    }
+}
+
+/// `phub-server serve` on a free port. Killed and reaped when dropped.
+pub struct Serve {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    /// Where its control port is.
+    pub address: String,
+}
+
+impl Serve {
+    /// Starts it, and hears where it is.
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
+        let mut stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let address = line.trim_end().strip_prefix("phub-server: control port http://");
+        let address = address.unwrap_or_else(|| panic!("the hub said {line:?}")).to_owned();
+        Serve { child, stdout, address }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid() as i32).expect("a process id is positive");
+        kill_process(pid, signal).expect("the process is there");
+    }
+
+    /// Waits for its end; how it was, and what else it said.
+    pub fn end(&mut self) -> (ExitStatus, String) {
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        (self.child.wait().unwrap(), rest)
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
