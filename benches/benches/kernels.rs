@@ -23,7 +23,8 @@ struct Memory {
 
 impl Memory {
     fn new(workers: usize, chunks: usize) -> Self {
-        let values = |salt: usize| (0..chunks * CHUNK).map(|i| ((i * 29 + salt * 17) % 127) as f32 / 61.0);
+        let values =
+            |salt: usize| (0..chunks * CHUNK).map(move |i| ((i * 29 + salt * 17) % 127) as f32 / 61.0);
         Memory {
             gradients: (0..workers).map(|w| values(w).collect()).collect(),
             weights: values(100).collect(),

@@ -57,7 +57,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
     progress.finish_and_clear();
 
-    println!("{model}, {} workers, median of {} interleaved runs (lowest to highest)\n", args.workers, args.repeats);
+    println!(
+        "{model}, {} workers, median of {} interleaved runs (lowest to highest)\n",
+        args.workers, args.repeats
+    );
     println!("  {:<34} {:>22}   {:>22}", "", "GB/s", "the hub is faster by");
     for (peer, theirs) in peers.iter().zip(&goodputs) {
         let ratios: Vec<f64> = goodputs[0].iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
@@ -77,7 +80,8 @@ fn peers(args: &Args, model: &str, elements: u64) -> Result<Vec<Peer>> {
             Some(path) => ["--manifest".to_owned(), path.display().to_string()],
             None => ["--model".to_owned(), model.to_owned()],
         };
-        let mut line = vec!["--json".into(), "--workers".into(), workers.clone(), "--rounds".into(), rounds.clone()];
+        let mut line =
+            vec!["--json".into(), "--workers".into(), workers.clone(), "--rounds".into(), rounds.clone()];
         line.extend(source);
         line.extend(extra.iter().map(|&word| word.to_owned()));
         Peer { name, program: probe.clone(), args: line }

@@ -45,7 +45,12 @@ impl Simulated {
         let mut hub = Vec::new();
         for (ids, weights) in chunks.iter().zip(claims) {
             let spec = ShardSpec {
-                layout: Arc::clone(layout), chunks: ids.clone(), weights, workers, optimizer, ablate,
+                layout: Arc::clone(layout),
+                chunks: ids.clone(),
+                weights,
+                workers,
+                optimizer,
+                ablate,
             };
             let mut core = Core::new(net.port(), Kernels::detect());
             core.add_job(JOB, Shard::new(spec)?, workers);

@@ -143,7 +143,8 @@ fn job_names_are_plain() {
     for name in ["", "two words", "a/b", "a?b", "naïve", "..%2f", &long] {
         says(refused(config(&hub, name, 0, 1)), &["job name", &format!("{name:?}"), "1 to 64", "letters"]);
     }
-    let (status, error) = refusal(&hub, "/v1/jobs/two%20words/join", serde_json::to_vec(&join_request(0, 1)).unwrap());
+    let (status, error) =
+        refusal(&hub, "/v1/jobs/two%20words/join", serde_json::to_vec(&join_request(0, 1)).unwrap());
     assert_eq!(status, 400);
     says(error, &["job name", "two words", "1 to 64"]);
 }
@@ -169,9 +170,10 @@ fn another_protocol_version_is_named() {
 fn garbage_is_refused_and_nobody_is_hurt() {
     let _watchdog = Watchdog::new("garbage_is_refused_and_nobody_is_hurt");
     let hub = hub(1);
-    let mut garbage: Vec<Vec<u8>> = ["", "{", "null", "[]", "\u{0}", "{\"protocol\": 1}", "1e999", "\"join\""]
-        .map(|text| text.as_bytes().to_vec())
-        .into();
+    let mut garbage: Vec<Vec<u8>> =
+        ["", "{", "null", "[]", "\u{0}", "{\"protocol\": 1}", "1e999", "\"join\""]
+            .map(|text| text.as_bytes().to_vec())
+            .into();
     garbage.push(vec![0xff; 100]);
     garbage.push("[".repeat(100_000).into_bytes());
     let mut unknown = serde_json::to_value(join_request(0, 1)).unwrap();

@@ -35,7 +35,10 @@ fn manifests_that_cannot_be_read() {
         let error = failure(with(&["--manifest"]).arg(path));
         says(error, &["cannot read", path.to_str().unwrap()]);
     }
-    says(failure(with(&["--model", "vgg16", "--manifest"]).arg(&missing)), &["--model", "cannot be used with"]);
+    says(
+        failure(with(&["--model", "vgg16", "--manifest"]).arg(&missing)),
+        &["--model", "cannot be used with"],
+    );
 }
 
 #[test]
@@ -122,7 +125,8 @@ fn a_worker_that_does_not_fit_is_refused() {
     let hub = support::hub(1);
     let address = hub.address().to_string();
     let error_of = |rank: &str, workers: &str, more: &[&str]| {
-        let mut command = with(&["--hub", &address, "--rank", rank, "--workers", workers, "--join-limit-s", "1"]);
+        let mut command =
+            with(&["--hub", &address, "--rank", rank, "--workers", workers, "--join-limit-s", "1"]);
         failure(command.args(more).arg("--manifest").arg(&model))
     };
     says(error_of("5", "2", &[]), &["rank 5 of 2", "from 0 to 1"]);

@@ -46,7 +46,8 @@ impl Hostile {
         let window = SendWindow::new(layout.window_bytes()).unwrap();
         let TransportAddress::Shm { address } = &reply.transport;
         let bytes = layout.window_bytes();
-        let joined = shm::connect(address, token(&reply), &group, &window, bytes, &placement.capacities(), TIMEOUT)?;
+        let joined =
+            shm::connect(address, token(&reply), &group, &window, bytes, &placement.capacities(), TIMEOUT)?;
         let mut port = ports.remove(0);
         let links = joined.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
         let _windows = (window, joined.recv);

@@ -10,7 +10,9 @@ use fabric::conformance::Watchdog;
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
 use support::training::Training;
-use support::{FIRST, config, describe, hub, join_by_hand, join_request, post_json, push_all, ready_all, says};
+use support::{
+    FIRST, config, describe, hub, join_by_hand, join_request, post_json, push_all, ready_all, says,
+};
 use worker_shim::{Session, SessionError};
 
 #[test]
@@ -73,7 +75,10 @@ fn a_name_is_free_again_after_a_failure() {
     let hub = hub(2);
     let mut sessions = ready_all(2, |rank| config(&hub, "again", rank, 2));
     drop(sessions.remove(0));
-    push_all(&mut sessions[0]).or_else(|_| sessions[0].wait_all()).and_then(|()| sessions[0].wait_all()).unwrap_err();
+    push_all(&mut sessions[0])
+        .or_else(|_| sessions[0].wait_all())
+        .and_then(|()| sessions[0].wait_all())
+        .unwrap_err();
     let mut training = Training::new("again", support::small_model(), support::SGD);
     training.chunk_bytes = 64;
     training.run(&hub.address().to_string());
@@ -112,7 +117,10 @@ fn one_that_drops_its_session_is_named_to_the_others() {
         for session in &mut sessions {
             let error = session.wait_all().unwrap_err();
             says(&error, &["\"job\" failed", "worker 2 is gone", "exited or was killed"]);
-            says(session.push(FIRST).and_then(|()| session.wait(FIRST)).unwrap_err(), &["first.weight", "under way"]);
+            says(
+                session.push(FIRST).and_then(|()| session.wait(FIRST)).unwrap_err(),
+                &["first.weight", "under way"],
+            );
         }
     }
 }

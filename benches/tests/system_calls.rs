@@ -100,13 +100,24 @@ fn a_busy_core_makes_far_fewer_than_it_finishes_chunks() {
 
     let file = |thread: &String| dir.path().join(format!("thread.{thread}"));
     let traces = threads.iter().map(|thread| std::fs::read_to_string(file(thread)).unwrap_or_default());
-    let calls: Vec<String> =
-        traces.flat_map(|trace| trace.lines().filter(|line| line.contains('(')).map(String::from).collect::<Vec<_>>()).collect();
+    let calls: Vec<String> = traces
+        .flat_map(|trace| {
+            trace.lines().filter(|line| line.contains('(')).map(String::from).collect::<Vec<_>>()
+        })
+        .collect();
     let chunks = ROUNDS * CHUNKS;
     let per_chunk = calls.len() as f64 / chunks as f64;
-    eprintln!("{} system calls of {} core thread(s) for {chunks} chunks: {per_chunk:.5} a chunk", calls.len(), threads.len());
+    eprintln!(
+        "{} system calls of {} core thread(s) for {chunks} chunks: {per_chunk:.5} a chunk",
+        calls.len(),
+        threads.len()
+    );
     assert_eq!(threads.len(), 1);
-    assert!(per_chunk < CALLS_PER_CHUNK, "{per_chunk} system calls a chunk; the first: {:#?}", &calls[..calls.len().min(20)]);
+    assert!(
+        per_chunk < CALLS_PER_CHUNK,
+        "{per_chunk} system calls a chunk; the first: {:#?}",
+        &calls[..calls.len().min(20)]
+    );
     assert!(describe(&address).cores[0].chunks >= chunks, "the core has worked");
     sessions.into_iter().for_each(|session| session.leave().unwrap());
 }

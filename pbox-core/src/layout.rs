@@ -53,7 +53,9 @@ pub enum LayoutError {
     #[error("the manifest has no keys; give at least one tensor")]
     NoKeys,
     /// A key whose size is zero or overflows.
-    #[error("key {name:?} of shape {shape:?} has no usable size; every extent must be at least 1 and the product must fit")]
+    #[error(
+        "key {name:?} of shape {shape:?} has no usable size; every extent must be at least 1 and the product must fit"
+    )]
     KeySize {
         /// The key.
         name: String,
@@ -61,7 +63,9 @@ pub enum LayoutError {
         shape: Vec<u64>,
     },
     /// More chunks than an immediate can name.
-    #[error("the model needs {chunks} chunks of {chunk_bytes} bytes, at most {MAX_CHUNKS} have a number; use larger chunks")]
+    #[error(
+        "the model needs {chunks} chunks of {chunk_bytes} bytes, at most {MAX_CHUNKS} have a number; use larger chunks"
+    )]
     TooManyChunks {
         /// How many it would be (or the count at which counting stopped).
         chunks: u64,
@@ -198,7 +202,7 @@ mod tests {
             for (index, size) in sizes.iter().enumerate() {
                 let key = KeyId(index as u32);
                 let span = layout.key_span(key);
-                prop_assert!(span.offset >= end && span.offset % 64 == 0);
+                prop_assert!(span.offset >= end && span.offset.is_multiple_of(64));
                 prop_assert_eq!(span.bytes as u64, size * 4);
                 let mut at = span.offset;
                 for chunk in layout.key_chunks(key) {

@@ -9,9 +9,9 @@
 mod arrival;
 mod chunk;
 pub mod control;
-mod key;
 #[allow(unsafe_code)]
 pub mod kernels;
+mod key;
 mod layout;
 pub mod manifest;
 pub mod models;

@@ -35,7 +35,9 @@ impl Placement {
     /// Places a layout's chunks on `cores` cores; at least one.
     pub fn new(layout: &Layout, cores: usize) -> Self {
         let runs = runs(layout, cores);
-        let bytes = |run: &std::ops::Range<u32>| run.clone().map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum();
+        let bytes = |run: &std::ops::Range<u32>| {
+            run.clone().map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum()
+        };
         let weights: Vec<u64> = runs.iter().map(bytes).collect();
         let mut owners = vec![0; layout.chunks().len()];
         for (run, core) in runs.into_iter().zip(topology::lpt(&weights, cores)) {
@@ -102,7 +104,9 @@ mod tests {
 
     #[test]
     fn published_models_are_balanced() {
-        for (name, cores) in [("resnet50", 2), ("resnet50", 10), ("resnet50", 40), ("vgg19", 20), ("sockeye", 8)] {
+        for (name, cores) in
+            [("resnet50", 2), ("resnet50", 10), ("resnet50", 40), ("vgg19", 20), ("sockeye", 8)]
+        {
             let layout = Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap();
             let loads = loads(&layout, &Placement::new(&layout, cores));
             let mean = loads.iter().sum::<u64>() as f64 / cores as f64;

@@ -65,13 +65,23 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Violation::NotOurs { chunk, chunks } => {
-                write!(f, "pushed chunk {} over the link of a core that does not own it (the job has {chunks} chunks)", chunk.0)
+                write!(
+                    f,
+                    "pushed chunk {} over the link of a core that does not own it (the job has {chunks} chunks)",
+                    chunk.0
+                )
             }
             Violation::Again { chunk, round } => {
                 write!(f, "pushed chunk {} twice in round {}", chunk.0, round.0)
             }
             Violation::OtherRound { chunk, expected, seen } => {
-                write!(f, "pushed chunk {} for a round that ends in {seen}, but round {} (ends in {}) is in flight", chunk.0, expected.0, expected.low_bits())
+                write!(
+                    f,
+                    "pushed chunk {} for a round that ends in {seen}, but round {} (ends in {}) is in flight",
+                    chunk.0,
+                    expected.0,
+                    expected.low_bits()
+                )
             }
         }
     }
@@ -150,6 +160,8 @@ impl Shard {
     /// Changes the learning rate from a round on.
     pub fn set_learning_rate(&mut self, from: Round, rate: f32) {
         self.learning_rates.change(from, rate);
+        // A worker asks between rounds: no chunk is before the round that it has just finished.
+        self.learning_rates.forget_before(Round(from.0.saturating_sub(1)));
     }
 
     /// Worker `rank` pushed a chunk. When it was the last one, the chunk is summed and stepped, and

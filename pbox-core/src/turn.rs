@@ -172,7 +172,8 @@ impl<P: Port> Core<P> {
                     self.tally.chunks += 1;
                     self.tally.chunk_bytes += span.bytes as u64;
                     if let Some(rank) = answer_all(&mut self.port, job, span, answer) {
-                        let reason = "its ring of answers is full: it pushed without reading them".to_string();
+                        let reason =
+                            "its ring of answers is full: it pushed without reading them".to_string();
                         self.drop_worker(place, rank, reason, notices);
                     }
                 }

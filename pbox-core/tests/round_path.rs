@@ -13,7 +13,7 @@ use std::time::Duration;
 use fabric::conformance::Watchdog;
 use fabric::shm::{self, Listener, group};
 use fabric::{Arrival, LinkId, Port, Posted, SendWindow, Until};
-use machine_code::Program;
+use machine_code::{Function, Program};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     Ablate, ChunkId, Core, Immediate, JobId, Key, Layout, Optimizer, Placement, Round, Shard, ShardSpec,
@@ -206,12 +206,20 @@ fn turns_hold_no_locked_instruction_and_no_system_call() {
     });
     assert!(kernels.len() >= 9, "three kernels for each of three instruction sets: {kernels:?}");
 
+    let whole = program.reached_from(&program.named(|_| true), &[]);
+    let sees = |what: fn(&Function) -> &Vec<String>| whole.functions.iter().any(|f| !what(f).is_empty());
+    assert!(sees(|f| &f.locked) && sees(|f| &f.system_calls), "the test sees what there is to see");
+
     let reached = program.reached_from(&[turn, kernels].concat(), &COLD);
     let has = |part: &str| reached.functions.iter().any(|function| function.name.contains(part));
-    for part in ["Port>::poll", "Arrivals::arrive", "Shard::finish", "Kernels::run", "Port>::post", "Port>::flush"] {
+    for part in
+        ["Port>::poll", "Arrivals::arrive", "Shard::finish", "Kernels::run", "Port>::post", "Port>::flush"]
+    {
         assert!(has(part), "the walk passes {part}");
     }
-    let fence = |instruction: &str| instruction.contains("lock or") && instruction.contains("$0x0,") && instruction.ends_with("(%rsp)");
+    let fence = |instruction: &str| {
+        instruction.contains("lock or") && instruction.contains("$0x0,") && instruction.ends_with("(%rsp)")
+    };
     let mut modifying = Vec::new();
     let mut entering = Vec::new();
     for function in &reached.functions {
@@ -219,7 +227,9 @@ fn turns_hold_no_locked_instruction_and_no_system_call() {
         modifying.extend(function.locked.iter().filter(|instruction| !fence(instruction)).map(shown));
         entering.extend(function.system_calls.iter().map(shown));
     }
-    let waking = |shown: &str| ["Port>::flush: ", "bell::claim_wake: ", "bell::wake: "].iter().any(|name| shown.contains(name));
+    let waking = |shown: &str| {
+        ["Port>::flush: ", "bell::claim_wake: ", "bell::wake: "].iter().any(|name| shown.contains(name))
+    };
     assert!(modifying.len() == 1 && modifying[0].contains("xchg") && waking(&modifying[0]), "{modifying:#?}");
     assert!(entering.len() == 1 && waking(&entering[0]), "{entering:#?}");
     let foreign: Vec<_> = reached.libraries.iter().filter(|name| !LIBRARIES.contains(name)).collect();

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use pbox_core::control::{
-    ErrorReply, HeartbeatRequest, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL,
+    ErrorReply, HeartbeatRequest, JobState, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -73,6 +73,9 @@ async fn heartbeat(State(registry): State<Arc<Registry>>, Path(job): Path<String
     // Ends early on news, and when the job's last worker left.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
     let reply = news.borrow().clone();
+    if matches!(reply.state, JobState::Failed { .. }) {
+        registry.told(&job, &token);
+    }
     Ok(json(StatusCode::OK, &reply))
 }
 
@@ -95,7 +98,8 @@ async fn leave(State(registry): State<Arc<Registry>>, Path(job): Path<String>, b
 }
 
 fn parse<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T, Refusal> {
-    serde_json::from_slice(body).map_err(|error| Refusal::Bad(format!("{what}: {error}; see docs/protocol.md")))
+    serde_json::from_slice(body)
+        .map_err(|error| Refusal::Bad(format!("{what}: {error}; see docs/protocol.md")))
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Response {

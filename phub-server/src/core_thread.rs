@@ -130,7 +130,9 @@ impl<P: Port> CoreThread<P> {
             if clock.turned(worked) {
                 self.publish(&clock);
             }
-            if self.mail.load(Ordering::Acquire) /* [mail] */ {
+            if self.mail.load(Ordering::Acquire)
+            /* [mail] */
+            {
                 self.mail.store(false, Ordering::Relaxed);
                 while let Ok(command) = self.inbox.try_recv() {
                     if !self.obey(command) {

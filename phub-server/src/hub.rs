@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::shm::{self, Listener};
 use pbox_core::kernels::Kernels;
@@ -19,6 +19,11 @@ use crate::settings::{CoreSelection, HubSettings};
 
 /// How often silent workers are looked for; a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
+/// How long a stop waits for workers to ask for their news and be told why: their next heartbeat may
+/// not have come yet. Those that are dead never ask.
+const TELL_LIMIT: Duration = Duration::from_secs(1);
+/// How often it looks.
+const TELL_LOOK: Duration = Duration::from_millis(5);
 /// How long a stop waits for requests that are under way.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
@@ -32,7 +37,9 @@ pub enum HubError {
     #[error("choosing cores: {0}")]
     Place(#[from] topology::PlaceError),
     /// The control port cannot be opened.
-    #[error("cannot listen on {listen} for the control port: {error}; choose another with --listen (port 0 takes a free one)")]
+    #[error(
+        "cannot listen on {listen} for the control port: {error}; choose another with --listen (port 0 takes a free one)"
+    )]
     Listen {
         /// The address.
         listen: SocketAddr,
@@ -78,9 +85,11 @@ impl Hub {
         let name = format!("phub-{}-{}", std::process::id(), address.port());
         let listener = Arc::new(Listener::bind(&name)?);
         let (reports, inbox) = unbounded_channel();
-        let cores = plan.cores().iter().zip(ports).map(|(core, port)| {
-            CoreHandle::start(core.cpu.0, port, kernels, idle, reports.clone())
-        });
+        let cores = plan
+            .cores()
+            .iter()
+            .zip(ports)
+            .map(|(core, port)| CoreHandle::start(core.cpu.0, port, kernels, idle, reports.clone()));
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
         let registry = Arc::new(Registry::new(cores, kernels, name, settings.heartbeat_limit()));
         let rendezvous = rendezvous::start(Arc::clone(&listener), group, Arc::downgrade(&registry))?;
@@ -117,6 +126,10 @@ impl Hub {
         tracing::info!(reason, "hub stops");
         registry.stop(reason);
         self.listener.stop();
+        let deadline = Instant::now() + TELL_LIMIT;
+        while !registry.all_told() && Instant::now() < deadline {
+            std::thread::sleep(TELL_LOOK);
+        }
         if let Some(stop) = self.stop_control.take() {
             let _ = stop.send(());
         }

@@ -29,7 +29,9 @@ impl IdleChoice {
             ),
             IdleChoice::Auto => (
                 IdlePolicy::SHARED,
-                format!("sleep at once (auto: the hub uses all {cpus} cpus, workers on this machine need them)"),
+                format!(
+                    "sleep at once (auto: the hub uses all {cpus} cpus, workers on this machine need them)"
+                ),
             ),
         }
     }

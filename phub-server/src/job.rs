@@ -81,7 +81,11 @@ impl Job {
             return differs("chunk_bytes", request.chunk_bytes.to_string(), terms.chunk_bytes.to_string());
         }
         if request.optimizer != terms.optimizer {
-            return differs("optimizer", format!("{:?}", request.optimizer), format!("{:?}", terms.optimizer));
+            return differs(
+                "optimizer",
+                format!("{:?}", request.optimizer),
+                format!("{:?}", terms.optimizer),
+            );
         }
         if request.ablate != terms.ablate {
             return differs("ablate", format!("{:?}", request.ablate), format!("{:?}", terms.ablate));
@@ -97,7 +101,8 @@ impl Job {
 
     /// Takes a worker in.
     pub fn add_member(&mut self, rank: u32) {
-        self.members[rank as usize] = Some(Member { connected: false, attached: 0, heard: Instant::now(), left: None });
+        self.members[rank as usize] =
+            Some(Member { connected: false, attached: 0, heard: Instant::now(), left: None });
     }
 
     /// A worker comes to the data path; once only, because a rank has one link to each core.

@@ -15,6 +15,7 @@
 
 mod control;
 mod core_thread;
+mod exit;
 mod hub;
 mod idle_choice;
 mod job;
@@ -24,6 +25,7 @@ mod rendezvous;
 mod settings;
 pub mod topology_command;
 
+pub use exit::exit_code;
 pub use hub::{Hub, HubError};
 pub use idle_choice::IdleChoice;
 pub use settings::{CoreSelection, HubSettings};

@@ -2,10 +2,12 @@
 
 use std::io::IsTerminal;
 
+use std::process::ExitCode;
+
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use phub_server::topology_command::TopologyArgs;
-use phub_server::{Hub, HubSettings};
+use phub_server::{Hub, HubSettings, exit_code};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A parameter hub: sums the gradients of all workers, runs the optimizer, and returns the new
@@ -25,11 +27,12 @@ enum Command {
     Topology(TopologyArgs),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
         Command::Serve(settings) => serve(&settings),
-        Command::Topology(args) => Ok(args.run()?),
-    }
+        Command::Topology(args) => args.run().map_err(Into::into),
+    };
+    exit_code("phub-server", result)
 }
 
 fn serve(settings: &HubSettings) -> anyhow::Result<()> {

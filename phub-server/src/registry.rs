@@ -1,7 +1,7 @@
 //! The registry: all jobs and workers of the hub, and the commands to cores that follow from what
 //! happens to them. One lock, never taken on the round path.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,8 @@ struct Inner {
     failed_at: HashMap<JobId, Instant>,
     next_job: u64,
     stopping: bool,
+    /// Workers that have not heard yet that the hub stops.
+    untold: HashSet<(JobId, u32)>,
 }
 
 /// All jobs of the hub.
@@ -80,6 +82,7 @@ impl Registry {
             failed_at: HashMap::new(),
             next_job: 0,
             stopping: false,
+            untold: HashSet::new(),
         };
         Registry { inner: Mutex::new(inner), cores, kernels, address, heartbeat_limit }
     }
@@ -316,10 +319,26 @@ impl Registry {
     pub fn stop(&self, reason: &str) {
         let mut inner = self.lock();
         inner.stopping = true;
-        let ids: Vec<JobId> = inner.jobs.keys().copied().collect();
-        for id in ids {
+        let jobs = inner.jobs.values().filter(|job| !job.failed());
+        let members = |job: &Job| (0..job.terms.workers).filter(|&rank| job.has(rank)).collect::<Vec<_>>();
+        let running: Vec<(JobId, Vec<u32>)> = jobs.map(|job| (job.id, members(job))).collect();
+        for (id, ranks) in running {
             self.fail(&mut inner, id, reason);
+            inner.untold.extend(ranks.into_iter().map(|rank| (id, rank)));
         }
+    }
+
+    /// A worker is being told that its job failed.
+    pub fn told(&self, job: &str, token: &str) {
+        let mut inner = self.lock();
+        if let Ok(member) = inner.find(job, token) {
+            inner.untold.remove(&member);
+        }
+    }
+
+    /// Whether every worker has been told that the hub stops.
+    pub fn all_told(&self) -> bool {
+        self.lock().untold.is_empty()
     }
 
     /// Stops the core threads and waits for them.

@@ -2,8 +2,8 @@
 //! links to the cores. Each handshake has a thread of its own, so that one that stalls holds up
 //! nobody; their number is bounded.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -35,10 +35,11 @@ pub(crate) fn start(
                 Ok(Some(accepted)) => {
                     let (group, registry) = (Arc::clone(&group), registry.clone());
                     let slot = Slot::take(&open);
-                    let spawned = std::thread::Builder::new().name("phub-handshake".into()).spawn(move || {
-                        let _slot = slot;
-                        handshake(accepted, &group, &registry);
-                    });
+                    let spawned =
+                        std::thread::Builder::new().name("phub-handshake".into()).spawn(move || {
+                            let _slot = slot;
+                            handshake(accepted, &group, &registry);
+                        });
                     if let Err(error) = spawned {
                         tracing::warn!(%error, "no thread for a worker's handshake");
                     }

@@ -97,7 +97,9 @@ impl TopologyArgs {
         };
         text.insert_str(0, &render::text_with(&host, plan.as_ref(), labels));
         if plan.is_none() {
-            text.push_str("\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n");
+            text.push_str(
+                "\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n",
+            );
         }
         if let Some(path) = &self.svg {
             std::fs::write(path, render::svg_with(&host, plan.as_ref(), labels))
@@ -140,7 +142,8 @@ impl TopologyArgs {
             layout.chunk_bytes() as f64 / 1024.0,
             mb(model),
         );
-        let _ = writeln!(text, "  a round brings {} of gradients in and sends as much out", mb(workers * model));
+        let _ =
+            writeln!(text, "  a round brings {} of gradients in and sends as much out", mb(workers * model));
         for nic in plan.nics() {
             let _ = writeln!(text, "  {}: {} in and out a round", nic.name, mb(workers * nic.load_bytes));
         }

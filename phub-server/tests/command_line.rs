@@ -50,7 +50,10 @@ fn topology_of_bad_files() {
     let path = dir.path().join("host.xml");
     let path = path.to_str().unwrap();
     if cfg!(not(feature = "hwloc")) {
-        return says(failure(&["topology", "--xml", path]), &[path, "built without hwloc", "--features hwloc"]);
+        return says(
+            failure(&["topology", "--xml", path]),
+            &[path, "built without hwloc", "--features hwloc"],
+        );
     }
     let next = "lstopo --of xml";
     says(failure(&["topology", "--xml", path]), &[path, "cannot be read", "No such file", next]);

@@ -34,9 +34,11 @@ impl Control {
         request: &Q,
     ) -> Result<R, SessionError> {
         let url = format!("http://{}/v1/jobs/{}/{verb}", self.hub, self.job);
-        let mut response = self.agent.post(&url).send_json(request).map_err(|error| {
-            SessionError::Unreachable { hub: self.hub.clone(), cause: error.to_string() }
-        })?;
+        let mut response = self
+            .agent
+            .post(&url)
+            .send_json(request)
+            .map_err(|error| SessionError::Unreachable { hub: self.hub.clone(), cause: error.to_string() })?;
         let status = response.status();
         let body = response.body_mut().read_to_string().map_err(|error| SessionError::Unreachable {
             hub: self.hub.clone(),

@@ -15,7 +15,9 @@ use crate::exchange::ExchangeError;
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The control port could not be reached.
-    #[error("cannot reach the hub's control port at {hub}: {cause}; is phub-server running there, and is the address right?")]
+    #[error(
+        "cannot reach the hub's control port at {hub}: {cause}; is phub-server running there, and is the address right?"
+    )]
     Unreachable {
         /// Its address.
         hub: String,
@@ -33,7 +35,10 @@ pub enum SessionError {
         why: String,
     },
     /// The hub's answer makes no sense.
-    #[error("the hub at {hub} answered to {what} with {saw}; expected protocol {}: is it a phub-server of this version?", pbox_core::control::PROTOCOL)]
+    #[error(
+        "the hub at {hub} answered to {what} with {saw}; expected protocol {}: is it a phub-server of this version?",
+        pbox_core::control::PROTOCOL
+    )]
     Nonsense {
         /// Its address.
         hub: String,
@@ -67,7 +72,9 @@ pub enum SessionError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// Others did not come.
-    #[error("job {job:?}: waited {waited:?} for worker(s) {missing:?} of {workers} to join; start them, or raise the join limit")]
+    #[error(
+        "job {job:?}: waited {waited:?} for worker(s) {missing:?} of {workers} to join; start them, or raise the join limit"
+    )]
     Missing {
         /// The job.
         job: String,
@@ -87,7 +94,9 @@ pub enum SessionError {
         reason: String,
     },
     /// A worker left before the round that this one waits for.
-    #[error("job {job:?}: worker {rank} left before round {left_at}, so round {round} of key {key:?} cannot complete; all workers must run the same number of rounds")]
+    #[error(
+        "job {job:?}: worker {rank} left before round {left_at}, so round {round} of key {key:?} cannot complete; all workers must run the same number of rounds"
+    )]
     PeerLeft {
         /// The job.
         job: String,
@@ -111,7 +120,9 @@ pub enum SessionError {
         cause: String,
     },
     /// Somebody lives but does not push.
-    #[error("job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; all processes are alive, so some worker has not pushed this key (raise the wait limit if it is only slow)")]
+    #[error(
+        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; all processes are alive, so some worker has not pushed this key (raise the wait limit if it is only slow)"
+    )]
     Stalled {
         /// The job.
         job: String,

@@ -120,6 +120,13 @@ impl<P: Port> Exchange<P> {
         Ok(unsafe { self.windows.weights(key) })
     }
 
+    /// A key's weights to read and its gradient to write, together.
+    pub fn tensors(&mut self, key: KeyId) -> Result<(&[f32], &mut [f32]), ExchangeError> {
+        self.idle(key, "using its tensors")?;
+        // SAFETY: `idle` saw that no push of the key is unanswered, and `&mut self` keeps it so.
+        Ok(unsafe { self.windows.tensors(key) })
+    }
+
     /// Sends a key's gradient, chunk by chunk. Until its answers are all in, gradient and weights of
     /// the key belong to the hub.
     pub fn push(&mut self, key: KeyId) -> Result<(), ExchangeError> {
@@ -180,7 +187,8 @@ impl<P: Port> Exchange<P> {
 
     fn answered(&mut self, link: LinkId, answer: Immediate) -> Result<(), ExchangeError> {
         let Immediate { chunk, round_bits } = answer;
-        let unexpected = |expected: String| ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected };
+        let unexpected =
+            |expected: String| ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected };
         let Some(&true) = self.under_way.get(chunk.index()) else {
             return Err(unexpected("of which no push is under way".into()));
         };
@@ -268,7 +276,8 @@ impl<P: Port> Exchange<P> {
     }
 
     fn closed_link(&mut self, core: usize) -> ExchangeError {
-        let reason = self.port.closed().map_or("closed earlier".to_string(), |closed| closed.reason.to_string());
+        let reason =
+            self.port.closed().map_or("closed earlier".to_string(), |closed| closed.reason.to_string());
         ExchangeError::Closed { core, reason }
     }
 }

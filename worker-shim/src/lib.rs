@@ -42,3 +42,8 @@ pub use error::SessionError;
 pub use exchange::{Exchange, ExchangeError};
 pub use session::Session;
 pub use windows::Windows;
+
+/// The README's example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+mod readme {}

@@ -111,7 +111,7 @@ impl Session {
         Ok(())
     }
 
-    /// A key's gradient, to write in place.
+    /// A key's gradient, to write in place. It still holds what was last written.
     ///
     /// # Errors
     /// While the key is under way.
@@ -119,8 +119,18 @@ impl Session {
         Ok(self.exchange.gradient_mut(key)?)
     }
 
+    /// A key's weights to read and its gradient to write, together: a backward pass needs both, and
+    /// must be done with the weights before it pushes the key.
+    ///
+    /// # Errors
+    /// While the key is under way.
+    pub fn tensors(&mut self, key: KeyId) -> Result<(&[f32], &mut [f32]), SessionError> {
+        Ok(self.exchange.tensors(key)?)
+    }
+
     /// Sends a key's gradient to the hub and returns at once. Until [`wait`](Self::wait), the key's
-    /// gradient and weights belong to the hub.
+    /// gradient and weights belong to the hub: whatever the backward pass needs of the weights (the
+    /// delta for the layer below) is computed before.
     pub fn push(&mut self, key: KeyId) -> Result<(), SessionError> {
         if !self.ready {
             return Err(SessionError::Refused {
@@ -133,7 +143,7 @@ impl Session {
     }
 
     fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
-        self.exchange.push(key).or_else(|error| Err(self.explain(error)))
+        self.exchange.push(key).map_err(|error| self.explain(error))
     }
 
     /// Waits until the key's answer is there.
@@ -230,8 +240,9 @@ impl Session {
         }
         let from_round = self.next_round();
         let request = LearningRateRequest { token: self.token.clone(), learning_rate, from_round };
-        let _: serde_json::Value = self.control.post("learning-rate", "change the learning rate", &request)?;
-        Ok(())
+        let answer: Result<serde_json::Value, _> =
+            self.control.post("learning-rate", "change the learning rate", &request);
+        answer.map(|_| ()).map_err(|error| self.cut_off(error))
     }
 
     /// All keys, first layer first.
@@ -252,7 +263,7 @@ impl Session {
     /// Waits for whatever is under way, and leaves the job.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.wait_all()?;
-        self.send_leave::<serde_json::Value>().map(|_| ())
+        self.send_leave::<serde_json::Value>().map(|_| ()).map_err(|error| self.cut_off(error))
     }
 
     fn send_leave<R: serde::de::DeserializeOwned>(&self) -> Result<R, SessionError> {
@@ -268,6 +279,17 @@ impl Session {
         }
         let hub = self.config.hub.clone();
         news.lost.clone().map(|cause| SessionError::HubLost { job, hub, cause })
+    }
+
+    /// After the join, a hub that cannot be reached is one that was lost.
+    fn cut_off(&self, error: SessionError) -> SessionError {
+        match error {
+            SessionError::Unreachable { hub, cause } => {
+                let lost = SessionError::HubLost { job: self.config.job.clone(), hub, cause };
+                self.ended(&self.heartbeat.news()).unwrap_or(lost)
+            }
+            other => other,
+        }
     }
 
     /// A closed link is a symptom; the hub, if it lives, says the cause over the control port.
@@ -313,8 +335,7 @@ fn connect(
     let (window, gradients) = Windows::gradients(layout)?;
     let (group, mut ports) = shm::group(1)?;
     let window_bytes = layout.window_bytes();
-    let joined =
-        shm::connect(address, token, &group, &window, window_bytes, &capacities, config.join_limit)?;
+    let joined = shm::connect(address, token, &group, &window, window_bytes, &capacities, config.join_limit)?;
     let private = config.weights == WeightsMode::Private;
     let windows = Windows::new(Arc::clone(layout), gradients, Arc::new(joined.recv), private)?;
     Ok((ports.remove(0), (joined.endpoints, placement, windows)))

@@ -55,12 +55,19 @@ impl Windows {
     /// No push of the key may be unanswered: the hub writes weights only between the last worker's
     /// push and its answer.
     pub(crate) unsafe fn weights(&self, key: KeyId) -> &[f32] {
-        let span = self.layout.key_span(key);
-        match &self.private {
-            Some(copy) => &copy.as_slice()[elements(span)],
-            // SAFETY: the caller's word is the one that `f32` asks for; `new` checked the window's size.
-            None => unsafe { self.weights.f32(span) }.expect("inside the window, by new"),
-        }
+        // SAFETY: the caller's word is the one that `read` asks for.
+        unsafe { read(&self.private, &self.weights, self.layout.key_span(key)) }
+    }
+
+    /// A key's weights, and its gradient to write.
+    ///
+    /// # Safety
+    /// As for [`weights`](Self::weights).
+    pub(crate) unsafe fn tensors(&mut self, key: KeyId) -> (&[f32], &mut [f32]) {
+        let Windows { layout, gradients, weights, private } = self;
+        // SAFETY: as in `weights`.
+        let weights = unsafe { read(private, weights, layout.key_span(key)) };
+        (weights, gradients.f32_mut(key.index()))
     }
 
     /// Copies a span's weights where they are kept private; nothing otherwise.
@@ -73,6 +80,18 @@ impl Windows {
             let fresh = unsafe { self.weights.f32(span) }.expect("inside the window, by new");
             copy.as_mut_slice()[elements(span)].copy_from_slice(fresh);
         }
+    }
+}
+
+/// A span of the weights, wherever this worker reads them.
+///
+/// # Safety
+/// As for [`Windows::weights`], for the chunks of this span.
+unsafe fn read<'a>(private: &'a Option<Slab>, shared: &'a RecvWindow, span: Span) -> &'a [f32] {
+    match private {
+        Some(copy) => &copy.as_slice()[elements(span)],
+        // SAFETY: the caller's word is the one that `f32` asks for; `new` checked the window's size.
+        None => unsafe { shared.f32(span) }.expect("inside the window, by new"),
     }
 }
 

@@ -1,8 +1,11 @@
 //! The `phub-peers` program: the probe and other systems on the same model and worker count,
 //! interleaved in one session, as ratios with their spread.
 
+use std::process::ExitCode;
+
+use benches::peers::{Args, run};
 use clap::Parser;
 
-fn main() -> anyhow::Result<()> {
-    benches::peers::run(&benches::peers::Args::parse())
+fn main() -> ExitCode {
+    phub_server::exit_code("phub-peers", run(&Args::parse()))
 }

@@ -1,7 +1,12 @@
 //! The `phub-probe` program: what a parameter hub can do on this machine, with no compute.
 
+use std::process::ExitCode;
+
+use benches::probe::{Args, run};
 use clap::Parser;
 
-fn main() -> anyhow::Result<()> {
-    benches::probe::run(benches::probe::Args::parse())
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let program = args.program();
+    phub_server::exit_code(&program, run(args))
 }

@@ -182,6 +182,15 @@ impl Args {
         config
     }
 
+    /// What this process calls itself in errors.
+    pub fn program(&self) -> String {
+        match (self.role, self.rank) {
+            (Some(Role::Hub), _) => "phub-probe: the hub".into(),
+            (Some(Role::Worker), Some(rank)) => format!("phub-probe: worker {rank}"),
+            _ => "phub-probe".into(),
+        }
+    }
+
     /// The command line of another process of this run.
     pub fn for_role(&self, role: &str) -> Vec<String> {
         let skip_role = std::env::args().skip(1);

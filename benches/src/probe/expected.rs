@@ -78,7 +78,10 @@ impl Expected {
             let expected = self.weights[phase(key, first + i)];
             if seen.to_bits() != expected.to_bits() {
                 let name = &layout.keys()[key.index()].name;
-                anyhow::bail!("wrong result: key {name:?}, element {}: expected {expected:e}, saw {seen:e}", first + i);
+                anyhow::bail!(
+                    "wrong result: key {name:?}, element {}: expected {expected:e}, saw {seen:e}",
+                    first + i
+                );
             }
         }
         Ok(())

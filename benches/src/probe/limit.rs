@@ -88,7 +88,8 @@ impl Share {
             slab.as_mut_slice().fill(0.5);
             Ok(slab)
         };
-        let gradients = (0..workers).map(|_| slab("the limit's gradients", elements)).collect::<Result<_>>()?;
+        let gradients =
+            (0..workers).map(|_| slab("the limit's gradients", elements)).collect::<Result<_>>()?;
         Ok(Share {
             chunks: chunks.to_vec(),
             gradients,

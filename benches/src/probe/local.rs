@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use pbox_core::Layout;
 
-use super::args::Args;
+use super::args::{Args, WeightsChoice};
 use super::limit::Limit;
 use super::report::{Report, progress_bar};
 use super::worker::{Outcome, Word, describe_hub};
@@ -18,6 +18,7 @@ const LIMIT_TIME: Duration = Duration::from_millis(1500);
 pub(super) fn run(args: &Args) -> Result<Report> {
     let (_, keys) = args.keys()?;
     let layout = Layout::new(keys, args.chunk_bytes)?;
+    check_memory(args, &layout)?;
     let progress = progress_bar(args);
 
     let mut hub = Role::start("the hub", &args.for_role("hub"))?;
@@ -64,6 +65,31 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     passes.extend(limit.measure(LIMIT_TIME)?);
     progress.finish_and_clear();
     Report::new(args, &layout, &outcomes, &before, &after, Some(passes))
+}
+
+/// Refuses what would end in the kernel's killer: a window for each worker, weights and state, and
+/// copies of the weights where they are private. The limit is measured while no worker lives.
+fn check_memory(args: &Args, layout: &Layout) -> Result<()> {
+    let copies = match args.weights {
+        WeightsChoice::Shared => args.workers + 2,
+        WeightsChoice::Private => 2 * args.workers + 2,
+    };
+    let needed = u64::from(copies) * layout.window_bytes() as u64;
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
+        .map_or(u64::MAX, |kib| kib * 1024);
+    if needed > available {
+        bail!(
+            "{} workers of a {:.1} MB model need {:.1} GB of memory, this machine has {:.1} GB available; use fewer --workers or a smaller --model",
+            args.workers,
+            layout.model_bytes() as f64 / 1e6,
+            needed as f64 / 1e9,
+            available as f64 / 1e9,
+        );
+    }
+    Ok(())
 }
 
 fn hear(worker: &mut Role) -> Result<Word> {

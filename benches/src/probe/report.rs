@@ -129,14 +129,29 @@ impl Report {
             let _ = writeln!(text, "  {name:<16} {value}");
         };
         row("rounds", format!("{} in {:.2} s, {:.1} a second", self.rounds, self.seconds, self.rounds_per_s));
-        row("a round", format!("{:.2} ms (p10 {:.2}, p90 {:.2})", self.round_ms_p50, self.round_ms_p10, self.round_ms_p90));
+        row(
+            "a round",
+            format!(
+                "{:.2} ms (p10 {:.2}, p90 {:.2})",
+                self.round_ms_p50, self.round_ms_p10, self.round_ms_p90
+            ),
+        );
         row("goodput", format!("{:.2} GB/s (workers x model / median round)", self.goodput_gb_per_s));
         if let (Some(limit), Some(ratio)) = (self.limit_gb_per_s, self.limit_ratio) {
-            row("machine's limit", format!("{limit:.2} GB/s (same kernels and cores, private memory, no exchange)"));
+            row(
+                "machine's limit",
+                format!("{limit:.2} GB/s (same kernels and cores, private memory, no exchange)"),
+            );
             row("ratio", format!("{ratio:.2} of the limit"));
         }
         row("checked", "every chunk of every round by a line, every element after the last: exact".into());
-        row("memory", format!("hub {:.0} MB, a worker {:.0} MB resident (shared pages count in both)", self.hub_rss_mb, self.worker_rss_mb));
+        row(
+            "memory",
+            format!(
+                "hub {:.0} MB, a worker {:.0} MB resident (shared pages count in both)",
+                self.hub_rss_mb, self.worker_rss_mb
+            ),
+        );
         if self.per_core.iter().all(|core| core.busy_s == 0.0) {
             return text; // simulated cores have no clock
         }

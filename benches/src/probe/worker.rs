@@ -77,9 +77,13 @@ impl Worker {
         self.round += 1;
         let first = (self.rank + self.round) % self.workers;
         let session = &self.session;
-        self.expected.check_lines(session.layout(), first as usize, self.workers as usize, self.round, |key| {
-            Ok(session.weights(key)?)
-        })
+        self.expected.check_lines(
+            session.layout(),
+            first as usize,
+            self.workers as usize,
+            self.round,
+            |key| Ok(session.weights(key)?),
+        )
     }
 
     /// `rounds` rounds, timed one by one, and a look at every element after the last.
@@ -105,7 +109,7 @@ impl Worker {
 pub(super) fn run_as_child(args: &Args) -> Result<()> {
     child::die_with_parent();
     let say = |word: &Word| println!("{}", serde_json::to_string(word).expect("words are plain data"));
-    let mut worker = Worker::join(args).with_context(|| format!("worker {}", args.rank.unwrap_or(0)))?;
+    let mut worker = Worker::join(args)?;
     say(&Word::Ready);
     child::wait_for_word("go")?;
     let mut said = Instant::now();

@@ -14,7 +14,8 @@ pub fn probe() -> Command {
 /// What a program that must fail wrote to stderr.
 #[track_caller]
 pub fn failure(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().expect("the program starts");
+    let Output { status, stdout, stderr } =
+        command.stdin(Stdio::null()).output().expect("the program starts");
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     assert!(!status.success(), "{command:?} succeeded:\n{stdout}\n{stderr}");
     assert!(!stderr.contains("panicked"), "{command:?} panicked:\n{stderr}");
@@ -31,7 +32,8 @@ pub struct Program {
 impl Program {
     /// Starts it; its stderr is the test's unless the command says otherwise.
     pub fn start(command: &mut Command) -> Self {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
         let stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
         Program { child, stdout }
     }
@@ -97,7 +99,9 @@ pub fn is_dead(pid: u32) -> bool {
 pub fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());
-    lists.flat_map(|list| list.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
+    lists
+        .flat_map(|list| list.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
+        .collect()
 }
 
 /// Looks until something is so that no call waits for; the test's watchdog bounds it.

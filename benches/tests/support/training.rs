@@ -110,7 +110,9 @@ impl Training {
     /// All keys, in an order that each worker and round has to itself.
     fn shuffled(&self, rank: u32, round: u32) -> Vec<KeyId> {
         let mut keys: Vec<KeyId> = (0..self.keys.len() as u32).map(KeyId).collect();
-        keys.sort_by_key(|key| mix(self.seed ^ mix(u64::from(rank) << 40 | u64::from(round) << 20 | u64::from(key.0))));
+        keys.sort_by_key(|key| {
+            mix(self.seed ^ mix(u64::from(rank) << 40 | u64::from(round) << 20 | u64::from(key.0)))
+        });
         keys
     }
 }

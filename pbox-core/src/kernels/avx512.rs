@@ -4,13 +4,8 @@ use super::{Kernels, body};
 use crate::oracle::Step;
 use crate::slots::Slots;
 
-pub(super) const KERNELS: Kernels = Kernels {
-    name: "avx512",
-    available: || is_x86_feature_detected!("avx512f"),
-    average,
-    sgd,
-    nesterov,
-};
+pub(super) const KERNELS: Kernels =
+    Kernels { name: "avx512", available: || is_x86_feature_detected!("avx512f"), average, sgd, nesterov };
 
 #[target_feature(enable = "avx512f")]
 fn average(step: &Step, slots: &Slots, out: &mut [f32]) {

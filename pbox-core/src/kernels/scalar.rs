@@ -4,13 +4,7 @@ use super::{Kernels, body};
 use crate::oracle::Step;
 use crate::slots::Slots;
 
-pub(super) const KERNELS: Kernels = Kernels {
-    name: "scalar",
-    available: || true,
-    average,
-    sgd,
-    nesterov,
-};
+pub(super) const KERNELS: Kernels = Kernels { name: "scalar", available: || true, average, sgd, nesterov };
 
 fn average(step: &Step, slots: &Slots, out: &mut [f32]) {
     body::average(step, slots, out);

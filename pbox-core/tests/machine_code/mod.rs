@@ -48,7 +48,9 @@ impl Program {
         for line in objdump(&["-R"], path).lines() {
             // "0000000000122718 R_X86_64_RELATIVE  *ABS*+0x0000000000059bc0"
             let mut words = line.split_whitespace();
-            let (Some(slot), Some(_), Some(value)) = (words.next(), words.next(), words.next()) else { continue };
+            let (Some(slot), Some(_), Some(value)) = (words.next(), words.next(), words.next()) else {
+                continue;
+            };
             let Ok(slot) = u64::from_str_radix(slot, 16) else { continue };
             let target = match value.strip_prefix("*ABS*+0x") {
                 Some(address) => Slot::Here(u64::from_str_radix(address, 16).unwrap()),
@@ -72,7 +74,11 @@ impl Program {
 
     /// Addresses of the functions whose demangled name is so.
     pub fn named(&self, is: impl Fn(&str) -> bool) -> Vec<u64> {
-        self.functions.iter().filter(|(_, function)| is(&function.name)).map(|(&address, _)| address).collect()
+        self.functions
+            .iter()
+            .filter(|(_, function)| is(&function.name))
+            .map(|(&address, _)| address)
+            .collect()
     }
 
     /// Everything that can be reached from `roots`, but for what lies behind functions whose name
