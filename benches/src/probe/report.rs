@@ -24,6 +24,7 @@ pub struct Report {
     cores: usize,
     kernels: String,
     optimizer: &'static str,
+    ablated: Vec<String>,
     weights: &'static str,
     rounds: u32,
     seconds: f64,
@@ -70,7 +71,8 @@ impl Report {
         let round_ms = |q| quantile(&rounds, q) / 1e6;
         let moved = f64::from(args.workers) * layout.model_bytes() as f64;
         let goodput = moved / (round_ms(0.5) * 1e6);
-        let limit = limit.map(|passes| {
+        // A hub that leaves work out has no limit to be compared with.
+        let limit = limit.filter(|_| args.ablate.is_empty()).map(|passes| {
             let mut passes: Vec<u64> = passes.iter().map(|pass| pass.as_nanos() as u64).collect();
             passes.sort_unstable();
             moved / quantile(&passes, 0.5)
@@ -85,6 +87,7 @@ impl Report {
             cores: after.cores.len(),
             kernels: after.kernels.clone(),
             optimizer: args.optimizer().name(),
+            ablated: args.ablate.iter().map(|what| format!("{what:?}").to_lowercase()).collect(),
             weights: match args.weights {
                 super::args::WeightsChoice::Shared => "shared",
                 super::args::WeightsChoice::Private => "private",
@@ -136,6 +139,9 @@ impl Report {
                 self.round_ms_p50, self.round_ms_p10, self.round_ms_p90
             ),
         );
+        if !self.ablated.is_empty() {
+            row("left out", self.ablated.join(" and "));
+        }
         row("goodput", format!("{:.2} GB/s (workers x model / median round)", self.goodput_gb_per_s));
         if let (Some(limit), Some(ratio)) = (self.limit_gb_per_s, self.limit_ratio) {
             row(
