@@ -5,6 +5,7 @@ mod support;
 
 use std::time::Duration;
 
+use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use pbox_core::{KeyId, Optimizer, Round};
 use support::{FIRST, SECOND, THIRD, config, hub, join_all, push_all, ready_all, refusal, says};
@@ -129,16 +130,17 @@ fn learning_rates_are_finite() {
 fn a_key_that_nobody_else_pushes_is_named_at_the_limit() {
     let _watchdog = Watchdog::new("a_key_that_nobody_else_pushes_is_named_at_the_limit");
     let hub = hub(2);
-    for idle in [fabric::IdlePolicy::SHARED, fabric::IdlePolicy::DEDICATED, fabric::IdlePolicy::BUSY_POLL] {
+    let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
+    for (job, idle) in ["job-a", "job-b", "job-c"].into_iter().zip(policies) {
         let mut sessions = ready_all(2, |rank| {
-            let mut config = config(&hub, "job", rank, 2);
+            let mut config = config(&hub, job, rank, 2);
             config.wait_limit = Duration::from_millis(10);
             config.idle = idle;
             config
         });
         sessions[0].push(FIRST).unwrap();
         let error = sessions[0].wait(FIRST).unwrap_err();
-        says(&error, &["\"job\"", "round 1", "\"first.weight\"", "8 of 8 chunks", "wait limit"]);
+        says(&error, &[job, "round 1", "\"first.weight\"", "8 of 8 chunks", "wait limit"]);
         assert!(matches!(error, SessionError::Stalled { .. }));
     }
 }

@@ -132,7 +132,13 @@ fn a_worker_stopped_beyond_the_limit_is_named() {
     // It comes back to life, and hears the same.
     remote.process().signal(Signal::CONT);
     remote.tell("finish");
-    says(remote.reply(), &words);
+    let mut reply = remote.reply();
+    if reply == "round 2" {
+        // Its pushes were quicker than the order to end the job: the next round has no peer.
+        remote.tell("round");
+        reply = remote.reply();
+    }
+    says(reply, &words);
 }
 
 #[test]

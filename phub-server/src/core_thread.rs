@@ -2,6 +2,7 @@
 //!
 //! Between turns it looks at one flag; commands and reports cross by channel, off the round path.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -37,6 +38,8 @@ pub(crate) enum Report {
     WorkerGone { job: JobId, rank: u32, reason: String },
     /// The core cannot take the job.
     JobFailed { job: JobId, reason: String },
+    /// The thread is no more: a bug of the hub.
+    CorePanicked { cpu: u32 },
 }
 
 /// What a core did, for others to read at any time.
@@ -77,7 +80,11 @@ impl<E: Send + 'static> CoreHandle<E> {
             std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
                 pin(cpu);
                 let core = Core::new(port, kernels);
-                CoreThread { core, inbox, mail, meters, reports }.run(idle);
+                let last_words = reports.clone();
+                let thread = CoreThread { core, inbox, mail, meters, reports };
+                if catch_unwind(AssertUnwindSafe(|| thread.run(idle))).is_err() {
+                    let _ = last_words.send(Report::CorePanicked { cpu });
+                }
             })?
         };
         Ok(CoreHandle { cpu, meters, commands, mail, waker, thread: Some(thread) })
@@ -93,10 +100,8 @@ impl<E: Send + 'static> CoreHandle<E> {
 
     /// Waits for the thread to end after [`Command::Stop`].
     pub fn join(&mut self) {
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!(cpu = self.cpu, "core thread panicked");
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }

@@ -210,6 +210,15 @@ impl Registry {
                 }
             }
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
+            Report::CorePanicked { cpu } => {
+                drop(inner);
+                // Its chunks have no owner any more, and no new job could have all of its own.
+                let reason = format!(
+                    "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
+                );
+                tracing::error!(reason);
+                self.stop(&reason);
+            }
         }
     }
 
