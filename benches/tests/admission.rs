@@ -117,6 +117,19 @@ fn a_manifest_that_is_none_is_refused_at_both_ends() {
 }
 
 #[test]
+fn a_job_that_no_memory_holds_is_refused() {
+    let _watchdog = Watchdog::new("a_job_that_no_memory_holds_is_refused");
+    let hub = hub(1);
+    let mut request = join_request(0, 1000);
+    request.chunk_bytes = 1 << 20;
+    request.keys = vec![Key::f32("huge", [1 << 37])]; // half a TiB, a thousand times
+    let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
+    assert_eq!(status, 507);
+    says(error, &["\"job\"", "1000 workers", "need", "available", "fewer workers"]);
+    assert_eq!(support::describe(&hub.address().to_string()).jobs, []);
+}
+
+#[test]
 fn optimizers_have_finite_settings() {
     let _watchdog = Watchdog::new("optimizers_have_finite_settings");
     let hub = hub(1);

@@ -129,6 +129,13 @@ fn at_least_one(bytes: usize) -> NonZeroUsize {
     NonZeroUsize::new(bytes).unwrap_or(NonZeroUsize::MIN)
 }
 
+/// Memory that this machine can give without swapping; `None` where the kernel does not say.
+pub fn available_bytes() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
 /// Zeroed private memory for a core's own state, e.g. momentum; f32, 64-byte aligned. Its pages
 /// are bound to a NUMA node by whoever touches them first.
 #[derive(Debug)]

@@ -72,7 +72,7 @@ impl Job {
         }
         if self.members[request.rank as usize].is_some() {
             return Err(format!(
-                "rank {} of job {name:?} is taken; give each worker its own rank from 0 to {}, or use another job name",
+                "rank {} of job {name:?} is taken (after a crash, until the former worker is missed: try again); give each worker its own rank from 0 to {}, or use another job name",
                 request.rank,
                 terms.workers - 1
             ));

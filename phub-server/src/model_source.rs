@@ -28,7 +28,7 @@ pub enum ModelError {
     #[error(transparent)]
     Unknown(#[from] UnknownModel),
     /// The file cannot be read.
-    #[error("cannot read {path}: {error}")]
+    #[error("cannot read {path}: {error}; give a .safetensors file that you may read")]
     Read {
         /// The file.
         path: PathBuf,

@@ -128,6 +128,8 @@ impl Registry {
     fn create(&self, inner: &mut Inner, name: &str, terms: JoinRequest) -> Result<JobId, Refusal> {
         let bad = |error: String| Refusal::Bad(format!("job {name:?}: {error}"));
         let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes).map_err(|e| bad(e.to_string()))?;
+        check_memory(&layout, &terms)
+            .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
         let layout = Arc::new(layout);
         let window = SendWindow::new(layout.window_bytes())
             .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
@@ -404,6 +406,26 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     }
     request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
     manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))
+}
+
+/// Refuses a job that the kernel would kill the hub for: weights, state, and every worker's window,
+/// which are all of this machine's memory.
+fn check_memory(layout: &Layout, terms: &JoinRequest) -> Result<(), String> {
+    let windows = u64::from(terms.workers) + 1 + terms.optimizer.state_per_element() as u64;
+    let needed = windows.saturating_mul(layout.window_bytes() as u64);
+    let available = fabric::available_bytes().unwrap_or(u64::MAX);
+    if needed <= available {
+        return Ok(());
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    Err(format!(
+        "{} workers of a {:.2} GB model with {} need {:.2} GB of memory, this machine has {:.2} GB available; use fewer workers or a smaller model, or end other jobs",
+        terms.workers,
+        gb(layout.model_bytes()),
+        terms.optimizer.name(),
+        gb(needed),
+        gb(available)
+    ))
 }
 
 fn new_token() -> Result<Token, Refusal> {

@@ -67,7 +67,7 @@ pub enum TopologyError {
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The picture cannot be written.
-    #[error("cannot write {path}: {error}")]
+    #[error("cannot write {path}: {error}; the directory must exist and be yours to write")]
     Write {
         /// The file.
         path: PathBuf,

@@ -37,7 +37,8 @@ pub struct SessionConfig {
     pub ablate: Ablate,
     /// Where weights are read. Default shared.
     pub weights: WeightsMode,
-    /// How long to wait at the start for the hub and for the other workers. Default 60 s.
+    /// How long to wait at the start for the other workers, and for each answer of the hub; the hub
+    /// itself must be there. Default 60 s.
     pub join_limit: Duration,
     /// How long to wait for a key before giving up on workers that live but do not push.
     /// Default 30 min.

@@ -69,8 +69,8 @@ pub struct Args {
     #[arg(long, default_value = "probe", value_name = "NAME")]
     pub job: String,
 
-    /// How long to wait at the start for the hub and the other workers.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    /// How long to wait at the start for the other workers.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub join_limit_s: u64,
 
     /// Print one JSON object instead of a table.

@@ -75,11 +75,7 @@ fn check_memory(args: &Args, layout: &Layout) -> Result<()> {
         WeightsChoice::Private => 2 * args.workers + 2,
     };
     let needed = u64::from(copies) * layout.window_bytes() as u64;
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
-        .map_or(u64::MAX, |kib| kib * 1024);
+    let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed > available {
         bail!(
             "{} workers of a {:.1} MB model need {:.1} GB of memory, this machine has {:.1} GB available; use fewer --workers or a smaller --model",
