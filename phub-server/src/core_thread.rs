@@ -135,10 +135,8 @@ impl<P: Port> CoreThread<P> {
             if clock.turned(worked) {
                 self.publish(&clock);
             }
-            if self.mail.load(Ordering::Acquire)
-            /* [mail] */
-            {
-                self.mail.store(false, Ordering::Relaxed);
+            // [mail] The swap, not a store, so that a command sent in between is seen now.
+            if self.mail.load(Ordering::Relaxed) && self.mail.swap(false, Ordering::Acquire) {
                 while let Ok(command) = self.inbox.try_recv() {
                     if !self.obey(command) {
                         return;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fabric::shm::{self, Listener};
 use pbox_core::kernels::Kernels;
@@ -22,8 +22,6 @@ const SWEEP: Duration = Duration::from_millis(200);
 /// How long a stop waits for workers to ask for their news and be told why: their next heartbeat may
 /// not have come yet. Those that are dead never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
-/// How often it looks.
-const TELL_LOOK: Duration = Duration::from_millis(5);
 /// How long a stop waits for requests that are under way.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
@@ -126,10 +124,7 @@ impl Hub {
         tracing::info!(reason, "hub stops");
         registry.stop(reason);
         self.listener.stop();
-        let deadline = Instant::now() + TELL_LIMIT;
-        while !registry.all_told() && Instant::now() < deadline {
-            std::thread::sleep(TELL_LOOK);
-        }
+        registry.wait_until_all_told(TELL_LIMIT);
         if let Some(stop) = self.stop_control.take() {
             let _ = stop.send(());
         }

@@ -2,7 +2,7 @@
 //! happens to them. One lock, never taken on the round path.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use fabric::{RecvWindow, SendWindow, Span, shm};
@@ -62,6 +62,8 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct Registry {
     inner: Mutex<Inner>,
+    /// Somebody left `untold`.
+    told: Condvar,
     cores: Vec<CoreHandle<shm::Endpoint>>,
     kernels: &'static Kernels,
     address: String,
@@ -84,7 +86,7 @@ impl Registry {
             stopping: false,
             untold: HashSet::new(),
         };
-        Registry { inner: Mutex::new(inner), cores, kernels, address, heartbeat_limit }
+        Registry { inner: Mutex::new(inner), told: Condvar::new(), cores, kernels, address, heartbeat_limit }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -344,12 +346,14 @@ impl Registry {
         let mut inner = self.lock();
         if let Ok(member) = inner.find(job, token) {
             inner.untold.remove(&member);
+            self.told.notify_all();
         }
     }
 
-    /// Whether every worker has been told that the hub stops.
-    pub fn all_told(&self) -> bool {
-        self.lock().untold.is_empty()
+    /// Waits until every worker has been told that the hub stops; those that are dead never ask.
+    pub fn wait_until_all_told(&self, limit: Duration) {
+        let untold = |inner: &mut Inner| !inner.untold.is_empty();
+        drop(self.told.wait_timeout_while(self.lock(), limit, untold));
     }
 
     /// Stops the core threads and waits for them.

@@ -20,9 +20,6 @@ use crate::windows::Windows;
 /// After a link closed: how long to wait for the hub to say why.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often a worker that waits for the others to join looks whether the hub is still there.
-const LINK_LOOK: Duration = Duration::from_millis(200);
-
 /// A worker that spins looks at the news after so many empty polls: 0.1 ms, which nobody notices.
 const POLLS_PER_LOOK: u32 = 4096;
 
@@ -72,15 +69,16 @@ impl Session {
     }
 
     fn gather(&mut self, deadline: Instant) -> Result<(), SessionError> {
-        let gathering = |news: &News| news.lost.is_none() && matches!(news.state, JobState::Gathering { .. });
         let news = loop {
-            let look = deadline.min(Instant::now() + LINK_LOOK);
-            let news = self.heartbeat.wait_until(look, |news| !gathering(news));
-            if !gathering(&news) || Instant::now() >= deadline {
+            let news = self.heartbeat.news().clone();
+            let gathering = matches!(news.state, JobState::Gathering { .. }) && news.lost.is_none();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !gathering || left.is_zero() {
                 break news;
             }
-            // A hub that was killed shows by its links, long before its heartbeat is missed.
+            // A hub that is killed shows by its links; news wake the port as well.
             self.exchange.progress().map_err(|error| self.explain(error))?;
+            self.exchange.port().wait(Until::Any, left);
         };
         match news {
             News { state: JobState::Running, .. } => Ok(()),
