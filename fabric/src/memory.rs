@@ -136,6 +136,13 @@ pub fn available_bytes() -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
+/// Resident memory of this process, shared pages included; `None` where the kernel does not say.
+pub fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
 /// Zeroed private memory for a core's own state, e.g. momentum; f32, 64-byte aligned. Its pages
 /// are bound to a NUMA node by whoever touches them first.
 #[derive(Debug)]

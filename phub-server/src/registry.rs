@@ -376,7 +376,7 @@ impl Registry {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernels: self.kernels.name().to_owned(),
-            rss_bytes: resident_bytes(),
+            rss_bytes: fabric::resident_bytes().unwrap_or(0),
             cores: self.cores.iter().map(core).collect(),
             jobs: self.lock().jobs.values().map(Job::describe).collect(),
         }
@@ -438,11 +438,4 @@ fn new_token() -> Result<Token, Refusal> {
         Ok(16) => Ok(token),
         seen => Err(Refusal::Exhausted(format!("no random bytes for a token: {seen:?}"))),
     }
-}
-
-/// Resident memory of this process; 0 where the kernel does not say.
-fn resident_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
 }

@@ -14,7 +14,7 @@ use phub_server::CoreSelection;
 use super::args::Args;
 use super::expected::Expected;
 use super::report::{Report, progress_bar};
-use super::worker::{Outcome, resident_bytes};
+use super::worker::Outcome;
 use crate::simulated::Simulated;
 
 /// Steps without work after which the run is given up; the network loses nothing.
@@ -69,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     for worker in &job.workers {
         keys().try_for_each(|key| expected.check(&layout, key, 0, worker.weights(key)?))?;
     }
-    let outcome = Outcome { round_ns, rss_bytes: resident_bytes() };
+    let outcome = Outcome { round_ns, rss_bytes: fabric::resident_bytes().unwrap_or(0) };
     Report::new(args, &layout, &[outcome], &before, &describe(&job), None)
 }
 
@@ -85,7 +85,7 @@ fn describe(job: &Simulated) -> HubReply {
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").into(),
         kernels: Kernels::detect().name().into(),
-        rss_bytes: resident_bytes(),
+        rss_bytes: fabric::resident_bytes().unwrap_or(0),
         cores: job.cores.iter().enumerate().map(core).collect(),
         jobs: Vec::new(),
     }

@@ -97,7 +97,7 @@ impl Worker {
             last = now;
             progress(round);
         }
-        let rss_bytes = resident_bytes();
+        let rss_bytes = fabric::resident_bytes().unwrap_or(0);
         for key in self.session.keys() {
             self.expected.check(self.session.layout(), key, 0, self.session.weights(key)?)?;
         }
@@ -143,11 +143,4 @@ pub(super) fn describe_hub(hub: &str) -> Result<HubReply> {
     let url = format!("http://{hub}/v1/hub");
     let mut answer = ureq::get(&url).call().with_context(|| format!("asking {url}"))?;
     answer.body_mut().read_json().with_context(|| format!("reading the answer of {url}"))
-}
-
-/// Resident memory of this process.
-pub(super) fn resident_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
 }
