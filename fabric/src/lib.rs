@@ -36,6 +36,6 @@ pub use port::{Arrival, CloseReason, Closed, Port, Posted, Until};
 #[cfg(not(loom))]
 pub use idle::{Idle, IdlePolicy};
 #[cfg(not(loom))]
-pub use memory::{MapError, Slab, available_bytes, resident_bytes};
+pub use memory::{MapError, SHARED_HUGE_PAGES, Slab, available_bytes, resident_bytes, shared_huge_pages};
 #[cfg(not(loom))]
 pub use window::{RecvWindow, SendWindow, SpanError, Spans, WindowError};

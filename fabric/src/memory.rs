@@ -136,6 +136,16 @@ pub fn available_bytes() -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
+/// Where Linux says whether shared memory gets huge pages on advice, which every mapping asks for.
+pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
+/// Whether windows get huge pages on this machine.
+pub fn shared_huge_pages() -> bool {
+    // The chosen word stands in brackets: "always within_size advise [never] deny force".
+    let words = std::fs::read_to_string(SHARED_HUGE_PAGES).unwrap_or_default();
+    ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|chosen| words.contains(chosen))
+}
+
 /// Resident memory of this process, shared pages included; `None` where the kernel does not say.
 pub fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;

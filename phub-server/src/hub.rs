@@ -98,6 +98,12 @@ impl Hub {
                 .name("phub-control".into())
                 .spawn(move || run_control(socket, registry, inbox, stopped))?
         };
+        if !fabric::shared_huge_pages() {
+            tracing::info!(
+                "windows have small pages; as root, `echo advise > {}` makes them huge, which gains some percent",
+                fabric::SHARED_HUGE_PAGES
+            );
+        }
         tracing::info!(control = %address, data_path = "shared memory", "hub is up");
         Ok(Hub {
             address,
