@@ -11,6 +11,11 @@ use worker_shim::WeightsMode;
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.3, weight_decay: 0.01 };
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9 };
+const MOMENTUM: Optimizer = Optimizer::Momentum { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9 };
+const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+const ADAMW: Optimizer =
+    Optimizer::AdamW { learning_rate: 0.01, weight_decay: 0.1, beta1: 0.8, beta2: 0.99, epsilon: 1e-6 };
 
 /// Sizes around a chunk of 8192 elements, with multipliers.
 fn odd_keys() -> Vec<Key> {
@@ -55,9 +60,31 @@ fn nesterov_is_exact() {
 }
 
 #[test]
+fn momentum_is_exact() {
+    let _watchdog = Watchdog::new("momentum_is_exact");
+    on_one_and_two_cores(&of_two_workers(MOMENTUM));
+}
+
+#[test]
+fn adam_is_exact() {
+    let _watchdog = Watchdog::new("adam_is_exact");
+    on_one_and_two_cores(&of_two_workers(ADAM));
+}
+
+#[test]
+fn adamw_is_exact() {
+    let _watchdog = Watchdog::new("adamw_is_exact");
+    on_one_and_two_cores(&of_two_workers(ADAMW));
+}
+
+fn of_two_workers(optimizer: Optimizer) -> Training {
+    Training { workers: 2, ..Training::new(optimizer.name(), odd_keys(), optimizer) }
+}
+
+#[test]
 fn learning_rates_change_between_rounds() {
     let _watchdog = Watchdog::new("learning_rates_change_between_rounds");
-    for optimizer in [SGD, NESTEROV] {
+    for optimizer in [SGD, NESTEROV, ADAMW] {
         let mut training = Training::new(optimizer.name(), odd_keys(), optimizer);
         training.rates = vec![(0, 0.2), (2, 0.05), (3, -0.01), (5, 0.0)];
         on_one_and_two_cores(&training);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use benches::simulated::Simulated;
 use fabric::sim::{Faults, Net, Rate, seeds};
-use pbox_core::{Ablate, Key, KeyId, Layout, Notice, Optimizer, oracle};
+use pbox_core::{Ablate, Key, KeyId, Layout, Notice, Optimizer, Round, oracle};
 
 const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;
@@ -28,10 +28,10 @@ fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
 
 /// The weights after `rounds` rounds of the whole job, by the oracle.
 fn expected(layout: &Layout, rounds: u32) -> Vec<Vec<f32>> {
-    let step = oracle::Step::new(&NESTEROV, WORKERS, 0.1, 1.0, 1.0);
     let element = |key: KeyId, i: usize| {
-        let (mut weight, mut state) = (value(0, 0, key, i), 0.0);
+        let (mut weight, mut state) = (value(0, 0, key, i), [0.0]);
         for round in 1..=rounds {
+            let step = oracle::Step::new(&NESTEROV, WORKERS, Round(round), 0.1, 1.0, 1.0);
             let sum = oracle::sum((0..WORKERS).map(|rank| value(rank, round, key, i)));
             oracle::step(&NESTEROV, &step, sum, &mut weight, &mut state);
         }

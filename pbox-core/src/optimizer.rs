@@ -20,6 +20,17 @@ pub enum Optimizer {
         #[serde(default)]
         weight_decay: f32,
     },
+    /// Heavy-ball momentum, PyTorch's `SGD` without dampening:
+    /// `g += wd * w; m = mu * m + g; w -= lr * m`.
+    Momentum {
+        /// Step size.
+        learning_rate: f32,
+        /// L2 penalty.
+        #[serde(default)]
+        weight_decay: f32,
+        /// `mu`.
+        momentum: f32,
+    },
     /// Nesterov's accelerated gradient as PHub runs it (section 3):
     /// `g += wd * w; m = mu * m + g; w -= lr * (g + mu * m)`.
     Nesterov {
@@ -31,6 +42,62 @@ pub enum Optimizer {
         /// `mu`.
         momentum: f32,
     },
+    /// Adam with the L2 penalty in the gradient, PyTorch's `Adam`. In a chunk's optimizer step `t`, which
+    /// is its round, counted from 1:
+    /// `g += wd * w; m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g * g;`
+    /// `w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)`.
+    ///
+    /// A chunk's state is all of its `m`, then all of its `v`.
+    Adam {
+        /// Step size.
+        learning_rate: f32,
+        /// L2 penalty.
+        #[serde(default)]
+        weight_decay: f32,
+        /// `b1`, the decay of the mean of gradients.
+        #[serde(default = "beta1")]
+        beta1: f32,
+        /// `b2`, the decay of the mean of squared gradients.
+        #[serde(default = "beta2")]
+        beta2: f32,
+        /// `eps`, which keeps the quotient finite.
+        #[serde(default = "epsilon")]
+        epsilon: f32,
+    },
+    /// Adam with decay beside the gradient, PyTorch's `AdamW`: `w *= 1 - lr * wd`, then [`Adam`] without
+    /// a penalty. State as there.
+    ///
+    /// [`Adam`]: Optimizer::Adam
+    AdamW {
+        /// Step size.
+        learning_rate: f32,
+        /// Decay of the weights, in units of the step size.
+        #[serde(default = "decoupled_weight_decay")]
+        weight_decay: f32,
+        /// `b1`, the decay of the mean of gradients.
+        #[serde(default = "beta1")]
+        beta1: f32,
+        /// `b2`, the decay of the mean of squared gradients.
+        #[serde(default = "beta2")]
+        beta2: f32,
+        /// `eps`, which keeps the quotient finite.
+        #[serde(default = "epsilon")]
+        epsilon: f32,
+    },
+}
+
+// PyTorch's defaults.
+fn beta1() -> f32 {
+    0.9
+}
+fn beta2() -> f32 {
+    0.999
+}
+fn epsilon() -> f32 {
+    1e-8
+}
+fn decoupled_weight_decay() -> f32 {
+    0.01
 }
 
 /// Settings outside their range.
@@ -45,14 +112,17 @@ pub struct InvalidOptimizer {
 
 impl Optimizer {
     /// The names of all optimizers, as the settings spell them.
-    pub const NAMES: [&str; 3] = ["average", "sgd", "nesterov"];
+    pub const NAMES: [&str; 6] = ["average", "sgd", "momentum", "nesterov", "adam", "adamw"];
 
     /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
             Optimizer::Average => "average",
             Optimizer::Sgd { .. } => "sgd",
+            Optimizer::Momentum { .. } => "momentum",
             Optimizer::Nesterov { .. } => "nesterov",
+            Optimizer::Adam { .. } => "adam",
+            Optimizer::AdamW { .. } => "adamw",
         }
     }
 
@@ -60,7 +130,8 @@ impl Optimizer {
     pub fn state_per_element(&self) -> usize {
         match self {
             Optimizer::Average | Optimizer::Sgd { .. } => 0,
-            Optimizer::Nesterov { .. } => 1,
+            Optimizer::Momentum { .. } | Optimizer::Nesterov { .. } => 1,
+            Optimizer::Adam { .. } | Optimizer::AdamW { .. } => 2,
         }
     }
 
@@ -73,15 +144,23 @@ impl Optimizer {
     pub fn learning_rate(&self) -> f32 {
         match *self {
             Optimizer::Average => 0.0,
-            Optimizer::Sgd { learning_rate, .. } | Optimizer::Nesterov { learning_rate, .. } => learning_rate,
+            Optimizer::Sgd { learning_rate, .. }
+            | Optimizer::Momentum { learning_rate, .. }
+            | Optimizer::Nesterov { learning_rate, .. }
+            | Optimizer::Adam { learning_rate, .. }
+            | Optimizer::AdamW { learning_rate, .. } => learning_rate,
         }
     }
 
-    /// L2 penalty; zero where there is none.
+    /// L2 penalty, or decay of the weights; zero where there is none.
     pub fn weight_decay(&self) -> f32 {
         match *self {
             Optimizer::Average => 0.0,
-            Optimizer::Sgd { weight_decay, .. } | Optimizer::Nesterov { weight_decay, .. } => weight_decay,
+            Optimizer::Sgd { weight_decay, .. }
+            | Optimizer::Momentum { weight_decay, .. }
+            | Optimizer::Nesterov { weight_decay, .. }
+            | Optimizer::Adam { weight_decay, .. }
+            | Optimizer::AdamW { weight_decay, .. } => weight_decay,
         }
     }
 
@@ -97,8 +176,19 @@ impl Optimizer {
         };
         finite("learning_rate", self.learning_rate(), true, "")?;
         finite("weight_decay", self.weight_decay(), self.weight_decay() >= 0.0, ", at least 0")?;
-        if let Optimizer::Nesterov { momentum, .. } = *self {
-            finite("momentum", momentum, (0.0..1.0).contains(&momentum), " from 0 to below 1")?;
+        let fraction =
+            |setting, seen: f32| finite(setting, seen, (0.0..1.0).contains(&seen), " from 0 to below 1");
+        match *self {
+            Optimizer::Average | Optimizer::Sgd { .. } => {}
+            Optimizer::Momentum { momentum, .. } | Optimizer::Nesterov { momentum, .. } => {
+                fraction("momentum", momentum)?;
+            }
+            Optimizer::Adam { beta1, beta2, epsilon, .. }
+            | Optimizer::AdamW { beta1, beta2, epsilon, .. } => {
+                fraction("beta1", beta1)?;
+                fraction("beta2", beta2)?;
+                finite("epsilon", epsilon, epsilon > 0.0, " above 0")?;
+            }
         }
         Ok(())
     }
@@ -174,5 +264,35 @@ mod tests {
         );
         assert!(Optimizer::Sgd { learning_rate: f32::NAN, weight_decay: 0.0 }.check().is_err());
         assert_eq!(Optimizer::Average.check(), Ok(()));
+        let adam = |beta1, beta2, epsilon| {
+            let (learning_rate, weight_decay) = (0.1, 0.0);
+            Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon }.check()
+        };
+        assert_eq!(adam(0.0, 0.999, 1e-8), Ok(()));
+        for (bad, words) in [
+            (adam(1.0, 0.999, 1e-8), "adamw: beta1 is 1; expected a finite number from 0 to below 1"),
+            (adam(0.9, -0.5, 1e-8), "adamw: beta2 is -0.5; expected a finite number from 0 to below 1"),
+            (adam(0.9, 0.999, 0.0), "adamw: epsilon is 0; expected a finite number above 0"),
+        ] {
+            assert_eq!(bad.unwrap_err().to_string(), words);
+        }
+    }
+
+    #[test]
+    fn settings_left_out_are_pytorchs() {
+        let read = |json: &str| serde_json::from_str::<Optimizer>(json).unwrap();
+        let (learning_rate, beta1, beta2, epsilon) = (0.5, 0.9, 0.999, 1e-8);
+        assert_eq!(
+            read(r#"{"name": "adam", "learning_rate": 0.5}"#),
+            Optimizer::Adam { learning_rate, weight_decay: 0.0, beta1, beta2, epsilon }
+        );
+        assert_eq!(
+            read(r#"{"name": "adamw", "learning_rate": 0.5}"#),
+            Optimizer::AdamW { learning_rate, weight_decay: 0.01, beta1, beta2, epsilon }
+        );
+        assert_eq!(
+            read(r#"{"name": "momentum", "learning_rate": 0.5, "momentum": 0.25}"#),
+            Optimizer::Momentum { learning_rate, weight_decay: 0.0, momentum: 0.25 }
+        );
     }
 }

@@ -215,7 +215,7 @@ impl Shard {
             (optimizer, state_elements) = (&Optimizer::Average, 0);
         }
         let learning_rate = self.learning_rates.at(round);
-        let step = Step::new(optimizer, self.workers, learning_rate, owned.lr_mult, owned.wd_mult);
+        let step = Step::new(optimizer, self.workers, round, learning_rate, owned.lr_mult, owned.wd_mult);
         let state = &mut self.state.as_mut_slice()[owned.state..][..state_elements];
         kernels.run(optimizer, &step, &slots, weights, state);
     }

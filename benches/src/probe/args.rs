@@ -110,8 +110,15 @@ pub enum OptimizerChoice {
     Average,
     /// Plain steps.
     Sgd,
+    /// Heavy-ball momentum.
+    Momentum,
     /// Nesterov's accelerated gradient.
     Nesterov,
+    /// Adam.
+    Adam,
+    /// Adam with decoupled weight decay.
+    #[value(name = "adamw")]
+    AdamW,
 }
 
 /// Where workers read weights.
@@ -147,13 +154,22 @@ impl Args {
         Ok(self.source.keys_or("resnet50")?)
     }
 
-    /// The optimizer, with the settings that ResNet-50 is usually trained with.
+    /// The optimizer, with the settings that ResNet-50 is usually trained with; Adam and AdamW with
+    /// PyTorch's defaults.
     pub fn optimizer(&self) -> Optimizer {
         let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
+        let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
         match self.optimizer {
             OptimizerChoice::Average => Optimizer::Average,
             OptimizerChoice::Sgd => Optimizer::Sgd { learning_rate, weight_decay },
+            OptimizerChoice::Momentum => Optimizer::Momentum { learning_rate, weight_decay, momentum },
             OptimizerChoice::Nesterov => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+            OptimizerChoice::Adam => {
+                Optimizer::Adam { learning_rate: 1e-3, weight_decay: 0.0, beta1, beta2, epsilon }
+            }
+            OptimizerChoice::AdamW => {
+                Optimizer::AdamW { learning_rate: 1e-3, weight_decay: 0.01, beta1, beta2, epsilon }
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //! Gradients and first weights repeat with a small period over a key's elements, so that the exact
 //! result of every round is known from one period of the oracle, however large the model.
 
-use pbox_core::{Ablate, ChunkId, KeyId, Layout, Optimizer, oracle};
+use pbox_core::{Ablate, ChunkId, KeyId, Layout, Optimizer, Round, oracle};
 
 /// A prime, so that no power-of-two stride of a wrong address hits the right value.
 const PERIOD: usize = 61;
@@ -14,8 +14,11 @@ pub struct Expected {
     optimizer: Optimizer,
     ablate: Ablate,
     workers: u32,
+    /// The round that `advance` goes to; 0 is the broadcast.
+    next: Round,
     weights: [f32; PERIOD],
-    state: [f32; PERIOD],
+    /// `m` and `v` of each element, as far as the optimizer has them.
+    state: [[f32; 2]; PERIOD],
 }
 
 /// The phase of an element: neighbouring keys begin at different ones.
@@ -44,7 +47,7 @@ impl Expected {
     /// Before the first round, after the broadcast.
     pub fn new(optimizer: Optimizer, ablate: Ablate, workers: u32) -> Self {
         let weights = std::array::from_fn(|p| if optimizer.keeps_weights() { first_weight(p) } else { 0.0 });
-        Expected { optimizer, ablate, workers, weights, state: [0.0; PERIOD] }
+        Expected { optimizer, ablate, workers, next: Round(1), weights, state: [[0.0; 2]; PERIOD] }
     }
 
     /// Writes worker `rank`'s gradient of a key.
@@ -64,7 +67,9 @@ impl Expected {
             return;
         }
         let optimizer = if optimize { Optimizer::Average } else { self.optimizer };
-        let step = oracle::Step::new(&optimizer, self.workers, self.optimizer.learning_rate(), 1.0, 1.0);
+        let rate = self.optimizer.learning_rate();
+        let step = oracle::Step::new(&optimizer, self.workers, self.next, rate, 1.0, 1.0);
+        self.next = self.next.next();
         let ranks = if aggregate { 1 } else { self.workers };
         for p in 0..PERIOD {
             let sum = oracle::sum((0..ranks).map(|rank| gradient(rank, p)));

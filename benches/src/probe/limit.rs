@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use fabric::Slab;
 use pbox_core::kernels::{Kernels, Slots};
 use pbox_core::oracle::Step;
-use pbox_core::{ChunkId, Layout, Optimizer, Placement};
+use pbox_core::{ChunkId, Layout, Optimizer, Placement, Round};
 
 use super::args::Args;
 
@@ -101,7 +101,7 @@ impl Share {
     }
 
     fn pass(&mut self) {
-        let step = Step::new(&self.optimizer, self.gradients.len() as u32, 1e-6, 1.0, 1.0);
+        let step = Step::new(&self.optimizer, self.gradients.len() as u32, Round(1), 1e-6, 1.0, 1.0);
         let mut starts = vec![std::ptr::null(); self.gradients.len()];
         let mut offset = 0;
         for &elements in &self.chunks {

@@ -1,7 +1,7 @@
 //! The one-process run: every worker's gradient one after another, summed in worker order and
 //! stepped by the oracle, element by element. No hub, no chunk, no kernel, no other process.
 
-use pbox_core::{KeyId, oracle};
+use pbox_core::{KeyId, Round, oracle};
 
 use super::network::{Network, Pass};
 use super::plan::Plan;
@@ -15,13 +15,16 @@ pub fn one_process(plan: &Plan, network: &Network, shards: &mut [Shard]) -> Weig
     let mut state = Weights::zeroed(network);
     let mut gradients = vec![Weights::zeroed(network); shards.len()];
     let mut pass = Pass::new(network);
+    // The broadcast.
+    let mut hub_round = Round(0);
     for epoch in 0..plan.epochs {
         shards.iter_mut().for_each(|shard| shard.begin_epoch(epoch));
         for round in 0..plan.rounds_per_epoch {
             for (shard, gradients) in shards.iter().zip(&mut gradients) {
                 gradients_of(&mut pass, &shard.batch(round), &weights, gradients);
             }
-            step(plan, network, epoch, &gradients, &mut weights, &mut state);
+            hub_round = hub_round.next();
+            step(plan, network, (epoch, hub_round), &gradients, &mut weights, &mut state);
         }
     }
     weights
@@ -44,7 +47,7 @@ fn gradients_of(pass: &mut Pass, batch: &Samples, weights: &Weights, gradients: 
 fn step(
     plan: &Plan,
     network: &Network,
-    epoch: u32,
+    (epoch, round): (u32, Round),
     gradients: &[Weights],
     weights: &mut Weights,
     state: &mut Weights,
@@ -52,11 +55,11 @@ fn step(
     let (optimizer, rate) = (plan.optimizer(), plan.learning_rate(epoch));
     for (id, key) in network.keys().iter().enumerate() {
         let id = KeyId(id as u32);
-        let step = oracle::Step::new(&optimizer, plan.workers, rate, key.lr_mult, key.wd_mult);
+        let step = oracle::Step::new(&optimizer, plan.workers, round, rate, key.lr_mult, key.wd_mult);
         let elements = weights.key_mut(id).iter_mut().zip(state.key_mut(id));
         for (element, (weight, state)) in elements.enumerate() {
             let sum = oracle::sum(gradients.iter().map(|worker| worker.key(id)[element]));
-            oracle::step(&optimizer, &step, sum, weight, state);
+            oracle::step(&optimizer, &step, sum, weight, std::slice::from_mut(state));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! back for them, one element at a time, by `pbox_core::oracle`.
 
 use pbox_core::oracle::{self, Step};
-use pbox_core::{Key, KeyId, Optimizer};
+use pbox_core::{Key, KeyId, Optimizer, Round};
 
 /// The "rank" whose values are the first weights.
 const BROADCAST: u32 = u32::MAX;
@@ -42,27 +42,30 @@ pub struct Reference {
     round: u32,
     /// What every worker must see, by key.
     pub weights: Vec<Vec<f32>>,
-    state: Vec<Vec<f32>>,
+    state: Vec<Vec<[f32; 2]>>,
 }
 
 impl Reference {
     /// After the broadcast, where there is one.
     pub fn new(seed: u64, workers: u32, optimizer: Optimizer, keys: &[Key]) -> Self {
         let zeros: Vec<Vec<f32>> = keys.iter().map(|key| vec![0.0; elements(key)]).collect();
-        let mut weights = zeros.clone();
+        let state = keys.iter().map(|key| vec![[0.0; 2]; elements(key)]).collect();
+        let mut weights = zeros;
         if optimizer.keeps_weights() {
             for (weights, key) in weights.iter_mut().zip(0..) {
                 fill_weights(seed, KeyId(key), weights);
             }
         }
-        Reference { seed, workers, optimizer, keys: keys.to_vec(), round: 0, weights, state: zeros }
+        Reference { seed, workers, optimizer, keys: keys.to_vec(), round: 0, weights, state }
     }
 
     /// One round on, at this learning rate.
     pub fn advance(&mut self, learning_rate: f32) {
         for (key, settings) in self.keys.iter().enumerate() {
             let (lr_mult, wd_mult) = (settings.lr_mult, settings.wd_mult);
-            let step = Step::new(&self.optimizer, self.workers, learning_rate, lr_mult, wd_mult);
+            // The broadcast was the hub's round 0.
+            let round = Round(self.round + 1);
+            let step = Step::new(&self.optimizer, self.workers, round, learning_rate, lr_mult, wd_mult);
             let values = self.weights[key].iter_mut().zip(&mut self.state[key]).enumerate();
             for (i, (weight, state)) in values {
                 let gradients = (0..self.workers).map(|rank| value(self.seed, rank, self.round, key, i));

@@ -2,7 +2,7 @@
 //!
 //! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
 
-use crate::oracle::Step;
+use crate::oracle::{AdamStep, Step};
 use crate::slots::Slots;
 
 /// Elements summed at once: four 512-bit registers, or eight of 256 bits, of accumulators, so that
@@ -80,6 +80,26 @@ impl OnSum for Sgd<'_> {
     }
 }
 
+struct Momentum<'a> {
+    step: &'a Step,
+    weights: &'a mut [f32],
+    state: &'a mut [f32],
+}
+
+impl OnSum for Momentum<'_> {
+    #[inline(always)]
+    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
+        let Step { rescale, learning_rate, weight_decay, momentum, .. } = *self.step;
+        let weights: &mut [f32; N] = part_mut(self.weights, at);
+        let state: &mut [f32; N] = part_mut(self.state, at);
+        for i in 0..N {
+            let gradient = sum[i] * rescale + weight_decay * weights[i];
+            state[i] = momentum * state[i] + gradient;
+            weights[i] -= learning_rate * state[i];
+        }
+    }
+}
+
 struct Nesterov<'a> {
     step: &'a Step,
     weights: &'a mut [f32],
@@ -89,7 +109,7 @@ struct Nesterov<'a> {
 impl OnSum for Nesterov<'_> {
     #[inline(always)]
     fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
-        let Step { rescale, learning_rate, weight_decay, momentum } = *self.step;
+        let Step { rescale, learning_rate, weight_decay, momentum, .. } = *self.step;
         let weights: &mut [f32; N] = part_mut(self.weights, at);
         let state: &mut [f32; N] = part_mut(self.state, at);
         for i in 0..N {
@@ -98,6 +118,71 @@ impl OnSum for Nesterov<'_> {
             weights[i] -= learning_rate * (gradient + momentum * state[i]);
         }
     }
+}
+
+struct Adam<'a> {
+    step: &'a Step,
+    weights: &'a mut [f32],
+    moments: Moments<'a>,
+}
+
+impl OnSum for Adam<'_> {
+    #[inline(always)]
+    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
+        let Step { rescale, weight_decay, adam, .. } = *self.step;
+        let weights: &mut [f32; N] = part_mut(self.weights, at);
+        let (first, second) = self.moments.block::<N>(at);
+        for i in 0..N {
+            let gradient = sum[i] * rescale + weight_decay * weights[i];
+            weights[i] -= update(&adam, gradient, &mut first[i], &mut second[i]);
+        }
+    }
+}
+
+struct AdamW<'a> {
+    step: &'a Step,
+    weights: &'a mut [f32],
+    moments: Moments<'a>,
+}
+
+impl OnSum for AdamW<'_> {
+    #[inline(always)]
+    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
+        let Step { rescale, adam, .. } = *self.step;
+        let weights: &mut [f32; N] = part_mut(self.weights, at);
+        let (first, second) = self.moments.block::<N>(at);
+        for i in 0..N {
+            let kept = weights[i] * adam.keep;
+            weights[i] = kept - update(&adam, sum[i] * rescale, &mut first[i], &mut second[i]);
+        }
+    }
+}
+
+/// The state of Adam and AdamW: all first moments of the chunk, then all second ones.
+struct Moments<'a> {
+    first: &'a mut [f32],
+    second: &'a mut [f32],
+}
+
+impl<'a> Moments<'a> {
+    #[inline(always)]
+    fn new(state: &'a mut [f32]) -> Self {
+        let (first, second) = state.split_at_mut(state.len() / 2);
+        Moments { first, second }
+    }
+
+    #[inline(always)]
+    fn block<const N: usize>(&mut self, at: usize) -> (&mut [f32; N], &mut [f32; N]) {
+        (part_mut(self.first, at), part_mut(self.second, at))
+    }
+}
+
+/// What Adam takes off a weight.
+#[inline(always)]
+fn update(step: &AdamStep, gradient: f32, first: &mut f32, second: &mut f32) -> f32 {
+    *first = step.beta1 * *first + step.gain1 * gradient;
+    *second = step.beta2 * *second + step.gain2 * gradient * gradient;
+    step.step_size * *first / (second.sqrt() / step.bias2 + step.epsilon)
 }
 
 #[inline(always)]
@@ -111,6 +196,21 @@ pub(super) fn sgd(step: &Step, slots: &Slots, weights: &mut [f32]) {
 }
 
 #[inline(always)]
+pub(super) fn momentum(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
+    each_block(slots, &mut Momentum { step, weights, state });
+}
+
+#[inline(always)]
 pub(super) fn nesterov(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
     each_block(slots, &mut Nesterov { step, weights, state });
+}
+
+#[inline(always)]
+pub(super) fn adam(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
+    each_block(slots, &mut Adam { step, weights, moments: Moments::new(state) });
+}
+
+#[inline(always)]
+pub(super) fn adamw(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
+    each_block(slots, &mut AdamW { step, weights, moments: Moments::new(state) });
 }

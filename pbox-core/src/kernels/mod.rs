@@ -5,8 +5,8 @@
 //! order and no multiplication is fused into an addition, so the width of a vector cannot show.
 //!
 //! One pass at the last arrival, not one addition at each: the accumulator stays in registers, and
-//! a chunk costs `workers + 2` reads and 2 writes of memory, which is what bounds the hub
-//! (`docs/decisions/0004-sum-at-last-arrival.md`).
+//! a chunk costs `workers + 2` reads and 2 writes of memory (Adam: `workers + 3` and 3), which is what
+//! bounds the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
 //!
 //! On the `unsafe` list: calls of functions for instruction sets that were detected.
 
@@ -24,17 +24,20 @@ pub use crate::slots::Slots;
 /// Mean of the slots into `out`.
 type Average = unsafe fn(&Step, &Slots, out: &mut [f32]);
 /// Step on `weights`.
-type Sgd = unsafe fn(&Step, &Slots, weights: &mut [f32]);
+type Stateless = unsafe fn(&Step, &Slots, weights: &mut [f32]);
 /// Step on `weights` and `state`.
-type Nesterov = unsafe fn(&Step, &Slots, weights: &mut [f32], state: &mut [f32]);
+type Stateful = unsafe fn(&Step, &Slots, weights: &mut [f32], state: &mut [f32]);
 
 /// The kernels of one instruction set.
 pub struct Kernels {
     name: &'static str,
     available: fn() -> bool,
     average: Average,
-    sgd: Sgd,
-    nesterov: Nesterov,
+    sgd: Stateless,
+    momentum: Stateful,
+    nesterov: Stateful,
+    adam: Stateful,
+    adamw: Stateful,
 }
 
 /// Best first.
@@ -63,7 +66,8 @@ impl Kernels {
     }
 
     /// Sums the slots and applies the optimizer: `weights` becomes what is sent back, `state` what
-    /// is kept. `state` is empty for optimizers without state.
+    /// is kept. `state` is empty for optimizers without state; for Adam and AdamW it holds all first
+    /// moments of the chunk, then all second ones.
     ///
     /// # Panics
     /// When lengths differ.
@@ -84,7 +88,10 @@ impl Kernels {
             match optimizer {
                 Optimizer::Average => (self.average)(step, slots, weights),
                 Optimizer::Sgd { .. } => (self.sgd)(step, slots, weights),
+                Optimizer::Momentum { .. } => (self.momentum)(step, slots, weights, state),
                 Optimizer::Nesterov { .. } => (self.nesterov)(step, slots, weights, state),
+                Optimizer::Adam { .. } => (self.adam)(step, slots, weights, state),
+                Optimizer::AdamW { .. } => (self.adamw)(step, slots, weights, state),
             }
         }
     }
@@ -99,27 +106,43 @@ impl std::fmt::Debug for Kernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chunk::Round;
     use crate::oracle;
     use proptest::prelude::*;
 
     fn optimizers() -> impl Strategy<Value = Optimizer> {
-        prop_oneof![
-            Just(Optimizer::Average),
-            (0.0f32..1.0, 0.0f32..0.1)
-                .prop_map(|(learning_rate, weight_decay)| Optimizer::Sgd { learning_rate, weight_decay }),
-            (0.0f32..1.0, 0.0f32..0.1, 0.0f32..0.99).prop_map(|(learning_rate, weight_decay, momentum)| {
-                Optimizer::Nesterov { learning_rate, weight_decay, momentum }
-            }),
-        ]
+        let (rate, decay, fraction) = (0.0f32..1.0, 0.0f32..0.1, 0.0f32..0.99);
+        let epsilon = prop_oneof![Just(f32::MIN_POSITIVE / 8.0), Just(1e-8f32), Just(0.1f32)];
+        let all = (0..Optimizer::NAMES.len(), rate, decay, fraction, 0.0f32..1.0, epsilon);
+        all.prop_map(|(which, learning_rate, weight_decay, momentum, beta2, epsilon)| {
+            let beta1 = momentum;
+            match Optimizer::NAMES[which] {
+                "average" => Optimizer::Average,
+                "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
+                "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+                "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+                "adam" => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
+                "adamw" => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+                other => unreachable!("{other} has no strategy"),
+            }
+        })
+    }
+
+    /// Ordinary numbers, zeros of both signs, and numbers below and just above the smallest normal one.
+    fn numbers() -> impl Strategy<Value = f32> {
+        let tiny = (any::<bool>(), 0u32..0x0100_0000)
+            .prop_map(|(negative, bits)| f32::from_bits(u32::from(negative) << 31 | bits));
+        prop_oneof![8 => -1e3f32..1e3, 1 => Just(0.0f32), 1 => Just(-0.0f32), 2 => tiny]
     }
 
     proptest! {
         #[test]
         fn every_instruction_set_gives_the_oracles_bits(
             optimizer in optimizers(),
+            round in prop_oneof![1u32..30, 1u32..u32::MAX],
             workers in 1usize..9,
             elements in 1usize..300,
-            values in proptest::collection::vec(-1e3f32..1e3, 64),
+            values in proptest::collection::vec(numbers(), 64),
         ) {
             let value = |salt: usize, i: usize| values[(salt * 31 + i * 7) % values.len()];
             let slots: Vec<Vec<f32>> =
@@ -127,21 +150,27 @@ mod tests {
             let starts: Vec<*const f32> = slots.iter().map(|slot| slot.as_ptr()).collect();
             // SAFETY: `slots` outlives the kernels' calls and has `elements` in each.
             let view = unsafe { Slots::new(&starts, elements) };
-            let step = Step::new(&optimizer, workers as u32, optimizer.learning_rate(), 2.0, 0.5);
+            let step =
+                Step::new(&optimizer, workers as u32, Round(round), optimizer.learning_rate(), 2.0, 0.5);
             let weights: Vec<f32> = (0..elements).map(|i| value(77, i)).collect();
-            let state: Vec<f32> = (0..elements).map(|i| value(99, i)).collect();
+            // A mean of squares has no sign.
+            let first = (0..elements).map(|i| value(99, i));
+            let mut state: Vec<f32> = first.chain((0..elements).map(|i| value(55, i).abs())).collect();
+            state.truncate(elements * optimizer.state_per_element());
 
             let (mut expected, mut expected_state) = (weights.clone(), state.clone());
             for i in 0..elements {
                 let sum = oracle::sum(slots.iter().map(|slot| slot[i]));
-                oracle::step(&optimizer, &step, sum, &mut expected[i], &mut expected_state[i]);
+                let places = || (i..state.len()).step_by(elements);
+                let mut own: Vec<f32> = places().map(|place| state[place]).collect();
+                oracle::step(&optimizer, &step, sum, &mut expected[i], &mut own);
+                places().zip(own).for_each(|(place, own)| expected_state[place] = own);
             }
             for kernels in Kernels::available() {
                 let (mut weights, mut state) = (weights.clone(), state.clone());
-                state.truncate(elements * optimizer.state_per_element());
                 kernels.run(&optimizer, &step, &view, &mut weights, &mut state);
                 prop_assert_eq!(bits(&weights), bits(&expected), "{:?} weights", kernels);
-                prop_assert_eq!(bits(&state), bits(&expected_state[..state.len()]), "{:?} state", kernels);
+                prop_assert_eq!(bits(&state), bits(&expected_state), "{:?} state", kernels);
             }
         }
     }

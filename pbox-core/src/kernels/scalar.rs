@@ -4,7 +4,8 @@ use super::{Kernels, body};
 use crate::oracle::Step;
 use crate::slots::Slots;
 
-pub(super) const KERNELS: Kernels = Kernels { name: "scalar", available: || true, average, sgd, nesterov };
+pub(super) const KERNELS: Kernels =
+    Kernels { name: "scalar", available: || true, average, sgd, momentum, nesterov, adam, adamw };
 
 fn average(step: &Step, slots: &Slots, out: &mut [f32]) {
     body::average(step, slots, out);
@@ -14,6 +15,18 @@ fn sgd(step: &Step, slots: &Slots, weights: &mut [f32]) {
     body::sgd(step, slots, weights);
 }
 
+fn momentum(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
+    body::momentum(step, slots, weights, state);
+}
+
 fn nesterov(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
     body::nesterov(step, slots, weights, state);
+}
+
+fn adam(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
+    body::adam(step, slots, weights, state);
+}
+
+fn adamw(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
+    body::adamw(step, slots, weights, state);
 }

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Records what PyTorch's optimizers do, for pbox-core/tests/torch.rs.
+
+    tools/record-torch.py > pbox-core/tests/data/torch.json
+
+Single-tensor CPU optimizers in f32. Numbers are written as the bits of an f32, so that nothing is
+rounded on the way; settings are rounded to f32 first, because the hub keeps them so.
+"""
+
+import json
+import sys
+
+import torch
+
+ELEMENTS, STEPS, KEPT = 64, 20, (1, 2, 5, 10, 20)
+SETTINGS = [
+    ("sgd", dict(learning_rate=0.1)),
+    ("sgd", dict(learning_rate=0.05, weight_decay=0.01)),
+    ("momentum", dict(learning_rate=0.1, momentum=0.9)),
+    ("momentum", dict(learning_rate=0.02, momentum=0.5, weight_decay=0.05)),
+    ("nesterov", dict(learning_rate=0.1, momentum=0.9)),
+    ("nesterov", dict(learning_rate=0.02, momentum=0.5, weight_decay=0.05)),
+    ("adam", dict(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8)),
+    ("adam", dict(learning_rate=0.01, beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=0.1)),
+    ("adamw", dict(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.01)),
+    ("adamw", dict(learning_rate=0.02, beta1=0.5, beta2=0.9, epsilon=1e-5, weight_decay=0.3)),
+]
+
+
+def values(seed, scale):
+    """Numbers from -scale to scale, by a linear congruence: the same on every machine."""
+    numbers, state = [], seed
+    for _ in range(ELEMENTS):
+        state = (state * 1664525 + 1013904223) % 2**32
+        numbers.append((state / 2**31 - 1) * scale)
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+def bits(tensor):
+    return [number % 2**32 for number in tensor.detach().view(torch.int32).tolist()]
+
+
+def optimizer(name, parameters, s):
+    rate, decay = s["learning_rate"], s["weight_decay"]
+    if name in ("adam", "adamw"):
+        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+        betas = (s["beta1"], s["beta2"])
+        return kind(parameters, lr=rate, betas=betas, eps=s["epsilon"], weight_decay=decay, foreach=False)
+    nesterov, momentum = name == "nesterov", s.get("momentum", 0.0)
+    return torch.optim.SGD(parameters, lr=rate, momentum=momentum, nesterov=nesterov, weight_decay=decay, foreach=False)
+
+
+def run(name, settings, first, gradients):
+    settings = {"weight_decay": 0.0, **settings}
+    rounded = {key: torch.tensor(value, dtype=torch.float32).item() for key, value in settings.items()}
+    weights = first.clone().requires_grad_()
+    steps = optimizer(name, [weights], rounded)
+    kept = []
+    for number, gradient in enumerate(gradients, 1):
+        weights.grad = gradient.clone()
+        steps.step()
+        if number in KEPT:
+            kept.append({"step": number, "weights": bits(weights)})
+    return {"optimizer": {"name": name, **settings}, "kept": kept}
+
+
+def main():
+    first = values(1, 2.0)
+    gradients = [values(100 + step, 10.0 ** (step % 4 - 2)) for step in range(STEPS)]
+    record = {
+        "torch": torch.__version__,
+        "first": bits(first),
+        "gradients": [bits(gradient) for gradient in gradients],
+        "runs": [run(name, settings, first, gradients) for name, settings in SETTINGS],
+    }
+    json.dump(record, sys.stdout, separators=(",", ":"))
+    print()
+
+
+main()
