@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The place of a key in its job's manifest: keys are numbered in the order of the forward pass,
-/// so that a lower id is needed earlier (P3, section 3: the first layer has the highest priority).
+/// so that a lower id is needed earlier (P3, section 1.1: initial layers get the higher priority).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct KeyId(pub u32);
 

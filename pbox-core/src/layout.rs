@@ -13,7 +13,7 @@ use fabric::Span;
 use crate::chunk::{ChunkId, MAX_CHUNKS};
 use crate::key::{Key, KeyId};
 
-/// 8192 f32, PHub's choice (section 3): small enough to spread a layer over all cores, large
+/// 8192 f32, PHub's choice (section 2): small enough to spread a layer over all cores, large
 /// enough to keep a NIC busy.
 pub const DEFAULT_CHUNK_BYTES: usize = 32 * 1024;
 

@@ -1,5 +1,5 @@
 //! What happens to a chunk: keys and their layout, arrival, sum, optimizer step, and the turn of
-//! the core that owns it (PHub, sections 2 and 3).
+//! the core that owns it (PHub, section 2).
 //!
 //! This crate must never know files, clocks, the environment, thread creation, or which transport
 //! it runs on.

@@ -31,7 +31,7 @@ pub enum Optimizer {
         /// `mu`.
         momentum: f32,
     },
-    /// Nesterov's accelerated gradient as PHub runs it (section 3):
+    /// Nesterov's accelerated gradient as PHub's public code runs it (the paper gives no formula):
     /// `g += wd * w; m = mu * m + g; w -= lr * (g + mu * m)`.
     Nesterov {
         /// Step size.

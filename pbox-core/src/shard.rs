@@ -90,7 +90,6 @@ impl fmt::Display for Violation {
 /// One owned chunk.
 #[derive(Debug)]
 struct Owned {
-    id: ChunkId,
     span: Span,
     /// Where its optimizer state begins.
     state: usize,
@@ -127,7 +126,6 @@ impl Shard {
             let key = &layout.keys()[chunk.key.index()];
             places[id.index()] = Some(place as u32);
             owned.push(Owned {
-                id,
                 span: chunk.span,
                 state: state_elements,
                 lr_mult: key.lr_mult,
@@ -218,10 +216,5 @@ impl Shard {
         let step = Step::new(optimizer, self.workers, round, learning_rate, owned.lr_mult, owned.wd_mult);
         let state = &mut self.state.as_mut_slice()[owned.state..][..state_elements];
         kernels.run(optimizer, &step, &slots, weights, state);
-    }
-
-    /// The ids of the chunks that this shard owns, ascending.
-    pub fn chunks(&self) -> impl Iterator<Item = ChunkId> {
-        self.owned.iter().map(|owned| owned.id)
     }
 }

@@ -229,7 +229,7 @@ fn answer_all<P: Port>(port: &mut P, job: &Job, span: fabric::Span, answer: Imme
             Posted::Full => full = Some(rank as u32),
         }
     }
-    // Once a chunk: 3 microseconds of kernel hide the fence, and the worker's next layer need not
+    // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not
     // wait for the rest of this turn.
     port.flush();
     full

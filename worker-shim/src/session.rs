@@ -20,7 +20,8 @@ use crate::windows::Windows;
 /// After a link closed: how long to wait for the hub to say why.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
-/// A worker that spins looks at the news after so many empty polls: 0.1 ms, which nobody notices.
+/// A worker that spins looks at the news after so many polls: often enough for an error, seldom
+/// enough for the lock that the news are under.
 const POLLS_PER_LOOK: u32 = 4096;
 
 /// A worker's membership in a job. See the crate's example.

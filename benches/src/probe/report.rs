@@ -103,7 +103,7 @@ impl Report {
             goodput_gb_per_s: goodput,
             limit_gb_per_s: limit,
             limit_ratio: limit.map(|limit| goodput / limit),
-            checked: true,
+            checked: true, // the first wrong result ended the run with an error
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
             worker_rss_mb: worker_rss as f64 / 1e6,
             per_core: before.cores.iter().zip(&after.cores).map(|(b, a)| CoreShare::new(b, a)).collect(),
