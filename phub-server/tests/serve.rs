@@ -70,7 +70,10 @@ fn a_signal_ends_it_well(signal: Signal, name: &str) {
         let waiting = scope.spawn(|| waiting[0].wait_all().unwrap_err());
         hub.signal(signal);
         says(waiting.join().unwrap(), &told);
-        says(push_all(&mut other[0]).and_then(|()| other[0].wait_all()).unwrap_err(), &told);
+        // The news may come before the cores have dropped the job: the round that rank 0 had pushed
+        // may still become whole. The next one cannot.
+        let mut round = || push_all(&mut other[0]).and_then(|()| other[0].wait_all());
+        says(round().and_then(|()| round()).unwrap_err(), &told);
     });
     let (status, said) = hub.end();
     assert_eq!((status.code(), said.as_str()), (Some(0), ""));
