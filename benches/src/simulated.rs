@@ -6,8 +6,11 @@ use std::sync::Arc;
 use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow, Span};
+use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
-use pbox_core::{Ablate, ChunkId, Core, JobId, Layout, Notice, Optimizer, Placement, Shard, ShardSpec};
+use pbox_core::{
+    Ablate, ChunkId, Core, JobId, Layout, Notice, Optimizer, Placement, Round, Shard, ShardSpec,
+};
 use worker_shim::{Exchange, ExchangeError, Windows};
 
 /// A job of one hub over a simulated network.
@@ -49,11 +52,12 @@ impl Simulated {
                 chunks: ids.clone(),
                 weights,
                 workers,
+                first_round: Round(0),
                 optimizer,
                 ablate,
             };
             let mut core = Core::new(net.port(), Kernels::detect());
-            core.add_job(JOB, Shard::new(spec)?, workers);
+            core.add_job(JOB, Shard::new(spec)?, OnLoss::Stop);
             hub.push(core);
         }
         let mut simulated =
@@ -61,6 +65,11 @@ impl Simulated {
         for rank in 0..workers {
             simulated.connect(rank, layout, &weights, &placement)?;
         }
+        let ranks: Vec<u32> = (0..workers).collect();
+        for core in &mut simulated.cores {
+            core.release(JOB, Round(0), &ranks, &mut simulated.notices);
+        }
+        simulated.workers.iter_mut().try_for_each(|worker| worker.begin(Round(0)))?;
         Ok(simulated)
     }
 

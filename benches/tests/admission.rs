@@ -297,6 +297,6 @@ fn a_server_that_is_no_hub_is_named() {
             let _ = client.read(&mut [0; 65536]);
         });
         let error = refused(config_at(&address, "job", 0, 1));
-        says(error, &[&address, &answer[..3], "protocol 1", "is it a phub-server"]);
+        says(error, &[&address, &answer[..3], &format!("protocol {PROTOCOL}"), "is it a phub-server"]);
     }
 }

@@ -41,7 +41,7 @@ impl Hostile {
 
     fn connect(reply: JoinReply) -> Result<Self, shm::ConnectError> {
         let layout = Layout::new(support::small_model(), 64).unwrap();
-        let placement = Placement::new(&layout, reply.cores as usize);
+        let placement = Placement::new(&layout, reply.cores.len());
         let (group, mut ports) = shm::group(1).unwrap();
         let window = SendWindow::new(layout.window_bytes()).unwrap();
         let TransportAddress::Shm { address } = &reply.transport;

@@ -103,10 +103,7 @@ fn a_post_that_arrives_twice_is_seen_by_whoever_gets_it() {
         match outcome {
             Err(error) if error.to_string().contains("the hub broke the protocol") => {}
             other => {
-                let hub_saw = |notice: &Notice| {
-                    let Notice::WorkerGone { reason, .. } = notice;
-                    reason.contains("pushed chunk")
-                };
+                let hub_saw = |notice: &Notice| matches!(notice, Notice::WorkerGone { reason, .. } if reason.contains("pushed chunk"));
                 assert!(job.notices.iter().any(hub_saw), "nobody saw a repeat: {other:?}, {:?}", job.notices);
             }
         }
@@ -131,8 +128,8 @@ fn a_worker_that_dies_in_a_round_is_named_and_the_others_results_stand() {
         for _ in 0..100 {
             let _ = job.step();
         }
-        let gone: Vec<u32> = job.notices.iter().map(|Notice::WorkerGone { rank, .. }| *rank).collect();
-        assert!(!gone.is_empty() && gone.iter().all(|&rank| rank == 1), "{:?}", job.notices);
+        let is_one = |notice: &Notice| matches!(notice, Notice::WorkerGone { rank: 1, .. });
+        assert!(!job.notices.is_empty() && job.notices.iter().all(is_one), "{:?}", job.notices);
         // Whatever did complete is right.
         let after_one = expected(&layout(), 1);
         for (key, expected) in keys(&layout()).into_iter().zip(&after_one) {
@@ -151,7 +148,8 @@ fn a_cut_link_is_told_at_both_ends() {
         let at_worker = (0..100).find_map(|_| job.step().err()).expect("the worker sees its link close");
         assert!(at_worker.to_string().contains("core 1 closed"), "{at_worker}");
         let _ = (0..100).map(|_| job.step()).count();
-        assert!(job.notices.iter().any(|Notice::WorkerGone { rank, .. }| *rank == 2), "{:?}", job.notices);
+        let is_two = |notice: &Notice| matches!(notice, Notice::WorkerGone { rank: 2, .. });
+        assert!(job.notices.iter().any(is_two), "{:?}", job.notices);
     }
 }
 

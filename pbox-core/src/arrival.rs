@@ -3,70 +3,116 @@
 //! Owned by the core. A bit per (chunk, worker) and a count per chunk; plain memory, no atomics.
 
 use crate::chunk::Round;
+use crate::roster::Roster;
 
-/// Arrival state of `chunks` chunks from `workers` workers.
+/// Arrival state of a shard's chunks.
 #[derive(Debug)]
 pub(crate) struct Arrivals {
-    workers: u32,
+    roster: Roster,
     words_per_chunk: usize,
     bits: Vec<u64>,
     chunks: Vec<State>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct State {
+    /// The round in flight.
     round: Round,
+    /// Slots that are in.
     count: u32,
 }
 
-/// What an arrival meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arrived {
-    /// Others are missing.
-    Waiting,
-    /// This was the last one of the round.
-    Complete(Round),
-}
-
-/// The worker had pushed this chunk in this round already, or is in another round.
+/// The worker may not push this chunk for this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfTurn {
+    /// It had pushed it already.
     Again(Round),
+    /// Another round is in flight.
     OtherRound { expected: Round },
+    /// It does not take part in the round in flight.
+    NotYet(Round),
 }
 
 impl Arrivals {
-    pub fn new(chunks: usize, workers: u32) -> Self {
-        let words_per_chunk = workers.div_ceil(64) as usize;
+    /// `chunks` chunks, all of which begin with round `first`, and nobody on the roster.
+    pub fn new(chunks: usize, ranks: u32, first: Round) -> Self {
+        let words_per_chunk = ranks.div_ceil(64) as usize;
         Arrivals {
-            workers,
+            roster: Roster::new(ranks),
             words_per_chunk,
             bits: vec![0; chunks * words_per_chunk],
-            chunks: vec![State::default(); chunks],
+            chunks: vec![State { round: first, count: 0 }; chunks],
         }
     }
 
-    /// Notes that `rank`'s slot of chunk `index` is in. On the last one of a round the chunk moves
-    /// on to the next.
-    pub fn arrive(&mut self, index: usize, rank: u32, round_bits: u8) -> Result<Arrived, OutOfTurn> {
+    /// Who takes part.
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// `rank` takes part from round `from` on.
+    pub fn admit(&mut self, rank: u32, from: Round) {
+        self.roster.admit(rank, from);
+    }
+
+    /// Takes `rank` off the roster, and its slots out of the rounds in flight.
+    pub fn remove(&mut self, rank: u32) {
+        if !self.roster.remove(rank) {
+            return;
+        }
+        let (word, bit) = (rank as usize / 64, 1u64 << (rank % 64));
+        for (words, state) in self.bits.chunks_exact_mut(self.words_per_chunk).zip(&mut self.chunks) {
+            if words[word] & bit != 0 {
+                words[word] &= !bit;
+                state.count -= 1;
+            }
+        }
+    }
+
+    /// The round in flight of chunk `index`.
+    pub fn round(&self, index: usize) -> Round {
+        self.chunks[index].round
+    }
+
+    /// Lowest and highest round in flight; `None` of no chunks.
+    pub fn front(&self) -> Option<(Round, Round)> {
+        let rounds = || self.chunks.iter().map(|chunk| chunk.round);
+        Some((rounds().min()?, rounds().max()?))
+    }
+
+    /// Notes that `rank`'s slot of chunk `index` is in; true when it was the last one of its round.
+    #[inline]
+    pub fn arrive(&mut self, index: usize, rank: u32, round_bits: u8) -> Result<bool, OutOfTurn> {
         let state = &mut self.chunks[index];
         let round = state.round;
         if round.low_bits() != round_bits {
             return Err(OutOfTurn::OtherRound { expected: round });
         }
-        let words = &mut self.bits[index * self.words_per_chunk..][..self.words_per_chunk];
-        let (word, bit) = (&mut words[rank as usize / 64], 1u64 << (rank % 64));
+        if !self.roster.has(rank, round) {
+            return Err(OutOfTurn::NotYet(round));
+        }
+        let word = &mut self.bits[index * self.words_per_chunk + rank as usize / 64];
+        let bit = 1u64 << (rank % 64);
         if *word & bit != 0 {
             return Err(OutOfTurn::Again(round));
         }
         *word |= bit;
         state.count += 1;
-        if state.count < self.workers {
-            return Ok(Arrived::Waiting);
-        }
-        words.fill(0);
-        *state = State { round: round.next(), count: 0 };
-        Ok(Arrived::Complete(round))
+        Ok(state.count == self.roster.size(round))
+    }
+
+    /// Whether the slots of all who take part are in.
+    pub fn is_whole(&self, index: usize) -> bool {
+        let State { round, count } = self.chunks[index];
+        count > 0 && count == self.roster.size(round)
+    }
+
+    /// Moves a whole chunk on to its next round.
+    #[inline]
+    pub fn advance(&mut self, index: usize) {
+        self.bits[index * self.words_per_chunk..][..self.words_per_chunk].fill(0);
+        let state = &mut self.chunks[index];
+        *state = State { round: state.round.next(), count: 0 };
     }
 }
 
@@ -74,26 +120,59 @@ impl Arrivals {
 mod tests {
     use super::*;
 
+    fn arrivals(chunks: usize, ranks: u32) -> Arrivals {
+        let mut arrivals = Arrivals::new(chunks, ranks, Round(0));
+        (0..ranks).for_each(|rank| arrivals.admit(rank, Round(0)));
+        arrivals
+    }
+
     #[test]
-    fn the_last_of_any_order_completes() {
-        let mut arrivals = Arrivals::new(1, 130);
+    fn the_last_of_any_order_makes_a_chunk_whole() {
+        let mut arrivals = arrivals(1, 130);
         for round in 0..300u32 {
             for step in 0..130u32 {
                 let rank = (step * 7 + round) % 130;
-                let arrived = arrivals.arrive(0, rank, round as u8).unwrap();
-                let last = step == 129;
-                assert_eq!(arrived, if last { Arrived::Complete(Round(round)) } else { Arrived::Waiting });
+                assert!(!arrivals.is_whole(0));
+                assert_eq!(arrivals.arrive(0, rank, round as u8), Ok(step == 129));
             }
+            assert!(arrivals.is_whole(0));
+            arrivals.advance(0);
         }
     }
 
     #[test]
     fn repeats_and_other_rounds_are_seen() {
-        let mut arrivals = Arrivals::new(2, 2);
+        let mut arrivals = arrivals(2, 2);
         arrivals.arrive(1, 0, 0).unwrap();
         assert_eq!(arrivals.arrive(1, 0, 0), Err(OutOfTurn::Again(Round(0))));
         assert_eq!(arrivals.arrive(1, 1, 1), Err(OutOfTurn::OtherRound { expected: Round(0) }));
-        assert_eq!(arrivals.arrive(1, 1, 0), Ok(Arrived::Complete(Round(0))));
+        assert_eq!(arrivals.arrive(1, 1, 0), Ok(true));
+        arrivals.advance(1);
         assert_eq!(arrivals.arrive(1, 1, 0), Err(OutOfTurn::OtherRound { expected: Round(1) }));
+        assert_eq!(arrivals.front(), Some((Round(0), Round(1))));
+    }
+
+    #[test]
+    fn a_rank_that_is_gone_is_not_waited_for_and_does_not_count() {
+        let mut arrivals = arrivals(2, 3);
+        arrivals.arrive(0, 1, 0).unwrap();
+        arrivals.arrive(1, 0, 0).unwrap();
+        arrivals.arrive(1, 2, 0).unwrap();
+        arrivals.remove(1);
+        assert!(!arrivals.is_whole(0), "what it had pushed is out again");
+        assert!(arrivals.is_whole(1));
+        assert_eq!(arrivals.arrive(0, 1, 0), Err(OutOfTurn::NotYet(Round(0))));
+    }
+
+    #[test]
+    fn a_newcomer_is_waited_for_from_its_round_on() {
+        let mut arrivals = arrivals(1, 2);
+        arrivals.remove(1);
+        arrivals.admit(1, Round(1));
+        assert_eq!(arrivals.arrive(0, 1, 0), Err(OutOfTurn::NotYet(Round(0))));
+        assert_eq!(arrivals.arrive(0, 0, 0), Ok(true));
+        arrivals.advance(0);
+        assert_eq!(arrivals.arrive(0, 0, 1), Ok(false));
+        assert_eq!(arrivals.arrive(0, 1, 1), Ok(true));
     }
 }

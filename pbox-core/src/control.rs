@@ -10,7 +10,7 @@ use crate::key::Key;
 use crate::optimizer::{Ablate, Optimizer};
 
 /// Version of the control protocol. Both ends must have the same.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The most workers that a job may have.
 pub const MAX_WORKERS: u32 = 1024;
@@ -53,8 +53,25 @@ pub struct JoinRequest {
     /// What the hub leaves out, for measurement.
     #[serde(default)]
     pub ablate: Ablate,
+    /// What becomes of the job when a worker is lost, or leaves before the others.
+    #[serde(default)]
+    pub on_loss: OnLoss,
+    /// How many of the hub's cores the job gets; default all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
     /// The model, in the order of the forward pass.
     pub keys: Vec<Key>,
+}
+
+/// What becomes of a job when a worker is lost, or leaves before the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnLoss {
+    /// The job fails: all workers or none. Its results are those of the whole job.
+    #[default]
+    Stop,
+    /// The job goes on with those left; a lost worker's rank may join again.
+    Continue,
 }
 
 /// The hub's yes to a join.
@@ -62,8 +79,11 @@ pub struct JoinRequest {
 pub struct JoinReply {
     /// Names this worker from now on; 32 hexadecimal digits.
     pub token: String,
-    /// The hub's cores, each of which owns some chunks: placement is `topology::lpt` over them.
-    pub cores: u32,
+    /// Those of the hub's cores that own the job's chunks, by their number: the placement's first core
+    /// is the first of these, and so on.
+    pub cores: Vec<u32>,
+    /// How many cores the hub has in all.
+    pub ports: u32,
     /// Where the data path is.
     pub transport: TransportAddress,
     /// A worker that is not heard of for so long is taken for dead.
@@ -99,8 +119,19 @@ pub struct HeartbeatReply {
     pub version: u64,
     /// How the job is.
     pub state: JobState,
-    /// Workers that left, each with the first round that it took no part in.
+    /// Workers that take part, by rank.
+    pub members: Vec<Member>,
+    /// Workers that left a job that does not go on without them.
     pub left: Vec<Left>,
+}
+
+/// A worker that takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Which one.
+    pub rank: u32,
+    /// Its first round. When that is not 0, it begins with the weights of the round before.
+    pub from: Round,
 }
 
 /// A worker that left in good order.

@@ -18,6 +18,7 @@ pub mod models;
 mod optimizer;
 pub mod oracle;
 mod placement;
+mod roster;
 #[allow(unsafe_code)]
 mod shard;
 #[allow(unsafe_code)]
@@ -29,5 +30,5 @@ pub use key::{Dtype, Key, KeyId};
 pub use layout::{Chunk, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
 pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 pub use placement::{Placement, runs};
-pub use shard::{Shard, ShardSpec, Violation};
+pub use shard::{Front, Shard, ShardSpec, Violation};
 pub use turn::{Core, JobId, Notice, Tally};

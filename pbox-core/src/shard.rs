@@ -2,13 +2,16 @@
 //!
 //! Owned by the core's thread, which also made it: whatever it allocates and touches lies on the
 //! core's NUMA node. Knows no link; `turn` brings arrivals and sends what comes out.
+//!
+//! A shard is *held* while the hub looks for a cut: arrivals count, but no chunk finishes its round,
+//! so that no round in flight is overtaken (`docs/architecture.md`, Cuts).
 
 use std::fmt;
 use std::sync::Arc;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
-use crate::arrival::{Arrivals, Arrived, OutOfTurn};
+use crate::arrival::{Arrivals, OutOfTurn};
 use crate::chunk::{ChunkId, Immediate, Round};
 use crate::kernels::Kernels;
 use crate::layout::Layout;
@@ -25,8 +28,10 @@ pub struct ShardSpec {
     pub chunks: Vec<ChunkId>,
     /// The spans of these chunks in the weights window, in the same order.
     pub weights: Spans,
-    /// Number of workers.
+    /// Number of workers that there may be: ranks go from 0 to below it.
     pub workers: u32,
+    /// The round that all chunks begin with.
+    pub first_round: Round,
     /// What to do with a sum.
     pub optimizer: Optimizer,
     /// What to leave out.
@@ -59,6 +64,13 @@ pub enum Violation {
         /// The low bits of the round that the immediate named.
         seen: u8,
     },
+    /// A chunk in a round that the worker takes no part in.
+    NotYet {
+        /// The chunk.
+        chunk: ChunkId,
+        /// The round it is in.
+        round: Round,
+    },
 }
 
 impl fmt::Display for Violation {
@@ -83,6 +95,13 @@ impl fmt::Display for Violation {
                     expected.low_bits()
                 )
             }
+            Violation::NotYet { chunk, round } => {
+                write!(
+                    f,
+                    "pushed chunk {} in round {}, which it takes no part in: its job has not begun, or goes on without it",
+                    chunk.0, round.0
+                )
+            }
         }
     }
 }
@@ -90,11 +109,29 @@ impl fmt::Display for Violation {
 /// One owned chunk.
 #[derive(Debug)]
 struct Owned {
+    chunk: ChunkId,
     span: Span,
     /// Where its optimizer state begins.
     state: usize,
     lr_mult: f32,
     wd_mult: f32,
+}
+
+/// The rounds in flight of a shard's chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Front {
+    /// Of the chunk that is furthest behind.
+    pub lowest: Round,
+    /// Of the chunk that is furthest ahead.
+    pub highest: Round,
+}
+
+/// A chunk that has finished a round: its new weights are at `span`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Finished {
+    pub chunk: ChunkId,
+    pub span: Span,
+    pub round: Round,
 }
 
 /// One core's part of one job.
@@ -107,16 +144,16 @@ pub struct Shard {
     weights: Spans,
     state: Slab,
     gradients: Gradients,
-    workers: u32,
     optimizer: Optimizer,
     ablate: Ablate,
     learning_rates: LearningRates,
+    held: bool,
 }
 
 impl Shard {
     /// Allocates and touches the shard's own memory: call it on the thread that owns the core.
     pub fn new(spec: ShardSpec) -> Result<Self, MapError> {
-        let ShardSpec { layout, chunks, mut weights, workers, optimizer, ablate } = spec;
+        let ShardSpec { layout, chunks, mut weights, workers, first_round, optimizer, ablate } = spec;
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
         let mut places = vec![None; layout.chunks().len()];
         let mut owned = Vec::with_capacity(chunks.len());
@@ -126,6 +163,7 @@ impl Shard {
             let key = &layout.keys()[chunk.key.index()];
             places[id.index()] = Some(place as u32);
             owned.push(Owned {
+                chunk: id,
                 span: chunk.span,
                 state: state_elements,
                 lr_mult: key.lr_mult,
@@ -137,22 +175,86 @@ impl Shard {
         let mut state = Slab::zeroed("optimizer state", state_elements)?;
         state.as_mut_slice().fill(0.0);
         Ok(Shard {
-            arrivals: Arrivals::new(owned.len(), workers),
+            arrivals: Arrivals::new(owned.len(), workers, first_round),
             owned,
             places,
             weights,
             state,
             gradients: Gradients::new(workers),
-            workers,
+            held: false,
             learning_rates: LearningRates::new(optimizer.learning_rate()),
             optimizer,
             ablate,
         })
     }
 
-    /// Brings in worker `rank`'s gradients; checks every span once, and touches this core's part.
+    /// Number of workers that there may be.
+    pub fn workers(&self) -> u32 {
+        self.arrivals.roster().ranks_at_most()
+    }
+
+    /// Brings in worker `rank`'s gradients; checks every span once, and touches this core's part. The
+    /// worker takes part once it is [admitted](Self::admit).
     pub fn add_worker(&mut self, rank: u32, gradients: Arc<RecvWindow>) -> Result<(), SpanError> {
         self.gradients.add(rank, gradients, self.owned.iter().map(|owned| owned.span))
+    }
+
+    /// Worker `rank` takes part from round `from` on. [`settle`](Self::settle) afterwards.
+    pub fn admit(&mut self, rank: u32, from: Round) {
+        self.arrivals.admit(rank, from);
+    }
+
+    /// Goes on without worker `rank`: what it pushed in rounds that are not finished does not count.
+    /// [`settle`](Self::settle) afterwards.
+    ///
+    /// # Errors
+    /// When not all weights are broadcast: nobody else might have them.
+    pub fn remove_worker(&mut self, rank: u32) -> Result<(), String> {
+        self.arrivals.remove(rank);
+        self.gradients.remove(rank);
+        match self.front() {
+            Some(Front { lowest: Round(0), .. }) if self.optimizer.keeps_weights() => {
+                Err(format!("worker {rank} is gone before all had the first weights"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Finishes no round until [`release`](Self::release), so that the front stands still.
+    pub fn hold(&mut self) {
+        self.held = true;
+    }
+
+    /// Finishes rounds again. [`settle`](Self::settle) afterwards.
+    pub fn release(&mut self) {
+        self.held = false;
+    }
+
+    /// The rounds in flight; `None` where the core owns no chunk of the job.
+    pub fn front(&self) -> Option<Front> {
+        self.arrivals.front().map(|(lowest, highest)| Front { lowest, highest })
+    }
+
+    /// Who is sent the weights of a round: those who take part in the next one.
+    #[inline]
+    pub fn is_answered(&self, rank: u32, round: Round) -> bool {
+        self.arrivals.roster().has(rank, round.next())
+    }
+
+    /// The chunks that have finished the round before `from`, and are in `from`.
+    pub(crate) fn finished_before(&self, from: Round) -> impl Iterator<Item = Finished> {
+        let at_cut = move |&place: &usize| from > Round(0) && self.arrivals.round(place) == from;
+        (0..self.owned.len()).filter(at_cut).map(move |place| {
+            let Owned { chunk, span, .. } = self.owned[place];
+            Finished { chunk, span, round: Round(from.0 - 1) }
+        })
+    }
+
+    /// Finishes the next chunk, from `place` on, whose slots are all in, and says where to look next.
+    /// For when the roster changed, or after a hold.
+    pub(crate) fn settle(&mut self, kernels: &Kernels, place: usize) -> Option<(Finished, usize)> {
+        let place = (place..self.owned.len()).find(|&place| self.arrivals.is_whole(place))?;
+        (!self.held).then(|| (self.finish(kernels, place), place + 1))
     }
 
     /// Changes the learning rate from a round on.
@@ -162,39 +264,45 @@ impl Shard {
         self.learning_rates.forget_before(Round(from.0.saturating_sub(1)));
     }
 
-    /// Worker `rank` pushed a chunk. When it was the last one, the chunk is summed and stepped, and
-    /// what to send to every worker is returned.
+    /// Worker `rank` pushed a chunk. When it was the last one, the chunk is summed and stepped.
     #[inline]
-    pub fn arrive(
+    pub(crate) fn arrive(
         &mut self,
         kernels: &Kernels,
         rank: u32,
         immediate: Immediate,
-    ) -> Result<Option<(Span, Immediate)>, Violation> {
+    ) -> Result<Option<Finished>, Violation> {
         let chunk = immediate.chunk;
         let place = match self.places.get(chunk.index()) {
             Some(&Some(place)) => place as usize,
             _ => return Err(Violation::NotOurs { chunk, chunks: self.places.len() }),
         };
         match self.arrivals.arrive(place, rank, immediate.round_bits) {
-            Ok(Arrived::Waiting) => Ok(None),
-            Ok(Arrived::Complete(round)) => {
-                self.finish(kernels, place, round);
-                Ok(Some((self.owned[place].span, Immediate::new(chunk, round))))
-            }
+            Ok(whole) => Ok((whole && !self.held).then(|| self.finish(kernels, place))),
             Err(OutOfTurn::Again(round)) => Err(Violation::Again { chunk, round }),
+            Err(OutOfTurn::NotYet(round)) => Err(Violation::NotYet { chunk, round }),
             Err(OutOfTurn::OtherRound { expected }) => {
                 Err(Violation::OtherRound { chunk, expected, seen: immediate.round_bits })
             }
         }
     }
 
-    /// Sum and step of a chunk whose slots are all in.
-    fn finish(&mut self, kernels: &Kernels, place: usize, round: Round) {
+    /// Sum and step of a chunk whose slots are all in; it is then in its next round.
+    fn finish(&mut self, kernels: &Kernels, place: usize) -> Finished {
+        let Owned { chunk, span, .. } = self.owned[place];
+        let round = self.arrivals.round(place);
+        self.step(kernels, place, round);
+        self.arrivals.advance(place);
+        Finished { chunk, span, round }
+    }
+
+    fn step(&mut self, kernels: &Kernels, place: usize, round: Round) {
         let owned = &self.owned[place];
         let elements = owned.span.bytes / size_of::<f32>();
-        // SAFETY: all workers have pushed this chunk, and are answered after this function.
-        let mut slots = unsafe { self.gradients.slots(owned.span) };
+        let roster = self.arrivals.roster();
+        // SAFETY: all who take part have pushed this chunk, and are answered after this function.
+        let mut slots = unsafe { self.gradients.slots(owned.span, roster.ranks(round)) };
+        let workers = slots.workers() as u32;
         let weights = self.weights.f32_mut(place);
         if round == Round(0) && self.optimizer.keeps_weights() {
             // The first round is the broadcast of rank 0's weights.
@@ -213,7 +321,7 @@ impl Shard {
             (optimizer, state_elements) = (&Optimizer::Average, 0);
         }
         let learning_rate = self.learning_rates.at(round);
-        let step = Step::new(optimizer, self.workers, round, learning_rate, owned.lr_mult, owned.wd_mult);
+        let step = Step::new(optimizer, workers, round, learning_rate, owned.lr_mult, owned.wd_mult);
         let state = &mut self.state.as_mut_slice()[owned.state..][..state_elements];
         kernels.run(optimizer, &step, &slots, weights, state);
     }

@@ -80,18 +80,26 @@ impl Gradients {
         Ok(())
     }
 
-    /// All workers' slots at `span`, in worker order. Panics when a worker or the span was not added.
+    /// Takes worker `rank`'s window out.
+    pub fn remove(&mut self, rank: u32) {
+        self.windows[rank as usize] = None;
+    }
+
+    /// The slots of `ranks` at `span`, in their order. Panics when a worker or the span was not added.
     ///
     /// # Safety
-    /// By the protocol no worker writes its slot while the result lives: all have pushed the chunk,
-    /// and none was answered yet.
-    pub unsafe fn slots(&mut self, span: Span) -> Slots<'_> {
-        for (start, window) in self.starts.iter_mut().zip(&self.windows) {
-            let window = window.as_ref().expect("a worker that pushed was added");
+    /// By the protocol none of these workers writes its slot while the result lives: all have pushed
+    /// the chunk, and none was answered yet.
+    #[inline]
+    pub unsafe fn slots(&mut self, span: Span, ranks: impl Iterator<Item = u32>) -> Slots<'_> {
+        let mut count = 0;
+        for (start, rank) in self.starts.iter_mut().zip(ranks) {
+            let window = self.windows[rank as usize].as_ref().expect("a worker that pushed was added");
             *start = window.f32_ptr(span).expect("checked by add").0;
+            count += 1;
         }
         // SAFETY: `f32_ptr` checked bounds and alignment; the windows live in `self`, which the
         // result borrows; that nobody writes is the caller's word.
-        unsafe { Slots::new(&self.starts, span.bytes / size_of::<f32>()) }
+        unsafe { Slots::new(&self.starts[..count], span.bytes / size_of::<f32>()) }
     }
 }

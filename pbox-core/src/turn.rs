@@ -13,8 +13,9 @@ use std::sync::Arc;
 use fabric::{Arrival, LinkId, Port, Posted, RecvWindow, SpanError};
 
 use crate::chunk::{Immediate, Round};
+use crate::control::OnLoss;
 use crate::kernels::Kernels;
-use crate::shard::Shard;
+use crate::shard::{Finished, Front, Shard};
 
 /// A job of this hub; numbers are not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,6 +48,13 @@ pub enum Notice {
         /// Why, in words.
         reason: String,
     },
+    /// A job cannot go on.
+    JobFailed {
+        /// Which one.
+        job: JobId,
+        /// Why, in words.
+        reason: String,
+    },
 }
 
 /// Who is at the other end of a link.
@@ -63,6 +71,7 @@ struct Job {
     shard: Shard,
     /// One a rank, in rank order.
     links: Vec<Option<LinkId>>,
+    on_loss: OnLoss,
 }
 
 /// A core: its port, and its shards of all jobs.
@@ -93,9 +102,11 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Takes over a job's shard. Its workers come with [`add_worker`](Self::add_worker).
-    pub fn add_job(&mut self, id: JobId, shard: Shard, workers: u32) {
-        let job = Some(Job { id, shard, links: vec![None; workers as usize] });
+    /// Takes over a job's shard. Its workers come with [`add_worker`](Self::add_worker), and take part
+    /// when they are admitted by [`release`](Self::release).
+    pub fn add_job(&mut self, id: JobId, shard: Shard, on_loss: OnLoss) {
+        let links = vec![None; shard.workers() as usize];
+        let job = Some(Job { id, shard, links, on_loss });
         match self.jobs.iter_mut().find(|job| job.is_none()) {
             Some(free) => *free = job,
             None => self.jobs.push(job),
@@ -126,13 +137,62 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// Detaches a worker that left.
-    pub fn remove_worker(&mut self, id: JobId, rank: u32) {
+    /// Detaches a worker that left or was lost. Its job's rounds wait for it, or go on without it.
+    pub fn remove_worker(&mut self, id: JobId, rank: u32, notices: &mut Vec<Notice>) {
         let Some(place) = self.place(id) else { return };
         let job = self.jobs[place].as_mut().expect("found by place");
         if let Some(link) = job.links[rank as usize].take() {
             self.members[link.index()] = None;
             self.port.detach(link);
+        }
+        if job.on_loss == OnLoss::Continue {
+            match job.shard.remove_worker(rank) {
+                Ok(()) => self.settle(place, notices),
+                Err(reason) => notices.push(Notice::JobFailed { job: id, reason }),
+            }
+        }
+    }
+
+    /// Holds a job's rounds until [`release`](Self::release), and says which are in flight; `None`
+    /// where this core has no chunk of it.
+    pub fn hold(&mut self, id: JobId) -> Option<Front> {
+        let place = self.place(id)?;
+        let shard = &mut self.jobs[place].as_mut().expect("found by place").shard;
+        shard.hold();
+        shard.front()
+    }
+
+    /// Lets a job's rounds go on, with `admitted` taking part from round `from` on: no chunk may be
+    /// past it. They are sent the weights of the round before, now or when they are there.
+    pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
+        let Some(place) = self.place(id) else { return };
+        let Core { jobs, port, .. } = self;
+        let job = jobs[place].as_mut().expect("found by place");
+        job.shard.release();
+        for &rank in admitted {
+            let link = job.links[rank as usize];
+            if link.is_none() && job.on_loss == OnLoss::Continue {
+                continue; // lost meanwhile: nobody may wait for it
+            }
+            job.shard.admit(rank, from);
+            let Some(link) = link else { continue };
+            for Finished { span, chunk, round } in job.shard.finished_before(from) {
+                // It has room for all: nothing was posted to it before. If it closed, the port says so.
+                let _ = port.post(link, span, Immediate::new(chunk, round).encode());
+            }
+        }
+        port.flush();
+        self.settle(place, notices);
+    }
+
+    /// Finishes all chunks of a job that became whole without an arrival.
+    fn settle(&mut self, place: usize, notices: &mut Vec<Notice>) {
+        let mut next = 0;
+        while let Some(job) = &mut self.jobs[place]
+            && let Some((finished, after)) = job.shard.settle(self.kernels, next)
+        {
+            next = after;
+            self.answer(place, finished, notices);
         }
     }
 
@@ -168,15 +228,7 @@ impl<P: Port> Core<P> {
             let job = self.jobs[place].as_mut().expect("a member's job is there");
             match job.shard.arrive(self.kernels, rank, Immediate::decode(imm)) {
                 Ok(None) => {}
-                Ok(Some((span, answer))) => {
-                    self.tally.chunks += 1;
-                    self.tally.chunk_bytes += span.bytes as u64;
-                    if let Some(rank) = answer_all(&mut self.port, job, span, answer) {
-                        let reason =
-                            "its ring of answers is full: it pushed without reading them".to_string();
-                        self.drop_worker(place, rank, reason, notices);
-                    }
-                }
+                Ok(Some(finished)) => self.answer(place, finished, notices),
                 Err(violation) => self.drop_worker(place, rank, violation.to_string(), notices),
             }
         }
@@ -201,6 +253,18 @@ impl<P: Port> Core<P> {
         self.tally
     }
 
+    /// Sends a finished chunk to the workers.
+    #[inline]
+    fn answer(&mut self, place: usize, finished: Finished, notices: &mut Vec<Notice>) {
+        self.tally.chunks += 1;
+        self.tally.chunk_bytes += finished.span.bytes as u64;
+        let job = self.jobs[place].as_ref().expect("its chunk was finished");
+        if let Some(rank) = answer_all(&mut self.port, job, finished) {
+            let reason = "its ring of answers is full: it pushed without reading them".to_string();
+            self.drop_worker(place, rank, reason, notices);
+        }
+    }
+
     fn place(&self, id: JobId) -> Option<usize> {
         self.jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.id == id))
     }
@@ -216,17 +280,23 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Sends a finished chunk to every worker of the job. The rings are sized by the layout, so that a
-/// worker that keeps to one round in flight never fills one; names a rank whose ring is full.
+/// Sends a finished chunk to every worker that takes part in its next round. The rings are sized by
+/// the layout, so that a worker that keeps to one round in flight never fills one; names a rank whose
+/// ring is full.
 #[inline]
-fn answer_all<P: Port>(port: &mut P, job: &Job, span: fabric::Span, answer: Immediate) -> Option<u32> {
+fn answer_all<P: Port>(port: &mut P, job: &Job, finished: Finished) -> Option<u32> {
+    let Finished { span, chunk, round } = finished;
+    let imm = Immediate::new(chunk, round).encode();
     let mut full = None;
-    for (rank, link) in job.links.iter().enumerate() {
-        let Some(link) = link else { continue };
-        match port.post(*link, span, answer.encode()) {
+    for (rank, link) in (0u32..).zip(&job.links) {
+        let Some(link) = *link else { continue };
+        if !job.shard.is_answered(rank, round) {
+            continue;
+        }
+        match port.post(link, span, imm) {
             // A link that just closed is reported by the port.
             Posted::Accepted | Posted::Closed => {}
-            Posted::Full => full = Some(rank as u32),
+            Posted::Full => full = Some(rank),
         }
     }
     // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not

@@ -63,7 +63,7 @@ async fn join(State(registry): State<Arc<Registry>>, Path(job): Path<String>, bo
     }
     let request: JoinRequest =
         serde_json::from_value(value).map_err(|error| Refusal::Bad(format!("join: {error}")))?;
-    Ok(json(StatusCode::OK, &registry.join(&job, request)?))
+    Ok(json(StatusCode::OK, &registry.join(&job, request).await?))
 }
 
 async fn heartbeat(State(registry): State<Arc<Registry>>, Path(job): Path<String>, body: Bytes) -> Answer {
@@ -113,6 +113,7 @@ impl IntoResponse for Refusal {
         let (status, error) = match self {
             Refusal::Bad(error) => (StatusCode::BAD_REQUEST, error),
             Refusal::Conflict(error) => (StatusCode::CONFLICT, error),
+            Refusal::Busy(error) => (StatusCode::SERVICE_UNAVAILABLE, error),
             Refusal::Gone(error) => (StatusCode::NOT_FOUND, error),
             Refusal::Exhausted(error) => (StatusCode::INSUFFICIENT_STORAGE, error),
         };

@@ -11,8 +11,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fabric::{Idle, IdlePolicy, Port, RecvWindow, Until};
+use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, JobId, Notice, Round, Shard, ShardSpec};
+use pbox_core::{Core, Front, JobId, Notice, Round, Shard, ShardSpec};
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 /// Turns between two publications of the meters while work never stops.
@@ -21,11 +22,42 @@ const TURNS_PER_PUBLICATION: u32 = 1024;
 /// What a core thread is told.
 #[derive(Debug)]
 pub(crate) enum Command<E> {
-    AddJob { job: JobId, spec: Box<ShardSpec> },
-    AddWorker { job: JobId, rank: u32, gradients: Arc<RecvWindow>, endpoint: Box<E> },
-    RemoveWorker { job: JobId, rank: u32 },
-    RemoveJob { job: JobId },
-    SetLearningRate { job: JobId, from: Round, rate: f32, done: oneshot::Sender<()> },
+    AddJob {
+        job: JobId,
+        spec: Box<ShardSpec>,
+        on_loss: OnLoss,
+    },
+    AddWorker {
+        job: JobId,
+        rank: u32,
+        gradients: Arc<RecvWindow>,
+        endpoint: Box<E>,
+    },
+    RemoveWorker {
+        job: JobId,
+        rank: u32,
+    },
+    RemoveJob {
+        job: JobId,
+    },
+    /// Finish no round of the job until the release, and say which are in flight.
+    Hold {
+        job: JobId,
+        done: oneshot::Sender<Option<Front>>,
+    },
+    /// Go on, with `admitted` taking part from round `from` on.
+    Release {
+        job: JobId,
+        from: Round,
+        admitted: Arc<[u32]>,
+        done: oneshot::Sender<()>,
+    },
+    SetLearningRate {
+        job: JobId,
+        from: Round,
+        rate: f32,
+        done: oneshot::Sender<()>,
+    },
     Stop,
 }
 
@@ -34,6 +66,8 @@ pub(crate) enum Command<E> {
 pub(crate) enum Report {
     /// This core has the worker's link, and has touched its part of the worker's window.
     Attached { job: JobId, rank: u32 },
+    /// This core has nothing of the worker any more, and says nothing more of it.
+    Removed { job: JobId, rank: u32 },
     /// The worker's link ended.
     WorkerGone { job: JobId, rank: u32, reason: String },
     /// The core cannot take the job.
@@ -129,18 +163,17 @@ impl<P: Port> CoreThread<P> {
         let mut clock = Clock::new();
         loop {
             let worked = self.core.turn(&mut notices);
-            for Notice::WorkerGone { job, rank, reason } in notices.drain(..) {
-                let _ = self.reports.send(Report::WorkerGone { job, rank, reason });
-            }
+            self.tell(&mut notices);
             if clock.turned(worked) {
                 self.publish(&clock);
             }
             // [mail] The swap, not a store, so that a command sent in between is seen now.
             if self.mail.load(Ordering::Relaxed) && self.mail.swap(false, Ordering::Acquire) {
                 while let Ok(command) = self.inbox.try_recv() {
-                    if !self.obey(command) {
+                    if !self.obey(command, &mut notices) {
                         return;
                     }
+                    self.tell(&mut notices);
                 }
                 continue;
             }
@@ -153,15 +186,12 @@ impl<P: Port> CoreThread<P> {
     }
 
     /// False when it is time to stop.
-    fn obey(&mut self, command: Command<P::Endpoint>) -> bool {
+    fn obey(&mut self, command: Command<P::Endpoint>, notices: &mut Vec<Notice>) -> bool {
         match command {
-            Command::AddJob { job, spec } => {
-                let workers = spec.workers;
-                match Shard::new(*spec) {
-                    Ok(shard) => self.core.add_job(job, shard, workers),
-                    Err(error) => self.report(Report::JobFailed { job, reason: error.to_string() }),
-                }
-            }
+            Command::AddJob { job, spec, on_loss } => match Shard::new(*spec) {
+                Ok(shard) => self.core.add_job(job, shard, on_loss),
+                Err(error) => self.report(Report::JobFailed { job, reason: error.to_string() }),
+            },
             Command::AddWorker { job, rank, gradients, endpoint } => {
                 match self.core.add_worker(job, rank, gradients, *endpoint) {
                     Ok(()) => self.report(Report::Attached { job, rank }),
@@ -170,7 +200,18 @@ impl<P: Port> CoreThread<P> {
                     }
                 }
             }
-            Command::RemoveWorker { job, rank } => self.core.remove_worker(job, rank),
+            Command::RemoveWorker { job, rank } => {
+                self.core.remove_worker(job, rank, notices);
+                self.tell(notices);
+                self.report(Report::Removed { job, rank });
+            }
+            Command::Hold { job, done } => {
+                let _ = done.send(self.core.hold(job));
+            }
+            Command::Release { job, from, admitted, done } => {
+                self.core.release(job, from, &admitted, notices);
+                let _ = done.send(());
+            }
             Command::RemoveJob { job } => self.core.remove_job(job),
             Command::SetLearningRate { job, from, rate, done } => {
                 self.core.set_learning_rate(job, from, rate);
@@ -179,6 +220,15 @@ impl<P: Port> CoreThread<P> {
             Command::Stop => return false,
         }
         true
+    }
+
+    fn tell(&self, notices: &mut Vec<Notice>) {
+        for notice in notices.drain(..) {
+            self.report(match notice {
+                Notice::WorkerGone { job, rank, reason } => Report::WorkerGone { job, rank, reason },
+                Notice::JobFailed { job, reason } => Report::JobFailed { job, reason },
+            });
+        }
     }
 
     fn report(&self, report: Report) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::SendWindow;
-use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left};
+use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking, OnLoss};
 use pbox_core::manifest::first_difference;
 use pbox_core::{JobId, Layout, Round};
 use tokio::sync::watch;
@@ -16,12 +16,44 @@ use tokio::sync::watch;
 pub(crate) struct Member {
     /// It has been let in on the data path.
     connected: bool,
-    /// Cores that have its link.
-    attached: usize,
+    /// Cores that have its link; once it is gone, those that still have something of it.
+    cores: usize,
     /// When its last heartbeat came.
     pub heard: Instant,
-    /// The first round without it, once it left.
-    left: Option<Round>,
+    standing: Standing,
+}
+
+/// How a member stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// On its way in.
+    Coming,
+    /// Takes part.
+    Here,
+    /// Left in good order a job that waits for all its ranks.
+    Left,
+    /// Lost or left, and the job goes on; its rank is free when all cores have let go of it.
+    Going,
+}
+
+/// What follows from a worker's links being at all cores.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// Nothing yet.
+    Waiting,
+    /// The job can begin: all are here.
+    Complete(Arc<[u32]>),
+    /// The job runs, and this one wants to take part.
+    Newcomer(u32),
+}
+
+/// The hub's cores that own a job's chunks.
+#[derive(Debug)]
+pub(crate) struct Cores {
+    /// Which ones, in the order of the placement.
+    pub numbers: Vec<usize>,
+    /// Posts that the link to each of all the hub's cores holds; 0 where the job has none.
+    pub capacities: Vec<u32>,
 }
 
 /// One job.
@@ -32,13 +64,15 @@ pub(crate) struct Job {
     /// What the first worker asked for; the others must ask for the same.
     pub terms: JoinRequest,
     pub layout: Arc<Layout>,
-    /// Posts that the link to each core holds: as many as the core owns chunks.
-    pub capacities: Vec<u32>,
+    pub cores: Cores,
     /// The weights; gone once the job failed.
     pub weights: Option<Arc<SendWindow>>,
     pub members: Vec<Option<Member>>,
+    /// The round that it began with.
+    pub first_round: Round,
+    /// Held by whoever looks for a cut: one at a time.
+    pub cutting: Arc<tokio::sync::Mutex<()>>,
     news: watch::Sender<HeartbeatReply>,
-    cores: usize,
 }
 
 impl Job {
@@ -47,15 +81,25 @@ impl Job {
         name: String,
         terms: JoinRequest,
         layout: Arc<Layout>,
-        capacities: Vec<u32>,
+        cores: Cores,
         weights: Arc<SendWindow>,
+        first_round: Round,
     ) -> Self {
         let workers = terms.workers;
         let state = JobState::Gathering { missing: (0..workers).collect() };
-        let news = watch::Sender::new(HeartbeatReply { version: 1, state, left: Vec::new() });
-        let members = (0..workers).map(|_| None).collect();
-        let cores = capacities.len();
-        Job { id, name, terms, layout, capacities, weights: Some(weights), members, news, cores }
+        let news = HeartbeatReply { version: 1, state, members: Vec::new(), left: Vec::new() };
+        Job {
+            id,
+            name,
+            terms,
+            layout,
+            cores,
+            weights: Some(weights),
+            members: (0..workers).map(|_| None).collect(),
+            first_round,
+            cutting: Arc::default(),
+            news: watch::Sender::new(news),
+        }
     }
 
     /// Whether a worker that asks for `request` may take part; the error says what differs.
@@ -71,24 +115,23 @@ impl Job {
             return differs("workers", request.workers.to_string(), terms.workers.to_string());
         }
         if self.members[request.rank as usize].is_some() {
-            return Err(format!(
-                "rank {} of job {name:?} is taken (after a crash, until the former worker is missed: try again); give each worker its own rank from 0 to {}, or use another job name",
-                request.rank,
-                terms.workers - 1
-            ));
+            return Err(self.taken(request.rank));
         }
         if request.chunk_bytes != terms.chunk_bytes {
             return differs("chunk_bytes", request.chunk_bytes.to_string(), terms.chunk_bytes.to_string());
         }
-        if request.optimizer != terms.optimizer {
-            return differs(
-                "optimizer",
-                format!("{:?}", request.optimizer),
-                format!("{:?}", terms.optimizer),
-            );
-        }
-        if request.ablate != terms.ablate {
-            return differs("ablate", format!("{:?}", request.ablate), format!("{:?}", terms.ablate));
+        let said = |request: &JoinRequest| {
+            [
+                ("optimizer", format!("{:?}", request.optimizer)),
+                ("ablate", format!("{:?}", request.ablate)),
+                ("on_loss", format!("{:?}", request.on_loss)),
+                ("cores", request.cores.map_or("all".into(), |cores| cores.to_string())),
+            ]
+        };
+        for ((what, theirs), (_, ours)) in said(request).into_iter().zip(said(terms)) {
+            if theirs != ours {
+                return differs(what, theirs, ours);
+            }
         }
         match first_difference(&request.keys, &terms.keys) {
             None => Ok(()),
@@ -99,10 +142,26 @@ impl Job {
         }
     }
 
+    /// Whether the rank has a worker now that the job would go on without.
+    pub fn may_become_free(&self, rank: u32) -> bool {
+        let taken = self.members.get(rank as usize).is_some_and(Option::is_some);
+        taken && self.goes_on() && self.state() == JobState::Running
+    }
+
+    /// Why a worker cannot have this rank.
+    pub fn taken(&self, rank: u32) -> String {
+        format!(
+            "rank {rank} of job {:?} is taken (after a crash, until the former worker is missed: try again); give each worker its own rank from 0 to {}, or use another job name",
+            self.name,
+            self.terms.workers - 1
+        )
+    }
+
     /// Takes a worker in.
     pub fn add_member(&mut self, rank: u32) {
+        let heard = Instant::now();
         self.members[rank as usize] =
-            Some(Member { connected: false, attached: 0, heard: Instant::now(), left: None });
+            Some(Member { connected: false, cores: 0, heard, standing: Standing::Coming });
     }
 
     /// A worker comes to the data path; once only, because a rank has one link to each core.
@@ -119,35 +178,99 @@ impl Job {
         }
     }
 
-    /// A core has the worker's link; true when this made the job complete.
-    pub fn attached(&mut self, rank: u32) -> bool {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.attached += 1;
+    /// A core has the worker's link.
+    pub fn attached(&mut self, rank: u32) -> Arrival {
+        let cores = self.cores.numbers.len();
+        let Some(member) = &mut self.members[rank as usize] else { return Arrival::Waiting };
+        member.cores += 1;
+        if member.standing != Standing::Coming || member.cores < cores {
+            return Arrival::Waiting;
         }
-        if !matches!(self.state(), JobState::Gathering { .. }) {
-            return false;
+        match self.state() {
+            JobState::Running => Arrival::Newcomer(rank),
+            JobState::Failed { .. } => Arrival::Waiting,
+            JobState::Gathering { .. } => {
+                let there = |member: &Option<Member>| member.as_ref().is_some_and(|m| m.cores >= cores);
+                let ranks = (0u32..).zip(&self.members);
+                let missing: Vec<u32> = ranks.filter(|(_, m)| !there(m)).map(|(rank, _)| rank).collect();
+                let complete = missing.is_empty();
+                self.publish(|news| news.state = JobState::Gathering { missing });
+                if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
+            }
         }
-        let here = |member: &Option<Member>| member.as_ref().is_some_and(|m| m.attached >= self.cores);
-        let ranks = self.members.iter().zip(0u32..);
-        let missing: Vec<u32> = ranks.filter(|(member, _)| !here(member)).map(|(_, rank)| rank).collect();
-        let complete = missing.is_empty();
-        let state = if complete { JobState::Running } else { JobState::Gathering { missing } };
-        self.publish(|news| news.state = state);
-        complete
+    }
+
+    /// These workers take part from round `from` on. Those that were lost meanwhile do not.
+    pub fn take_part(&mut self, ranks: &[u32], from: Round) {
+        let mut here = Vec::new();
+        for &rank in ranks {
+            if let Some(member) = &mut self.members[rank as usize]
+                && member.standing == Standing::Coming
+            {
+                member.standing = Standing::Here;
+                here.push(Taking { rank, from });
+            }
+        }
+        self.publish(|news| {
+            news.state = JobState::Running;
+            news.members.extend(here);
+            news.members.sort_by_key(|member| member.rank);
+        });
     }
 
     /// A worker left in good order; true when it was the last.
     pub fn left(&mut self, rank: u32, round: Round) -> bool {
+        let goes_on = self.goes_on();
         if let Some(member) = &mut self.members[rank as usize] {
-            member.left = Some(round);
+            member.standing = if goes_on { Standing::Going } else { Standing::Left };
+            member.cores = self.cores.numbers.len();
         }
-        self.publish(|news| news.left.push(Left { rank, round }));
-        self.members.iter().flatten().all(|member| member.left.is_some())
+        self.publish(|news| {
+            news.members.retain(|member| member.rank != rank);
+            if !goes_on {
+                news.left.push(Left { rank, round });
+            }
+        });
+        !(0..self.terms.workers).any(|rank| self.has(rank))
+    }
+
+    /// A worker was lost, and the job goes on.
+    pub fn lost(&mut self, rank: u32) {
+        if let Some(member) = &mut self.members[rank as usize] {
+            member.standing = Standing::Going;
+            member.cores = self.cores.numbers.len();
+        }
+        self.publish(|news| news.members.retain(|member| member.rank != rank));
+    }
+
+    /// A core has let go of a worker; the rank is free after the last one.
+    pub fn removed(&mut self, rank: u32) {
+        let slot = &mut self.members[rank as usize];
+        if let Some(member) = slot.as_mut().filter(|member| member.standing == Standing::Going) {
+            member.cores -= 1;
+            if member.cores == 0 {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Whether the job, once it runs, goes on without workers that are lost.
+    pub fn goes_on(&self) -> bool {
+        self.terms.on_loss == OnLoss::Continue
     }
 
     /// Whether the worker is a member that has not left.
     pub fn has(&self, rank: u32) -> bool {
-        self.members[rank as usize].as_ref().is_some_and(|member| member.left.is_none())
+        self.stands(rank, &[Standing::Coming, Standing::Here])
+    }
+
+    /// Whether another worker than `rank` takes part.
+    pub fn has_others(&self, rank: u32) -> bool {
+        (0..self.terms.workers).any(|other| other != rank && self.stands(other, &[Standing::Here]))
+    }
+
+    fn stands(&self, rank: u32, standings: &[Standing]) -> bool {
+        self.members[rank as usize].as_ref().is_some_and(|member| standings.contains(&member.standing))
     }
 
     /// Ends the job for all its workers.

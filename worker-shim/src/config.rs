@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fabric::IdlePolicy;
+use pbox_core::control::OnLoss;
 use pbox_core::{Ablate, DEFAULT_CHUNK_BYTES, Key, Optimizer};
 
 /// Where a worker reads its weights.
@@ -35,6 +36,10 @@ pub struct SessionConfig {
     pub chunk_bytes: usize,
     /// What the hub leaves out, for measurement. Default nothing.
     pub ablate: Ablate,
+    /// What becomes of the job when a worker is lost, or leaves before the others. Default: it stops.
+    pub on_loss: OnLoss,
+    /// How many of the hub's cores the job gets. Default all.
+    pub cores: Option<u32>,
     /// Where weights are read. Default shared.
     pub weights: WeightsMode,
     /// How long to wait at the start for the other workers, and for each answer of the hub; the hub
@@ -67,6 +72,8 @@ impl SessionConfig {
             optimizer,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
             ablate: Ablate::default(),
+            on_loss: OnLoss::Stop,
+            cores: None,
             weights: WeightsMode::Shared,
             join_limit: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),

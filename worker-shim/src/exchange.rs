@@ -4,6 +4,9 @@
 //! Owned by the worker's thread. It keeps the rule that the whole design stands on: one round in
 //! flight per chunk. A key is pushed again only after all its answers came, and its gradient and
 //! weights are lent to the caller only while none is under way.
+//!
+//! A worker that comes to a job that has weights begins as if it had pushed the round before its first
+//! one: every key is under way until its weights are there.
 
 use std::sync::Arc;
 
@@ -77,11 +80,13 @@ pub struct Exchange<P: Port> {
     under_way: Vec<bool>,
     /// Answers outstanding by core.
     outstanding: Vec<u32>,
+    /// Answers that came before the first round was known; `None` once it is.
+    early: Option<Vec<(LinkId, Immediate)>>,
     arrivals: Box<[Arrival; BATCH]>,
 }
 
 impl<P: Port> Exchange<P> {
-    /// Attaches one endpoint for each of the hub's cores.
+    /// Attaches one endpoint for each of the hub's cores. [`begin`](Self::begin) before the first push.
     ///
     /// # Panics
     /// When there are not as many endpoints as cores in the placement.
@@ -103,8 +108,30 @@ impl<P: Port> Exchange<P> {
             under_way: vec![false; layout.chunks().len()],
             layout,
             windows,
+            early: Some(Vec::new()),
             arrivals: Box::new([Arrival::default(); BATCH]),
         }
+    }
+
+    /// This worker takes part from round `first` on. When that is not 0, every key is under way until
+    /// its weights of the round before are there.
+    ///
+    /// # Errors
+    /// When answers came that such a worker does not wait for.
+    pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
+        let early = self.early.take().unwrap_or_default();
+        if first > Round(0) {
+            self.under_way.fill(true);
+            for (key, id) in self.keys.iter_mut().zip((0..).map(KeyId)) {
+                let chunks = self.layout.key_chunks(id).len() as u32;
+                *key = KeyState { round: Round(first.0 - 1), outstanding: chunks };
+            }
+            self.outstanding.fill(0);
+            for chunk in (0..self.under_way.len() as u32).map(ChunkId) {
+                self.outstanding[self.placement.owner(chunk)] += 1;
+            }
+        }
+        early.into_iter().try_for_each(|(link, answer)| self.answered(link, answer))
     }
 
     /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
@@ -189,6 +216,13 @@ impl<P: Port> Exchange<P> {
         let Immediate { chunk, round_bits } = answer;
         let unexpected =
             |expected: String| ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected };
+        if let Some(early) = &mut self.early {
+            if early.len() == self.under_way.len() {
+                return Err(unexpected("where no more than one of each chunk was expected".into()));
+            }
+            early.push((link, answer));
+            return Ok(());
+        }
         let Some(&true) = self.under_way.get(chunk.index()) else {
             return Err(unexpected("of which no push is under way".into()));
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, Left};
+use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, Left, Member};
 
 use crate::control::Control;
 use crate::error::SessionError;
@@ -19,6 +19,7 @@ const RETRY: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(crate) struct News {
     pub state: JobState,
+    pub members: Vec<Member>,
     pub left: Vec<Left>,
     /// The hub does not answer any more; what was seen last.
     pub lost: Option<String>,
@@ -41,7 +42,8 @@ pub(crate) struct Heartbeat {
 impl Heartbeat {
     /// Starts the thread. `limit` is how long the hub may be silent.
     pub fn start(control: Control, token: String, limit: Duration, waker: Waker) -> std::io::Result<Self> {
-        let news = News { state: JobState::Gathering { missing: Vec::new() }, left: Vec::new(), lost: None };
+        let state = JobState::Gathering { missing: Vec::new() };
+        let news = News { state, members: Vec::new(), left: Vec::new(), lost: None };
         let shared = Arc::new(Shared { news: Mutex::new(news), changed: Condvar::new() });
         let (stop, stopped) = channel();
         let thread_shared = Arc::clone(&shared);
@@ -52,12 +54,14 @@ impl Heartbeat {
             loop {
                 let request = HeartbeatRequest { token: token.clone(), seen };
                 let pause = match control.post("heartbeat", "hear a heartbeat", &request) {
-                    Ok(HeartbeatReply { version, state, left }) => {
+                    Ok(HeartbeatReply { version, state, members, left }) => {
                         (heard, failures) = (Instant::now(), 0);
                         let failed = matches!(state, JobState::Failed { .. });
                         if version != seen {
                             seen = version;
-                            thread_shared.publish(&waker, |news| (news.state, news.left) = (state, left));
+                            thread_shared.publish(&waker, |news| {
+                                (news.state, news.members, news.left) = (state, members, left);
+                            });
                         }
                         if failed {
                             // There will be no other news, and a hub that stops waits for nobody.

@@ -65,40 +65,55 @@ impl Session {
             token: reply.token,
             heartbeat,
         };
-        session.gather(deadline)?;
+        let first = session.gather(deadline)?;
+        session.exchange.begin(first)?;
+        session.ready |= first > Round(0);
+        session.wait_all()?;
         Ok(session)
     }
 
-    fn gather(&mut self, deadline: Instant) -> Result<(), SessionError> {
+    /// Waits until this worker takes part; from which round on.
+    fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
+        let rank = self.config.rank;
         let news = loop {
             let news = self.heartbeat.news().clone();
-            let gathering = matches!(news.state, JobState::Gathering { .. }) && news.lost.is_none();
+            if let Some(me) = news.members.iter().find(|member| member.rank == rank) {
+                return Ok(me.from);
+            }
+            let over = news.lost.is_some() || matches!(news.state, JobState::Failed { .. });
             let left = deadline.saturating_duration_since(Instant::now());
-            if !gathering || left.is_zero() {
+            if over || left.is_zero() {
                 break news;
             }
             // A hub that is killed shows by its links; news wake the port as well.
             self.exchange.progress().map_err(|error| self.explain(error))?;
             self.exchange.port().wait(Until::Any, left);
         };
-        match news {
-            News { state: JobState::Running, .. } => Ok(()),
-            News { state: JobState::Gathering { missing }, lost: None, .. } => {
-                let _: Result<serde_json::Value, _> = self.send_leave();
-                Err(SessionError::Missing {
-                    job: self.config.job.clone(),
-                    waited: self.config.join_limit,
-                    missing,
-                    workers: self.config.workers,
-                })
-            }
-            news => Err(self.ended(&news).expect("failed or lost")),
+        if let Some(error) = self.ended(&news) {
+            return Err(error);
         }
+        let _: Result<serde_json::Value, _> = self.send_leave();
+        let missing = match news.state {
+            JobState::Gathering { missing } => missing,
+            _ => vec![rank],
+        };
+        Err(SessionError::Missing {
+            job: self.config.job.clone(),
+            waited: self.config.join_limit,
+            missing,
+            workers: self.config.workers,
+        })
     }
 
     /// Gives every worker the weights that `fill` writes on rank 0 (it is called there only), and
     /// waits for them. Once, before the first push; every worker calls it.
+    ///
+    /// A worker that came to a job that has weights already ([`next_round`](Self::next_round) is not 0)
+    /// keeps those: then this does nothing, so that a program that is started again need not know.
     pub fn broadcast_weights(&mut self, mut fill: impl FnMut(KeyId, &mut [f32])) -> Result<(), SessionError> {
+        if self.next_round() > Round(0) {
+            return Ok(());
+        }
         for key in self.keys() {
             if self.config.rank == 0 {
                 fill(key, self.exchange.gradient_mut(key)?);
@@ -254,7 +269,13 @@ impl Session {
         self.exchange.layout()
     }
 
-    /// The first round that no key has begun. Round 0 is the broadcast, where there is one.
+    /// The ranks that take part now, ascending. All, unless the job goes on without some.
+    pub fn members(&self) -> Vec<u32> {
+        self.heartbeat.news().members.iter().map(|member| member.rank).collect()
+    }
+
+    /// The first round that no key has begun. Round 0 is the broadcast, where there is one. After the
+    /// join it is the round that this worker takes part from: not 0 when the job had begun.
     pub fn next_round(&self) -> Round {
         self.keys().map(|key| self.exchange.round(key)).max().unwrap_or_default()
     }
@@ -312,6 +333,8 @@ fn join_request(config: &SessionConfig) -> JoinRequest {
         chunk_bytes: config.chunk_bytes,
         optimizer: config.optimizer,
         ablate: config.ablate,
+        on_loss: config.on_loss,
+        cores: config.cores,
         keys: config.keys.clone(),
     }
 }
@@ -329,8 +352,16 @@ fn connect(
         what: "join",
         saw: format!("the token {:?}", reply.token),
     })?;
-    let placement = Placement::new(layout, (reply.cores as usize).max(1));
-    let capacities = placement.capacities();
+    let nonsense = |saw: String| SessionError::Nonsense { hub: config.hub.clone(), what: "join", saw };
+    let cores = &reply.cores;
+    if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
+        return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
+    }
+    let placement = Placement::new(layout, cores.len());
+    let mut capacities = vec![0; reply.ports as usize];
+    for (&core, capacity) in cores.iter().zip(placement.capacities()) {
+        capacities[core as usize] = capacity.max(1);
+    }
     let (window, gradients) = Windows::gradients(layout)?;
     let (group, mut ports) = shm::group(1)?;
     let window_bytes = layout.window_bytes();

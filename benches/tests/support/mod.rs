@@ -9,7 +9,7 @@ pub mod training;
 pub mod values;
 
 use fabric::IdlePolicy;
-use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, PROTOCOL};
+use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL};
 use pbox_core::{Ablate, Key, KeyId, Optimizer};
 use phub_server::{CoreSelection, Hub, HubSettings, IdleChoice};
 use serde::Serialize;
@@ -114,6 +114,8 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         chunk_bytes: 64,
         optimizer: SGD,
         ablate: Ablate::default(),
+        on_loss: OnLoss::Stop,
+        cores: None,
         keys: small_model(),
     }
 }

@@ -61,7 +61,7 @@ pub enum ConnectError {
 pub struct Joined {
     /// The window that the peer writes.
     pub recv: RecvWindow,
-    /// The links in the order of the hub's ports.
+    /// The links in the order of the hub's ports; none where the capacity was 0.
     pub endpoints: Vec<Endpoint>,
 }
 
@@ -160,7 +160,8 @@ impl Hello {
     }
 
     /// Lets the peer in: `ours` goes to it read-only, its window of at least `recv_bytes` comes
-    /// here, and link `i` joins port `i` of `group` with room for `capacities[i]` posts each way.
+    /// here, and port `i` of `group` gets a link with room for `capacities[i]` posts each way, or none
+    /// where that is 0.
     pub fn welcome(
         self,
         group: &Arc<Group>,
@@ -204,7 +205,9 @@ fn open(
     let endpoints = rings(&words, capacities)
         .into_iter()
         .zip(&group.ports)
-        .map(|((up, down), port)| {
+        .zip(capacities)
+        .filter(|&(_, &capacity)| capacity > 0)
+        .map(|(((up, down), port), _)| {
             Endpoint::new(Arc::clone(&connection), Arc::clone(port), down, up, peer_bell.clone())
         })
         .collect();
@@ -212,7 +215,8 @@ fn open(
 }
 
 /// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and all links go to the one port
-/// of `group`; link `i` leads to the hub's port `i` and has room for `capacities[i]` posts.
+/// of `group`. The hub's port `i` has a link with room for `capacities[i]` posts, or none where that
+/// is 0.
 pub fn connect(
     address: &str,
     token: [u8; 16],
@@ -266,6 +270,7 @@ pub fn connect(
     let endpoints = rings(&words, capacities)
         .into_iter()
         .enumerate()
+        .filter(|&(i, _)| capacities[i] > 0)
         .map(|(i, (up, down))| {
             let port = Arc::clone(&group.ports[0]);
             Endpoint::new(Arc::clone(&connection), port, up, down, Bell::new(&bells, i))

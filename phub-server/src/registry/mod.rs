@@ -1,23 +1,27 @@
 //! The registry: all jobs and workers of the hub, and the commands to cores that follow from what
 //! happens to them. One lock, never taken on the round path.
+//!
+//! Here: what is heard of workers, and what follows. `join`: how they come in. `cut`: how a running
+//! job is stopped between two rounds for them.
+
+mod cut;
+mod join;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use fabric::{RecvWindow, SendWindow, Span, shm};
-use pbox_core::control::{
-    CoreReply, HeartbeatReply, HubReply, JobState, JoinReply, JoinRequest, MAX_WORKERS, PROTOCOL,
-    TransportAddress, check_job_name,
-};
+use fabric::shm;
+use pbox_core::control::{CoreReply, HeartbeatReply, HubReply, JobState, PROTOCOL};
 use pbox_core::kernels::Kernels;
-use pbox_core::{ChunkId, JobId, Layout, Placement, Round, ShardSpec, manifest};
-use tokio::sync::{oneshot, watch};
+use pbox_core::{JobId, Round};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::core_thread::{Command, CoreHandle, Report};
-use crate::job::Job;
+use crate::job::{Arrival, Job};
 
-/// How long a failed job is kept for workers that have not heard of it.
+/// How long a failed job, and the reason why a worker is not wanted any more, are kept for those who
+/// have not heard of it.
 const KEEP_FAILED: Duration = Duration::from_secs(60);
 
 /// Why a request is not granted; the text is for the person who made it.
@@ -27,20 +31,12 @@ pub(crate) enum Refusal {
     Bad(String),
     /// It does not fit what is there.
     Conflict(String),
+    /// It does not fit yet: ask again.
+    Busy(String),
     /// Nobody of that name or token is here.
     Gone(String),
     /// The hub is out of something.
     Exhausted(String),
-}
-
-/// What a data-path connection needs once its token is known.
-#[derive(Debug)]
-pub(crate) struct Admission {
-    pub job: JobId,
-    pub rank: u32,
-    pub weights: Arc<SendWindow>,
-    pub window_bytes: usize,
-    pub capacities: Vec<u32>,
 }
 
 type Token = [u8; 16];
@@ -51,6 +47,8 @@ struct Inner {
     /// Jobs that have not failed, by name.
     names: HashMap<String, JobId>,
     tokens: HashMap<Token, (JobId, u32)>,
+    /// Workers that jobs went on without, until when that is remembered, and why.
+    lost: HashMap<Token, (Instant, String)>,
     failed_at: HashMap<JobId, Instant>,
     next_job: u64,
     stopping: bool,
@@ -64,6 +62,8 @@ pub(crate) struct Registry {
     inner: Mutex<Inner>,
     /// Somebody left `untold`.
     told: Condvar,
+    /// A rank of some job is free again.
+    freed: Notify,
     cores: Vec<CoreHandle<shm::Endpoint>>,
     kernels: &'static Kernels,
     address: String,
@@ -81,12 +81,21 @@ impl Registry {
             jobs: HashMap::new(),
             names: HashMap::new(),
             tokens: HashMap::new(),
+            lost: HashMap::new(),
             failed_at: HashMap::new(),
             next_job: 0,
             stopping: false,
             untold: HashSet::new(),
         };
-        Registry { inner: Mutex::new(inner), told: Condvar::new(), cores, kernels, address, heartbeat_limit }
+        Registry {
+            inner: Mutex::new(inner),
+            told: Condvar::new(),
+            freed: Notify::new(),
+            cores,
+            kernels,
+            address,
+            heartbeat_limit,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -99,119 +108,26 @@ impl Registry {
         self.heartbeat_limit / 3
     }
 
-    /// Admits a worker; the first of a name makes the job.
-    pub fn join(&self, name: &str, request: JoinRequest) -> Result<JoinReply, Refusal> {
-        check_request(name, &request)?;
-        let mut inner = self.lock();
-        if inner.stopping {
-            return Err(Refusal::Gone("the hub is stopping".into()));
-        }
-        let rank = request.rank;
-        let id = match inner.names.get(name) {
-            Some(&id) => {
-                inner.jobs[&id].admits(&request).map_err(Refusal::Conflict)?;
-                id
-            }
-            None => self.create(&mut inner, name, request)?,
-        };
-        let token = new_token()?;
-        inner.tokens.insert(token, (id, rank));
-        let job = inner.jobs.get_mut(&id).expect("named jobs exist");
-        job.add_member(rank);
-        tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
-        Ok(JoinReply {
-            token: format!("{:032x}", u128::from_be_bytes(token)),
-            cores: self.cores.len() as u32,
-            transport: TransportAddress::Shm { address: self.address.clone() },
-            heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
-        })
-    }
-
-    fn create(&self, inner: &mut Inner, name: &str, terms: JoinRequest) -> Result<JobId, Refusal> {
-        let bad = |error: String| Refusal::Bad(format!("job {name:?}: {error}"));
-        let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes).map_err(|e| bad(e.to_string()))?;
-        check_memory(&layout, &terms)
-            .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
-        let layout = Arc::new(layout);
-        let window = SendWindow::new(layout.window_bytes())
-            .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
-
-        let placement = Placement::new(&layout, self.cores.len());
-        let chunks = placement.chunks_by_core();
-        let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
-        let (weights, claims) =
-            window.split(chunks.iter().map(spans).collect()).expect("the layout's chunks are disjoint");
-        let capacities = placement.capacities();
-
-        let id = JobId(inner.next_job);
-        inner.next_job += 1;
-        tracing::info!(
-            job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
-            model_mb = layout.model_bytes() as f64 / 1e6, cores = self.cores.len(),
-            optimizer = ?terms.optimizer, workers = terms.workers, "new job"
-        );
-        for ((core, chunks), weights) in self.cores.iter().zip(chunks).zip(claims) {
-            let spec = Box::new(ShardSpec {
-                layout: Arc::clone(&layout),
-                chunks,
-                weights,
-                workers: terms.workers,
-                optimizer: terms.optimizer,
-                ablate: terms.ablate,
-            });
-            core.send(Command::AddJob { job: id, spec });
-        }
-        inner.jobs.insert(id, Job::new(id, name.to_owned(), terms, layout, capacities, weights));
-        inner.names.insert(name.to_owned(), id);
-        Ok(id)
-    }
-
-    /// What the bearer of a token may connect to. The first bearer: a token is good for one
-    /// connection.
-    pub fn admission(&self, token: Token) -> Result<Admission, String> {
-        let mut inner = self.lock();
-        let &(id, rank) = inner.tokens.get(&token).ok_or("the token is not one of this hub's; join first")?;
-        let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
-        let weights = job.weights.clone().ok_or_else(|| format!("job {:?} has failed", job.name))?;
-        job.connect(rank)?;
-        Ok(Admission {
-            job: id,
-            rank,
-            weights,
-            window_bytes: job.layout.window_bytes(),
-            capacities: job.capacities.clone(),
-        })
-    }
-
-    /// Gives a connected worker's links to the cores.
-    pub fn attach(&self, admission: &Admission, gradients: RecvWindow, endpoints: Vec<shm::Endpoint>) {
-        let gradients = Arc::new(gradients);
-        for (core, endpoint) in self.cores.iter().zip(endpoints) {
-            core.send(Command::AddWorker {
-                job: admission.job,
-                rank: admission.rank,
-                gradients: Arc::clone(&gradients),
-                endpoint: Box::new(endpoint),
-            });
-        }
-    }
-
     /// A core thread has something to say.
-    pub fn report(&self, report: Report) {
+    pub fn report(self: &Arc<Self>, report: Report) {
         let mut inner = self.lock();
         match report {
             Report::Attached { job, rank } => {
-                if let Some(job) = inner.jobs.get_mut(&job)
-                    && job.attached(rank)
-                {
-                    tracing::info!(job = job.name, "all {} workers are here", job.terms.workers);
+                let arrival = inner.jobs.get_mut(&job).map(|job| job.attached(rank));
+                match arrival.unwrap_or(Arrival::Waiting) {
+                    Arrival::Waiting => {}
+                    Arrival::Complete(ranks) => self.admit(job, ranks),
+                    Arrival::Newcomer(rank) => self.admit(job, Arc::new([rank])),
+                }
+            }
+            Report::Removed { job, rank } => {
+                if let Some(job) = inner.jobs.get_mut(&job) {
+                    job.removed(rank);
+                    self.freed.notify_waiters();
                 }
             }
             Report::WorkerGone { job, rank, reason } => {
-                // One that left is expected to hang up.
-                if inner.jobs.get(&job).is_some_and(|job| job.has(rank)) {
-                    self.fail(&mut inner, job, &format!("worker {rank} is gone: {reason}"));
-                }
+                self.lose(&mut inner, job, rank, &format!("worker {rank} is gone: {reason}"));
             }
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
@@ -226,13 +142,37 @@ impl Registry {
         }
     }
 
+    /// A worker is lost: its job fails, or goes on without it where that was asked for and anybody is
+    /// left.
+    fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, reason: &str) {
+        // One that left is expected to hang up.
+        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.has(rank)) else { return };
+        if !job.goes_on() || job.state() != JobState::Running {
+            return self.fail(inner, id, reason);
+        }
+        if !job.has_others(rank) {
+            return self.fail(inner, id, &format!("{reason}; no worker is left"));
+        }
+        tracing::warn!(job = job.name, rank, reason, "worker lost; the job goes on");
+        job.lost(rank);
+        let told =
+            format!("job {:?} goes on without this worker: {reason}; join again to take part", job.name);
+        self.command(job, |job| Command::RemoveWorker { job, rank });
+        inner.forget(id, rank, Some(told));
+    }
+
     fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
         job.fail(reason);
         inner.names.remove(&job.name);
         inner.failed_at.insert(id, Instant::now());
-        self.cores.iter().for_each(|core| core.send(Command::RemoveJob { job: id }));
+        self.command(job, |job| Command::RemoveJob { job });
+    }
+
+    /// Tells every core of a job something.
+    fn command(&self, job: &Job, command: impl Fn(JobId) -> Command<shm::Endpoint>) {
+        job.cores.numbers.iter().for_each(|&core| self.cores[core].send(command(job.id)));
     }
 
     /// A worker's heartbeat: its job's news from now on.
@@ -262,15 +202,15 @@ impl Registry {
         }
         tracing::info!(job = job.name, rank, round = round.0, "worker left");
         let last = job.left(rank, round);
-        inner.tokens.retain(|_, &mut member| member != (id, rank));
         if last {
-            let job = inner.jobs.remove(&id).expect("found above");
             tracing::info!(job = job.name, "job ended: all workers left");
+            self.command(job, |job| Command::RemoveJob { job });
+            let job = inner.jobs.remove(&id).expect("found above");
             inner.names.remove(&job.name);
-            self.cores.iter().for_each(|core| core.send(Command::RemoveJob { job: id }));
         } else {
-            self.cores.iter().for_each(|core| core.send(Command::RemoveWorker { job: id, rank }));
+            self.command(job, |job| Command::RemoveWorker { job, rank });
         }
+        inner.forget(id, rank, None);
         Ok(())
     }
 
@@ -288,15 +228,15 @@ impl Registry {
         let inner = self.lock();
         let (id, rank) = inner.find(job, token)?;
         tracing::info!(job, rank, rate, from_round = from.0, "learning rate changes");
-        let tell = |core: &CoreHandle<shm::Endpoint>| {
+        let tell = |&core: &usize| {
             let (done, answer) = oneshot::channel();
-            core.send(Command::SetLearningRate { job: id, from, rate, done });
+            self.cores[core].send(Command::SetLearningRate { job: id, from, rate, done });
             answer
         };
-        Ok(self.cores.iter().map(tell).collect())
+        Ok(inner.jobs[&id].cores.numbers.iter().map(tell).collect())
     }
 
-    /// Fails the jobs of workers that were silent too long, and forgets old failures.
+    /// Loses workers that were silent too long, and forgets old failures.
     pub fn sweep(&self) {
         let mut inner = self.lock();
         let now = Instant::now();
@@ -307,17 +247,18 @@ impl Registry {
                 let Some(member) = member.as_ref().filter(|_| job.has(rank)) else { continue };
                 let silence = now - member.heard;
                 if silence > limit {
-                    silent.push((job.id, format!(
+                    silent.push((job.id, rank, format!(
                         "worker {rank} was silent for {:.1} s, the limit is {:.1} s: it hangs, was stopped, or was cut off",
                         silence.as_secs_f64(), limit.as_secs_f64()
                     )));
                 }
             }
         }
-        for (id, reason) in silent {
-            self.fail(&mut inner, id, &reason);
+        for (id, rank, reason) in silent {
+            self.lose(&mut inner, id, rank, &reason);
         }
-        let Inner { jobs, tokens, failed_at, .. } = &mut *inner;
+        let Inner { jobs, tokens, lost, failed_at, .. } = &mut *inner;
+        lost.retain(|_, (until, _)| now < *until);
         failed_at.retain(|id, &mut at| {
             let keep = now - at < KEEP_FAILED;
             if !keep {
@@ -386,6 +327,9 @@ impl Registry {
 impl Inner {
     fn find(&self, job: &str, token: &str) -> Result<(JobId, u32), Refusal> {
         let token = u128::from_str_radix(token, 16).unwrap_or(0).to_be_bytes();
+        if let Some((_, why)) = self.lost.get(&token) {
+            return Err(Refusal::Gone(why.clone()));
+        }
         match self.tokens.get(&token) {
             Some(&(id, rank)) if self.jobs[&id].name == job => Ok((id, rank)),
             _ => Err(Refusal::Gone(format!(
@@ -394,48 +338,13 @@ impl Inner {
             ))),
         }
     }
-}
 
-fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
-    let JoinRequest { rank, workers, .. } = *request;
-    check_job_name(name).map_err(|error| Refusal::Bad(error.to_string()))?;
-    if workers == 0 || workers > MAX_WORKERS {
-        return Err(Refusal::Bad(format!("{workers} workers: expected 1 to {MAX_WORKERS}")));
-    }
-    if rank >= workers {
-        return Err(Refusal::Bad(format!(
-            "rank {rank} of {workers} workers: ranks go from 0 to {}",
-            workers - 1
-        )));
-    }
-    request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
-    manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))
-}
-
-/// Refuses a job that the kernel would kill the hub for: weights, state, and every worker's window,
-/// which are all of this machine's memory.
-fn check_memory(layout: &Layout, terms: &JoinRequest) -> Result<(), String> {
-    let windows = u64::from(terms.workers) + 1 + terms.optimizer.state_per_element() as u64;
-    let needed = windows.saturating_mul(layout.window_bytes() as u64);
-    let available = fabric::available_bytes().unwrap_or(u64::MAX);
-    if needed <= available {
-        return Ok(());
-    }
-    let gb = |bytes: u64| bytes as f64 / 1e9;
-    Err(format!(
-        "{} workers of a {:.2} GB model with {} need {:.2} GB of memory, this machine has {:.2} GB available; use fewer workers or a smaller model, or end other jobs",
-        terms.workers,
-        gb(layout.model_bytes()),
-        terms.optimizer.name(),
-        gb(needed),
-        gb(available)
-    ))
-}
-
-fn new_token() -> Result<Token, Refusal> {
-    let mut token = [0; 16];
-    match rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()) {
-        Ok(16) => Ok(token),
-        seen => Err(Refusal::Exhausted(format!("no random bytes for a token: {seen:?}"))),
+    /// A worker's token is good for nothing any more; `told` is what its bearer hears.
+    fn forget(&mut self, id: JobId, rank: u32, told: Option<String>) {
+        let Some((&token, _)) = self.tokens.iter().find(|&(_, &member)| member == (id, rank)) else { return };
+        self.tokens.remove(&token);
+        if let Some(told) = told {
+            self.lost.insert(token, (Instant::now() + KEEP_FAILED, told));
+        }
     }
 }

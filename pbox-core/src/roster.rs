@@ -1,0 +1,81 @@
+//! The roster: which workers take part in a job, and each from which round on.
+//!
+//! Owned by a core, one for each of its shards. Knows ranks and rounds, no links and no memory.
+
+use crate::chunk::Round;
+
+/// Who takes part, by rank.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    /// First round of each rank; `None` for those that do not take part.
+    from: Vec<Option<Round>>,
+    count: u32,
+    /// From this round on all of `count` take part.
+    settled: Round,
+}
+
+impl Roster {
+    /// Nobody yet, of `ranks` that there may be.
+    pub fn new(ranks: u32) -> Self {
+        Roster { from: vec![None; ranks as usize], count: 0, settled: Round(0) }
+    }
+
+    /// How many there may be.
+    pub fn ranks_at_most(&self) -> u32 {
+        self.from.len() as u32
+    }
+
+    /// `rank` takes part from round `from` on.
+    pub fn admit(&mut self, rank: u32, from: Round) {
+        if self.from[rank as usize].replace(from).is_none() {
+            self.count += 1;
+        }
+        self.settled = self.settled.max(from);
+    }
+
+    /// `rank` takes part in no round that is not finished; false when it did not before.
+    pub fn remove(&mut self, rank: u32) -> bool {
+        let took_part = self.from[rank as usize].take().is_some();
+        self.count -= u32::from(took_part);
+        took_part
+    }
+
+    /// How many take part in a round.
+    #[inline]
+    pub fn size(&self, round: Round) -> u32 {
+        if round >= self.settled { self.count } else { self.ranks(round).count() as u32 }
+    }
+
+    /// Whether `rank` takes part in a round.
+    #[inline]
+    pub fn has(&self, rank: u32, round: Round) -> bool {
+        self.from[rank as usize].is_some_and(|from| from <= round)
+    }
+
+    /// Those who take part in a round, ascending.
+    pub fn ranks(&self, round: Round) -> impl Iterator<Item = u32> {
+        (0u32..)
+            .zip(&self.from)
+            .filter(move |(_, from)| from.is_some_and(|from| from <= round))
+            .map(|(r, _)| r)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counts_from_its_round_on() {
+        let mut roster = Roster::new(4);
+        for rank in [0, 1, 3] {
+            roster.admit(rank, Round(2));
+        }
+        roster.admit(2, Round(5));
+        assert_eq!([1, 2, 4, 5, 6].map(|round| roster.size(Round(round))), [0, 3, 3, 4, 4]);
+        assert_eq!(roster.ranks(Round(4)).collect::<Vec<_>>(), [0, 1, 3]);
+        assert!(roster.has(2, Round(5)) && !roster.has(2, Round(4)));
+        assert!(roster.remove(1) && !roster.remove(1));
+        assert_eq!([4, 5].map(|round| roster.size(Round(round))), [2, 3]);
+    }
+}
