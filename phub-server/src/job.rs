@@ -225,12 +225,12 @@ impl Job {
             member.standing = if goes_on { Standing::Going } else { Standing::Left };
             member.cores = self.cores.numbers.len();
         }
-        self.publish(|news| {
-            news.members.retain(|member| member.rank != rank);
-            if !goes_on {
+        if !goes_on {
+            self.publish(|news| {
+                news.members.retain(|member| member.rank != rank);
                 news.left.push(Left { rank, round });
-            }
-        });
+            });
+        }
         !(0..self.terms.workers).any(|rank| self.has(rank))
     }
 
@@ -240,16 +240,17 @@ impl Job {
             member.standing = Standing::Going;
             member.cores = self.cores.numbers.len();
         }
-        self.publish(|news| news.members.retain(|member| member.rank != rank));
     }
 
-    /// A core has let go of a worker; the rank is free after the last one.
+    /// A core has let go of a worker. After the last one the rank is free, and the others hear that no
+    /// round waits for it.
     pub fn removed(&mut self, rank: u32) {
         let slot = &mut self.members[rank as usize];
         if let Some(member) = slot.as_mut().filter(|member| member.standing == Standing::Going) {
             member.cores -= 1;
             if member.cores == 0 {
                 *slot = None;
+                self.publish(|news| news.members.retain(|member| member.rank != rank));
             }
         }
     }
