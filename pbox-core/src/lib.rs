@@ -23,6 +23,7 @@ mod roster;
 mod shard;
 #[allow(unsafe_code)]
 mod slots;
+mod snapshot;
 mod turn;
 
 pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
@@ -31,4 +32,5 @@ pub use layout::{Chunk, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
 pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 pub use placement::{Placement, runs};
 pub use shard::{Front, Shard, ShardSpec, Violation};
+pub use snapshot::{Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
 pub use turn::{Core, JobId, Notice, Tally};
