@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod control;
 mod core_thread;
 mod exit;

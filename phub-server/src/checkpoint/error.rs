@@ -1,0 +1,169 @@
+//! What can be wrong with a checkpoint, its file or its directory.
+//!
+//! Each message names the file or directory, and says what to do next. What a file says is quoted and
+//! cut short: it comes from outside. Must not know how files are read or written.
+
+use std::io;
+use std::path::PathBuf;
+
+use fabric::MapError;
+use pbox_core::control::InvalidJobName;
+use pbox_core::manifest::{MAX_HEADER_BYTES, ManifestError};
+use rustix::io::Errno;
+
+use super::format::FORMAT;
+
+/// What to do about a file that cannot be used.
+const ANEW: &str = "to start the job anew move the file away, or give the job another name";
+
+/// A checkpoint that cannot be saved or taken, or a directory that cannot hold any.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+pub enum CheckpointError {
+    #[error("checkpoint directory {dir}: {doing}: {error}; {}", advice(error))]
+    Directory { dir: PathBuf, doing: &'static str, error: io::Error },
+
+    #[error(
+        "checkpoint directory {dir} is in use by another hub{}; stop that one, or give this one another directory",
+        holder.map_or(String::new(), |pid| format!(" (process {pid})"))
+    )]
+    InUse { dir: PathBuf, holder: Option<u32> },
+
+    #[error(transparent)]
+    JobName(#[from] InvalidJobName),
+
+    #[error("job {job:?} cannot have checkpoints: {error}")]
+    Keys { job: String, error: UnusableKeys },
+
+    #[error(
+        "cannot save the checkpoint {path}: {doing}: {error} ({needed_bytes} bytes needed, {} free there); {kept}; {}",
+        free_bytes.map_or("unknown".into(), |bytes| bytes.to_string()),
+        advice(error)
+    )]
+    Save {
+        path: PathBuf,
+        doing: &'static str,
+        needed_bytes: u64,
+        free_bytes: Option<u64>,
+        error: io::Error,
+        /// What has become of the checkpoint before.
+        kept: &'static str,
+    },
+
+    #[error("cannot read the checkpoint {path}: {error}; {}", advice(error))]
+    Read { path: PathBuf, error: io::Error },
+
+    #[error("the checkpoint {path} is not a regular file; {ANEW}")]
+    NotAFile { path: PathBuf },
+
+    #[error("the checkpoint {path} cannot be used: {error}; {ANEW}")]
+    Decode { path: PathBuf, error: DecodeError },
+
+    #[error("the checkpoint {path} is of another job: {error}; {ANEW}")]
+    Mismatch { path: PathBuf, error: Mismatch },
+}
+
+/// Keys that a checkpoint file cannot hold.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // as above
+pub enum UnusableKeys {
+    #[error(
+        "a key is called {name:?}; in checkpoints __metadata__ and names that begin with optimizer/ mean something \
+         else: rename it"
+    )]
+    Reserved { name: String },
+
+    #[error("with the optimizer's state as tensors of their own, {error}")]
+    Manifest { error: ManifestError },
+
+    #[error(
+        "the names and shapes take {bytes} bytes, and a safetensors header has at most {MAX_HEADER_BYTES}; shorten \
+         the names, or join small tensors into larger ones"
+    )]
+    Header { bytes: usize },
+}
+
+/// Bytes that are no checkpoint, or no longer one.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // as above
+pub enum DecodeError {
+    #[error("reading it: {0}")]
+    Read(#[from] io::Error),
+
+    #[error("it ends after {seen} bytes, and was {expected} bytes long when it was opened")]
+    Ended { seen: u64, expected: u64 },
+
+    #[error(
+        "it is not a checkpoint that a parameter hub wrote (its first bytes are {seen:?}); other safetensors files \
+         have no round and no optimizer to go on with"
+    )]
+    Foreign { seen: String },
+
+    #[error(
+        "it is of checkpoint format {seen:?}, and this program reads format {FORMAT}; use the program that wrote it, \
+         {program:?}, or a newer one"
+    )]
+    Version { seen: String, program: String },
+
+    #[error(transparent)]
+    Header(#[from] ManifestError),
+
+    #[error("its {field} is {seen:?}: {reason}")]
+    Metadata { field: &'static str, seen: String, reason: String },
+
+    #[error(
+        "it was altered or damaged: its digest is {written:?}, and its bytes have {computed:?}; copy it again from \
+         where it was whole"
+    )]
+    Digest { written: String, computed: String },
+
+    #[error(transparent)]
+    Memory(#[from] MapError),
+}
+
+/// A whole checkpoint, but not of the job that asks for it.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // as above
+pub enum Mismatch {
+    #[error("its optimizer is {file}, and the job asks for {job}; ask for the same")]
+    Optimizer { file: String, job: String },
+
+    #[error("it has no tensor {name:?}, which the job has; train the same model")]
+    Missing { name: String },
+
+    #[error("its tensor {name:?} has the shape {file:?}, and the job's has {job:?}; train the same model")]
+    Shape { name: String, file: Vec<u64>, job: Vec<u64> },
+
+    #[error("it has {file} tensors, and the job has {job}, all of them in it; train the same model")]
+    Count { file: usize, job: usize },
+
+    #[error("key {name:?} has lr_mult and wd_mult {file:?} in it, and {job:?} in the job; ask for the same")]
+    Multipliers { name: String, file: [f32; 2], job: [f32; 2] },
+}
+
+/// What to do about the kernel's answer.
+fn advice(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOSPC | Errno::DQUOT) => "free space there, or give another directory",
+        Some(Errno::FBIG) => {
+            "raise the limit on file sizes (ulimit -f), or use a file system for larger files"
+        }
+        Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => {
+            "give a directory in which the hub's user may make, read and write files"
+        }
+        Some(Errno::NOENT | Errno::NOTDIR) => "make the directory, or give another one",
+        Some(Errno::IO) => "look after the disk (dmesg), or give a directory on another one",
+        Some(Errno::MFILE | Errno::NFILE) => "raise the number of open files (ulimit -n)",
+        _ => "see errno(3) for this error, or give another directory",
+    }
+}
+
+/// The beginning of what a file says, fit for a log.
+pub(super) fn excerpt(text: &str) -> String {
+    const CHARS: usize = 80;
+    let mut shown: String = text.chars().take(CHARS).collect();
+    if shown.len() < text.len() {
+        shown.push_str("...");
+    }
+    shown
+}

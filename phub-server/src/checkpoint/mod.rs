@@ -1,0 +1,23 @@
+//! Checkpoints: a job's weights and optimizer state in one safetensors file, replaced as a whole.
+//!
+//! `format` says what is in the file, `write` makes one, `read` takes one apart and believes nothing of
+//! it, `store` is the directory that holds one for each job. `docs/protocol.md` has the format for other
+//! programs, `docs/decisions/0010-checkpoint-files.md` the reasons.
+//!
+//! Called from whatever thread may wait for a disk, never from a core's. Must not know cores, workers,
+//! or how a snapshot came to be.
+
+mod error;
+mod format;
+mod read;
+mod store;
+mod write;
+
+pub use error::{CheckpointError, DecodeError, Mismatch, UnusableKeys};
+pub use format::check_keys;
+pub use read::{Decoded, decode};
+pub use store::CheckpointStore;
+
+/// Bytes that are read, written and digested at a time: long enough for any disk, and all the memory
+/// that a save needs beside the snapshot and the header.
+const PIECE_BYTES: usize = 4 << 20;

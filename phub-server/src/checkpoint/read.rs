@@ -1,0 +1,236 @@
+//! Takes a checkpoint apart, and says whether it is a job's.
+//!
+//! The bytes come from outside: the structure is checked against the file's length before room is made
+//! for the values, and nothing is handed out before the digest is. Memory: the file's length once, and a
+//! small multiple of its header while that is read.
+//!
+//! Owned by the thread that loads. Must not know directories.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read};
+use std::str::FromStr;
+
+use fabric::Slab;
+use pbox_core::manifest::{ManifestError, from_safetensors, header_bytes};
+use pbox_core::{Key, Optimizer, Restored, RestoredKey, Round};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::PIECE_BYTES;
+use super::error::{DecodeError, Mismatch, excerpt};
+use super::format::{
+    DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, Metadata, Multipliers, NO_DIGEST, PREFIX_BYTES, START,
+    digest_text, json, multipliers,
+};
+
+/// A whole checkpoint, of whatever job.
+#[derive(Debug)]
+pub struct Decoded {
+    round: Round,
+    optimizer: Optimizer,
+    learning_rates: Vec<(Round, f32)>,
+    multipliers: Multipliers,
+    /// In the order of their values, without gaps.
+    tensors: Vec<Key>,
+    values: Slab,
+}
+
+/// Reads a checkpoint of `file_bytes` bytes and checks all that can be known without its job: structure,
+/// version, metadata, digest.
+pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeError> {
+    let mut header = read_header(&mut file, file_bytes)?;
+    let metadata = metadata(&header)?;
+    let tensors = from_safetensors(&header, file_bytes)?;
+
+    let mut hash = Xxh3::new();
+    header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(&NO_DIGEST);
+    hash.update(&header);
+    let value_bytes = file_bytes - header.len() as u64;
+    drop(header);
+    let values = read_values(file, value_bytes, file_bytes, &mut hash)?;
+    let computed = digest_text(&hash);
+    if metadata.digest != computed {
+        return Err(DecodeError::Digest { written: excerpt(&metadata.digest), computed });
+    }
+
+    Ok(Decoded {
+        round: Round(number("round", &metadata.round)?),
+        optimizer: optimizer(&metadata.optimizer)?,
+        learning_rates: learning_rates(&metadata)?,
+        multipliers: parse("multipliers", &metadata.multipliers)?,
+        tensors,
+        values,
+    })
+}
+
+/// The beginning of the file, up to the first value.
+fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<Vec<u8>, DecodeError> {
+    let mut header = Vec::new();
+    file.take(PREFIX_BYTES as u64).read_to_end(&mut header)?;
+    let Some(&first8) = header.first_chunk() else {
+        return Err(
+            ManifestError::HeaderIncomplete { needed: PREFIX_BYTES as u64, seen: header.len() }.into()
+        );
+    };
+    let end = header_bytes(first8, file_bytes)?;
+    file.take(end - PREFIX_BYTES as u64).read_to_end(&mut header)?;
+    if (header.len() as u64) < end {
+        return Err(DecodeError::Ended { seen: header.len() as u64, expected: file_bytes });
+    }
+    if !header[PREFIX_BYTES..].starts_with(START.as_bytes()) {
+        let seen = &header[PREFIX_BYTES..header.len().min(2 * DIGEST_AT)];
+        return Err(DecodeError::Foreign { seen: excerpt(&String::from_utf8_lossy(seen)) });
+    }
+    Ok(header)
+}
+
+/// The metadata of a file of this version.
+fn metadata(header: &[u8]) -> Result<Metadata, DecodeError> {
+    #[derive(Deserialize)]
+    struct Header<M> {
+        #[serde(rename = "__metadata__")]
+        metadata: M,
+    }
+    /// What every version has.
+    #[derive(Deserialize)]
+    struct Version {
+        phub_checkpoint: String,
+        #[serde(default)]
+        program: String,
+    }
+    let bytes = &header[PREFIX_BYTES..];
+    let Header { metadata: Version { phub_checkpoint: seen, program } } = header_json(bytes)?;
+    if seen != FORMAT.to_string() {
+        return Err(DecodeError::Version { seen: excerpt(&seen), program: excerpt(&program) });
+    }
+    let Header { metadata } = header_json::<Header<Metadata>>(bytes)?;
+    if header.get(DIGEST_AT..DIGEST_AT + DIGEST_BYTES) != Some(metadata.digest.as_bytes()) {
+        let (field, seen) = ("digest", excerpt(&metadata.digest));
+        return Err(DecodeError::Metadata { field, seen, reason: "expected 32 hexadecimal digits".into() });
+    }
+    Ok(metadata)
+}
+
+fn header_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
+    let faulty =
+        |error: serde_json::Error| ManifestError::HeaderNotJson { reason: excerpt(&error.to_string()) };
+    Ok(serde_json::from_slice(bytes).map_err(faulty)?)
+}
+
+/// All values of the file, in its order.
+fn read_values(
+    mut file: impl Read,
+    value_bytes: u64,
+    file_bytes: u64,
+    hash: &mut Xxh3,
+) -> Result<Slab, DecodeError> {
+    // The header was held against the file's length: a whole number of f32, and no more than there are.
+    let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
+    let mut slab = Slab::zeroed("a checkpoint", elements)?;
+    let mut piece = vec![0; PIECE_BYTES.min(elements * size_of::<f32>())];
+    let mut left = value_bytes;
+    for values in slab.as_mut_slice().chunks_mut(PIECE_BYTES / size_of::<f32>()) {
+        let piece = &mut piece[..size_of_val(values)];
+        file.read_exact(piece).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => DecodeError::Ended { seen: file_bytes - left, expected: file_bytes },
+            _ => DecodeError::Read(error),
+        })?;
+        hash.update(piece);
+        let words = piece.as_chunks::<4>().0;
+        values.iter_mut().zip(words).for_each(|(value, &word)| *value = f32::from_le_bytes(word));
+        left -= piece.len() as u64;
+    }
+    Ok(slab)
+}
+
+fn faulty(field: &'static str, seen: &str, reason: impl ToString) -> DecodeError {
+    DecodeError::Metadata { field, seen: excerpt(seen), reason: excerpt(&reason.to_string()) }
+}
+
+fn number<T: FromStr<Err: ToString>>(field: &'static str, seen: &str) -> Result<T, DecodeError> {
+    seen.parse().map_err(|error: T::Err| faulty(field, seen, error))
+}
+
+fn parse<T: DeserializeOwned>(field: &'static str, seen: &str) -> Result<T, DecodeError> {
+    serde_json::from_str(seen).map_err(|error| faulty(field, seen, error))
+}
+
+fn optimizer(seen: &str) -> Result<Optimizer, DecodeError> {
+    let optimizer: Optimizer = parse("optimizer", seen)?;
+    optimizer.check().map_err(|error| faulty("optimizer", seen, error))?;
+    Ok(optimizer)
+}
+
+fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError> {
+    let (field, seen) = ("learning_rates", metadata.learning_rates.as_str());
+    let rates: Vec<(Round, f32)> = parse(field, seen)?;
+    let ascending = rates.is_sorted_by(|(a, _), (b, _)| a < b);
+    if rates.is_empty() || !ascending || rates.iter().any(|(_, rate)| !rate.is_finite()) {
+        return Err(faulty(
+            field,
+            seen,
+            "expected [round, rate] at least once, rounds ascending, rates finite",
+        ));
+    }
+    Ok(rates)
+}
+
+impl Decoded {
+    /// The state of the job whose checkpoint has the tensors `entries`.
+    pub(super) fn restore(
+        self,
+        keys: &[Key],
+        optimizer: &Optimizer,
+        entries: &[Entry],
+    ) -> Result<Restored, Mismatch> {
+        if self.optimizer != *optimizer {
+            return Err(Mismatch::Optimizer { file: json(&self.optimizer), job: json(optimizer) });
+        }
+        let starts = self.starts(entries)?;
+        self.check_multipliers(keys)?;
+        Ok(Restored::new(self.round, self.learning_rates, self.values, starts))
+    }
+
+    /// Where each key's tensors begin among the values; all of them are here, and no others.
+    fn starts(&self, entries: &[Entry]) -> Result<Vec<RestoredKey>, Mismatch> {
+        let elements = |key: &Key| key.elements().expect("checked with the header") as usize;
+        let mut found = HashMap::with_capacity(self.tensors.len());
+        let mut start = 0;
+        for tensor in &self.tensors {
+            found.insert(tensor.name.as_str(), (start, tensor));
+            start += elements(tensor);
+        }
+        let mut keys: Vec<RestoredKey> = Vec::new();
+        for Entry { key, shown, .. } in entries {
+            let Some(&(start, tensor)) = found.get(shown.name.as_str()) else {
+                return Err(Mismatch::Missing { name: shown.name.clone() });
+            };
+            if tensor.shape != shown.shape {
+                let (file, job) = (tensor.shape.clone(), shown.shape.clone());
+                return Err(Mismatch::Shape { name: shown.name.clone(), file, job });
+            }
+            // Entries are all keys' weights, then all keys' first state, and so on.
+            match keys.get_mut(key.index()) {
+                Some(key) => key.starts.push(start),
+                None => keys.push(RestoredKey { elements: elements(shown), starts: vec![start] }),
+            }
+        }
+        if self.tensors.len() != entries.len() {
+            return Err(Mismatch::Count { file: self.tensors.len(), job: entries.len() });
+        }
+        Ok(keys)
+    }
+
+    fn check_multipliers(&self, keys: &[Key]) -> Result<(), Mismatch> {
+        let (file, job) = (&self.multipliers, &multipliers(keys));
+        let of = |from: &Multipliers, name: &str| from.get(name).copied().unwrap_or([1.0, 1.0]);
+        for name in file.keys().chain(job.keys()) {
+            let (file, job) = (of(file, name), of(job, name));
+            if file != job {
+                return Err(Mismatch::Multipliers { name: name.clone(), file, job });
+            }
+        }
+        Ok(())
+    }
+}

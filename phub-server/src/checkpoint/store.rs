@@ -1,0 +1,221 @@
+//! The directory that holds one checkpoint for each job.
+//!
+//! ```text
+//!   <job>.safetensors                 the last whole checkpoint
+//!   .<job>.<16 hex digits>.phub-tmp   one that is being written; removed at the next start
+//!   .phub-lock                        held (flock) while a hub uses the directory; names its process
+//! ```
+//!
+//! A job's name cannot lead out of the directory: it has no slash, and never stands alone, so that the
+//! jobs `.` and `..` are the files `..safetensors` and `...safetensors`.
+//!
+//! Shared by the threads that save and load; two saves of one job leave the later one's file. Must not
+//! know what is in a file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use pbox_core::control::check_job_name;
+use pbox_core::{Key, Optimizer, Restored, Snapshot};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::error::CheckpointError;
+use super::format::{Plan, entries};
+use super::read::decode;
+use super::write;
+
+const LOCK: &str = ".phub-lock";
+const TEMPORARY: &str = ".phub-tmp";
+
+/// A directory of checkpoints, which no other hub uses meanwhile.
+#[derive(Debug)]
+pub struct CheckpointStore {
+    dir: PathBuf,
+    /// The lock lasts as long as this is open: also a killed hub lets go of it.
+    _lock: File,
+}
+
+impl CheckpointStore {
+    /// Takes a directory, whose parent must exist; removes what a killed hub left half written.
+    pub fn open(dir: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
+        let dir = dir.into();
+        let failed = |doing| {
+            let dir = dir.clone();
+            move |error: io::Error| CheckpointError::Directory { dir, doing, error }
+        };
+        // Not its parents: a mistyped path, or a disk that is not mounted, is better an error.
+        match std::fs::create_dir(&dir) {
+            Err(_) if dir.is_dir() => {}
+            made => made.map_err(failed("making it"))?,
+        }
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o644)
+            .open(dir.join(LOCK))
+            .map_err(failed("opening its lock file .phub-lock"))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(CheckpointError::InUse { dir, holder: holder(&mut lock) }),
+            Err(errno) => return Err(failed("locking its lock file .phub-lock")(errno.into())),
+        }
+        remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
+        // After that: they may be what filled the disk.
+        sign(&mut lock).map_err(failed("writing its lock file .phub-lock"))?;
+        let store = CheckpointStore { dir: dir.clone(), _lock: lock };
+        // The lock file may be older than the directory's permissions.
+        store.probe().map_err(failed("making a file in it"))?;
+        Ok(store)
+    }
+
+    /// Where a job's checkpoint is, or will be.
+    pub fn path(&self, job: &str) -> Result<PathBuf, CheckpointError> {
+        check_job_name(job)?;
+        Ok(self.dir.join(format!("{job}.safetensors")))
+    }
+
+    /// The job's checkpoint; `None` when it has none. One that cannot be used is an error, never a new
+    /// start in silence; so are keys that could not be saved.
+    pub fn load(
+        &self,
+        job: &str,
+        keys: &[Key],
+        optimizer: &Optimizer,
+    ) -> Result<Option<Restored>, CheckpointError> {
+        let path = self.path(job)?;
+        let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
+        let entries = entries(keys, optimizer).map_err(unusable)?;
+        // Before it is opened: that of a FIFO would wait for a writer.
+        match std::fs::metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(CheckpointError::Read { path, error }),
+            Ok(found) if !found.is_file() => return Err(CheckpointError::NotAFile { path }),
+            Ok(_) => {}
+        }
+        let open = || {
+            let file = File::open(&path)?;
+            let bytes = file.metadata()?.len();
+            Ok((file, bytes))
+        };
+        let (file, bytes) = open().map_err(|error| CheckpointError::Read { path: path.clone(), error })?;
+        let decoded = match decode(file, bytes) {
+            Ok(decoded) => decoded,
+            Err(error) => return Err(CheckpointError::Decode { path, error }),
+        };
+        match decoded.restore(keys, optimizer, &entries) {
+            Ok(restored) => Ok(Some(restored)),
+            Err(error) => Err(CheckpointError::Mismatch { path, error }),
+        }
+    }
+
+    /// Makes `snapshot` the job's checkpoint; returns the length of its file. When this returns, the file
+    /// is on the disk. An error says what has become of the one before it: nothing, unless the very last
+    /// step failed.
+    pub fn save(&self, job: &str, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
+        let path = self.path(job)?;
+        let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
+        let plan = Plan::new(job, snapshot).map_err(unusable)?;
+        let temporary = self.temporary(job);
+        write::replace(&self.dir, &path, temporary, &plan, snapshot)?;
+        Ok(plan.file_bytes)
+    }
+
+    /// A name that no other save has.
+    fn temporary(&self, job: &str) -> PathBuf {
+        let mut random = [0; 8];
+        // Up to 256 bytes come whole once the kernel's pool is ready, which it is before any hub starts.
+        let drawn = getrandom(&mut random, GetRandomFlags::empty());
+        debug_assert_eq!(drawn, Ok(random.len()));
+        self.dir.join(format!(".{job}.{:016x}{TEMPORARY}", u64::from_ne_bytes(random)))
+    }
+
+    /// Whether files can be made here.
+    fn probe(&self) -> io::Result<()> {
+        let path = self.temporary("probe");
+        OpenOptions::new().write(true).create_new(true).mode(0o644).open(&path)?;
+        std::fs::remove_file(path)
+    }
+}
+
+/// Writes this process into the lock file, for the next one that wants it.
+fn sign(lock: &mut File) -> io::Result<()> {
+    lock.set_len(0)?;
+    writeln!(lock, "{}", std::process::id())
+}
+
+/// The process that signed; `None` where it has not yet.
+fn holder(lock: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    lock.rewind().and_then(|()| lock.take(16).read_to_string(&mut text)).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Nobody writes them any more: this hub holds the lock.
+fn remove_temporaries(dir: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let ours = name.to_str().is_some_and(is_temporary);
+        if ours && entry.file_type()?.is_file() {
+            std::fs::remove_file(entry.path())?;
+            tracing::info!("removed {}, which a former hub left half written", entry.path().display());
+        }
+    }
+    Ok(())
+}
+
+/// `.<job>.<16 hexadecimal digits>.phub-tmp`.
+fn is_temporary(name: &str) -> bool {
+    let parts = name.strip_prefix('.').and_then(|name| name.strip_suffix(TEMPORARY)?.rsplit_once('.'));
+    parts.is_some_and(|(job, random)| {
+        check_job_name(job).is_ok() && random.len() == 16 && random.chars().all(|c| c.is_ascii_hexdigit())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_half_written_files_of_a_hub_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        let left = [store.temporary("job"), store.temporary("..")];
+        drop(store);
+        let others = [
+            "job.safetensors",
+            ".phub-tmp",
+            ".job.phub-tmp",
+            ".job.0123456789abcdeg.phub-tmp",
+            "job.0123456789abcdef.phub-tmp",
+            ".j b.0123456789abcdef.phub-tmp",
+        ];
+        let others = others.map(|name| dir.path().join(name));
+        left.iter().chain(&others).for_each(|path| std::fs::write(path, "").unwrap());
+        let directory = dir.path().join(".job.0123456789abcdef.phub-tmp");
+        std::fs::create_dir(&directory).unwrap();
+        let _store = CheckpointStore::open(dir.path()).unwrap();
+        assert!(left.iter().all(|path| !path.exists()));
+        assert!(others.iter().chain([&directory]).all(|path| path.exists()));
+    }
+
+    #[test]
+    fn a_job_name_stays_in_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        for job in [".", "..", ".hidden", LOCK, ".phub-tmp", "a.b-c_d"] {
+            let path = store.path(job).unwrap();
+            assert_eq!(path.parent(), Some(dir.path()), "{job}");
+            assert!(path.to_str().unwrap().ends_with(&format!("/{job}.safetensors")), "{path:?}");
+        }
+        for job in ["", "a/b", "../a", "a\0"] {
+            assert!(matches!(store.path(job), Err(CheckpointError::JobName(_))), "{job:?}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Writes a checkpoint: to a file of its own, which then takes the place of the one before.
+//!
+//! ```text
+//!   make temporary -> reserve its length -> header, values -> digest -> fsync -> rename -> fsync dir
+//!        |___________________ an error: temporary removed, former file untouched ____|
+//! ```
+//!
+//! Owned by the thread that saves. Must not know which cores the values come from.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use pbox_core::Snapshot;
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Resource, getrlimit};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::PIECE_BYTES;
+use super::error::CheckpointError;
+use super::format::{DIGEST_AT, Plan, digest_text};
+
+const UNTOUCHED: &str = "the checkpoint before it is as it was";
+const REPLACED: &str = "the file is whole, but a power failure now may bring back the one before it";
+
+/// What failed, in words, and how.
+type Failed = (&'static str, io::Error);
+
+/// Says what was being done when it failed.
+trait Doing<T> {
+    fn doing(self, what: &'static str) -> Result<T, Failed>;
+}
+
+impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+    fn doing(self, what: &'static str) -> Result<T, Failed> {
+        self.map_err(|error| (what, error.into()))
+    }
+}
+
+/// Writes `plan` with the snapshot's values to `temporary`, which must not exist, and renames it to
+/// `path`, in the same directory `dir`.
+pub(super) fn replace(
+    dir: &Path,
+    path: &Path,
+    temporary: PathBuf,
+    plan: &Plan,
+    snapshot: &Snapshot,
+) -> Result<(), CheckpointError> {
+    let error = |kept| {
+        move |(doing, error): Failed| CheckpointError::Save {
+            path: path.to_owned(),
+            doing,
+            needed_bytes: plan.file_bytes,
+            // After the temporary file is gone again: what there is for the next attempt.
+            free_bytes: statvfs(dir).ok().map(|free| free.f_bavail.saturating_mul(free.f_frsize)),
+            error,
+            kept,
+        }
+    };
+    rename(path, temporary, plan, snapshot).map_err(error(UNTOUCHED))?;
+    sync_dir(dir).map_err(error(REPLACED))
+}
+
+fn rename(path: &Path, temporary: PathBuf, plan: &Plan, snapshot: &Snapshot) -> Result<(), Failed> {
+    check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
+    let mut temporary = Temporary::make(temporary).doing("making a temporary file beside it")?;
+    reserve(&temporary.file, plan.file_bytes).doing("reserving its space")?;
+    fill(&temporary.file, plan, snapshot).doing("writing it")?;
+    temporary.file.sync_all().doing("bringing it to the disk (fsync)")?;
+    std::fs::rename(&temporary.path, path).doing("renaming the temporary file to it")?;
+    temporary.remove = false;
+    Ok(())
+}
+
+/// A rename is on the disk when its directory is.
+fn sync_dir(dir: &Path) -> Result<(), Failed> {
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .doing("bringing its name to the disk (fsync of the directory)")
+}
+
+/// The file before it has its name; removed on drop, unless it got it.
+struct Temporary {
+    file: File,
+    path: PathBuf,
+    remove: bool,
+}
+
+impl Temporary {
+    fn make(path: PathBuf) -> io::Result<Self> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&path)?;
+        Ok(Temporary { file, path, remove: true })
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if self.remove
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::warn!("cannot remove {}: {error}; the next start will", self.path.display());
+        }
+    }
+}
+
+/// A file beyond the limit is answered not only by an error, but by a signal that ends the hub.
+fn check_size_limit(bytes: u64) -> Result<(), Errno> {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if limit < bytes => Err(Errno::FBIG),
+        _ => Ok(()),
+    }
+}
+
+/// A full disk is seen here, before the long write.
+fn reserve(file: &File, bytes: u64) -> Result<(), Errno> {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
+        // Not every file system can; there a full disk is seen later.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        result => result,
+    }
+}
+
+fn fill(file: &File, plan: &Plan, snapshot: &Snapshot) -> io::Result<()> {
+    let mut stream = Stream { file, hash: Xxh3::new(), piece: vec![0; PIECE_BYTES], filled: 0 };
+    stream.bytes(&plan.header)?;
+    for entry in &plan.entries {
+        for values in snapshot.tensor(entry.key, entry.tensor) {
+            stream.values(values)?;
+        }
+    }
+    let hash = stream.end()?;
+    file.write_all_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)
+}
+
+/// Small slices in, large writes out, digested on the way.
+struct Stream<'a> {
+    file: &'a File,
+    hash: Xxh3,
+    piece: Vec<u8>,
+    filled: usize,
+}
+
+impl Stream<'_> {
+    fn bytes(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let room = self.room(1)?;
+            let (now, later) = bytes.split_at(bytes.len().min(room.len()));
+            room[..now.len()].copy_from_slice(now);
+            self.filled += now.len();
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    fn values(&mut self, mut values: &[f32]) -> io::Result<()> {
+        while !values.is_empty() {
+            let room = self.room(size_of::<f32>())?;
+            let (now, later) = values.split_at(values.len().min(room.len() / size_of::<f32>()));
+            let places = room.chunks_exact_mut(size_of::<f32>());
+            places.zip(now).for_each(|(place, value)| place.copy_from_slice(&value.to_le_bytes()));
+            self.filled += size_of_val(now);
+            values = later;
+        }
+        Ok(())
+    }
+
+    /// Room for at least so many bytes.
+    fn room(&mut self, bytes: usize) -> io::Result<&mut [u8]> {
+        if self.piece.len() - self.filled < bytes {
+            self.flush()?;
+        }
+        Ok(&mut self.piece[self.filled..])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let piece = &self.piece[..self.filled];
+        self.hash.update(piece);
+        self.filled = 0;
+        self.file.write_all(piece)
+    }
+
+    fn end(mut self) -> io::Result<Xxh3> {
+        self.flush()?;
+        Ok(self.hash)
+    }
+}

@@ -1,0 +1,64 @@
+//! This test program as a child process, where a test needs a process of its own: to kill it, to limit
+//! it, or to give it a file system.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const VARIABLE: &str = "PHUB_CHECKPOINT_CHILD";
+
+/// What `command` is to run: this program as `role`, on a directory. Its arguments are the last ones.
+pub fn child(mut command: Command, role: &str, dir: &Path) -> Command {
+    command.arg(std::env::current_exe().unwrap());
+    command.args(["--exact", "children::child_process", "--nocapture"]);
+    command.env(VARIABLE, format!("{role} {}", dir.display())).stdin(Stdio::null());
+    command
+}
+
+/// A shell that runs `preparation` (with `$dir`) and then its arguments.
+pub fn prepared(mut command: Command, preparation: &str, dir: &Path) -> Command {
+    command.args(["-c", &format!("{preparation} && exec \"$@\""), "sh"]).env("dir", dir);
+    command
+}
+
+/// A shell whose mounts nobody else sees and that end with it; `None`, with a message, where this
+/// machine does not permit that.
+pub fn shell_with_mounts() -> Option<Command> {
+    for flags in [&["--mount"][..], &["--user", "--map-root-user", "--mount"]] {
+        let command = || {
+            let mut command = Command::new("unshare");
+            command.args(flags).arg("sh");
+            command
+        };
+        let tried = command().args(["-c", "mount -t tmpfs tmpfs /tmp"]).stderr(Stdio::null()).status();
+        if tried.is_ok_and(|status| status.success()) {
+            return Some(command());
+        }
+    }
+    eprintln!("skipped: this process may not mount a file system of its own (unshare --mount)");
+    None
+}
+
+/// Runs a child to its end, which must be good.
+#[track_caller]
+pub fn succeeds(command: &mut Command) {
+    let Output { status, stdout, stderr } = command.output().expect("the child starts");
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{command:?}: {status}\n{stdout}\n{stderr}");
+    // The harness also succeeds when it finds nothing to run.
+    assert!(stdout.contains("1 passed"), "{command:?} ran nothing:\n{stdout}");
+}
+
+/// Not a test: the main function of a child process. Without its variable it does nothing.
+#[test]
+fn child_process() {
+    let Ok(what) = std::env::var(VARIABLE) else { return };
+    let (role, dir) = what.split_once(' ').unwrap();
+    let dir = PathBuf::from(dir);
+    match role {
+        "full" => super::disk::on_a_small_disk(&dir),
+        "readonly" => super::disk::on_a_read_only_disk(&dir),
+        "limited" => super::disk::under_a_size_limit(&dir),
+        "saver" => super::killed::save_for_ever(&dir),
+        _ => panic!("{VARIABLE}={what:?}"),
+    }
+}

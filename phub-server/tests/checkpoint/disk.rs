@@ -1,0 +1,110 @@
+//! Disks that are full, read-only or limited, and directories that are in use: a clear error, and the
+//! former checkpoint is whole.
+
+use std::path::Path;
+use std::process::Command;
+
+use pbox_core::{Key, Round};
+use phub_server::checkpoint::CheckpointStore;
+
+use super::children::{child, prepared, shell_with_mounts, succeeds};
+use super::snapshots::{Job, SGD, files, says};
+
+/// A file of 600 KB.
+fn job() -> Job {
+    Job::new(vec![Key::f32("a", [100_000]), Key::f32("b", [50_000])], SGD)
+}
+
+#[test]
+fn a_full_disk_keeps_the_former_checkpoint() {
+    let Some(shell) = shell_with_mounts() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mount = "mount -t tmpfs -o size=1m tmpfs \"$dir\"";
+    succeeds(&mut child(prepared(shell, mount, dir.path()), "full", dir.path()));
+}
+
+/// The part of the test above that runs where the disk is.
+pub fn on_a_small_disk(dir: &Path) {
+    let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
+    let bytes = store.save("job", &job.snapshot(Round(1))).unwrap();
+    // Room for one, not for two.
+    let error = store.save("job", &job.snapshot(Round(2))).unwrap_err();
+    let needed = format!("{bytes} bytes needed");
+    let words =
+        ["job.safetensors", "reserving", &needed, " free there", "No space left", "as it was", "free space"];
+    says(error, &words);
+    assert_eq!(files(dir), ["job.safetensors"]);
+    job.check(&job.load(&store, "job").unwrap(), Round(1));
+    std::fs::remove_file(store.path("job").unwrap()).unwrap();
+    store.save("job", &job.snapshot(Round(2))).unwrap();
+    job.check(&job.load(&store, "job").unwrap(), Round(2));
+}
+
+#[test]
+fn a_read_only_directory_is_refused_at_the_start() {
+    let Some(shell) = shell_with_mounts() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mount = "mount -t tmpfs tmpfs \"$dir\" && touch \"$dir/.phub-lock\" && mount -o remount,ro \"$dir\"";
+    succeeds(&mut child(prepared(shell, mount, dir.path()), "readonly", dir.path()));
+}
+
+pub fn on_a_read_only_disk(dir: &Path) {
+    let error = CheckpointStore::open(dir).unwrap_err();
+    says(error, &[dir.to_str().unwrap(), "Read-only", "the hub's user may make"]);
+    let error = CheckpointStore::open(dir.join("new")).unwrap_err();
+    says(error, &["making it", "Read-only"]);
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_an_error_and_no_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    // In blocks of 512 or 1024 bytes, as the shell has it.
+    let shell = prepared(Command::new("sh"), "ulimit -f 500", dir.path());
+    succeeds(&mut child(shell, "limited", dir.path()));
+}
+
+pub fn under_a_size_limit(dir: &Path) {
+    let (store, small) = (CheckpointStore::open(dir).unwrap(), Job::small(SGD));
+    store.save("job", &small.snapshot(Round(1))).unwrap();
+    let error = store.save("job", &job().snapshot(Round(2))).unwrap_err();
+    says(error, &["job.safetensors", "limit on file sizes", "ulimit -f", "as it was"]);
+    assert_eq!(files(dir), ["job.safetensors"]);
+    small.check(&small.load(&store, "job").unwrap(), Round(1));
+}
+
+#[test]
+fn one_hub_at_a_time_has_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = CheckpointStore::open(dir.path()).unwrap();
+    let half_written = dir.path().join(".job.0123456789abcdef.phub-tmp");
+    std::fs::write(&half_written, "the first hub is at it").unwrap();
+    let error = CheckpointStore::open(dir.path()).unwrap_err();
+    let process = format!("process {}", std::process::id());
+    says(error, &[dir.path().to_str().unwrap(), "in use by another hub", &process, "another directory"]);
+    assert!(half_written.exists());
+    drop(first);
+    CheckpointStore::open(dir.path()).unwrap();
+    assert!(!half_written.exists());
+}
+
+#[test]
+fn a_directory_is_made_but_not_its_parents() {
+    let dir = tempfile::tempdir().unwrap();
+    CheckpointStore::open(dir.path().join("new")).unwrap();
+    let error = CheckpointStore::open(dir.path().join("mistyped/new")).unwrap_err();
+    says(error, &["mistyped/new", "making it", "make the directory, or give another one"]);
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    says(CheckpointStore::open(&file).unwrap_err(), &["/file", "making it", "File exists"]);
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_replaced_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, job) = (CheckpointStore::open(dir.path()).unwrap(), Job::small(SGD));
+    std::fs::create_dir(store.path("job").unwrap()).unwrap();
+    let error = store.save("job", &job.snapshot(Round(1))).unwrap_err();
+    says(error, &["job.safetensors", "renaming", "Is a directory"]);
+    assert_eq!(files(dir.path()), ["job.safetensors"]);
+    says(job.refusal(&store, "job"), &["job.safetensors", "not a regular file"]);
+}

@@ -1,0 +1,94 @@
+//! A hub that is killed while it saves: the old checkpoint or the new one, never a part of one.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use fabric::conformance::Watchdog;
+use pbox_core::{Key, Round};
+use phub_server::checkpoint::CheckpointStore;
+
+use super::children::child;
+use super::snapshots::{Job, SGD, files};
+
+/// A file of 12 MB: several writes.
+fn job() -> Job {
+    let keys = vec![Key::f32("a", [2_000_001]), Key::f32("b", [1_000_001])];
+    Job { chunk_bytes: 32 * 1024, ..Job::new(keys, SGD) }
+}
+
+/// Kills that must leave a file half written: the others came between two saves.
+const HALF_WRITTEN: usize = 3;
+
+/// Kills by which that many have.
+const KILLS: u32 = 60;
+
+#[test]
+fn a_killed_hub_leaves_a_whole_checkpoint() {
+    let _watchdog = Watchdog::new("a_killed_hub_leaves_a_whole_checkpoint");
+    let dir = tempfile::tempdir().unwrap();
+    let (job, mut half_written, mut last) = (job(), 0, Round(0));
+    for kill in 0..KILLS {
+        let mut saver = Saver::start(dir.path());
+        let mut saved = saver.hear();
+        for _ in 0..kill % 3 {
+            saved = saver.hear();
+        }
+        assert!(saved > last, "saves go on with the round after the checkpoint's");
+        // Somewhere in the next saves: the child does nothing else.
+        (0..kill * 300_000 % 2_000_003).for_each(|_| std::hint::spin_loop());
+        drop(saver);
+
+        half_written += files(dir.path()).iter().filter(|name| name.ends_with(".phub-tmp")).count();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        assert_eq!(files(dir.path()), ["job.safetensors"]);
+        let restored = job.load(&store, "job").unwrap();
+        last = restored.round();
+        assert!(last >= saved, "round {} was saved, round {} is there", saved.0, last.0);
+        job.check(&restored, last);
+        if half_written >= HALF_WRITTEN {
+            return;
+        }
+    }
+    panic!("{KILLS} kills left {half_written} files half written, not {HALF_WRITTEN}: they hit nothing");
+}
+
+/// The child: saves round after round, and says which.
+pub fn save_for_ever(dir: &Path) {
+    let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
+    let mut round = job.load(&store, "job").map_or(Round(0), |restored| restored.round());
+    loop {
+        round = round.next();
+        store.save("job", &job.snapshot(round)).unwrap();
+        println!("@{}", round.0);
+    }
+}
+
+/// The child, as the test has it; killed and reaped when dropped.
+struct Saver {
+    child: Child,
+    stdout: BufReader<std::process::ChildStdout>,
+}
+
+impl Saver {
+    fn start(dir: &Path) -> Self {
+        let mut command = child(Command::new("env"), "saver", dir);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the child starts");
+        let stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
+        Saver { child, stdout }
+    }
+
+    /// The next round that it saved. The harness of the child writes lines of its own, which are none.
+    fn hear(&mut self) -> Round {
+        let mut lines = self.stdout.by_ref().lines();
+        let said = lines.find_map(|line| Some(line.unwrap().split_once('@')?.1.parse().unwrap()));
+        Round(said.expect("the child ended, its own words are above"))
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        self.child.kill().expect("killing a child");
+        self.child.wait().expect("reaping a child");
+    }
+}

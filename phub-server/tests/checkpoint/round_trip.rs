@@ -1,0 +1,144 @@
+//! What is saved comes back bit for bit, and is a safetensors file to anybody else.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+
+use pbox_core::{Key, KeyId, Optimizer, Round, Tensor};
+use phub_server::checkpoint::CheckpointStore;
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+
+use super::snapshots::{ADAM, Job, SGD, files, value};
+
+fn jobs() -> impl Strategy<Value = Job> {
+    let keys = proptest::collection::vec((proptest::collection::vec(1u64..20, 0..4), 0.0f32..2.0), 1..6);
+    let settings = (0..Optimizer::NAMES.len(), any::<u32>(), 0.0f32..0.9999);
+    let rates = proptest::collection::btree_map(0u32..1000, -1e3f32..1e3, 1..4);
+    let all = (keys, settings, 1usize..20, 1usize..5, rates);
+    all.prop_map(|(keys, (which, rate, momentum), chunk_lines, cores, rates)| {
+        // Any finite number is a learning rate.
+        let rate = Some(f32::from_bits(rate)).filter(|rate| rate.is_finite());
+        let (learning_rate, weight_decay) = (rate.unwrap_or(0.1), momentum / 7.0);
+        let (beta1, beta2, epsilon) = (momentum, momentum / 3.0, 1e-8);
+        let optimizer = match Optimizer::NAMES[which] {
+            "average" => Optimizer::Average,
+            "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
+            "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+            "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+            "adam" => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "adamw" => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+            other => unreachable!("{other} has no strategy"),
+        };
+        let key = |(i, (shape, lr_mult)): (usize, (Vec<u64>, f32))| {
+            let name = format!("layer{i} \"weight\"\\\n\u{e9}");
+            Key { lr_mult, ..Key::f32(name, shape) }
+        };
+        let keys = keys.into_iter().enumerate().map(key).collect();
+        let learning_rates = rates.into_iter().map(|(round, rate)| (Round(round), rate)).collect();
+        Job { keys, optimizer, chunk_bytes: chunk_lines * 64, cores, learning_rates }
+    })
+}
+
+/// Asserts that the safetensors library finds every tensor of `job` in `bytes`, and nothing else.
+fn check_with_the_library(job: &Job, bytes: &[u8], round: Round) {
+    let file = SafeTensors::deserialize(bytes).unwrap();
+    let mut names = BTreeSet::new();
+    for (key, id) in job.keys.iter().zip(0..).map(|(key, id)| (key, KeyId(id))) {
+        for tensor in Tensor::all(&job.optimizer) {
+            let name = match (tensor, &job.optimizer) {
+                (Tensor::Weights, _) => key.name.clone(),
+                (Tensor::State(0), Optimizer::Adam { .. } | Optimizer::AdamW { .. }) => {
+                    format!("optimizer/exp_avg/{}", key.name)
+                }
+                (Tensor::State(0), _) => format!("optimizer/momentum_buffer/{}", key.name),
+                (Tensor::State(_), _) => format!("optimizer/exp_avg_sq/{}", key.name),
+            };
+            let view = file.tensor(&name).unwrap();
+            assert_eq!(view.dtype(), safetensors::Dtype::F32);
+            assert!(view.shape().iter().map(|&extent| extent as u64).eq(key.shape.iter().copied()), "{name}");
+            let elements = 0..key.elements().unwrap() as usize;
+            let expected: Vec<u8> =
+                elements.flat_map(|element| value(round, id, tensor, element).to_le_bytes()).collect();
+            assert_eq!(view.data(), expected, "{name}");
+            names.insert(name);
+        }
+    }
+    assert_eq!(file.names().into_iter().map(str::to_owned).collect::<BTreeSet<_>>(), names);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn every_bit_comes_back(job in jobs(), round in 1000u32..) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        let bytes = store.save("job", &job.snapshot(Round(round))).unwrap();
+        job.check(&job.load(&store, "job").unwrap(), Round(round));
+        let file = std::fs::read(store.path("job").unwrap()).unwrap();
+        prop_assert_eq!(file.len() as u64, bytes);
+        check_with_the_library(&job, &file, Round(round));
+    }
+}
+
+#[test]
+fn pieces_of_the_file_do_not_show() {
+    // Three tensors a key, of odd lengths, over several of the pieces in which a file is read and written.
+    let keys = vec![Key::f32("a", [1_300_001]), Key::f32("b", [3, 7]), Key::f32("c", [777_777])];
+    let job = Job { chunk_bytes: 32 * 1024, cores: 3, ..Job::new(keys, ADAM) };
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    store.save("job", &job.snapshot(Round(9))).unwrap();
+    job.check(&job.load(&store, "job").unwrap(), Round(9));
+    check_with_the_library(&job, &std::fs::read(store.path("job").unwrap()).unwrap(), Round(9));
+}
+
+#[test]
+fn the_metadata_is_for_people_too() {
+    let mut job = Job::small(SGD);
+    job.keys[2].wd_mult = 0.0;
+    job.learning_rates = vec![(Round(0), 0.5), (Round(30), 0.05)];
+    let bytes = job.bytes();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let mut metadata = header.metadata().clone().unwrap();
+    assert_eq!(metadata.remove("digest").unwrap().len(), 32);
+    let expected = [
+        ("phub_checkpoint", "1"),
+        ("job", "job"),
+        ("round", "5"),
+        ("optimizer", r#"{"name":"sgd","learning_rate":0.5,"weight_decay":0.0}"#),
+        ("learning_rates", "[[0,0.5],[30,0.05]]"),
+        ("multipliers", r#"{"fc.bias":[1.0,0.0]}"#),
+        ("program", concat!("phub-server ", env!("CARGO_PKG_VERSION"))),
+    ];
+    assert_eq!(metadata, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+}
+
+#[test]
+fn a_job_has_one_checkpoint_its_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    let (sgd, adam) = (Job::small(SGD), Job::small(ADAM));
+    assert!(sgd.load(&store, "sgd").is_none());
+    for round in [Round(1), Round(2)] {
+        store.save("sgd", &sgd.snapshot(round)).unwrap();
+        store.save("..", &adam.snapshot(round.next())).unwrap();
+    }
+    sgd.check(&sgd.load(&store, "sgd").unwrap(), Round(2));
+    adam.check(&adam.load(&store, "..").unwrap(), Round(3));
+    assert_eq!(files(dir.path()), ["...safetensors", "sgd.safetensors"]);
+    let mode = std::fs::metadata(store.path("sgd").unwrap()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777 & !0o644, 0, "mode {mode:o}");
+}
+
+#[test]
+fn a_copy_under_another_name_is_that_jobs_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    let mut job = Job::small(ADAM);
+    store.save("old", &job.snapshot(Round(7))).unwrap();
+    std::fs::copy(store.path("old").unwrap(), store.path("new").unwrap()).unwrap();
+    job.check(&job.load(&store, "new").unwrap(), Round(7));
+    // Other chunks and cores are no difference.
+    (job.chunk_bytes, job.cores) = (128, 4);
+    job.check(&job.load(&store, "new").unwrap(), Round(7));
+}

@@ -1,0 +1,130 @@
+//! Snapshots of made-up jobs, whose every value is known from where it stands.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fabric::Slab;
+use pbox_core::{
+    ChunkId, Key, KeyId, Layout, Optimizer, Placement, Restored, Round, Snapshot, SnapshotPart, Tensor,
+};
+use phub_server::checkpoint::CheckpointStore;
+
+pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+pub const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 0.001, weight_decay: 0.0, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+
+/// A job that can be saved.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub keys: Vec<Key>,
+    pub optimizer: Optimizer,
+    pub chunk_bytes: usize,
+    pub cores: usize,
+    pub learning_rates: Vec<(Round, f32)>,
+}
+
+impl Job {
+    /// On two cores, in chunks of 64 bytes.
+    pub fn new(keys: Vec<Key>, optimizer: Optimizer) -> Self {
+        let learning_rates = vec![(Round(0), optimizer.learning_rate())];
+        Job { keys, optimizer, chunk_bytes: 64, cores: 2, learning_rates }
+    }
+
+    /// Three keys, a hundred elements or so.
+    pub fn small(optimizer: Optimizer) -> Self {
+        let keys = vec![Key::f32("fc.weight", [4, 20]), Key::f32("scale", []), Key::f32("fc.bias", [20])];
+        Job::new(keys, optimizer)
+    }
+
+    /// Its state before `round`, in the parts that its cores would give.
+    pub fn snapshot(&self, round: Round) -> Snapshot {
+        let layout = Arc::new(Layout::new(self.keys.clone(), self.chunk_bytes).unwrap());
+        let placement = Placement::new(&layout, self.cores);
+        let parts = placement.chunks_by_core().into_iter();
+        let parts = parts.map(|chunks| self.part(&layout, chunks, round)).collect();
+        Snapshot::new(layout, self.optimizer, round, self.learning_rates.clone(), parts).unwrap()
+    }
+
+    fn part(&self, layout: &Layout, chunks: Vec<ChunkId>, round: Round) -> SnapshotPart {
+        let mut values = Vec::new();
+        for &id in &chunks {
+            let chunk = layout.chunk(id);
+            let first = (chunk.span.offset - layout.key_span(chunk.key).offset) / 4;
+            for tensor in Tensor::all(&self.optimizer) {
+                let elements = first..first + chunk.span.bytes / 4;
+                values.extend(elements.map(|element| value(round, chunk.key, tensor, element)));
+            }
+        }
+        let mut slab = Slab::zeroed("test", values.len()).unwrap();
+        slab.as_mut_slice().copy_from_slice(&values);
+        SnapshotPart { chunks, values: slab }
+    }
+
+    /// Loads the job's checkpoint.
+    pub fn load(&self, store: &CheckpointStore, name: &str) -> Option<Restored> {
+        store.load(name, &self.keys, &self.optimizer).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Why the job's checkpoint cannot be loaded.
+    #[track_caller]
+    pub fn refusal(&self, store: &CheckpointStore, name: &str) -> String {
+        store.load(name, &self.keys, &self.optimizer).expect_err("it must be refused").to_string()
+    }
+
+    /// The file of its snapshot.
+    pub fn bytes(&self) -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        store.save("job", &self.snapshot(Round(5))).unwrap();
+        std::fs::read(store.path("job").unwrap()).unwrap()
+    }
+
+    /// Asserts that `restored` is the state before `round`, every bit of it.
+    #[track_caller]
+    pub fn check(&self, restored: &Restored, round: Round) {
+        assert_eq!(restored.round(), round);
+        let rates = restored.learning_rates();
+        for &(from, rate) in &self.learning_rates {
+            assert_eq!(rates.at(from).to_bits(), rate.to_bits(), "the rate from round {}", from.0);
+        }
+        for (key, id) in self.keys.iter().zip(0..).map(|(key, id)| (key, KeyId(id))) {
+            let elements = key.elements().unwrap() as usize;
+            for tensor in Tensor::all(&self.optimizer) {
+                let seen = match tensor {
+                    Tensor::Weights => restored.weights(id, 0..elements),
+                    Tensor::State(which) => restored.state(id, which, 0..elements),
+                };
+                let expected = (0..elements).map(|element| value(round, id, tensor, element).to_bits());
+                assert!(seen.iter().map(|value| value.to_bits()).eq(expected), "{} {tensor:?}", key.name);
+            }
+        }
+    }
+}
+
+/// Any bits at all, NaNs among them; others in every place and every round.
+pub fn value(round: Round, key: KeyId, tensor: Tensor, element: usize) -> f32 {
+    let place = [round.0, key.0, tensor.place() as u32, element as u32];
+    f32::from_bits(
+        place
+            .iter()
+            .fold(0x9e37_79b9, |bits: u32, part| (bits ^ part).wrapping_mul(0x85eb_ca6b).rotate_left(13)),
+    )
+}
+
+/// What is in a directory, except the lock, sorted.
+pub fn files(dir: &Path) -> Vec<String> {
+    let names =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name != ".phub-lock").collect();
+    names.sort();
+    names
+}
+
+/// Asserts that an error says all of this.
+#[track_caller]
+pub fn says(error: impl std::fmt::Display, words: &[&str]) {
+    let error = error.to_string();
+    for word in words {
+        assert!(error.contains(word), "expected {word:?} in the error:\n  {error}");
+    }
+}
