@@ -3,6 +3,10 @@
 //! Plain data, spoken by both roles and by people with `curl`; `docs/protocol.md` shows examples.
 //! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
 
+mod parse;
+
+pub use parse::{ParseError, parse, parse_join};
+
 use serde::{Deserialize, Serialize};
 
 use crate::chunk::Round;

@@ -1,23 +1,26 @@
 //! The control port: HTTP with JSON, for workers and for people with `curl`.
 
+mod body;
+mod limits;
+mod serve;
+
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use pbox_core::control::{
-    ErrorReply, HeartbeatRequest, JobState, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL,
+    ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest, ParseError, parse, parse_join,
 };
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::registry::{Refusal, Registry};
+use body::{BodyError, Held, Received};
 
-/// The longest request: a manifest of a million keys.
-const MAX_BODY_BYTES: usize = 256 << 20;
+pub use limits::ControlLimits;
+pub(crate) use serve::serve;
 
 const INDEX: &str = "phub-server control port, JSON over HTTP (docs/protocol.md)
 
@@ -29,7 +32,22 @@ POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/leave           a worker is done
 ";
 
-pub(crate) fn router(registry: Arc<Registry>) -> Router {
+/// What a handler needs.
+#[derive(Clone, Debug)]
+struct Desk {
+    registry: Arc<Registry>,
+    limits: ControlLimits,
+    held: Held,
+}
+
+impl Desk {
+    /// A request of a few fields.
+    async fn small(&self, request: Request) -> Result<Received, BodyError> {
+        body::read(request, self.limits.small_bytes, &self.limits, &self.held).await
+    }
+}
+
+pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
     Router::new()
         .route("/", get(async || INDEX))
         .route("/v1/health", get(async || "ok\n"))
@@ -39,35 +57,30 @@ pub(crate) fn router(registry: Arc<Registry>) -> Router {
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
         .route("/v1/jobs/{job}/leave", post(leave))
         .fallback(async || Refusal::Gone("no such page; GET / lists what there is".into()))
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(registry)
+        .with_state(Desk { registry, limits, held: Held::default() })
 }
 
-type Answer = Result<Response, Refusal>;
+type Answer = Result<Response, Denial>;
 
-async fn hub(State(registry): State<Arc<Registry>>) -> Answer {
-    Ok(json(StatusCode::OK, &registry.describe()))
+async fn hub(State(desk): State<Desk>) -> Answer {
+    Ok(json(StatusCode::OK, &desk.registry.describe()))
 }
 
-async fn join(State(registry): State<Arc<Registry>>, Path(job): Path<String>, body: Bytes) -> Answer {
-    let value: serde_json::Value = parse("join", &body)?;
-    // The version first: another version's request need not have the same fields.
-    match value.get("protocol").and_then(serde_json::Value::as_u64) {
-        Some(protocol) if protocol == u64::from(PROTOCOL) => {}
-        seen => {
-            let seen = seen.map_or("none".into(), |seen| seen.to_string());
-            return Err(Refusal::Conflict(format!(
-                "this hub speaks protocol {PROTOCOL}, the worker {seen}; install the same version at both ends"
-            )));
-        }
-    }
-    let request: JoinRequest =
-        serde_json::from_value(value).map_err(|error| Refusal::Bad(format!("join: {error}")))?;
-    Ok(json(StatusCode::OK, &registry.join(&job, request).await?))
+async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let Desk { registry, limits, held } = desk;
+    let received = body::read(request, limits.join_bytes, &limits, &held).await?;
+    // On a thread of its own: a long manifest takes a second to parse, and heartbeats of others come
+    // through this one.
+    let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
+    let request = parsing.await.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())))?;
+    Ok(json(StatusCode::OK, &registry.join(job, request).await?))
 }
 
-async fn heartbeat(State(registry): State<Arc<Registry>>, Path(job): Path<String>, body: Bytes) -> Answer {
-    let HeartbeatRequest { token, seen } = parse("heartbeat", &body)?;
+async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let received = desk.small(request).await?;
+    let registry = desk.registry;
+    let HeartbeatRequest { token, seen } = parse("heartbeat", &received.bytes)?;
+    drop(received);
     let mut news = registry.heartbeat(&job, &token)?;
     let hold = registry.heartbeat_hold();
     // Ends early on news, and when the job's last worker left.
@@ -79,33 +92,68 @@ async fn heartbeat(State(registry): State<Arc<Registry>>, Path(job): Path<String
     Ok(json(StatusCode::OK, &reply))
 }
 
-async fn learning_rate(
-    State(registry): State<Arc<Registry>>,
-    Path(job): Path<String>,
-    body: Bytes,
-) -> Answer {
-    let LearningRateRequest { token, learning_rate, from_round } = parse("learning-rate", &body)?;
-    for core in registry.set_learning_rate(&job, &token, from_round, learning_rate)? {
+async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let received = desk.small(request).await?;
+    let LearningRateRequest { token, learning_rate, from_round } = parse("learning-rate", &received.bytes)?;
+    for core in desk.registry.set_learning_rate(&job, &token, from_round, learning_rate)? {
         core.await.map_err(|_| Refusal::Gone("the hub is stopping".into()))?;
     }
     Ok(json(StatusCode::OK, &serde_json::json!({})))
 }
 
-async fn leave(State(registry): State<Arc<Registry>>, Path(job): Path<String>, body: Bytes) -> Answer {
-    let LeaveRequest { token, round } = parse("leave", &body)?;
-    registry.leave(&job, &token, round)?;
+async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let received = desk.small(request).await?;
+    let LeaveRequest { token, round } = parse("leave", &received.bytes)?;
+    desk.registry.leave(&job, &token, round)?;
     Ok(json(StatusCode::OK, &serde_json::json!({})))
 }
 
-fn parse<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T, Refusal> {
-    serde_json::from_slice(body)
-        .map_err(|error| Refusal::Bad(format!("{what}: {error}; see docs/protocol.md")))
+/// Why a request has no answer of its own: its body did not come, or the registry said no.
+enum Denial {
+    Body(BodyError),
+    Registry(Refusal),
+}
+
+impl From<BodyError> for Denial {
+    fn from(error: BodyError) -> Self {
+        Denial::Body(error)
+    }
+}
+
+impl From<ParseError> for Denial {
+    fn from(error: ParseError) -> Self {
+        Denial::Registry(error.into())
+    }
+}
+
+impl From<Refusal> for Denial {
+    fn from(refusal: Refusal) -> Self {
+        Denial::Registry(refusal)
+    }
+}
+
+impl IntoResponse for Denial {
+    fn into_response(self) -> Response {
+        match self {
+            Denial::Body(error) => error.into_response(),
+            Denial::Registry(refusal) => refusal.into_response(),
+        }
+    }
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Response {
     let mut text = serde_json::to_string(body).expect("replies are plain data");
     text.push('\n');
     (status, [("content-type", "application/json")], text).into_response()
+}
+
+impl From<ParseError> for Refusal {
+    fn from(error: ParseError) -> Self {
+        match error {
+            ParseError::Malformed { .. } => Refusal::Bad(error.to_string()),
+            ParseError::Protocol { .. } => Refusal::Conflict(error.to_string()),
+        }
+    }
 }
 
 impl IntoResponse for Refusal {

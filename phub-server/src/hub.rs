@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 use topology::{Host, Plan, Request};
 
-use crate::control;
+use crate::control::{self, ControlLimits};
 use crate::core_thread::{CoreHandle, Report};
 use crate::registry::Registry;
 use crate::rendezvous;
@@ -22,6 +22,9 @@ const SWEEP: Duration = Duration::from_millis(200);
 /// How long a stop waits for workers to ask for their news and be told why: their next heartbeat may
 /// not have come yet. Those that are dead never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
+/// Joins that are read and checked at the same time; the others wait. Each may hold a manifest of a
+/// million keys, and the control thread needs a core as well.
+const JOINS_AT_ONCE: usize = 2;
 /// How long a stop waits for requests that are under way.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
@@ -66,6 +69,11 @@ pub struct Hub {
 impl Hub {
     /// Starts all threads; when it returns, workers can join.
     pub fn start(settings: &HubSettings) -> Result<Self, HubError> {
+        Self::start_with(settings, ControlLimits::default())
+    }
+
+    /// As [`start`](Self::start), with other limits for the clients of the control port.
+    pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let host = Host::live()?;
         let plan = choose_cores(&host, settings)?;
         let kernels = Kernels::detect();
@@ -96,7 +104,7 @@ impl Hub {
             let registry = Arc::clone(&registry);
             std::thread::Builder::new()
                 .name("phub-control".into())
-                .spawn(move || run_control(socket, registry, inbox, stopped))?
+                .spawn(move || run_control(socket, registry, limits, inbox, stopped))?
         };
         if !fabric::shared_huge_pages() {
             tracing::info!(
@@ -166,33 +174,28 @@ fn choose_cores(host: &Host, settings: &HubSettings) -> Result<Plan, HubError> {
 fn run_control(
     socket: std::net::TcpListener,
     registry: Arc<Registry>,
+    limits: ControlLimits,
     reports: UnboundedReceiver<Report>,
     stopped: oneshot::Receiver<()>,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .max_blocking_threads(JOINS_AT_ONCE)
         .build()
         .expect("a runtime needs an epoll and an eventfd");
     runtime.block_on(async {
         let socket = tokio::net::TcpListener::from_std(socket).expect("the socket is non-blocking");
-        let router = control::router(Arc::clone(&registry));
+        let router = control::router(Arc::clone(&registry), limits);
         tokio::spawn(hear_reports(Arc::clone(&registry), reports));
         tokio::spawn(sweep(Arc::clone(&registry)));
-        let (quiet, quieted) = oneshot::channel::<()>();
-        let serve = axum::serve(socket, router).with_graceful_shutdown(async move {
-            let _ = stopped.await;
-            let _ = quiet.send(());
-        });
+        let (stop_serving, serving_stopped) = oneshot::channel();
         let limit = async {
-            let _ = quieted.await;
+            let _ = stopped.await;
+            let _ = stop_serving.send(());
             tokio::time::sleep(STOP_LIMIT).await;
         };
         tokio::select! {
-            result = serve => {
-                if let Err(error) = result {
-                    tracing::error!(%error, "the control port failed");
-                }
-            }
+            () = control::serve(socket, router, limits, serving_stopped) => {}
             () = limit => tracing::warn!("some requests did not end in {STOP_LIMIT:?}"),
         }
     });

@@ -26,6 +26,7 @@ mod rendezvous;
 mod settings;
 pub mod topology_command;
 
+pub use control::ControlLimits;
 pub use exit::exit_code;
 pub use hub::{Hub, HubError};
 pub use idle_choice::IdleChoice;

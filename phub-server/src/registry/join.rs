@@ -24,14 +24,19 @@ pub(crate) struct Admission {
 impl Registry {
     /// Admits a worker; the first of a name makes the job. A worker that comes back may be here before
     /// its former self is missed: where the job goes on without that one, it waits until then.
-    pub async fn join(&self, name: &str, request: JoinRequest) -> Result<JoinReply, Refusal> {
-        check_request(name, &request)?;
+    pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
+        check_request(&name, &request)?;
+        let asked = Arc::new((name, request));
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
             freed.as_mut().enable(); // before the look, so that none is missed
-            match self.try_join(name, &request) {
+            // On a thread of its own: to make a job is to read its checkpoint, and to lay out its memory.
+            let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
+            let joining = tokio::task::spawn_blocking(move || registry.try_join(&asked.0, &asked.1));
+            let answer = joining.await.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())));
+            match answer {
                 Err(Refusal::Busy(_)) if tokio::time::timeout_at(limit, freed).await.is_ok() => {}
                 answer => return answer,
             }

@@ -1,0 +1,113 @@
+//! From bytes to requests: what the hub does with a body before it looks at what it says.
+//!
+//! The body comes from outside: its parser's memory stays a small multiple of the body's own size, and
+//! an error repeats only the beginning of what it complains about. Must not know HTTP.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::{JoinRequest, PROTOCOL};
+
+/// Most of the parser's words that an error repeats: they may quote a string of any length.
+const ECHOED_CHARS: usize = 400;
+
+/// A body that is no request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// It has no such form.
+    #[error("{what}: {reason}; see docs/protocol.md")]
+    Malformed {
+        /// Which request it should be.
+        what: &'static str,
+        /// What the parser says.
+        reason: String,
+    },
+    /// Its sender speaks another version of the protocol.
+    #[error(
+        "this hub speaks protocol {PROTOCOL}, the worker {}; install the same version at both ends",
+        seen.map_or("none".to_owned(), |seen| seen.to_string())
+    )]
+    Protocol {
+        /// The version that it names, if it names one.
+        seen: Option<u64>,
+    },
+}
+
+/// A request of any kind but a join. `what` names the kind in errors.
+pub fn parse<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
+    serde_json::from_slice(body).map_err(|error| malformed(what, &error))
+}
+
+/// A join. The version first: another version's request need not have the same fields.
+pub fn parse_join(body: &[u8]) -> Result<JoinRequest, ParseError> {
+    #[derive(Deserialize)]
+    #[serde(expecting = "an object")]
+    struct Version<'a> {
+        // Not a `Value`: a tree of whatever stands there would take 16 times its bytes.
+        #[serde(borrow)]
+        protocol: Option<&'a RawValue>,
+    }
+    let version: Version = serde_json::from_slice(body).map_err(|error| malformed("join", &error))?;
+    match version.protocol.and_then(|version| version.get().parse::<u64>().ok()) {
+        Some(protocol) if protocol == u64::from(PROTOCOL) => parse("join", body),
+        seen => Err(ParseError::Protocol { seen }),
+    }
+}
+
+fn malformed(what: &'static str, error: &serde_json::Error) -> ParseError {
+    let said = error.to_string();
+    // Line and column stand at the end; of a long error the beginning says more.
+    let reason = said.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c });
+    ParseError::Malformed { what, reason: reason.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOIN: &str =
+        r#"{"protocol":1,"rank":0,"workers":2,"chunk_bytes":64,"optimizer":{"name":"average"},"keys":[]}"#;
+
+    #[test]
+    fn a_join_is_read() {
+        let request = parse_join(JOIN.as_bytes()).unwrap();
+        assert_eq!((request.rank, request.workers, request.chunk_bytes), (0, 2, 64));
+    }
+
+    #[test]
+    fn another_version_is_named_whatever_else_it_says() {
+        let version = |body: &str| parse_join(body.as_bytes()).unwrap_err();
+        assert_eq!(version(r#"{"protocol": 7, "rank": [[[]]]}"#), ParseError::Protocol { seen: Some(7) });
+        for none in [r#"{"protocol": "1"}"#, r#"{"protocol": -1}"#, r#"{"protocol": [1]}"#, "{}"] {
+            assert_eq!(version(none), ParseError::Protocol { seen: None }, "{none}");
+        }
+    }
+
+    #[test]
+    fn a_field_that_is_given_twice_is_refused() {
+        for (once, twice) in [
+            (r#""rank":0"#, r#""rank":0,"rank":1"#),
+            (r#""protocol":1"#, r#""protocol":1,"protocol":1"#),
+            (r#""keys":[]"#, r#""keys":[],"keys":[]"#),
+        ] {
+            let error = parse_join(JOIN.replace(once, twice).as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("duplicate field"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_repeats_little_of_what_it_complains_about() {
+        let body = JOIN.replace("rank", &"x".repeat(100_000));
+        let error = parse_join(body.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("unknown field `xxx") && error.len() < 600, "{} bytes", error.len());
+    }
+
+    #[test]
+    fn nesting_has_a_limit() {
+        let deep = format!(r#"{{"protocol":1,"keys":{}"#, "[".repeat(10_000));
+        assert!(matches!(parse_join(deep.as_bytes()), Err(ParseError::Malformed { .. })));
+        let deep = format!(r#"{{"token":{}"#, "[".repeat(10_000));
+        assert!(parse::<super::super::LeaveRequest>("leave", deep.as_bytes()).is_err());
+    }
+}

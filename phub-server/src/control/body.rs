@@ -1,0 +1,114 @@
+//! A request's body: read within the limits, or refused in words.
+//!
+//! Runs on the control thread. Must not know what a body says.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use pbox_core::control::ErrorReply;
+use tokio::time::{Instant, timeout_at};
+
+use super::json;
+use super::limits::ControlLimits;
+
+/// Why a body was not read to its end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BodyError {
+    #[error("the body has more than {limit} bytes, the most that this request may have")]
+    TooLarge { limit: usize },
+    #[error(
+        "the body stalled: {seen} bytes came in {after_s:.1} s; the hub waits {stall_s:.1} s for the next part, and for {rate} bytes a second all in all"
+    )]
+    Stalled { seen: usize, after_s: f64, stall_s: f64, rate: u64 },
+    #[error("other requests hold all of the {limit} bytes that the hub has for bodies; try again")]
+    Crowded { limit: usize },
+    #[error("the body was cut off after {seen} bytes: {cause}")]
+    Broken { seen: usize, cause: axum::Error },
+}
+
+impl IntoResponse for BodyError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            BodyError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            BodyError::Stalled { .. } => StatusCode::REQUEST_TIMEOUT,
+            BodyError::Crowded { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            BodyError::Broken { .. } => StatusCode::BAD_REQUEST,
+        };
+        json(status, &ErrorReply { error: self.to_string() })
+    }
+}
+
+/// Bytes of all bodies that are held; shared by all requests.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Held(Arc<AtomicUsize>);
+
+/// A body that was read. Its bytes count as held until it is dropped.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub bytes: Vec<u8>,
+    held: Held,
+}
+
+impl Received {
+    /// Takes a part in, if it has room among all others.
+    fn take(&mut self, part: &[u8], limits: &ControlLimits) -> Result<(), BodyError> {
+        // One thread reads all bodies; dropping one elsewhere only makes room.
+        let others = self.held.0.load(Ordering::Relaxed);
+        if others + part.len() > limits.bodies_bytes {
+            return Err(BodyError::Crowded { limit: limits.bodies_bytes });
+        }
+        self.held.0.fetch_add(part.len(), Ordering::Relaxed);
+        self.bytes.extend_from_slice(part);
+        Ok(())
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        self.held.0.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+    }
+}
+
+/// Reads a body of at most `limit` bytes.
+pub(super) async fn read(
+    request: Request,
+    limit: usize,
+    limits: &ControlLimits,
+    held: &Held,
+) -> Result<Received, BodyError> {
+    let mut body: Body = request.into_body();
+    // Said beforehand, it need not be sent.
+    if body.size_hint().lower() > limit as u64 {
+        return Err(BodyError::TooLarge { limit });
+    }
+    let begun = Instant::now();
+    let mut received = Received { bytes: Vec::new(), held: held.clone() };
+    loop {
+        let seen = received.bytes.len();
+        let rate = limits.body_bytes_per_s;
+        let stall = Instant::now() + limits.body_stall;
+        let slowest =
+            begun + limits.body_stall + std::time::Duration::from_secs(1) * (seen as u64 / rate) as u32;
+        let frame = match timeout_at(stall.min(slowest), body.frame()).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(None) => return Ok(received),
+            Ok(Some(Err(cause))) => return Err(BodyError::Broken { seen, cause }),
+            Err(_) => {
+                let after_s = begun.elapsed().as_secs_f64();
+                let stall_s = limits.body_stall.as_secs_f64();
+                return Err(BodyError::Stalled { seen, after_s, stall_s, rate });
+            }
+        };
+        // Trailers say nothing here.
+        let Ok(part) = frame.into_data() else { continue };
+        if part.len() > limit - seen {
+            return Err(BodyError::TooLarge { limit });
+        }
+        received.take(&part, limits)?;
+    }
+}

@@ -1,0 +1,149 @@
+//! Connections of the control port: accepted up to a bound, and each ended when its client takes more
+//! than the limits allow. Runs on the control thread; must not know what is asked.
+
+use std::io;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::limits::ControlLimits;
+
+/// What a connection buffers of headers: they are some hundred bytes.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Descriptors ran out: no event says when there are some again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What happens with every connection of a flood is said so often.
+const SAY_EVERY: Duration = Duration::from_secs(10);
+
+const TURNED_AWAY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
+connection: close\r\ncontent-length: 82\r\n\r\n\
+{\"error\": \"the hub's control port has all the connections it can have; try again\"}\n";
+
+/// Serves until `stopped`, and then until all requests that are under way are answered.
+pub(crate) async fn serve(
+    socket: TcpListener,
+    router: Router,
+    limits: ControlLimits,
+    mut stopped: oneshot::Receiver<()>,
+) {
+    let mut connections = JoinSet::new();
+    let (stop, stopping) = watch::channel(());
+    let mut turned_away = Seldom::default();
+    let mut failed = Seldom::default();
+    loop {
+        tokio::select! {
+            accepted = socket.accept() => match accepted {
+                Ok((stream, _)) => {
+                    while connections.try_join_next().is_some() {}
+                    if connections.len() < limits.connections {
+                        connections.spawn(connection(stream, router.clone(), limits, stopping.clone()));
+                        continue;
+                    }
+                    turn_away(&stream);
+                    if let Some(times) = turned_away.say() {
+                        tracing::warn!(
+                            times,
+                            "control port: {} connections are open, the most there may be; others are turned away",
+                            limits.connections
+                        );
+                    }
+                }
+                // The client hung up between its connect and this accept.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    if let Some(times) = failed.say() {
+                        tracing::warn!(times, %error, "control port: cannot accept a connection");
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            // The receiver that hears no stop any more was stopped.
+            _ = &mut stopped => break,
+            Some(_) = connections.join_next() => {}
+        }
+    }
+    drop(socket);
+    drop(stop);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    limits: ControlLimits,
+    mut stopping: watch::Receiver<()>,
+) {
+    // Neither is needed for a right answer, and a socket that refuses them is about to end.
+    let _ = stream.set_nodelay(true);
+    let _ = sockopt::set_tcp_user_timeout(&stream, limits.unread.as_millis() as u32);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.headers)
+        .max_buf_size(BUFFER_BYTES)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut connection = pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        _ = stopping.changed() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "a connection to the control port ended");
+    }
+}
+
+/// Says why, as far as the socket takes it at once: nobody waits for one that is not let in.
+fn turn_away(stream: &TcpStream) {
+    let _ = stream.try_write(TURNED_AWAY);
+}
+
+/// Counts what happens often, to say it seldom.
+#[derive(Debug, Default)]
+struct Seldom {
+    said: Option<Instant>,
+    times: u64,
+}
+
+impl Seldom {
+    /// It happened; how often since it was last said, when it is time to say it again.
+    fn say(&mut self) -> Option<u64> {
+        self.times += 1;
+        if self.said.is_some_and(|said| said.elapsed() < SAY_EVERY) {
+            return None;
+        }
+        self.said = Some(Instant::now());
+        Some(std::mem::take(&mut self.times))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_refusal_is_whole_http() {
+        let text = std::str::from_utf8(TURNED_AWAY).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("content-length: {}", body.len())), "the body has {}", body.len());
+        let reply: pbox_core::control::ErrorReply = serde_json::from_str(body).unwrap();
+        assert!(reply.error.contains("try again"));
+    }
+
+    #[test]
+    fn a_flood_is_said_once() {
+        let mut seldom = Seldom::default();
+        assert_eq!(seldom.say(), Some(1));
+        assert!((0..100).all(|_| seldom.say().is_none()));
+        assert_eq!(seldom.times, 100);
+    }
+}
