@@ -19,6 +19,9 @@
 
 mod affinity;
 mod cpulist;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod host;
 mod host_error;
 #[cfg(feature = "hwloc")]

@@ -75,12 +75,16 @@ pub(crate) fn read(path: &Path) -> Result<Host, XmlError> {
     if bytes > FILE_BYTES_LIMIT {
         return Err(XmlError::TooLarge { path: path.to_owned(), bytes, limit: FILE_BYTES_LIMIT });
     }
-    let text = std::fs::read_to_string(path).map_err(unreadable)?;
+    parse(path, &std::fs::read_to_string(path).map_err(unreadable)?)
+}
+
+/// The host that a file's text describes.
+pub(crate) fn parse(path: &Path, text: &str) -> Result<Host, XmlError> {
     if text.trim().is_empty() {
         return Err(XmlError::Empty { path: path.to_owned() });
     }
-    check_form(&text).map_err(|(line, fault)| XmlError::Malformed { path: path.to_owned(), line, fault })?;
-    load(path, &text)
+    check_form(text).map_err(|(line, fault)| XmlError::Malformed { path: path.to_owned(), line, fault })?;
+    load(path, text)
 }
 
 #[cfg(feature = "hwloc")]

@@ -106,7 +106,7 @@ impl Listener {
 /// A connection whose handshake has not begun.
 #[derive(Debug)]
 pub struct Accepted {
-    socket: OwnedFd,
+    pub(super) socket: OwnedFd,
 }
 
 impl Accepted {
@@ -226,6 +226,16 @@ pub fn connect(
     capacities: &[u32],
     timeout: Duration,
 ) -> Result<Joined, ConnectError> {
+    let socket = dial(address, timeout)?;
+    let hello = HelloMessage { token, send_bytes: ours.bytes() as u64, ports: group.ports.len() as u32 };
+    let talk = |doing| move |error| ConnectError::Socket { doing, address: address.into(), error };
+    send(socket.as_fd(), &hello.encode(), &[ours.fd(), group.bells.fd()])
+        .map_err(talk("sending the hello"))?;
+    let answer = receive(socket.as_fd(), timeout).map_err(talk("waiting for the welcome"))?;
+    welcomed(answer, &socket, group, recv_bytes, capacities)
+}
+
+fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     let fail = |doing| move |error: rustix::io::Errno| socket_error(doing, address, error);
     let socket = new_socket().map_err(fail("opening a socket"))?;
     let name = SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(fail("naming the hub"))?;
@@ -240,15 +250,17 @@ pub fn connect(
         }
         errno => fail("connecting")(errno),
     })?;
-    let hello = HelloMessage { token, send_bytes: ours.bytes() as u64, ports: group.ports.len() as u32 };
-    send(socket.as_fd(), &hello.encode(), &[ours.fd(), group.bells.fd()]).map_err(|error| {
-        ConnectError::Socket { doing: "sending the hello", address: address.into(), error }
-    })?;
-    let (bytes, fds) = receive(socket.as_fd(), timeout).map_err(|error| ConnectError::Socket {
-        doing: "waiting for the welcome",
-        address: address.into(),
-        error,
-    })?;
+    Ok(socket)
+}
+
+/// The worker's half of a connection, from the hub's answer to its hello.
+pub(super) fn welcomed(
+    (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
+    socket: &OwnedFd,
+    group: &Arc<Group>,
+    recv_bytes: usize,
+    capacities: &[u32],
+) -> Result<Joined, ConnectError> {
     match ReplyMessage::decode(&bytes).map_err(ConnectError::Nonsense)? {
         ReplyMessage::Refused(why) => return Err(ConnectError::Refused(why)),
         ReplyMessage::Welcome { ports, .. } if ports as usize != capacities.len() => {
@@ -266,7 +278,7 @@ pub fn connect(
     let bells = Words::open("the hub's bells", bells, Bell::bytes(capacities.len()))
         .map_err(ConnectError::Nonsense)?;
     let words = Words::open("rings", words, rings_bytes(capacities)).map_err(ConnectError::Nonsense)?;
-    let connection = watched(group, &socket, &group.ports)?;
+    let connection = watched(group, socket, &group.ports)?;
     let endpoints = rings(&words, capacities)
         .into_iter()
         .enumerate()

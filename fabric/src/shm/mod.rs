@@ -22,6 +22,9 @@
 mod cells;
 mod connect;
 mod connection;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod message;
 mod port;

@@ -1,0 +1,77 @@
+//! Bodies of the control port: the first byte says which kind the rest is taken for.
+//!
+//! What parses is checked as the hub checks it, and said again it parses to the same. Must not know
+//! HTTP.
+
+use pbox_core::control::{
+    ErrorReply, HeartbeatReply, HeartbeatRequest, HubReply, JoinReply, JoinRequest, LearningRateRequest,
+    LeaveRequest, ParseError, check_job_name, parse, parse_join,
+};
+use pbox_core::{Layout, manifest};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Any bytes.
+pub fn run(bytes: &[u8]) {
+    let Some((kind, body)) = bytes.split_first() else { return };
+    match kind % 9 {
+        0 => join(body),
+        1 => request::<HeartbeatRequest>("heartbeat", body, |_| true),
+        2 => request::<LearningRateRequest>("learning-rate", body, |r| r.learning_rate.is_finite()),
+        3 => request::<LeaveRequest>("leave", body, |_| true),
+        4 => reply::<JoinReply>(body),
+        5 => reply::<HeartbeatReply>(body),
+        6 => reply::<HubReply>(body),
+        7 => reply::<ErrorReply>(body),
+        _ => {
+            let name = String::from_utf8_lossy(body);
+            if let Err(error) = check_job_name(&name) {
+                assert!(error.to_string().len() < 1000);
+            }
+        }
+    }
+}
+
+fn join(body: &[u8]) {
+    let request = match parse_join(body) {
+        Ok(request) => request,
+        Err(error) => return short(&error),
+    };
+    let valid = request.optimizer.check().is_ok() && manifest::check(&request.keys).is_ok();
+    again(&request, valid);
+    // A layout of millions of chunks is valid, and takes its time.
+    let bytes: u64 = request.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
+    if valid && request.chunk_bytes > 0 && bytes / (request.chunk_bytes as u64) < 10_000 {
+        if let Ok(layout) = Layout::new(request.keys.clone(), request.chunk_bytes) {
+            assert_eq!(layout.model_bytes(), bytes);
+        }
+    }
+    let same: JoinRequest = request.clone();
+    assert!(manifest::first_difference(&same.keys, &request.keys).is_none() || !valid);
+}
+
+fn request<T: DeserializeOwned + Serialize>(what: &'static str, body: &[u8], valid: impl Fn(&T) -> bool) {
+    match parse::<T>(what, body) {
+        Ok(request) => again(&request, valid(&request)),
+        Err(error) => short(&error),
+    }
+}
+
+fn reply<T: DeserializeOwned + Serialize>(body: &[u8]) {
+    if let Ok(reply) = serde_json::from_slice::<T>(body) {
+        again(&reply, true);
+    }
+}
+
+/// What is valid can be said and heard again.
+fn again<T: DeserializeOwned + Serialize>(value: &T, valid: bool) {
+    let said = serde_json::to_value(value).expect("plain data");
+    if valid {
+        let heard: T = serde_json::from_value(said.clone()).expect("what was valid parses again");
+        assert_eq!(serde_json::to_value(&heard).expect("plain data"), said);
+    }
+}
+
+fn short(error: &ParseError) {
+    assert!(error.to_string().len() < 4000, "an error that repeats its input");
+}

@@ -1,0 +1,232 @@
+//! The cores of a hub against workers that post anything, held against a model of the rule: one round
+//! in flight, each chunk once, over the link of the core that owns it. A violation is named, with its
+//! chunk; it costs the link it came over, and nothing else.
+
+use std::sync::Arc;
+
+use arbitrary::{Arbitrary, Unstructured};
+use fabric::sim::{Faults, Net, Port, Windows};
+use fabric::{Arrival, Imm, LinkId, Port as _, Posted, RecvWindow, SendWindow, Span};
+use pbox_core::kernels::Kernels;
+use pbox_core::{
+    Ablate, ChunkId, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round, Shard,
+    ShardSpec,
+};
+
+const JOB: JobId = JobId(3);
+const CHUNKS: usize = 7;
+const STEPS: usize = 300;
+/// Posts that a link holds: below the chunks of a core, so that rings of answers fill, too.
+const CAPACITY: u32 = 3;
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// Any immediate.
+    Post {
+        rank: u8,
+        core: u8,
+        imm: u32,
+    },
+    /// A chunk that exists, in the round that is in flight or near it.
+    Push {
+        rank: u8,
+        chunk: u8,
+        ahead: u8,
+    },
+    /// A worker reads its answers.
+    Read {
+        rank: u8,
+        core: u8,
+    },
+    Rate {
+        from: u32,
+        rate: f32,
+    },
+}
+
+#[derive(Arbitrary, Debug)]
+struct Shape {
+    workers: u8,
+    cores: u8,
+    optimizer: u8,
+}
+
+/// Any bytes.
+pub fn run(bytes: &[u8]) {
+    let mut input = Unstructured::new(bytes);
+    let Ok(shape) = Shape::arbitrary(&mut input) else { return };
+    let mut bed = Bed::new(&shape);
+    for _ in 0..STEPS {
+        if input.is_empty() {
+            return;
+        }
+        let Ok(step) = Step::arbitrary(&mut input) else { return };
+        bed.step(step);
+    }
+}
+
+struct Bed {
+    cores: Vec<Core<Port>>,
+    /// One port a link of each worker, by rank and core.
+    workers: Vec<Vec<(Port, LinkId)>>,
+    placement: Placement,
+    /// Links that the hub has dropped.
+    dropped: Vec<Vec<bool>>,
+    /// Answers that a worker has not read, and that it must see in this order.
+    answers: Vec<Vec<Vec<Imm>>>,
+    chunks: Vec<(Round, Vec<bool>)>,
+}
+
+impl Bed {
+    fn new(shape: &Shape) -> Self {
+        let (workers, cores) = (usize::from(shape.workers % 3) + 1, usize::from(shape.cores % 2) + 1);
+        let keys = vec![Key::f32("a", [70]), Key::f32("b", [1]), Key::f32("c", [16])];
+        let layout = Arc::new(Layout::new(keys, 64).expect("a small layout"));
+        assert_eq!(layout.chunks().len(), CHUNKS);
+        let placement = Placement::new(&layout, cores);
+        let chunks = placement.chunks_by_core();
+        let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
+        let (weights, claims) = SendWindow::new(layout.window_bytes())
+            .expect("a window")
+            .split(chunks.iter().map(spans).collect())
+            .expect("disjoint spans");
+        let optimizer = match shape.optimizer % 3 {
+            0 => Optimizer::Average,
+            1 => Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 },
+            _ => Optimizer::Nesterov { learning_rate: 0.5, weight_decay: 0.1, momentum: 0.9 },
+        };
+        let net = Net::new(1, Faults::NONE);
+        let mut bed = Bed {
+            cores: Vec::new(),
+            workers: (0..workers).map(|_| Vec::new()).collect(),
+            placement,
+            dropped: vec![vec![false; cores]; workers],
+            answers: vec![vec![Vec::new(); cores]; workers],
+            chunks: vec![(Round(0), vec![false; workers]); CHUNKS],
+        };
+        for (ids, weights) in chunks.into_iter().zip(claims) {
+            let workers = workers as u32;
+            let layout = Arc::clone(&layout);
+            let ablate = Ablate::default();
+            let spec = ShardSpec { layout, chunks: ids, weights, workers, optimizer, ablate };
+            let mut core = Core::new(net.port(), Kernels::detect());
+            core.add_job(JOB, Shard::new(spec).expect("a small shard"), workers);
+            bed.cores.push(core);
+        }
+        let window = || Arc::new(RecvWindow::local(layout.window_bytes()).expect("a window"));
+        for (rank, links) in bed.workers.iter_mut().enumerate() {
+            let gradients = Arc::new(SendWindow::new(layout.window_bytes()).expect("a window"));
+            let (here, there) = (window(), window());
+            for core in &mut bed.cores {
+                let worker = Windows { send: Arc::clone(&gradients), recv: Arc::clone(&here) };
+                let hub = Windows { send: Arc::clone(&weights), recv: Arc::clone(&there) };
+                let (ours, theirs) = net.link(worker, hub, CAPACITY);
+                core.add_worker(JOB, rank as u32, Arc::clone(&there), theirs).expect("spans that fit");
+                let mut port = net.port();
+                let link = port.attach(ours);
+                links.push((port, link));
+            }
+        }
+        bed
+    }
+
+    fn step(&mut self, step: Step) {
+        let (workers, cores) = (self.workers.len(), self.cores.len());
+        match step {
+            Step::Post { rank, core, imm } => {
+                self.post(usize::from(rank) % workers, usize::from(core) % cores, Imm(imm));
+            }
+            Step::Push { rank, chunk, ahead } => {
+                let chunk = usize::from(chunk) % CHUNKS;
+                let round = Round(self.chunks[chunk].0.0.wrapping_add(u32::from(ahead % 16 == 15)));
+                let chunk = ChunkId(chunk as u32);
+                let imm = Immediate::new(chunk, round).encode();
+                self.post(usize::from(rank) % workers, self.placement.owner(chunk), imm);
+            }
+            Step::Read { rank, core } => self.read(usize::from(rank) % workers, usize::from(core) % cores),
+            Step::Rate { from, rate } => {
+                if rate.is_finite() {
+                    self.cores.iter_mut().for_each(|core| core.set_learning_rate(JOB, Round(from), rate));
+                }
+            }
+        }
+    }
+
+    /// One post, seen by its core, and what must come of it.
+    fn post(&mut self, rank: usize, core: usize, imm: Imm) {
+        let (port, link) = &mut self.workers[rank][core];
+        let posted = port.post(*link, Span { offset: 0, bytes: 0 }, imm);
+        if self.dropped[rank][core] {
+            return assert_eq!(posted, Posted::Closed, "a dropped link takes no posts");
+        }
+        assert_eq!(posted, Posted::Accepted, "the core has seen all posts before");
+        port.flush();
+        let expected = self.expect(rank, core, imm);
+        let before = self.cores[core].tally().arrivals;
+        let mut notices = Vec::new();
+        while self.cores[core].tally().arrivals == before {
+            self.cores[core].turn(&mut notices);
+        }
+        let mut said = notices.into_iter().map(|Notice::WorkerGone { job, rank, reason }| {
+            assert_eq!(job, JOB);
+            (rank as usize, reason)
+        });
+        match (expected, said.next()) {
+            (None, None) => {}
+            (Some((gone, words)), Some((seen, reason))) if gone == seen && reason.contains(&words) => {
+                self.dropped[gone][core] = true;
+                // The link is detached in the next turn; nothing else is said of it.
+                self.cores[core].turn(&mut Vec::new());
+            }
+            (expected, seen) => panic!("{imm:?} of rank {rank}: expected {expected:?}, saw {seen:?}"),
+        }
+        assert_eq!(said.next(), None, "one post, one notice");
+    }
+
+    /// The model: who is dropped for this post, with which words.
+    fn expect(&mut self, rank: usize, core: usize, imm: Imm) -> Option<(usize, String)> {
+        let Immediate { chunk, round_bits } = Immediate::decode(imm);
+        if chunk.index() >= CHUNKS || self.placement.owner(chunk) != core {
+            return Some((rank, format!("pushed chunk {} over the link of a core that does not", chunk.0)));
+        }
+        let (round, pushed) = &mut self.chunks[chunk.index()];
+        if round.low_bits() != round_bits {
+            return Some((rank, format!("pushed chunk {} for a round that ends in {round_bits}", chunk.0)));
+        }
+        if std::mem::replace(&mut pushed[rank], true) {
+            return Some((rank, format!("pushed chunk {} twice in round {}", chunk.0, round.0)));
+        }
+        if !pushed.iter().all(|&pushed| pushed) {
+            return None;
+        }
+        pushed.fill(false);
+        let answer = Immediate::new(chunk, *round).encode();
+        *round = round.next();
+        let mut full = None;
+        for (rank, answers) in self.answers.iter_mut().enumerate() {
+            let answers = &mut answers[core];
+            match (self.dropped[rank][core], answers.len() < CAPACITY as usize) {
+                (true, _) => {}
+                (false, true) => answers.push(answer),
+                (false, false) => full = Some((rank, "ring of answers is full".to_owned())),
+            }
+        }
+        full
+    }
+
+    fn read(&mut self, rank: usize, core: usize) {
+        if self.dropped[rank][core] {
+            return;
+        }
+        let (port, _) = &mut self.workers[rank][core];
+        let expected = std::mem::take(&mut self.answers[rank][core]);
+        let mut seen = Vec::new();
+        let mut arrivals = [Arrival::default(); 16];
+        while seen.len() < expected.len() {
+            let count = port.poll(&mut arrivals);
+            seen.extend(arrivals[..count].iter().map(|arrival| arrival.imm));
+        }
+        assert_eq!(seen, expected, "answers of rank {rank}");
+        assert_eq!(port.poll(&mut arrivals), 0, "no answer that was not asked for");
+    }
+}

@@ -1,0 +1,35 @@
+//! The bodies of the fuzz targets: each takes any bytes, and panics where the code under test does
+//! what it must not. libFuzzer runs them (`make fuzz`), and so does a plain test on the corpora.
+//!
+//! | target | bytes become |
+//! | --- | --- |
+//! | [`control`] | a body of the control port, of any kind |
+//! | [`handshake`] | one end's message of the shared-memory handshake, and the memory it offers |
+//! | [`immediates`] | posts of hostile workers to the cores of a hub |
+//! | [`rings`] | what a hostile peer writes into the words it shares |
+//! | [`safetensors`] | the header of a model file |
+//! | [`topology_text`] | descriptions of machines, lists of cpus, sysfs trees |
+//! | [`topology_xml`] | lstopo's XML, which hwloc reads |
+
+#![forbid(unsafe_code)]
+
+pub mod control;
+pub mod handshake;
+pub mod immediates;
+mod planned;
+pub mod raw_peer;
+pub mod rings;
+pub mod safetensors;
+pub mod topology_text;
+pub mod topology_xml;
+
+/// All targets by name.
+pub const TARGETS: [(&str, fn(&[u8])); 7] = [
+    ("control", control::run),
+    ("handshake", handshake::run),
+    ("immediates", immediates::run),
+    ("rings", rings::run),
+    ("safetensors", safetensors::run),
+    ("topology_text", topology_text::run),
+    ("topology_xml", topology_xml::run),
+];
