@@ -52,7 +52,8 @@ impl Simulated {
                 chunks: ids.clone(),
                 weights,
                 workers,
-                first_round: Round(0),
+                restored: None,
+                snapshot_every: None,
                 optimizer,
                 ablate,
             };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arbitrary::{Arbitrary, Unstructured};
 use fabric::sim::{Faults, Net, Port, Windows};
 use fabric::{Arrival, Imm, LinkId, Port as _, Posted, RecvWindow, SendWindow, Span};
+use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     Ablate, ChunkId, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round, Shard,
@@ -108,9 +109,11 @@ impl Bed {
             let workers = workers as u32;
             let layout = Arc::clone(&layout);
             let ablate = Ablate::default();
-            let spec = ShardSpec { layout, chunks: ids, weights, workers, optimizer, ablate };
+            let (restored, snapshot_every) = (None, None);
+            let spec =
+                ShardSpec { layout, chunks: ids, weights, workers, restored, snapshot_every, optimizer, ablate };
             let mut core = Core::new(net.port(), Kernels::detect());
-            core.add_job(JOB, Shard::new(spec).expect("a small shard"), workers);
+            core.add_job(JOB, Shard::new(spec).expect("a small shard"), OnLoss::Stop);
             bed.cores.push(core);
         }
         let window = || Arc::new(RecvWindow::local(layout.window_bytes()).expect("a window"));
@@ -127,6 +130,8 @@ impl Bed {
                 links.push((port, link));
             }
         }
+        let ranks: Vec<u32> = (0..workers as u32).collect();
+        bed.cores.iter_mut().for_each(|core| core.release(JOB, Round(0), &ranks, &mut Vec::new()));
         bed
     }
 
@@ -167,9 +172,9 @@ impl Bed {
         while self.cores[core].tally().arrivals == before {
             self.cores[core].turn(&mut notices);
         }
-        let mut said = notices.into_iter().map(|Notice::WorkerGone { job, rank, reason }| {
-            assert_eq!(job, JOB);
-            (rank as usize, reason)
+        let mut said = notices.into_iter().map(|notice| match notice {
+            Notice::WorkerGone { job: JOB, rank, reason } => (rank as usize, reason),
+            other => panic!("{other:?}"),
         });
         match (expected, said.next()) {
             (None, None) => {}

@@ -241,4 +241,21 @@ pub struct JobReply {
     pub keys: usize,
     /// Bytes of its model.
     pub model_bytes: u64,
+    /// Its last checkpoint, since it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointReply>,
+    /// Why the last attempt at a checkpoint failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_error: Option<String>,
+}
+
+/// `POST /v1/jobs/{job}/checkpoint`: a checkpoint that is on the disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointReply {
+    /// The round that a job goes on with from it.
+    pub round: Round,
+    /// Length of its file.
+    pub bytes: u64,
+    /// Time that writing took.
+    pub milliseconds: u64,
 }

@@ -24,6 +24,7 @@ mod shard;
 #[allow(unsafe_code)]
 mod slots;
 mod snapshot;
+mod taking;
 mod turn;
 
 pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
@@ -33,4 +34,5 @@ pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 pub use placement::{Placement, runs};
 pub use shard::{Front, Shard, ShardSpec, Violation};
 pub use snapshot::{Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
+pub use taking::{Occasion, Taken};
 pub use turn::{Core, JobId, Notice, Tally};

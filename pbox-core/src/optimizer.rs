@@ -232,6 +232,13 @@ impl LearningRates {
         last.unwrap_or(&self.changes[0]).1
     }
 
+    /// What matters from `round` on: (first round, rate), rounds ascending, the first at `round` or before.
+    pub fn from(&self, round: Round) -> Vec<(Round, f32)> {
+        let mut rates = self.clone();
+        rates.forget_before(round);
+        rates.changes
+    }
+
     /// Forgets what no round from `oldest` on needs.
     pub fn forget_before(&mut self, oldest: Round) {
         let current = self.changes.iter().rposition(|&(from, _)| from <= oldest).unwrap_or(0);

@@ -7,6 +7,7 @@
 //! so that no round in flight is overtaken (`docs/architecture.md`, Cuts).
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
@@ -18,6 +19,8 @@ use crate::layout::Layout;
 use crate::optimizer::{Ablate, LearningRates, Optimizer};
 use crate::oracle::Step;
 use crate::slots::Gradients;
+use crate::snapshot::Restored;
+use crate::taking::{Occasion, Taken, Taking};
 
 /// What a shard is made from.
 #[derive(Debug)]
@@ -30,8 +33,10 @@ pub struct ShardSpec {
     pub weights: Spans,
     /// Number of workers that there may be: ranks go from 0 to below it.
     pub workers: u32,
-    /// The round that all chunks begin with.
-    pub first_round: Round,
+    /// The state to go on with; without one, weights and state are zero and round 0 begins.
+    pub restored: Option<Arc<Restored>>,
+    /// A snapshot is due every so many rounds.
+    pub snapshot_every: Option<NonZeroU32>,
     /// What to do with a sum.
     pub optimizer: Optimizer,
     /// What to leave out.
@@ -113,6 +118,8 @@ struct Owned {
     span: Span,
     /// Where its optimizer state begins.
     state: usize,
+    /// Where its values begin in a snapshot's part.
+    values: usize,
     lr_mult: f32,
     wd_mult: f32,
 }
@@ -148,16 +155,18 @@ pub struct Shard {
     ablate: Ablate,
     learning_rates: LearningRates,
     held: bool,
+    taking: Taking,
 }
 
 impl Shard {
     /// Allocates and touches the shard's own memory: call it on the thread that owns the core.
     pub fn new(spec: ShardSpec) -> Result<Self, MapError> {
-        let ShardSpec { layout, chunks, mut weights, workers, first_round, optimizer, ablate } = spec;
+        let ShardSpec { layout, chunks, mut weights, workers, restored, snapshot_every, optimizer, ablate } =
+            spec;
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
         let mut places = vec![None; layout.chunks().len()];
         let mut owned = Vec::with_capacity(chunks.len());
-        let mut state_elements = 0;
+        let (mut state_elements, mut values) = (0, 0);
         for (place, &id) in chunks.iter().enumerate() {
             let chunk = layout.chunk(id);
             let key = &layout.keys()[chunk.key.index()];
@@ -166,15 +175,23 @@ impl Shard {
                 chunk: id,
                 span: chunk.span,
                 state: state_elements,
+                values,
                 lr_mult: key.lr_mult,
                 wd_mult: key.wd_mult,
             });
-            state_elements += chunk.span.bytes / size_of::<f32>() * optimizer.state_per_element();
+            let elements = chunk.span.bytes / size_of::<f32>();
+            state_elements += elements * optimizer.state_per_element();
+            values += elements * (1 + optimizer.state_per_element());
             weights.f32_mut(place).fill(0.0);
         }
         let mut state = Slab::zeroed("optimizer state", state_elements)?;
         state.as_mut_slice().fill(0.0);
-        Ok(Shard {
+        let (first_round, learning_rates) = match &restored {
+            None => (Round(0), LearningRates::new(optimizer.learning_rate())),
+            Some(restored) => (restored.round(), restored.learning_rates()),
+        };
+        let taking = Taking::new(chunks, values, snapshot_every, first_round);
+        let mut shard = Shard {
             arrivals: Arrivals::new(owned.len(), workers, first_round),
             owned,
             places,
@@ -182,10 +199,65 @@ impl Shard {
             state,
             gradients: Gradients::new(workers),
             held: false,
-            learning_rates: LearningRates::new(optimizer.learning_rate()),
+            learning_rates,
             optimizer,
             ablate,
-        })
+            taking,
+        };
+        if let Some(restored) = restored {
+            shard.restore(&layout, &restored);
+        }
+        Ok(shard)
+    }
+
+    /// Takes weights and state from a checkpoint.
+    fn restore(&mut self, layout: &Layout, restored: &Restored) {
+        for (place, owned) in self.owned.iter().enumerate() {
+            let key = layout.chunk(owned.chunk).key;
+            let start = (owned.span.offset - layout.key_span(key).offset) / size_of::<f32>();
+            let elements = owned.span.bytes / size_of::<f32>();
+            let range = start..start + elements;
+            self.weights.f32_mut(place).copy_from_slice(restored.weights(key, range.clone()));
+            for which in 0..self.optimizer.state_per_element() {
+                let state = &mut self.state.as_mut_slice()[owned.state + which * elements..][..elements];
+                state.copy_from_slice(restored.state(key, which, range.clone()));
+            }
+        }
+    }
+
+    /// Takes a snapshot of the state before round `before`, which no chunk may be past: of the chunks
+    /// that are there now, of the others when they are.
+    pub(crate) fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
+        self.taking.begin(occasion, before);
+        for place in 0..self.owned.len() {
+            if self.arrivals.round(place) == before {
+                self.copy_to_snapshot(place, before);
+            }
+        }
+    }
+
+    #[cold]
+    fn copy_to_snapshot(&mut self, place: usize, round: Round) {
+        let owned = &self.owned[place];
+        let elements = owned.span.bytes / size_of::<f32>();
+        let state_elements = elements * self.optimizer.state_per_element();
+        let range = owned.values..owned.values + elements + state_elements;
+        if let Some(values) = self.taking.place(round, range) {
+            values[..elements].copy_from_slice(self.weights.f32_mut(place));
+            values[elements..].copy_from_slice(&self.state.as_slice()[owned.state..][..state_elements]);
+            self.taking.copied();
+        }
+    }
+
+    /// What came of a snapshot.
+    #[inline]
+    pub(crate) fn taken(&mut self) -> Option<Taken> {
+        self.taking.taken()
+    }
+
+    /// A snapshot's part is written, or will not be; its memory comes back.
+    pub(crate) fn give_back(&mut self, values: Slab) {
+        self.taking.give_back(values);
     }
 
     /// Number of workers that there may be.
@@ -293,6 +365,9 @@ impl Shard {
         let round = self.arrivals.round(place);
         self.step(kernels, place, round);
         self.arrivals.advance(place);
+        if self.taking.concerns(round.next()) {
+            self.copy_to_snapshot(place, round.next());
+        }
         Finished { chunk, span, round }
     }
 

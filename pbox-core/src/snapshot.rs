@@ -109,6 +109,11 @@ impl Snapshot {
         Ok(Snapshot { layout, optimizer, round, learning_rates, parts, places })
     }
 
+    /// The parts that it was made of, in their order.
+    pub fn into_parts(self) -> Vec<SnapshotPart> {
+        self.parts
+    }
+
     /// The job's layout.
     pub fn layout(&self) -> &Layout {
         &self.layout

@@ -10,12 +10,13 @@
 
 use std::sync::Arc;
 
-use fabric::{Arrival, LinkId, Port, Posted, RecvWindow, SpanError};
+use fabric::{Arrival, LinkId, Port, Posted, RecvWindow, Slab, SpanError};
 
 use crate::chunk::{Immediate, Round};
 use crate::control::OnLoss;
 use crate::kernels::Kernels;
 use crate::shard::{Finished, Front, Shard};
+use crate::taking::{Occasion, Taken};
 
 /// A job of this hub; numbers are not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,7 +38,7 @@ pub struct Tally {
 }
 
 /// Something that the core's owner must hear about.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Notice {
     /// A worker's link ended; it is detached in the next turn.
     WorkerGone {
@@ -47,6 +48,13 @@ pub enum Notice {
         rank: u32,
         /// Why, in words.
         reason: String,
+    },
+    /// A snapshot's part is taken, or cannot be.
+    Snapshot {
+        /// Its job.
+        job: JobId,
+        /// What came of it.
+        taken: Taken,
     },
     /// A job cannot go on.
     JobFailed {
@@ -185,6 +193,22 @@ impl<P: Port> Core<P> {
         self.settle(place, notices);
     }
 
+    /// Takes a snapshot of a job's state before a round that no chunk is past, while the job is
+    /// [held](Self::hold).
+    pub fn take_snapshot(&mut self, id: JobId, occasion: Occasion, before: Round, notices: &mut Vec<Notice>) {
+        let Some(place) = self.place(id) else { return };
+        let shard = &mut self.jobs[place].as_mut().expect("found by place").shard;
+        shard.take_snapshot(occasion, before);
+        notices.extend(std::iter::from_fn(|| shard.taken()).map(|taken| Notice::Snapshot { job: id, taken }));
+    }
+
+    /// The memory of a snapshot's part comes back: it is written, or will not be.
+    pub fn give_back(&mut self, id: JobId, values: Slab) {
+        if let Some(place) = self.place(id) {
+            self.jobs[place].as_mut().expect("found by place").shard.give_back(values);
+        }
+    }
+
     /// Finishes all chunks of a job that became whole without an arrival.
     fn settle(&mut self, place: usize, notices: &mut Vec<Notice>) {
         let mut next = 0;
@@ -258,7 +282,10 @@ impl<P: Port> Core<P> {
     fn answer(&mut self, place: usize, finished: Finished, notices: &mut Vec<Notice>) {
         self.tally.chunks += 1;
         self.tally.chunk_bytes += finished.span.bytes as u64;
-        let job = self.jobs[place].as_ref().expect("its chunk was finished");
+        let job = self.jobs[place].as_mut().expect("its chunk was finished");
+        if let Some(taken) = job.shard.taken() {
+            notices.push(Notice::Snapshot { job: job.id, taken });
+        }
         if let Some(rank) = answer_all(&mut self.port, job, finished) {
             let reason = "its ring of answers is full: it pushed without reading them".to_string();
             self.drop_worker(place, rank, reason, notices);

@@ -82,7 +82,8 @@ fn meet(listener: &Listener) -> Core<shm::Port> {
         chunks,
         weights: weights.remove(0),
         workers: WORKERS,
-        first_round: Round(0),
+        restored: None,
+        snapshot_every: None,
         optimizer: NESTEROV,
         ablate: Ablate::default(),
     };
@@ -160,7 +161,7 @@ fn turns_allocate_nothing() {
         }
         eprintln!("{turns} turns, {} chunks: {in_turns} allocations", core.tally().chunks);
         assert_eq!(core.tally().chunks, chunks * u64::from(WARM_UP + ROUNDS));
-        assert_eq!(notices, []);
+        assert!(notices.is_empty(), "{notices:?}");
         assert_eq!(in_turns, 0, "allocations and frees in {turns} turns");
         let boxed = allocations();
         drop(std::hint::black_box(Box::new(1)));

@@ -29,6 +29,7 @@ GET  /v1/hub                        version, cores with their work and waiting, 
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and hears the news
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
+POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 POST /v1/jobs/{job}/leave           a worker is done
 ";
 
@@ -55,6 +56,7 @@ pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
+        .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
         .route("/v1/jobs/{job}/leave", post(leave))
         .fallback(async || Refusal::Gone("no such page; GET / lists what there is".into()))
         .with_state(Desk { registry, limits, held: Held::default() })
@@ -72,7 +74,7 @@ async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Reques
     // On a thread of its own: a long manifest takes a second to parse, and heartbeats of others come
     // through this one.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
-    let request = parsing.await.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())))?;
+    let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
     Ok(json(StatusCode::OK, &registry.join(job, request).await?))
 }
 
@@ -101,10 +103,14 @@ async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, reques
     Ok(json(StatusCode::OK, &serde_json::json!({})))
 }
 
+async fn checkpoint(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
+    Ok(json(StatusCode::OK, &desk.registry.checkpoint(&job).await?))
+}
+
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let received = desk.small(request).await?;
     let LeaveRequest { token, round } = parse("leave", &received.bytes)?;
-    desk.registry.leave(&job, &token, round)?;
+    desk.registry.leave(&job, &token, round).await?;
     Ok(json(StatusCode::OK, &serde_json::json!({})))
 }
 

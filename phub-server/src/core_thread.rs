@@ -10,10 +10,10 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::{Idle, IdlePolicy, Port, RecvWindow, Until};
+use fabric::{Idle, IdlePolicy, Port, RecvWindow, Slab, Until};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, Front, JobId, Notice, Round, Shard, ShardSpec};
+use pbox_core::{Core, Front, JobId, Notice, Occasion, Round, Shard, ShardSpec, Taken};
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 /// Turns between two publications of the meters while work never stops.
@@ -45,6 +45,17 @@ pub(crate) enum Command<E> {
         job: JobId,
         done: oneshot::Sender<Option<Front>>,
     },
+    /// Take a snapshot of the job, which is held, as it is before a round.
+    TakeSnapshot {
+        job: JobId,
+        occasion: Occasion,
+        before: Round,
+    },
+    /// A snapshot's part is written, or will not be.
+    GiveBack {
+        job: JobId,
+        values: Slab,
+    },
     /// Go on, with `admitted` taking part from round `from` on.
     Release {
         job: JobId,
@@ -70,8 +81,12 @@ pub(crate) enum Report {
     Removed { job: JobId, rank: u32 },
     /// The worker's link ended.
     WorkerGone { job: JobId, rank: u32, reason: String },
-    /// The core cannot take the job.
+    /// What came of this core's part of a snapshot.
+    Snapshot { job: JobId, cpu: u32, taken: Taken },
+    /// The core cannot take the job, or go on with it.
     JobFailed { job: JobId, reason: String },
+    /// The hub stops: write the checkpoints that can be written. Not of a core, but on the same way.
+    SaveAll { done: std::sync::mpsc::Sender<()> },
     /// The thread is no more: a bug of the hub.
     CorePanicked { cpu: u32 },
 }
@@ -115,7 +130,7 @@ impl<E: Send + 'static> CoreHandle<E> {
                 pin(cpu);
                 let core = Core::new(port, kernels);
                 let last_words = reports.clone();
-                let thread = CoreThread { core, inbox, mail, meters, reports };
+                let thread = CoreThread { cpu, core, inbox, mail, meters, reports };
                 if catch_unwind(AssertUnwindSafe(|| thread.run(idle))).is_err() {
                     let _ = last_words.send(Report::CorePanicked { cpu });
                 }
@@ -149,6 +164,7 @@ fn pin(cpu: u32) {
 }
 
 struct CoreThread<P: Port> {
+    cpu: u32,
     core: Core<P>,
     inbox: Receiver<Command<P::Endpoint>>,
     mail: Arc<AtomicBool>,
@@ -208,6 +224,10 @@ impl<P: Port> CoreThread<P> {
             Command::Hold { job, done } => {
                 let _ = done.send(self.core.hold(job));
             }
+            Command::TakeSnapshot { job, occasion, before } => {
+                self.core.take_snapshot(job, occasion, before, notices);
+            }
+            Command::GiveBack { job, values } => self.core.give_back(job, values),
             Command::Release { job, from, admitted, done } => {
                 self.core.release(job, from, &admitted, notices);
                 let _ = done.send(());
@@ -226,6 +246,7 @@ impl<P: Port> CoreThread<P> {
         for notice in notices.drain(..) {
             self.report(match notice {
                 Notice::WorkerGone { job, rank, reason } => Report::WorkerGone { job, rank, reason },
+                Notice::Snapshot { job, taken } => Report::Snapshot { job, cpu: self.cpu, taken },
                 Notice::JobFailed { job, reason } => Report::JobFailed { job, reason },
             });
         }

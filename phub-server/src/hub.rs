@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use fabric::shm::{self, Listener};
 use pbox_core::kernels::Kernels;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use topology::{Host, Plan, Request};
 
+use crate::checkpoint::{CheckpointError, CheckpointStore};
 use crate::control::{self, ControlLimits};
 use crate::core_thread::{CoreHandle, Report};
 use crate::registry::Registry;
@@ -22,6 +23,8 @@ const SWEEP: Duration = Duration::from_millis(200);
 /// How long a stop waits for workers to ask for their news and be told why: their next heartbeat may
 /// not have come yet. Those that are dead never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
+/// How long a stop waits for checkpoints: a terabyte takes this long on a slow disk.
+const SAVE_LIMIT: Duration = Duration::from_secs(3600);
 /// Joins that are read and checked at the same time; the others wait. Each may hold a manifest of a
 /// million keys, and the control thread needs a core as well.
 const JOINS_AT_ONCE: usize = 2;
@@ -47,6 +50,9 @@ pub enum HubError {
         /// The kernel's answer.
         error: std::io::Error,
     },
+    /// The directory of checkpoints cannot be used.
+    #[error(transparent)]
+    Checkpoints(#[from] CheckpointError),
     /// The data path cannot be opened.
     #[error("opening the shared-memory data path: {0}")]
     DataPath(#[from] shm::ConnectError),
@@ -60,6 +66,8 @@ pub enum HubError {
 pub struct Hub {
     address: SocketAddr,
     registry: Option<Arc<Registry>>,
+    /// To the control thread.
+    reports: UnboundedSender<Report>,
     listener: Arc<Listener>,
     rendezvous: Option<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
@@ -74,6 +82,7 @@ impl Hub {
 
     /// As [`start`](Self::start), with other limits for the clients of the control port.
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
+        let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
         let host = Host::live()?;
         let plan = choose_cores(&host, settings)?;
         let kernels = Kernels::detect();
@@ -97,7 +106,8 @@ impl Hub {
             .zip(ports)
             .map(|(core, port)| CoreHandle::start(core.cpu.0, port, kernels, idle, reports.clone()));
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
-        let registry = Arc::new(Registry::new(cores, kernels, name, settings.heartbeat_limit()));
+        let (limit, every) = (settings.heartbeat_limit(), settings.checkpoint_every);
+        let registry = Arc::new(Registry::new(cores, kernels, name, limit, store, every));
         let rendezvous = rendezvous::start(Arc::clone(&listener), group, Arc::downgrade(&registry))?;
         let (stop_control, stopped) = oneshot::channel();
         let control = {
@@ -116,6 +126,7 @@ impl Hub {
         Ok(Hub {
             address,
             registry: Some(registry),
+            reports,
             listener,
             rendezvous: Some(rendezvous),
             control: Some(control),
@@ -136,6 +147,10 @@ impl Hub {
     fn shut_down(&mut self, reason: &str) {
         let Some(registry) = self.registry.take() else { return };
         tracing::info!(reason, "hub stops");
+        let (done, saved) = std::sync::mpsc::channel();
+        if self.reports.send(Report::SaveAll { done }).is_ok() && saved.recv_timeout(SAVE_LIMIT).is_err() {
+            tracing::warn!("checkpoints were not written within {SAVE_LIMIT:?}");
+        }
         registry.stop(reason);
         self.listener.stop();
         registry.wait_until_all_told(TELL_LIMIT);

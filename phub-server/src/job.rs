@@ -8,8 +8,10 @@ use std::time::Instant;
 use fabric::SendWindow;
 use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking, OnLoss};
 use pbox_core::manifest::first_difference;
-use pbox_core::{JobId, Layout, Round};
+use pbox_core::{JobId, Layout, LearningRates, Restored, Round};
 use tokio::sync::watch;
+
+use crate::registry::Checkpoints;
 
 /// A worker that joined.
 #[derive(Debug)]
@@ -54,6 +56,8 @@ pub(crate) struct Cores {
     pub numbers: Vec<usize>,
     /// Posts that the link to each of all the hub's cores holds; 0 where the job has none.
     pub capacities: Vec<u32>,
+    /// How many of them own chunks: all, unless the job has fewer chunks than cores.
+    pub owners: usize,
 }
 
 /// One job.
@@ -72,6 +76,9 @@ pub(crate) struct Job {
     pub first_round: Round,
     /// Held by whoever looks for a cut: one at a time.
     pub cutting: Arc<tokio::sync::Mutex<()>>,
+    /// As the workers set them.
+    pub learning_rates: LearningRates,
+    pub checkpoints: Checkpoints,
     news: watch::Sender<HeartbeatReply>,
 }
 
@@ -83,9 +90,11 @@ impl Job {
         layout: Arc<Layout>,
         cores: Cores,
         weights: Arc<SendWindow>,
-        first_round: Round,
+        restored: Option<&Restored>,
     ) -> Self {
         let workers = terms.workers;
+        let at_start = || LearningRates::new(terms.optimizer.learning_rate());
+        let learning_rates = restored.map_or_else(at_start, Restored::learning_rates);
         let state = JobState::Gathering { missing: (0..workers).collect() };
         let news = HeartbeatReply { version: 1, state, members: Vec::new(), left: Vec::new() };
         Job {
@@ -96,8 +105,10 @@ impl Job {
             cores,
             weights: Some(weights),
             members: (0..workers).map(|_| None).collect(),
-            first_round,
+            first_round: restored.map_or(Round(0), Restored::round),
             cutting: Arc::default(),
+            learning_rates,
+            checkpoints: Checkpoints::default(),
             news: watch::Sender::new(news),
         }
     }
@@ -307,6 +318,8 @@ impl Job {
             workers: self.terms.workers,
             keys: self.layout.keys().len(),
             model_bytes: self.layout.model_bytes(),
+            checkpoint: self.checkpoints.last.clone(),
+            checkpoint_error: self.checkpoints.error.clone(),
         }
     }
 }

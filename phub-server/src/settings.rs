@@ -1,6 +1,8 @@
 //! The hub's settings: each declared once, with its default, its doc and its environment name.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -31,6 +33,16 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_HEARTBEAT_LIMIT_S", default_value_t = 10, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub heartbeat_limit_s: u64,
+
+    /// Directory of checkpoints, one file for each job. A job that has one there goes on from it; one is
+    /// written at the end of a job, at a clean stop of the hub, and on request. Default: none.
+    #[arg(long, env = "PHUB_CHECKPOINTS", value_name = "DIRECTORY")]
+    pub checkpoints: Option<PathBuf>,
+
+    /// Write a checkpoint also every so many rounds, beside the running job. It needs as much memory
+    /// again as the weights and the optimizer's state.
+    #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
+    pub checkpoint_every: Option<NonZeroU32>,
 }
 
 impl HubSettings {

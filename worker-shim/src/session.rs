@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, shm};
 use pbox_core::control::{
-    JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL, TransportAddress,
-    check_job_name,
+    CheckpointReply, JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL,
+    TransportAddress, check_job_name,
 };
 use pbox_core::{KeyId, Layout, Placement, Round};
 
@@ -257,6 +257,16 @@ impl Session {
         let answer: Result<serde_json::Value, _> =
             self.control.post("learning-rate", "change the learning rate", &request);
         answer.map(|_| ()).map_err(|error| self.cut_off(error))
+    }
+
+    /// Writes the job's weights and optimizer state to its checkpoint at the hub now: as they are before
+    /// the round that is furthest ahead. Returns when they are on the disk.
+    ///
+    /// # Errors
+    /// When the hub writes no checkpoints, or cannot.
+    pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
+        let nothing = serde_json::json!({});
+        self.control.post("checkpoint", "write a checkpoint", &nothing).map_err(|error| self.cut_off(error))
     }
 
     /// All keys, first layer first.

@@ -16,6 +16,8 @@ pub fn run() -> Result<()> {
         cores: None,
         idle: IdleChoice::Auto,
         heartbeat_limit_s: HEARTBEAT_LIMIT_S,
+        checkpoints: None,
+        checkpoint_every: None,
     };
     let hub = Hub::start(&settings)?;
     println!("{}", hub.address());

@@ -14,6 +14,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
         cores: args.cores.clone(),
         idle: args.idle,
         heartbeat_limit_s: 30,
+        checkpoints: None,
+        checkpoint_every: None,
     };
     let hub = Hub::start(&settings)?;
     println!("{}", hub.address());

@@ -25,14 +25,20 @@ pub fn hub(cores: usize) -> Hub {
 
 /// A hub that takes workers for dead after so many seconds of silence.
 pub fn hub_with_limit(cores: usize, heartbeat_limit_s: u64) -> Hub {
-    let settings = HubSettings {
+    Hub::start(&settings(cores, heartbeat_limit_s)).expect("a hub starts on a free port")
+}
+
+/// Settings of such a hub.
+pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
+    HubSettings {
         listen: ([127, 0, 0, 1], 0).into(),
         cores: Some(CoreSelection::Count(cores.min(cpus()))),
         // Tests share the machine with their workers.
         idle: IdleChoice::Sleep,
         heartbeat_limit_s,
-    };
-    Hub::start(&settings).expect("a hub starts on a free port")
+        checkpoints: None,
+        checkpoint_every: None,
+    }
 }
 
 /// Cpus of this machine that a hub may have: tests ask for more cores than one where they can.

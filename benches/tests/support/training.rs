@@ -64,6 +64,13 @@ impl Training {
         expected
     }
 
+    /// What every worker must see after so many rounds.
+    pub fn reference_after(&self, rounds: u32) -> Vec<Vec<f32>> {
+        let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
+        (0..rounds).for_each(|round| reference.advance(self.rate(round)));
+        reference.weights
+    }
+
     /// Runs the job on the hub at this address; the last weights' bits.
     pub fn run(&self, hub: &str) -> Vec<Vec<u32>> {
         let expected = self.expected();

@@ -59,11 +59,11 @@ pub(super) fn replace(
             kept,
         }
     };
-    rename(path, temporary, plan, snapshot).map_err(error(UNTOUCHED))?;
+    write_and_rename(path, temporary, plan, snapshot).map_err(error(UNTOUCHED))?;
     sync_dir(dir).map_err(error(REPLACED))
 }
 
-fn rename(path: &Path, temporary: PathBuf, plan: &Plan, snapshot: &Snapshot) -> Result<(), Failed> {
+fn write_and_rename(path: &Path, temporary: PathBuf, plan: &Plan, snapshot: &Snapshot) -> Result<(), Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
     let mut temporary = Temporary::make(temporary).doing("making a temporary file beside it")?;
     reserve(&temporary.file, plan.file_bytes).doing("reserving its space")?;
@@ -76,9 +76,11 @@ fn rename(path: &Path, temporary: PathBuf, plan: &Plan, snapshot: &Snapshot) -> 
 
 /// A rename is on the disk when its directory is.
 fn sync_dir(dir: &Path) -> Result<(), Failed> {
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .doing("bringing its name to the disk (fsync of the directory)")
+    match File::open(dir).and_then(|dir| dir.sync_all()) {
+        // Some network file systems cannot; their server has it.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
+        result => result.doing("bringing its name to the disk (fsync of the directory)"),
+    }
 }
 
 /// The file before it has its name; removed on drop, unless it got it.

@@ -1,10 +1,11 @@
-//! Cuts: how a running job is stopped between two rounds, for workers that come in.
+//! Cuts: how a running job is stopped between two rounds, for workers that come in and for checkpoints.
 //!
 //! ```text
 //!   hold ----> every core: finish no round, say which are in flight
 //!        <---- fronts: chunk a is in round 7, chunk b in round 8: the cut is before round 8
 //!   release -> every core: whoever is admitted takes part from round 8 on, and gets the weights of
-//!              round 7, of those chunks that have them now, of the others when they do
+//!              round 7, of those chunks that have them now, of the others when they do; likewise a
+//!              snapshot
 //! ```
 //!
 //! A hold lasts as long as two messages to each core; nobody waits for a worker in it.
@@ -20,7 +21,7 @@ use crate::job::Job;
 
 /// The job ended meanwhile.
 #[derive(Debug)]
-struct JobEnded;
+pub(super) struct JobEnded;
 
 impl Registry {
     /// Lets workers take part whose links are at all cores: all of a job that begins, or one that
@@ -45,12 +46,12 @@ impl Registry {
     }
 
     /// Holds a job; the cut is before the round that is returned, which no chunk is past.
-    async fn hold(&self, id: JobId) -> Result<Option<Round>, JobEnded> {
+    pub(super) async fn hold(&self, id: JobId) -> Result<Option<Round>, JobEnded> {
         let fronts = self.ask(id, |job, done| Command::Hold { job, done }).await?;
         Ok(fronts.into_iter().flatten().map(|front| front.highest).max())
     }
 
-    async fn release(&self, id: JobId, from: Round, admitted: Arc<[u32]>) -> Result<(), JobEnded> {
+    pub(super) async fn release(&self, id: JobId, from: Round, admitted: Arc<[u32]>) -> Result<(), JobEnded> {
         let command = |job, done| Command::Release { job, from, admitted: Arc::clone(&admitted), done };
         self.ask(id, command).await.map(|_| ())
     }
@@ -76,7 +77,7 @@ impl Registry {
         Ok(answers)
     }
 
-    fn of_job<T>(&self, id: JobId, look: impl FnOnce(&mut Job) -> T) -> Result<T, JobEnded> {
+    pub(super) fn of_job<T>(&self, id: JobId, look: impl FnOnce(&mut Job) -> T) -> Result<T, JobEnded> {
         self.lock().jobs.get_mut(&id).filter(|job| !job.failed()).map(look).ok_or(JobEnded)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Span, shm};
 use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, TransportAddress, check_job_name};
-use pbox_core::{ChunkId, JobId, Layout, Placement, Round, ShardSpec, manifest};
+use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
 use crate::core_thread::Command;
@@ -35,7 +35,8 @@ impl Registry {
             // On a thread of its own: to make a job is to read its checkpoint, and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = tokio::task::spawn_blocking(move || registry.try_join(&asked.0, &asked.1));
-            let answer = joining.await.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())));
+            let answer =
+                joining.await.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())));
             match answer {
                 Err(Refusal::Busy(_)) if tokio::time::timeout_at(limit, freed).await.is_ok() => {}
                 answer => return answer,
@@ -79,8 +80,9 @@ impl Registry {
     fn create(&self, inner: &mut Inner, name: &str, terms: JoinRequest) -> Result<JobId, Refusal> {
         let bad = |error: String| Refusal::Bad(format!("job {name:?}: {error}"));
         let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes).map_err(|e| bad(e.to_string()))?;
-        check_memory(&layout, &terms)
+        check_memory(&layout, &terms, self.checkpoint_every.is_some())
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
+        let restored = self.restore(name, &terms)?;
         let layout = Arc::new(layout);
         let window = SendWindow::new(layout.window_bytes())
             .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
@@ -88,6 +90,7 @@ impl Registry {
         let numbers = self.choose_cores(inner, terms.cores);
         let placement = Placement::new(&layout, numbers.len());
         let chunks = placement.chunks_by_core();
+        let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
         let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
         let (weights, claims) =
             window.split(chunks.iter().map(spans).collect()).expect("the layout's chunks are disjoint");
@@ -103,24 +106,42 @@ impl Registry {
             model_mb = layout.model_bytes() as f64 / 1e6, cores = ?numbers,
             optimizer = ?terms.optimizer, workers = terms.workers, "new job"
         );
-        let first_round = Round(0);
         for ((&core, chunks), weights) in numbers.iter().zip(chunks).zip(claims) {
             let spec = Box::new(ShardSpec {
                 layout: Arc::clone(&layout),
                 chunks,
                 weights,
                 workers: terms.workers,
-                first_round,
+                restored: restored.clone(),
+                snapshot_every: self.checkpoint_every.filter(|_| terms.optimizer.keeps_weights()),
                 optimizer: terms.optimizer,
                 ablate: terms.ablate,
             });
             self.cores[core].send(Command::AddJob { job: id, spec, on_loss: terms.on_loss });
         }
-        let cores = Cores { numbers, capacities };
-        let job = Job::new(id, name.to_owned(), terms, layout, cores, weights, first_round);
+        let cores = Cores { numbers, capacities, owners };
+        let job = Job::new(id, name.to_owned(), terms, layout, cores, weights, restored.as_deref());
         inner.jobs.insert(id, job);
         inner.names.insert(name.to_owned(), id);
         Ok(id)
+    }
+
+    /// The checkpoint that a new job goes on from, where the hub has one.
+    fn restore(&self, name: &str, terms: &JoinRequest) -> Result<Option<Arc<Restored>>, Refusal> {
+        let Some(store) = self.store.as_ref().filter(|_| terms.optimizer.keeps_weights()) else {
+            return Ok(None);
+        };
+        let loaded = store.load(name, &terms.keys, &terms.optimizer);
+        let restored = loaded.map_err(|error| Refusal::Conflict(format!("job {name:?}: {error}")))?;
+        if let Some(restored) = &restored {
+            let round = restored.round().0;
+            tracing::info!(
+                job = name,
+                round,
+                "goes on from its checkpoint; to start anew, remove the file or use another job name"
+            );
+        }
+        Ok(restored.map(Arc::new))
     }
 
     /// The cores of a new job: all, or the `wanted` ones that have the fewest bytes of others.
@@ -191,10 +212,12 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))
 }
 
-/// Refuses a job that the kernel would kill the hub for: weights, state, and every worker's window,
-/// which are all of this machine's memory.
-fn check_memory(layout: &Layout, terms: &JoinRequest) -> Result<(), String> {
-    let windows = u64::from(terms.workers) + 1 + terms.optimizer.state_per_element() as u64;
+/// Refuses a job that the kernel would kill the hub for: weights and state, the same again where
+/// snapshots of them are taken all the time, and every worker's window, which are all of this
+/// machine's memory.
+fn check_memory(layout: &Layout, terms: &JoinRequest, snapshots: bool) -> Result<(), String> {
+    let state = 1 + terms.optimizer.state_per_element() as u64;
+    let windows = u64::from(terms.workers) + state * (1 + u64::from(snapshots));
     let needed = windows.saturating_mul(layout.window_bytes() as u64);
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed <= available {

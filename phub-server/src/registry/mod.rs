@@ -2,12 +2,14 @@
 //! happens to them. One lock, never taken on the round path.
 //!
 //! Here: what is heard of workers, and what follows. `join`: how they come in. `cut`: how a running
-//! job is stopped between two rounds for them.
+//! job is stopped between two rounds for them. `checkpoint`: how its state comes to its file.
 
+mod checkpoint;
 mod cut;
 mod join;
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -17,8 +19,11 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{JobId, Round};
 use tokio::sync::{Notify, oneshot, watch};
 
+use crate::checkpoint::CheckpointStore;
 use crate::core_thread::{Command, CoreHandle, Report};
 use crate::job::{Arrival, Job};
+
+pub(crate) use checkpoint::Checkpoints;
 
 /// How long a failed job, and the reason why a worker is not wanted any more, are kept for those who
 /// have not heard of it.
@@ -38,6 +43,10 @@ pub(crate) enum Refusal {
     /// The hub is out of something.
     Exhausted(String),
 }
+
+/// How long a job's end waits for the round in flight: all have left, so there is none, unless one left
+/// in mid-round.
+const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 type Token = [u8; 16];
 
@@ -62,8 +71,10 @@ pub(crate) struct Registry {
     inner: Mutex<Inner>,
     /// Somebody left `untold`.
     told: Condvar,
-    /// A rank of some job is free again.
+    /// A rank of some job is free again, or the memory of a snapshot.
     freed: Notify,
+    store: Option<CheckpointStore>,
+    checkpoint_every: Option<NonZeroU32>,
     cores: Vec<CoreHandle<shm::Endpoint>>,
     kernels: &'static Kernels,
     address: String,
@@ -76,6 +87,8 @@ impl Registry {
         kernels: &'static Kernels,
         address: String,
         heartbeat_limit: Duration,
+        store: Option<CheckpointStore>,
+        checkpoint_every: Option<NonZeroU32>,
     ) -> Self {
         let inner = Inner {
             jobs: HashMap::new(),
@@ -91,6 +104,8 @@ impl Registry {
             inner: Mutex::new(inner),
             told: Condvar::new(),
             freed: Notify::new(),
+            checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
+            store,
             cores,
             kernels,
             address,
@@ -128,6 +143,19 @@ impl Registry {
             }
             Report::WorkerGone { job, rank, reason } => {
                 self.lose(&mut inner, job, rank, &format!("worker {rank} is gone: {reason}"));
+            }
+            Report::Snapshot { job, cpu, taken } => {
+                let core = self.cores.iter().position(|core| core.cpu == cpu).expect("a core of this hub");
+                if let Some(job) = inner.jobs.get_mut(&job) {
+                    self.taken(job, core, taken);
+                }
+            }
+            Report::SaveAll { done } => {
+                let registry = Arc::clone(self);
+                tokio::spawn(async move {
+                    registry.checkpoint_all().await;
+                    let _ = done.send(());
+                });
             }
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
@@ -186,8 +214,19 @@ impl Registry {
         Ok(job.subscribe())
     }
 
-    /// A worker leaves. When others still gather, the job cannot begin without it.
-    pub fn leave(&self, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
+    /// A worker leaves; before the last one's leave is through, the job's state is in its checkpoint.
+    pub async fn leave(self: &Arc<Self>, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
+        let (id, rank) = self.lock().find(job, token)?;
+        let last = |job: &Job| job.state() == JobState::Running && !job.has_others(rank);
+        let saved = self.store.is_some() && self.lock().jobs.get(&id).is_some_and(last);
+        if saved && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await {
+            tracing::warn!(job, why, "no checkpoint at the job's end");
+        }
+        self.leave_now(job, token, round)
+    }
+
+    /// When others still gather, the job cannot begin without it.
+    fn leave_now(&self, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (id, rank) = inner.find(job, token)?;
         let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
@@ -225,8 +264,9 @@ impl Registry {
         if !rate.is_finite() {
             return Err(Refusal::Bad(format!("learning rate {rate}: expected a finite number")));
         }
-        let inner = self.lock();
+        let mut inner = self.lock();
         let (id, rank) = inner.find(job, token)?;
+        inner.jobs.get_mut(&id).expect("tokens name jobs that exist").learning_rates.change(from, rate);
         tracing::info!(job, rank, rate, from_round = from.0, "learning rate changes");
         let tell = |&core: &usize| {
             let (done, answer) = oneshot::channel();
