@@ -1,5 +1,5 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: help run test check bench setup loom clean
+.PHONY: help run test check bench setup loom neon clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.
@@ -16,6 +16,9 @@ test: setup loom  ## everything that needs no special hardware
 
 loom: setup  ## the ring and the bell under every interleaving
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p fabric --lib --release --target-dir target/loom loom
+
+neon:  ## the kernels for 64-bit Arm, on an emulated one
+	sh tools/neon.sh
 
 check: setup  ## formatting, lints with warnings denied, docs, the build without hwloc
 	sh tools/check-unsafe.sh

@@ -22,6 +22,10 @@ impl KeyId {
 pub enum Dtype {
     /// IEEE 754 single precision, little endian.
     F32,
+    /// IEEE 754 half precision, little endian: 5 bits of exponent, 10 of fraction.
+    F16,
+    /// The upper half of an f32, little endian: 8 bits of exponent, 7 of fraction.
+    BF16,
 }
 
 impl Dtype {
@@ -29,6 +33,16 @@ impl Dtype {
     pub fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
+            Dtype::F16 | Dtype::BF16 => 2,
+        }
+    }
+
+    /// Its name, as the control port spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::BF16 => "bf16",
         }
     }
 }

@@ -9,6 +9,7 @@
 mod arrival;
 mod chunk;
 pub mod control;
+mod element;
 #[allow(unsafe_code)]
 pub mod kernels;
 mod key;
@@ -28,6 +29,7 @@ mod taking;
 mod turn;
 
 pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
+pub use element::Element;
 pub use key::{Dtype, Key, KeyId};
 pub use layout::{Chunk, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
 pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::chunk::Round;
+use crate::key::Dtype;
 
 /// What comes back to the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -162,6 +163,13 @@ impl Optimizer {
             | Optimizer::Adam { weight_decay, .. }
             | Optimizer::AdamW { weight_decay, .. } => weight_decay,
         }
+    }
+
+    /// f32 that the hub keeps for each element of a key of type `dtype`, beside the weights window: the
+    /// master weight, where the window is too coarse to be it, then the optimizer's state.
+    pub fn kept_per_element(&self, dtype: Dtype) -> usize {
+        let master = self.keeps_weights() && dtype != Dtype::F32;
+        usize::from(master) + self.state_per_element()
     }
 
     /// Checks that every setting is a number an optimizer can work with.

@@ -4,8 +4,12 @@
 //! The sum runs in worker order, `((g0 + g1) + g2) + ...`, then one multiplication by `rescale`;
 //! no operation is fused or reordered. Additions, multiplications, divisions and square roots are
 //! those of IEEE 754, exactly rounded, so that the width of a vector cannot show.
+//!
+//! All of it is in f32. Gradients of another type are converted first, which is exact, and what is sent
+//! back is rounded last.
 
 use crate::chunk::Round;
+use crate::element::Element;
 use crate::optimizer::Optimizer;
 
 /// The numbers of one step, after the key's multipliers.
@@ -148,6 +152,30 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
             *weight *= step.adam.keep;
             adam(&step.adam, mean, weight, state);
         }
+    }
+}
+
+/// One element's step for a key of any type: `window` is replaced by what the hub sends back, `kept` by
+/// what it keeps beside it ([`kept_per_element`](Optimizer::kept_per_element): the master weight, where
+/// there is one, then the state).
+///
+/// The step runs in f32 on the master weight, and the window gets the result rounded. For f32 the window
+/// itself is the master.
+pub fn step_rounded<E: Element>(
+    optimizer: &Optimizer,
+    numbers: &Step,
+    sum: f32,
+    window: &mut E,
+    kept: &mut [f32],
+) {
+    if optimizer.kept_per_element(E::DTYPE) > optimizer.state_per_element() {
+        let (master, state) = kept.split_first_mut().expect("there is a master weight");
+        step(optimizer, numbers, sum, master, state);
+        *window = E::from_f32(*master);
+    } else {
+        let mut weight = window.to_f32();
+        step(optimizer, numbers, sum, &mut weight, kept);
+        *window = E::from_f32(weight);
     }
 }
 

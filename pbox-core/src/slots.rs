@@ -7,20 +7,22 @@ use std::sync::Arc;
 
 use fabric::{RecvWindow, Span, SpanError};
 
-/// `elements` f32 from each of one or more workers, in worker order.
+use crate::element::Element;
+
+/// `elements` elements from each of one or more workers, in worker order.
 #[derive(Clone, Copy, Debug)]
-pub struct Slots<'a> {
-    starts: &'a [*const f32],
+pub struct Slots<'a, E = f32> {
+    starts: &'a [*const E],
     elements: usize,
-    _borrowed: PhantomData<&'a [f32]>,
+    _borrowed: PhantomData<&'a [E]>,
 }
 
-impl<'a> Slots<'a> {
+impl<'a, E: Element> Slots<'a, E> {
     /// From addresses.
     ///
     /// # Safety
-    /// Each start must be readable for `elements` f32, unwritten, for as long as `'a`.
-    pub unsafe fn new(starts: &'a [*const f32], elements: usize) -> Self {
+    /// Each start must be readable for `elements` elements, unwritten, for as long as `'a`.
+    pub unsafe fn new(starts: &'a [*const E], elements: usize) -> Self {
         assert!(!starts.is_empty(), "a sum has at least one worker");
         Slots { starts, elements, _borrowed: PhantomData }
     }
@@ -37,13 +39,13 @@ impl<'a> Slots<'a> {
 
     /// Worker `rank`'s slot.
     #[inline(always)]
-    pub fn slot(&self, rank: usize) -> &'a [f32] {
+    pub fn slot(&self, rank: usize) -> &'a [E] {
         // SAFETY: `new`'s caller vouched for every start and for `elements`.
         unsafe { std::slice::from_raw_parts(self.starts[rank], self.elements) }
     }
 
     /// The first worker's slot alone.
-    pub fn first(&self) -> Slots<'a> {
+    pub fn first(&self) -> Slots<'a, E> {
         Slots { starts: &self.starts[..1], ..*self }
     }
 }

@@ -1,46 +1,168 @@
-//! The kernels for AVX2.
+//! The kernels for AVX2 with F16C.
+//!
+//! On the `unsafe` list: loads, stores and conversions in an instruction set that was detected.
 
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::lanes::{Convert, Isa, pairwise};
+use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
+use super::table::Table;
 use super::{Kernels, body};
+use crate::element::Element;
 use crate::oracle::Step;
 use crate::slots::Slots;
 
 pub(super) const KERNELS: Kernels = Kernels {
     name: "avx2",
-    available: || is_x86_feature_detected!("avx2"),
-    average,
-    sgd,
-    momentum,
-    nesterov,
-    adam,
-    adamw,
+    available: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
+    f32: table(),
+    f16: table(),
+    bf16: table(),
 };
 
-#[target_feature(enable = "avx2")]
-fn average(step: &Step, slots: &Slots, out: &mut [f32]) {
-    body::average(step, slots, out);
+/// Nearest, ties to even, whatever the processor's mode.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+
+/// Shows that the processor has the instruction set: only `run` makes one.
+#[derive(Clone, Copy)]
+struct Avx2(());
+
+const fn table<E: Element>() -> Table<E>
+where
+    Avx2: Convert<E>,
+{
+    Table {
+        average: run::<E, Average>,
+        sgd: run::<E, Sgd>,
+        momentum: run::<E, Momentum>,
+        nesterov: run::<E, Nesterov>,
+        adam: run::<E, Adam>,
+        adamw: run::<E, AdamW>,
+    }
 }
 
-#[target_feature(enable = "avx2")]
-fn sgd(step: &Step, slots: &Slots, weights: &mut [f32]) {
-    body::sgd(step, slots, weights);
+#[target_feature(enable = "avx2,f16c")]
+fn run<E: Element, R: Rule>(step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32])
+where
+    Avx2: Convert<E>,
+{
+    body::run::<E, R, _>(Avx2(()), step, slots, window, kept);
 }
 
-#[target_feature(enable = "avx2")]
-fn momentum(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::momentum(step, slots, weights, state);
+/// 16 f32.
+#[derive(Clone, Copy)]
+struct F32x16(__m256, __m256);
+
+pairwise!(F32x16, 16, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_sqrt_ps);
+
+impl Isa for Avx2 {
+    type Lanes = F32x16;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> F32x16 {
+        // SAFETY: `self` shows that the processor has the instruction set.
+        let all = unsafe { _mm256_set1_ps(value) };
+        F32x16(all, all)
+    }
 }
 
-#[target_feature(enable = "avx2")]
-fn nesterov(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::nesterov(step, slots, weights, state);
+impl Convert<f32> for Avx2 {
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[f32]) -> F32x16 {
+        let from: &[f32; 16] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe { F32x16(_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from[8..].as_ptr())) }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: F32x16, elements: &mut [f32]) {
+        let to: &mut [f32; 16] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            _mm256_storeu_ps(to.as_mut_ptr(), values.0);
+            _mm256_storeu_ps(to[8..].as_mut_ptr(), values.1);
+        }
+    }
 }
 
-#[target_feature(enable = "avx2")]
-fn adam(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::adam(step, slots, weights, state);
+impl Convert<f16> for Avx2 {
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[f16]) -> F32x16 {
+        let from: &[f16; 16] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            F32x16(
+                _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(from[8..].as_ptr().cast())),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: F32x16, elements: &mut [f16]) {
+        let to: &mut [f16; 16] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            let (low, high) = (_mm256_cvtps_ph::<NEAREST>(values.0), _mm256_cvtps_ph::<NEAREST>(values.1));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), low);
+            _mm_storeu_si128(to[8..].as_mut_ptr().cast(), high);
+        }
+    }
 }
 
+impl Convert<bf16> for Avx2 {
+    /// The even elements, then the odd ones: one instruction for 8 of them, where their own order takes
+    /// two.
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[bf16]) -> F32x16 {
+        let from: &[bf16; 16] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            let pairs = _mm256_loadu_si256(from.as_ptr().cast());
+            let even = _mm256_slli_epi32::<16>(pairs);
+            let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+            F32x16(_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd))
+        }
+    }
+
+    #[inline(always)]
+    fn in_order(self, F32x16(even, odd): F32x16) -> F32x16 {
+        // SAFETY: `self` shows that the processor has the instruction set.
+        unsafe {
+            // Within each half of 128 bits: 0 to 3 and 8 to 11, 4 to 7 and 12 to 15.
+            let (first, second) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+            F32x16(
+                _mm256_permute2f128_ps::<0x20>(first, second),
+                _mm256_permute2f128_ps::<0x31>(first, second),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: F32x16, elements: &mut [bf16]) {
+        let to: &mut [bf16; 16] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            let (low, high) = (rounded(values.0), rounded(values.1));
+            // The pack works within halves of 128 bits: the quarters come out as 0, 2, 1, 3.
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
+        }
+    }
+}
+
+/// To the nearest bf16, in the lower halves. Half an ulp less one, and one more where the kept part is
+/// odd, carries into it exactly when the nearest even is above.
+#[inline]
 #[target_feature(enable = "avx2")]
-fn adamw(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::adamw(step, slots, weights, state);
+fn rounded(values: __m256) -> __m256i {
+    let bits = _mm256_castps_si256(values);
+    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(values, values);
+    let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+    let kept = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan));
+    _mm256_srli_epi32::<16>(kept)
 }

@@ -1,46 +1,174 @@
 //! The kernels for AVX-512.
+//!
+//! On the `unsafe` list: loads, stores and conversions in an instruction set that was detected.
 
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::lanes::{Convert, Isa, pairwise};
+use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
+use super::table::Table;
 use super::{Kernels, body};
+use crate::element::Element;
 use crate::oracle::Step;
 use crate::slots::Slots;
 
 pub(super) const KERNELS: Kernels = Kernels {
     name: "avx512",
-    available: || is_x86_feature_detected!("avx512f"),
-    average,
-    sgd,
-    momentum,
-    nesterov,
-    adam,
-    adamw,
+    available: || is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
+    f32: table(),
+    f16: table(),
+    bf16: table(),
 };
 
-#[target_feature(enable = "avx512f")]
-fn average(step: &Step, slots: &Slots, out: &mut [f32]) {
-    body::average(step, slots, out);
+/// Nearest, ties to even, whatever the processor's mode.
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+/// Shows that the processor has the instruction set: only `run` makes one.
+#[derive(Clone, Copy)]
+struct Avx512(());
+
+const fn table<E: Element>() -> Table<E>
+where
+    Avx512: Convert<E>,
+{
+    Table {
+        average: run::<E, Average>,
+        sgd: run::<E, Sgd>,
+        momentum: run::<E, Momentum>,
+        nesterov: run::<E, Nesterov>,
+        adam: run::<E, Adam>,
+        adamw: run::<E, AdamW>,
+    }
 }
 
-#[target_feature(enable = "avx512f")]
-fn sgd(step: &Step, slots: &Slots, weights: &mut [f32]) {
-    body::sgd(step, slots, weights);
+#[target_feature(enable = "avx512f,avx512bw")]
+fn run<E: Element, R: Rule>(step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32])
+where
+    Avx512: Convert<E>,
+{
+    body::run::<E, R, _>(Avx512(()), step, slots, window, kept);
 }
 
-#[target_feature(enable = "avx512f")]
-fn momentum(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::momentum(step, slots, weights, state);
+/// 32 f32.
+#[derive(Clone, Copy)]
+struct F32x32(__m512, __m512);
+
+pairwise!(F32x32, 32, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_sqrt_ps);
+
+impl Isa for Avx512 {
+    type Lanes = F32x32;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> F32x32 {
+        // SAFETY: `self` shows that the processor has the instruction set.
+        let all = unsafe { _mm512_set1_ps(value) };
+        F32x32(all, all)
+    }
 }
 
-#[target_feature(enable = "avx512f")]
-fn nesterov(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::nesterov(step, slots, weights, state);
+impl Convert<f32> for Avx512 {
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[f32]) -> F32x32 {
+        let from: &[f32; 32] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe { F32x32(_mm512_loadu_ps(from.as_ptr()), _mm512_loadu_ps(from[16..].as_ptr())) }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: F32x32, elements: &mut [f32]) {
+        let to: &mut [f32; 32] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            _mm512_storeu_ps(to.as_mut_ptr(), values.0);
+            _mm512_storeu_ps(to[16..].as_mut_ptr(), values.1);
+        }
+    }
 }
 
-#[target_feature(enable = "avx512f")]
-fn adam(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::adam(step, slots, weights, state);
+impl Convert<f16> for Avx512 {
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[f16]) -> F32x32 {
+        let from: &[f16; 32] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            F32x32(
+                _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())),
+                _mm512_cvtph_ps(_mm256_loadu_si256(from[16..].as_ptr().cast())),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: F32x32, elements: &mut [f16]) {
+        let to: &mut [f16; 32] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            let (low, high) = (_mm512_cvtps_ph::<NEAREST>(values.0), _mm512_cvtps_ph::<NEAREST>(values.1));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), low);
+            _mm256_storeu_si256(to[16..].as_mut_ptr().cast(), high);
+        }
+    }
 }
 
-#[target_feature(enable = "avx512f")]
-fn adamw(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::adamw(step, slots, weights, state);
+impl Convert<bf16> for Avx512 {
+    /// The even elements, then the odd ones: one instruction for 16 of them, where their own order takes
+    /// two.
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[bf16]) -> F32x32 {
+        let from: &[bf16; 32] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            let pairs = _mm512_loadu_si512(from.as_ptr().cast());
+            let even = _mm512_slli_epi32::<16>(pairs);
+            let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            F32x32(_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd))
+        }
+    }
+
+    #[inline(always)]
+    fn in_order(self, F32x32(even, odd): F32x32) -> F32x32 {
+        // SAFETY: `self` shows that the processor has the instruction set.
+        unsafe {
+            let low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+            let high = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
+            F32x32(_mm512_permutex2var_ps(even, low, odd), _mm512_permutex2var_ps(even, high, odd))
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: F32x32, elements: &mut [bf16]) {
+        let to: &mut [bf16; 32] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            let upper = _mm512_loadu_si512(UPPER_HALVES.as_ptr().cast());
+            let (low, high) = (rounded(values.0), rounded(values.1));
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_permutex2var_epi16(low, upper, high));
+        }
+    }
+}
+
+/// Where the upper halves of 32 f32 lie among their 64 halves.
+static UPPER_HALVES: [u16; 32] = {
+    let mut halves = [1; 32];
+    let mut i = 1;
+    while i < 32 {
+        halves[i] = halves[i - 1] + 2;
+        i += 1;
+    }
+    halves
+};
+
+/// To the nearest bf16, in the upper halves. Half an ulp less one, and one more where the kept part is
+/// odd, carries into it exactly when the nearest even is above. AVX512-BF16 has one instruction for
+/// this, but it flushes subnormals to zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn rounded(values: __m512) -> __m512i {
+    let bits = _mm512_castps_si512(values);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+    _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x0040_0000))
 }

@@ -1,216 +1,113 @@
-//! The one loop that all instruction sets share: sum a block of every slot, then step on it.
+//! The one loop that all instruction sets, element types and optimizers share: sum a block of every
+//! slot in f32, step on it, round it into the window.
 //!
 //! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
 
-use crate::oracle::{AdamStep, Step};
+use super::lanes::{Convert, Lanes};
+use super::rule::Rule;
+use super::scalar::Scalar;
+use crate::element::Element;
+use crate::key::Dtype;
+use crate::oracle::Step;
 use crate::slots::Slots;
 
-/// Elements summed at once: four 512-bit registers, or eight of 256 bits, of accumulators, so that
-/// several loads are in flight for each slot.
-const BLOCK: usize = 64;
-
-/// What happens to a block of sums.
-trait OnSum {
-    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]);
-}
-
-#[inline(always)]
-fn each_block(slots: &Slots, on_sum: &mut impl OnSum) {
-    let elements = slots.elements();
-    let whole = elements - elements % BLOCK;
-    for at in (0..whole).step_by(BLOCK) {
-        on_sum.block(at, &sum::<BLOCK>(slots, at));
-    }
-    for at in whole..elements {
-        on_sum.block(at, &sum::<1>(slots, at));
-    }
-}
-
-#[inline(always)]
-fn sum<const N: usize>(slots: &Slots, at: usize) -> [f32; N] {
-    let mut sum: [f32; N] = *part(slots.slot(0), at);
-    for rank in 1..slots.workers() {
-        let slot: &[f32; N] = part(slots.slot(rank), at);
-        for i in 0..N {
-            sum[i] += slot[i];
-        }
-    }
-    sum
-}
-
-#[inline(always)]
-fn part<const N: usize>(slice: &[f32], at: usize) -> &[f32; N] {
-    slice[at..at + N].try_into().expect("a range of N has N elements")
-}
-
-#[inline(always)]
-fn part_mut<const N: usize>(slice: &mut [f32], at: usize) -> &mut [f32; N] {
-    (&mut slice[at..at + N]).try_into().expect("a range of N has N elements")
-}
-
-struct Average<'a> {
+/// One chunk, with what the hub keeps taken apart. Parts that the rule has no use for are empty.
+struct Chunk<'a, E> {
     step: &'a Step,
-    out: &'a mut [f32],
-}
-
-impl OnSum for Average<'_> {
-    #[inline(always)]
-    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
-        let out: &mut [f32; N] = part_mut(self.out, at);
-        for i in 0..N {
-            out[i] = sum[i] * self.step.rescale;
-        }
-    }
-}
-
-struct Sgd<'a> {
-    step: &'a Step,
-    weights: &'a mut [f32],
-}
-
-impl OnSum for Sgd<'_> {
-    #[inline(always)]
-    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
-        let Step { rescale, learning_rate, weight_decay, .. } = *self.step;
-        let weights: &mut [f32; N] = part_mut(self.weights, at);
-        for i in 0..N {
-            let gradient = sum[i] * rescale + weight_decay * weights[i];
-            weights[i] -= learning_rate * gradient;
-        }
-    }
-}
-
-struct Momentum<'a> {
-    step: &'a Step,
-    weights: &'a mut [f32],
-    state: &'a mut [f32],
-}
-
-impl OnSum for Momentum<'_> {
-    #[inline(always)]
-    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
-        let Step { rescale, learning_rate, weight_decay, momentum, .. } = *self.step;
-        let weights: &mut [f32; N] = part_mut(self.weights, at);
-        let state: &mut [f32; N] = part_mut(self.state, at);
-        for i in 0..N {
-            let gradient = sum[i] * rescale + weight_decay * weights[i];
-            state[i] = momentum * state[i] + gradient;
-            weights[i] -= learning_rate * state[i];
-        }
-    }
-}
-
-struct Nesterov<'a> {
-    step: &'a Step,
-    weights: &'a mut [f32],
-    state: &'a mut [f32],
-}
-
-impl OnSum for Nesterov<'_> {
-    #[inline(always)]
-    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
-        let Step { rescale, learning_rate, weight_decay, momentum, .. } = *self.step;
-        let weights: &mut [f32; N] = part_mut(self.weights, at);
-        let state: &mut [f32; N] = part_mut(self.state, at);
-        for i in 0..N {
-            let gradient = sum[i] * rescale + weight_decay * weights[i];
-            state[i] = momentum * state[i] + gradient;
-            weights[i] -= learning_rate * (gradient + momentum * state[i]);
-        }
-    }
-}
-
-struct Adam<'a> {
-    step: &'a Step,
-    weights: &'a mut [f32],
-    moments: Moments<'a>,
-}
-
-impl OnSum for Adam<'_> {
-    #[inline(always)]
-    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
-        let Step { rescale, weight_decay, adam, .. } = *self.step;
-        let weights: &mut [f32; N] = part_mut(self.weights, at);
-        let (first, second) = self.moments.block::<N>(at);
-        for i in 0..N {
-            let gradient = sum[i] * rescale + weight_decay * weights[i];
-            weights[i] -= update(&adam, gradient, &mut first[i], &mut second[i]);
-        }
-    }
-}
-
-struct AdamW<'a> {
-    step: &'a Step,
-    weights: &'a mut [f32],
-    moments: Moments<'a>,
-}
-
-impl OnSum for AdamW<'_> {
-    #[inline(always)]
-    fn block<const N: usize>(&mut self, at: usize, sum: &[f32; N]) {
-        let Step { rescale, adam, .. } = *self.step;
-        let weights: &mut [f32; N] = part_mut(self.weights, at);
-        let (first, second) = self.moments.block::<N>(at);
-        for i in 0..N {
-            let kept = weights[i] * adam.keep;
-            weights[i] = kept - update(&adam, sum[i] * rescale, &mut first[i], &mut second[i]);
-        }
-    }
-}
-
-/// The state of Adam and AdamW: all first moments of the chunk, then all second ones.
-struct Moments<'a> {
+    slots: &'a Slots<'a, E>,
+    window: &'a mut [E],
+    master: &'a mut [f32],
     first: &'a mut [f32],
     second: &'a mut [f32],
 }
 
-impl<'a> Moments<'a> {
+/// Sum and step of a chunk. `kept` is its master weights (if it has any), then its state.
+#[inline(always)]
+pub(super) fn run<E: Element, R: Rule, I: Convert<E> + Convert<f32>>(
+    isa: I,
+    step: &Step,
+    slots: &Slots<E>,
+    window: &mut [E],
+    kept: &mut [f32],
+) {
+    let elements = slots.elements();
+    let (master, state) = kept.split_at_mut(if has_master::<E, R>() { elements } else { 0 });
+    let (first, second) = state.split_at_mut(if R::STATE > 0 { elements } else { 0 });
+    let mut chunk = Chunk { step, slots, window, master, first, second };
+    let lanes = I::Lanes::LANES;
+    let whole = elements - elements % lanes;
+    for at in (0..whole).step_by(lanes) {
+        chunk.block::<R, I>(isa, at);
+    }
+    for at in whole..elements {
+        chunk.block::<R, Scalar<1>>(Scalar, at);
+    }
+}
+
+/// Whether the weights live beside the window, because the window is too coarse.
+#[inline(always)]
+fn has_master<E: Element, R: Rule>() -> bool {
+    R::KEEPS_WEIGHTS && !matches!(E::DTYPE, Dtype::F32)
+}
+
+impl<E: Element> Chunk<'_, E> {
     #[inline(always)]
-    fn new(state: &'a mut [f32]) -> Self {
-        let (first, second) = state.split_at_mut(state.len() / 2);
-        Moments { first, second }
+    fn block<R: Rule, I: Convert<E> + Convert<f32>>(&mut self, isa: I, at: usize) {
+        let block = at..at + I::Lanes::LANES;
+        let sum = self.sum(isa, at);
+        let unused = isa.splat(0.0);
+        let weight = if has_master::<E, R>() {
+            isa.widen(&self.master[block.clone()])
+        } else if R::KEEPS_WEIGHTS {
+            isa.widen(&self.window[block.clone()])
+        } else {
+            unused
+        };
+        let first = if R::STATE > 0 { isa.widen(&self.first[block.clone()]) } else { unused };
+        let second = if R::STATE > 1 { isa.widen(&self.second[block.clone()]) } else { unused };
+        let (weight, [first, second]) = R::step(isa, self.step, sum, weight, [first, second]);
+        if has_master::<E, R>() {
+            isa.narrow(weight, &mut self.master[block.clone()]);
+        }
+        isa.narrow(weight, &mut self.window[block.clone()]);
+        if R::STATE > 0 {
+            isa.narrow(first, &mut self.first[block.clone()]);
+        }
+        if R::STATE > 1 {
+            isa.narrow(second, &mut self.second[block]);
+        }
+    }
+
+    /// Four slots to a turn of the loop, the last three or fewer without one: with one slot to a turn,
+    /// sums of 5 to 8 slots in cache run at 137 to 195 GB/s, whichever way the loop happens to lie in
+    /// memory; like this at 195 to 218 (AVX-512).
+    #[inline(always)]
+    fn sum<I: Convert<E>>(&self, isa: I, at: usize) -> I::Lanes {
+        let mut sum = self.slot(isa, 0, at);
+        let workers = self.slots.workers();
+        let mut rank = 1;
+        while rank + 4 <= workers {
+            sum = sum + self.slot(isa, rank, at);
+            sum = sum + self.slot(isa, rank + 1, at);
+            sum = sum + self.slot(isa, rank + 2, at);
+            sum = sum + self.slot(isa, rank + 3, at);
+            rank += 4;
+        }
+        let rest = workers - rank;
+        if rest > 0 {
+            sum = sum + self.slot(isa, rank, at);
+        }
+        if rest > 1 {
+            sum = sum + self.slot(isa, rank + 1, at);
+        }
+        if rest > 2 {
+            sum = sum + self.slot(isa, rank + 2, at);
+        }
+        isa.in_order(sum)
     }
 
     #[inline(always)]
-    fn block<const N: usize>(&mut self, at: usize) -> (&mut [f32; N], &mut [f32; N]) {
-        (part_mut(self.first, at), part_mut(self.second, at))
+    fn slot<I: Convert<E>>(&self, isa: I, rank: usize, at: usize) -> I::Lanes {
+        isa.widen_for_sum(&self.slots.slot(rank)[at..at + I::Lanes::LANES])
     }
-}
-
-/// What Adam takes off a weight.
-#[inline(always)]
-fn update(step: &AdamStep, gradient: f32, first: &mut f32, second: &mut f32) -> f32 {
-    *first = step.beta1 * *first + step.gain1 * gradient;
-    *second = step.beta2 * *second + step.gain2 * gradient * gradient;
-    step.step_size * *first / (second.sqrt() / step.bias2 + step.epsilon)
-}
-
-#[inline(always)]
-pub(super) fn average(step: &Step, slots: &Slots, out: &mut [f32]) {
-    each_block(slots, &mut Average { step, out });
-}
-
-#[inline(always)]
-pub(super) fn sgd(step: &Step, slots: &Slots, weights: &mut [f32]) {
-    each_block(slots, &mut Sgd { step, weights });
-}
-
-#[inline(always)]
-pub(super) fn momentum(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    each_block(slots, &mut Momentum { step, weights, state });
-}
-
-#[inline(always)]
-pub(super) fn nesterov(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    each_block(slots, &mut Nesterov { step, weights, state });
-}
-
-#[inline(always)]
-pub(super) fn adam(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    each_block(slots, &mut Adam { step, weights, moments: Moments::new(state) });
-}
-
-#[inline(always)]
-pub(super) fn adamw(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    each_block(slots, &mut AdamW { step, weights, moments: Moments::new(state) });
 }

@@ -1,32 +1,118 @@
-//! The kernels for any processor: whatever the compiler makes of the body for the baseline.
+//! The kernels for any processor: whatever the compiler makes of plain arrays for the baseline. One
+//! element of it is the rest of a chunk for the other instruction sets.
 
+use std::ops::{Add, Div, Mul, Sub};
+
+use super::lanes::{Convert, Isa, Lanes};
+use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
+use super::table::Table;
 use super::{Kernels, body};
+use crate::element::Element;
 use crate::oracle::Step;
 use crate::slots::Slots;
 
 pub(super) const KERNELS: Kernels =
-    Kernels { name: "scalar", available: || true, average, sgd, momentum, nesterov, adam, adamw };
+    Kernels { name: "scalar", available: || true, f32: table(), f16: table(), bf16: table() };
 
-fn average(step: &Step, slots: &Slots, out: &mut [f32]) {
-    body::average(step, slots, out);
+/// Plain arithmetic on `N` numbers.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar<const N: usize>;
+
+const fn table<E: Element>() -> Table<E> {
+    Table {
+        average: run::<E, Average>,
+        sgd: run::<E, Sgd>,
+        momentum: run::<E, Momentum>,
+        nesterov: run::<E, Nesterov>,
+        adam: run::<E, Adam>,
+        adamw: run::<E, AdamW>,
+    }
 }
 
-fn sgd(step: &Step, slots: &Slots, weights: &mut [f32]) {
-    body::sgd(step, slots, weights);
+fn run<E: Element, R: Rule>(step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32]) {
+    body::run::<E, R, _>(Scalar::<8>, step, slots, window, kept);
 }
 
-fn momentum(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::momentum(step, slots, weights, state);
+/// `N` numbers.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers<const N: usize>([f32; N]);
+
+impl<const N: usize> Numbers<N> {
+    #[inline(always)]
+    fn with(mut self, other: Self, operator: impl Fn(f32, f32) -> f32) -> Self {
+        for i in 0..N {
+            self.0[i] = operator(self.0[i], other.0[i]);
+        }
+        self
+    }
 }
 
-fn nesterov(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::nesterov(step, slots, weights, state);
+impl<const N: usize> Add for Numbers<N> {
+    type Output = Self;
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        self.with(other, f32::add)
+    }
 }
 
-fn adam(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::adam(step, slots, weights, state);
+impl<const N: usize> Sub for Numbers<N> {
+    type Output = Self;
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        self.with(other, f32::sub)
+    }
 }
 
-fn adamw(step: &Step, slots: &Slots, weights: &mut [f32], state: &mut [f32]) {
-    body::adamw(step, slots, weights, state);
+impl<const N: usize> Mul for Numbers<N> {
+    type Output = Self;
+
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        self.with(other, f32::mul)
+    }
+}
+
+impl<const N: usize> Div for Numbers<N> {
+    type Output = Self;
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        self.with(other, f32::div)
+    }
+}
+
+impl<const N: usize> Lanes for Numbers<N> {
+    const LANES: usize = N;
+
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        self.with(self, |value, _| value.sqrt())
+    }
+}
+
+impl<const N: usize> Isa for Scalar<N> {
+    type Lanes = Numbers<N>;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Numbers<N> {
+        Numbers([value; N])
+    }
+}
+
+impl<const N: usize, E: Element> Convert<E> for Scalar<N> {
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[E]) -> Numbers<N> {
+        let elements: &[E; N] = elements.try_into().expect("as many elements as lanes");
+        Numbers(std::array::from_fn(|i| elements[i].to_f32()))
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: Numbers<N>, elements: &mut [E]) {
+        let elements: &mut [E; N] = elements.try_into().expect("as many elements as lanes");
+        for (element, value) in elements.iter_mut().zip(values.0) {
+            *element = E::from_f32(value);
+        }
+    }
 }

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use crate::key::{Dtype, Key};
+use crate::key::Key;
 
 /// The first difference between a worker's keys (ours) and the job's (theirs).
 #[derive(Clone, Debug, PartialEq)]
@@ -76,9 +76,7 @@ struct Shown<'a> {
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Key { name, shape, dtype, lr_mult, wd_mult } = self.key;
-        let dtype = match dtype {
-            Dtype::F32 => "f32",
-        };
+        let dtype = dtype.name();
         write!(f, "{name:?} {dtype}[")?;
         for (i, extent) in shape.iter().enumerate() {
             let comma = if i == 0 { "" } else { "," };

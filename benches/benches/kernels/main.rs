@@ -1,0 +1,73 @@
+//! Kernels on one core, in cache and from memory, for every instruction set and element type.
+//!
+//! Throughput is bytes read and written, master weights and state included. Each kernel's answer is
+//! compared with the oracle before it is measured. A copy is the yardstick in the same run: of a 32 KiB
+//! chunk in cache, of 16 MiB from memory. What counts is the ratio: the machine's speed wanders.
+
+mod memory;
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use half::{bf16, f16};
+use memory::Memory;
+use pbox_core::kernels::Kernels;
+use pbox_core::{Element, Optimizer};
+
+/// Bytes of a chunk's slot or window, as the hub cuts them.
+const CHUNK_BYTES: usize = 32 << 10;
+const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
+const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 1e-3, weight_decay: 1e-4, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+
+/// One chunk lives in the first and second level of cache; 512 are 16 MiB a buffer.
+const PLACES: [(&str, usize); 2] = [("cache", 1), ("memory", 512)];
+
+/// A mean of 1 worker is a rescaled copy, of 2 one addition, of 8 a sum.
+const WORKERS: [(Optimizer, [usize; 3]); 3] =
+    [(Optimizer::Average, [1, 2, 8]), (NESTEROV, [1, 4, 8]), (ADAM, [1, 4, 8])];
+
+fn kernels(criterion: &mut Criterion) {
+    for (place, chunks) in PLACES {
+        for (optimizer, workers) in WORKERS {
+            for workers in workers {
+                let mut group = criterion.benchmark_group(format!("{}-{workers}/{place}", optimizer.name()));
+                copy(&mut group, chunks);
+                run::<f32>(&mut group, &optimizer, workers, chunks);
+                run::<f16>(&mut group, &optimizer, workers, chunks);
+                run::<bf16>(&mut group, &optimizer, workers, chunks);
+                group.finish();
+            }
+        }
+    }
+}
+
+type Group<'a> = criterion::BenchmarkGroup<'a, criterion::measurement::WallTime>;
+
+fn copy(group: &mut Group, chunks: usize) {
+    let bytes = chunks * CHUNK_BYTES;
+    let (source, mut target) = (vec![1u8; bytes], vec![0u8; bytes]);
+    group.throughput(Throughput::BytesDecimal(2 * bytes as u64));
+    group.bench_function("memcpy", |bencher| {
+        bencher.iter(|| black_box(&mut target).copy_from_slice(black_box(&source)));
+    });
+}
+
+fn run<E: Element>(group: &mut Group, optimizer: &Optimizer, workers: usize, chunks: usize) {
+    for kernels in Kernels::available() {
+        Memory::<E>::check(kernels, optimizer, workers);
+        let mut memory = Memory::<E>::new(optimizer, workers, chunks);
+        group.throughput(Throughput::BytesDecimal(memory.bytes_moved(optimizer)));
+        group.bench_function(BenchmarkId::new(kernels.name(), E::DTYPE.name()), |bencher| {
+            bencher.iter(|| black_box(&mut memory).pass(kernels, optimizer));
+        });
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20).measurement_time(std::time::Duration::from_millis(400))
+        .warm_up_time(std::time::Duration::from_millis(100));
+    targets = kernels
+}
+criterion_main!(benches);

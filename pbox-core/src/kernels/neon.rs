@@ -1,0 +1,146 @@
+//! The kernels for NEON, which every 64-bit Arm has.
+//!
+//! On the `unsafe` list: loads, stores and conversions in an instruction set that was detected.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use half::{bf16, f16};
+
+use super::lanes::{Convert, Isa, pairwise};
+use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
+use super::table::Table;
+use super::{Kernels, body};
+use crate::element::Element;
+use crate::oracle::Step;
+use crate::slots::Slots;
+
+pub(super) const KERNELS: Kernels =
+    Kernels { name: "neon", available: || true, f32: table(), f16: table(), bf16: table() };
+
+/// Shows that the processor has the instruction set: only `run` makes one.
+#[derive(Clone, Copy)]
+struct Neon(());
+
+const fn table<E: Element>() -> Table<E>
+where
+    Neon: Convert<E>,
+{
+    Table {
+        average: run::<E, Average>,
+        sgd: run::<E, Sgd>,
+        momentum: run::<E, Momentum>,
+        nesterov: run::<E, Nesterov>,
+        adam: run::<E, Adam>,
+        adamw: run::<E, AdamW>,
+    }
+}
+
+#[target_feature(enable = "neon")]
+fn run<E: Element, R: Rule>(step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32])
+where
+    Neon: Convert<E>,
+{
+    body::run::<E, R, _>(Neon(()), step, slots, window, kept);
+}
+
+/// 8 f32.
+#[derive(Clone, Copy)]
+struct F32x8(float32x4_t, float32x4_t);
+
+pairwise!(F32x8, 8, vaddq_f32, vsubq_f32, vmulq_f32, vdivq_f32, vsqrtq_f32);
+
+impl Isa for Neon {
+    type Lanes = F32x8;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> F32x8 {
+        // SAFETY: `self` shows that the processor has the instruction set.
+        let all = unsafe { vdupq_n_f32(value) };
+        F32x8(all, all)
+    }
+}
+
+impl Convert<f32> for Neon {
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[f32]) -> F32x8 {
+        let from: &[f32; 8] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe { F32x8(vld1q_f32(from.as_ptr()), vld1q_f32(from[4..].as_ptr())) }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: F32x8, elements: &mut [f32]) {
+        let to: &mut [f32; 8] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            vst1q_f32(to.as_mut_ptr(), values.0);
+            vst1q_f32(to[4..].as_mut_ptr(), values.1);
+        }
+    }
+}
+
+impl Convert<f16> for Neon {
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[f16]) -> F32x8 {
+        let from: &[f16; 8] = elements.try_into().expect("as many elements as lanes");
+        let (low, high);
+        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set,
+        // and these conversions are part of it.
+        unsafe {
+            let halves = vld1q_u16(from.as_ptr().cast());
+            asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) low, in(vreg) halves, options(pure, nomem, nostack));
+            asm!("fcvtl2 {0:v}.4s, {1:v}.8h", out(vreg) high, in(vreg) halves, options(pure, nomem, nostack));
+        }
+        F32x8(low, high)
+    }
+
+    /// Rounds to the nearest, ties to even: the mode of every thread that does not ask for another.
+    #[inline(always)]
+    fn narrow(self, values: F32x8, elements: &mut [f16]) {
+        let to: &mut [f16; 8] = elements.try_into().expect("as many elements as lanes");
+        let (low, high): (uint16x4_t, uint16x4_t);
+        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set,
+        // and these conversions are part of it.
+        unsafe {
+            asm!("fcvtn {0:v}.4h, {1:v}.4s", out(vreg) low, in(vreg) values.0, options(pure, nomem, nostack));
+            asm!("fcvtn {0:v}.4h, {1:v}.4s", out(vreg) high, in(vreg) values.1, options(pure, nomem, nostack));
+            vst1q_u16(to.as_mut_ptr().cast(), vcombine_u16(low, high));
+        }
+    }
+}
+
+impl Convert<bf16> for Neon {
+    #[inline(always)]
+    fn widen_for_sum(self, elements: &[bf16]) -> F32x8 {
+        let from: &[bf16; 8] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            let bits = vld1q_u16(from.as_ptr().cast());
+            let (low, high) = (vshll_n_u16::<16>(vget_low_u16(bits)), vshll_high_n_u16::<16>(bits));
+            F32x8(vreinterpretq_f32_u32(low), vreinterpretq_f32_u32(high))
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: F32x8, elements: &mut [bf16]) {
+        let to: &mut [bf16; 8] = elements.try_into().expect("as many elements as lanes");
+        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
+        unsafe {
+            let (low, high) = (rounded(values.0), rounded(values.1));
+            vst1q_u16(to.as_mut_ptr().cast(), vcombine_u16(vshrn_n_u32::<16>(low), vshrn_n_u32::<16>(high)));
+        }
+    }
+}
+
+/// To the nearest bf16, in the upper halves. Half an ulp less one, and one more where the kept part is
+/// odd, carries into it exactly when the nearest even is above.
+#[inline]
+#[target_feature(enable = "neon")]
+fn rounded(values: float32x4_t) -> uint32x4_t {
+    let bits = vreinterpretq_u32_f32(values);
+    let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+    let rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
+    vbslq_u32(vceqq_f32(values, values), rounded, quiet)
+}

@@ -1,0 +1,146 @@
+//! The optimizers' arithmetic, on all lanes at once. `oracle` is the specification.
+//!
+//! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
+
+use super::lanes::{Isa, Lanes};
+use crate::oracle::Step;
+
+/// What happens to the sums.
+pub(super) trait Rule {
+    /// Whether the step needs the weight, or only replaces it.
+    const KEEPS_WEIGHTS: bool = true;
+    /// f32 of state for an element, at most 2.
+    const STATE: usize;
+
+    /// The new weight and state. State beyond `STATE` is neither read nor kept.
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Lanes, weight: I::Lanes, state: [I::Lanes; 2])
+    -> Stepped<I>;
+}
+
+/// New weight, new state.
+type Stepped<I> = (<I as Isa>::Lanes, [<I as Isa>::Lanes; 2]);
+
+pub(super) struct Average;
+
+impl Rule for Average {
+    const KEEPS_WEIGHTS: bool = false;
+    const STATE: usize = 0;
+
+    #[inline(always)]
+    fn step<I: Isa>(
+        isa: I,
+        step: &Step,
+        sum: I::Lanes,
+        _weight: I::Lanes,
+        state: [I::Lanes; 2],
+    ) -> Stepped<I> {
+        (sum * isa.splat(step.rescale), state)
+    }
+}
+
+pub(super) struct Sgd;
+
+impl Rule for Sgd {
+    const STATE: usize = 0;
+
+    #[inline(always)]
+    fn step<I: Isa>(
+        isa: I,
+        step: &Step,
+        sum: I::Lanes,
+        weight: I::Lanes,
+        state: [I::Lanes; 2],
+    ) -> Stepped<I> {
+        (weight - isa.splat(step.learning_rate) * gradient(isa, step, sum, weight), state)
+    }
+}
+
+pub(super) struct Momentum;
+
+impl Rule for Momentum {
+    const STATE: usize = 1;
+
+    #[inline(always)]
+    fn step<I: Isa>(
+        isa: I,
+        step: &Step,
+        sum: I::Lanes,
+        weight: I::Lanes,
+        [m, _]: [I::Lanes; 2],
+    ) -> Stepped<I> {
+        let m = isa.splat(step.momentum) * m + gradient(isa, step, sum, weight);
+        (weight - isa.splat(step.learning_rate) * m, [m, m])
+    }
+}
+
+pub(super) struct Nesterov;
+
+impl Rule for Nesterov {
+    const STATE: usize = 1;
+
+    #[inline(always)]
+    fn step<I: Isa>(
+        isa: I,
+        step: &Step,
+        sum: I::Lanes,
+        weight: I::Lanes,
+        [m, _]: [I::Lanes; 2],
+    ) -> Stepped<I> {
+        let (rate, mu) = (isa.splat(step.learning_rate), isa.splat(step.momentum));
+        let gradient = gradient(isa, step, sum, weight);
+        let m = mu * m + gradient;
+        (weight - rate * (gradient + mu * m), [m, m])
+    }
+}
+
+pub(super) struct Adam;
+
+impl Rule for Adam {
+    const STATE: usize = 2;
+
+    #[inline(always)]
+    fn step<I: Isa>(
+        isa: I,
+        step: &Step,
+        sum: I::Lanes,
+        weight: I::Lanes,
+        moments: [I::Lanes; 2],
+    ) -> Stepped<I> {
+        let (update, moments) = update(isa, step, gradient(isa, step, sum, weight), moments);
+        (weight - update, moments)
+    }
+}
+
+pub(super) struct AdamW;
+
+impl Rule for AdamW {
+    const STATE: usize = 2;
+
+    #[inline(always)]
+    fn step<I: Isa>(
+        isa: I,
+        step: &Step,
+        sum: I::Lanes,
+        weight: I::Lanes,
+        moments: [I::Lanes; 2],
+    ) -> Stepped<I> {
+        let (update, moments) = update(isa, step, sum * isa.splat(step.rescale), moments);
+        (weight * isa.splat(step.adam.keep) - update, moments)
+    }
+}
+
+/// The mean gradient with the L2 penalty.
+#[inline(always)]
+fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Lanes, weight: I::Lanes) -> I::Lanes {
+    sum * isa.splat(step.rescale) + isa.splat(step.weight_decay) * weight
+}
+
+/// What Adam takes off a weight, and the new moments.
+#[inline(always)]
+fn update<I: Isa>(isa: I, step: &Step, gradient: I::Lanes, [m, v]: [I::Lanes; 2]) -> Stepped<I> {
+    let numbers = &step.adam;
+    let m = isa.splat(numbers.beta1) * m + isa.splat(numbers.gain1) * gradient;
+    let v = isa.splat(numbers.beta2) * v + isa.splat(numbers.gain2) * gradient * gradient;
+    let root = v.sqrt() / isa.splat(numbers.bias2);
+    (isa.splat(numbers.step_size) * m / (root + isa.splat(numbers.epsilon)), [m, v])
+}

@@ -1,0 +1,54 @@
+//! The kernels of one instruction set for one element type, and where to find them.
+
+use half::{bf16, f16};
+
+use super::{Kernel, Kernels};
+use crate::optimizer::Optimizer;
+
+/// One kernel for each optimizer.
+pub struct Table<E> {
+    pub(super) average: Kernel<E>,
+    pub(super) sgd: Kernel<E>,
+    pub(super) momentum: Kernel<E>,
+    pub(super) nesterov: Kernel<E>,
+    pub(super) adam: Kernel<E>,
+    pub(super) adamw: Kernel<E>,
+}
+
+impl<E> Table<E> {
+    /// The kernel of an optimizer.
+    pub(super) fn kernel(&self, optimizer: &Optimizer) -> Kernel<E> {
+        match optimizer {
+            Optimizer::Average => self.average,
+            Optimizer::Sgd { .. } => self.sgd,
+            Optimizer::Momentum { .. } => self.momentum,
+            Optimizer::Nesterov { .. } => self.nesterov,
+            Optimizer::Adam { .. } => self.adam,
+            Optimizer::AdamW { .. } => self.adamw,
+        }
+    }
+}
+
+/// The element types that kernels are compiled for.
+pub trait Tabled: Sized {
+    /// The type's kernels in one instruction set.
+    fn table(kernels: &Kernels) -> &Table<Self>;
+}
+
+impl Tabled for f32 {
+    fn table(kernels: &Kernels) -> &Table<Self> {
+        &kernels.f32
+    }
+}
+
+impl Tabled for f16 {
+    fn table(kernels: &Kernels) -> &Table<Self> {
+        &kernels.f16
+    }
+}
+
+impl Tabled for bf16 {
+    fn table(kernels: &Kernels) -> &Table<Self> {
+        &kernels.bf16
+    }
+}

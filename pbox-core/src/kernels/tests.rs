@@ -1,0 +1,187 @@
+//! Every instruction set, element type and optimizer against the oracle, bit for bit.
+//!
+//! But for the bits of a NaN: which operand's NaN goes on is the compiler's choice.
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+use super::*;
+use crate::chunk::Round;
+use crate::oracle;
+
+fn optimizers() -> impl Strategy<Value = Optimizer> {
+    let (rate, decay, fraction) = (0.0f32..1.0, 0.0f32..0.1, 0.0f32..0.99);
+    let epsilon = prop_oneof![Just(f32::MIN_POSITIVE / 8.0), Just(1e-8f32), Just(0.1f32)];
+    let all = (0..Optimizer::NAMES.len(), rate, decay, fraction, 0.0f32..1.0, epsilon);
+    all.prop_map(|(which, learning_rate, weight_decay, momentum, beta2, epsilon)| {
+        let beta1 = momentum;
+        match Optimizer::NAMES[which] {
+            "average" => Optimizer::Average,
+            "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
+            "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+            "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+            "adam" => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "adamw" => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+            other => unreachable!("{other} has no strategy"),
+        }
+    })
+}
+
+/// Ordinary numbers, zeros of both signs, numbers below and just above the smallest normal one, around
+/// the ends of f16 (2^-25, 2^-14, 65520), and any bits at all: infinities, NaNs, overflow.
+fn numbers() -> impl Strategy<Value = f32> {
+    let signed = |bits: std::ops::Range<u32>| {
+        (any::<bool>(), bits).prop_map(|(negative, bits)| f32::from_bits(u32::from(negative) << 31 | bits))
+    };
+    prop_oneof![
+        16 => -1e3f32..1e3,
+        2 => Just(0.0f32),
+        2 => Just(-0.0f32),
+        4 => signed(0..0x0100_0000),
+        2 => signed(0x3300_0000 - 9..0x3300_0000 + 9),
+        2 => signed(0x3300_0000..0x3880_2000),
+        2 => signed(0x477f_e000..0x4780_0001),
+        1 => signed(0..0x8000_0000),
+    ]
+}
+
+/// What one call of a kernel reads.
+#[derive(Clone, Debug)]
+struct Case {
+    optimizer: Optimizer,
+    round: u32,
+    workers: usize,
+    elements: usize,
+    values: Vec<f32>,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let round = prop_oneof![1u32..30, 1u32..u32::MAX];
+    let values = proptest::collection::vec(numbers(), 64);
+    (optimizers(), round, 1usize..9, 1usize..300, values).prop_map(
+        |(optimizer, round, workers, elements, values)| Case { optimizer, round, workers, elements, values },
+    )
+}
+
+impl Case {
+    fn value(&self, salt: usize, i: usize) -> f32 {
+        self.values[(salt * 31 + i * 7) % self.values.len()]
+    }
+
+    /// `elements` of each worker.
+    fn slots<E: Element>(&self) -> Vec<Vec<E>> {
+        let slot = |w| (0..self.elements).map(|i| E::from_f32(self.value(w, i))).collect();
+        (0..self.workers).map(slot).collect()
+    }
+
+    fn window<E: Element>(&self) -> Vec<E> {
+        (0..self.elements).map(|i| E::from_f32(self.value(77, i))).collect()
+    }
+
+    /// Master weights, first moments, second moments: as many of them as there are.
+    fn kept<E: Element>(&self) -> Vec<f32> {
+        let (state, per_element) =
+            (self.optimizer.state_per_element(), self.optimizer.kept_per_element(E::DTYPE));
+        let mut kept = Vec::new();
+        let column = |salt| (0..self.elements).map(move |i| self.value(salt, i));
+        if per_element > state {
+            kept.extend(column(33));
+        }
+        kept.extend(column(99));
+        // A mean of squares has no sign.
+        kept.extend(column(55).map(f32::abs));
+        kept.truncate(self.elements * per_element);
+        kept
+    }
+
+    /// Every instruction set's window and what it keeps are the oracle's.
+    fn check<E: Element>(&self) -> Result<(), TestCaseError> {
+        let Case { optimizer, workers, elements, .. } = self;
+        let slots = self.slots::<E>();
+        let starts: Vec<*const E> = slots.iter().map(|slot| slot.as_ptr()).collect();
+        // SAFETY: `slots` outlives the kernels' calls and has `elements` in each.
+        let view = unsafe { Slots::new(&starts, *elements) };
+        let rate = optimizer.learning_rate();
+        let step = Step::new(optimizer, *workers as u32, Round(self.round), rate, 2.0, 0.5);
+        let (window, kept) = (self.window::<E>(), self.kept::<E>());
+
+        let (mut expected, mut expected_kept) = (window.clone(), kept.clone());
+        for i in 0..*elements {
+            let sum = oracle::sum(slots.iter().map(|slot| slot[i].to_f32()));
+            let places = || (i..kept.len()).step_by(*elements);
+            let mut own: Vec<f32> = places().map(|place| kept[place]).collect();
+            oracle::step_rounded(optimizer, &step, sum, &mut expected[i], &mut own);
+            places().zip(own).for_each(|(place, own)| expected_kept[place] = own);
+        }
+        for kernels in Kernels::available() {
+            let (mut window, mut kept) = (window.clone(), kept.clone());
+            kernels.run(optimizer, &step, &view, &mut window, &mut kept);
+            prop_assert_eq!(bits(&window), bits(&expected), "{:?} {:?} window", kernels, E::DTYPE);
+            prop_assert_eq!(bits(&kept), bits(&expected_kept), "{:?} {:?} kept", kernels, E::DTYPE);
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_instruction_set_gives_the_oracles_bits(case in cases()) {
+        case.check::<f32>()?;
+        case.check::<f16>()?;
+        case.check::<bf16>()?;
+    }
+}
+
+/// The bits of the numbers in f32, which tells zeros apart; all NaNs are one.
+fn bits<E: Element>(values: &[E]) -> Vec<u32> {
+    let bits = |value: f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
+    values.iter().map(|value| bits(value.to_f32())).collect()
+}
+
+#[test]
+fn every_16_bit_number_comes_through() {
+    comes_through(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>());
+    comes_through(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>());
+}
+
+/// The mean of one worker's gradients is the gradients.
+fn comes_through<E: Element>(all: &[E]) {
+    let starts = [all.as_ptr()];
+    // SAFETY: `all` outlives the kernels' calls.
+    let view = unsafe { Slots::new(&starts, all.len()) };
+    let step = Step::new(&Optimizer::Average, 1, Round(1), 0.0, 1.0, 1.0);
+    for kernels in Kernels::available() {
+        let mut window = vec![E::default(); all.len()];
+        kernels.run(&Optimizer::Average, &step, &view, &mut window, &mut []);
+        assert!(bits(&window) == bits(all), "{kernels:?} {:?}", E::DTYPE);
+    }
+}
+
+#[test]
+fn every_tie_is_rounded_to_even() {
+    rounds_to_even::<f16>();
+    rounds_to_even::<bf16>();
+}
+
+/// Steps of zero from master weights just below, on and just above what lies between two numbers.
+fn rounds_to_even<E: Element>() {
+    const LOW: [u32; 12] =
+        [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0xffff];
+    let master: Vec<f32> = (0..=u32::from(u16::MAX))
+        .flat_map(|high| LOW.map(|low| f32::from_bits(high << 16 | low)))
+        .filter(|value| value.is_finite())
+        .collect();
+    let expected: Vec<E> = master.iter().map(|&value| E::from_f32(value)).collect();
+    let zeros = vec![E::default(); master.len()];
+    let starts = [zeros.as_ptr()];
+    // SAFETY: `zeros` outlives the kernels' calls.
+    let view = unsafe { Slots::new(&starts, master.len()) };
+    let optimizer = Optimizer::Sgd { learning_rate: 0.0, weight_decay: 0.0 };
+    let step = Step::new(&optimizer, 1, Round(1), 0.0, 1.0, 1.0);
+    for kernels in Kernels::available() {
+        let (mut window, mut kept) = (zeros.clone(), master.clone());
+        kernels.run(&optimizer, &step, &view, &mut window, &mut kept);
+        assert!(bits(&window) == bits(&expected), "{kernels:?} {:?} window", E::DTYPE);
+        assert!(bits(&kept) == bits(&master), "{kernels:?} {:?} master weights", E::DTYPE);
+    }
+}

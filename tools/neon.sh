@@ -1,0 +1,20 @@
+#!/bin/sh
+# The tests of the kernels on an emulated 64-bit Arm: builds them for it and runs them with qemu.
+# Needs Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user, and rustup's target.
+set -eu
+cd "$(dirname "$0")/.."
+target=aarch64-unknown-linux-gnu
+for program in aarch64-linux-gnu-gcc qemu-aarch64; do
+    if ! command -v "$program" >/dev/null; then
+        echo "tools/neon.sh: $program is missing; on Debian or Ubuntu:" >&2
+        echo "    apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" >&2
+        exit 1
+    fi
+done
+if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
+    echo "tools/neon.sh: no standard library for $target; run: rustup target add $target" >&2
+    exit 1
+fi
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
+exec "${CARGO:-cargo}" test -p pbox-core --lib --target "$target" kernels
