@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
+use half::bf16;
 use pbox_core::{KeyId, Optimizer, Round};
 use support::{FIRST, SECOND, THIRD, config, hub, join_all, push_all, ready_all, refusal, says};
 use worker_shim::{Session, SessionError};
@@ -28,10 +29,22 @@ fn go_on(mut sessions: [Session; 2], under_way: &[KeyId]) {
     for mut session in [first, second] {
         session.wait_all().unwrap();
         for key in session.keys() {
-            assert!(session.weights(key).unwrap().iter().all(|&weight| weight == 0.5), "{key:?}");
+            assert!(session.weights::<f32>(key).unwrap().iter().all(|&weight| weight == 0.5), "{key:?}");
         }
         session.leave().unwrap();
     }
+}
+
+#[test]
+fn a_key_has_one_type() {
+    let _watchdog = Watchdog::new("a_key_has_one_type");
+    let hub = hub(1);
+    let [mut session, peer] = pair(&hub);
+    let words = ["\"first.weight\"", "is f32", "asked for as bf16"];
+    says(session.gradient_mut::<bf16>(FIRST).unwrap_err(), &words);
+    says(session.weights::<bf16>(FIRST).unwrap_err(), &words);
+    says(session.tensors::<bf16>(FIRST).unwrap_err(), &words);
+    go_on([session, peer], &[]);
 }
 
 #[test]
@@ -44,16 +57,16 @@ fn a_key_under_way_belongs_to_the_hub() {
     let words = ["\"first.weight\"", "under way", "round 1", "wait for it before"];
     for (error, doing) in [
         (session.push(FIRST).unwrap_err(), "pushing it again"),
-        (session.gradient_mut(FIRST).map(|_| ()).unwrap_err(), "writing its gradient"),
-        (session.weights(FIRST).map(|_| ()).unwrap_err(), "reading its weights"),
+        (session.gradient_mut::<f32>(FIRST).map(|_| ()).unwrap_err(), "writing its gradient"),
+        (session.weights::<f32>(FIRST).map(|_| ()).unwrap_err(), "reading its weights"),
         (session.set_learning_rate(0.1).unwrap_err(), "changing the learning rate"),
     ] {
         says(&error, &words);
         says(&error, &[doing]);
     }
     // Its siblings are the worker's as before.
-    assert_eq!(session.weights(SECOND).unwrap(), [1.0]);
-    session.gradient_mut(THIRD).unwrap();
+    assert_eq!(session.weights::<f32>(SECOND).unwrap(), [1.0]);
+    session.gradient_mut::<f32>(THIRD).unwrap();
     go_on([session, peer], &[FIRST]);
 }
 
@@ -66,8 +79,8 @@ fn keys_that_do_not_exist_are_named() {
         for error in [
             session.push(key).unwrap_err(),
             session.wait(key).unwrap_err(),
-            session.weights(key).map(|_| ()).unwrap_err(),
-            session.gradient_mut(key).map(|_| ()).unwrap_err(),
+            session.weights::<f32>(key).map(|_| ()).unwrap_err(),
+            session.gradient_mut::<f32>(key).map(|_| ()).unwrap_err(),
         ] {
             says(error, &[&format!("key {}", key.0), "does not exist", "3 keys", "from 0"]);
         }
@@ -162,7 +175,7 @@ fn an_average_needs_no_broadcast() {
     }
     for mut session in sessions {
         session.wait_all().unwrap();
-        assert_eq!(session.weights(SECOND).unwrap(), [1.5]);
+        assert_eq!(session.weights::<f32>(SECOND).unwrap(), [1.5]);
         session.leave().unwrap();
     }
 }

@@ -70,7 +70,7 @@ fn headers_that_lie() {
     says(with_header(&tensor("F32", "[3]", "[0,12]"), 11), &["23", "cut off"].map(|_| "cut off"));
     says(with_header(&tensor("F32", "[4]", "[0,12]"), 12), &["\"fc.weight\"", "[4]", "16 bytes", "span 12"]);
     says(with_header(&tensor("F32", "[3]", "[4,16]"), 16), &["\"fc.weight\"", "begins at byte 4"]);
-    says(with_header(&tensor("F16", "[6]", "[0,12]"), 12), &["\"fc.weight\"", "F16", "convert"]);
+    says(with_header(&tensor("F64", "[2]", "[0,16]"), 16), &["\"fc.weight\"", "F64", "convert"]);
     says(with_header(&tensor("F32", "[0]", "[0,0]"), 0), &["\"fc.weight\"", "[0]", "leave it out"]);
 }
 

@@ -104,7 +104,8 @@ fn attack(hub: &Hub, violate: impl FnOnce(&mut Hostile)) -> String {
         let victim = scope.spawn(|| {
             // It hears of the attack wherever it is: an attacker may be quicker than a join.
             let joined = Session::join(config(hub, "hostile", 1, 2));
-            let error = joined.and_then(|mut victim| victim.broadcast_weights(|_, _| ())).unwrap_err();
+            let error =
+                joined.and_then(|mut victim| victim.broadcast_weights(|_, _: &mut [f32]| ())).unwrap_err();
             error.to_string()
         });
         let mut hostile = Hostile::join(hub);

@@ -54,7 +54,7 @@ fn the_round_before_a_leave_is_whole() {
     let [leaver, mut stayer] = sessions.try_into().map_err(|_| "two workers").unwrap();
     leaver.leave().unwrap();
     stayer.wait_all().unwrap();
-    assert!(stayer.keys().all(|key| stayer.weights(key).unwrap().iter().all(|&weight| weight == 0.5)));
+    assert!(stayer.keys().all(|key| stayer.weights::<f32>(key).unwrap().iter().all(|&weight| weight == 0.5)));
     stayer.leave().unwrap();
 }
 

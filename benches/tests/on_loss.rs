@@ -27,7 +27,7 @@ fn gradients(session: &mut Session, value: f32) {
 #[track_caller]
 fn weights_are(session: &Session, value: f32) {
     for key in session.keys() {
-        let weights = session.weights(key).unwrap();
+        let weights = session.weights::<f32>(key).unwrap();
         assert!(weights.iter().all(|&weight| weight == value), "key {key:?}: {weights:?}, expected {value}");
     }
 }
@@ -91,7 +91,7 @@ fn one_that_comes_back_has_the_weights_of_the_round_before() {
     let mut back = Session::join(config(&hub, 2, 3)).unwrap();
     assert_eq!((back.next_round(), back.members()), (Round(3), vec![0, 1, 2]));
     weights_are(&back, 0.0);
-    back.broadcast_weights(|_, _| panic!("the job has weights")).unwrap();
+    back.broadcast_weights(|_, _: &mut [f32]| panic!("the job has weights")).unwrap();
     sessions.push(back);
     round(&mut sessions);
     sessions.iter().for_each(|session| weights_are(session, -0.5));
@@ -193,7 +193,7 @@ fn a_job_without_weights_does_not_go_on() {
     let hub = hub(2);
     let mut sessions = join_all(2, |rank| config(&hub, rank, 2));
     drop(sessions.remove(0));
-    let error = sessions[0].broadcast_weights(|_, _| ()).unwrap_err();
+    let error = sessions[0].broadcast_weights(|_, _: &mut [f32]| ()).unwrap_err();
     says(error, &["\"job\" failed", "worker 0 is gone before all had the first weights"]);
 }
 

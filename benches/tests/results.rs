@@ -4,7 +4,7 @@
 mod support;
 
 use fabric::conformance::Watchdog;
-use pbox_core::{Key, Optimizer};
+use pbox_core::{Dtype, Key, Optimizer};
 use support::hub;
 use support::training::Training;
 use worker_shim::WeightsMode;
@@ -79,6 +79,28 @@ fn adamw_is_exact() {
 
 fn of_two_workers(optimizer: Optimizer) -> Training {
     Training { workers: 2, ..Training::new(optimizer.name(), odd_keys(), optimizer) }
+}
+
+/// The odd keys in f16, bf16 and f32 by turns: 16-bit gradients are summed, and their weights stepped,
+/// in f32.
+fn mixed_keys() -> Vec<Key> {
+    let dtypes = [Dtype::F16, Dtype::BF16, Dtype::F32].into_iter().cycle();
+    let mixed = |(key, dtype)| Key { dtype, ..key };
+    let mut keys: Vec<Key> = odd_keys().into_iter().zip(dtypes).map(mixed).collect();
+    keys.push(Key::of(Dtype::BF16, "of 16385", [16_385]));
+    keys
+}
+
+#[test]
+fn sixteen_bit_keys_are_exact() {
+    let _watchdog = Watchdog::new("sixteen_bit_keys_are_exact");
+    for optimizer in [Optimizer::Average, SGD, MOMENTUM, NESTEROV, ADAM, ADAMW] {
+        let name = format!("mixed-{}", optimizer.name());
+        let mut training = Training { workers: 2, rounds: 4, ..Training::new(name, mixed_keys(), optimizer) };
+        on_one_and_two_cores(&training);
+        training.weights = WeightsMode::Private;
+        training.run(&hub(1).address().to_string());
+    }
 }
 
 #[test]

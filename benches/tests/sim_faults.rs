@@ -74,7 +74,7 @@ fn results_do_not_depend_on_the_network_nor_on_the_cores() {
         assert!(job.notices.is_empty(), "{:?}", job.notices);
         for worker in &job.workers {
             for (key, expected) in keys(&layout()).into_iter().zip(&expected) {
-                assert_eq!(worker.weights(key).unwrap(), expected, "key {key:?} on {cores} cores");
+                assert_eq!(worker.weights::<f32>(key).unwrap(), expected, "key {key:?} on {cores} cores");
             }
         }
     }
@@ -134,7 +134,7 @@ fn a_worker_that_dies_in_a_round_is_named_and_the_others_results_stand() {
         let after_one = expected(&layout(), 1);
         for (key, expected) in keys(&layout()).into_iter().zip(&after_one) {
             if job.workers[0].is_ready(key) {
-                assert_eq!(job.workers[0].weights(key).unwrap(), expected);
+                assert_eq!(job.workers[0].weights::<f32>(key).unwrap(), expected);
             }
         }
     }

@@ -38,4 +38,4 @@ pub use idle::{Idle, IdlePolicy};
 #[cfg(not(loom))]
 pub use memory::{MapError, SHARED_HUGE_PAGES, Slab, available_bytes, resident_bytes, shared_huge_pages};
 #[cfg(not(loom))]
-pub use window::{RecvWindow, SendWindow, SpanError, Spans, WindowError};
+pub use window::{Plain, RecvWindow, SendWindow, SpanError, Spans, WindowError};

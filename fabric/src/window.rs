@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::ids::Span;
 use crate::memory::{ALIGN, MapError, Mapping};
@@ -16,6 +17,11 @@ use crate::memory::{ALIGN, MapError, Mapping};
 /// Seals of a window: its size is final, and nobody but its owner gets a writable mapping.
 const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
+/// What windows may be read and written as: any bits are a value, and all its bits are its value's.
+pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
+
+impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
 
 /// A window could not be made or opened.
 #[derive(Debug, thiserror::Error)]
@@ -64,11 +70,19 @@ pub enum SpanError {
         /// Size of the window.
         bytes: usize,
     },
-    /// Not on a boundary of 64 bytes, or not whole f32.
-    #[error("span {span:?} must start on a multiple of 64 bytes and hold whole f32")]
+    /// Not on a boundary of 64 bytes.
+    #[error("span {span:?} must start on a multiple of 64 bytes")]
     Misaligned {
         /// The span.
         span: Span,
+    },
+    /// Not whole elements.
+    #[error("span {span:?} must hold whole elements of {element_bytes} bytes")]
+    NotWhole {
+        /// The span.
+        span: Span,
+        /// Size of what it was to be read as.
+        element_bytes: usize,
     },
     /// Two owners for one byte.
     #[error("spans {first:?} and {second:?} overlap")]
@@ -164,26 +178,43 @@ impl Spans {
     }
 
     /// The span's elements.
-    pub fn f32(&self, index: usize) -> &[f32] {
-        let (start, elements) = self.elements(index);
+    ///
+    /// # Panics
+    /// When it does not hold whole ones.
+    pub fn elements<T: Plain>(&self, index: usize) -> &[T] {
+        let (start, elements) = self.start(index);
         // SAFETY: `split` checked bounds, alignment and disjointness of the span; `&self` excludes
-        // the one writer, `f32_mut`; the kernel initialised the pages.
+        // the one writer, `elements_mut`; the kernel initialised the pages, and any bits are a `T`.
         unsafe { std::slice::from_raw_parts(start, elements) }
     }
 
     /// The span's elements, to write. The peer reads them: what keeps both apart in time is the
     /// protocol above (post after write, no write before the peer's answer).
-    pub fn f32_mut(&mut self, index: usize) -> &mut [f32] {
-        let (start, elements) = self.elements(index);
-        // SAFETY: as in `f32`; `&mut self` makes this the only reference into the span, because
+    ///
+    /// # Panics
+    /// When it does not hold whole ones.
+    pub fn elements_mut<T: Plain>(&mut self, index: usize) -> &mut [T] {
+        let (start, elements) = self.start(index);
+        // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because
         // `split` gave the span to this value alone.
         unsafe { std::slice::from_raw_parts_mut(start, elements) }
     }
 
-    fn elements(&self, index: usize) -> (*mut f32, usize) {
+    /// The span's f32.
+    pub fn f32(&self, index: usize) -> &[f32] {
+        self.elements(index)
+    }
+
+    /// The span's f32, to write.
+    pub fn f32_mut(&mut self, index: usize) -> &mut [f32] {
+        self.elements_mut(index)
+    }
+
+    fn start<T: Plain>(&self, index: usize) -> (*mut T, usize) {
         let span = self.spans[index];
         let start = self.window.mapping.as_ptr().wrapping_add(span.offset);
-        (start.cast::<f32>(), span.bytes / size_of::<f32>())
+        let elements = elements::<T>(span).expect("a span of a type's whole elements");
+        (start.cast::<T>(), elements)
     }
 }
 
@@ -228,23 +259,37 @@ impl RecvWindow {
         self.local
     }
 
-    /// Address and number of the f32 of a span; bounds and alignment are checked, reading is not.
-    pub fn f32_ptr(&self, span: Span) -> Result<(*const f32, usize), SpanError> {
+    /// Address and number of the elements of a span; bounds and alignment are checked, reading is not.
+    pub fn elements_ptr<T: Plain>(&self, span: Span) -> Result<(*const T, usize), SpanError> {
         check(span, self.bytes)?;
         let start = self.mapping.as_ptr().wrapping_add(span.offset).cast_const();
-        Ok((start.cast::<f32>(), span.bytes / size_of::<f32>()))
+        Ok((start.cast::<T>(), elements::<T>(span)?))
+    }
+
+    /// Address and number of the f32 of a span, as [`elements_ptr`](Self::elements_ptr).
+    pub fn f32_ptr(&self, span: Span) -> Result<(*const f32, usize), SpanError> {
+        self.elements_ptr(span)
+    }
+
+    /// The elements of a span.
+    ///
+    /// # Safety
+    /// While the slice lives, the peer must not write the span: the caller holds the protocol's
+    /// word for it (it has seen the peer's post for the span, and not yet answered it).
+    pub unsafe fn elements<T: Plain>(&self, span: Span) -> Result<&[T], SpanError> {
+        let (start, elements) = self.elements_ptr(span)?;
+        // SAFETY: bounds and alignment by `elements_ptr`, any bits are a `T`, the kernel initialised
+        // the pages, and the caller vouches for the peer.
+        Ok(unsafe { std::slice::from_raw_parts(start, elements) })
     }
 
     /// The f32 of a span.
     ///
     /// # Safety
-    /// While the slice lives, the peer must not write the span: the caller holds the protocol's
-    /// word for it (it has seen the peer's post for the span, and not yet answered it).
+    /// As for [`elements`](Self::elements).
     pub unsafe fn f32(&self, span: Span) -> Result<&[f32], SpanError> {
-        let (start, elements) = self.f32_ptr(span)?;
-        // SAFETY: bounds and alignment by `f32_ptr`, any bits are an f32, the kernel initialised the
-        // pages, and the caller vouches for the peer.
-        Ok(unsafe { std::slice::from_raw_parts(start, elements) })
+        // SAFETY: the caller's word is the one that `elements` asks for.
+        unsafe { self.elements(span) }
     }
 
     /// Touches every page of a span for reading, so that it is allocated on the node of the calling
@@ -282,10 +327,20 @@ fn check(span: Span, bytes: usize) -> Result<(), SpanError> {
     if span.end().is_none_or(|end| end > bytes) {
         return Err(SpanError::OutOfBounds { span, bytes });
     }
-    if !span.offset.is_multiple_of(ALIGN) || !span.bytes.is_multiple_of(size_of::<f32>()) {
+    if !span.offset.is_multiple_of(ALIGN) {
         return Err(SpanError::Misaligned { span });
     }
     Ok(())
+}
+
+/// How many `T` a span holds.
+fn elements<T: Plain>(span: Span) -> Result<usize, SpanError> {
+    const { assert!(align_of::<T>() <= ALIGN && size_of::<T>() > 0, "spans start on a multiple of ALIGN") };
+    let element_bytes = size_of::<T>();
+    if !span.bytes.is_multiple_of(element_bytes) {
+        return Err(SpanError::NotWhole { span, element_bytes });
+    }
+    Ok(span.bytes / element_bytes)
 }
 
 #[cfg(test)]
@@ -331,8 +386,20 @@ mod tests {
         let split = |spans| SendWindow::new(4096).unwrap().split(spans).map(|_| ()).unwrap_err();
         assert!(matches!(split(vec![vec![span(0, 128)], vec![span(64, 64)]]), SpanError::Overlap { .. }));
         assert!(matches!(split(vec![vec![span(4, 64)]]), SpanError::Misaligned { .. }));
-        assert!(matches!(split(vec![vec![span(0, 6)]]), SpanError::Misaligned { .. }));
         assert!(matches!(split(vec![vec![span(4032, 128)]]), SpanError::OutOfBounds { .. }));
         assert!(matches!(split(vec![vec![span(64, usize::MAX - 3)]]), SpanError::OutOfBounds { .. }));
+    }
+
+    #[test]
+    fn a_span_is_read_as_whole_elements_only() {
+        let window = SendWindow::new(4096).unwrap();
+        let view = RecvWindow::open(window.fd(), 4096).unwrap();
+        let (_window, mut owned) = window.split(vec![vec![span(64, 6)]]).unwrap();
+        owned[0].elements_mut::<u16>(0).copy_from_slice(&[1, 2, 0x0304]);
+        // SAFETY: one thread, no writer while the slice lives.
+        let read = unsafe { view.elements::<u8>(span(64, 6)) };
+        assert_eq!(read.unwrap(), [1, 0, 2, 0, 4, 3]);
+        let error = view.elements_ptr::<f32>(span(64, 6)).unwrap_err();
+        assert_eq!(error, SpanError::NotWhole { span: span(64, 6), element_bytes: 4 });
     }
 }

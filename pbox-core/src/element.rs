@@ -4,13 +4,14 @@
 
 use std::fmt::Debug;
 
+use fabric::Plain;
 use half::{bf16, f16};
 
 use crate::kernels::Tabled;
 use crate::key::Dtype;
 
 /// A type that keys can have: f32, `half::f16` or `half::bf16`.
-pub trait Element: Tabled + Copy + Debug + Default + PartialEq + Send + Sync + 'static {
+pub trait Element: Tabled + Plain + Debug + Default + PartialEq + Send + Sync {
     /// Its name on the wire.
     const DTYPE: Dtype;
 
@@ -21,6 +22,27 @@ pub trait Element: Tabled + Copy + Debug + Default + PartialEq + Send + Sync + '
     /// smallest normal one. A NaN stays one.
     fn from_f32(value: f32) -> Self;
 }
+
+/// `typed!(dtype, E => work::<E>())`: the same work for whichever type a key has.
+macro_rules! typed {
+    ($dtype:expr, $E:ident => $work:expr) => {
+        match $dtype {
+            $crate::key::Dtype::F32 => {
+                type $E = f32;
+                $work
+            }
+            $crate::key::Dtype::F16 => {
+                type $E = half::f16;
+                $work
+            }
+            $crate::key::Dtype::BF16 => {
+                type $E = half::bf16;
+                $work
+            }
+        }
+    };
+}
+pub(crate) use typed;
 
 impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;

@@ -75,7 +75,12 @@ fn is_one(value: &f32) -> bool {
 impl Key {
     /// An f32 key with multipliers of one.
     pub fn f32(name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
-        Key { name: name.into(), shape: shape.into(), dtype: Dtype::F32, lr_mult: 1.0, wd_mult: 1.0 }
+        Key::of(Dtype::F32, name, shape)
+    }
+
+    /// A key with multipliers of one.
+    pub fn of(dtype: Dtype, name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
+        Key { name: name.into(), shape: shape.into(), dtype, lr_mult: 1.0, wd_mult: 1.0 }
     }
 
     /// Number of elements, or `None` when the product of the shape overflows.

@@ -12,6 +12,7 @@ use fabric::Span;
 
 use crate::chunk::{ChunkId, MAX_CHUNKS};
 use crate::key::{Key, KeyId};
+use crate::optimizer::Optimizer;
 
 /// 8192 f32, PHub's choice (section 2): small enough to spread a layer over all cores, large
 /// enough to keep a NIC busy.
@@ -157,6 +158,19 @@ impl Layout {
     /// Bytes of all keys, without the padding between them.
     pub fn model_bytes(&self) -> u64 {
         self.key_spans.iter().map(|span| span.bytes as u64).sum()
+    }
+
+    /// Elements of all keys.
+    pub fn parameters(&self) -> u64 {
+        self.keys.iter().zip(&self.key_spans).map(|(key, span)| (span.bytes / key.dtype.bytes()) as u64).sum()
+    }
+
+    /// Bytes that the hub keeps beside the weights window: master weights and optimizer state, in f32.
+    pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
+        let of_key = |(key, span): (&Key, &Span)| {
+            span.bytes / key.dtype.bytes() * optimizer.kept_per_element(key.dtype) * size_of::<f32>()
+        };
+        self.keys.iter().zip(&self.key_spans).map(|both| of_key(both) as u64).sum()
     }
 }
 

@@ -168,8 +168,13 @@ impl Optimizer {
     /// f32 that the hub keeps for each element of a key of type `dtype`, beside the weights window: the
     /// master weight, where the window is too coarse to be it, then the optimizer's state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
-        let master = self.keeps_weights() && dtype != Dtype::F32;
-        usize::from(master) + self.state_per_element()
+        self.master_per_element(dtype) + self.state_per_element()
+    }
+
+    /// Master weights of an element of such a key: one, unless the window itself is the master, or there
+    /// are no weights.
+    pub fn master_per_element(&self, dtype: Dtype) -> usize {
+        usize::from(self.keeps_weights() && dtype != Dtype::F32)
     }
 
     /// Checks that every setting is a number an optimizer can work with.

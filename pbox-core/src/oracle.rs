@@ -168,7 +168,7 @@ pub fn step_rounded<E: Element>(
     window: &mut E,
     kept: &mut [f32],
 ) {
-    if optimizer.kept_per_element(E::DTYPE) > optimizer.state_per_element() {
+    if optimizer.master_per_element(E::DTYPE) > 0 {
         let (master, state) = kept.split_first_mut().expect("there is a master weight");
         step(optimizer, numbers, sum, master, state);
         *window = E::from_f32(*master);

@@ -14,7 +14,9 @@ use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use crate::arrival::{Arrivals, OutOfTurn};
 use crate::chunk::{ChunkId, Immediate, Round};
+use crate::element::{Element, typed};
 use crate::kernels::Kernels;
+use crate::key::Dtype;
 use crate::layout::Layout;
 use crate::optimizer::{Ablate, LearningRates, Optimizer};
 use crate::oracle::Step;
@@ -116,8 +118,9 @@ impl fmt::Display for Violation {
 struct Owned {
     chunk: ChunkId,
     span: Span,
-    /// Where its optimizer state begins.
-    state: usize,
+    dtype: Dtype,
+    /// Where what is kept of it begins: master weights, where the window is too coarse, then state.
+    kept: usize,
     /// Where its values begin in a snapshot's part.
     values: usize,
     lr_mult: f32,
@@ -149,7 +152,7 @@ pub struct Shard {
     places: Vec<Option<u32>>,
     arrivals: Arrivals,
     weights: Spans,
-    state: Slab,
+    kept: Slab,
     gradients: Gradients,
     optimizer: Optimizer,
     ablate: Ablate,
@@ -166,7 +169,7 @@ impl Shard {
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
         let mut places = vec![None; layout.chunks().len()];
         let mut owned = Vec::with_capacity(chunks.len());
-        let (mut state_elements, mut values) = (0, 0);
+        let (mut kept_elements, mut values) = (0, 0);
         for (place, &id) in chunks.iter().enumerate() {
             let chunk = layout.chunk(id);
             let key = &layout.keys()[chunk.key.index()];
@@ -174,18 +177,19 @@ impl Shard {
             owned.push(Owned {
                 chunk: id,
                 span: chunk.span,
-                state: state_elements,
+                dtype: key.dtype,
+                kept: kept_elements,
                 values,
                 lr_mult: key.lr_mult,
                 wd_mult: key.wd_mult,
             });
-            let elements = chunk.span.bytes / size_of::<f32>();
-            state_elements += elements * optimizer.state_per_element();
+            let elements = chunk.span.bytes / key.dtype.bytes();
+            kept_elements += elements * optimizer.kept_per_element(key.dtype);
             values += elements * (1 + optimizer.state_per_element());
-            weights.f32_mut(place).fill(0.0);
+            weights.elements_mut::<u8>(place).fill(0);
         }
-        let mut state = Slab::zeroed("optimizer state", state_elements)?;
-        state.as_mut_slice().fill(0.0);
+        let mut kept = Slab::zeroed("master weights and optimizer state", kept_elements)?;
+        kept.as_mut_slice().fill(0.0);
         let (first_round, learning_rates) = match &restored {
             None => (Round(0), LearningRates::new(optimizer.learning_rate())),
             Some(restored) => (restored.round(), restored.learning_rates()),
@@ -196,7 +200,7 @@ impl Shard {
             owned,
             places,
             weights,
-            state,
+            kept,
             gradients: Gradients::new(workers),
             held: false,
             learning_rates,
@@ -212,16 +216,25 @@ impl Shard {
 
     /// Takes weights and state from a checkpoint.
     fn restore(&mut self, layout: &Layout, restored: &Restored) {
-        for (place, owned) in self.owned.iter().enumerate() {
-            let key = layout.chunk(owned.chunk).key;
-            let start = (owned.span.offset - layout.key_span(key).offset) / size_of::<f32>();
-            let elements = owned.span.bytes / size_of::<f32>();
-            let range = start..start + elements;
-            self.weights.f32_mut(place).copy_from_slice(restored.weights(key, range.clone()));
-            for which in 0..self.optimizer.state_per_element() {
-                let state = &mut self.state.as_mut_slice()[owned.state + which * elements..][..elements];
-                state.copy_from_slice(restored.state(key, which, range.clone()));
-            }
+        for place in 0..self.owned.len() {
+            typed!(self.owned[place].dtype, E => self.restore_in::<E>(place, layout, restored));
+        }
+    }
+
+    fn restore_in<E: Element>(&mut self, place: usize, layout: &Layout, restored: &Restored) {
+        let owned = &self.owned[place];
+        let key = layout.chunk(owned.chunk).key;
+        let start = (owned.span.offset - layout.key_span(key).offset) / size_of::<E>();
+        let elements = owned.span.bytes / size_of::<E>();
+        let range = start..start + elements;
+        let weights = restored.weights(key, range.clone());
+        round_into::<E>(self.weights.elements_mut(place), weights);
+        let kept = &mut self.kept.as_mut_slice()[owned.kept..];
+        let (master, state) = kept.split_at_mut(elements * self.optimizer.master_per_element(E::DTYPE));
+        master.copy_from_slice(&weights[..master.len()]);
+        for which in 0..self.optimizer.state_per_element() {
+            let state = &mut state[which * elements..][..elements];
+            state.copy_from_slice(restored.state(key, which, range.clone()));
         }
     }
 
@@ -238,13 +251,20 @@ impl Shard {
 
     #[cold]
     fn copy_to_snapshot(&mut self, place: usize, round: Round) {
+        typed!(self.owned[place].dtype, E => self.copy_to_snapshot_in::<E>(place, round));
+    }
+
+    /// The weights, which are the master's where there is one, then the state.
+    fn copy_to_snapshot_in<E: Element>(&mut self, place: usize, round: Round) {
         let owned = &self.owned[place];
-        let elements = owned.span.bytes / size_of::<f32>();
-        let state_elements = elements * self.optimizer.state_per_element();
-        let range = owned.values..owned.values + elements + state_elements;
+        let elements = owned.span.bytes / size_of::<E>();
+        let range = owned.values..owned.values + elements * (1 + self.optimizer.state_per_element());
+        let kept_elements = elements * self.optimizer.kept_per_element(E::DTYPE);
         if let Some(values) = self.taking.place(round, range) {
-            values[..elements].copy_from_slice(self.weights.f32_mut(place));
-            values[elements..].copy_from_slice(&self.state.as_slice()[owned.state..][..state_elements]);
+            // What is kept is laid out as a snapshot is, but for weights that the window alone has.
+            let (weights, kept) = values.split_at_mut(values.len() - kept_elements);
+            weights.iter_mut().zip(self.weights.elements::<E>(place)).for_each(|(w, e)| *w = e.to_f32());
+            kept.copy_from_slice(&self.kept.as_slice()[owned.kept..][..kept_elements]);
             self.taking.copied();
         }
     }
@@ -372,20 +392,27 @@ impl Shard {
     }
 
     fn step(&mut self, kernels: &Kernels, place: usize, round: Round) {
+        typed!(self.owned[place].dtype, E => self.step_in::<E>(kernels, place, round));
+    }
+
+    fn step_in<E: Element>(&mut self, kernels: &Kernels, place: usize, round: Round) {
         let owned = &self.owned[place];
-        let elements = owned.span.bytes / size_of::<f32>();
+        let elements = owned.span.bytes / size_of::<E>();
         let roster = self.arrivals.roster();
         // SAFETY: all who take part have pushed this chunk, and are answered after this function.
-        let mut slots = unsafe { self.gradients.slots(owned.span, roster.ranks(round)) };
+        let mut slots = unsafe { self.gradients.slots::<E>(owned.span, roster.ranks(round)) };
         let workers = slots.workers() as u32;
-        let weights = self.weights.f32_mut(place);
+        let weights = self.weights.elements_mut::<E>(place);
+        let kept_elements = elements * self.optimizer.kept_per_element(E::DTYPE);
+        let mut kept = &mut self.kept.as_mut_slice()[owned.kept..][..kept_elements];
         if round == Round(0) && self.optimizer.keeps_weights() {
             // The first round is the broadcast of rank 0's weights.
             weights.copy_from_slice(slots.slot(0));
+            let (master, _state) = kept.split_at_mut(elements * self.optimizer.master_per_element(E::DTYPE));
+            master.iter_mut().zip(weights).for_each(|(master, weight)| *master = weight.to_f32());
             return;
         }
         let mut optimizer = &self.optimizer;
-        let mut state_elements = elements * optimizer.state_per_element();
         if self.ablate.aggregate {
             slots = slots.first();
         }
@@ -393,11 +420,15 @@ impl Shard {
             if self.ablate.aggregate {
                 return;
             }
-            (optimizer, state_elements) = (&Optimizer::Average, 0);
+            (optimizer, kept) = (&Optimizer::Average, &mut []);
         }
         let learning_rate = self.learning_rates.at(round);
         let step = Step::new(optimizer, workers, round, learning_rate, owned.lr_mult, owned.wd_mult);
-        let state = &mut self.state.as_mut_slice()[owned.state..][..state_elements];
-        kernels.run(optimizer, &step, &slots, weights, state);
+        kernels.run(optimizer, &step, &slots, weights, kept);
     }
+}
+
+/// Weights as a window of this type holds them.
+fn round_into<E: Element>(window: &mut [E], weights: &[f32]) {
+    window.iter_mut().zip(weights).for_each(|(place, &weight)| *place = E::from_f32(weight));
 }

@@ -55,7 +55,7 @@ impl<'a, E: Element> Slots<'a, E> {
 pub(crate) struct Gradients {
     windows: Vec<Option<Arc<RecvWindow>>>,
     /// Scratch of `slots`: where each worker's slot of the current chunk begins.
-    starts: Vec<*const f32>,
+    starts: Vec<*const u8>,
 }
 
 // SAFETY: `starts` is meaningful only while a borrow from `slots` lives; the rest is Send by itself.
@@ -75,7 +75,7 @@ impl Gradients {
         spans: impl Iterator<Item = Span>,
     ) -> Result<(), SpanError> {
         for span in spans {
-            window.f32_ptr(span)?;
+            window.elements_ptr::<u8>(span)?;
             window.touch(span);
         }
         self.windows[rank as usize] = Some(window);
@@ -87,21 +87,24 @@ impl Gradients {
         self.windows[rank as usize] = None;
     }
 
-    /// The slots of `ranks` at `span`, in their order. Panics when a worker or the span was not added.
+    /// The slots of `ranks` at `span`, in their order. Panics when a worker or the span was not added,
+    /// or does not hold whole elements.
     ///
     /// # Safety
     /// By the protocol none of these workers writes its slot while the result lives: all have pushed
     /// the chunk, and none was answered yet.
     #[inline]
-    pub unsafe fn slots(&mut self, span: Span, ranks: impl Iterator<Item = u32>) -> Slots<'_> {
+    pub unsafe fn slots<E: Element>(&mut self, span: Span, ranks: impl Iterator<Item = u32>) -> Slots<'_, E> {
         let mut count = 0;
         for (start, rank) in self.starts.iter_mut().zip(ranks) {
             let window = self.windows[rank as usize].as_ref().expect("a worker that pushed was added");
-            *start = window.f32_ptr(span).expect("checked by add").0;
+            *start = window.elements_ptr::<E>(span).expect("checked by add, and by the layout").0.cast();
             count += 1;
         }
-        // SAFETY: `f32_ptr` checked bounds and alignment; the windows live in `self`, which the
+        // SAFETY: addresses are alike whatever they point to; all `count` were set above.
+        let starts = unsafe { std::slice::from_raw_parts(self.starts.as_ptr().cast::<*const E>(), count) };
+        // SAFETY: `elements_ptr` checked bounds and alignment; the windows live in `self`, which the
         // result borrows; that nobody writes is the caller's word.
-        unsafe { Slots::new(&self.starts[..count], span.bytes / size_of::<f32>()) }
+        unsafe { Slots::new(starts, span.bytes / size_of::<E>()) }
     }
 }

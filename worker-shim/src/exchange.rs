@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, Port, Posted, Until};
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Placement, Round};
+use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Placement, Round};
 
 use crate::windows::Windows;
 
@@ -28,6 +28,18 @@ pub enum ExchangeError {
         key: u32,
         /// How many there are.
         keys: usize,
+    },
+    /// The key has another type.
+    #[error(
+        "key {key:?} is {seen}, and was asked for as {asked}: ask for the type that the manifest gives it"
+    )]
+    OtherType {
+        /// Its name.
+        key: String,
+        /// Its type.
+        seen: &'static str,
+        /// What was asked for.
+        asked: &'static str,
     },
     /// The key is under way.
     #[error("key {key:?} is under way in round {round}: wait for it before {doing}")]
@@ -135,22 +147,22 @@ impl<P: Port> Exchange<P> {
     }
 
     /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
-    pub fn gradient_mut(&mut self, key: KeyId) -> Result<&mut [f32], ExchangeError> {
-        self.idle(key, "writing its gradient")?;
+    pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
+        self.idle_as::<E>(key, "writing its gradient")?;
         Ok(self.windows.gradient_mut(key))
     }
 
     /// A key's weights, as of its last finished round.
-    pub fn weights(&self, key: KeyId) -> Result<&[f32], ExchangeError> {
-        self.idle(key, "reading its weights")?;
-        // SAFETY: `idle` saw that no push of the key is unanswered, and `&self` keeps it so.
+    pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
+        self.idle_as::<E>(key, "reading its weights")?;
+        // SAFETY: `idle_as` saw that no push of the key is unanswered, and `&self` keeps it so.
         Ok(unsafe { self.windows.weights(key) })
     }
 
     /// A key's weights to read and its gradient to write, together.
-    pub fn tensors(&mut self, key: KeyId) -> Result<(&[f32], &mut [f32]), ExchangeError> {
-        self.idle(key, "using its tensors")?;
-        // SAFETY: `idle` saw that no push of the key is unanswered, and `&mut self` keeps it so.
+    pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
+        self.idle_as::<E>(key, "using its tensors")?;
+        // SAFETY: `idle_as` saw that no push of the key is unanswered, and `&mut self` keeps it so.
         Ok(unsafe { self.windows.tensors(key) })
     }
 
@@ -307,6 +319,17 @@ impl<P: Port> Exchange<P> {
             }),
             Some(_) => Ok(()),
         }
+    }
+
+    /// As `idle`, and the key is of type `E`.
+    fn idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+        self.idle(key, doing)?;
+        let Key { name, dtype, .. } = &self.layout.keys()[key.index()];
+        if *dtype != E::DTYPE {
+            let (key, seen, asked) = (name.clone(), dtype.name(), E::DTYPE.name());
+            return Err(ExchangeError::OtherType { key, seen, asked });
+        }
+        Ok(())
     }
 
     fn closed_link(&mut self, core: usize) -> ExchangeError {

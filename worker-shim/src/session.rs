@@ -8,7 +8,7 @@ use pbox_core::control::{
     CheckpointReply, JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL,
     TransportAddress, check_job_name,
 };
-use pbox_core::{KeyId, Layout, Placement, Round};
+use pbox_core::{Element, KeyId, Layout, Placement, Round};
 
 use crate::config::{SessionConfig, WeightsMode};
 use crate::control::Control;
@@ -106,18 +106,30 @@ impl Session {
     }
 
     /// Gives every worker the weights that `fill` writes on rank 0 (it is called there only), and
-    /// waits for them. Once, before the first push; every worker calls it.
+    /// waits for them. Once, before the first push; every worker calls it. For a model whose keys are all
+    /// of type `E`; for others there is [`broadcast_written`](Self::broadcast_written).
     ///
     /// A worker that came to a job that has weights already ([`next_round`](Self::next_round) is not 0)
     /// keeps those: then this does nothing, so that a program that is started again need not know.
-    pub fn broadcast_weights(&mut self, mut fill: impl FnMut(KeyId, &mut [f32])) -> Result<(), SessionError> {
+    pub fn broadcast_weights<E: Element>(
+        &mut self,
+        mut fill: impl FnMut(KeyId, &mut [E]),
+    ) -> Result<(), SessionError> {
+        if self.next_round() == Round(0) && self.config.rank == 0 {
+            for key in self.keys() {
+                fill(key, self.exchange.gradient_mut(key)?);
+            }
+        }
+        self.broadcast_written()
+    }
+
+    /// As [`broadcast_weights`](Self::broadcast_weights), with what rank 0 has written to
+    /// [`gradient_mut`](Self::gradient_mut) of each key as the weights.
+    pub fn broadcast_written(&mut self) -> Result<(), SessionError> {
         if self.next_round() > Round(0) {
             return Ok(());
         }
         for key in self.keys() {
-            if self.config.rank == 0 {
-                fill(key, self.exchange.gradient_mut(key)?);
-            }
             self.send(key)?;
         }
         self.wait_all()?;
@@ -125,11 +137,11 @@ impl Session {
         Ok(())
     }
 
-    /// A key's gradient, to write in place. It still holds what was last written.
+    /// A key's gradient, to write in place. It still holds what was last written. `E` is the key's type.
     ///
     /// # Errors
-    /// While the key is under way.
-    pub fn gradient_mut(&mut self, key: KeyId) -> Result<&mut [f32], SessionError> {
+    /// While the key is under way, and when `E` is another type than the key's.
+    pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], SessionError> {
         Ok(self.exchange.gradient_mut(key)?)
     }
 
@@ -137,8 +149,8 @@ impl Session {
     /// must be done with the weights before it pushes the key.
     ///
     /// # Errors
-    /// While the key is under way.
-    pub fn tensors(&mut self, key: KeyId) -> Result<(&[f32], &mut [f32]), SessionError> {
+    /// As for [`gradient_mut`](Self::gradient_mut).
+    pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), SessionError> {
         Ok(self.exchange.tensors(key)?)
     }
 
@@ -230,11 +242,11 @@ impl Session {
     }
 
     /// A key's weights (with [`Average`](pbox_core::Optimizer::Average): the mean gradient), as of
-    /// its last finished round.
+    /// its last finished round. `E` is the key's type.
     ///
     /// # Errors
-    /// While the key is under way.
-    pub fn weights(&self, key: KeyId) -> Result<&[f32], SessionError> {
+    /// As for [`gradient_mut`](Self::gradient_mut).
+    pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], SessionError> {
         Ok(self.exchange.weights(key)?)
     }
 

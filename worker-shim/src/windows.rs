@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Slab, Span, Spans, WindowError};
-use pbox_core::{KeyId, Layout};
+use pbox_core::{Element, KeyId, Layout};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// The two windows of one worker, by key.
 #[derive(Debug)]
@@ -39,14 +40,14 @@ impl Windows {
         if weights.bytes() < expected {
             return Err(WindowError::TooSmall { expected, seen: weights.bytes() as u64 });
         }
-        let elements = expected / size_of::<f32>();
+        let elements = expected.div_ceil(size_of::<f32>());
         let private = private.then(|| Slab::zeroed("private weights", elements)).transpose()?;
         Ok(Windows { layout, gradients, weights, private })
     }
 
-    /// A key's gradient, to write.
-    pub(crate) fn gradient_mut(&mut self, key: KeyId) -> &mut [f32] {
-        self.gradients.f32_mut(key.index())
+    /// A key's gradient, to write. `E` is the key's type, here and below: `exchange` has checked it.
+    pub(crate) fn gradient_mut<E: Element>(&mut self, key: KeyId) -> &mut [E] {
+        self.gradients.elements_mut(key.index())
     }
 
     /// A key's weights.
@@ -54,7 +55,7 @@ impl Windows {
     /// # Safety
     /// No push of the key may be unanswered: the hub writes weights only between the last worker's
     /// push and its answer.
-    pub(crate) unsafe fn weights(&self, key: KeyId) -> &[f32] {
+    pub(crate) unsafe fn weights<E: Element>(&self, key: KeyId) -> &[E] {
         // SAFETY: the caller's word is the one that `read` asks for.
         unsafe { read(&self.private, &self.weights, self.layout.key_span(key)) }
     }
@@ -63,11 +64,11 @@ impl Windows {
     ///
     /// # Safety
     /// As for [`weights`](Self::weights).
-    pub(crate) unsafe fn tensors(&mut self, key: KeyId) -> (&[f32], &mut [f32]) {
+    pub(crate) unsafe fn tensors<E: Element>(&mut self, key: KeyId) -> (&[E], &mut [E]) {
         let Windows { layout, gradients, weights, private } = self;
         // SAFETY: as in `weights`.
         let weights = unsafe { read(private, weights, layout.key_span(key)) };
-        (weights, gradients.f32_mut(key.index()))
+        (weights, gradients.elements_mut(key.index()))
     }
 
     /// Copies a span's weights where they are kept private; nothing otherwise.
@@ -77,8 +78,8 @@ impl Windows {
     pub(crate) unsafe fn arrived(&mut self, span: Span) {
         if let Some(copy) = &mut self.private {
             // SAFETY: the caller's word; the span is a part of a key's, inside by `new`.
-            let fresh = unsafe { self.weights.f32(span) }.expect("inside the window, by new");
-            copy.as_mut_slice()[elements(span)].copy_from_slice(fresh);
+            let fresh = unsafe { self.weights.elements::<u8>(span) }.expect("inside the window, by new");
+            copy.as_mut_slice().as_mut_bytes()[bytes(span)].copy_from_slice(fresh);
         }
     }
 }
@@ -87,14 +88,15 @@ impl Windows {
 ///
 /// # Safety
 /// As for [`Windows::weights`], for the chunks of this span.
-unsafe fn read<'a>(private: &'a Option<Slab>, shared: &'a RecvWindow, span: Span) -> &'a [f32] {
+unsafe fn read<'a, E: Element>(private: &'a Option<Slab>, shared: &'a RecvWindow, span: Span) -> &'a [E] {
     match private {
-        Some(copy) => &copy.as_slice()[elements(span)],
-        // SAFETY: the caller's word is the one that `f32` asks for; `new` checked the window's size.
-        None => unsafe { shared.f32(span) }.expect("inside the window, by new"),
+        Some(copy) => <[E]>::ref_from_bytes(&copy.as_slice().as_bytes()[bytes(span)])
+            .expect("a key starts on 64 bytes and holds whole elements"),
+        // SAFETY: the caller's word is the one that `elements` asks for; `new` checked the window's size.
+        None => unsafe { shared.elements(span) }.expect("inside the window, by new"),
     }
 }
 
-fn elements(span: Span) -> std::ops::Range<usize> {
-    span.offset / size_of::<f32>()..(span.offset + span.bytes) / size_of::<f32>()
+fn bytes(span: Span) -> std::ops::Range<usize> {
+    span.offset..span.offset + span.bytes
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fabric::IdlePolicy;
-use pbox_core::{Ablate, DEFAULT_CHUNK_BYTES, Key, Optimizer};
+use pbox_core::{Ablate, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer};
 use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, IdleChoice};
 use worker_shim::{SessionConfig, WeightsMode};
@@ -39,6 +39,10 @@ pub struct Args {
     /// What the hub does with a sum.
     #[arg(long, default_value = "nesterov", value_enum)]
     pub optimizer: OptimizerChoice,
+
+    /// Element type of the whole model.
+    #[arg(long, default_value = "f32", value_enum)]
+    pub dtype: DtypeChoice,
 
     /// Where workers read weights: in place, or in a copy of their own.
     #[arg(long, default_value = "shared", value_enum)]
@@ -121,6 +125,17 @@ pub enum OptimizerChoice {
     AdamW,
 }
 
+/// Element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DtypeChoice {
+    /// IEEE 754 single precision.
+    F32,
+    /// IEEE 754 half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+}
+
 /// Where workers read weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum WeightsChoice {
@@ -149,9 +164,20 @@ pub enum Role {
 }
 
 impl Args {
-    /// The model's name and keys; ResNet-50 unless told otherwise.
+    /// The model's name and keys, of the type asked for; ResNet-50 unless told otherwise.
     pub fn keys(&self) -> anyhow::Result<(String, Vec<Key>)> {
-        Ok(self.source.keys_or("resnet50")?)
+        let (model, mut keys) = self.source.keys_or("resnet50")?;
+        keys.iter_mut().for_each(|key| key.dtype = self.dtype());
+        Ok((model, keys))
+    }
+
+    /// Element type of the whole model.
+    pub fn dtype(&self) -> Dtype {
+        match self.dtype {
+            DtypeChoice::F32 => Dtype::F32,
+            DtypeChoice::F16 => Dtype::F16,
+            DtypeChoice::Bf16 => Dtype::BF16,
+        }
     }
 
     /// The optimizer, with the settings that ResNet-50 is usually trained with; Adam and AdamW with

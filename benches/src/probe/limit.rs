@@ -1,14 +1,17 @@
 //! The machine's limit: the hub's kernels over private memory, on the hub's cores, with the hub's
 //! placement, and no exchange at all.
 
+use std::marker::PhantomData;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use fabric::Slab;
+use half::{bf16, f16};
 use pbox_core::kernels::{Kernels, Slots};
 use pbox_core::oracle::Step;
-use pbox_core::{ChunkId, Layout, Optimizer, Placement, Round};
+use pbox_core::{ChunkId, Dtype, Element, Layout, Optimizer, Placement, Round};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::args::Args;
 
@@ -22,15 +25,30 @@ pub(super) struct Limit<'a> {
     cpus: &'a [u32],
     workers: usize,
     optimizer: Optimizer,
+    dtype: Dtype,
 }
 
 impl<'a> Limit<'a> {
     pub fn new(args: &Args, layout: &'a Layout, cpus: &'a [u32]) -> Self {
-        Limit { layout, cpus, workers: args.workers as usize, optimizer: args.optimizer() }
+        Limit {
+            layout,
+            cpus,
+            workers: args.workers as usize,
+            optimizer: args.optimizer(),
+            dtype: args.dtype(),
+        }
     }
 
     /// Passes over the whole model for about `time`; the time of each.
     pub fn measure(&self, time: Duration) -> Result<Vec<Duration>> {
+        match self.dtype {
+            Dtype::F32 => self.measure_in::<f32>(time),
+            Dtype::F16 => self.measure_in::<f16>(time),
+            Dtype::BF16 => self.measure_in::<bf16>(time),
+        }
+    }
+
+    fn measure_in<E: Element>(&self, time: Duration) -> Result<Vec<Duration>> {
         let chunks_by_core = Placement::new(self.layout, self.cpus.len()).chunks_by_core();
         let barrier = Barrier::new(self.cpus.len());
         let passes = std::sync::atomic::AtomicUsize::new(usize::MAX);
@@ -40,9 +58,10 @@ impl<'a> Limit<'a> {
                     let (barrier, passes) = (&barrier, &passes);
                     scope.spawn(move || -> Result<Vec<Duration>> {
                         pin(cpu)?;
-                        let elements = |&chunk: &ChunkId| self.layout.chunk(chunk).span.bytes / 4;
+                        let elements =
+                            |&chunk: &ChunkId| self.layout.chunk(chunk).span.bytes / size_of::<E>();
                         let chunks: Vec<usize> = chunks.iter().map(elements).collect();
-                        let mut share = Share::new(&chunks, self.workers, self.optimizer)?;
+                        let mut share = Share::<E>::new(&chunks, self.workers, self.optimizer)?;
                         share.pass();
                         let started = Instant::now();
                         let mut times = Vec::new();
@@ -70,52 +89,66 @@ impl<'a> Limit<'a> {
 }
 
 /// One core's chunks in private memory.
-struct Share {
+struct Share<E> {
     chunks: Vec<usize>,
     gradients: Vec<Slab>,
     weights: Slab,
-    state: Slab,
+    kept: Slab,
     optimizer: Optimizer,
     kernels: &'static Kernels,
+    elements: PhantomData<E>,
 }
 
-impl Share {
+impl<E: Element> Share<E> {
+    /// Elements of a cache line: chunks start on lines, as in a window.
+    const LINE: usize = 64 / size_of::<E>();
+
     fn new(chunks: &[usize], workers: usize, optimizer: Optimizer) -> Result<Self> {
-        // Chunks start on cache lines, as in a window.
-        let elements: usize = chunks.iter().map(|elements| elements.next_multiple_of(16)).sum();
-        let slab = |what, elements| -> Result<Slab> {
-            let mut slab = Slab::zeroed(what, elements)?;
-            slab.as_mut_slice().fill(0.5);
+        let elements: usize = chunks.iter().map(|elements| elements.next_multiple_of(Self::LINE)).sum();
+        let buffer = |what| -> Result<Slab> {
+            let mut slab = Slab::zeroed(what, (elements * size_of::<E>()).div_ceil(size_of::<f32>()))?;
+            Self::elements_mut(&mut slab).fill(E::from_f32(0.5));
             Ok(slab)
         };
-        let gradients =
-            (0..workers).map(|_| slab("the limit's gradients", elements)).collect::<Result<_>>()?;
+        let gradients = (0..workers).map(|_| buffer("the limit's gradients")).collect::<Result<_>>()?;
+        let kept = elements * optimizer.kept_per_element(E::DTYPE);
+        let mut kept = Slab::zeroed("what the limit keeps", kept)?;
+        kept.as_mut_slice().fill(0.5);
         Ok(Share {
             chunks: chunks.to_vec(),
             gradients,
-            weights: slab("the limit's weights", elements)?,
-            state: slab("the limit's state", elements * optimizer.state_per_element())?,
+            weights: buffer("the limit's weights")?,
+            kept,
             optimizer,
             kernels: Kernels::detect(),
+            elements: PhantomData,
         })
+    }
+
+    fn elements(slab: &Slab) -> &[E] {
+        <[E]>::ref_from_bytes(slab.as_slice().as_bytes()).expect("a slab is aligned, and holds whole f32")
+    }
+
+    fn elements_mut(slab: &mut Slab) -> &mut [E] {
+        let bytes = slab.as_mut_slice().as_mut_bytes();
+        <[E]>::mut_from_bytes(bytes).expect("a slab is aligned, and holds whole f32")
     }
 
     fn pass(&mut self) {
         let step = Step::new(&self.optimizer, self.gradients.len() as u32, Round(1), 1e-6, 1.0, 1.0);
+        let per_element = self.optimizer.kept_per_element(E::DTYPE);
         let mut starts = vec![std::ptr::null(); self.gradients.len()];
         let mut offset = 0;
         for &elements in &self.chunks {
             for (start, gradients) in starts.iter_mut().zip(&self.gradients) {
-                *start = gradients.as_slice()[offset..offset + elements].as_ptr();
+                *start = Self::elements(gradients)[offset..offset + elements].as_ptr();
             }
             // SAFETY: the starts point into slabs that outlive the call, sliced to `elements`.
             let slots = unsafe { Slots::new(&starts, elements) };
-            let weights = &mut self.weights.as_mut_slice()[offset..offset + elements];
-            let state_elements = elements * self.optimizer.state_per_element();
-            let state_offset = offset * self.optimizer.state_per_element();
-            let state = &mut self.state.as_mut_slice()[state_offset..state_offset + state_elements];
-            self.kernels.run(&self.optimizer, &step, &slots, weights, state);
-            offset += elements.next_multiple_of(16);
+            let weights = &mut Self::elements_mut(&mut self.weights)[offset..offset + elements];
+            let kept = &mut self.kept.as_mut_slice()[offset * per_element..(offset + elements) * per_element];
+            self.kernels.run(&self.optimizer, &step, &slots, weights, kept);
+            offset += elements.next_multiple_of(Self::LINE);
         }
     }
 }

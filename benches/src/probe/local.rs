@@ -67,14 +67,15 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     Report::new(args, &layout, &outcomes, &before, &after, Some(passes))
 }
 
-/// Refuses what would end in the kernel's killer: a window for each worker, weights and state, and
+/// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, and
 /// copies of the weights where they are private. The limit is measured while no worker lives.
 fn check_memory(args: &Args, layout: &Layout) -> Result<()> {
     let copies = match args.weights {
-        WeightsChoice::Shared => args.workers + 2,
-        WeightsChoice::Private => 2 * args.workers + 2,
+        WeightsChoice::Shared => args.workers + 1,
+        WeightsChoice::Private => 2 * args.workers + 1,
     };
-    let needed = u64::from(copies) * layout.window_bytes() as u64;
+    let windows = u64::from(copies) * layout.window_bytes() as u64;
+    let needed = windows + layout.kept_bytes(&args.optimizer());
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed > available {
         bail!(

@@ -18,6 +18,7 @@ use super::worker::Outcome;
 pub struct Report {
     model: String,
     parameters: u64,
+    dtype: &'static str,
     model_bytes: u64,
     workers: u32,
     transport: &'static str,
@@ -81,7 +82,8 @@ impl Report {
         let worker_rss = outcomes.iter().map(|outcome| outcome.rss_bytes).max().unwrap_or(0);
         Ok(Report {
             model,
-            parameters: layout.model_bytes() / 4,
+            parameters: layout.parameters(),
+            dtype: args.dtype().name(),
             model_bytes: layout.model_bytes(),
             workers: args.workers,
             transport: args.transport.name(),
@@ -120,9 +122,10 @@ impl Report {
 
     fn table(&self) -> String {
         let mut text = format!(
-            "{}: {:.1} M parameters, {:.1} MB; {} workers, {} weights, {} over {}, {} kernels\n\n",
+            "{}: {:.1} M parameters in {}, {:.1} MB; {} workers, {} weights, {} over {}, {} kernels\n\n",
             self.model,
             self.parameters as f64 / 1e6,
+            self.dtype,
             self.model_bytes as f64 / 1e6,
             self.workers,
             self.weights,

@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 use fabric::sim::{Faults, Net};
+use half::{bf16, f16};
 use pbox_core::control::{CoreReply, HubReply, PROTOCOL};
 use pbox_core::kernels::Kernels;
-use pbox_core::{KeyId, Layout};
+use pbox_core::{Dtype, Element, KeyId, Layout};
 use phub_server::CoreSelection;
 
 use super::args::Args;
@@ -21,6 +22,14 @@ use crate::simulated::Simulated;
 const PATIENCE: u32 = 1000;
 
 pub(super) fn run(args: &Args) -> Result<Report> {
+    match args.dtype() {
+        Dtype::F32 => run_in::<f32>(args),
+        Dtype::F16 => run_in::<f16>(args),
+        Dtype::BF16 => run_in::<bf16>(args),
+    }
+}
+
+fn run_in<E: Element>(args: &Args) -> Result<Report> {
     let (_, keys) = args.keys()?;
     let layout = Arc::new(Layout::new(keys, args.chunk_bytes)?);
     let cores = match &args.cores {
@@ -37,7 +46,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     if optimizer.keeps_weights() {
         for worker in &mut job.workers {
             for key in keys() {
-                Expected::fill_weights(key, worker.gradient_mut(key)?);
+                Expected::<E>::fill_weights(key, worker.gradient_mut(key)?);
                 worker.push(key)?;
             }
         }
@@ -45,11 +54,11 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     }
     for (worker, rank) in job.workers.iter_mut().zip(0..) {
         for key in keys() {
-            Expected::fill_gradient(rank, key, worker.gradient_mut(key)?);
+            Expected::<E>::fill_gradient(rank, key, worker.gradient_mut(key)?);
         }
     }
 
-    let mut expected = Expected::new(optimizer, args.ablate(), workers);
+    let mut expected = Expected::<E>::new(optimizer, args.ablate(), workers);
     let before = describe(&job);
     let progress = progress_bar(args);
     let mut round_ns = Vec::new();

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use pbox_core::KeyId;
+use half::{bf16, f16};
 use pbox_core::control::HubReply;
+use pbox_core::{Dtype, Element, KeyId};
 use serde::{Deserialize, Serialize};
 use worker_shim::Session;
 
@@ -38,25 +39,25 @@ pub(super) struct Outcome {
     pub rss_bytes: u64,
 }
 
-struct Worker {
+struct Worker<E> {
     session: Session,
-    expected: Expected,
+    expected: Expected<E>,
     rank: u32,
     workers: u32,
     round: u32,
 }
 
-impl Worker {
+impl<E: Element> Worker<E> {
     fn join(args: &Args) -> Result<Self> {
         let (_, keys) = args.keys()?;
         let rank = args.rank.unwrap_or_default();
         let mut session = Session::join(args.session_config(keys))?;
         let optimizer = args.optimizer();
         if optimizer.keeps_weights() {
-            session.broadcast_weights(Expected::fill_weights)?;
+            session.broadcast_weights(Expected::<E>::fill_weights)?;
         }
         for key in session.keys() {
-            Expected::fill_gradient(rank, key, session.gradient_mut(key)?);
+            Expected::<E>::fill_gradient(rank, key, session.gradient_mut(key)?);
         }
         let expected = Expected::new(optimizer, args.ablate(), args.workers);
         let mut worker = Worker { session, expected, rank, workers: args.workers, round: 0 };
@@ -108,8 +109,16 @@ impl Worker {
 /// A worker process that the probe started.
 pub(super) fn run_as_child(args: &Args) -> Result<()> {
     child::die_with_parent();
+    match args.dtype() {
+        Dtype::F32 => child_of::<f32>(args),
+        Dtype::F16 => child_of::<f16>(args),
+        Dtype::BF16 => child_of::<bf16>(args),
+    }
+}
+
+fn child_of<E: Element>(args: &Args) -> Result<()> {
     let say = |word: &Word| println!("{}", serde_json::to_string(word).expect("words are plain data"));
-    let mut worker = Worker::join(args)?;
+    let mut worker = Worker::<E>::join(args)?;
     say(&Word::Ready);
     child::wait_for_word("go")?;
     let mut said = Instant::now();
@@ -126,8 +135,16 @@ pub(super) fn run_as_child(args: &Args) -> Result<()> {
 
 /// One worker of a hub elsewhere.
 pub(super) fn run_alone(args: &Args) -> Result<Report> {
+    match args.dtype() {
+        Dtype::F32 => alone::<f32>(args),
+        Dtype::F16 => alone::<f16>(args),
+        Dtype::BF16 => alone::<bf16>(args),
+    }
+}
+
+fn alone<E: Element>(args: &Args) -> Result<Report> {
     let hub = args.hub.as_deref().expect("--hub chose this role");
-    let mut worker = Worker::join(args)?;
+    let mut worker = Worker::<E>::join(args)?;
     let before = describe_hub(hub)?;
     let progress = super::report::progress_bar(args);
     let outcome = worker.measure(args.rounds, |round| progress.set_position(round.into()))?;

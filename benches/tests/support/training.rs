@@ -1,8 +1,9 @@
 //! A whole job on threads: every worker pushes gradients that change every round, in an order of its
 //! own, and holds every weight of every round against the reference.
 
-use pbox_core::{Key, KeyId, Optimizer};
-use worker_shim::{Session, SessionConfig, WeightsMode};
+use half::{bf16, f16};
+use pbox_core::{Dtype, Element, Key, KeyId, Optimizer};
+use worker_shim::{Session, SessionConfig, SessionError, WeightsMode};
 
 use super::values::{self, Reference, mix, same_bits};
 use super::{config_at, together};
@@ -86,9 +87,9 @@ impl Training {
         };
         let mut session = Session::join(self.config(hub, rank)).unwrap();
         if self.optimizer.keeps_weights() {
-            session.broadcast_weights(|key, weights| values::fill_weights(self.seed, key, weights)).unwrap();
+            self.broadcast(&mut session, rank).unwrap();
             for key in session.keys() {
-                same_bits(what("broadcast", key), session.weights(key).unwrap(), &expected[0][key.index()]);
+                same_bits(what("broadcast", key), &self.read(&session, key), &expected[0][key.index()]);
             }
         }
         for round in 0..self.rounds {
@@ -96,7 +97,9 @@ impl Training {
                 session.set_learning_rate(self.rate(round)).unwrap();
             }
             for key in self.shuffled(rank, round) {
-                values::fill_gradient(self.seed, rank, round, key, session.gradient_mut(key).unwrap());
+                self.write(&mut session, key, |gradient| {
+                    values::fill_gradient(self.seed, rank, round, key, gradient);
+                });
                 session.push(key).unwrap();
             }
             // Some keys one by one, in any order; then the rest.
@@ -106,12 +109,52 @@ impl Training {
             session.wait_all().unwrap();
             for key in session.keys() {
                 let expected = &expected[round as usize + 1][key.index()];
-                same_bits(what(&format!("round {round}"), key), session.weights(key).unwrap(), expected);
+                same_bits(what(&format!("round {round}"), key), &self.read(&session, key), expected);
             }
         }
-        let last = session.keys().map(|key| values::bits(session.weights(key).unwrap())).collect();
+        let last = session.keys().map(|key| values::bits(&self.read(&session, key))).collect();
         session.leave().unwrap();
         last
+    }
+
+    /// Gives all workers the first weights.
+    pub fn broadcast(&self, session: &mut Session, rank: u32) -> Result<(), SessionError> {
+        if self.keys.iter().all(|key| key.dtype == Dtype::F32) {
+            let fill = |key, weights: &mut [f32]| values::fill_weights(self.seed, key, weights);
+            return session.broadcast_weights(fill);
+        }
+        for key in session.keys().filter(|_| rank == 0) {
+            self.write(session, key, |weights| values::fill_weights(self.seed, key, weights));
+        }
+        session.broadcast_written()
+    }
+
+    /// Writes a key's gradient, which `fill` gives in f32, in the key's own type.
+    pub fn write(&self, session: &mut Session, key: KeyId, fill: impl FnOnce(&mut [f32])) {
+        fn put<E: Element>(session: &mut Session, key: KeyId, values: &[f32]) {
+            let gradient = session.gradient_mut::<E>(key).unwrap();
+            gradient.iter_mut().zip(values).for_each(|(place, &value)| *place = E::from_f32(value));
+        }
+        let Key { dtype, .. } = self.keys[key.index()];
+        let mut values = vec![0.0; self.keys[key.index()].elements().unwrap() as usize];
+        fill(&mut values);
+        match dtype {
+            Dtype::F32 => put::<f32>(session, key, &values),
+            Dtype::F16 => put::<f16>(session, key, &values),
+            Dtype::BF16 => put::<bf16>(session, key, &values),
+        }
+    }
+
+    /// A key's weights, in f32.
+    pub fn read(&self, session: &Session, key: KeyId) -> Vec<f32> {
+        fn get<E: Element>(session: &Session, key: KeyId) -> Vec<f32> {
+            session.weights::<E>(key).unwrap().iter().map(|weight| weight.to_f32()).collect()
+        }
+        match self.keys[key.index()].dtype {
+            Dtype::F32 => get::<f32>(session, key),
+            Dtype::F16 => get::<f16>(session, key),
+            Dtype::BF16 => get::<bf16>(session, key),
+        }
     }
 
     /// All keys, in an order that each worker and round has to itself.

@@ -1,8 +1,9 @@
 //! Gradients and weights that change with every seed, worker, round and element, and what must come
 //! back for them, one element at a time, by `pbox_core::oracle`.
 
+use half::{bf16, f16};
 use pbox_core::oracle::{self, Step};
-use pbox_core::{Key, KeyId, Optimizer, Round};
+use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
 
 /// The "rank" whose values are the first weights.
 const BROADCAST: u32 = u32::MAX;
@@ -33,7 +34,16 @@ pub fn fill_weights(seed: u64, key: KeyId, into: &mut [f32]) {
     fill_gradient(seed, BROADCAST, 0, key, into);
 }
 
-/// The naive parameter server.
+/// A number as a key of this type holds it.
+pub fn rounded(dtype: Dtype, value: f32) -> f32 {
+    match dtype {
+        Dtype::F32 => value,
+        Dtype::F16 => f16::from_f32(value).to_f32(),
+        Dtype::BF16 => bf16::from_f32(value).to_f32(),
+    }
+}
+
+/// The naive parameter server: all of it in f32, and only what is sent is rounded.
 pub struct Reference {
     seed: u64,
     workers: u32,
@@ -42,6 +52,7 @@ pub struct Reference {
     round: u32,
     /// What every worker must see, by key.
     pub weights: Vec<Vec<f32>>,
+    master: Vec<Vec<f32>>,
     state: Vec<Vec<[f32; 2]>>,
 }
 
@@ -52,11 +63,13 @@ impl Reference {
         let state = keys.iter().map(|key| vec![[0.0; 2]; elements(key)]).collect();
         let mut weights = zeros;
         if optimizer.keeps_weights() {
-            for (weights, key) in weights.iter_mut().zip(0..) {
-                fill_weights(seed, KeyId(key), weights);
+            for ((weights, id), key) in weights.iter_mut().zip(0..).zip(keys) {
+                fill_weights(seed, KeyId(id), weights);
+                weights.iter_mut().for_each(|weight| *weight = rounded(key.dtype, *weight));
             }
         }
-        Reference { seed, workers, optimizer, keys: keys.to_vec(), round: 0, weights, state }
+        let master = weights.clone();
+        Reference { seed, workers, optimizer, keys: keys.to_vec(), round: 0, weights, master, state }
     }
 
     /// One round on, at this learning rate.
@@ -66,10 +79,12 @@ impl Reference {
             // The broadcast was the hub's round 0.
             let round = Round(self.round + 1);
             let step = Step::new(&self.optimizer, self.workers, round, learning_rate, lr_mult, wd_mult);
-            let values = self.weights[key].iter_mut().zip(&mut self.state[key]).enumerate();
-            for (i, (weight, state)) in values {
-                let gradients = (0..self.workers).map(|rank| value(self.seed, rank, self.round, key, i));
-                oracle::step(&self.optimizer, &step, oracle::sum(gradients), weight, state);
+            let gradient = |rank, i| rounded(settings.dtype, value(self.seed, rank, self.round, key, i));
+            let values = self.master[key].iter_mut().zip(&mut self.state[key]).enumerate();
+            for (i, (master, state)) in values {
+                let gradients = (0..self.workers).map(|rank| gradient(rank, i));
+                oracle::step(&self.optimizer, &step, oracle::sum(gradients), master, state);
+                self.weights[key][i] = rounded(settings.dtype, *master);
             }
         }
         self.round += 1;

@@ -70,7 +70,7 @@ pub enum ManifestError {
     )]
     HeaderNotJson { reason: String },
 
-    #[error("tensor {name:?} is {seen}, and keys are F32: {next}")]
+    #[error("tensor {name:?} is {seen}, and keys are F32, F16 or BF16: {next}")]
     Dtype { name: String, seen: String, next: &'static str },
 
     #[error(

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
 use super::{MAX_DIMENSIONS, MAX_KEYS, ManifestError, check};
-use crate::key::Key;
+use crate::key::{Dtype, Key};
 
 /// Longest header: the limit of the safetensors format itself.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -63,10 +63,13 @@ pub fn from_safetensors(header: &[u8], file_bytes: u64) -> Result<Vec<Key>, Mani
     tensors.sort_by_key(|(_, tensor)| tensor.data_offsets);
 
     let layout: Vec<_> = tensors.iter().map(|(_, tensor)| (tensor.dtype, tensor.data_offsets)).collect();
-    let keys: Vec<_> = tensors.into_iter().map(|(name, tensor)| Key::f32(name, tensor.shape.0)).collect();
+    let keys: Vec<_> = tensors
+        .into_iter()
+        .map(|(name, tensor)| Key::of(key_dtype(tensor.dtype).unwrap_or(Dtype::F32), name, tensor.shape.0))
+        .collect();
     check(&keys)?;
     for (key, &(dtype, _)) in keys.iter().zip(&layout) {
-        if dtype != FileDtype::F32 {
+        if key_dtype(dtype).is_none() {
             let (name, seen) = (key.name.clone(), dtype.to_string());
             return Err(ManifestError::Dtype { name, seen, next: next_step(dtype) });
         }
@@ -108,11 +111,19 @@ fn check_offsets(keys: &[Key], offsets: impl Iterator<Item = (u64, u64)>) -> Res
     Ok(previous_end)
 }
 
+/// The types that keys can have.
+fn key_dtype(dtype: FileDtype) -> Option<Dtype> {
+    match dtype {
+        FileDtype::F32 => Some(Dtype::F32),
+        FileDtype::F16 => Some(Dtype::F16),
+        FileDtype::BF16 => Some(Dtype::BF16),
+        _ => None,
+    }
+}
+
 fn next_step(dtype: FileDtype) -> &'static str {
     match dtype {
-        FileDtype::F16 | FileDtype::BF16 | FileDtype::F64 => {
-            "convert the tensor to F32 and save the file again"
-        }
+        FileDtype::F64 => "convert the tensor to F32 and save the file again",
         _ => "no gradient is summed for this type; save the file again without the tensor, or with it as F32",
     }
 }

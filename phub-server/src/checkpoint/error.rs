@@ -108,6 +108,9 @@ pub enum DecodeError {
     #[error(transparent)]
     Header(#[from] ManifestError),
 
+    #[error("its tensor {name:?} is {seen}, and what a hub keeps is F32: its writer is at fault")]
+    Dtype { name: String, seen: &'static str },
+
     #[error("its {field} is {seen:?}: {reason}")]
     Metadata { field: &'static str, seen: String, reason: String },
 

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use fabric::Slab;
 use pbox_core::manifest::{ManifestError, from_safetensors, header_bytes};
-use pbox_core::{Key, Optimizer, Restored, RestoredKey, Round};
+use pbox_core::{Dtype, Key, Optimizer, Restored, RestoredKey, Round};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
@@ -42,6 +42,9 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
     let mut header = read_header(&mut file, file_bytes)?;
     let metadata = metadata(&header)?;
     let tensors = from_safetensors(&header, file_bytes)?;
+    if let Some(Key { name, dtype, .. }) = tensors.iter().find(|tensor| tensor.dtype != Dtype::F32) {
+        return Err(DecodeError::Dtype { name: name.clone(), seen: dtype.name() });
+    }
 
     let mut hash = Xxh3::new();
     header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(&NO_DIGEST);

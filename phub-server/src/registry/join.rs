@@ -212,13 +212,17 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))
 }
 
-/// Refuses a job that the kernel would kill the hub for: weights and state, the same again where
-/// snapshots of them are taken all the time, and every worker's window, which are all of this
+/// Refuses a job that the kernel would kill the hub for: weights, master weights and state, room for
+/// snapshots of them where these are taken all the time, and every worker's window, which are all of this
 /// machine's memory.
 fn check_memory(layout: &Layout, terms: &JoinRequest, snapshots: bool) -> Result<(), String> {
-    let state = 1 + terms.optimizer.state_per_element() as u64;
-    let windows = u64::from(terms.workers) + state * (1 + u64::from(snapshots));
-    let needed = windows.saturating_mul(layout.window_bytes() as u64);
+    let windows = (u64::from(terms.workers) + 1).saturating_mul(layout.window_bytes() as u64);
+    let of_a_snapshot = 4 * layout.parameters() * (1 + terms.optimizer.state_per_element() as u64);
+    let needed = windows.saturating_add(layout.kept_bytes(&terms.optimizer)).saturating_add(if snapshots {
+        of_a_snapshot
+    } else {
+        0
+    });
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed <= available {
         return Ok(());

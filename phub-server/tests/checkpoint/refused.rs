@@ -94,6 +94,12 @@ fn another_version_is_named_with_the_program_that_reads_it() {
 }
 
 #[test]
+fn values_of_another_type_are_refused() {
+    let error = forged(r#""dtype":"F32","shape":[2]"#, r#""dtype":"F16","shape":[4]"#);
+    says(error, &["what a hub keeps is F32", "f16"]);
+}
+
+#[test]
 fn faulty_metadata_is_named() {
     says(forged(r#""round":"5""#, r#""round":"-5""#), &["round is \"-5\""]);
     says(forged(r#""round":"5","#, ""), &["missing field `round`"]);
