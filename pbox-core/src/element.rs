@@ -1,6 +1,6 @@
 //! Element types: what a window holds, and how it becomes f32 and back.
 //!
-//! Plain data. These conversions are the specification; `kernels` has the fast ones, with equal bits.
+//! Plain data. These conversions are those of IEEE 754; `kernels` has the fast ones, with equal bits.
 
 use std::fmt::Debug;
 
@@ -58,9 +58,8 @@ impl Element for f32 {
     }
 }
 
-// The crate's `const` conversions are plain arithmetic. The others may ask at each element what the
-// processor can do, which the round path must not.
-
+/// The crate's `const` conversions are plain arithmetic. Its others may ask at each element what the
+/// processor can do, which the round path must not.
 impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
 
@@ -75,16 +74,42 @@ impl Element for f16 {
     }
 }
 
+/// In integers, without a branch: the compiler makes vectors of this, and not of the crate's.
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 
-    #[inline]
+    /// bf16 is the upper half of an f32.
+    #[inline(always)]
     fn to_f32(self) -> f32 {
-        self.to_f32_const()
+        f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    #[inline]
+    /// Half an ulp less one, and one more where the kept part is odd, carries into it exactly when the
+    /// nearest even is above.
+    #[inline(always)]
     fn from_f32(value: f32) -> Self {
-        bf16::from_f32_const(value)
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+        let quiet_nan = bits | 0x0040_0000;
+        bf16::from_bits(((if value.is_nan() { quiet_nan } else { rounded }) >> 16) as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_is_converted_as_the_crate_does() {
+        for high in 0..=u16::MAX {
+            let narrow = bf16::from_bits(high);
+            let (seen, expected) = (Element::to_f32(narrow), narrow.to_f32_const());
+            assert!(seen.to_bits() == expected.to_bits() || seen.is_nan() && expected.is_nan(), "{high:#x}");
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let wide = f32::from_bits(u32::from(high) << 16 | low);
+                let (seen, expected) = (<bf16 as Element>::from_f32(wide), bf16::from_f32_const(wide));
+                assert_eq!(seen.to_bits(), expected.to_bits(), "{wide:e}, bits {:#x}", wide.to_bits());
+            }
+        }
     }
 }
