@@ -5,8 +5,9 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: mpi_allreduce.sh [--workers N] [--elements N] [--piece N] [--rounds N] [--tuned] [-- ARGUMENT...]
+usage: mpi_allreduce.sh [--ready] [--workers N] [--elements N] [--piece N] [--rounds N] [--tuned] [-- ARGUMENT...]
 
+  --ready        say whether it can run here, and what is missing
   --workers N    ranks                                               (4)
   --elements N   f32 elements of the gradient                        (25557032: ResNet-50)
   --piece N      elements in one MPI_Allreduce; 262144 is the strongest rival that we know
@@ -17,7 +18,7 @@ usage: mpi_allreduce.sh [--workers N] [--elements N] [--piece N] [--rounds N] [-
 END
 }
 
-workers=4 elements=25557032 piece=2147483647 rounds=20 mca=()
+workers=4 elements=25557032 piece=2147483647 rounds=20 mca=() ready=
 while (($# > 0)); do
     case $1 in
     --workers | --elements | --piece | --rounds)
@@ -32,6 +33,10 @@ while (($# > 0)); do
         # coll/sm is off by default (priority 0), and its default fragments are 8 KiB: one
         # synchronization of all ranks each. Larger ones are what makes it worth having.
         mca=(--mca coll_sm_priority 100 --mca coll_sm_fragment_size 524288)
+        shift
+        ;;
+    --ready)
+        ready=yes
         shift
         ;;
     --)
@@ -52,7 +57,8 @@ done
 
 missing=()
 command -v mpirun >/dev/null || missing+=(openmpi-bin)
-command -v mpicc >/dev/null || missing+=(libopenmpi-dev)
+# The compiler comes without the headers too.
+mpicc -E -include mpi.h -x c /dev/null >/dev/null 2>&1 || missing+=(libopenmpi-dev)
 command -v cc >/dev/null || missing+=(gcc)
 if ((${#missing[@]} > 0)); then
     echo "mpi_allreduce.sh: missing: ${missing[*]}; install these packages (named as in Debian)" >&2
@@ -62,6 +68,8 @@ if ! mpirun --version | grep -q 'Open MPI'; then
     echo "mpi_allreduce.sh: mpirun is '$(mpirun --version | head -n 1)'; expected Open MPI, first in PATH" >&2
     exit 3
 fi
+
+if [[ $ready ]]; then exit; fi
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 built=${CARGO_TARGET_DIR:-$here/../../target}/peers

@@ -7,5 +7,5 @@ use benches::peers::{Args, run};
 use clap::Parser;
 
 fn main() -> ExitCode {
-    phub_server::exit_code("phub-peers", run(&Args::parse()))
+    run(&Args::parse())
 }

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Runs the gloo peer on this machine with the first Python that has PyTorch: workers are ranks, and one
+# JSON object is printed. Installs nothing.
+set -euo pipefail
+
+usage() {
+    cat <<'END_OF_USAGE'
+usage: gloo_allreduce.sh [--ready] [OPTION...]
+
+  --ready           say whether it can run here, and what is missing
+  --workers N       ranks                                               (4)
+  --elements N      f32 elements of the gradient                        (25557032: ResNet-50)
+  --piece N         elements in one all-reduce; 6553600 is DistributedDataParallel's 25 MiB
+                                                                        (all: one flat call)
+  --rounds N        measured rounds; the median counts                  (20)
+  --warmup N        rounds before them                                  (3)
+  --interfaces N    how often gloo is given the loopback interface: connections between two ranks (1)
+  --threads N       torch threads of a rank                             (cores / ranks, at least 1)
+END_OF_USAGE
+}
+
+case ${1:-} in -h | --help)
+    usage
+    exit
+    ;;
+esac
+
+python=
+for candidate in /usr/bin/python3 python3; do
+    # Looks only: to import it takes seconds.
+    if "$candidate" -c 'import sys, importlib.util as i; sys.exit(not i.find_spec("torch"))' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [[ -z $python ]]; then
+    echo "gloo_allreduce.sh: no python3 here has PyTorch; install python3-torch (named as in Debian)" >&2
+    exit 3
+fi
+if [[ ${1:-} == --ready ]]; then exit; fi
+
+# No bytecode: it would lie in the tree.
+exec "$python" -B "$(dirname "${BASH_SOURCE[0]}")/gloo_allreduce.py" "$@"

@@ -1,0 +1,107 @@
+//! The settings of `phub-peers`.
+
+use std::ffi::OsString;
+
+use phub_server::model_source::ModelSource;
+
+use super::system::System;
+
+/// Compare the parameter hub with other systems on this machine.
+///
+/// Every system exchanges the same model between the same number of workers and applies the same
+/// Nesterov step. One that is not installed is named, with what to install, and the others are run.
+#[derive(Debug, clap::Parser)]
+#[command(name = "phub-peers", version)]
+pub struct Args {
+    /// The model.
+    #[command(flatten)]
+    pub source: ModelSource,
+
+    /// Workers, and ranks.
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub workers: u32,
+
+    /// Measured rounds in each run.
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub rounds: u32,
+
+    /// Runs of each system.
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repeats: u32,
+
+    /// Systems to compare with. One that is named here must be installed; `all` takes those that are.
+    #[arg(long, default_value = "all", value_delimiter = ',', value_enum, value_name = "NAME,...")]
+    pub peers: Vec<Choice>,
+
+    /// How long one run may take before it is killed.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub limit_s: u64,
+
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Be the guard of this command; set by the program itself.
+    #[arg(long, hide = true, num_args = 1.., allow_hyphen_values = true)]
+    pub guard: Option<Vec<OsString>>,
+}
+
+/// A system, or all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Choice {
+    /// Those that are installed.
+    All,
+    /// Open MPI's all-reduce.
+    Openmpi,
+    /// PyTorch's all-reduce over gloo.
+    Gloo,
+    /// MXNet's KVStore, `dist_sync`.
+    Mxnet,
+}
+
+impl Args {
+    /// The systems that were asked for, each once.
+    pub fn systems(&self) -> Vec<System> {
+        let asked = |choice| self.peers.iter().any(|&peer| peer == Choice::All || peer == choice);
+        let all = [
+            (Choice::Openmpi, System::OpenMpi),
+            (Choice::Gloo, System::Gloo),
+            (Choice::Mxnet, System::Mxnet),
+        ];
+        all.into_iter().filter(|&(choice, _)| asked(choice)).map(|(_, system)| system).collect()
+    }
+
+    /// Whether systems were asked for by name.
+    pub fn names_systems(&self) -> bool {
+        !self.peers.contains(&Choice::All)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn systems_by_name() {
+        let parse = |peers| Args::try_parse_from(["phub-peers", "--peers", peers]);
+        let all = [System::OpenMpi, System::Gloo, System::Mxnet];
+        assert_eq!(Args::try_parse_from(["phub-peers"]).unwrap().systems(), all);
+        assert_eq!(parse("all").unwrap().systems(), all);
+        assert_eq!(parse("mxnet,gloo,mxnet").unwrap().systems(), [System::Gloo, System::Mxnet]);
+        assert!(parse("gloo").unwrap().names_systems());
+        assert!(!parse("gloo,all").unwrap().names_systems());
+        let error = parse("horovod").unwrap_err().to_string();
+        assert!(error.contains("horovod") && error.contains("openmpi"), "{error}");
+    }
+
+    #[test]
+    fn a_guarded_command_keeps_its_own_options() {
+        let line =
+            ["phub-peers", "--limit-s", "7", "--guard", "probe", "--json", "--workers", "2", "--limit-s"];
+        let args = Args::try_parse_from(line).unwrap();
+        assert_eq!((args.limit_s, args.json), (7, false));
+        assert_eq!(args.guard.unwrap(), line[4..]);
+    }
+}

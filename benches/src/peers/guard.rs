@@ -1,0 +1,181 @@
+//! The guard of a peer: a process of this program that starts the peer and ends with all that the
+//! peer started, whatever process groups and sessions those made (ps-lite's servers, MPI's ranks).
+//!
+//! ```text
+//!   phub-peers --- stdin, a pipe ---> guard ---> the peer, leader of a group ---> its processes
+//!        ^                              |                   |
+//!        +---- the peer's stdout -------|-------------------+
+//!                                       +--- kills them all when the peer ends, is late, or
+//!                                            the pipe closes: phub-peers ended, however that was
+//! ```
+//!
+//! The guard has a process group of its own, so Ctrl-C ends only phub-peers, and the pipe tells the
+//! guard. Orphans become the guard's children. It has one thread, and must not know what a peer is.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
+
+/// The guard's exit status when the peer was late.
+const LATE: u8 = 124;
+/// More than any result; a peer that prints more loses its pipe.
+const MOST_OUTPUT_BYTES: u64 = 1 << 20;
+
+/// A peer that runs under a guard. Killed with all its processes when dropped.
+#[derive(Debug)]
+pub struct Guarded {
+    name: String,
+    guard: Child,
+    /// Open as long as the peer may live.
+    stdin: Option<ChildStdin>,
+}
+
+/// How a peer ended.
+#[derive(Debug)]
+pub enum Ending {
+    /// With status 0.
+    Good,
+    /// With another status.
+    Bad(ExitStatus),
+    /// By the guard, after the limit.
+    Late,
+}
+
+impl Guarded {
+    /// Starts a guard, and the peer under it.
+    pub fn start(name: &str, program: &Path, args: &[String], limit_s: u64) -> Result<Self> {
+        let this = std::env::current_exe().context("finding this program's own file")?;
+        let mut guard = Command::new(this)
+            .args(["--limit-s", &limit_s.to_string(), "--guard"])
+            .arg(program)
+            .args(args)
+            .env("RUST_LOG", "warn")
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting the guard of {name}"))?;
+        let stdin = guard.stdin.take();
+        Ok(Guarded { name: name.to_owned(), guard, stdin })
+    }
+
+    /// Waits for the end of all its processes; what the peer printed.
+    pub fn end(mut self) -> Result<(Ending, Vec<u8>)> {
+        let mut printed = Vec::new();
+        let stdout = self.guard.stdout.take().expect("stdout is a pipe");
+        let hear = stdout.take(MOST_OUTPUT_BYTES).read_to_end(&mut printed);
+        hear.with_context(|| format!("hearing {}", self.name))?;
+        let status = self.guard.wait().with_context(|| format!("waiting for {}", self.name))?;
+        let ending = match status.code() {
+            Some(0) => Ending::Good,
+            Some(code) if code == i32::from(LATE) => Ending::Late,
+            _ => Ending::Bad(status),
+        };
+        Ok((ending, printed))
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        drop(self.stdin.take()); // tells the guard; it ends when its peer is gone
+        let _ = self.guard.wait();
+    }
+}
+
+/// Why the guard stops waiting.
+enum Stop {
+    Ended,
+    Late,
+    ParentGone,
+}
+
+/// Is the guard of `command`.
+pub fn run(command: &[OsString], limit: Duration) -> ExitCode {
+    match watch(command, limit) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("phub-peers: guarding {}: {error:#}", command[0].display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn watch(command: &[OsString], limit: Duration) -> Result<ExitCode> {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).context("adopting orphans")?;
+    let peer = Command::new(&command[0])
+        .args(&command[1..])
+        .stdin(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .context("cannot start it")?;
+    let stop = wait(&peer, limit);
+    let status = kill_all(Pid::from_child(&peer));
+    Ok(match (stop?, status) {
+        (Stop::Ended, Some(status)) => ExitCode::from(shell_status(status)),
+        (Stop::Late, _) => ExitCode::from(LATE),
+        (Stop::Ended | Stop::ParentGone, _) => ExitCode::FAILURE,
+    })
+}
+
+/// One byte for how a process ended, as a shell has it.
+fn shell_status(status: WaitStatus) -> u8 {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => code as u8, // the kernel keeps eight bits
+        (None, Some(signal)) => 128 + signal as u8,
+        (None, None) => 1,
+    }
+}
+
+/// Waits for whichever comes first.
+fn wait(peer: &Child, limit: Duration) -> Result<Stop> {
+    let began = Instant::now();
+    let pidfd = rustix::process::pidfd_open(Pid::from_child(peer), PidfdFlags::empty())?;
+    let stdin = std::io::stdin();
+    loop {
+        let Some(left) = limit.checked_sub(began.elapsed()) else { return Ok(Stop::Late) };
+        let mut fds = [PollFd::new(&pidfd, PollFlags::IN), PollFd::new(&stdin, PollFlags::IN)];
+        match poll(&mut fds, Some(&left.try_into()?)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno).context("waiting for the peer"),
+        }
+        if !fds[0].revents().is_empty() {
+            return Ok(Stop::Ended);
+        }
+        if !fds[1].revents().is_empty() {
+            return Ok(Stop::ParentGone); // it never writes: this is the pipe's end
+        }
+    }
+}
+
+/// Kills the peer's group, and then whoever is left: orphans come here, whatever group they are in.
+/// How the peer ended. Its id is its own until the first wait here.
+fn kill_all(peer: Pid) -> Option<WaitStatus> {
+    let _ = rustix::process::kill_process_group(peer, Signal::KILL);
+    let mut status = None;
+    loop {
+        for pid in children() {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        // Who became an orphan since the list was made did so by the death of one on it: that
+        // death ends this wait, and the next list has the orphan.
+        match retry_on_intr(|| rustix::process::wait(WaitOptions::empty())) {
+            Ok(Some((pid, ended))) if pid == peer => status = Some(ended),
+            Ok(_) => {}
+            Err(_) => return status, // no child is left
+        }
+    }
+}
+
+/// The children of this process, which has one thread.
+fn children() -> Vec<Pid> {
+    let list = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}

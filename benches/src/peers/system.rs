@@ -1,0 +1,239 @@
+//! The systems to compare with: which there are, whether each can run here, and the commands.
+//!
+//! Each is a script in `benches/peers` that installs nothing unless told to, and answers `--ready`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use pbox_core::Layout;
+use serde::Serialize;
+
+use super::args::Args;
+
+/// Another system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// Open MPI's all-reduce, and the step on every rank.
+    OpenMpi,
+    /// PyTorch's all-reduce over gloo, and the step on every rank.
+    Gloo,
+    /// MXNet's KVStore over ps-lite, and the step on its servers.
+    Mxnet,
+}
+
+impl System {
+    fn name(self) -> &'static str {
+        match self {
+            System::OpenMpi => "Open MPI",
+            System::Gloo => "gloo",
+            System::Mxnet => "MXNet",
+        }
+    }
+
+    fn script(self) -> PathBuf {
+        let name = match self {
+            System::OpenMpi => "mpi_allreduce.sh",
+            System::Gloo => "gloo_allreduce.sh",
+            System::Mxnet => "mxnet_kvstore.sh",
+        };
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
+    }
+
+    /// Each way to run it: what the table calls it, and the script's options.
+    fn variants(self) -> &'static [(&'static str, &'static [&'static str])] {
+        match self {
+            System::OpenMpi => &[
+                ("Open MPI, as shipped", &[]),
+                ("Open MPI, tuned", &["--tuned"]),
+                ("Open MPI, in 1 MiB pieces", &["--piece", "262144"]),
+                ("Open MPI, tuned, in 1 MiB pieces", &["--tuned", "--piece", "262144"]),
+            ],
+            System::Gloo => &[
+                ("gloo, in DDP's 25 MiB buckets", &["--piece", "6553600"]),
+                ("gloo, tuned, in 4 MiB pieces", &["--interfaces", "2", "--piece", "1048576"]),
+            ],
+            System::Mxnet => {
+                &[("MXNet dist_sync, as shipped", &[]), ("MXNet dist_sync, tuned", &["--tuned"])]
+            }
+        }
+    }
+}
+
+/// A system that cannot run here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Missing {
+    /// Its name.
+    pub system: &'static str,
+    /// What its script says is missing, and how to get it.
+    pub how: String,
+}
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.system, self.how)
+    }
+}
+
+/// What every system does.
+#[derive(Debug)]
+pub struct Work {
+    /// The model's name.
+    pub model: String,
+    /// Elements of each key, in order.
+    pub tensors: Vec<u64>,
+    /// Where the probe finds the model.
+    source: [String; 2],
+    workers: String,
+    rounds: String,
+}
+
+impl Work {
+    /// From the settings.
+    pub fn new(args: &Args) -> Result<Self> {
+        let (model, keys) = args.source.keys_or("resnet50")?;
+        let layout = Layout::new(keys, pbox_core::DEFAULT_CHUNK_BYTES)?;
+        let source = match &args.source.manifest {
+            Some(path) => ["--manifest".to_owned(), path.display().to_string()],
+            None => ["--model".to_owned(), model.clone()],
+        };
+        Ok(Work {
+            model,
+            tensors: layout.keys().iter().filter_map(|key| key.elements()).collect(),
+            source,
+            workers: args.workers.to_string(),
+            rounds: args.rounds.to_string(),
+        })
+    }
+
+    /// Elements of the model.
+    pub fn elements(&self) -> u64 {
+        self.tensors.iter().sum()
+    }
+
+    /// A script's options.
+    fn options(&self, system: System) -> Vec<String> {
+        let mut line: Vec<String> =
+            ["--workers", &self.workers, "--rounds", &self.rounds].map(str::to_owned).into();
+        match system {
+            System::OpenMpi | System::Gloo => line.extend(["--elements".into(), self.elements().to_string()]),
+            System::Mxnet => {
+                let lengths: Vec<String> = self.tensors.iter().map(u64::to_string).collect();
+                line.extend(["--tensors".into(), lengths.join(",")]);
+            }
+        }
+        line
+    }
+}
+
+/// One row of the table.
+#[derive(Debug)]
+pub struct Peer {
+    /// What the table calls it.
+    pub name: &'static str,
+    /// The program.
+    pub program: PathBuf,
+    /// Its options.
+    pub args: Vec<String>,
+}
+
+/// Sorts systems into those that can run here and those that cannot. A missing one that was asked
+/// for by name is an error.
+pub fn present(
+    asked: &[System],
+    by_name: bool,
+    ready: impl Fn(&Path) -> Result<Option<String>>,
+) -> Result<(Vec<System>, Vec<Missing>)> {
+    let (mut systems, mut missing) = (Vec::new(), Vec::new());
+    for &system in asked {
+        match ready(&system.script())? {
+            None => systems.push(system),
+            Some(how) => missing.push(Missing { system: system.name(), how }),
+        }
+    }
+    if by_name && !missing.is_empty() {
+        let words: Vec<String> = missing.iter().map(Missing::to_string).collect();
+        bail!("cannot compare with {}; `--peers all` runs those that are here", words.join("\nand with "));
+    }
+    Ok((systems, missing))
+}
+
+/// What a script says is missing here; `None` when nothing is.
+pub fn ready(script: &Path) -> Result<Option<String>> {
+    /// A script's exit status when something must be installed first.
+    const MISSING: i32 = 3;
+    let output = Command::new(script).arg("--ready").stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("starting {}", script.display()))?;
+    let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    match output.status.code() {
+        Some(0) => Ok(None),
+        Some(MISSING) => Ok(Some(words)),
+        _ => bail!(
+            "{} --ready failed ({}); expected status 0 or 3; it said: {words}",
+            script.display(),
+            output.status
+        ),
+    }
+}
+
+/// The probe first, then the others.
+pub fn peers(work: &Work, systems: &[System]) -> Result<Vec<Peer>> {
+    let probe = std::env::current_exe()?.with_file_name("phub-probe");
+    ensure!(probe.exists(), "{} is not built: cargo build --release --bins", probe.display());
+    let hub = |name, weights: &str| {
+        let mut args: Vec<String> =
+            ["--json", "--workers", &work.workers, "--rounds", &work.rounds, "--weights", weights]
+                .map(str::to_owned)
+                .into();
+        args.extend(work.source.iter().cloned());
+        Peer { name, program: probe.clone(), args }
+    };
+    let mut peers = vec![hub("phub, shared weights", "shared"), hub("phub, private weights", "private")];
+    for &system in systems {
+        for &(name, extra) in system.variants() {
+            // A script's own words come first.
+            let mut args: Vec<String> = extra.iter().map(|&word| word.to_owned()).collect();
+            args.extend(work.options(system));
+            peers.push(Peer { name, program: system.script(), args });
+        }
+    }
+    Ok(peers)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn missing_systems_are_named() {
+        let all = [System::OpenMpi, System::Gloo, System::Mxnet];
+        let no_gloo =
+            |script: &Path| Ok(script.ends_with("gloo_allreduce.sh").then(|| "install it".to_owned()));
+        let (systems, missing) = present(&all, false, no_gloo).unwrap();
+        assert_eq!(systems, [System::OpenMpi, System::Mxnet]);
+        assert_eq!(missing[0].to_string(), "gloo: install it");
+        let error = present(&all, true, no_gloo).unwrap_err().to_string();
+        assert!(error.contains("gloo: install it") && error.contains("--peers all"), "{error}");
+        assert_eq!(present(&[System::Mxnet], true, no_gloo).unwrap(), (vec![System::Mxnet], vec![]));
+    }
+
+    #[test]
+    fn a_script_says_what_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let says = |name: &str, body: &str| {
+            let script = dir.path().join(name);
+            fs::write(&script, format!("#!/bin/sh\n{body}\n")).unwrap();
+            fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+            ready(&script)
+        };
+        assert_eq!(says("here", "[ $1 = --ready ]").unwrap(), None);
+        assert_eq!(says("gone", "echo install it >&2; exit 3").unwrap().as_deref(), Some("install it"));
+        let error = says("broken", "echo oh >&2; exit 1").unwrap_err().to_string();
+        assert!(error.contains("broken") && error.contains("oh"), "{error}");
+        let error = format!("{:#}", ready(&dir.path().join("nowhere")).unwrap_err());
+        assert!(error.contains("nowhere"), "{error}");
+    }
+}

@@ -1,0 +1,164 @@
+//! `phub-peers`: nothing that it starts outlives it, missing systems are named, and the systems that
+//! are installed run a tiny model.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use fabric::conformance::Watchdog;
+use pbox_core::Key;
+use rustix::process::Signal;
+use support::program::{Program, failure, is_dead, until, write_manifest};
+use support::says;
+
+fn phub_peers() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_phub-peers"))
+}
+
+fn tiny_model(dir: &Path) -> PathBuf {
+    let path = dir.join("tiny.safetensors");
+    write_manifest(&path, &[Key::f32("first.weight", [300, 40]), Key::f32("second.bias", [7])]);
+    path
+}
+
+/// A command that starts processes in its own group, in another session and as an orphan, says who
+/// they are, and stays.
+const FAMILY: &str = "sleep 1000 & echo $!; setsid sh -c 'sleep 1000 & echo $!; echo $$; wait' & \
+                      (sleep 1000 & echo $!); echo leader $$; wait";
+
+/// A guard with a family.
+fn guarded(limit_s: &str) -> Program {
+    Program::start(phub_peers().args(["--limit-s", limit_s, "--guard", "sh", "-c", FAMILY]))
+}
+
+#[test]
+fn a_family_does_not_outlive_its_limit() {
+    let _watchdog = Watchdog::new("a_family_does_not_outlive_its_limit");
+    let mut guard = guarded("1");
+    let mut family: Vec<u32> = Vec::new();
+    // All of the family hold the pipe's other end: it ends when they do. On a slow machine some have
+    // not said who they are by then.
+    while let Some(line) = guard.hear_line() {
+        family.push(line.trim_start_matches("leader ").parse().unwrap());
+    }
+    assert_eq!(guard.end().code(), Some(124));
+    assert!(family.iter().all(|&pid| is_dead(pid)), "the guard ends after its family");
+}
+
+#[test]
+fn a_family_does_not_outlive_its_leader() {
+    let _watchdog = Watchdog::new("a_family_does_not_outlive_its_leader");
+    let mut guard = guarded("600");
+    let (mut leader, mut family) = (0, Vec::new());
+    while leader == 0 || family.len() < 4 {
+        let line = guard.hear_line().expect("the family says who it is");
+        match line.strip_prefix("leader ") {
+            Some(pid) => leader = pid.parse().unwrap(),
+            None => family.push(line.parse().unwrap()),
+        }
+    }
+    support::program::kill(leader, Signal::TERM);
+    while guard.hear_line().is_some() {} // to wait for the guard closes its stdin, which would end it too
+    assert_eq!(guard.end().code(), Some(128 + 15));
+    assert!(family.iter().all(|&pid| is_dead(pid)), "the guard ends after its family");
+}
+
+/// phub-peers with a run that would take hours, and all processes below it once the run's workers
+/// are there: a guard, the probe, its hub and two workers.
+fn nobody_survives(signal: Signal) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut program = Program::start(
+        phub_peers()
+            .args(["--workers", "2", "--rounds", "1000000", "--peers", "all", "--manifest"])
+            .arg(tiny_model(dir.path())),
+    );
+    let mut below = Vec::new();
+    until("a hub and two workers have started", || {
+        below = descendants(program.pid());
+        below.len() == 5
+    });
+    program.signal(signal);
+    assert!(!program.end().success());
+    until("all are dead", || below.iter().all(|&pid| is_dead(pid)));
+}
+
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut found = support::program::children(pid);
+    let mut next = 0;
+    while next < found.len() {
+        found.extend(support::program::children(found[next]));
+        next += 1;
+    }
+    found
+}
+
+#[test]
+fn nobody_outlives_an_interrupt() {
+    let _watchdog = Watchdog::new("nobody_outlives_an_interrupt");
+    nobody_survives(Signal::INT);
+}
+
+#[test]
+fn nobody_outlives_a_kill() {
+    let _watchdog = Watchdog::new("nobody_outlives_a_kill");
+    nobody_survives(Signal::KILL);
+}
+
+#[test]
+fn a_missing_system_is_named() {
+    let _watchdog = Watchdog::new("a_missing_system_is_named");
+    let dir = tempfile::tempdir().unwrap();
+    // MXNet's environment lies in the target directory: there is none in an empty one.
+    let mut command = phub_peers();
+    command.env("CARGO_TARGET_DIR", dir.path()).args(["--peers", "mxnet"]);
+    says(failure(&mut command), &["cannot compare with MXNet", "mxnet_kvstore.sh --install", "--peers all"]);
+    says(failure(phub_peers().args(["--peers", "horovod"])), &["horovod", "openmpi", "gloo", "mxnet"]);
+}
+
+/// Systems run one after another: a watchdog's minute is for one.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// A tiny run of one system; says so where it is not installed.
+fn runs_where_installed(system: &str, script: &str) {
+    let _one = ONE.lock().unwrap_or_else(|failed| failed.into_inner());
+    let _watchdog = Watchdog::new(format!("{system}_runs_where_installed"));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(script);
+    let ready = Command::new(script).arg("--ready").output().expect("the script starts");
+    if ready.status.code() == Some(3) {
+        eprintln!("SKIPPED: {}", String::from_utf8_lossy(&ready.stderr).trim());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model = tiny_model(dir.path());
+    let output = phub_peers()
+        .args(["--json", "--repeats", "1", "--rounds", "3", "--workers", "3", "--peers", system])
+        .arg("--manifest")
+        .arg(model)
+        .output()
+        .expect("phub-peers starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["parameters"], 12_007);
+    let systems = report["systems"].as_array().unwrap();
+    assert!(systems.len() > 2, "the hub's two rows, and the peer's: {report}");
+    for row in systems {
+        assert!(row["goodput_gb_per_s"]["median"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn open_mpi_runs_where_installed() {
+    runs_where_installed("openmpi", "mpi_allreduce.sh");
+}
+
+#[test]
+fn gloo_runs_where_installed() {
+    runs_where_installed("gloo", "gloo_allreduce.sh");
+}
+
+#[test]
+fn mxnet_runs_where_installed() {
+    runs_where_installed("mxnet", "mxnet_kvstore.sh");
+}
