@@ -8,20 +8,46 @@ use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow, Span};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
-use pbox_core::{
-    Ablate, ChunkId, Core, JobId, Layout, Notice, Optimizer, Placement, Round, Shard, ShardSpec,
-};
+use pbox_core::{Ablate, ChunkId, Core, JobId, Layout, Notice, Optimizer, Placement, Shard, ShardSpec};
 use worker_shim::{Exchange, ExchangeError, Windows};
+
+/// What a job is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Workers.
+    pub workers: u32,
+    /// The hub's cores.
+    pub cores: usize,
+    /// What the hub does with a sum.
+    pub optimizer: Optimizer,
+    /// What it leaves out.
+    pub ablate: Ablate,
+    /// What becomes of the job when a worker is lost.
+    pub on_loss: OnLoss,
+}
+
+impl Terms {
+    /// A job that stops when a worker is lost, with nothing left out.
+    pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
+        Terms { workers, cores, optimizer, ablate: Ablate::default(), on_loss: OnLoss::Stop }
+    }
+}
 
 /// A job of one hub over a simulated network.
 pub struct Simulated {
     net: Net,
+    layout: Arc<Layout>,
+    placement: Placement,
+    weights: Arc<SendWindow>,
+    on_loss: OnLoss,
     /// The hub's cores.
     pub cores: Vec<Core<sim::Port>>,
     /// The workers, by rank.
     pub workers: Vec<Exchange<sim::Port>>,
     /// The worker's end of each link, by rank and core: what faults are aimed at.
     pub ends: Vec<Vec<EndId>>,
+    /// Who lives.
+    alive: Vec<bool>,
     /// What the cores had to say so far.
     pub notices: Vec<Notice>,
 }
@@ -30,15 +56,9 @@ pub struct Simulated {
 const JOB: JobId = JobId(0);
 
 impl Simulated {
-    /// Connects `workers` workers to a hub of `cores` cores over `net`.
-    pub fn new(
-        net: Net,
-        layout: &Arc<Layout>,
-        workers: u32,
-        cores: usize,
-        optimizer: Optimizer,
-        ablate: Ablate,
-    ) -> Result<Self> {
+    /// Connects a job's workers to its hub over `net`.
+    pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms) -> Result<Self> {
+        let Terms { workers, cores, optimizer, ablate, on_loss } = terms;
         let placement = Placement::new(layout, cores);
         let chunks = placement.chunks_by_core();
         let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
@@ -58,47 +78,87 @@ impl Simulated {
                 ablate,
             };
             let mut core = Core::new(net.port(), Kernels::detect());
-            core.add_job(JOB, Shard::new(spec)?, OnLoss::Stop);
+            core.add_job(JOB, Shard::new(spec)?, on_loss);
             hub.push(core);
         }
-        let mut simulated =
-            Simulated { net, cores: hub, workers: Vec::new(), ends: Vec::new(), notices: Vec::new() };
+        let mut simulated = Simulated {
+            net,
+            layout: Arc::clone(layout),
+            placement,
+            weights,
+            on_loss,
+            cores: hub,
+            workers: Vec::new(),
+            ends: Vec::new(),
+            alive: vec![true; workers as usize],
+            notices: Vec::new(),
+        };
         for rank in 0..workers {
-            simulated.connect(rank, layout, &weights, &placement)?;
+            let (exchange, ends) = simulated.connect(rank)?;
+            simulated.workers.push(exchange);
+            simulated.ends.push(ends);
         }
         let ranks: Vec<u32> = (0..workers).collect();
-        for core in &mut simulated.cores {
-            core.release(JOB, Round(0), &ranks, &mut simulated.notices);
-        }
-        simulated.workers.iter_mut().try_for_each(|worker| worker.begin(Round(0)))?;
+        simulated.admit(&ranks)?;
         Ok(simulated)
     }
 
-    fn connect(
-        &mut self,
-        rank: u32,
-        layout: &Arc<Layout>,
-        weights: &Arc<SendWindow>,
-        placement: &Placement,
-    ) -> Result<()> {
+    /// A worker's end of the job, and its ends of the links.
+    fn connect(&mut self, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
+        let Simulated { net, layout, placement, .. } = self;
         let (gradients, spans) = Windows::gradients(layout)?;
         let at_hub = Arc::new(RecvWindow::local(layout.window_bytes())?);
         let at_worker = Arc::new(RecvWindow::local(layout.window_bytes())?);
         let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
         for (core, capacity) in self.cores.iter_mut().zip(placement.capacities()) {
             let worker = sim::Windows { send: Arc::clone(&gradients), recv: Arc::clone(&at_worker) };
-            let hub = sim::Windows { send: Arc::clone(weights), recv: Arc::clone(&at_hub) };
-            let (to_hub, to_worker) = self.net.link(worker, hub, capacity.max(1));
+            let hub = sim::Windows { send: Arc::clone(&self.weights), recv: Arc::clone(&at_hub) };
+            let (to_hub, to_worker) = net.link(worker, hub, capacity.max(1));
             ends.push(to_hub.id());
             endpoints.push(to_hub);
             core.add_worker(JOB, rank, Arc::clone(&at_hub), to_worker)?;
         }
         let windows = Windows::new(Arc::clone(layout), spans, at_worker, false)?;
-        let exchange =
-            Exchange::new(self.net.port(), endpoints, placement.clone(), Arc::clone(layout), windows);
-        self.workers.push(exchange);
-        self.ends.push(ends);
+        let exchange = Exchange::new(net.port(), endpoints, placement.clone(), Arc::clone(layout), windows);
+        Ok((exchange, ends))
+    }
+
+    /// Lets workers take part from the next cut on, as the hub's registry does.
+    fn admit(&mut self, ranks: &[u32]) -> Result<()> {
+        let fronts: Vec<_> = self.cores.iter_mut().filter_map(|core| core.hold(JOB)).collect();
+        let from = fronts.iter().map(|front| front.highest).max().unwrap_or_default();
+        for core in &mut self.cores {
+            core.release(JOB, from, ranks, &mut self.notices);
+        }
+        for &rank in ranks {
+            self.workers[rank as usize].begin(from)?;
+        }
         Ok(())
+    }
+
+    /// Kills a worker: its links end without a word.
+    pub fn kill(&mut self, rank: u32) {
+        self.alive[rank as usize] = false;
+        self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
+    }
+
+    /// A worker that was killed comes back, empty-handed.
+    pub fn rejoin(&mut self, rank: u32) -> Result<()> {
+        self.lose(rank);
+        let (exchange, ends) = self.connect(rank)?;
+        (self.workers[rank as usize], self.ends[rank as usize]) = (exchange, ends);
+        self.alive[rank as usize] = true;
+        self.admit(&[rank])
+    }
+
+    /// As the registry does when a core has lost a worker.
+    fn lose(&mut self, rank: u32) {
+        self.cores.iter_mut().for_each(|core| core.remove_worker(JOB, rank, &mut self.notices));
+    }
+
+    /// Whether a worker lives.
+    pub fn is_alive(&self, rank: u32) -> bool {
+        self.alive[rank as usize]
     }
 
     /// The network, to break.
@@ -106,13 +166,22 @@ impl Simulated {
         &self.net
     }
 
-    /// Every core turns once and every worker looks once; true when anything happened.
+    /// Every core turns once and every worker that lives looks once; true when anything happened.
     pub fn step(&mut self) -> Result<bool, ExchangeError> {
         let mut worked = false;
+        let heard = self.notices.len();
         for core in &mut self.cores {
             worked |= core.turn(&mut self.notices);
         }
-        for worker in &mut self.workers {
+        if self.on_loss == OnLoss::Continue {
+            let gone = |notice: &Notice| match notice {
+                Notice::WorkerGone { rank, .. } => Some(*rank),
+                _ => None,
+            };
+            let gone: Vec<u32> = self.notices[heard..].iter().filter_map(gone).collect();
+            gone.into_iter().for_each(|rank| self.lose(rank));
+        }
+        for (worker, _) in self.workers.iter_mut().zip(&self.alive).filter(|(_, alive)| **alive) {
             worked |= worker.progress()? > 0;
         }
         Ok(worked)

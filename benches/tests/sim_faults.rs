@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use benches::simulated::Simulated;
+use benches::simulated::{Simulated, Terms};
 use fabric::sim::{Faults, Net, Rate, seeds};
-use pbox_core::{Ablate, Key, KeyId, Layout, Notice, Optimizer, Round, oracle};
+use pbox_core::{Key, KeyId, Layout, Notice, Optimizer, Round, oracle};
 
 const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;
@@ -56,7 +56,7 @@ fn push_all(job: &mut Simulated, round: u32) -> anyhow::Result<()> {
 
 fn run(seed: u64, faults: Faults, cores: usize) -> anyhow::Result<Simulated> {
     let net = Net::new(seed, faults);
-    let mut job = Simulated::new(net, &layout(), WORKERS, cores, NESTEROV, Ablate::default())?;
+    let mut job = Simulated::new(net, &layout(), Terms::new(WORKERS, cores, NESTEROV))?;
     for round in 0..=ROUNDS {
         push_all(&mut job, round)?;
         job.settle(10_000)?;
@@ -94,7 +94,7 @@ fn a_post_that_arrives_twice_is_seen_by_whoever_gets_it() {
     for seed in seeds(40) {
         let faults = Faults { delay: 0..5, duplicate: Rate::per_mille(50), reorder: true, ..Faults::NONE };
         let net = Net::new(seed, faults);
-        let mut job = Simulated::new(net, &layout(), WORKERS, 2, NESTEROV, Ablate::default()).unwrap();
+        let mut job = Simulated::new(net, &layout(), Terms::new(WORKERS, 2, NESTEROV)).unwrap();
         let outcome = (0..=ROUNDS).try_for_each(|round| {
             push_all(&mut job, round)?;
             job.settle(1000)
@@ -114,7 +114,7 @@ fn a_post_that_arrives_twice_is_seen_by_whoever_gets_it() {
 fn a_worker_that_dies_in_a_round_is_named_and_the_others_results_stand() {
     for seed in seeds(20) {
         let net = Net::new(seed, Faults { delay: 0..20, reorder: true, ..Faults::NONE });
-        let mut job = Simulated::new(net, &layout(), WORKERS, 2, NESTEROV, Ablate::default()).unwrap();
+        let mut job = Simulated::new(net, &layout(), Terms::new(WORKERS, 2, NESTEROV)).unwrap();
         push_all(&mut job, 0).unwrap();
         job.settle(1000).unwrap();
         push_all(&mut job, 1).unwrap();

@@ -170,7 +170,7 @@ fn turns_allocate_nothing() {
 }
 
 /// Functions at which the walk stops: what they do happens once a worker or never, not once a chunk.
-const COLD: [&str; 10] = [
+const COLD: [&str; 11] = [
     // A worker that broke the protocol or hung up, and the words for it.
     "Core<P>::drop_worker",
     "::to_string",
@@ -178,6 +178,8 @@ const COLD: [&str; 10] = [
     "drop_in_place<fabric::port::Closed>",
     // A link that ends: drops the endpoint, which shuts its socket.
     "Port>::detach",
+    // A chunk that is copied into a snapshot, whose memory is mapped when the first one is.
+    "Shard::copy_to_snapshot",
     // A ring with values that no correct peer writes.
     "Link::corrupt",
     // Memory: `turns_allocate_nothing` has seen that no turn gets there.

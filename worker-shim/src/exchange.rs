@@ -8,6 +8,7 @@
 //! A worker that comes to a job that has weights begins as if it had pushed the round before its first
 //! one: every key is under way until its weights are there.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, Port, Posted, Until};
@@ -92,6 +93,9 @@ pub struct Exchange<P: Port> {
     under_way: Vec<bool>,
     /// Answers outstanding by core.
     outstanding: Vec<u32>,
+    /// Chunks that are pushed and for which the link to their core had no room yet, in order. Links hold
+    /// a whole round, so only a transport with a smaller window, or a hub that does not look, gets here.
+    unsent: VecDeque<ChunkId>,
     /// Answers that came before the first round was known; `None` once it is.
     early: Option<Vec<(LinkId, Immediate)>>,
     arrivals: Box<[Arrival; BATCH]>,
@@ -120,6 +124,7 @@ impl<P: Port> Exchange<P> {
             under_way: vec![false; layout.chunks().len()],
             layout,
             windows,
+            unsent: VecDeque::new(),
             early: Some(Vec::new()),
             arrivals: Box::new([Arrival::default(); BATCH]),
         }
@@ -183,27 +188,46 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
+    /// Posts a chunk, or keeps it for [`progress`](Self::progress), behind those that are kept already.
     fn post(&mut self, core: usize, chunk: ChunkId, round: Round) -> Result<(), ExchangeError> {
-        let imm = Immediate::new(chunk, round).encode();
-        let span = self.layout.chunk(chunk).span;
-        loop {
-            match self.port.post(self.links[core], span, imm) {
+        if self.unsent.is_empty() {
+            let imm = Immediate::new(chunk, round).encode();
+            match self.port.post(self.links[core], self.layout.chunk(chunk).span, imm) {
                 Posted::Accepted => return Ok(()),
                 Posted::Closed => return Err(self.closed_link(core)),
+                Posted::Full => {}
+            }
+        }
+        self.unsent.push_back(chunk);
+        Ok(())
+    }
+
+    #[cold]
+    fn post_unsent(&mut self) -> Result<(), ExchangeError> {
+        for _ in 0..self.unsent.len() {
+            let chunk = self.unsent.pop_front().expect("counted");
+            let round = self.keys[self.layout.chunk(chunk).key.index()].round;
+            let imm = Immediate::new(chunk, round).encode();
+            let core = self.placement.owner(chunk);
+            match self.port.post(self.links[core], self.layout.chunk(chunk).span, imm) {
+                Posted::Accepted => {}
+                Posted::Closed => return Err(self.closed_link(core)),
                 Posted::Full => {
-                    // Links hold a whole round, so only a transport with a smaller window gets here.
-                    self.port.flush();
-                    if self.progress()? == 0 {
-                        std::thread::yield_now();
-                    }
+                    self.unsent.push_front(chunk);
+                    break;
                 }
             }
         }
+        self.port.flush();
+        Ok(())
     }
 
     /// Takes in what has come; returns how many chunks.
     pub fn progress(&mut self) -> Result<usize, ExchangeError> {
         let mut total = 0;
+        if !self.unsent.is_empty() {
+            self.post_unsent()?;
+        }
         loop {
             let count = self.port.poll(&mut self.arrivals[..]);
             for index in 0..count {
@@ -293,6 +317,9 @@ impl<P: Port> Exchange<P> {
     }
 
     fn until(&self, owed: &[u32]) -> Until {
+        if !self.unsent.is_empty() {
+            return Until::Any; // each answer may make room
+        }
         match owed.iter().enumerate().max_by_key(|&(_, &owed)| owed) {
             Some((core, &count)) if count > 0 => Until::Arrivals { link: self.links[core], count },
             _ => Until::Any,

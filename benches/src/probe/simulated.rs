@@ -16,7 +16,7 @@ use super::args::Args;
 use super::expected::Expected;
 use super::report::{Report, progress_bar};
 use super::worker::Outcome;
-use crate::simulated::Simulated;
+use crate::simulated::{Simulated, Terms};
 
 /// Steps without work after which the run is given up; the network loses nothing.
 const PATIENCE: u32 = 1000;
@@ -40,7 +40,8 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
     let (workers, optimizer) = (args.workers, args.optimizer());
     // A little delay, so that workers do not arrive in order.
     let net = Net::new(1, Faults { delay: 0..4, ..Faults::NONE });
-    let mut job = Simulated::new(net, &layout, workers, cores, optimizer, args.ablate())?;
+    let terms = Terms { ablate: args.ablate(), ..Terms::new(workers, cores, optimizer) };
+    let mut job = Simulated::new(net, &layout, terms)?;
     let keys = || (0..layout.keys().len() as u32).map(KeyId);
 
     if optimizer.keeps_weights() {

@@ -1,0 +1,273 @@
+//! Ten thousand small clusters with random faults: every weight that a worker may read is the oracle's,
+//! and every run ends with all its rounds or with an error that names what went wrong.
+//!
+//! A seed decides everything: model, workers, cores, optimizer, the network's faults, and who dies or
+//! comes back when. A failure prints its seed.
+
+mod support;
+
+use std::sync::Arc;
+
+use benches::simulated::{Simulated, Terms};
+use fabric::sim::{Faults, Net, Rate, seeds};
+use pbox_core::control::OnLoss;
+use pbox_core::oracle::{self, Step};
+use pbox_core::{Key, KeyId, Layout, Notice, Optimizer, Round};
+use support::values::{mix, same_bits};
+
+const CLUSTERS: u64 = 10_000;
+/// Steps in which nothing moves, after which a run is over: more than the longest delay.
+const PATIENCE: u32 = 200;
+
+/// More steps than any run takes.
+const MANY: u32 = 20_000;
+
+/// What a seed breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    /// Delays and reordering, which the contract allows.
+    None,
+    /// Posts that vanish or arrive twice, which it does not.
+    Posts,
+    /// A worker dies, and the job stops.
+    Death,
+    /// Workers die and come back, and the job goes on.
+    ComingAndGoing,
+}
+
+/// Numbers from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = mix(self.0);
+        self.0 % limit
+    }
+
+    fn from(&mut self, range: std::ops::RangeInclusive<u64>) -> u64 {
+        range.start() + self.below(range.end() - range.start() + 1)
+    }
+}
+
+/// One seed's cluster.
+struct Cluster {
+    dice: Dice,
+    trouble: Trouble,
+    layout: Arc<Layout>,
+    terms: Terms,
+    rounds: u32,
+    /// Weights by round, key and element.
+    expected: Vec<Vec<Vec<f32>>>,
+    job: Simulated,
+}
+
+impl Cluster {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice(mix(seed));
+        let trouble =
+            [Trouble::None, Trouble::Posts, Trouble::Death, Trouble::ComingAndGoing][seed as usize % 4];
+        let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=80)]));
+        let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
+        let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, optimizer(&mut dice));
+        let mut faults = Faults { delay: 0..dice.from(1..=30), reorder: dice.below(2) == 0, ..Faults::NONE };
+        match trouble {
+            Trouble::Posts => (faults.drop, faults.duplicate) = (rate(&mut dice), rate(&mut dice)),
+            Trouble::ComingAndGoing => terms.on_loss = OnLoss::Continue,
+            Trouble::None | Trouble::Death => {}
+        }
+        let rounds = dice.from(1..=5) as u32;
+        let expected = expected(&layout, &terms, rounds);
+        let job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
+        Cluster { dice, trouble, layout, terms, rounds, expected, job }
+    }
+
+    fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
+        (0..self.layout.keys().len() as u32).map(KeyId)
+    }
+
+    /// Runs until all who live have done all rounds, or nothing moves any more, or an error.
+    fn run(&mut self) -> Result<(), String> {
+        let mut idle = 0;
+        for step in 0.. {
+            if idle >= PATIENCE || self.is_done() {
+                break;
+            }
+            assert!(step < MANY, "steps without end: {}", self.who_waits());
+            // In the end all who live may finish.
+            if step < MANY / 10 {
+                self.strike();
+            }
+            for rank in 0..self.terms.workers {
+                if self.job.is_alive(rank) && self.dice.below(3) > 0 {
+                    self.work(rank)?;
+                }
+            }
+            idle = if self.job.step().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
+        }
+        if self.is_done() { Ok(()) } else { Err(self.who_waits()) }
+    }
+
+    /// What the dice break in this step.
+    fn strike(&mut self) {
+        let victim = self.dice.below(u64::from(self.terms.workers)) as u32;
+        let alive = (0..self.terms.workers).filter(|&rank| self.job.is_alive(rank)).count();
+        let everybody = alive == self.terms.workers as usize;
+        match self.trouble {
+            Trouble::None | Trouble::Posts => {}
+            Trouble::Death if everybody && self.dice.below(40) == 0 => self.job.kill(victim),
+            Trouble::Death => {}
+            Trouble::ComingAndGoing if self.dice.below(15) > 0 => {}
+            Trouble::ComingAndGoing if !self.job.is_alive(victim) => self.job.rejoin(victim).unwrap(),
+            // Before all have the weights a loss would end the job, and so would the last one's.
+            Trouble::ComingAndGoing if alive > 1 && self.is_begun() => self.job.kill(victim),
+            Trouble::ComingAndGoing => {}
+        }
+    }
+
+    /// A worker that waits for nothing checks all weights, and pushes its next round; others check what
+    /// they have.
+    fn work(&mut self, rank: u32) -> Result<(), String> {
+        let worker = &mut self.job.workers[rank as usize];
+        for key in (0..self.layout.keys().len() as u32).map(KeyId).filter(|&key| worker.is_ready(key)) {
+            if let Some(before) = worker.round(key).0.checked_sub(1) {
+                let what = format!("rank {rank}, round {before}, key {}", key.0);
+                same_bits(
+                    what,
+                    worker.weights::<f32>(key).unwrap(),
+                    &self.expected[before as usize][key.index()],
+                );
+            }
+        }
+        if worker.first_under_way().is_some() || worker.round(KeyId(0)).0 > self.rounds {
+            return Ok(());
+        }
+        let round = worker.round(KeyId(0));
+        let first = self.dice.below(self.layout.keys().len() as u64) as usize;
+        let mut keys: Vec<KeyId> = self.keys().collect();
+        keys.rotate_left(first);
+        let worker = &mut self.job.workers[rank as usize];
+        for key in keys {
+            let gradient = worker.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate();
+            gradient.for_each(|(i, slot)| *slot = value(&self.terms, rank, round, key, i));
+            worker.push(key).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn living(&self) -> impl Iterator<Item = u32> {
+        (0..self.terms.workers).filter(|&rank| self.job.is_alive(rank))
+    }
+
+    /// Whether all who live have finished the first round.
+    fn is_begun(&self) -> bool {
+        let begun = |key| self.living().all(|rank| self.job.workers[rank as usize].round(key).0 > 0);
+        self.keys().all(begun)
+    }
+
+    fn is_done(&self) -> bool {
+        let done = |key| {
+            self.living().all(|rank| {
+                let worker = &self.job.workers[rank as usize];
+                worker.round(key).0 > self.rounds && worker.is_ready(key)
+            })
+        };
+        self.keys().all(done)
+    }
+
+    fn who_waits(&self) -> String {
+        let waits = |rank: u32| {
+            let worker = &self.job.workers[rank as usize];
+            let key = worker.first_under_way()?;
+            let name = &self.layout.keys()[key.index()].name;
+            Some(format!("worker {rank} waits for {name:?} in round {}", worker.round(key).0))
+        };
+        self.living().find_map(waits).unwrap_or_else(|| "nobody waits, and not all is done".into())
+    }
+}
+
+fn rate(dice: &mut Dice) -> Rate {
+    Rate::per_mille(dice.below(30) as u32)
+}
+
+fn optimizer(dice: &mut Dice) -> Optimizer {
+    let (learning_rate, weight_decay, momentum) = (0.125, 0.01, 0.9);
+    let (beta1, beta2, epsilon) = (0.9, 0.99, 1e-6);
+    match dice.below(6) {
+        0 => Optimizer::Average,
+        1 => Optimizer::Sgd { learning_rate, weight_decay },
+        2 => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+        3 => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+        4 => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
+        _ => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+    }
+}
+
+/// What a worker pushes. Where workers come and go, all push the same whole number, so that the mean is
+/// the same whoever takes part.
+fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
+    let rank = if terms.on_loss == OnLoss::Continue { 0 } else { rank };
+    let mixed =
+        mix(u64::from(rank) << 48 | u64::from(round.0) << 32 | u64::from(key.0) << 16 | element as u64);
+    let whole = (mixed % 255) as f32 - 127.0;
+    if terms.on_loss == OnLoss::Continue { whole } else { whole / 37.0 }
+}
+
+/// The weights after each round, by the oracle.
+fn expected(layout: &Layout, terms: &Terms, rounds: u32) -> Vec<Vec<Vec<f32>>> {
+    let keys: Vec<KeyId> = (0..layout.keys().len() as u32).map(KeyId).collect();
+    let zeros = |key: &KeyId| vec![0.0; layout.key_span(*key).bytes / 4];
+    let mut weights: Vec<Vec<f32>> = keys.iter().map(zeros).collect();
+    let mut state: Vec<Vec<[f32; 2]>> = weights.iter().map(|key| vec![[0.0; 2]; key.len()]).collect();
+    let mut by_round = Vec::new();
+    for round in (0..=rounds).map(Round) {
+        for &key in &keys {
+            let values = weights[key.index()].iter_mut().zip(&mut state[key.index()]).enumerate();
+            for (i, (weight, state)) in values {
+                if round == Round(0) && terms.optimizer.keeps_weights() {
+                    *weight = value(terms, 0, round, key, i);
+                    continue;
+                }
+                let rate = terms.optimizer.learning_rate();
+                let step = Step::new(&terms.optimizer, terms.workers, round, rate, 1.0, 1.0);
+                let sum = oracle::sum((0..terms.workers).map(|rank| value(terms, rank, round, key, i)));
+                oracle::step(&terms.optimizer, &step, sum, weight, state);
+            }
+        }
+        by_round.push(weights.clone());
+    }
+    by_round
+}
+
+#[test]
+fn weights_are_the_oracles_or_the_run_ends_with_a_named_error() {
+    let mut ends = std::collections::BTreeMap::<&str, u32>::new();
+    for seed in seeds(CLUSTERS) {
+        let mut cluster = Cluster::new(seed);
+        let ended = cluster.run();
+        let said = |words: &str| {
+            cluster.job.notices.iter().any(|notice| match notice {
+                Notice::WorkerGone { reason, .. } | Notice::JobFailed { reason, .. } => {
+                    reason.contains(words)
+                }
+                Notice::Snapshot { .. } => false,
+            })
+        };
+        let end = match (cluster.trouble, &ended) {
+            (Trouble::None | Trouble::ComingAndGoing, Ok(())) => "whole",
+            (Trouble::None | Trouble::ComingAndGoing, Err(error)) => panic!("{:?}: {error}", cluster.trouble),
+            (Trouble::Posts | Trouble::Death, Ok(())) => "whole in spite of trouble",
+            (Trouble::Posts, Err(_)) if said("pushed chunk") => "the hub saw a repeat",
+            (Trouble::Posts, Err(error)) if error.contains("broke the protocol") => "a worker saw a repeat",
+            (Trouble::Posts, Err(error)) if error.contains("waits for") => "a post is missing",
+            (Trouble::Death, Err(error)) if error.contains("waits for") && said("was killed") => {
+                "a worker is gone"
+            }
+            (trouble, Err(error)) => panic!("{trouble:?}: {error}, {:?}", cluster.job.notices),
+        };
+        *ends.entry(end).or_default() += 1;
+    }
+    eprintln!("{ends:?}");
+    if std::env::var_os("PHUB_SIM_SEED").is_none() {
+        assert_eq!(ends.len(), 6, "every way to end was seen: {ends:?}");
+    }
+}
