@@ -10,6 +10,11 @@ pub fn xml(text: &str) -> Result<Host, XmlError> {
     xml::parse(Path::new("fuzz.xml"), text)
 }
 
+/// The checks of a text before hwloc sees it.
+pub fn xml_form(text: &str) -> bool {
+    xml::check_form(text).is_ok()
+}
+
 /// A list of cpu numbers as sysfs writes them, read and written again.
 pub fn cpulist(text: &str) -> Option<String> {
     crate::cpulist::parse(text).map(crate::cpulist::format)

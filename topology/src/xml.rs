@@ -3,7 +3,10 @@
 //! The outer form is checked here because hwloc answers every fault with the same "invalid argument" and its
 //! XML library writes to stderr on its own. Must not know what the elements mean.
 
+mod object;
+
 use crate::host::Host;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// lstopo's XML of the largest machines is some 10 MB.
@@ -99,9 +102,11 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
 }
 
 /// Tags close in the order they opened, attributes are quoted, and the root is `topology`; else line and fault.
-fn check_form(text: &str) -> Result<(), (usize, String)> {
+pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
     let line_at = |offset: usize| text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1;
     let mut open: Vec<(&str, usize)> = Vec::new();
+    let mut objects: Vec<object::Sets> = Vec::new();
+    let mut numbers = HashSet::new();
     let mut root = None;
     let mut at = 0;
     while let Some(found) = text[at..].find('<') {
@@ -126,7 +131,11 @@ fn check_form(text: &str) -> Result<(), (usize, String)> {
         }
         if let Some(name) = tag.strip_prefix('/') {
             match open.pop() {
-                Some((opened, _)) if opened == name.trim() => {}
+                Some((opened, _)) if opened == name.trim() => {
+                    if opened == "object" {
+                        objects.pop();
+                    }
+                }
                 Some((opened, from)) => {
                     let from = line_at(from);
                     return fault(format!("</{}> closes <{opened}> of line {from}", name.trim()));
@@ -135,6 +144,7 @@ fn check_form(text: &str) -> Result<(), (usize, String)> {
             }
             continue;
         }
+        let closed = tag.ends_with('/');
         let name = tag.trim_end_matches('/').split_whitespace().next().unwrap_or("");
         if open.is_empty() && root.replace(name).is_some() {
             return fault(format!("a second root element <{name}>"));
@@ -142,8 +152,19 @@ fn check_form(text: &str) -> Result<(), (usize, String)> {
         if open.is_empty() && name != "topology" {
             return fault(format!("the root element is <{name}>, expected <topology>"));
         }
-        if !tag.ends_with('/') {
+        if name == "object" {
+            let tag = tag.trim_end_matches('/');
+            match object::check(tag, objects.last())
+                .and_then(|sets| object::number(tag, &mut numbers).map(|()| sets))
+            {
+                Ok(sets) => objects.push(sets),
+                Err(what) => return fault(what),
+            }
+        }
+        if !closed {
             open.push((name, start));
+        } else if name == "object" {
+            objects.pop();
         }
     }
     match (open.last(), root) {
@@ -181,8 +202,9 @@ mod tests {
     #[test]
     fn names_the_line_of_the_fault() {
         let cases = [
-            ("<topology>\n<object>\n</topology>", 3),
-            ("<topology>\n<object>\n", 2),
+            ("<topology>\n<info>\n</topology>", 3),
+            ("<topology>\n<info>\n", 2),
+            ("<topology>\n\n<object/></topology>", 3),
             ("<topology", 1),
             ("\n<html></html>", 2),
             ("hello", 1),
@@ -199,7 +221,7 @@ mod tests {
     #[test]
     fn accepts_what_lstopo_writes() {
         let text = "<?xml version=\"1.0\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<!-- > --><topology version=\"2.0\">\n\
-                    <object type=\"a>b\"><info/></object></topology>\n";
+                    <info name=\"a>b\"><info/></info></topology>\n";
         assert_eq!(check_form(text), Ok(()));
     }
 
