@@ -29,15 +29,18 @@ pub struct MapError {
 
 impl MapError {
     pub(crate) fn new(what: &'static str, bytes: usize, errno: Errno) -> Self {
-        let advice = match errno {
-            Errno::NOMEM => {
-                "free memory, raise the limit (ulimit -v, the container's), or use a smaller model"
-            }
-            Errno::MFILE | Errno::NFILE => "raise the number of open files (ulimit -n)",
-            Errno::PERM => "the other end sealed or protected this memory: both ends must be of one version",
-            _ => "see mmap(2) for this error",
-        };
+        let advice = advice(errno);
         MapError { what, bytes, errno, advice }
+    }
+}
+
+/// What to do about a kernel's refusal of memory or of a descriptor for it.
+pub(crate) fn advice(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NOMEM => "free memory, raise the limit (ulimit -v, the container's), or use a smaller model",
+        Errno::MFILE | Errno::NFILE => "raise the number of open files (ulimit -n)",
+        Errno::PERM => "the other end sealed or protected this memory: both ends must be of one version",
+        _ => "see mmap(2) for this error",
     }
 }
 

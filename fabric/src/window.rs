@@ -7,12 +7,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
+};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::ids::Span;
-use crate::memory::{ALIGN, MapError, Mapping};
+use crate::memory::{ALIGN, MapError, Mapping, advice};
 
 /// Seals of a window: its size is final, and nobody but its owner gets a writable mapping.
 const SEALS: SealFlags =
@@ -23,6 +25,9 @@ pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
 
+/// The file system of memfds, by its magic number (statfs(2)).
+const TMPFS: u64 = 0x0102_1994;
+
 /// A window could not be made or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
@@ -30,7 +35,7 @@ pub enum WindowError {
     #[error(transparent)]
     Map(#[from] MapError),
     /// A system call on the memfd failed.
-    #[error("{call} on the memfd of a {bytes}-byte window failed: {errno}")]
+    #[error("{call} on the memfd of a {bytes}-byte window failed: {errno}; {}", advice(*errno))]
     Memfd {
         /// Which call.
         call: &'static str,
@@ -47,6 +52,14 @@ pub enum WindowError {
         /// Bytes that the layout needs.
         expected: usize,
         /// Bytes that the peer gave.
+        seen: u64,
+    },
+    /// The peer's window has pages of its own kind.
+    #[error(
+        "the peer's window is not plain shared memory (its file system is {seen:#x}); it is not a window of this version"
+    )]
+    NotPlain {
+        /// The magic number of the file's file system.
         seen: u64,
     },
     /// The peer's window could still shrink under us.
@@ -236,6 +249,12 @@ impl RecvWindow {
         if !seals.contains(SealFlags::SHRINK) {
             return Err(WindowError::NotSealed { seen: seals.bits() });
         }
+        // A memfd of huge pages has a pool that can be empty when a page is first touched: SIGBUS, and no
+        // seal against it.
+        let kind = fstatfs(fd).map_err(memfd("fstatfs"))?.f_type as u64;
+        if kind != TMPFS {
+            return Err(WindowError::NotPlain { seen: kind });
+        }
         let seen = fstat(fd).map_err(memfd("fstat"))?.st_size as u64;
         if seen < bytes as u64 {
             return Err(WindowError::TooSmall { expected: bytes, seen });
@@ -379,6 +398,18 @@ mod tests {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&fd, 8192).unwrap();
         assert!(matches!(RecvWindow::open(fd.as_fd(), 8192), Err(WindowError::NotSealed { .. })));
+    }
+
+    #[test]
+    fn a_window_of_huge_pages_is_refused() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        // A kernel without them has no such file to offer.
+        let Ok(fd) = memfd_create("test", flags) else { return };
+        if ftruncate(&fd, 1 << 30).is_err() {
+            return;
+        }
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        assert!(matches!(RecvWindow::open(fd.as_fd(), 8192), Err(WindowError::NotPlain { .. })));
     }
 
     #[test]

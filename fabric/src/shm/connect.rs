@@ -120,7 +120,10 @@ impl Accepted {
             let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(why.clone()).encode(), &[]);
             return Err(ConnectError::Nonsense(why));
         }
-        let (bytes, fds) = receive(self.socket.as_fd(), timeout).map_err(nonsense)?;
+        let (bytes, fds) = receive(self.socket.as_fd(), timeout).map_err(|error| {
+            let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(error.to_string()).encode(), &[]);
+            nonsense(error)
+        })?;
         let decoded = HelloMessage::decode(&bytes).and_then(|message| {
             let fds: [OwnedFd; 2] =
                 fds.try_into().map_err(|fds: Vec<_>| format!("expected 2 descriptors, got {}", fds.len()))?;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg, sockopt,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 
 /// First bytes of every message; the digit is the version of this handshake.
@@ -133,7 +133,7 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
         }
         errno => errno.into(),
     })?;
-    let fds = control
+    let fds: Vec<OwnedFd> = control
         .drain()
         .filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
@@ -141,6 +141,12 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
         })
         .flatten()
         .collect();
+    // Fewer than there is room for, and more came: this process may not have more.
+    if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
+        return Err(io::Error::other(
+            "descriptors came that the receiving process has no room for: raise its number of open files (ulimit -n)",
+        ));
+    }
     if received.bytes == 0 {
         return Err(io::Error::new(
             io::ErrorKind::UnexpectedEof,
