@@ -26,7 +26,8 @@ struct Hostile {
     port: shm::Port,
     links: Vec<fabric::LinkId>,
     _group: Arc<shm::Group>,
-    _windows: (SendWindow, fabric::RecvWindow),
+    gradient: fabric::Spans,
+    _windows: (Arc<SendWindow>, fabric::RecvWindow),
 }
 
 fn token(reply: &JoinReply) -> [u8; 16] {
@@ -43,15 +44,17 @@ impl Hostile {
         let layout = Layout::new(support::small_model(), 64).unwrap();
         let placement = Placement::new(&layout, reply.cores.len());
         let (group, mut ports) = shm::group(1).unwrap();
+        let spans = layout.chunks().iter().map(|chunk| chunk.span).collect();
         let window = SendWindow::new(layout.window_bytes()).unwrap();
+        let (window, mut spans) = window.split(vec![spans]).unwrap();
         let TransportAddress::Shm { address } = &reply.transport;
         let bytes = layout.window_bytes();
         let joined =
             shm::connect(address, token(&reply), &group, &window, bytes, &placement.capacities(), TIMEOUT)?;
         let mut port = ports.remove(0);
         let links = joined.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
-        let _windows = (window, joined.recv);
-        Ok(Hostile { reply, layout, placement, port, links, _group: group, _windows })
+        let (gradient, _windows) = (spans.remove(0), (window, joined.recv));
+        Ok(Hostile { reply, layout, placement, port, links, _group: group, gradient, _windows })
     }
 
     fn owner(&self, chunk: u32) -> usize {
@@ -92,6 +95,53 @@ impl Hostile {
             self.port.wait(Until::Any, Duration::from_millis(100));
         }
     }
+}
+
+/// A worker that writes its gradients while the hub reads them: its own job has values that nobody
+/// meant, which every f32 is; nothing else happens.
+#[test]
+fn a_gradient_that_is_written_while_it_is_read() {
+    let _watchdog = Watchdog::new("a_gradient_that_is_written_while_it_is_read");
+    let hub = hub(2);
+    let address = hub.address().to_string();
+    const ROUNDS: u32 = 300;
+    let mut beside = Training::new("beside", support::small_model(), support::SGD);
+    (beside.chunk_bytes, beside.rounds) = (64, 200);
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| beside.run(&address));
+        let victim = scope.spawn(|| {
+            let mut victim = Session::join(config(&hub, "hostile", 1, 2)).unwrap();
+            victim.broadcast_weights(|_, _| ()).unwrap();
+            for _ in 1..ROUNDS {
+                support::push_all(&mut victim).unwrap();
+                victim.wait_all().unwrap();
+            }
+            victim // its end would be the end of the job
+        });
+        let mut hostile = Hostile::join(&hub);
+        hostile.gathered(&hub);
+        let chunks = hostile.layout.chunks().len() as u32;
+        for round in 0..ROUNDS {
+            for chunk in 0..chunks {
+                let core = hostile.owner(chunk);
+                hostile.post(core, chunk, round);
+            }
+            let mut answers = 0;
+            while answers < chunks as usize {
+                // Every bit pattern, NaN among them, until the round is over.
+                let bits = 0x7f80_0001u32.wrapping_mul(round + answers as u32 + 1);
+                for chunk in 0..chunks as usize {
+                    hostile.gradient.f32_mut(chunk).fill(f32::from_bits(bits));
+                }
+                answers += hostile.port.poll(&mut [fabric::Arrival::default(); 64]);
+            }
+        }
+        drop(victim.join().expect("the victim's rounds end"));
+        beside.join().expect("the job beside has right bits");
+    });
+    let mut training = Training::new("after", support::small_model(), support::SGD);
+    training.chunk_bytes = 64;
+    training.run(&address);
 }
 
 /// A hostile worker, its victim and a job beside them; what the victim is told.

@@ -28,6 +28,8 @@ const SAVE_LIMIT: Duration = Duration::from_secs(3600);
 /// Joins that are read and checked at the same time; the others wait. Each may hold a manifest of a
 /// million keys, and the control thread needs a core as well.
 const JOINS_AT_ONCE: usize = 2;
+/// How long a thread for joins waits for the next one: the workers of a job come together.
+const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
 /// How long a stop waits for requests that are under way.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
@@ -196,6 +198,8 @@ fn run_control(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(JOINS_AT_ONCE)
+        .thread_name("phub-join")
+        .thread_keep_alive(JOIN_THREAD_IDLE)
         .build()
         .expect("a runtime needs an epoll and an eventfd");
     runtime.block_on(async {

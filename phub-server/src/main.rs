@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use phub_server::topology_command::TopologyArgs;
 use phub_server::{Hub, HubSettings, exit_code};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A parameter hub: sums the gradients of all workers, runs the optimizer, and returns the new
@@ -35,6 +36,19 @@ fn main() -> ExitCode {
     exit_code("phub-server", result)
 }
 
+/// Every worker holds some descriptors of the hub, and a shell's soft limit is often 1024: as many as the
+/// process may have without asking, within reason.
+fn raise_open_files() {
+    const REASONABLE: u64 = 65_536;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = maximum.map_or(REASONABLE, |maximum| maximum.min(REASONABLE));
+    if current.is_some_and(|current| current < wanted)
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
+    {
+        tracing::warn!(%error, ?current, wanted, "cannot raise the number of open files (ulimit -n)");
+    }
+}
+
 fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_default_directive(tracing::Level::INFO.into())
@@ -42,6 +56,7 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     let ansi = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
 
+    raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Before the hub is up, so that no signal is lost.
     let _in_runtime = runtime.enter();

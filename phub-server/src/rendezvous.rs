@@ -16,6 +16,9 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// Handshakes at once; the next waits in the listener's backlog.
 const MAX_HANDSHAKES: usize = 64;
 
+/// Descriptors ran out: no event says when there are some again, and accept would fail at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Starts the accepting thread; it ends when the listener is stopped.
 pub(crate) fn start(
     listener: Arc<Listener>,
@@ -27,7 +30,10 @@ pub(crate) fn start(
         loop {
             match listener.accept() {
                 Ok(None) => return,
-                Err(error) => tracing::warn!(%error, "accepting a worker's connection failed"),
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a worker's connection failed");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
                 Ok(Some(accepted)) if open.load(Ordering::Relaxed) >= MAX_HANDSHAKES => {
                     tracing::warn!("{MAX_HANDSHAKES} handshakes are open; one more was turned away");
                     drop(accepted);

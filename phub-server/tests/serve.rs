@@ -137,6 +137,7 @@ fn its_log_is_plain_text_in_a_file() {
     assert_eq!(hub.end().0.code(), Some(0));
     let log = std::fs::read_to_string(&log).unwrap();
     says(&log, &["hub is up", &hub.address, "cpu=", "hub stops", "SIGTERM", "hub stopped"]);
+    assert_eq!(log.contains("windows have small pages"), !fabric::shared_huge_pages(), "{log}");
     assert!(!log.contains('\u{1b}'), "no colours where there is no terminal");
 }
 

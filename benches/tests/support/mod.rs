@@ -6,12 +6,13 @@
 
 pub mod program;
 pub mod training;
+pub mod usage;
 pub mod values;
 
 use fabric::IdlePolicy;
 use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL};
 use pbox_core::{Ablate, Key, KeyId, Optimizer};
-use phub_server::{CoreSelection, Hub, HubSettings, IdleChoice};
+use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
 
@@ -26,6 +27,11 @@ pub fn hub(cores: usize) -> Hub {
 /// A hub that takes workers for dead after so many seconds of silence.
 pub fn hub_with_limit(cores: usize, heartbeat_limit_s: u64) -> Hub {
     Hub::start(&settings(cores, heartbeat_limit_s)).expect("a hub starts on a free port")
+}
+
+/// A hub with limits of its own for the clients of its control port.
+pub fn hub_with(cores: usize, limits: ControlLimits) -> Hub {
+    Hub::start_with(&settings(cores, PATIENT_S), limits).expect("a hub starts on a free port")
 }
 
 /// Settings of such a hub.

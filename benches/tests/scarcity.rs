@@ -1,0 +1,104 @@
+//! A hub that is short of memory, of descriptors, of locked memory or of huge pages: what cannot be had
+//! is refused in words that say what to raise, and the hub lives on. The limits are put on the hub's
+//! process while it runs, by prlimit(2).
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use fabric::conformance::Watchdog;
+use pbox_core::{Key, Optimizer};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use support::program::{Program, probe, until};
+use support::training::Training;
+use support::usage::{holds, holds_at_rest, status_bytes};
+use support::{config_at, describe, refused, says};
+use worker_shim::SessionConfig;
+
+struct Hub {
+    program: Program,
+    address: String,
+}
+
+impl Hub {
+    fn start() -> Self {
+        let mut program = Program::start(probe().args(["--role", "hub", "--cores", "1"]));
+        let address = program.hear_line().expect("the hub says where it is");
+        Hub { program, address }
+    }
+
+    /// Puts a limit on the running hub, below the one that it cannot raise.
+    fn limit(&self, what: Resource, to: u64) {
+        let maximum = getrlimit(what).maximum; // the child's, too
+        let limit = Rlimit { current: Some(maximum.map_or(to, |maximum| to.min(maximum))), maximum };
+        prlimit(Pid::from_raw(self.program.pid() as i32), what, limit).expect("our own child");
+    }
+
+    /// A job with right bits.
+    fn lives(&self) {
+        let mut training = Training::new("after", support::small_model(), support::SGD);
+        training.chunk_bytes = 64;
+        training.run(&self.address);
+    }
+}
+
+/// A model of so many MiB, and nothing else that takes memory.
+fn of_mib(hub: &Hub, job: &str, mib: u64) -> SessionConfig {
+    let mut config = config_at(&hub.address, job, 0, 1);
+    config.keys = vec![Key::f32("large", [mib << 18])];
+    config.optimizer = Optimizer::Average;
+    config.chunk_bytes = 1 << 20;
+    config
+}
+
+#[test]
+fn a_job_that_the_hub_has_no_memory_for_is_refused() {
+    let _watchdog = Watchdog::new("a_job_that_the_hub_has_no_memory_for_is_refused");
+    let hub = Hub::start();
+    hub.lives(); // its threads have their stacks
+    let has = status_bytes(hub.program.pid(), "VmSize:");
+    // Not even the weights.
+    hub.limit(Resource::As, has + (64 << 20));
+    let words = ["cannot map 268435456 bytes", "ulimit -v", "smaller model"];
+    says(refused(of_mib(&hub, "large", 256)), &[&words[..], &["\"large\"", "weights"]].concat());
+    assert_eq!(describe(&hub.address).jobs, [], "a refused job is none");
+    hub.lives();
+    // The weights, and not the worker's window.
+    hub.limit(Resource::As, has + (400 << 20));
+    says(refused(of_mib(&hub, "half", 256)), &words);
+    hub.lives();
+}
+
+#[test]
+fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
+    let _watchdog = Watchdog::new("a_hub_without_descriptors_says_so_and_serves_when_it_has_some");
+    let hub = Hub::start();
+    let at_first = holds_at_rest(&hub.address, hub.program.pid()).descriptors;
+    hub.lives();
+    until("all connections are closed", || holds(hub.program.pid()).descriptors == at_first);
+    // Not enough for the weights, or for what comes with the worker's hello.
+    let room = |descriptors| hub.limit(Resource::Nofile, descriptors);
+    room(at_first as u64 + 1);
+    says(refused(config_at(&hub.address, "job", 0, 1)), &["refused", "ulimit -n"]);
+    // None at all: whoever asks waits in the backlog, and is answered later.
+    room(3);
+    let mut client = TcpStream::connect(&hub.address).expect("the kernel takes it in");
+    client.write_all(b"GET /v1/health HTTP/1.1\r\nhost: hub\r\nconnection: close\r\n\r\n").unwrap();
+    room(1024);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    says(answer, &["200 OK", "ok"]);
+    hub.lives();
+}
+
+/// Nothing is locked on shared memory, so that a limit on it is harmless.
+#[test]
+fn no_locked_memory_is_needed() {
+    let _watchdog = Watchdog::new("no_locked_memory_is_needed");
+    let hub = Hub::start();
+    hub.limit(Resource::Memlock, 0);
+    hub.lives();
+    let locked = status_bytes(hub.program.pid(), "VmLck:");
+    assert_eq!(locked, 0);
+}

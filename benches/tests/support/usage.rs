@@ -1,0 +1,56 @@
+//! What a process has of the machine, by /proc.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+/// Threads that come and go by themselves when nothing is asked of them.
+const PASSING_THREADS: [&str; 2] = ["phub-join\n", "phub-handshake\n"];
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holds {
+    pub descriptors: usize,
+    pub threads: usize,
+    /// Mappings of windows, bells and rings.
+    pub shared_mappings: usize,
+}
+
+/// What process `pid` holds now.
+pub fn holds(pid: u32) -> Holds {
+    let path = |what: &str| format!("/proc/{pid}/{what}");
+    let threads = fs::read_dir(path("task")).unwrap().flatten();
+    let names = threads.map(|task| fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+    Holds {
+        descriptors: fs::read_dir(path("fd")).unwrap().count(),
+        threads: names.filter(|name| !PASSING_THREADS.contains(&name.as_str()) && !name.is_empty()).count(),
+        shared_mappings: fs::read_to_string(path("maps")).unwrap().matches("memfd:phub-").count(),
+    }
+}
+
+/// What process `pid` holds that is or has the hub at `hub`, once all of it has started, and without the
+/// connection by which that is found out: the least of many looks.
+pub fn holds_at_rest(hub: &str, pid: u32) -> Holds {
+    let mut client = TcpStream::connect(hub).expect("the hub listens");
+    client.write_all(b"GET /v1/health HTTP/1.1\r\nhost: hub\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.ends_with("ok\n"), "{answer}");
+    drop(client);
+    (0..100).map(|_| holds(pid)).min_by_key(|holds| holds.descriptors + holds.threads).expect("100 looks")
+}
+
+/// A size in bytes from `/proc/PID/status`, such as `VmRSS` or `VmSize`.
+pub fn status_bytes(pid: u32, what: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap_or_else(|| panic!("{what}"));
+    line.trim_matches(|c: char| !c.is_ascii_digit()).parse::<u64>().unwrap() * 1024
+}
+
+/// Processor time that a process has used, in ticks of a hundredth of a second.
+pub fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    // Of the state on: user and system time are fields 14 and 15 of proc(5), the state is field 3.
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
