@@ -1,5 +1,5 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: help run test check bench setup loom neon clean
+.PHONY: help run test check bench setup loom corpora fuzz miri asan neon clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.
@@ -11,7 +11,7 @@ help:  ## this list
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
 
-test: setup loom  ## everything that needs no special hardware
+test: setup loom corpora  ## everything that needs no special hardware
 	$(CARGO) test --workspace $(FEATURES)
 
 loom: setup  ## the ring and the bell under every interleaving
@@ -20,11 +20,34 @@ loom: setup  ## the ring and the bell under every interleaving
 neon:  ## the kernels for 64-bit Arm, on an emulated one
 	sh tools/neon.sh
 
+corpora: setup  ## the inputs that fuzzing has kept, by a stable compiler
+	$(CARGO) test --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target/corpora
+
+# The three below need a nightly compiler; docs/testing.md says what each can see.
+FUZZ_SECONDS ?= 600
+HOST = $$(rustc -vV | sed -n 's/host: //p')
+
+fuzz: setup  ## each fuzz target for FUZZ_SECONDS (600)
+	sh tools/fuzz.sh $(FUZZ_SECONDS)
+
+# Not what maps memory or makes system calls, which Miri does not have.
+miri:  ## the ring, the layout, arrival and parsers under Miri (rustup component add miri)
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p fabric --lib -- ring::
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p pbox-core --no-default-features --lib -- \
+	    arrival:: chunk:: control:: layout:: optimizer:: placement:: manifest::tests::
+
+asan: setup  ## fabric and pbox-core under AddressSanitizer
+	RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly test -p fabric -p pbox-core --lib --tests --target $(HOST) \
+	    --target-dir target/asan
+
 check: setup  ## formatting, lints with warnings denied, docs, the build without hwloc
 	sh tools/check-unsafe.sh
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --no-default-features --all-targets --target-dir target/corpora \
+	    -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps $(FEATURES)
 
 bench: setup  ## kernels by criterion, the probe, and the peers beside it
