@@ -6,7 +6,7 @@
 mod object;
 
 use crate::host::Host;
-use std::collections::HashSet;
+use object::Objects;
 use std::path::{Path, PathBuf};
 
 /// lstopo's XML of the largest machines is some 10 MB.
@@ -105,8 +105,7 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
 pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
     let line_at = |offset: usize| text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1;
     let mut open: Vec<(&str, usize)> = Vec::new();
-    let mut objects: Vec<object::Sets> = Vec::new();
-    let mut numbers = HashSet::new();
+    let mut objects = Objects::default();
     let mut root = None;
     let mut at = 0;
     while let Some(found) = text[at..].find('<') {
@@ -132,8 +131,10 @@ pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
         if let Some(name) = tag.strip_prefix('/') {
             match open.pop() {
                 Some((opened, _)) if opened == name.trim() => {
-                    if opened == "object" {
-                        objects.pop();
+                    if opened == "object"
+                        && let Err(what) = objects.end()
+                    {
+                        return fault(what);
                     }
                 }
                 Some((opened, from)) => {
@@ -144,7 +145,6 @@ pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
             }
             continue;
         }
-        let closed = tag.ends_with('/');
         let name = tag.trim_end_matches('/').split_whitespace().next().unwrap_or("");
         if open.is_empty() && root.replace(name).is_some() {
             return fault(format!("a second root element <{name}>"));
@@ -152,19 +152,13 @@ pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
         if open.is_empty() && name != "topology" {
             return fault(format!("the root element is <{name}>, expected <topology>"));
         }
-        if name == "object" {
-            let tag = tag.trim_end_matches('/');
-            match object::check(tag, objects.last())
-                .and_then(|sets| object::number(tag, &mut numbers).map(|()| sets))
-            {
-                Ok(sets) => objects.push(sets),
-                Err(what) => return fault(what),
-            }
+        if name == "object"
+            && let Err(what) = objects.begin(tag)
+        {
+            return fault(what);
         }
-        if !closed {
+        if !tag.ends_with('/') {
             open.push((name, start));
-        } else if name == "object" {
-            objects.pop();
         }
     }
     match (open.last(), root) {

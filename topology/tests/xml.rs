@@ -61,7 +61,7 @@ mod with_hwloc {
             (
                 "strange.xml",
                 b"<topology version=\"2.0\"><object type=\"Wheel\"/></topology>".to_vec(),
-                "hwloc refuses",
+                "line 1: an object of type Wheel",
             ),
         ];
         for (name, bytes, word) in cases {

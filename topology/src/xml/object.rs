@@ -15,11 +15,79 @@ const SETS: [&str; 4] = ["cpuset", "complete_cpuset", "nodeset", "complete_nodes
 /// 65,536 cpus: no machine that this crate should believe in has more.
 const WORDS_LIMIT: usize = 2048;
 
-/// An object's sets, in the order of [`SETS`]; none for a device.
-pub(super) type Sets = Option<[Vec<u32>; 4]>;
+/// The objects of a file, as its tags come.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    open: Vec<Object>,
+    numbers: HashSet<u64>,
+}
 
-/// Checks an `object` tag that stands within an object of these sets; else what is wrong.
-pub(super) fn check(tag: &str, around: Option<&Sets>) -> Result<Sets, String> {
+impl Objects {
+    /// An object's tag, which may be its end as well; else what is wrong with it.
+    pub fn begin(&mut self, tag: &str) -> Result<(), String> {
+        let name_and_attributes = tag.trim_end_matches('/');
+        let object = check(name_and_attributes, self.open.last_mut())?;
+        number(name_and_attributes, &mut self.numbers)?;
+        if !tag.ends_with('/') {
+            self.open.push(object);
+        }
+        Ok(())
+    }
+
+    /// The end of the innermost object; else what is wrong with it.
+    pub fn end(&mut self) -> Result<(), String> {
+        self.open.pop().map_or(Ok(()), Object::close)
+    }
+}
+
+/// An object that is open.
+#[derive(Debug)]
+struct Object {
+    /// In the order of [`SETS`]; none for a device.
+    sets: Option<[Vec<u32>; 4]>,
+    /// The cpus of its children so far, memory apart; none if it has no children.
+    covered: Option<Vec<u32>>,
+}
+
+impl Object {
+    /// A child lies within, and takes no cpu that another child has; memory has those of its neighbours.
+    fn check_child(&mut self, kind: &str, sets: &[Vec<u32>; 4]) -> Result<(), String> {
+        let Some(around) = &self.sets else { return Err(format!("an object {kind} within a device")) };
+        for ((name, inner), outer) in SETS.iter().zip(sets).zip(around) {
+            if !within(inner, outer) {
+                return Err(format!(
+                    "an object {kind} whose {name} is not within that of the object around it"
+                ));
+            }
+        }
+        if !["NUMANode", "MemCache"].contains(&kind) && !self.cover(&sets[0]) {
+            return Err(format!("an object {kind} with cpus of the one beside it"));
+        }
+        Ok(())
+    }
+
+    /// Takes a child of these cpus in; false if another child has one of them.
+    fn cover(&mut self, cpus: &[u32]) -> bool {
+        let covered = self.covered.get_or_insert_default();
+        covered.resize(covered.len().max(cpus.len()), 0);
+        let free = cpus.iter().zip(&*covered).all(|(new, old)| new & old == 0);
+        covered.iter_mut().zip(cpus).for_each(|(old, new)| *old |= new);
+        free
+    }
+
+    /// Its end: its children, if it has any, have all of its cpus.
+    fn close(self) -> Result<(), String> {
+        match (self.sets, self.covered) {
+            (Some([cpus, ..]), Some(covered)) if !within(&cpus, &covered) => {
+                Err("an object whose children do not have all of its cpus".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Checks an `object` tag that stands within another object; else what is wrong.
+fn check(tag: &str, around: Option<&mut Object>) -> Result<Object, String> {
     let kind = attribute(tag, "type").ok_or("an object without a type")?;
     if around.is_none() != (kind == "Machine") {
         return Err(format!(
@@ -32,7 +100,7 @@ pub(super) fn check(tag: &str, around: Option<&Sets>) -> Result<Sets, String> {
         return Err(format!("an object {kind} with os_index {index:?}: expected a number below 65536"));
     }
     if WITHOUT_SETS.contains(&kind) {
-        return Ok(None);
+        return Ok(Object { sets: None, covered: None });
     }
     if !WITH_SETS.contains(&kind) {
         return Err(format!("an object of type {:?}", kind.chars().take(40).collect::<String>()));
@@ -42,18 +110,8 @@ pub(super) fn check(tag: &str, around: Option<&Sets>) -> Result<Sets, String> {
         let text = attribute(tag, name).ok_or_else(|| format!("an object {kind} without {name}"))?;
         *set = words(text).ok_or_else(|| format!("an object {kind} whose {name} is no set of numbers"))?;
     }
-    match around {
-        None => {}
-        Some(None) => return Err(format!("an object {kind} within a device")),
-        Some(Some(around)) => {
-            for ((name, inner), outer) in SETS.iter().zip(&sets).zip(around) {
-                if !within(inner, outer) {
-                    return Err(format!(
-                        "an object {kind} whose {name} is not within that of the object around it"
-                    ));
-                }
-            }
-        }
+    if let Some(around) = around {
+        around.check_child(kind, &sets)?;
     }
     if !within(&sets[0], &sets[1]) || !within(&sets[2], &sets[3]) {
         return Err(format!("an object {kind} whose set is not within its complete set"));
@@ -67,12 +125,12 @@ pub(super) fn check(tag: &str, around: Option<&Sets>) -> Result<Sets, String> {
     {
         return Err(format!("an object {kind} whose set is not its os_index alone"));
     }
-    Ok(Some(sets))
+    Ok(Object { sets: Some(sets), covered: None })
 }
 
 /// Notes an object's number, which hwloc asserts to be nobody else's: one that has none is given the next, which
 /// another may have.
-pub(super) fn number(tag: &str, numbers: &mut HashSet<u64>) -> Result<(), String> {
+fn number(tag: &str, numbers: &mut HashSet<u64>) -> Result<(), String> {
     let text = attribute(tag, "gp_index").ok_or("an object without gp_index")?;
     match text.parse() {
         Ok(number) if number > 0 && numbers.insert(number) => Ok(()),
@@ -125,36 +183,52 @@ mod tests {
     const CORE: &str =
         r#"object type="Core" cpuset="0x3" complete_cpuset="0x3" nodeset="0x1" complete_nodeset="0x1""#;
 
-    fn machine() -> Sets {
+    fn machine() -> Object {
         check(&CORE.replace("Core", "Machine").replace("0x3", "0x1,0x0000000f"), None).unwrap()
+    }
+
+    fn within_machine(tag: &str) -> Result<Object, String> {
+        check(tag, Some(&mut machine()))
     }
 
     /// hwloc 2.9 reads through a null pointer for the first of these.
     #[test]
     fn an_object_that_lacks_a_set_never_reaches_hwloc() {
-        assert!(check(CORE, Some(&machine())).is_ok());
+        assert!(within_machine(CORE).is_ok());
         for set in SETS {
-            let error = check(&CORE.replace(&format!(" {set}="), " x="), Some(&machine())).unwrap_err();
+            let error = within_machine(&CORE.replace(&format!(" {set}="), " x=")).unwrap_err();
             assert!(error.contains("Core") && error.contains(set), "{error}");
         }
     }
 
     #[test]
     fn an_object_lies_within_the_one_around_it() {
-        let error = check(&CORE.replace("0x3", "0x30"), Some(&machine())).unwrap_err();
+        let error = within_machine(&CORE.replace("0x3", "0x30")).unwrap_err();
         assert!(error.contains("cpuset is not within"), "{error}");
+        let mut device = Object { sets: None, covered: None };
         assert!(check(CORE, None).unwrap_err().contains("the Machine is the outermost"));
-        assert!(check(CORE, Some(&None)).unwrap_err().contains("within a device"));
+        assert!(check(CORE, Some(&mut device)).unwrap_err().contains("within a device"));
+    }
+
+    /// hwloc 2.9 aborts on either.
+    #[test]
+    fn children_share_no_cpu_and_leave_none_over() {
+        let mut machine = machine();
+        assert!(check(CORE, Some(&mut machine)).is_ok());
+        let error = check(CORE, Some(&mut machine)).unwrap_err();
+        assert!(error.contains("Core with cpus of the one beside it"), "{error}");
+        assert!(machine.close().unwrap_err().contains("do not have all of its cpus"));
+        assert_eq!(within_machine(CORE).unwrap().close(), Ok(()), "without children");
     }
 
     /// hwloc 2.9 aborts on one that is another.
     #[test]
     fn a_cpu_is_itself() {
         let cpu = r#"object type="PU" os_index="3" cpuset="0x8" complete_cpuset="0x8" nodeset="0x1" complete_nodeset="0x1""#;
-        assert!(check(cpu, Some(&machine())).is_ok());
+        assert!(within_machine(cpu).is_ok());
         for other in [cpu.replace("\"3\"", "\"2\""), cpu.replace("0x8", "0xc"), cpu.replace("os_index", "x")]
         {
-            assert!(check(&other, Some(&machine())).unwrap_err().contains("PU whose set"), "{other}");
+            assert!(within_machine(&other).unwrap_err().contains("PU whose set"), "{other}");
         }
     }
 
