@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use fabric::conformance::Watchdog;
+use pbox_core::control::{JobReply, JobState};
 use pbox_core::{Key, Optimizer};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use support::program::{Program, probe, until};
@@ -67,6 +68,9 @@ fn a_job_that_the_hub_has_no_memory_for_is_refused() {
     // The weights, and not the worker's window.
     hub.limit(Resource::As, has + (400 << 20));
     says(refused(of_mib(&hub, "half", 256)), &words);
+    let told =
+        |job: &JobReply| matches!(&job.state, JobState::Failed { reason } if reason.contains(words[0]));
+    until("the job is failed, and its name is free", || describe(&hub.address).jobs.iter().any(told));
     hub.lives();
 }
 

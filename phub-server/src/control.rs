@@ -71,8 +71,7 @@ async fn hub(State(desk): State<Desk>) -> Answer {
 async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, held } = desk;
     let received = body::read(request, limits.join_bytes, &limits, &held).await?;
-    // On a thread of its own: a long manifest takes a second to parse, and heartbeats of others come
-    // through this one.
+    // On a thread of its own: a manifest may have 256 MiB, and heartbeats of others come through this one.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
     Ok(json(StatusCode::OK, &registry.join(job, request).await?))

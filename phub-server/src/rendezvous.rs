@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use fabric::shm::{Accepted, Group, Listener};
 
+use crate::core_thread::Report;
 use crate::registry::Registry;
 
 /// A handshake is one message each way on one machine.
@@ -86,6 +87,10 @@ fn handshake(accepted: Accepted, group: &Arc<Group>, registry: &std::sync::Weak<
     };
     match hello.welcome(group, &admission.weights, admission.window_bytes, &admission.capacities) {
         Ok(joined) => registry.attach(&admission, joined.recv, joined.endpoints),
-        Err(error) => tracing::warn!(rank = admission.rank, %error, "a worker's handshake failed"),
+        Err(error) => {
+            // Its token was good for this one connection: nobody else can come in its place.
+            let reason = format!("its data path could not be made: {error}");
+            registry.report(Report::WorkerGone { job: admission.job, rank: admission.rank, reason });
+        }
     }
 }

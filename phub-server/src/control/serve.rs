@@ -24,7 +24,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 const TURNED_AWAY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
-connection: close\r\ncontent-length: 82\r\n\r\n\
+connection: close\r\ncontent-length: 83\r\n\r\n\
 {\"error\": \"the hub's control port has all the connections it can have; try again\"}\n";
 
 /// Serves until `stopped`, and then until all requests that are under way are answered.
