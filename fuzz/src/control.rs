@@ -4,8 +4,8 @@
 //! HTTP.
 
 use pbox_core::control::{
-    ErrorReply, HeartbeatReply, HeartbeatRequest, HubReply, JoinReply, JoinRequest, LearningRateRequest,
-    LeaveRequest, ParseError, check_job_name, parse, parse_join,
+    ErrorReply, HeartbeatReply, HeartbeatRequest, HubReply, JoinReply, LearningRateRequest, LeaveRequest,
+    ParseError, check_job_name, parse, parse_join,
 };
 use pbox_core::{Layout, manifest};
 use serde::Serialize;
@@ -41,13 +41,14 @@ fn join(body: &[u8]) {
     again(&request, valid);
     // A layout of millions of chunks is valid, and takes its time.
     let bytes: u64 = request.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
-    if valid && request.chunk_bytes > 0 && bytes / (request.chunk_bytes as u64) < 10_000 {
-        if let Ok(layout) = Layout::new(request.keys.clone(), request.chunk_bytes) {
-            assert_eq!(layout.model_bytes(), bytes);
-        }
+    if valid
+        && request.chunk_bytes > 0
+        && bytes / (request.chunk_bytes as u64) < 10_000
+        && let Ok(layout) = Layout::new(request.keys.clone(), request.chunk_bytes)
+    {
+        assert_eq!(layout.model_bytes(), bytes);
     }
-    let same: JoinRequest = request.clone();
-    assert!(manifest::first_difference(&same.keys, &request.keys).is_none() || !valid);
+    assert!(!valid || manifest::first_difference(&request.keys, &request.keys).is_none());
 }
 
 fn request<T: DeserializeOwned + Serialize>(what: &'static str, body: &[u8], valid: impl Fn(&T) -> bool) {

@@ -23,8 +23,11 @@ pub mod safetensors;
 pub mod topology_text;
 pub mod topology_xml;
 
+/// The body of a target.
+pub type Target = fn(&[u8]);
+
 /// All targets by name.
-pub const TARGETS: [(&str, fn(&[u8])); 7] = [
+pub const TARGETS: [(&str, Target); 7] = [
     ("control", control::run),
     ("handshake", handshake::run),
     ("immediates", immediates::run),

@@ -16,10 +16,10 @@ pub fn run(bytes: &[u8]) {
         let file_bytes = (claimed >> 1).saturating_add(file.len() as u64);
         (file, file_bytes)
     };
-    if let Some(first8) = file.first_chunk() {
-        if let Ok(end) = header_bytes(*first8, file_bytes) {
-            assert!(end <= file_bytes);
-        }
+    if let Some(first8) = file.first_chunk()
+        && let Ok(end) = header_bytes(*first8, file_bytes)
+    {
+        assert!(end <= file_bytes);
     }
     match from_safetensors(&file, file_bytes) {
         Ok(keys) => {
