@@ -14,7 +14,7 @@ use crate::job::{Cores, Job};
 #[derive(Debug)]
 pub(crate) struct Admission {
     token: Token,
-    job: JobId,
+    pub job: JobId,
     pub rank: u32,
     pub weights: Arc<SendWindow>,
     pub window_bytes: usize,
