@@ -111,7 +111,7 @@ fn a_gradient_that_is_written_while_it_is_read() {
         let beside = scope.spawn(|| beside.run(&address));
         let victim = scope.spawn(|| {
             let mut victim = Session::join(config(&hub, "hostile", 1, 2)).unwrap();
-            victim.broadcast_weights(|_, _| ()).unwrap();
+            victim.broadcast_weights(|_, _: &mut [f32]| ()).unwrap();
             for _ in 1..ROUNDS {
                 support::push_all(&mut victim).unwrap();
                 victim.wait_all().unwrap();
