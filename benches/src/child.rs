@@ -80,10 +80,16 @@ impl Drop for Role {
 
 /// In a child: waits until the parent says `word`.
 pub fn wait_for_word(word: &str) -> Result<()> {
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line)?;
-    if line.trim_end() != word {
-        bail!("expected {word:?} from the parent, heard {line:?}");
+    let heard = hear_word()?;
+    if heard != word {
+        bail!("expected {word:?} from the parent, heard {heard:?}");
     }
     Ok(())
+}
+
+/// Waits for a line from the parent; empty when it is gone.
+pub fn hear_word() -> Result<String> {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    Ok(line.trim_end().to_owned())
 }

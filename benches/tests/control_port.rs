@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
+use pbox_core::control::PROTOCOL;
 use phub_server::ControlLimits;
 use support::program::until;
 use support::training::Training;
@@ -109,7 +110,7 @@ fn bodies_that_are_too_long(hub: SocketAddr) {
 
 fn bodies_that_are_none(hub: SocketAddr) {
     let request = serde_json::to_string(&join_request(0, 1)).unwrap();
-    let deep = format!("{{\"protocol\":1,\"keys\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    let deep = format!("{{\"protocol\":{PROTOCOL},\"keys\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
     let twice = request.replace("\"rank\":0", "\"rank\":0,\"rank\":0");
     assert_ne!(twice, request);
     let long = request.replace("rank", &"r".repeat(100_000));

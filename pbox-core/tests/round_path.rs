@@ -170,7 +170,7 @@ fn turns_allocate_nothing() {
 }
 
 /// Functions at which the walk stops: what they do happens once a worker or never, not once a chunk.
-const COLD: [&str; 11] = [
+const COLD: [&str; 12] = [
     // A worker that broke the protocol or hung up, and the words for it.
     "Core<P>::drop_worker",
     "::to_string",
@@ -180,6 +180,7 @@ const COLD: [&str; 11] = [
     "Port>::detach",
     // A chunk that is copied into a snapshot, whose memory is mapped when the first one is.
     "Shard::copy_to_snapshot",
+    "drop_in_place<core::option::Option<pbox_core::taking::Taken>>",
     // A ring with values that no correct peer writes.
     "Link::corrupt",
     // Memory: `turns_allocate_nothing` has seen that no turn gets there.

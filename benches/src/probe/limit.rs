@@ -2,7 +2,9 @@
 //! placement, and no exchange at all.
 
 use std::marker::PhantomData;
-use std::sync::Barrier;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -15,76 +17,72 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::args::Args;
 
-/// At least so many passes, however long they take.
-const MIN_PASSES: usize = 5;
-
-/// What to measure.
+/// The threads that measure: each pinned to one of the hub's cpus, with its share in memory, asleep
+/// between measurements.
 #[derive(Debug)]
-pub(super) struct Limit<'a> {
-    layout: &'a Layout,
-    cpus: &'a [u32],
-    workers: usize,
-    optimizer: Optimizer,
-    dtype: Dtype,
+pub(super) struct Limit {
+    asks: Vec<Sender<u32>>,
+    times: Receiver<Result<Vec<Duration>>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-impl<'a> Limit<'a> {
-    pub fn new(args: &Args, layout: &'a Layout, cpus: &'a [u32]) -> Self {
-        Limit {
-            layout,
-            cpus,
-            workers: args.workers as usize,
-            optimizer: args.optimizer(),
-            dtype: args.dtype(),
+impl Limit {
+    /// Starts the threads, and waits until their memory is there.
+    pub fn start(args: &Args, layout: &Layout, cpus: &[u32]) -> Result<Self> {
+        match args.dtype() {
+            Dtype::F32 => Self::start_in::<f32>(args, layout, cpus),
+            Dtype::F16 => Self::start_in::<f16>(args, layout, cpus),
+            Dtype::BF16 => Self::start_in::<bf16>(args, layout, cpus),
         }
     }
 
-    /// Passes over the whole model for about `time`; the time of each.
-    pub fn measure(&self, time: Duration) -> Result<Vec<Duration>> {
-        match self.dtype {
-            Dtype::F32 => self.measure_in::<f32>(time),
-            Dtype::F16 => self.measure_in::<f16>(time),
-            Dtype::BF16 => self.measure_in::<bf16>(time),
+    fn start_in<E: Element>(args: &Args, layout: &Layout, cpus: &[u32]) -> Result<Self> {
+        let barrier = Arc::new(Barrier::new(cpus.len()));
+        let (said, times) = channel();
+        let (mut asks, mut threads) = (Vec::new(), Vec::new());
+        let chunks_by_core = Placement::new(layout, cpus.len()).chunks_by_core();
+        for (core, (&cpu, chunks)) in cpus.iter().zip(&chunks_by_core).enumerate() {
+            let elements = |&chunk: &ChunkId| layout.chunk(chunk).span.bytes / size_of::<E>();
+            let chunks: Vec<usize> = chunks.iter().map(elements).collect();
+            let (workers, optimizer) = (args.workers as usize, args.optimizer());
+            let (ask, asked) = channel();
+            let (barrier, said) = (Arc::clone(&barrier), said.clone());
+            let thread = std::thread::Builder::new().name(format!("limit-{core}"));
+            threads.push(thread.spawn(move || {
+                let share = pin(cpu).and_then(|()| Share::<E>::new(&chunks, workers, optimizer));
+                let mut share = match share {
+                    Ok(share) => share,
+                    Err(error) => return drop(said.send(Err(error))),
+                };
+                let _ = said.send(Ok(Vec::new()));
+                for passes in asked {
+                    let times = share.passes(passes, &barrier);
+                    if core == 0 {
+                        let _ = said.send(Ok(times));
+                    }
+                }
+            })?);
+            asks.push(ask);
         }
+        for _ in cpus {
+            times.recv().context("a thread of the limit ended")??;
+        }
+        Ok(Limit { asks, times, threads })
     }
 
-    fn measure_in<E: Element>(&self, time: Duration) -> Result<Vec<Duration>> {
-        let chunks_by_core = Placement::new(self.layout, self.cpus.len()).chunks_by_core();
-        let barrier = Barrier::new(self.cpus.len());
-        let passes = std::sync::atomic::AtomicUsize::new(usize::MAX);
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (self.cpus.iter().zip(&chunks_by_core).enumerate())
-                .map(|(core, (&cpu, chunks))| {
-                    let (barrier, passes) = (&barrier, &passes);
-                    scope.spawn(move || -> Result<Vec<Duration>> {
-                        pin(cpu)?;
-                        let elements =
-                            |&chunk: &ChunkId| self.layout.chunk(chunk).span.bytes / size_of::<E>();
-                        let chunks: Vec<usize> = chunks.iter().map(elements).collect();
-                        let mut share = Share::<E>::new(&chunks, self.workers, self.optimizer)?;
-                        share.pass();
-                        let started = Instant::now();
-                        let mut times = Vec::new();
-                        while times.len() < passes.load(std::sync::atomic::Ordering::Acquire) {
-                            barrier.wait();
-                            let begun = Instant::now();
-                            share.pass();
-                            barrier.wait();
-                            times.push(begun.elapsed());
-                            if core == 0 && times.len() >= MIN_PASSES && started.elapsed() > time {
-                                passes.store(times.len(), std::sync::atomic::Ordering::Release);
-                            }
-                            // Nobody looks at `passes` before core 0 has decided.
-                            barrier.wait();
-                        }
-                        Ok(times)
-                    })
-                })
-                .collect();
-            let times: Result<Vec<Vec<Duration>>> =
-                threads.into_iter().map(|thread| thread.join().expect("no panics")).collect();
-            Ok(times?.swap_remove(0))
-        })
+    /// The time of each of so many passes over the whole model, after one that is not counted.
+    pub fn measure(&self, passes: u32) -> Result<Vec<Duration>> {
+        for ask in &self.asks {
+            ask.send(passes).context("a thread of the limit ended")?;
+        }
+        self.times.recv().context("a thread of the limit ended")?
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        self.asks.clear(); // ends the threads' loops
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
 
@@ -102,6 +100,19 @@ struct Share<E> {
 impl<E: Element> Share<E> {
     /// Elements of a cache line: chunks start on lines, as in a window.
     const LINE: usize = 64 / size_of::<E>();
+
+    /// All threads begin and end each pass together, as rounds do.
+    fn passes(&mut self, passes: u32, barrier: &Barrier) -> Vec<Duration> {
+        self.pass();
+        let timed = (0..passes).map(|_| {
+            barrier.wait();
+            let begun = Instant::now();
+            self.pass();
+            barrier.wait();
+            begun.elapsed()
+        });
+        timed.collect()
+    }
 
     fn new(chunks: &[usize], workers: usize, optimizer: Optimizer) -> Result<Self> {
         let elements: usize = chunks.iter().map(|elements| elements.next_multiple_of(Self::LINE)).sum();

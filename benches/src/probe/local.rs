@@ -1,19 +1,19 @@
-//! A probe of this machine: a hub process, worker processes, and the machine's limit before and
-//! after them.
-
-use std::time::Duration;
+//! A probe of this machine: a hub process, worker processes, and the machine's limit, in legs: some
+//! rounds, some passes of the limit, some rounds again. The memory's speed of a shared machine changes from
+//! second to second; what counts is the ratio within a leg.
 
 use anyhow::{Context, Result, bail};
 use pbox_core::Layout;
 
 use super::args::{Args, WeightsChoice};
 use super::limit::Limit;
-use super::report::{Report, progress_bar};
-use super::worker::{Outcome, Word, describe_hub};
+use super::report::{Leg, Report, progress_bar};
+use super::worker::{Word, describe_hub};
 use crate::child::Role;
 
-/// How long each of the two measurements of the limit takes, about.
-const LIMIT_TIME: Duration = Duration::from_millis(1500);
+/// Legs, at most: one has at least so many rounds that its median means something.
+const LEGS: u32 = 10;
+const ROUNDS_PER_LEG: u32 = 5;
 
 pub(super) fn run(args: &Args) -> Result<Report> {
     let (_, keys) = args.keys()?;
@@ -25,9 +25,9 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     let address = hub.hear()?;
     let cpus: Vec<u32> = describe_hub(&address)?.cores.iter().map(|core| core.cpu).collect();
 
-    progress.set_message("measuring the machine's limit");
-    let limit = Limit::new(args, &layout, &cpus);
-    let mut passes = limit.measure(LIMIT_TIME)?;
+    // A hub that leaves work out has no limit to be compared with.
+    progress.set_message("memory for the machine's limit");
+    let limit = args.ablate.is_empty().then(|| Limit::start(args, &layout, &cpus)).transpose()?;
 
     progress.set_message("workers join");
     let mut workers = Vec::new();
@@ -43,17 +43,32 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         }
     }
     let before = describe_hub(&address)?;
-    progress.set_message("rounds");
-    workers.iter_mut().try_for_each(|worker| worker.tell("go"))?;
-    let mut outcomes: Vec<Outcome> = Vec::new();
+    progress.set_message("rounds, and the machine's limit");
+    let count = (args.rounds / ROUNDS_PER_LEG).clamp(1, LEGS);
+    let mut legs = Vec::new();
+    for leg in 0..count {
+        let rounds = args.rounds / count + u32::from(leg < args.rounds % count);
+        workers.iter_mut().try_for_each(|worker| worker.tell(&rounds.to_string()))?;
+        let mut by_worker = Vec::new();
+        for worker in &mut workers {
+            by_worker.push(loop {
+                match hear(worker)? {
+                    Word::Rounds(rounds) => progress.set_position(rounds.into()),
+                    Word::Leg(round_ns) => break round_ns,
+                    other => bail!("expected a leg's rounds from a worker, heard {other:?}"),
+                }
+            });
+        }
+        let passes = limit.as_ref().map(|limit| limit.measure(rounds)).transpose()?;
+        legs.push(Leg::new(&by_worker, passes.unwrap_or_default()));
+    }
+    let mut worker_rss = 0;
     for worker in &mut workers {
-        outcomes.push(loop {
-            match hear(worker)? {
-                Word::Rounds(rounds) => progress.set_position(rounds.into()),
-                Word::Done(outcome) => break outcome,
-                Word::Ready => bail!("a worker was ready twice"),
-            }
-        });
+        worker.tell("done")?;
+        match hear(worker)? {
+            Word::Right { rss_bytes } => worker_rss = worker_rss.max(rss_bytes),
+            other => bail!("expected the last look from a worker, heard {other:?}"),
+        }
     }
     let after = describe_hub(&address)?;
     workers.iter_mut().try_for_each(|worker| worker.tell("leave"))?;
@@ -61,21 +76,21 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     hub.tell("stop")?;
     hub.finish()?;
 
-    progress.set_message("measuring the machine's limit again");
-    passes.extend(limit.measure(LIMIT_TIME)?);
     progress.finish_and_clear();
-    Report::new(args, &layout, &outcomes, &before, &after, Some(passes))
+    Report::new(args, &layout, &legs, worker_rss, &before, &after)
 }
 
 /// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, and
-/// copies of the weights where they are private. The limit is measured while no worker lives.
+/// copies of the weights where they are private; and the same without copies for the limit.
 fn check_memory(args: &Args, layout: &Layout) -> Result<()> {
     let copies = match args.weights {
         WeightsChoice::Shared => args.workers + 1,
         WeightsChoice::Private => 2 * args.workers + 1,
     };
     let windows = u64::from(copies) * layout.window_bytes() as u64;
-    let needed = windows + layout.kept_bytes(&args.optimizer());
+    let kept = layout.kept_bytes(&args.optimizer());
+    let limit = u64::from(args.workers + 1) * layout.window_bytes() as u64 + kept;
+    let needed = windows + kept + if args.ablate.is_empty() { limit } else { 0 };
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed > available {
         bail!(

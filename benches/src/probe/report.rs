@@ -11,7 +11,6 @@ use pbox_core::control::{CoreReply, HubReply};
 use serde::Serialize;
 
 use super::args::Args;
-use super::worker::Outcome;
 
 /// The result of a run.
 #[derive(Debug, Serialize)]
@@ -37,6 +36,8 @@ pub struct Report {
     goodput_gb_per_s: f64,
     limit_gb_per_s: Option<f64>,
     limit_ratio: Option<f64>,
+    /// Of the legs, the lowest and the highest.
+    limit_ratio_spread: Option<[f64; 2]>,
     checked: bool,
     hub_rss_mb: f64,
     worker_rss_mb: f64,
@@ -53,33 +54,53 @@ struct CoreShare {
     waiting_s: f64,
 }
 
+/// Some rounds, and as many passes of the machine's limit right after them; sorted times in ns.
+#[derive(Debug)]
+pub(super) struct Leg {
+    rounds: Vec<u64>,
+    passes: Vec<u64>,
+}
+
+impl Leg {
+    /// From each worker's times. A round is over when its last worker has it; workers differ by a wake-up.
+    pub fn new(by_worker: &[Vec<u64>], passes: Vec<Duration>) -> Self {
+        let rounds = by_worker.iter().map(Vec::len).min().unwrap_or(0);
+        let slowest = |round: usize| by_worker.iter().map(|worker| worker[round]).max().unwrap_or(0);
+        let mut rounds: Vec<u64> = (0..rounds).map(slowest).collect();
+        let mut passes: Vec<u64> = passes.iter().map(|pass| pass.as_nanos() as u64).collect();
+        rounds.sort_unstable();
+        passes.sort_unstable();
+        Leg { rounds, passes }
+    }
+
+    /// The limit's time over the rounds'; `None` where there is no limit.
+    fn ratio(&self) -> Option<f64> {
+        (!self.passes.is_empty()).then(|| quantile(&self.passes, 0.5) / quantile(&self.rounds, 0.5))
+    }
+}
+
 impl Report {
-    /// From what the workers measured, the hub before and after, and passes of the limit.
+    /// From what was measured, and the hub before and after.
     pub(super) fn new(
         args: &Args,
         layout: &Layout,
-        outcomes: &[Outcome],
+        legs: &[Leg],
+        worker_rss: u64,
         before: &HubReply,
         after: &HubReply,
-        limit: Option<Vec<Duration>>,
     ) -> Result<Self> {
         let (model, _) = args.keys()?;
-        // A round is over when its last worker has it; workers differ by a wake-up.
-        let mut rounds: Vec<u64> = (0..args.rounds as usize)
-            .map(|round| outcomes.iter().map(|outcome| outcome.round_ns[round]).max().unwrap_or(0))
-            .collect();
-        let seconds = outcomes.iter().map(|o| o.round_ns.iter().sum::<u64>()).max().unwrap_or(0) as f64 / 1e9;
-        rounds.sort_unstable();
+        let sorted = |times: fn(&Leg) -> &Vec<u64>| {
+            let mut all: Vec<u64> = legs.iter().flat_map(times).copied().collect();
+            all.sort_unstable();
+            all
+        };
+        let (rounds, passes) = (sorted(|leg| &leg.rounds), sorted(|leg| &leg.passes));
+        let seconds = rounds.iter().sum::<u64>() as f64 / 1e9;
         let round_ms = |q| quantile(&rounds, q) / 1e6;
         let moved = f64::from(args.workers) * layout.model_bytes() as f64;
-        let goodput = moved / (round_ms(0.5) * 1e6);
-        // A hub that leaves work out has no limit to be compared with.
-        let limit = limit.filter(|_| args.ablate.is_empty()).map(|passes| {
-            let mut passes: Vec<u64> = passes.iter().map(|pass| pass.as_nanos() as u64).collect();
-            passes.sort_unstable();
-            moved / quantile(&passes, 0.5)
-        });
-        let worker_rss = outcomes.iter().map(|outcome| outcome.rss_bytes).max().unwrap_or(0);
+        let mut ratios: Vec<f64> = legs.iter().filter_map(Leg::ratio).collect();
+        ratios.sort_by(f64::total_cmp);
         Ok(Report {
             model,
             parameters: layout.parameters(),
@@ -102,9 +123,10 @@ impl Report {
             round_ms_p10: round_ms(0.1),
             round_ms_p50: round_ms(0.5),
             round_ms_p90: round_ms(0.9),
-            goodput_gb_per_s: goodput,
-            limit_gb_per_s: limit,
-            limit_ratio: limit.map(|limit| goodput / limit),
+            goodput_gb_per_s: moved / quantile(&rounds, 0.5),
+            limit_gb_per_s: (!passes.is_empty()).then(|| moved / quantile(&passes, 0.5)),
+            limit_ratio: ratios.get(ratios.len() / 2).copied(),
+            limit_ratio_spread: ratios.first().copied().zip(ratios.last().copied()).map(Into::into),
             checked: true, // the first wrong result ended the run with an error
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
             worker_rss_mb: worker_rss as f64 / 1e6,
@@ -153,9 +175,10 @@ impl Report {
                 "machine's limit",
                 format!("{limit:.2} GB/s (same kernels and cores, private memory, no exchange)"),
             );
-            row("ratio", format!("{ratio:.2} of the limit"));
+            let [low, high] = self.limit_ratio_spread.unwrap_or([ratio; 2]);
+            row("ratio", format!("{ratio:.2} of the limit (median of legs, {low:.2} to {high:.2})"));
         }
-        row("checked", "every chunk of every round by a line, every element after the last: exact".into());
+        row("checked", "every chunk by a line all 16 rounds, every element after the last: exact".into());
         row(
             "memory",
             format!(

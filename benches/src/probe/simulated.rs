@@ -14,8 +14,7 @@ use phub_server::CoreSelection;
 
 use super::args::Args;
 use super::expected::Expected;
-use super::report::{Report, progress_bar};
-use super::worker::Outcome;
+use super::report::{Leg, Report, progress_bar};
 use crate::simulated::{Simulated, Terms};
 
 /// Steps without work after which the run is given up; the network loses nothing.
@@ -79,8 +78,8 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
     for worker in &job.workers {
         keys().try_for_each(|key| expected.check(&layout, key, 0, worker.weights(key)?))?;
     }
-    let outcome = Outcome { round_ns, rss_bytes: fabric::resident_bytes().unwrap_or(0) };
-    Report::new(args, &layout, &[outcome], &before, &describe(&job), None)
+    let rss_bytes = fabric::resident_bytes().unwrap_or(0);
+    Report::new(args, &layout, &[Leg::new(&[round_ns], Vec::new())], rss_bytes, &before, &describe(&job))
 }
 
 fn describe(job: &Simulated) -> HubReply {
