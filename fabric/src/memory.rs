@@ -10,6 +10,9 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
+/// Size of a huge page where it matters here; x86-64's, and Arm's with small pages of 4 KiB.
+const HUGE_PAGE: usize = 2 << 20;
+
 /// Windows, slabs and rings start on a boundary of this many bytes or more.
 pub(crate) const ALIGN: usize = 64;
 
@@ -83,10 +86,68 @@ impl Mapping {
     ) -> Result<Self, MapError> {
         let len = at_least_one(bytes);
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a fresh mapping at an address that the kernel chooses touches no memory that
-        // anybody has. The callers have checked that the file is sealed against shrinking.
-        let start = unsafe { mmap(std::ptr::null_mut(), len.get(), prot, MapFlags::SHARED, fd.as_fd(), 0) };
-        Self::checked(what, len, start)
+        if len.get() < HUGE_PAGE {
+            // SAFETY: a fresh mapping at an address that the kernel chooses touches no memory that
+            // anybody has. The callers have checked that the file is sealed against shrinking.
+            let start =
+                unsafe { mmap(std::ptr::null_mut(), len.get(), prot, MapFlags::SHARED, fd.as_fd(), 0) };
+            return Self::checked(what, len, start);
+        }
+        // A huge page of the file is one of this mapping only at an address that is a multiple of its
+        // size, which the kernel sees to for memfds only where their huge pages are switched on. Addresses
+        // are taken first, and what is too many of them given back.
+        let reserved = len.get() + HUGE_PAGE;
+        // SAFETY: as above; nothing can be accessed there.
+        let start = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                reserved,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let start = start.map_err(|errno| MapError::new(what, len.get(), errno))?.cast::<u8>();
+        let before = start.align_offset(HUGE_PAGE);
+        let aligned = start.wrapping_add(before);
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: `aligned` and `len` bytes after it are a part of what was just reserved, which nobody else
+        // has; the mapping takes that part's place. The file is sealed, as above.
+        let mapped = unsafe { mmap(aligned.cast(), len.get(), prot, flags, fd.as_fd(), 0) };
+        let pages = len.get().next_multiple_of(rustix::param::page_size());
+        let after = reserved.next_multiple_of(rustix::param::page_size()) - before - pages;
+        let whole = if mapped.is_ok() {
+            [(start, before), (aligned.wrapping_add(pages), after)]
+        } else {
+            [(start, reserved), (start, 0)]
+        };
+        for (start, bytes) in whole.into_iter().filter(|&(_, bytes)| bytes > 0) {
+            // SAFETY: what is left of the reservation on either side of the mapping, or all of it where there
+            // is no mapping; nobody has it.
+            let result = unsafe { munmap(start.cast(), bytes) };
+            debug_assert!(result.is_ok(), "munmap of our own reservation: {result:?}");
+        }
+        Self::checked(what, len, mapped)
+    }
+
+    /// Replaces the small pages of this mapping's file by huge ones, whatever the machine's settings for
+    /// huge pages are, and makes pages that are not there yet (Linux 6.1). Whether it could.
+    ///
+    /// Not on a machine of several NUMA nodes: there the core that touches a page first has it on its node,
+    /// and a huge page holds chunks of several cores.
+    pub fn collapse(&self) -> bool {
+        /// Of linux/mman.h; not in every libc yet.
+        const MADV_COLLAPSE: i32 = 25;
+        let bytes = self.bytes.get() / HUGE_PAGE * HUGE_PAGE;
+        if bytes == 0 || !one_node() {
+            return false;
+        }
+        for offset in (0..bytes).step_by(HUGE_PAGE) {
+            // One page of each must be there for the others to follow.
+            // SAFETY: inside this mapping, which is readable; nobody writes it yet.
+            unsafe { self.start.as_ptr().add(offset).read_volatile() };
+        }
+        // SAFETY: the range is this mapping's own; contents stay as they are.
+        unsafe { libc::madvise(self.start.as_ptr().cast(), bytes, MADV_COLLAPSE) == 0 }
     }
 
     fn checked(
@@ -142,11 +203,19 @@ pub fn available_bytes() -> Option<u64> {
 /// Where Linux says whether shared memory gets huge pages on advice, which every mapping asks for.
 pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Whether windows get huge pages on this machine.
+/// Whether windows get huge pages on this machine: on advice, or by being collapsed into them.
 pub fn shared_huge_pages() -> bool {
     // The chosen word stands in brackets: "always within_size advise [never] deny force".
     let words = std::fs::read_to_string(SHARED_HUGE_PAGES).unwrap_or_default();
-    ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|chosen| words.contains(chosen))
+    let advised =
+        ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|word| words.contains(word));
+    advised || crate::window::SendWindow::new(HUGE_PAGE).is_ok_and(|window| window.is_huge())
+}
+
+/// Whether all memory is on one NUMA node.
+fn one_node() -> bool {
+    // A list of ranges, "0" or "0-1"; absent in kernels that know no nodes.
+    std::fs::read_to_string("/sys/devices/system/node/online").map_or(true, |nodes| nodes.trim() == "0")
 }
 
 /// Resident memory of this process, shared pages included; `None` where the kernel does not say.

@@ -112,6 +112,7 @@ pub enum SpanError {
 pub struct SendWindow {
     mapping: Mapping,
     bytes: usize,
+    huge: bool,
     fd: OwnedFd,
 }
 
@@ -125,7 +126,13 @@ impl SendWindow {
         ftruncate(&fd, bytes.max(1) as u64).map_err(memfd("ftruncate"))?;
         let mapping = Mapping::shared("a window", fd.as_fd(), bytes, true)?;
         fcntl_add_seals(&fd, SEALS).map_err(memfd("adding seals"))?;
-        Ok(SendWindow { mapping, bytes, fd })
+        let huge = mapping.collapse();
+        Ok(SendWindow { mapping, bytes, huge, fd })
+    }
+
+    /// Whether it was made of huge pages, but for a rest that is smaller than one.
+    pub fn is_huge(&self) -> bool {
+        self.huge
     }
 
     /// Size in bytes.
