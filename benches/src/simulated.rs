@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
-use fabric::{RecvWindow, SendWindow, Span};
+use fabric::{RecvWindow, SendWindow, Span, Spans, WindowError};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
-use pbox_core::{Ablate, ChunkId, Core, JobId, Layout, Notice, Optimizer, Placement, Shard, ShardSpec};
+use pbox_core::{
+    Ablate, ChunkId, Consistency, Core, JobId, Layout, Notice, Optimizer, Placement, Shard, ShardSpec,
+};
 use worker_shim::{Exchange, ExchangeError, Windows};
 
 /// What a job is made of.
@@ -22,14 +24,17 @@ pub struct Terms {
     pub optimizer: Optimizer,
     /// What it leaves out.
     pub ablate: Ablate,
+    /// How far workers may be apart.
+    pub consistency: Consistency,
     /// What becomes of the job when a worker is lost.
     pub on_loss: OnLoss,
 }
 
 impl Terms {
-    /// A job that stops when a worker is lost, with nothing left out.
+    /// A job in BSP that stops when a worker is lost, with nothing left out.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
-        Terms { workers, cores, optimizer, ablate: Ablate::default(), on_loss: OnLoss::Stop }
+        let (ablate, consistency, on_loss) = (Ablate::default(), Consistency::Bsp, OnLoss::Stop);
+        Terms { workers, cores, optimizer, ablate, consistency, on_loss }
     }
 }
 
@@ -39,6 +44,7 @@ pub struct Simulated {
     layout: Arc<Layout>,
     placement: Placement,
     weights: Arc<SendWindow>,
+    consistency: Consistency,
     on_loss: OnLoss,
     /// The hub's cores.
     pub cores: Vec<Core<sim::Port>>,
@@ -58,12 +64,10 @@ const JOB: JobId = JobId(0);
 impl Simulated {
     /// Connects a job's workers to its hub over `net`.
     pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms) -> Result<Self> {
-        let Terms { workers, cores, optimizer, ablate, on_loss } = terms;
+        let Terms { workers, cores, optimizer, ablate, consistency, on_loss } = terms;
         let placement = Placement::new(layout, cores);
         let chunks = placement.chunks_by_core();
-        let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
-        let weights = SendWindow::new(layout.window_bytes())?;
-        let (weights, claims) = weights.split(chunks.iter().map(spans).collect())?;
+        let (weights, claims) = weights_window(layout, &chunks)?;
 
         let mut hub = Vec::new();
         for (ids, weights) in chunks.iter().zip(claims) {
@@ -72,6 +76,7 @@ impl Simulated {
                 chunks: ids.clone(),
                 weights,
                 workers,
+                consistency,
                 restored: None,
                 snapshot_every: None,
                 optimizer,
@@ -86,6 +91,7 @@ impl Simulated {
             layout: Arc::clone(layout),
             placement,
             weights,
+            consistency,
             on_loss,
             cores: hub,
             workers: Vec::new(),
@@ -109,14 +115,20 @@ impl Simulated {
         let (gradients, spans) = Windows::gradients(layout)?;
         let at_hub = Arc::new(RecvWindow::local(layout.window_bytes())?);
         let at_worker = Arc::new(RecvWindow::local(layout.window_bytes())?);
+        let (weights, own) = if self.consistency.steps_alone() {
+            let (weights, own) = weights_window(layout, &placement.chunks_by_core())?;
+            (weights, own.into_iter().map(Some).collect())
+        } else {
+            (Arc::clone(&self.weights), self.cores.iter().map(|_| None).collect::<Vec<_>>())
+        };
         let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
-        for (core, capacity) in self.cores.iter_mut().zip(placement.capacities()) {
+        for ((core, capacity), own) in self.cores.iter_mut().zip(placement.capacities()).zip(own) {
             let worker = sim::Windows { send: Arc::clone(&gradients), recv: Arc::clone(&at_worker) };
-            let hub = sim::Windows { send: Arc::clone(&self.weights), recv: Arc::clone(&at_hub) };
+            let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
             let (to_hub, to_worker) = net.link(worker, hub, capacity.max(1));
             ends.push(to_hub.id());
             endpoints.push(to_hub);
-            core.add_worker(JOB, rank, Arc::clone(&at_hub), to_worker)?;
+            core.add_worker(JOB, rank, Arc::clone(&at_hub), own, to_worker)?;
         }
         let windows = Windows::new(Arc::clone(layout), spans, at_worker, false)?;
         let exchange = Exchange::new(net.port(), endpoints, placement.clone(), Arc::clone(layout), windows);
@@ -209,4 +221,14 @@ impl Simulated {
         let mut ranks = self.workers.iter().enumerate();
         ranks.find_map(|(rank, worker)| worker.first_under_way().map(|key| (rank, key)))
     }
+}
+
+/// A weights window, and each core's part of it.
+fn weights_window(
+    layout: &Layout,
+    chunks: &[Vec<ChunkId>],
+) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
+    let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
+    let window = SendWindow::new(layout.window_bytes())?;
+    Ok(window.split(chunks.iter().map(spans).collect()).expect("the layout's chunks are disjoint"))
 }

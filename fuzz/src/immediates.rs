@@ -10,7 +10,7 @@ use fabric::{Arrival, Imm, LinkId, Port as _, Posted, RecvWindow, SendWindow, Sp
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round, Shard,
+    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round, Shard,
     ShardSpec,
 };
 
@@ -108,10 +108,10 @@ impl Bed {
         for (ids, weights) in chunks.into_iter().zip(claims) {
             let workers = workers as u32;
             let layout = Arc::clone(&layout);
-            let ablate = Ablate::default();
+            let (consistency, ablate) = (Consistency::Bsp, Ablate::default());
             let (restored, snapshot_every) = (None, None);
             let spec =
-                ShardSpec { layout, chunks: ids, weights, workers, restored, snapshot_every, optimizer, ablate };
+                ShardSpec { layout, chunks: ids, weights, workers, consistency, restored, snapshot_every, optimizer, ablate };
             let mut core = Core::new(net.port(), Kernels::detect());
             core.add_job(JOB, Shard::new(spec).expect("a small shard"), OnLoss::Stop);
             bed.cores.push(core);
@@ -124,7 +124,7 @@ impl Bed {
                 let worker = Windows { send: Arc::clone(&gradients), recv: Arc::clone(&here) };
                 let hub = Windows { send: Arc::clone(&weights), recv: Arc::clone(&there) };
                 let (ours, theirs) = net.link(worker, hub, CAPACITY);
-                core.add_worker(JOB, rank as u32, Arc::clone(&there), theirs).expect("spans that fit");
+                core.add_worker(JOB, rank as u32, Arc::clone(&there), None, theirs).expect("spans that fit");
                 let mut port = net.port();
                 let link = port.attach(ours);
                 links.push((port, link));

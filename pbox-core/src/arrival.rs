@@ -1,4 +1,5 @@
-//! Which workers' slots of which chunks are in, for one core's chunks of one job.
+//! Which workers' slots of which chunks are in, for one core's chunks of one job, where a round ends for
+//! all at once: BSP. Beside it stands `clocks`, for SSP and ASP.
 //!
 //! Owned by the core. A bit per (chunk, worker) and a count per chunk; plain memory, no atomics.
 
@@ -27,7 +28,9 @@ struct State {
 pub(crate) enum OutOfTurn {
     /// It had pushed it already.
     Again(Round),
-    /// Another round is in flight.
+    /// It was not answered yet.
+    Unanswered(Round),
+    /// Another round is next.
     OtherRound { expected: Round },
     /// It does not take part in the round in flight.
     NotYet(Round),

@@ -10,6 +10,7 @@ pub use parse::{ParseError, parse, parse_join};
 use serde::{Deserialize, Serialize};
 
 use crate::chunk::Round;
+use crate::consistency::Consistency;
 use crate::key::Key;
 use crate::optimizer::{Ablate, Optimizer};
 
@@ -57,6 +58,9 @@ pub struct JoinRequest {
     /// What the hub leaves out, for measurement.
     #[serde(default)]
     pub ablate: Ablate,
+    /// How far workers may be apart.
+    #[serde(default)]
+    pub consistency: Consistency,
     /// What becomes of the job when a worker is lost, or leaves before the others.
     #[serde(default)]
     pub on_loss: OnLoss,

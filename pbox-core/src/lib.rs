@@ -8,6 +8,8 @@
 
 mod arrival;
 mod chunk;
+mod clocks;
+mod consistency;
 pub mod control;
 mod element;
 #[allow(unsafe_code)]
@@ -27,14 +29,19 @@ mod slots;
 mod snapshot;
 mod taking;
 mod turn;
+#[allow(unsafe_code)]
+mod values;
+mod violation;
 
 pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
+pub use consistency::{Consistency, NeedsBsp, NotAConsistency};
 pub use element::Element;
 pub use key::{Dtype, Key, KeyId};
 pub use layout::{Chunk, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
 pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 pub use placement::{Placement, runs};
-pub use shard::{Front, Shard, ShardSpec, Violation};
+pub use shard::{Front, Shard, ShardSpec};
 pub use snapshot::{Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
 pub use taking::{Occasion, Taken};
 pub use turn::{Core, JobId, Notice, Tally};
+pub use violation::Violation;

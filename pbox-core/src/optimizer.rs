@@ -233,10 +233,12 @@ impl LearningRates {
         LearningRates { changes: vec![(Round(0), rate)] }
     }
 
-    /// `rate` from round `from` on; replaces what was set for that round and later.
+    /// `rate` from round `from` on, until the next change. Workers that are apart set one schedule at
+    /// different times: what a faster one has set for later rounds stands.
     pub fn change(&mut self, from: Round, rate: f32) {
-        self.changes.retain(|&(round, _)| round < from);
-        self.changes.push((from, rate));
+        self.changes.retain(|&(round, _)| round != from);
+        let place = self.changes.partition_point(|&(round, _)| round < from);
+        self.changes.insert(place, (from, rate));
     }
 
     /// The rate of a round.
@@ -271,6 +273,8 @@ mod tests {
         assert_eq!([0, 4, 5, 8, 9, 100].map(|r| rates.at(Round(r))), [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]);
         rates.change(Round(9), 0.5);
         assert_eq!(rates.at(Round(9)), 0.5);
+        rates.change(Round(7), 0.02);
+        assert_eq!([6, 7, 8, 9].map(|r| rates.at(Round(r))), [0.01, 0.02, 0.02, 0.5], "later ones stand");
         rates.forget_before(Round(6));
         assert_eq!((rates.at(Round(6)), rates.at(Round(9))), (0.01, 0.5));
     }

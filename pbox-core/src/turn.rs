@@ -8,14 +8,15 @@
 //! read-modify-write, allocates nothing and makes no system call, but what waking a sleeping worker
 //! needs.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use fabric::{Arrival, LinkId, Port, Posted, RecvWindow, Slab, SpanError};
+use fabric::{Arrival, LinkId, Port, Posted, RecvWindow, Slab, SpanError, Spans};
 
 use crate::chunk::{Immediate, Round};
 use crate::control::OnLoss;
 use crate::kernels::Kernels;
-use crate::shard::{Finished, Front, Shard};
+use crate::shard::{Finished, Front, Recipients, Shard};
 use crate::taking::{Occasion, Taken};
 
 /// A job of this hub; numbers are not used again.
@@ -31,7 +32,7 @@ const ARRIVALS_PER_TURN: usize = 64;
 pub struct Tally {
     /// Slots that arrived.
     pub arrivals: u64,
-    /// Chunks summed and sent back.
+    /// Chunks summed and stepped: once a round, or with SSP and ASP once a push.
     pub chunks: u64,
     /// Bytes of these chunks.
     pub chunk_bytes: u64,
@@ -121,17 +122,19 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Attaches a worker's link to its job.
+    /// Attaches a worker's link to its job. With SSP and ASP it comes with this core's spans of the weights
+    /// window that is this worker's own.
     pub fn add_worker(
         &mut self,
         id: JobId,
         rank: u32,
         gradients: Arc<RecvWindow>,
+        weights: Option<Spans>,
         endpoint: P::Endpoint,
     ) -> Result<(), SpanError> {
         let Some(place) = self.place(id) else { return Ok(()) }; // the job ended meanwhile
         let job = self.jobs[place].as_mut().expect("found by place");
-        job.shard.add_worker(rank, gradients)?;
+        job.shard.add_worker(rank, gradients, weights)?;
         let link = self.port.attach(endpoint);
         if let Some(former) = job.links[rank as usize].replace(link) {
             // One link a rank: two would be one worker that pushes twice.
@@ -184,9 +187,9 @@ impl<P: Port> Core<P> {
             }
             job.shard.admit(rank, from);
             let Some(link) = link else { continue };
-            for Finished { span, chunk, round } in job.shard.finished_before(from) {
+            for (chunk, span) in job.shard.finished_before(from) {
                 // It has room for all: nothing was posted to it before. If it closed, the port says so.
-                let _ = port.post(link, span, Immediate::new(chunk, round).encode());
+                let _ = port.post(link, span, Immediate::new(chunk, Round(from.0 - 1)).encode());
             }
         }
         port.flush();
@@ -197,9 +200,9 @@ impl<P: Port> Core<P> {
     /// [held](Self::hold).
     pub fn take_snapshot(&mut self, id: JobId, occasion: Occasion, before: Round, notices: &mut Vec<Notice>) {
         let Some(place) = self.place(id) else { return };
-        let shard = &mut self.jobs[place].as_mut().expect("found by place").shard;
-        shard.take_snapshot(occasion, before);
-        notices.extend(std::iter::from_fn(|| shard.taken()).map(|taken| Notice::Snapshot { job: id, taken }));
+        let job = self.jobs[place].as_mut().expect("found by place");
+        job.shard.take_snapshot(occasion, before);
+        job.tell_taken(notices);
     }
 
     /// The memory of a snapshot's part comes back: it is written, or will not be.
@@ -209,7 +212,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Finishes all chunks of a job that became whole without an arrival.
+    /// Finishes all chunks of a job that can go on without an arrival.
     fn settle(&mut self, place: usize, notices: &mut Vec<Notice>) {
         let mut next = 0;
         while let Some(job) = &mut self.jobs[place]
@@ -217,6 +220,9 @@ impl<P: Port> Core<P> {
         {
             next = after;
             self.answer(place, finished, notices);
+        }
+        if let Some(job) = &mut self.jobs[place] {
+            job.tell_taken(notices);
         }
     }
 
@@ -280,13 +286,18 @@ impl<P: Port> Core<P> {
     /// Sends a finished chunk to the workers.
     #[inline]
     fn answer(&mut self, place: usize, finished: Finished, notices: &mut Vec<Notice>) {
-        self.tally.chunks += 1;
-        self.tally.chunk_bytes += finished.span.bytes as u64;
+        self.tally.chunks += u64::from(finished.steps);
+        self.tally.chunk_bytes += u64::from(finished.steps) * finished.span.bytes as u64;
         let job = self.jobs[place].as_mut().expect("its chunk was finished");
-        if let Some(taken) = job.shard.taken() {
-            notices.push(Notice::Snapshot { job: job.id, taken });
-        }
-        if let Some(rank) = answer_all(&mut self.port, job, finished) {
+        job.tell_taken(notices);
+        let full = match finished.to {
+            Recipients::All(round) => answer_all(&mut self.port, job, &finished, round),
+            Recipients::Waiting(ref ranks) => answer_waiting(&mut self.port, job, &finished, ranks.clone()),
+        };
+        // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not
+        // wait for the rest of this turn.
+        self.port.flush();
+        if let Some(rank) = full {
             let reason = "its ring of answers is full: it pushed without reading them".to_string();
             self.drop_worker(place, rank, reason, notices);
         }
@@ -307,27 +318,52 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Sends a finished chunk to every worker that takes part in its next round. The rings are sized by
+impl Job {
+    /// What came of snapshots.
+    #[inline]
+    fn tell_taken(&mut self, notices: &mut Vec<Notice>) {
+        while let Some(taken) = self.shard.taken() {
+            notices.push(Notice::Snapshot { job: self.id, taken });
+        }
+    }
+}
+
+/// Posts a finished chunk to every worker that takes part in its next round. The rings are sized by
 /// the layout, so that a worker that keeps to one round in flight never fills one; names a rank whose
 /// ring is full.
 #[inline]
-fn answer_all<P: Port>(port: &mut P, job: &Job, finished: Finished) -> Option<u32> {
-    let Finished { span, chunk, round } = finished;
-    let imm = Immediate::new(chunk, round).encode();
+fn answer_all<P: Port>(port: &mut P, job: &Job, finished: &Finished, round: Round) -> Option<u32> {
+    let imm = Immediate::new(finished.chunk, round).encode();
     let mut full = None;
     for (rank, link) in (0u32..).zip(&job.links) {
         let Some(link) = *link else { continue };
         if !job.shard.is_answered(rank, round) {
             continue;
         }
-        match port.post(link, span, imm) {
+        match port.post(link, finished.span, imm) {
             // A link that just closed is reported by the port.
             Posted::Accepted | Posted::Closed => {}
             Posted::Full => full = Some(rank),
         }
     }
-    // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not
-    // wait for the rest of this turn.
-    port.flush();
+    full
+}
+
+/// As [`answer_all`], to those of `ranks` that wait and may go on, each in its own round.
+fn answer_waiting<P: Port>(
+    port: &mut P,
+    job: &mut Job,
+    finished: &Finished,
+    ranks: Range<u32>,
+) -> Option<u32> {
+    let mut full = None;
+    for rank in ranks {
+        let Some(round) = job.shard.answer(finished.place, rank) else { continue };
+        let Some(link) = job.links[rank as usize] else { continue };
+        match port.post(link, finished.span, Immediate::new(finished.chunk, round).encode()) {
+            Posted::Accepted | Posted::Closed => {}
+            Posted::Full => full = Some(rank),
+        }
+    }
     full
 }

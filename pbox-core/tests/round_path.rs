@@ -17,7 +17,7 @@ use machine_code::{Function, Program};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Core, Immediate, JobId, Key, Layout, Optimizer, Placement, Round, Shard, ShardSpec,
+    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Optimizer, Placement, Round, Shard, ShardSpec,
 };
 
 /// The system's allocator, and how often each thread has asked it.
@@ -82,6 +82,7 @@ fn meet(listener: &Listener) -> Core<shm::Port> {
         chunks,
         weights: weights.remove(0),
         workers: WORKERS,
+        consistency: Consistency::Bsp,
         restored: None,
         snapshot_every: None,
         optimizer: NESTEROV,
@@ -92,7 +93,7 @@ fn meet(listener: &Listener) -> Core<shm::Port> {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
         let mut joined =
             hello.welcome(&group, &window, layout.window_bytes(), &placement.capacities()).unwrap();
-        core.add_worker(JobId(0), rank, Arc::new(joined.recv), joined.endpoints.remove(0)).unwrap();
+        core.add_worker(JobId(0), rank, Arc::new(joined.recv), None, joined.endpoints.remove(0)).unwrap();
     }
     let ranks: Vec<u32> = (0..WORKERS).collect();
     core.release(JobId(0), Round(0), &ranks, &mut Vec::new());

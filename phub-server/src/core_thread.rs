@@ -10,7 +10,7 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::{Idle, IdlePolicy, Port, RecvWindow, Slab, Until};
+use fabric::{Idle, IdlePolicy, Port, RecvWindow, Slab, Spans, Until};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{Core, Front, JobId, Notice, Occasion, Round, Shard, ShardSpec, Taken};
@@ -31,6 +31,8 @@ pub(crate) enum Command<E> {
         job: JobId,
         rank: u32,
         gradients: Arc<RecvWindow>,
+        /// This core's part of the worker's own weights window, where it has one.
+        weights: Option<Spans>,
         endpoint: Box<E>,
     },
     RemoveWorker {
@@ -208,8 +210,8 @@ impl<P: Port> CoreThread<P> {
                 Ok(shard) => self.core.add_job(job, shard, on_loss),
                 Err(error) => self.report(Report::JobFailed { job, reason: error.to_string() }),
             },
-            Command::AddWorker { job, rank, gradients, endpoint } => {
-                match self.core.add_worker(job, rank, gradients, *endpoint) {
+            Command::AddWorker { job, rank, gradients, weights, endpoint } => {
+                match self.core.add_worker(job, rank, gradients, weights, *endpoint) {
                     Ok(()) => self.report(Report::Attached { job, rank }),
                     Err(error) => {
                         self.report(Report::WorkerGone { job, rank, reason: error.to_string() });

@@ -69,7 +69,7 @@ pub(crate) struct Job {
     pub terms: JoinRequest,
     pub layout: Arc<Layout>,
     pub cores: Cores,
-    /// The weights; gone once the job failed.
+    /// The weights: what all workers read, or with SSP and ASP the hub's own. Gone once the job failed.
     pub weights: Option<Arc<SendWindow>>,
     pub members: Vec<Option<Member>>,
     /// The round that it began with.
@@ -135,6 +135,7 @@ impl Job {
             [
                 ("optimizer", format!("{:?}", request.optimizer)),
                 ("ablate", format!("{:?}", request.ablate)),
+                ("consistency", request.consistency.to_string()),
                 ("on_loss", format!("{:?}", request.on_loss)),
                 ("cores", request.cores.map_or("all".into(), |cores| cores.to_string())),
             ]

@@ -86,7 +86,7 @@ fn handshake(accepted: Accepted, group: &Arc<Group>, registry: &std::sync::Weak<
         }
     };
     match hello.welcome(group, &admission.weights, admission.window_bytes, &admission.capacities) {
-        Ok(joined) => registry.attach(&admission, joined.recv, joined.endpoints),
+        Ok(joined) => registry.attach(admission, joined.recv, joined.endpoints),
         Err(error) => {
             // Its token was good for this one connection: nobody else can come in its place.
             let reason = format!("its data path could not be made: {error}");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fabric::IdlePolicy;
 use pbox_core::control::OnLoss;
-use pbox_core::{Ablate, DEFAULT_CHUNK_BYTES, Key, Optimizer};
+use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, Optimizer};
 
 /// Where a worker reads its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,10 @@ pub struct SessionConfig {
     pub chunk_bytes: usize,
     /// What the hub leaves out, for measurement. Default nothing.
     pub ablate: Ablate,
+    /// How far workers may be apart. Default: not at all (BSP). With SSP and ASP every push is a step of its
+    /// own, with this worker's gradient alone: as many steps a round as there are workers, so the learning
+    /// rate is that of a batch of one worker.
+    pub consistency: Consistency,
     /// What becomes of the job when a worker is lost, or leaves before the others. Default: it stops.
     pub on_loss: OnLoss,
     /// How many of the hub's cores the job gets. Default all.
@@ -72,6 +76,7 @@ impl SessionConfig {
             optimizer,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
             ablate: Ablate::default(),
+            consistency: Consistency::Bsp,
             on_loss: OnLoss::Stop,
             cores: None,
             weights: WeightsMode::Shared,

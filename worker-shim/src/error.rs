@@ -6,7 +6,7 @@ use fabric::WindowError;
 use fabric::shm::ConnectError;
 use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::ManifestError;
-use pbox_core::{InvalidOptimizer, LayoutError};
+use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp};
 
 use crate::exchange::ExchangeError;
 
@@ -53,6 +53,9 @@ pub enum SessionError {
     /// The optimizer's settings are out of range.
     #[error("this worker's optimizer: {0}")]
     Optimizer(#[from] InvalidOptimizer),
+    /// The optimizer needs BSP.
+    #[error("this worker's settings: {0}")]
+    Consistency(#[from] NeedsBsp),
     /// No learning rate.
     #[error("learning rate {seen}: expected a finite number")]
     LearningRate {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, shm};
 use pbox_core::control::{
-    CheckpointReply, JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, PROTOCOL,
+    CheckpointReply, JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, Left, PROTOCOL,
     TransportAddress, check_job_name,
 };
 use pbox_core::{Element, KeyId, Layout, Placement, Round};
@@ -42,6 +42,7 @@ impl Session {
         let deadline = Instant::now() + config.join_limit;
         check_job_name(&config.job)?;
         config.optimizer.check()?;
+        config.consistency.check(&config.optimizer)?;
         pbox_core::manifest::check(&config.keys)?;
         let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
         let control = Control::new(&config.hub, &config.job, config.join_limit);
@@ -219,7 +220,8 @@ impl Session {
         }
         let round = self.exchange.round(key);
         let name = || self.exchange.layout().keys()[key.index()].name.clone();
-        if let Some(left) = news.left.iter().find(|left| left.round <= round) {
+        let waits_for = |left: &&Left| !self.config.consistency.allows(round.next(), left.round);
+        if let Some(left) = news.left.iter().find(waits_for) {
             return Err(SessionError::PeerLeft {
                 job: self.config.job.clone(),
                 rank: left.rank,
@@ -242,7 +244,7 @@ impl Session {
     }
 
     /// A key's weights (with [`Average`](pbox_core::Optimizer::Average): the mean gradient), as of
-    /// its last finished round. `E` is the key's type.
+    /// its last finished round; with SSP and ASP as they were when this worker was answered. `E` is the key's type.
     ///
     /// # Errors
     /// As for [`gradient_mut`](Self::gradient_mut).
@@ -251,7 +253,8 @@ impl Session {
     }
 
     /// Changes the learning rate from the next round on, for all workers. Called between rounds;
-    /// every worker may call it with the same value.
+    /// every worker may call it with the same value. With SSP and ASP a push is stepped at the rate of its
+    /// own round: workers that are ahead have used the former one.
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
         if !learning_rate.is_finite() {
             return Err(SessionError::LearningRate { seen: learning_rate });
@@ -355,6 +358,7 @@ fn join_request(config: &SessionConfig) -> JoinRequest {
         chunk_bytes: config.chunk_bytes,
         optimizer: config.optimizer,
         ablate: config.ablate,
+        consistency: config.consistency,
         on_loss: config.on_loss,
         cores: config.cores,
         keys: config.keys.clone(),

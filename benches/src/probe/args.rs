@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fabric::IdlePolicy;
-use pbox_core::{Ablate, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer};
+use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer};
 use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, IdleChoice};
 use worker_shim::{SessionConfig, WeightsMode};
@@ -43,6 +43,12 @@ pub struct Args {
     /// Element type of the whole model.
     #[arg(long, default_value = "f32", value_enum)]
     pub dtype: DtypeChoice,
+
+    /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp every push is a
+    /// step of its own, all workers push the same gradients, and what is checked is that weights are those
+    /// after some number of steps that the consistency allows.
+    #[arg(long, default_value_t, value_name = "bsp|ssp:S|asp")]
+    pub consistency: Consistency,
 
     /// Where workers read weights: in place, or in a copy of their own.
     #[arg(long, default_value = "shared", value_enum)]
@@ -214,6 +220,7 @@ impl Args {
         let mut config = SessionConfig::new(hub, &*self.job, rank, self.workers, keys, self.optimizer());
         config.chunk_bytes = self.chunk_bytes;
         config.ablate = self.ablate();
+        config.consistency = self.consistency;
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,

@@ -39,7 +39,8 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
     let (workers, optimizer) = (args.workers, args.optimizer());
     // A little delay, so that workers do not arrive in order.
     let net = Net::new(1, Faults { delay: 0..4, ..Faults::NONE });
-    let terms = Terms { ablate: args.ablate(), ..Terms::new(workers, cores, optimizer) };
+    let consistency = args.consistency;
+    let terms = Terms { ablate: args.ablate(), consistency, ..Terms::new(workers, cores, optimizer) };
     let mut job = Simulated::new(net, &layout, terms)?;
     let keys = || (0..layout.keys().len() as u32).map(KeyId);
 

@@ -11,7 +11,7 @@ pub mod values;
 
 use fabric::IdlePolicy;
 use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL};
-use pbox_core::{Ablate, Key, KeyId, Optimizer};
+use pbox_core::{Ablate, Consistency, Key, KeyId, Optimizer};
 use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
@@ -126,6 +126,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         chunk_bytes: 64,
         optimizer: SGD,
         ablate: Ablate::default(),
+        consistency: Consistency::Bsp,
         on_loss: OnLoss::Stop,
         cores: None,
         keys: small_model(),

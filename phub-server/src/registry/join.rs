@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fabric::{RecvWindow, SendWindow, Span, shm};
+use fabric::{RecvWindow, SendWindow, Span, Spans, WindowError, shm};
 use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, TransportAddress, check_job_name};
 use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec, manifest};
 
@@ -17,6 +17,8 @@ pub(crate) struct Admission {
     pub job: JobId,
     pub rank: u32,
     pub weights: Arc<SendWindow>,
+    /// Each core's part of them, where they are the worker's own.
+    own: Vec<Option<Spans>>,
     pub window_bytes: usize,
     pub capacities: Vec<u32>,
 }
@@ -84,16 +86,12 @@ impl Registry {
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
         let restored = self.restore(name, &terms)?;
         let layout = Arc::new(layout);
-        let window = SendWindow::new(layout.window_bytes())
-            .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
-
         let numbers = self.choose_cores(inner, terms.cores);
         let placement = Placement::new(&layout, numbers.len());
         let chunks = placement.chunks_by_core();
         let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
-        let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
-        let (weights, claims) =
-            window.split(chunks.iter().map(spans).collect()).expect("the layout's chunks are disjoint");
+        let (weights, claims) = weights_window(&layout, &chunks)
+            .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
         let mut capacities = vec![0; self.cores.len()];
         for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
             capacities[core] = capacity.max(1);
@@ -104,7 +102,7 @@ impl Registry {
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
             model_mb = layout.model_bytes() as f64 / 1e6, cores = ?numbers,
-            optimizer = ?terms.optimizer, workers = terms.workers, "new job"
+            optimizer = ?terms.optimizer, consistency = %terms.consistency, workers = terms.workers, "new job"
         );
         for ((&core, chunks), weights) in numbers.iter().zip(chunks).zip(claims) {
             let spec = Box::new(ShardSpec {
@@ -112,6 +110,7 @@ impl Registry {
                 chunks,
                 weights,
                 workers: terms.workers,
+                consistency: terms.consistency,
                 restored: restored.clone(),
                 snapshot_every: self.checkpoint_every.filter(|_| terms.optimizer.keeps_weights()),
                 optimizer: terms.optimizer,
@@ -161,36 +160,66 @@ impl Registry {
     /// What the bearer of a token may connect to. The first bearer: a token is good for one
     /// connection.
     pub fn admission(&self, token: Token) -> Result<Admission, String> {
+        let (mut admission, layout) = self.shared_admission(token)?;
+        if let Some(layout) = layout {
+            // Not under the lock: the window is as large as the model.
+            let chunks = Placement::new(&layout, admission.own.len()).chunks_by_core();
+            let (weights, own) = weights_window(&layout, &chunks).map_err(|error| {
+                let reason = format!("worker {} has no weights window: {error}", admission.rank);
+                // Its token was good for this one connection.
+                self.lose(&mut self.lock(), admission.job, admission.rank, &reason);
+                reason
+            })?;
+            (admission.weights, admission.own) = (weights, own.into_iter().map(Some).collect());
+        }
+        Ok(admission)
+    }
+
+    /// An admission to the job's weights; the layout of a window for this worker alone, where it needs one.
+    fn shared_admission(&self, token: Token) -> Result<(Admission, Option<Arc<Layout>>), String> {
         let mut inner = self.lock();
         let &(id, rank) = inner.tokens.get(&token).ok_or("the token is not one of this hub's; join first")?;
         let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
         let weights = job.weights.clone().ok_or_else(|| format!("job {:?} has failed", job.name))?;
         job.connect(rank)?;
-        Ok(Admission {
+        let admission = Admission {
             token,
             job: id,
             rank,
             weights,
+            own: job.cores.numbers.iter().map(|_| None).collect(),
             window_bytes: job.layout.window_bytes(),
             capacities: job.cores.capacities.clone(),
-        })
+        };
+        Ok((admission, job.terms.consistency.steps_alone().then(|| Arc::clone(&job.layout))))
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
-    pub fn attach(&self, admission: &Admission, gradients: RecvWindow, endpoints: Vec<shm::Endpoint>) {
+    pub fn attach(&self, admission: Admission, gradients: RecvWindow, endpoints: Vec<shm::Endpoint>) {
         let gradients = Arc::new(gradients);
         // Under the lock, so that what is told of the worker's loss comes after its links.
         let inner = self.lock();
         let Some(job) = inner.tokens.get(&admission.token).map(|(id, _)| &inner.jobs[id]) else { return };
-        for (&core, endpoint) in job.cores.numbers.iter().zip(endpoints) {
+        for ((&core, endpoint), weights) in job.cores.numbers.iter().zip(endpoints).zip(admission.own) {
             self.cores[core].send(Command::AddWorker {
                 job: admission.job,
                 rank: admission.rank,
                 gradients: Arc::clone(&gradients),
+                weights,
                 endpoint: Box::new(endpoint),
             });
         }
     }
+}
+
+/// A weights window, and each core's part of it.
+fn weights_window(
+    layout: &Layout,
+    chunks: &[Vec<ChunkId>],
+) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
+    let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
+    let window = SendWindow::new(layout.window_bytes())?;
+    Ok(window.split(chunks.iter().map(spans).collect()).expect("the layout's chunks are disjoint"))
 }
 
 fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
@@ -209,14 +238,17 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
         return Err(Refusal::Bad("0 cores: a job has at least one; leave it out for all".into()));
     }
     request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
+    request.consistency.check(&request.optimizer).map_err(|error| Refusal::Bad(error.to_string()))?;
     manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))
 }
 
 /// Refuses a job that the kernel would kill the hub for: weights, master weights and state, room for
-/// snapshots of them where these are taken all the time, and every worker's window, which are all of this
-/// machine's memory.
+/// snapshots of them where these are taken all the time, and every worker's window, or windows, where the
+/// weights are its own; they are all of this machine's memory.
 fn check_memory(layout: &Layout, terms: &JoinRequest, snapshots: bool) -> Result<(), String> {
-    let windows = (u64::from(terms.workers) + 1).saturating_mul(layout.window_bytes() as u64);
+    let of_a_worker = 1 + u64::from(terms.consistency.steps_alone());
+    let windows = u64::from(terms.workers) * of_a_worker + 1;
+    let windows = windows.saturating_mul(layout.window_bytes() as u64);
     let of_a_snapshot = 4 * layout.parameters() * (1 + terms.optimizer.state_per_element() as u64);
     let needed = windows.saturating_add(layout.kept_bytes(&terms.optimizer)).saturating_add(if snapshots {
         of_a_snapshot

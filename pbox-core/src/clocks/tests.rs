@@ -1,0 +1,178 @@
+//! Clocks held against a naive model, and by example.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const RANKS: u32 = 4;
+
+fn ssp(staleness: u32) -> Consistency {
+    Consistency::Ssp { staleness }
+}
+
+fn clocks(consistency: Consistency, ranks: u32) -> Clocks {
+    let mut clocks = Clocks::new(consistency, 1, ranks, Round(0));
+    (0..ranks).for_each(|rank| clocks.admit(rank, Round(0)));
+    clocks.settle(0);
+    clocks
+}
+
+/// A push and its step; who is answered then.
+fn push(clocks: &mut Clocks, rank: u32, round: u32) -> Vec<(u32, u32)> {
+    clocks.arrive(0, rank, round as u8).unwrap();
+    clocks.advance(0, rank);
+    answers(clocks)
+}
+
+fn answers(clocks: &mut Clocks) -> Vec<(u32, u32)> {
+    (0..clocks.ranks_at_most()).filter_map(|rank| Some((rank, clocks.answer(0, rank)?.0))).collect()
+}
+
+#[test]
+fn round_0_is_a_barrier_in_every_mode() {
+    for consistency in [ssp(0), ssp(7), Consistency::Asp] {
+        let mut clocks = clocks(consistency, 3);
+        assert_eq!(push(&mut clocks, 2, 0), []);
+        assert_eq!(push(&mut clocks, 0, 0), []);
+        assert_eq!(push(&mut clocks, 1, 0), [(0, 0), (1, 0), (2, 0)], "{consistency}");
+    }
+}
+
+#[test]
+fn the_fast_one_is_held_exactly_at_the_staleness() {
+    let mut clocks = clocks(ssp(2), 2);
+    push(&mut clocks, 0, 0);
+    push(&mut clocks, 1, 0);
+    assert_eq!(push(&mut clocks, 0, 1), [(0, 1)]);
+    assert_eq!(push(&mut clocks, 0, 2), [(0, 2)]);
+    assert_eq!(push(&mut clocks, 0, 3), [], "it would begin round 4, and the other one round 1");
+    assert_eq!(push(&mut clocks, 1, 1), [(0, 3), (1, 1)]);
+    assert_eq!(clocks.round(0), Round(2));
+}
+
+#[test]
+fn pushes_out_of_turn_are_seen() {
+    let mut clocks = clocks(ssp(0), 2);
+    assert_eq!(clocks.arrive(0, 0, 1), Err(OutOfTurn::OtherRound { expected: Round(0) }));
+    clocks.arrive(0, 0, 0).unwrap();
+    assert_eq!(clocks.arrive(0, 0, 0), Err(OutOfTurn::Unanswered(Round(0))), "noted");
+    clocks.advance(0, 0);
+    assert_eq!(clocks.arrive(0, 0, 1), Err(OutOfTurn::Unanswered(Round(0))), "held");
+    clocks.remove(0);
+    clocks.settle(0);
+    assert_eq!(clocks.arrive(0, 0, 1), Err(OutOfTurn::NotYet(Round(0))));
+}
+
+#[test]
+fn steps_are_counted_from_where_a_checkpoint_was() {
+    let begun = Clocks::new(Consistency::Asp, 1, 3, Round(0));
+    assert_eq!(begun.next_step(0), Round(1));
+    let mut clocks = clocks(Consistency::Asp, 3);
+    (0..3).for_each(|rank| drop(push(&mut clocks, rank, 0)));
+    assert_eq!(clocks.next_step(0), Round(1), "the broadcast is no step");
+    push(&mut clocks, 1, 1);
+    assert_eq!(clocks.next_step(0), Round(2));
+    let restored = Clocks::new(Consistency::Asp, 1, 3, Round(5));
+    assert_eq!(restored.next_step(0), Round(13), "rounds 1 to 4 of three workers are behind it");
+}
+
+/// What the documentation says, word for word: clocks in a map, the minimum taken anew every time.
+#[derive(Debug)]
+struct Model {
+    consistency: Consistency,
+    /// Those who take part: next round, and whether an answer is owed.
+    members: BTreeMap<u32, (u32, bool)>,
+    /// Of the last time that there was a member.
+    slowest: u32,
+}
+
+impl Model {
+    fn slowest(&mut self) -> u32 {
+        self.slowest = self.members.values().map(|&(next, _)| next).min().unwrap_or(self.slowest);
+        self.slowest
+    }
+
+    fn answers(&mut self) -> Vec<(u32, u32)> {
+        let slowest = self.slowest();
+        let staleness = match self.consistency {
+            Consistency::Asp => u32::MAX,
+            Consistency::Ssp { staleness } => staleness,
+            Consistency::Bsp => unreachable!("not among the cases"),
+        };
+        let mut answered = Vec::new();
+        for (&rank, (next, owed)) in &mut self.members {
+            if *owed && slowest >= 1 && *next - slowest <= staleness {
+                *owed = false;
+                answered.push((rank, *next - 1));
+            }
+        }
+        answered
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// Whoever is idle pushes, others do so out of turn.
+    Push(u32),
+    Remove(u32),
+    Admit(u32),
+}
+
+fn events() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        12 => (0..RANKS).prop_map(Event::Push),
+        1 => (0..RANKS).prop_map(Event::Remove),
+        1 => (0..RANKS).prop_map(Event::Admit),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn clocks_do_as_the_model(
+        staleness in proptest::option::of(0u32..4),
+        events in proptest::collection::vec(events(), 0..400),
+    ) {
+        let consistency = staleness.map_or(Consistency::Asp, ssp);
+        let mut clocks = clocks(consistency, RANKS);
+        let members = (0..RANKS).map(|rank| (rank, (0, false))).collect();
+        let mut model = Model { consistency, members, slowest: 0 };
+        for event in events {
+            match event {
+                Event::Push(rank) => {
+                    let before = clocks.round(0);
+                    match model.members.get_mut(&rank) {
+                        Some((next, owed)) if !*owed => {
+                            prop_assert_eq!(clocks.arrive(0, rank, *next as u8), Ok(()));
+                            prop_assert_eq!(clocks.pushed(0, rank), Some(Round(*next)));
+                            let moved = clocks.advance(0, rank);
+                            (*next, *owed) = (*next + 1, true);
+                            prop_assert_eq!(moved, model.slowest() > before.0);
+                            prop_assert!(model.slowest() <= before.0 + 1);
+                        }
+                        Some(&mut (next, _)) => {
+                            prop_assert_eq!(clocks.arrive(0, rank, next as u8), Err(OutOfTurn::Unanswered(Round(next - 1))));
+                        }
+                        None => prop_assert_eq!(clocks.arrive(0, rank, 0), Err(OutOfTurn::NotYet(before))),
+                    }
+                }
+                Event::Remove(rank) => {
+                    model.members.remove(&rank);
+                    clocks.remove(rank);
+                    clocks.settle(0);
+                }
+                Event::Admit(rank) if !model.members.contains_key(&rank) => {
+                    let from = model.slowest();
+                    model.members.insert(rank, (from, from > 0));
+                    clocks.admit(rank, Round(from));
+                    clocks.settle(0);
+                }
+                Event::Admit(_) => {}
+            }
+            prop_assert_eq!(answers(&mut clocks), model.answers());
+            prop_assert_eq!(clocks.round(0), Round(model.slowest()));
+            prop_assert_eq!(clocks.front(), Some((clocks.round(0), clocks.round(0))));
+        }
+    }
+}
