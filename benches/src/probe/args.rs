@@ -213,6 +213,12 @@ impl Args {
         }
     }
 
+    /// Whether there is a limit to be compared with: a hub that leaves work out, or steps once a push, does
+    /// other work than the limit's.
+    pub fn has_limit(&self) -> bool {
+        self.ablate.is_empty() && !self.consistency.steps_alone()
+    }
+
     /// For a worker of this run.
     pub fn session_config(&self, keys: Vec<Key>) -> SessionConfig {
         let hub = self.hub.clone().unwrap_or_default();

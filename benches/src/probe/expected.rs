@@ -2,8 +2,14 @@
 //!
 //! Gradients and first weights repeat with a small period over a key's elements, so that the exact
 //! result of every round is known from one period of the oracle, however large the model.
+//!
+//! With SSP and ASP nobody knows whose pushes come first. There all workers push the same gradients: weights
+//! depend on the number of steps alone, and must be those of one of the numbers that `allowed` has.
 
-use pbox_core::{Ablate, ChunkId, Element, KeyId, Layout, Optimizer, Round, oracle};
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+
+use pbox_core::{Ablate, ChunkId, Consistency, Element, KeyId, Layout, Optimizer, Round, oracle};
 
 /// A prime, so that no power-of-two stride of a wrong address hits the right value.
 const PERIOD: usize = 61;
@@ -13,12 +19,31 @@ const PERIOD: usize = 61;
 pub struct Expected<E> {
     optimizer: Optimizer,
     ablate: Ablate,
+    /// Whose gradients are in a step.
     workers: u32,
-    /// The round that `advance` goes to; 0 is the broadcast.
+    /// The step that comes next.
     next: Round,
     weights: [E; PERIOD],
     /// Master weight, `m` and `v` of each element, as far as there are any.
     kept: [[f32; 3]; PERIOD],
+    /// Weights after each number of steps that may still be seen, lowest first.
+    possible: VecDeque<[E; PERIOD]>,
+}
+
+/// How many steps the weights may contain that a worker has after so many rounds of its own, of `total`
+/// rounds that each of the workers pushes in all.
+pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -> RangeInclusive<u32> {
+    let others = workers - 1;
+    match consistency {
+        Consistency::Bsp => round..=round,
+        // Another one has pushed all but the last S rounds, and at most one more than S beyond this one's:
+        // this one may be the slowest, and its push the one that lets that one go.
+        Consistency::Ssp { staleness } => {
+            let most = round.saturating_add(staleness).saturating_add(1).min(total);
+            round + others * round.saturating_sub(staleness)..=round + others * most
+        }
+        Consistency::Asp => round..=round + others * total,
+    }
 }
 
 /// The phase of an element: neighbouring keys begin at different ones.
@@ -45,7 +70,7 @@ fn fill<E: Element>(key: KeyId, values: &mut [E], value: impl Fn(usize) -> E) {
 
 impl<E: Element> Expected<E> {
     /// Before the first round, after the broadcast.
-    pub fn new(optimizer: Optimizer, ablate: Ablate, workers: u32) -> Self {
+    pub fn new(optimizer: Optimizer, ablate: Ablate, consistency: Consistency, workers: u32) -> Self {
         let (mut weights, mut kept) = ([E::default(); PERIOD], [[0.0; 3]; PERIOD]);
         if optimizer.keeps_weights() {
             weights = std::array::from_fn(first_weight);
@@ -53,11 +78,14 @@ impl<E: Element> Expected<E> {
         if optimizer.master_per_element(E::DTYPE) > 0 {
             kept.iter_mut().zip(weights).for_each(|(kept, weight)| kept[0] = weight.to_f32());
         }
-        Expected { optimizer, ablate, workers, next: Round(1), weights, kept }
+        let workers = if consistency.steps_alone() { 1 } else { workers };
+        let possible = VecDeque::from([weights]);
+        Expected { optimizer, ablate, workers, next: Round(1), weights, kept, possible }
     }
 
     /// Writes worker `rank`'s gradient of a key.
-    pub fn fill_gradient(rank: u32, key: KeyId, values: &mut [E]) {
+    pub fn fill_gradient(consistency: Consistency, rank: u32, key: KeyId, values: &mut [E]) {
+        let rank = if consistency.steps_alone() { 0 } else { rank };
         fill(key, values, |phase| gradient(rank, phase));
     }
 
@@ -66,10 +94,20 @@ impl<E: Element> Expected<E> {
         fill(key, values, first_weight);
     }
 
-    /// One round on.
-    pub fn advance(&mut self) {
+    /// So many steps may be seen from now on: neither bound goes down from one call to the next.
+    pub fn expect(&mut self, steps: RangeInclusive<u32>) {
+        while self.next.0 <= *steps.end() {
+            self.advance();
+            self.possible.push_back(self.weights);
+        }
+        let kept = (steps.end() - steps.start()) as usize + 1;
+        self.possible.drain(..self.possible.len() - kept);
+    }
+
+    fn advance(&mut self) {
         let Ablate { aggregate, optimize } = self.ablate;
         if aggregate && optimize {
+            self.next = self.next.next();
             return;
         }
         let optimizer = if optimize { Optimizer::Average } else { self.optimizer };
@@ -83,17 +121,35 @@ impl<E: Element> Expected<E> {
         }
     }
 
-    /// Compares elements of a key, from `first` on.
-    pub fn check(&self, layout: &Layout, key: KeyId, first: usize, seen: &[E]) -> anyhow::Result<()> {
-        for (i, &seen) in seen.iter().enumerate() {
-            let (expected, seen) = (self.weights[phase(key, first + i)].to_f32(), seen.to_f32());
-            if seen.to_bits() != expected.to_bits() {
-                let name = &layout.keys()[key.index()].name;
-                anyhow::bail!(
-                    "wrong result: key {name:?}, element {}: expected {expected:e}, saw {seen:e}",
-                    first + i
-                );
-            }
+    /// Compares elements of a chunk, from the key's element `first` on: they are of one number of steps.
+    fn check_part(&self, layout: &Layout, key: KeyId, first: usize, seen: &[E]) -> anyhow::Result<()> {
+        let differs = |weights: &[E; PERIOD]| {
+            let bits = |value: E| value.to_f32().to_bits();
+            (first..).zip(seen).find(|&(i, &seen)| bits(seen) != bits(weights[phase(key, i)]))
+        };
+        if self.possible.iter().any(|weights| differs(weights).is_none()) {
+            return Ok(());
+        }
+        let latest = self.possible.back().expect("some number of steps is allowed");
+        let (element, &seen) = differs(latest).expect("all of them differ");
+        let name = &layout.keys()[key.index()].name;
+        let expected = latest[phase(key, element)].to_f32();
+        let or = match self.possible.len() {
+            1 => String::new(),
+            count => format!(" (or what it was after one of the {} steps before)", count - 1),
+        };
+        anyhow::bail!(
+            "wrong result: key {name:?}, element {element}: expected {expected:e}{or}, saw {:e}",
+            seen.to_f32()
+        );
+    }
+
+    /// Compares all elements of a key.
+    pub fn check(&self, layout: &Layout, key: KeyId, seen: &[E]) -> anyhow::Result<()> {
+        for id in layout.key_chunks(key) {
+            let span = layout.chunk(ChunkId(id)).span;
+            let first = (span.offset - layout.key_span(key).offset) / size_of::<E>();
+            self.check_part(layout, key, first, &seen[first..][..span.bytes / size_of::<E>()])?;
         }
         Ok(())
     }
@@ -114,8 +170,49 @@ impl<E: Element> Expected<E> {
             let first = (chunk.span.offset - layout.key_span(chunk.key).offset) / size_of::<E>();
             let line = first + round as usize * line_elements % elements.next_multiple_of(line_elements);
             let end = (line + line_elements).min(first + elements);
-            self.check(layout, chunk.key, line, &weights(chunk.key)?[line..end])?;
+            self.check_part(layout, chunk.key, line, &weights(chunk.key)?[line..end])?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pbox_core::Key;
+
+    const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
+
+    /// A key's weights after so many steps with one worker's gradient.
+    fn after(steps: u32, elements: usize) -> Vec<f32> {
+        let mut expected = Expected::<f32>::new(NESTEROV, Ablate::default(), Consistency::Asp, 3);
+        expected.expect(steps..=steps);
+        (0..elements).map(|i| expected.weights[phase(KeyId(0), i)]).collect()
+    }
+
+    #[test]
+    fn weights_of_an_allowed_number_of_steps_pass_and_no_others() {
+        let layout = Layout::new(vec![Key::f32("a", [100])], 256).unwrap();
+        let ssp = Consistency::Ssp { staleness: 1 };
+        let mut expected = Expected::<f32>::new(NESTEROV, Ablate::default(), ssp, 3);
+        for round in 1..=4 {
+            expected.expect(allowed(ssp, 3, round, 5));
+        }
+        let passes = |seen: &[f32]| expected.check(&layout, KeyId(0), seen).is_ok();
+        // Four of its own, three to five of each other one.
+        let steps: Vec<u32> = (0..30).filter(|&steps| passes(&after(steps, 100))).collect();
+        assert_eq!(steps, (10..=14).collect::<Vec<_>>());
+        let mut two_chunks = after(10, 100);
+        two_chunks[64..].copy_from_slice(&after(12, 100)[64..]);
+        assert!(passes(&two_chunks), "chunks are stepped one by one");
+        two_chunks[63] = after(12, 100)[63];
+        assert!(!passes(&two_chunks), "a chunk is of one number of steps");
+    }
+
+    #[test]
+    fn bsp_allows_one_number() {
+        assert_eq!(allowed(Consistency::Bsp, 8, 5, 9), 5..=5);
+        assert_eq!(allowed(Consistency::Ssp { staleness: 0 }, 2, 5, 9), 10..=11);
+        assert_eq!(allowed(Consistency::Asp, 2, 5, 9), 5..=14);
     }
 }

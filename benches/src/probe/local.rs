@@ -25,9 +25,8 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     let address = hub.hear()?;
     let cpus: Vec<u32> = describe_hub(&address)?.cores.iter().map(|core| core.cpu).collect();
 
-    // A hub that leaves work out has no limit to be compared with.
     progress.set_message("memory for the machine's limit");
-    let limit = args.ablate.is_empty().then(|| Limit::start(args, &layout, &cpus)).transpose()?;
+    let limit = args.has_limit().then(|| Limit::start(args, &layout, &cpus)).transpose()?;
 
     progress.set_message("workers join");
     let mut workers = Vec::new();
@@ -80,17 +79,17 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     Report::new(args, &layout, &legs, worker_rss, &before, &after)
 }
 
-/// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, and
-/// copies of the weights where they are private; and the same without copies for the limit.
+/// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, a
+/// window of weights for each worker where steps are its own, and copies where they are private; and the
+/// same with neither for the limit.
 fn check_memory(args: &Args, layout: &Layout) -> Result<()> {
-    let copies = match args.weights {
-        WeightsChoice::Shared => args.workers + 1,
-        WeightsChoice::Private => 2 * args.workers + 1,
-    };
+    let private = args.weights == WeightsChoice::Private;
+    let of_a_worker = 1 + u32::from(private) + u32::from(args.consistency.steps_alone());
+    let copies = of_a_worker * args.workers + 1;
     let windows = u64::from(copies) * layout.window_bytes() as u64;
     let kept = layout.kept_bytes(&args.optimizer());
     let limit = u64::from(args.workers + 1) * layout.window_bytes() as u64 + kept;
-    let needed = windows + kept + if args.ablate.is_empty() { limit } else { 0 };
+    let needed = windows + kept + if args.has_limit() { limit } else { 0 };
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed > available {
         bail!(

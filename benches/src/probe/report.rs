@@ -24,6 +24,7 @@ pub struct Report {
     cores: usize,
     kernels: String,
     optimizer: &'static str,
+    consistency: String,
     ablated: Vec<String>,
     weights: &'static str,
     pages: &'static str,
@@ -111,6 +112,7 @@ impl Report {
             cores: after.cores.len(),
             kernels: after.kernels.clone(),
             optimizer: args.optimizer().name(),
+            consistency: args.consistency.to_string(),
             ablated: args.ablate.iter().map(|what| format!("{what:?}").to_lowercase()).collect(),
             weights: match args.weights {
                 super::args::WeightsChoice::Shared => "shared",
@@ -144,7 +146,7 @@ impl Report {
 
     fn table(&self) -> String {
         let mut text = format!(
-            "{}: {:.1} M parameters in {}, {:.1} MB; {} workers, {} weights, {} over {}, {} kernels\n\n",
+            "{}: {:.1} M parameters in {}, {:.1} MB; {} workers, {} weights, {}{} over {}, {} kernels\n\n",
             self.model,
             self.parameters as f64 / 1e6,
             self.dtype,
@@ -152,6 +154,7 @@ impl Report {
             self.workers,
             self.weights,
             self.optimizer,
+            if self.consistency == "bsp" { String::new() } else { format!(" in {}", self.consistency) },
             self.transport,
             self.kernels,
         );
@@ -178,7 +181,11 @@ impl Report {
             let [low, high] = self.limit_ratio_spread.unwrap_or([ratio; 2]);
             row("ratio", format!("{ratio:.2} of the limit (median of legs, {low:.2} to {high:.2})"));
         }
-        row("checked", "every chunk by a line all 16 rounds, every element after the last: exact".into());
+        let exact = match self.consistency.as_str() {
+            "bsp" => "exact",
+            _ => "exact, of an allowed number of steps",
+        };
+        row("checked", format!("every chunk by a line all 16 rounds, every element after the last: {exact}"));
         row(
             "memory",
             format!(

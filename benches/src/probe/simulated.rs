@@ -13,7 +13,7 @@ use pbox_core::{Dtype, Element, KeyId, Layout};
 use phub_server::CoreSelection;
 
 use super::args::Args;
-use super::expected::Expected;
+use super::expected::{Expected, allowed};
 use super::report::{Leg, Report, progress_bar};
 use crate::simulated::{Simulated, Terms};
 
@@ -55,11 +55,11 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
     }
     for (worker, rank) in job.workers.iter_mut().zip(0..) {
         for key in keys() {
-            Expected::<E>::fill_gradient(rank, key, worker.gradient_mut(key)?);
+            Expected::<E>::fill_gradient(args.consistency, rank, key, worker.gradient_mut(key)?);
         }
     }
 
-    let mut expected = Expected::<E>::new(optimizer, args.ablate(), workers);
+    let mut expected = Expected::<E>::new(optimizer, args.ablate(), args.consistency, workers);
     let before = describe(&job);
     let progress = progress_bar(args);
     let mut round_ns = Vec::new();
@@ -70,14 +70,14 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         }
         job.settle(PATIENCE)?;
         round_ns.push(begun.elapsed().as_nanos() as u64);
-        expected.advance();
+        expected.expect(allowed(args.consistency, workers, round + 1, args.rounds));
         let worker = &job.workers[(round % workers) as usize];
         expected.check_lines(&layout, 0, 1, round, |key| Ok(worker.weights(key)?))?;
         progress.inc(1);
     }
     progress.finish_and_clear();
     for worker in &job.workers {
-        keys().try_for_each(|key| expected.check(&layout, key, 0, worker.weights(key)?))?;
+        keys().try_for_each(|key| expected.check(&layout, key, worker.weights(key)?))?;
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
     Report::new(args, &layout, &[Leg::new(&[round_ns], Vec::new())], rss_bytes, &before, &describe(&job))

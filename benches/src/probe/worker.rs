@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use half::{bf16, f16};
 use pbox_core::control::HubReply;
-use pbox_core::{Dtype, Element, KeyId};
+use pbox_core::{Consistency, Dtype, Element, KeyId};
 use serde::{Deserialize, Serialize};
 use worker_shim::Session;
 
 use super::args::Args;
-use super::expected::Expected;
+use super::expected::{Expected, allowed};
 use super::report::{Leg, Report};
 use crate::child;
 
@@ -43,9 +43,12 @@ pub(super) enum Word {
 struct Worker<E> {
     session: Session,
     expected: Expected<E>,
+    consistency: Consistency,
     rank: u32,
     workers: u32,
     round: u32,
+    /// That it pushes in all.
+    rounds: u32,
 }
 
 impl<E: Element> Worker<E> {
@@ -58,10 +61,12 @@ impl<E: Element> Worker<E> {
             session.broadcast_weights(Expected::<E>::fill_weights)?;
         }
         for key in session.keys() {
-            Expected::<E>::fill_gradient(rank, key, session.gradient_mut(key)?);
+            Expected::<E>::fill_gradient(args.consistency, rank, key, session.gradient_mut(key)?);
         }
-        let expected = Expected::new(optimizer, args.ablate(), args.workers);
-        let mut worker = Worker { session, expected, rank, workers: args.workers, round: 0 };
+        let (workers, consistency) = (args.workers, args.consistency);
+        let expected = Expected::new(optimizer, args.ablate(), consistency, workers);
+        let rounds = WARM_UP + args.rounds + u32::from(consistency.steps_alone());
+        let mut worker = Worker { session, expected, consistency, rank, workers, round: 0, rounds };
         for _ in 0..WARM_UP {
             worker.round()?;
         }
@@ -74,9 +79,9 @@ impl<E: Element> Worker<E> {
             self.session.push(key)?;
         }
         // While the hub works: what must come back.
-        self.expected.advance();
-        self.session.wait_all()?;
         self.round += 1;
+        self.expected.expect(allowed(self.consistency, self.workers, self.round, self.rounds));
+        self.session.wait_all()?;
         let (first, stride) = (self.rank * ROUNDS_PER_LOOK + self.round, self.workers * ROUNDS_PER_LOOK);
         let session = &self.session;
         self.expected.check_lines(
@@ -104,8 +109,20 @@ impl<E: Element> Worker<E> {
 
     /// A look at every element after the last round.
     fn check(&self) -> Result<()> {
-        for key in self.session.keys() {
-            self.expected.check(self.session.layout(), key, 0, self.session.weights(key)?)?;
+        let check = |key| self.expected.check(self.session.layout(), key, self.session.weights(key)?);
+        self.session.keys().try_for_each(check)
+    }
+
+    /// Once all workers have done all measured rounds, where their steps are their own: after one more,
+    /// everybody has every push of those.
+    fn check_total(&mut self) -> Result<()> {
+        if self.consistency.steps_alone() {
+            for key in self.session.keys() {
+                self.session.push(key)?;
+            }
+            self.expected.expect(self.workers * (self.rounds - 1) + 1..=self.workers * self.rounds);
+            self.session.wait_all()?;
+            self.check()?;
         }
         Ok(())
     }
@@ -144,6 +161,7 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     worker.check()?;
     say(&Word::Right { rss_bytes });
     child::wait_for_word("leave")?;
+    worker.check_total()?;
     Ok(worker.session.leave()?)
 }
 
