@@ -164,7 +164,7 @@ impl Simulated {
     }
 
     /// As the registry does when a core has lost a worker.
-    fn lose(&mut self, rank: u32) {
+    pub fn lose(&mut self, rank: u32) {
         self.cores.iter_mut().for_each(|core| core.remove_worker(JOB, rank, &mut self.notices));
     }
 

@@ -15,7 +15,9 @@ use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, KeyId, Optimizer, Round};
 use phub_server::Hub;
 use support::values::mix;
-use support::{FIRST, SECOND, THIRD, hub, join_by_hand, join_request, push_all, ready_all, refusal, refused, says};
+use support::{
+    FIRST, SECOND, THIRD, hub, join_by_hand, join_request, push_all, ready_all, refusal, refused, says,
+};
 use support::{settings, small_model, together};
 use worker_shim::{Session, SessionConfig, SessionError, WeightsMode};
 

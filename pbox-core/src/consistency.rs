@@ -133,7 +133,9 @@ mod tests {
             assert_eq!(consistency.to_string(), text);
             assert_eq!(text.parse(), Ok(consistency));
         }
-        for wrong in [r#""ssp""#, r#"{"ssp":{}}"#, r#"{"ssp":{"staleness":-1}}"#, r#"{"ssp":{"staleness":1,"x":1}}"#] {
+        for wrong in
+            [r#""ssp""#, r#"{"ssp":{}}"#, r#"{"ssp":{"staleness":-1}}"#, r#"{"ssp":{"staleness":1,"x":1}}"#]
+        {
             assert!(serde_json::from_str::<Consistency>(wrong).is_err(), "{wrong}");
         }
         for wrong in ["", "ssp", "ssp:", "ssp:-1", "ssp: 1", "BSP"] {

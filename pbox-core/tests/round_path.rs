@@ -17,7 +17,8 @@ use machine_code::{Function, Program};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Optimizer, Placement, Round, Shard, ShardSpec,
+    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Optimizer, Placement, Round, Shard,
+    ShardSpec,
 };
 
 /// The system's allocator, and how often each thread has asked it.
