@@ -10,8 +10,8 @@ use fabric::{Arrival, Imm, LinkId, Port as _, Posted, RecvWindow, SendWindow, Sp
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round, Shard,
-    ShardSpec,
+    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round,
+    Shard, ShardSpec,
 };
 
 const JOB: JobId = JobId(3);
@@ -110,8 +110,17 @@ impl Bed {
             let layout = Arc::clone(&layout);
             let (consistency, ablate) = (Consistency::Bsp, Ablate::default());
             let (restored, snapshot_every) = (None, None);
-            let spec =
-                ShardSpec { layout, chunks: ids, weights, workers, consistency, restored, snapshot_every, optimizer, ablate };
+            let spec = ShardSpec {
+                layout,
+                chunks: ids,
+                weights,
+                workers,
+                consistency,
+                restored,
+                snapshot_every,
+                optimizer,
+                ablate,
+            };
             let mut core = Core::new(net.port(), Kernels::detect());
             core.add_job(JOB, Shard::new(spec).expect("a small shard"), OnLoss::Stop);
             bed.cores.push(core);

@@ -70,20 +70,25 @@ fn layout() -> Arc<Layout> {
 }
 
 /// A core with one job, and its workers' ends on threads of their own.
-fn meet(listener: &Listener) -> Core<shm::Port> {
+fn meet(listener: &Listener, consistency: Consistency) -> Core<shm::Port> {
     let layout = layout();
     let placement = Placement::new(&layout, 1);
     let chunks = placement.chunks_by_core().remove(0);
-    let spans = chunks.iter().map(|&chunk| layout.chunk(chunk).span).collect();
-    let (window, mut weights) = SendWindow::new(layout.window_bytes()).unwrap().split(vec![spans]).unwrap();
+    let spans: Vec<_> = chunks.iter().map(|&chunk| layout.chunk(chunk).span).collect();
+    let window = || {
+        let window = SendWindow::new(layout.window_bytes()).unwrap();
+        let (window, mut weights) = window.split(vec![spans.clone()]).unwrap();
+        (window, weights.remove(0))
+    };
+    let (shared, weights) = window();
     let (group, mut ports) = group(1).unwrap();
     let mut core = Core::new(ports.remove(0), Kernels::detect());
     let spec = ShardSpec {
         layout: Arc::clone(&layout),
         chunks,
-        weights: weights.remove(0),
+        weights,
         workers: WORKERS,
-        consistency: Consistency::Bsp,
+        consistency,
         restored: None,
         snapshot_every: None,
         optimizer: NESTEROV,
@@ -92,9 +97,16 @@ fn meet(listener: &Listener) -> Core<shm::Port> {
     core.add_job(JobId(0), Shard::new(spec).unwrap(), OnLoss::Stop);
     for rank in 0..WORKERS {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
+        let (window, own) = match consistency {
+            Consistency::Bsp => (Arc::clone(&shared), None),
+            _ => {
+                let (window, own) = window();
+                (window, Some(own))
+            }
+        };
         let mut joined =
             hello.welcome(&group, &window, layout.window_bytes(), &placement.capacities()).unwrap();
-        core.add_worker(JobId(0), rank, Arc::new(joined.recv), None, joined.endpoints.remove(0)).unwrap();
+        core.add_worker(JobId(0), rank, Arc::new(joined.recv), own, joined.endpoints.remove(0)).unwrap();
     }
     let ranks: Vec<u32> = (0..WORKERS).collect();
     core.release(JobId(0), Round(0), &ranks, &mut Vec::new());
@@ -136,17 +148,24 @@ fn work(address: &str, rounds: u32, done: &AtomicU32) {
 #[test]
 fn turns_allocate_nothing() {
     let _watchdog = Watchdog::new("turns_allocate_nothing");
+    for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 1 }, Consistency::Asp] {
+        allocates_nothing(consistency);
+    }
+}
+
+fn allocates_nothing(consistency: Consistency) {
     const WARM_UP: u32 = 3;
     const ROUNDS: u32 = 200;
-    let address = format!("phub-test-round-path-{}", std::process::id());
+    let address = format!("phub-test-round-path-{}-{consistency}", std::process::id());
     let listener = Listener::bind(&address).unwrap();
     let done = AtomicU32::new(0);
     std::thread::scope(|scope| {
         for _ in 0..WORKERS {
             scope.spawn(|| work(&address, WARM_UP + ROUNDS, &done));
         }
-        let mut core = meet(&listener);
-        let chunks = layout().chunks().len() as u64;
+        let mut core = meet(&listener, consistency);
+        let steps_a_round = if consistency == Consistency::Bsp { 1 } else { u64::from(WORKERS) };
+        let chunks = layout().chunks().len() as u64 * steps_a_round;
         let mut notices = Vec::new();
         let (mut in_turns, mut turns) = (0, 0u64);
         while done.load(Ordering::Acquire) < WORKERS {
