@@ -151,8 +151,13 @@ impl Shard {
         }
     }
 
-    /// What came of a snapshot.
+    /// Whether anything came of a snapshot.
     #[inline]
+    pub(crate) fn has_taken(&self) -> bool {
+        self.taking.has_taken()
+    }
+
+    /// What came of a snapshot.
     pub(crate) fn taken(&mut self) -> Option<Taken> {
         self.taking.taken()
     }

@@ -125,8 +125,13 @@ impl Taking {
         self.spare = self.every.map(|_| values);
     }
 
-    /// What the owner is to hear.
+    /// Whether the owner is to hear something.
     #[inline]
+    pub fn has_taken(&self) -> bool {
+        !self.taken.is_empty()
+    }
+
+    /// What the owner is to hear.
     pub fn taken(&mut self) -> Option<Taken> {
         self.taken.pop()
     }

@@ -289,7 +289,9 @@ impl<P: Port> Core<P> {
         self.tally.chunks += u64::from(finished.steps);
         self.tally.chunk_bytes += u64::from(finished.steps) * finished.span.bytes as u64;
         let job = self.jobs[place].as_mut().expect("its chunk was finished");
-        job.tell_taken(notices);
+        if job.shard.has_taken() {
+            job.tell_taken(notices);
+        }
         let full = match finished.to {
             Recipients::All(round) => answer_all(&mut self.port, job, &finished, round),
             Recipients::Waiting(ref ranks) => answer_waiting(&mut self.port, job, &finished, ranks.clone()),
@@ -319,8 +321,8 @@ impl<P: Port> Core<P> {
 }
 
 impl Job {
-    /// What came of snapshots.
-    #[inline]
+    /// What came of snapshots. Once a snapshot, not once a chunk.
+    #[cold]
     fn tell_taken(&mut self, notices: &mut Vec<Notice>) {
         while let Some(taken) = self.shard.taken() {
             notices.push(Notice::Snapshot { job: self.id, taken });

@@ -201,7 +201,7 @@ const COLD: [&str; 12] = [
     "Port>::detach",
     // A chunk that is copied into a snapshot, whose memory is mapped when the first one is.
     "Shard::copy_to_snapshot",
-    "drop_in_place<core::option::Option<pbox_core::taking::Taken>>",
+    "Job::tell_taken",
     // A ring with values that no correct peer writes.
     "Link::corrupt",
     // Memory: `turns_allocate_nothing` has seen that no turn gets there.
@@ -241,7 +241,14 @@ fn turns_hold_no_locked_instruction_and_no_system_call() {
 
     let reached = program.reached_from(&[turn, kernels].concat(), &COLD);
     let has = |part: &str| reached.functions.iter().any(|function| function.name.contains(part));
-    for part in ["Port>::poll", "Shard::finish", "Kernels::run", "Port>::post", "Port>::flush"] {
+    for part in [
+        "Port>::poll",
+        "Shard::finish_round",
+        "Shard::step_alone",
+        "Kernels::run",
+        "Port>::post",
+        "Port>::flush",
+    ] {
         assert!(has(part), "the walk passes {part}");
     }
     let fence = |instruction: &str| {
