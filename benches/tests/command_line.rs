@@ -137,3 +137,14 @@ fn a_worker_that_does_not_fit_is_refused() {
     says(error_of("1", "2", &[]), &["\"probe\"", "chunk_bytes 64", "32768"]);
     says(error_of("1", "2", &["--chunk-bytes", "64"]), &["\"probe\"", "optimizer", "Nesterov", "Sgd"]);
 }
+
+#[test]
+fn consistencies_that_there_are_not() {
+    let _watchdog = Watchdog::new("consistencies_that_there_are_not");
+    for wrong in ["ssp", "ssp:-1", "bulk"] {
+        let error = failure(&mut with(&["--consistency", wrong]));
+        says(error, &["--consistency", &format!("{wrong:?}"), "expected bsp, ssp:S"]);
+    }
+    let error = failure(&mut with(&["--consistency", "ssp:3", "--optimizer", "average"]));
+    says(error, &["consistency ssp:3 with the optimizer average", "use bsp"]);
+}

@@ -1,4 +1,4 @@
-//! The probe as a program, in each element type: its results are checked against the oracle bit for bit
+//! The probe as a program, in each element type and each consistency: its results are checked against the oracle bit for bit
 //! by its own workers, over shared memory with real processes and over the simulated network.
 
 mod support;
@@ -34,6 +34,25 @@ fn every_element_type_is_exact() {
                 assert_eq!(report["checked"], true, "{asked:?}: {report}");
                 assert_eq!(report["dtype"], dtype, "{report}");
                 assert_eq!(report["model_bytes"], bytes * 116_403, "{report}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_consistency_is_exact() {
+    let _watchdog = Watchdog::new("every_consistency_is_exact");
+    for consistency in ["ssp:0", "ssp:2", "asp"] {
+        for transport in ["shm", "sim"] {
+            for (optimizer, dtype) in
+                [("nesterov", "f32"), ("adamw", "f32"), ("adam", "bf16"), ("sgd", "f16")]
+            {
+                let asked =
+                    ["--consistency", consistency, "--transport", transport, "--optimizer", optimizer];
+                let report = report(&[&asked[..], &["--dtype", dtype, "--weights", "private"]].concat());
+                assert_eq!(report["checked"], true, "{asked:?}: {report}");
+                assert_eq!(report["consistency"], consistency, "{report}");
+                assert!(report["limit_gb_per_s"].is_null(), "steps once a push are another job: {report}");
             }
         }
     }

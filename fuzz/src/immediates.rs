@@ -1,5 +1,6 @@
 //! The cores of a hub against workers that post anything, held against a model of the rule: one round
-//! in flight, each chunk once, over the link of the core that owns it. A violation is named, with its
+//! in flight, each chunk once, over the link of the core that owns it; with SSP and ASP one push in flight
+//! for each worker, and nobody too far ahead. A violation is named, with its
 //! chunk; it costs the link it came over, and nothing else.
 
 use std::sync::Arc;
@@ -75,7 +76,10 @@ struct Bed {
     dropped: Vec<Vec<bool>>,
     /// Answers that a worker has not read, and that it must see in this order.
     answers: Vec<Vec<Vec<Imm>>>,
-    chunks: Vec<(Round, Vec<bool>)>,
+    consistency: Consistency,
+    /// Of each chunk by rank: the worker's next round, and whether it has pushed the one before and has no
+    /// answer yet.
+    chunks: Vec<Vec<(Round, bool)>>,
 }
 
 impl Bed {
@@ -87,14 +91,22 @@ impl Bed {
         let placement = Placement::new(&layout, cores);
         let chunks = placement.chunks_by_core();
         let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
-        let (weights, claims) = SendWindow::new(layout.window_bytes())
-            .expect("a window")
-            .split(chunks.iter().map(spans).collect())
-            .expect("disjoint spans");
+        let weights_window = || {
+            let window = SendWindow::new(layout.window_bytes()).expect("a window");
+            window.split(chunks.iter().map(spans).collect()).expect("disjoint spans")
+        };
+        let (weights, claims) = weights_window();
         let optimizer = match shape.optimizer % 3 {
             0 => Optimizer::Average,
             1 => Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 },
             _ => Optimizer::Nesterov { learning_rate: 0.5, weight_decay: 0.1, momentum: 0.9 },
+        };
+        let staleness = u32::from(shape.optimizer / 9 % 3);
+        let consistency = match shape.optimizer / 3 % 3 {
+            _ if optimizer == Optimizer::Average => Consistency::Bsp,
+            0 => Consistency::Bsp,
+            1 => Consistency::Ssp { staleness },
+            _ => Consistency::Asp,
         };
         let net = Net::new(1, Faults::NONE);
         let mut bed = Bed {
@@ -103,12 +115,13 @@ impl Bed {
             placement,
             dropped: vec![vec![false; cores]; workers],
             answers: vec![vec![Vec::new(); cores]; workers],
-            chunks: vec![(Round(0), vec![false; workers]); CHUNKS],
+            consistency,
+            chunks: vec![vec![(Round(0), false); workers]; CHUNKS],
         };
-        for (ids, weights) in chunks.into_iter().zip(claims) {
+        for (ids, weights) in chunks.iter().cloned().zip(claims) {
             let workers = workers as u32;
             let layout = Arc::clone(&layout);
-            let (consistency, ablate) = (Consistency::Bsp, Ablate::default());
+            let ablate = Ablate::default();
             let (restored, snapshot_every) = (None, None);
             let spec = ShardSpec {
                 layout,
@@ -129,11 +142,17 @@ impl Bed {
         for (rank, links) in bed.workers.iter_mut().enumerate() {
             let gradients = Arc::new(SendWindow::new(layout.window_bytes()).expect("a window"));
             let (here, there) = (window(), window());
-            for core in &mut bed.cores {
+            let (weights, own) = if consistency.steps_alone() {
+                let (weights, own) = weights_window();
+                (weights, own.into_iter().map(Some).collect())
+            } else {
+                (Arc::clone(&weights), chunks.iter().map(|_| None).collect::<Vec<_>>())
+            };
+            for (core, own) in bed.cores.iter_mut().zip(own) {
                 let worker = Windows { send: Arc::clone(&gradients), recv: Arc::clone(&here) };
                 let hub = Windows { send: Arc::clone(&weights), recv: Arc::clone(&there) };
                 let (ours, theirs) = net.link(worker, hub, CAPACITY);
-                core.add_worker(JOB, rank as u32, Arc::clone(&there), None, theirs).expect("spans that fit");
+                core.add_worker(JOB, rank as u32, Arc::clone(&there), own, theirs).expect("spans that fit");
                 let mut port = net.port();
                 let link = port.attach(ours);
                 links.push((port, link));
@@ -151,11 +170,11 @@ impl Bed {
                 self.post(usize::from(rank) % workers, usize::from(core) % cores, Imm(imm));
             }
             Step::Push { rank, chunk, ahead } => {
-                let chunk = usize::from(chunk) % CHUNKS;
-                let round = Round(self.chunks[chunk].0.0.wrapping_add(u32::from(ahead % 16 == 15)));
+                let (chunk, rank) = (usize::from(chunk) % CHUNKS, usize::from(rank) % workers);
+                let round = self.in_flight(chunk, rank);
+                let round = Round(round.0.wrapping_add(u32::from(ahead % 16 == 15)));
                 let chunk = ChunkId(chunk as u32);
-                let imm = Immediate::new(chunk, round).encode();
-                self.post(usize::from(rank) % workers, self.placement.owner(chunk), imm);
+                self.post(rank, self.placement.owner(chunk), Immediate::new(chunk, round).encode());
             }
             Step::Read { rank, core } => self.read(usize::from(rank) % workers, usize::from(core) % cores),
             Step::Rate { from, rate } => {
@@ -203,29 +222,40 @@ impl Bed {
         if chunk.index() >= CHUNKS || self.placement.owner(chunk) != core {
             return Some((rank, format!("pushed chunk {} over the link of a core that does not", chunk.0)));
         }
-        let (round, pushed) = &mut self.chunks[chunk.index()];
+        let round = self.in_flight(chunk.index(), rank);
+        let alone = self.consistency.steps_alone();
+        let workers = &mut self.chunks[chunk.index()];
+        if alone && workers[rank].1 {
+            return Some((rank, format!("pushed chunk {} again before it was answered", chunk.0)));
+        }
         if round.low_bits() != round_bits {
             return Some((rank, format!("pushed chunk {} for a round that ends in {round_bits}", chunk.0)));
         }
-        if std::mem::replace(&mut pushed[rank], true) {
+        if workers[rank].1 {
             return Some((rank, format!("pushed chunk {} twice in round {}", chunk.0, round.0)));
         }
-        if !pushed.iter().all(|&pushed| pushed) {
-            return None;
-        }
-        pushed.fill(false);
-        let answer = Immediate::new(chunk, *round).encode();
-        *round = round.next();
+        workers[rank] = (round.next(), true);
+        let slowest = workers.iter().map(|&(next, _)| next).min().expect("a worker");
         let mut full = None;
-        for (rank, answers) in self.answers.iter_mut().enumerate() {
-            let answers = &mut answers[core];
+        for (rank, (next, waits)) in workers.iter_mut().enumerate() {
+            if !*waits || !self.consistency.allows(*next, slowest) {
+                continue;
+            }
+            *waits = false;
+            let answers = &mut self.answers[rank][core];
             match (self.dropped[rank][core], answers.len() < CAPACITY as usize) {
                 (true, _) => {}
-                (false, true) => answers.push(answer),
+                (false, true) => answers.push(Immediate::new(chunk, Round(next.0 - 1)).encode()),
                 (false, false) => full = Some((rank, "ring of answers is full".to_owned())),
             }
         }
         full
+    }
+
+    /// The round that a worker may push of a chunk, or has pushed and waits for.
+    fn in_flight(&self, chunk: usize, rank: usize) -> Round {
+        let (next, waits) = self.chunks[chunk][rank];
+        if waits { Round(next.0 - 1) } else { next }
     }
 
     fn read(&mut self, rank: usize, core: usize) {
