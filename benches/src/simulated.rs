@@ -9,7 +9,7 @@ use fabric::{RecvWindow, SendWindow, Span, Spans, WindowError};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Consistency, Core, JobId, Layout, Notice, Optimizer, Placement, Shard, ShardSpec,
+    Ablate, ChunkId, Consistency, Core, JobId, Layout, Notice, Optimizer, Placement, Round, Shard, ShardSpec,
 };
 use worker_shim::{Exchange, ExchangeError, Windows};
 
@@ -137,15 +137,23 @@ impl Simulated {
 
     /// Lets workers take part from the next cut on, as the hub's registry does.
     fn admit(&mut self, ranks: &[u32]) -> Result<()> {
-        let fronts: Vec<_> = self.cores.iter_mut().filter_map(|core| core.hold(JOB)).collect();
-        let from = fronts.iter().map(|front| front.highest).max().unwrap_or_default();
-        for core in &mut self.cores {
-            core.release(JOB, from, ranks, &mut self.notices);
-        }
+        let from = self.hold();
+        self.release(from, ranks);
         for &rank in ranks {
             self.workers[rank as usize].begin(from)?;
         }
         Ok(())
+    }
+
+    /// Holds the job: the round that no chunk is past.
+    pub fn hold(&mut self) -> Round {
+        let fronts = self.cores.iter_mut().filter_map(|core| core.hold(JOB));
+        fronts.map(|front| front.highest).max().unwrap_or_default()
+    }
+
+    /// Lets the job go on, with these taking part from a round on.
+    pub fn release(&mut self, from: Round, admitted: &[u32]) {
+        self.cores.iter_mut().for_each(|core| core.release(JOB, from, admitted, &mut self.notices));
     }
 
     /// Kills a worker: its links end without a word.

@@ -306,6 +306,37 @@ fn one_that_dies_anywhere_and_comes_back_is_in_the_bound_again() {
 }
 
 #[test]
+fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
+    for seed in seeds(60) {
+        let mut race = Race::new(seed, ALL[(seed % 5) as usize], OnLoss::Continue);
+        race.run(3);
+        race.push_all(&[0]);
+        (0..race.draw(40)).for_each(|_| race.step());
+        let front = race.job.hold();
+        let steps = |race: &Race| race.job.cores.iter().map(|core| core.tally().chunks).sum::<u64>();
+        let before = steps(&race);
+        race.push_all(&[0, 1, 2]);
+        race.settle();
+        let dies = seed % 2 == 0;
+        if dies {
+            race.job.kill(2);
+            race.settle();
+            race.job.lose(2);
+            race.telling[2] = false; // of what it pushed in the hold nothing counts
+        }
+        assert_eq!((steps(&race), race.job.hold()), (before, front), "while it is held");
+        race.job.release(front, &[]);
+        race.settle();
+        assert!(steps(&race) > before, "what was noted is stepped");
+        race.run(ROUNDS + 1);
+        race.run(ROUNDS + 2);
+        if !dies {
+            race.all_is_there();
+        }
+    }
+}
+
+#[test]
 fn a_push_before_the_answer_costs_the_link() {
     for consistency in [ssp(0), Consistency::Asp] {
         let mut race = Race::new(1, consistency, OnLoss::Stop);

@@ -342,6 +342,32 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
     }
 }
 
+/// Without its slowest worker a job may pass several rounds at once before which a checkpoint is due.
+#[test]
+fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
+    let _watchdog = Watchdog::new("rounds_that_are_passed_at_once_leave_one_checkpoint");
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub_with_checkpoints(dir.path(), Some(2));
+    let mut sessions = ready_all(2, |rank| {
+        let mut config = config(&hub, rank, 2, ASP);
+        config.on_loss = OnLoss::Continue;
+        config
+    });
+    gradients(&mut sessions[0], 0, 2, 1.0);
+    go(&mut sessions[0], 10).unwrap();
+    let saved = || support::describe(&hub.address().to_string()).jobs[0].checkpoint.as_ref().map(|c| c.round);
+    assert_eq!(saved(), None, "the slowest is before round 1");
+    drop(sessions.pop());
+    while saved() != Some(Round(2)) {
+        std::thread::yield_now();
+    }
+    // The job stands before round 11 now; the next one is due before round 12.
+    go(&mut sessions[0], 1).unwrap();
+    while saved() != Some(Round(12)) {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused_at_both_ends() {
     let _watchdog = Watchdog::new("what_does_not_fit_is_refused_at_both_ends");
