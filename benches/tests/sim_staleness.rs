@@ -310,8 +310,9 @@ fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
     for seed in seeds(60) {
         let mut race = Race::new(seed, ALL[(seed % 5) as usize], OnLoss::Continue);
         race.run(3);
-        race.push_all(&[0]);
-        (0..race.draw(40)).for_each(|_| race.step());
+        // The last one is the slowest.
+        race.push_all(&[0, 1]);
+        (0..race.draw(200)).for_each(|_| race.step());
         let front = race.job.hold();
         let steps = |race: &Race| race.job.cores.iter().map(|core| core.tally().chunks).sum::<u64>();
         let before = steps(&race);
@@ -327,7 +328,7 @@ fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
         assert_eq!((steps(&race), race.job.hold()), (before, front), "while it is held");
         race.job.release(front, &[]);
         race.settle();
-        assert!(steps(&race) > before, "what was noted is stepped");
+        assert!(dies || steps(&race) > before, "what was noted is stepped");
         race.run(ROUNDS + 1);
         race.run(ROUNDS + 2);
         if !dies {
