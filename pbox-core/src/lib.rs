@@ -1,7 +1,7 @@
 //! What happens to a chunk: keys and their layout, arrival, sum, optimizer step, and the turn of
 //! the core that owns it (PHub, section 2).
 //!
-//! This crate must never know files, clocks, the environment, thread creation, or which transport
+//! This crate must never know files, time, the environment, thread creation, or which transport
 //! it runs on.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
