@@ -73,14 +73,14 @@ impl Clocks {
     }
 
     /// `rank` takes part from round `from` on, which no chunk is past: as if it had pushed every round
-    /// before. [`settle`](Self::settle) every chunk afterwards.
+    /// before. `settle` every chunk afterwards.
     pub fn admit(&mut self, rank: u32, from: Round) {
         let standing = if from > Round(0) { Standing::Waiting } else { Standing::Idle };
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
     }
 
     /// `rank` takes part no more; what it pushed and is not stepped does not count.
-    /// [`settle`](Self::settle) every chunk afterwards: until then their rounds stand still.
+    /// `settle` every chunk afterwards: until then their rounds stand still.
     pub fn remove(&mut self, rank: u32) {
         self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
     }

@@ -189,7 +189,7 @@ impl Shard {
         self.values.add_worker(rank, gradients, weights)
     }
 
-    /// Worker `rank` takes part from round `from` on. [`settle`](Self::settle) afterwards.
+    /// Worker `rank` takes part from round `from` on. `settle` afterwards.
     pub fn admit(&mut self, rank: u32, from: Round) {
         match &mut self.pace {
             Pace::Together(arrivals) => arrivals.admit(rank, from),
@@ -198,7 +198,7 @@ impl Shard {
     }
 
     /// Goes on without worker `rank`: what it pushed that is not stepped does not count.
-    /// [`settle`](Self::settle) afterwards.
+    /// `settle` afterwards.
     ///
     /// # Errors
     /// When not all weights are broadcast: nobody else might have them.
@@ -221,7 +221,7 @@ impl Shard {
         self.held = true;
     }
 
-    /// Goes on. [`settle`](Self::settle) afterwards.
+    /// Goes on. `settle` afterwards.
     pub fn release(&mut self) {
         self.held = false;
     }
@@ -262,7 +262,7 @@ impl Shard {
     }
 
     /// The chunks that have finished the round before `from` for all, and are in `from`. Those who come to
-    /// a job where each has its own pace are answered by [`settle`](Self::settle).
+    /// a job where each has its own pace are answered by `settle`.
     pub(crate) fn finished_before(&self, from: Round) -> impl Iterator<Item = (ChunkId, Span)> {
         let at_cut = move |place: &usize| match &self.pace {
             Pace::Together(arrivals) => from > Round(0) && arrivals.round(*place) == from,
