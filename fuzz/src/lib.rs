@@ -3,6 +3,7 @@
 //!
 //! | target | bytes become |
 //! | --- | --- |
+//! | [`checkpoint`] | a checkpoint file |
 //! | [`control`] | a body of the control port, of any kind |
 //! | [`handshake`] | one end's message of the shared-memory handshake, and the memory it offers |
 //! | [`immediates`] | posts of hostile workers to the cores of a hub |
@@ -13,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod control;
 pub mod handshake;
 pub mod immediates;
@@ -27,7 +29,8 @@ pub mod topology_xml;
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 8] = [
+    ("checkpoint", checkpoint::run),
     ("control", control::run),
     ("handshake", handshake::run),
     ("immediates", immediates::run),
