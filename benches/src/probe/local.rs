@@ -41,12 +41,12 @@ pub(super) fn run(args: &Args) -> Result<Report> {
             other => bail!("expected Ready from a worker, heard {other:?}"),
         }
     }
-    let before = describe_hub(&address)?;
     progress.set_message("rounds, and the machine's limit");
     let count = (args.rounds / ROUNDS_PER_LEG).clamp(1, LEGS);
-    let mut legs = Vec::new();
+    let (mut legs, mut looks) = (Vec::new(), Vec::new());
     for leg in 0..count {
         let rounds = args.rounds / count + u32::from(leg < args.rounds % count);
+        let before = describe_hub(&address)?;
         workers.iter_mut().try_for_each(|worker| worker.tell(&rounds.to_string()))?;
         let mut by_worker = Vec::new();
         for worker in &mut workers {
@@ -58,6 +58,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
                 }
             });
         }
+        looks.push((before, describe_hub(&address)?));
         let passes = limit.as_ref().map(|limit| limit.measure(rounds)).transpose()?;
         legs.push(Leg::new(&by_worker, passes.unwrap_or_default()));
     }
@@ -69,14 +70,13 @@ pub(super) fn run(args: &Args) -> Result<Report> {
             other => bail!("expected the last look from a worker, heard {other:?}"),
         }
     }
-    let after = describe_hub(&address)?;
     workers.iter_mut().try_for_each(|worker| worker.tell("leave"))?;
     workers.into_iter().try_for_each(Role::finish)?;
     hub.tell("stop")?;
     hub.finish()?;
 
     progress.finish_and_clear();
-    Report::new(args, &layout, &legs, worker_rss, &before, &after)
+    Report::new(args, &layout, &legs, worker_rss, &looks)
 }
 
 /// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, a

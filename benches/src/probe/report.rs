@@ -81,16 +81,16 @@ impl Leg {
 }
 
 impl Report {
-    /// From what was measured, and the hub before and after.
+    /// From what was measured, and the hub's own words before and after each leg.
     pub(super) fn new(
         args: &Args,
         layout: &Layout,
         legs: &[Leg],
         worker_rss: u64,
-        before: &HubReply,
-        after: &HubReply,
+        hub: &[(HubReply, HubReply)],
     ) -> Result<Self> {
         let (model, _) = args.keys()?;
+        let after = &hub.last().expect("a run has a leg").1;
         let sorted = |times: fn(&Leg) -> &Vec<u64>| {
             let mut all: Vec<u64> = legs.iter().flat_map(times).copied().collect();
             all.sort_unstable();
@@ -132,7 +132,7 @@ impl Report {
             checked: true, // the first wrong result ended the run with an error
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
             worker_rss_mb: worker_rss as f64 / 1e6,
-            per_core: before.cores.iter().zip(&after.cores).map(|(b, a)| CoreShare::new(b, a)).collect(),
+            per_core: CoreShare::of(hub, seconds),
         })
     }
 
@@ -215,15 +215,26 @@ impl Report {
 }
 
 impl CoreShare {
-    fn new(before: &CoreReply, after: &CoreReply) -> Self {
-        let seconds = |ns: u64| ns as f64 / 1e9;
-        CoreShare {
-            cpu: after.cpu,
-            chunks: after.chunks - before.chunks,
-            bytes: after.chunk_bytes - before.chunk_bytes,
-            busy_s: seconds(after.busy_ns - before.busy_ns),
-            waiting_s: seconds(after.waiting_ns - before.waiting_ns),
-        }
+    /// What each core did between the two looks of each pair, in rounds that took `seconds`. The hub says
+    /// how long it waited only when work comes: also while the limit was measured.
+    fn of(hub: &[(HubReply, HubReply)], seconds: f64) -> Vec<Self> {
+        let cores = hub.first().map_or(0, |(before, _)| before.cores.len());
+        let sum = |core: usize, count: fn(&CoreReply) -> u64| {
+            hub.iter()
+                .map(|(before, after)| count(&after.cores[core]) - count(&before.cores[core]))
+                .sum::<u64>()
+        };
+        let share = |core: usize| {
+            let busy_s = sum(core, |core| core.busy_ns) as f64 / 1e9;
+            CoreShare {
+                cpu: hub[0].0.cores[core].cpu,
+                chunks: sum(core, |core| core.chunks),
+                bytes: sum(core, |core| core.chunk_bytes),
+                busy_s,
+                waiting_s: (seconds - busy_s).max(0.0),
+            }
+        };
+        (0..cores).map(share).collect()
     }
 }
 

@@ -185,7 +185,7 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
     worker.check()?;
     let legs = [Leg::new(&[round_ns], Vec::new())];
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
-    let report = Report::new(args, worker.session.layout(), &legs, rss_bytes, &before, &after)?;
+    let report = Report::new(args, worker.session.layout(), &legs, rss_bytes, &[(before, after)])?;
     worker.session.leave()?;
     Ok(report)
 }
