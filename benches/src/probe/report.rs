@@ -185,7 +185,7 @@ impl Report {
             "bsp" => "exact",
             _ => "exact, of an allowed number of steps",
         };
-        row("checked", format!("every chunk by a line all 16 rounds, every element after the last: {exact}"));
+        row("checked", format!("every chunk by a line in 16 rounds, every element after the last: {exact}"));
         row(
             "memory",
             format!(
