@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
 
 use pbox_core::Key;
 use rustix::process::{Pid, Signal, kill_process};
@@ -104,10 +105,16 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Looks until something is so that no call waits for; the test's watchdog bounds it.
-pub fn until(_what: &str, mut holds: impl FnMut() -> bool) {
+/// Looks until something is so that no call waits for.
+///
+/// # Panics
+/// When it is not so for half a minute: before the test's watchdog, which cannot say what was waited for.
+#[track_caller]
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
     while !holds() {
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        assert!(begun.elapsed() < Duration::from_secs(30), "waited for 30 s until {what}");
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
