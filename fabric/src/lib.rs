@@ -27,6 +27,8 @@ pub mod shm;
 #[cfg(not(loom))]
 pub mod sim;
 #[cfg(not(loom))]
+pub mod tcp;
+#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod window;
 

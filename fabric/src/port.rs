@@ -25,7 +25,8 @@ use crate::ids::{Imm, LinkId, Span};
 ///   polled; beyond that `post` answers [`Posted::Full`], nothing is lost, and the same post is
 ///   accepted after the peer polled.
 /// - `links_do_not_mix`: an arrival names the link it came over.
-/// - `flush_makes_visible`: a post may be held back until [`flush`](Port::flush), never longer.
+/// - `flush_makes_visible`: a post may be held back until [`flush`](Port::flush), and not longer: a transport
+///   that has to wait for room sends the rest in later polls and waits, and nothing else is held back.
 /// - `wait_returns_on_arrival`: [`wait`](Port::wait) never sleeps past an arrival that it waits for,
 ///   and may return early for no reason.
 /// - `wait_times_out`: `wait` returns after its time-out when nothing happens.
@@ -49,7 +50,8 @@ pub trait Port: Send {
     /// The bytes must stay as they are until the layer above knows that the peer has seen them.
     fn post(&mut self, link: LinkId, span: Span, imm: Imm) -> Posted;
 
-    /// Hands over whatever `post` held back.
+    /// Hands over whatever `post` held back. Whoever has flushed polls or waits until the peer has answered: in
+    /// there a transport goes on with what it had no room for.
     fn flush(&mut self);
 
     /// Writes what arrived to the front of `into`, fairly over the links; returns how many.
@@ -124,6 +126,8 @@ pub enum CloseReason {
     PeerGone,
     /// The peer's side of the link holds values that no correct peer writes.
     Corrupt(String),
+    /// The transport cannot reach the peer any more; what it said.
+    Failed(String),
 }
 
 impl fmt::Display for CloseReason {
@@ -131,6 +135,7 @@ impl fmt::Display for CloseReason {
         match self {
             CloseReason::PeerGone => write!(f, "the peer closed the link, exited or was killed"),
             CloseReason::Corrupt(what) => write!(f, "the peer corrupted the link: {what}"),
+            CloseReason::Failed(what) => write!(f, "the link failed: {what}"),
         }
     }
 }

@@ -332,6 +332,12 @@ impl RecvWindow {
         }
     }
 
+    /// Where a span lies, for a transport to write; `None` where it sticks out, or the memory is not this end's.
+    pub(crate) fn place(&self, span: Span) -> Option<*mut u8> {
+        let inside = self.local && span.end()? <= self.bytes;
+        inside.then(|| self.mapping.as_ptr().wrapping_add(span.offset))
+    }
+
     /// Copies `source` into the window at `span`, for transports that bring the bytes over.
     ///
     /// # Safety

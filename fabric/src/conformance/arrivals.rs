@@ -1,5 +1,7 @@
 //! The bullets about posts and arrivals.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::{Bed, End, Seen, Shape, Watchdog, pair};
 use crate::{Arrival, Port, Posted};
 
@@ -9,16 +11,25 @@ pub fn bytes_before_immediate<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::new(format!("bytes_before_immediate on {}", bed.name()));
     let shape = Shape { chunk_bytes: 16 << 10, ..Shape::SMALL };
     let (mut near, mut peer) = pair(bed, shape);
+    let count = shape.chunks as usize - 1;
+    let read = AtomicBool::new(false);
     let (here, there) = std::thread::scope(|scope| {
-        let peer = &mut *peer;
+        let (peer, read) = (&mut *peer, &read);
         let sender = scope.spawn(move || {
             (1..shape.chunks).for_each(|value| peer.insist(0, value));
+            while !read.load(Ordering::Relaxed) {
+                assert_eq!(peer.poll(), []); // a transport may send on in here
+            }
             peer
         });
-        let here = near.collect(shape.chunks as usize - 1);
+        let here = near.collect(count);
+        read.store(true, Ordering::Relaxed);
         let peer = sender.join().expect("the peer posts");
-        let receiver = scope.spawn(move || peer.collect(shape.chunks as usize - 1));
+        let receiver = scope.spawn(move || peer.collect(count));
         post_all(&mut near, 0, 1..shape.chunks);
+        while !receiver.is_finished() {
+            assert_eq!(near.poll(), []);
+        }
         (here, receiver.join().expect("the peer polls"))
     });
     for seen in here.iter().chain(&there) {
@@ -86,14 +97,16 @@ pub fn full_is_not_an_error<B: Bed>(bed: &B) {
         assert!(accepted >= shape.capacity, "{}: full after {accepted} posts", bed.name());
         assert_eq!(near.signal(0, accepted), Posted::Full, "{}: lap {lap}", bed.name());
 
-        let mut seen = peer.collect(accepted as usize);
+        let mut seen = Vec::new();
         while near.signal(0, accepted) == Posted::Full {
             seen.extend(peer.poll());
-            near.poll(); // a transport may take credits in here
+            near.poll(); // a transport may take credits in here, or send on
         }
         near.port.flush();
-        let left = accepted as usize + 1 - seen.len();
-        seen.extend(peer.collect(left));
+        while seen.len() <= accepted as usize {
+            seen.extend(peer.poll());
+            near.poll();
+        }
         assert_eq!(values(&seen, 0), (0..=accepted).collect::<Vec<_>>(), "{}: lap {lap}", bed.name());
     }
 }

@@ -1,0 +1,147 @@
+//! The receiving half of a link: frames as they come, in whatever pieces.
+//!
+//! Owned by the port. A large frame's bytes go straight from the socket into the window, and the next header
+//! with them, in one call; of small frames many come at once, by way of a buffer.
+//!
+//! ```text
+//!   socket:  ...rest of a span | header | span... |        one readv:  [window][beyond]
+//! ```
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+use super::io;
+use super::message::{HEADER, Header};
+use crate::ids::{Imm, Span};
+use crate::window::RecvWindow;
+
+/// Room for small frames. What comes by this way is copied once: a page or so beside a system call each.
+const BUFFER: usize = 16 << 10;
+/// A frame from this size on is followed by a read of one header alone.
+const LARGE: usize = 8 << 10;
+
+/// What became of a look at the socket.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    /// A frame is whole: its immediate.
+    Frame(Imm),
+    /// Nothing more for now.
+    Nothing,
+    /// The peer sends nothing more.
+    End,
+}
+
+/// Why a connection is of no use any more.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Broken {
+    /// What came is no frame of this window.
+    Frame(String),
+    /// The kernel says so.
+    Socket(Errno),
+}
+
+#[derive(Debug)]
+pub(super) struct Incoming {
+    window: Arc<RecvWindow>,
+    /// The frame under way: where its missing bytes go, and what to show then.
+    frame: Option<(Span, Imm)>,
+    buffer: Box<[u8]>,
+    /// The bytes of `buffer` that are not yet looked at.
+    start: usize,
+    end: usize,
+    /// How much is read beyond a span.
+    beyond: usize,
+    /// There may be something to read.
+    pub readable: bool,
+    /// The kernel has said that the stream ends: no later edge says so again.
+    pub ended: bool,
+}
+
+impl Incoming {
+    pub fn new(window: Arc<RecvWindow>) -> Self {
+        let buffer = vec![0; BUFFER].into_boxed_slice();
+        Incoming {
+            window,
+            frame: None,
+            buffer,
+            start: 0,
+            end: 0,
+            beyond: HEADER,
+            readable: true,
+            ended: false,
+        }
+    }
+
+    /// Whether a look may find something.
+    pub fn is_promising(&self) -> bool {
+        self.readable || self.end - self.start >= HEADER
+    }
+
+    /// The next whole frame, if it is there.
+    pub fn next(&mut self, socket: BorrowedFd) -> Result<Received, Broken> {
+        loop {
+            match self.frame {
+                Some((Span { bytes: 0, .. }, imm)) => {
+                    self.frame = None;
+                    return Ok(Received::Frame(imm));
+                }
+                Some((rest, imm)) if self.start < self.end => {
+                    let bytes = rest.bytes.min(self.end - self.start);
+                    io::fill(&self.window, rest, &self.buffer[self.start..self.start + bytes]);
+                    self.start += bytes;
+                    self.frame = Some((after(rest, bytes), imm));
+                }
+                None if self.end - self.start >= HEADER => {
+                    let (header, _) = Header::read_from_prefix(&self.buffer[self.start..self.end])
+                        .expect("there are enough bytes");
+                    self.start += HEADER;
+                    let (span, imm) = header.check(self.window.bytes()).map_err(Broken::Frame)?;
+                    self.beyond = if span.bytes >= LARGE { HEADER } else { BUFFER };
+                    self.frame = Some((span, imm));
+                }
+                _ => match self.receive(socket)? {
+                    Some(0) => return Ok(Received::End),
+                    Some(_) => {}
+                    None => return Ok(Received::Nothing),
+                },
+            }
+        }
+    }
+
+    /// Reads once; `None` when nothing is there. All of the buffer but a piece of a header is used up.
+    fn receive(&mut self, socket: BorrowedFd) -> Result<Option<usize>, Broken> {
+        if !self.readable {
+            return Ok(None);
+        }
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let (rest, imm) = self.frame.unwrap_or((Span { offset: 0, bytes: 0 }, Imm(0)));
+        let room = self.end..self.beyond.max(HEADER);
+        let asked = rest.bytes + room.len();
+        let bytes = match io::receive(socket, &self.window, rest, &mut self.buffer[room]) {
+            Ok(bytes) => bytes,
+            Err(Errno::AGAIN) => {
+                self.readable = false;
+                return Ok(None);
+            }
+            Err(Errno::INTR) => return self.receive(socket),
+            Err(errno) => return Err(Broken::Socket(errno)),
+        };
+        // The socket gave all that it had: the next edge is yet to come, unless that was the stream's end.
+        self.readable = bytes == asked || self.ended;
+        let direct = bytes.min(rest.bytes);
+        if rest.bytes > 0 {
+            self.frame = Some((after(rest, direct), imm));
+        }
+        self.end += bytes - direct;
+        Ok(Some(bytes))
+    }
+}
+
+/// What is left of a span after its first bytes.
+fn after(span: Span, bytes: usize) -> Span {
+    Span { offset: span.offset + bytes, bytes: span.bytes - bytes }
+}

@@ -1,0 +1,119 @@
+//! The two system calls of a connection, on bytes of windows.
+//!
+//! On the `unsafe` list. They move bytes between a socket and windows without a Rust reference to the
+//! window's bytes: another process, or another core, may be at neighbouring spans.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+
+use crate::ids::Span;
+use crate::window::{RecvWindow, SendWindow};
+
+/// Pieces of one call: the kernel takes up to 1024, and a socket's buffer is full long before.
+const PIECES: usize = 64;
+
+/// What one call sends, in order.
+pub(super) struct Gather<'a> {
+    pieces: [libc::iovec; PIECES],
+    count: usize,
+    borrowed: std::marker::PhantomData<&'a [u8]>,
+}
+
+impl<'a> Gather<'a> {
+    pub fn new() -> Self {
+        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Gather { pieces: [none; PIECES], count: 0, borrowed: std::marker::PhantomData }
+    }
+
+    /// Whether two more pieces have room.
+    pub fn has_room(&self) -> bool {
+        self.count + 2 <= PIECES
+    }
+
+    /// Adds the bytes after the first `skip`.
+    pub fn header(&mut self, header: &'a [u8], skip: usize) {
+        let rest = header.get(skip..).unwrap_or_default();
+        self.push(rest.as_ptr(), rest.len());
+    }
+
+    /// Adds the bytes of a span after the first `skip`. The span lies in the window.
+    pub fn span(&mut self, window: &'a SendWindow, span: Span, skip: usize) {
+        let start = window.bytes_of(span).expect("checked when it was posted");
+        let skip = skip.min(span.bytes);
+        self.push(start.wrapping_add(skip), span.bytes - skip);
+    }
+
+    fn push(&mut self, start: *const u8, bytes: usize) {
+        if bytes > 0 {
+            self.pieces[self.count] = libc::iovec { iov_base: start.cast_mut().cast(), iov_len: bytes };
+            self.count += 1;
+        }
+    }
+
+    /// Sends as much as the socket takes.
+    pub fn send(&self, socket: BorrowedFd) -> Result<usize, Errno> {
+        // SAFETY: an all-zero msghdr is one without a name, pieces and control bytes.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = self.pieces.as_ptr().cast_mut();
+        message.msg_iovlen = self.count as _;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the first `count` pieces are readable: slices and windows that `'a` keeps alive, with the
+        // lengths that `header` and `span` took from them. The kernel only reads.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
+        answer(sent)
+    }
+}
+
+/// Receives into a part of a window, and what is left into `beyond`.
+pub(super) fn receive(
+    socket: BorrowedFd,
+    window: &RecvWindow,
+    part: Span,
+    beyond: &mut [u8],
+) -> Result<usize, Errno> {
+    let start = window.place(part).expect("checked when its header came");
+    let pieces = [
+        libc::iovec { iov_base: start.cast(), iov_len: part.bytes },
+        libc::iovec { iov_base: beyond.as_mut_ptr().cast(), iov_len: beyond.len() },
+    ];
+    let first = usize::from(part.bytes == 0);
+    // SAFETY: `place` checked that the part lies in memory of this end's own that transports may write, and by
+    // the contract of `Port` nobody reads the span before its immediate is shown; `beyond` is borrowed.
+    let received = unsafe {
+        libc::readv(socket.as_raw_fd(), pieces[first..].as_ptr(), (pieces.len() - first) as libc::c_int)
+    };
+    answer(received)
+}
+
+/// Copies what came by way of a buffer to the beginning of a part of a window.
+pub(super) fn fill(window: &RecvWindow, part: Span, bytes: &[u8]) {
+    let span = Span { bytes: bytes.len().min(part.bytes), ..part };
+    // SAFETY: the window is local, as `connect` made it; the slice has that many bytes; and nobody reads the
+    // span before its immediate is shown.
+    unsafe { window.write(span, bytes.as_ptr()) }.expect("checked when its header came");
+}
+
+/// Bytes that the kernel may hold of a connection that are not yet sent: the queue of the layer above, which
+/// knows what is urgent, holds the others.
+pub(super) fn limit_unsent(socket: BorrowedFd, bytes: u32) -> Result<(), Errno> {
+    let value = bytes as libc::c_int;
+    // SAFETY: the kernel reads one int, which lives until it returns.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    answer(result as isize).map(|_| ())
+}
+
+fn answer(result: isize) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| {
+        let error = std::io::Error::last_os_error();
+        Errno::from_io_error(&error).expect("the kernel gave a number")
+    })
+}

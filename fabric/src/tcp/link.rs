@@ -1,0 +1,153 @@
+//! A link over TCP: one connection, both halves, and how it ends.
+//!
+//! Owned by the port. Knows neither the other links nor who waits.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+
+use super::incoming::{Broken, Incoming, Received};
+use super::outgoing::Outgoing;
+use crate::ids::Imm;
+use crate::port::CloseReason;
+use crate::window::{RecvWindow, SendWindow};
+
+/// How long what was posted before a detach may take to be sent.
+pub(super) const LINGER: Duration = Duration::from_secs(2);
+
+/// A connected link that no port polls yet. Dropped unattached, it is a peer that left.
+#[derive(Debug)]
+pub struct Endpoint {
+    pub(super) socket: OwnedFd,
+    outgoing: Outgoing,
+    incoming: Incoming,
+}
+
+impl Endpoint {
+    pub(super) fn new(socket: OwnedFd, send: Arc<SendWindow>, recv: Arc<RecvWindow>, capacity: u32) -> Self {
+        Endpoint { socket, outgoing: Outgoing::new(send, capacity), incoming: Incoming::new(recv) }
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    Open,
+    /// Closed and not yet reported by `closed`.
+    Closing(CloseReason),
+    Reported,
+}
+
+#[derive(Debug)]
+pub(super) struct Link {
+    pub socket: OwnedFd,
+    pub outgoing: Outgoing,
+    pub incoming: Incoming,
+    pub state: State,
+    /// Tells the events of this link from those of the one that had its place before.
+    pub generation: u32,
+    /// Posted to since the last flush.
+    pub dirty: bool,
+    /// The socket takes nothing any more: what came before is still read.
+    broken: bool,
+}
+
+impl Link {
+    pub fn new(endpoint: Endpoint, generation: u32) -> Self {
+        let Endpoint { socket, outgoing, incoming } = endpoint;
+        Link { socket, outgoing, incoming, state: State::Open, generation, dirty: false, broken: false }
+    }
+
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Open)
+    }
+
+    /// Whether a post can be accepted.
+    pub fn takes_posts(&self) -> bool {
+        self.is_open() && !self.broken
+    }
+
+    /// Whether a look at it may show something.
+    pub fn is_promising(&self) -> bool {
+        match self.state {
+            State::Open => self.incoming.is_promising(),
+            State::Closing(_) => true,
+            State::Reported => false,
+        }
+    }
+
+    /// Sends what the socket takes.
+    pub fn pump(&mut self) {
+        if self.takes_posts() && self.outgoing.pump(self.socket.as_fd()).is_err() {
+            // The reason is the reading half's to find, behind all that the peer sent before.
+            self.broken = true;
+            (self.incoming.readable, self.incoming.ended) = (true, true);
+        }
+    }
+
+    /// The next immediate that is there.
+    pub fn next(&mut self) -> Option<Imm> {
+        if !self.is_open() {
+            return None;
+        }
+        let reason = match self.incoming.next(self.socket.as_fd()) {
+            Ok(Received::Frame(imm)) => return Some(imm),
+            Ok(Received::Nothing) => return None,
+            Ok(Received::End) => CloseReason::PeerGone,
+            Err(Broken::Frame(what)) => CloseReason::Corrupt(what),
+            Err(Broken::Socket(Errno::CONNRESET | Errno::PIPE)) => CloseReason::PeerGone,
+            Err(Broken::Socket(errno)) => {
+                CloseReason::Failed(format!("{errno}; is the peer's machine up, and the network between?"))
+            }
+        };
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        self.state = State::Closing(reason);
+        None
+    }
+}
+
+/// A detached link whose last posts are still to be sent.
+#[derive(Debug)]
+pub(super) struct Lingering {
+    link: Link,
+    until: Instant,
+    said: bool,
+}
+
+impl Lingering {
+    /// Of a link that has just been detached; `None` where there is nobody to send anything to.
+    pub fn new(link: Link) -> Option<Self> {
+        link.takes_posts().then(|| Lingering { link, until: Instant::now() + LINGER, said: false })
+    }
+
+    /// Goes on; true when it is over. The socket is closed only after the peer's own end was read: a close
+    /// with unread bytes tells the kernel of both ends to throw away what is still on its way.
+    pub fn is_over(&mut self) -> bool {
+        self.link.outgoing.writable = true; // events of it are not looked at
+        self.link.pump();
+        if self.link.outgoing.is_empty() && !std::mem::replace(&mut self.said, true) {
+            let _ = shutdown(&self.link.socket, Shutdown::Write);
+        }
+        let mut scrap = [0u8; 4096];
+        let ended = loop {
+            match recv(&self.link.socket, &mut scrap, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => break true,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break false,
+                Err(_) => break true,
+            }
+        };
+        ended || Instant::now() >= self.until
+    }
+
+    pub fn socket(&self) -> &OwnedFd {
+        &self.link.socket
+    }
+
+    /// Whether all is sent.
+    pub fn has_sent(&self) -> bool {
+        self.link.outgoing.is_empty()
+    }
+}

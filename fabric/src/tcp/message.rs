@@ -1,0 +1,189 @@
+//! The bytes that cross: the handshake's two messages, and the header of a frame.
+//!
+//! From outside: every decode checks what it reads. No input or output of its own.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::ids::{Imm, Span};
+
+/// First bytes of a hello; the digit is the version.
+const MAGIC: [u8; 8] = *b"phubtcp1";
+/// The longest refusal.
+pub(super) const MAX_WORDS: usize = 1024;
+/// Links that one worker may ask for: more than any hub has cores.
+const MAX_LINKS: u32 = 4096;
+
+/// What comes before a span's bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Header {
+    offset: U64,
+    bytes: U32,
+    imm: U32,
+}
+
+pub(super) const HEADER: usize = size_of::<Header>();
+
+impl Header {
+    /// Of a post. Spans are parts of windows, and posts are chunks: a chunk of 4 GiB there is none.
+    pub fn new(span: Span, imm: Imm) -> Self {
+        let bytes = u32::try_from(span.bytes).expect("a chunk is smaller than 4 GiB");
+        Header { offset: (span.offset as u64).into(), bytes: bytes.into(), imm: imm.0.into() }
+    }
+
+    /// Where the bytes go, and what to show then; refused where they do not fit in a window.
+    pub fn check(&self, window_bytes: usize) -> Result<(Span, Imm), String> {
+        let (offset, bytes) = (self.offset.get(), self.bytes.get());
+        match offset.checked_add(u64::from(bytes)) {
+            Some(end) if end <= window_bytes as u64 => {
+                Ok((Span { offset: offset as usize, bytes: bytes as usize }, Imm(self.imm.get())))
+            }
+            _ => Err(format!(
+                "a frame of {bytes} bytes for offset {offset}, where the window has {window_bytes} bytes"
+            )),
+        }
+    }
+}
+
+/// A worker's first message on each connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct HelloMessage {
+    magic: [u8; 8],
+    /// Says who it is; the same on all its connections.
+    pub token: [u8; 16],
+    link: U32,
+    links: U32,
+    window_bytes: U64,
+}
+
+impl HelloMessage {
+    pub fn new(token: [u8; 16], link: usize, links: usize, window_bytes: usize) -> Self {
+        HelloMessage {
+            magic: MAGIC,
+            token,
+            link: (link as u32).into(),
+            links: (links as u32).into(),
+            window_bytes: (window_bytes as u64).into(),
+        }
+    }
+
+    pub fn check(self) -> Result<Self, String> {
+        let (link, links) = (self.link.get(), self.links.get());
+        if self.magic != MAGIC {
+            return Err(format!(
+                "expected the handshake {:?}, saw {:?}; both ends must be of one version",
+                String::from_utf8_lossy(&MAGIC),
+                String::from_utf8_lossy(&self.magic)
+            ));
+        }
+        if links == 0 || links > MAX_LINKS || link >= links {
+            return Err(format!("link {link} of {links}: expected a number below that of 1 to {MAX_LINKS}"));
+        }
+        Ok(self)
+    }
+
+    /// Which of the worker's links this is.
+    pub fn link(&self) -> usize {
+        self.link.get() as usize
+    }
+
+    /// How many it has.
+    pub fn links(&self) -> usize {
+        self.links.get() as usize
+    }
+
+    /// Size of the window that it sends from.
+    pub fn window_bytes(&self) -> u64 {
+        self.window_bytes.get()
+    }
+}
+
+/// The hub's answer to a hello; words of a refusal follow it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct ReplyMessage {
+    verdict: U32,
+    words: U32,
+    window_bytes: U64,
+}
+
+const WELCOME: u32 = 1;
+const REFUSED: u32 = 2;
+
+/// What a reply says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// In. The hub's window has so many bytes.
+    Welcome { window_bytes: u64 },
+    /// Not in; so many bytes of reasons follow.
+    Refused { words: usize },
+}
+
+impl ReplyMessage {
+    pub fn welcome(window_bytes: usize) -> Self {
+        ReplyMessage { verdict: WELCOME.into(), words: 0.into(), window_bytes: (window_bytes as u64).into() }
+    }
+
+    /// A refusal, with its words.
+    pub fn refused(why: &str) -> Vec<u8> {
+        let end = (0..=MAX_WORDS.min(why.len())).rev().find(|&end| why.is_char_boundary(end));
+        let words = &why.as_bytes()[..end.unwrap_or(0)];
+        let head = ReplyMessage {
+            verdict: REFUSED.into(),
+            words: (words.len() as u32).into(),
+            window_bytes: 0.into(),
+        };
+        [head.as_bytes(), words].concat()
+    }
+
+    pub fn check(&self) -> Result<Verdict, String> {
+        match (self.verdict.get(), self.words.get() as usize) {
+            (WELCOME, 0) => Ok(Verdict::Welcome { window_bytes: self.window_bytes.get() }),
+            (REFUSED, words) if words <= MAX_WORDS => Ok(Verdict::Refused { words }),
+            (verdict, words) => {
+                Err(format!("the hub answered {verdict} with {words} bytes; it is no hub of this version"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_stays_in_the_window() {
+        let span = |offset, bytes| Span { offset, bytes };
+        let check = |span| Header::new(span, Imm(7)).check(1000);
+        assert_eq!(check(span(0, 1000)), Ok((span(0, 1000), Imm(7))));
+        assert_eq!(check(span(1000, 0)), Ok((span(1000, 0), Imm(7))));
+        for bad in [span(0, 1001), span(999, 2), span(usize::MAX, 1), span(1001, 0)] {
+            let error = check(bad).unwrap_err();
+            assert!(error.contains("the window has 1000 bytes"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_hello_of_others_is_refused() {
+        let good = HelloMessage::new([1; 16], 2, 3, 4096);
+        assert_eq!(good.check(), Ok(good));
+        assert!(HelloMessage { magic: *b"GET / HT", ..good }.check().unwrap_err().contains("GET / HT"));
+        for (link, links) in [(3, 3), (0, 0), (0, 5000)] {
+            let bad = HelloMessage { link: link.into(), links: u32::into(links), ..good };
+            assert!(bad.check().unwrap_err().contains("expected a number below"), "{link} of {links}");
+        }
+    }
+
+    #[test]
+    fn refusals_are_cut_to_their_bound() {
+        let long = "ü".repeat(MAX_WORDS);
+        let bytes = ReplyMessage::refused(&long);
+        let (head, words) = ReplyMessage::read_from_prefix(&bytes).unwrap();
+        assert_eq!(head.check(), Ok(Verdict::Refused { words: words.len() }));
+        assert_eq!(std::str::from_utf8(words).unwrap(), "ü".repeat(MAX_WORDS / 2));
+        let huge = ReplyMessage { words: u32::MAX.into(), ..head };
+        assert!(huge.check().unwrap_err().contains("no hub of this version"));
+    }
+}

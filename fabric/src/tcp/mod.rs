@@ -1,0 +1,29 @@
+//! TCP: for clouds without RDMA, and for every laptop.
+//!
+//! One connection per link. A post is a frame: 16 bytes of header, then the span's bytes, straight from the
+//! window; the other end reads them straight into its window, and shows the immediate when all are there.
+//!
+//! ```text
+//!   frame:  offset u64 | bytes u32 | immediate u32 | the span's bytes      all little-endian
+//!
+//!        worker                                        hub
+//!   gradients (SendWindow) ----- connection i -----> RecvWindow        port i, one a core
+//!   RecvWindow <--------------------------------- weights (SendWindow)
+//! ```
+//!
+//! The kernel moves bytes only as far as its buffers go. What a [`Port::flush`](crate::Port::flush) cannot
+//! hand over at once stays queued in the link, and goes out in later polls and waits: whoever owns a port
+//! looks at it while anything is under way. Must not know what the bytes mean.
+
+mod connect;
+mod incoming;
+#[allow(unsafe_code)]
+mod io;
+mod link;
+mod message;
+mod outgoing;
+mod port;
+
+pub use connect::{Accepted, ConnectError, Hello, Joined, Listener, connect};
+pub use link::Endpoint;
+pub use port::Port;

@@ -1,0 +1,253 @@
+//! What may come over a TCP connection that no correct peer sends: torn frames, lengths that do not fit, garbage
+//! for a handshake, workers with half of their connections. Each costs its sender the link, and nobody else
+//! anything.
+#![cfg(not(loom))]
+#![forbid(unsafe_code)]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::conformance::Watchdog;
+use fabric::tcp::{ConnectError, Hello, Joined, Listener, Port, connect};
+use fabric::{Arrival, CloseReason, Imm, Port as _, Posted, SendWindow, Span, Until};
+
+const WINDOW: usize = 4096;
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(30);
+const TOKEN: [u8; 16] = [7; 16];
+
+/// A hub with one port, and what it takes to let somebody in.
+struct Hub {
+    listener: Listener,
+    port: Port,
+    window: Arc<SendWindow>,
+    _watchdog: Watchdog,
+}
+
+impl Hub {
+    fn new(test: &str) -> Self {
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let window = Arc::new(SendWindow::new(WINDOW).unwrap());
+        Hub { listener, port: Port::new().unwrap(), window, _watchdog: Watchdog::new(test) }
+    }
+
+    fn dial(&self) -> TcpStream {
+        TcpStream::connect(self.listener.address()).unwrap()
+    }
+
+    fn hello(&self) -> Result<Option<Hello>, ConnectError> {
+        self.listener.accept().unwrap().unwrap().hello(LONG)
+    }
+
+    fn welcome(&self, hello: Hello) -> Joined {
+        hello.welcome(&self.window, WINDOW, &[8], |_| ()).unwrap()
+    }
+
+    /// A peer that has shaken hands, and from then on sends what it likes.
+    fn meets(&mut self) -> TcpStream {
+        let mut peer = self.dial();
+        peer.write_all(&hello_bytes(0, 1, WINDOW as u64)).unwrap();
+        let joined = self.welcome(self.hello().unwrap().expect("it has all its connections"));
+        for endpoint in joined.endpoints {
+            self.port.attach(endpoint);
+        }
+        peer.read_exact(&mut [0; 16]).unwrap();
+        peer
+    }
+
+    fn sees_the_end(&mut self) -> CloseReason {
+        loop {
+            assert_eq!(self.port.poll(&mut [Arrival::default(); 4]), 0, "nothing whole came");
+            if let Some(closed) = self.port.closed() {
+                self.port.detach(closed.link);
+                return closed.reason;
+            }
+            self.port.wait(Until::Any, LONG);
+        }
+    }
+
+    /// A worker comes, posts, and is heard.
+    fn lives(&mut self) {
+        let address = self.listener.address();
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(move || {
+                let window = Arc::new(SendWindow::new(WINDOW).unwrap());
+                let joined = connect(&[address], TOKEN, &window, WINDOW, &[8], LONG).unwrap();
+                let mut port = Port::new().unwrap();
+                let link = joined.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).next().unwrap();
+                assert_eq!(port.post(link, Span { offset: 64, bytes: 64 }, Imm(5)), Posted::Accepted);
+                port.flush();
+                while port.closed().is_none() {
+                    assert_eq!(port.poll(&mut [Arrival::default()]), 0);
+                    port.wait(Until::Any, LONG);
+                }
+            });
+            let joined = self.welcome(self.hello().unwrap().expect("it has all its connections"));
+            let link =
+                joined.endpoints.into_iter().map(|endpoint| self.port.attach(endpoint)).next().unwrap();
+            let mut seen = [Arrival::default(); 4];
+            while self.port.poll(&mut seen) == 0 {
+                self.port.wait(Until::Any, LONG);
+            }
+            assert_eq!(seen[0], Arrival { link, imm: Imm(5) });
+            self.port.detach(link);
+            while !worker.is_finished() {
+                self.port.poll(&mut []); // the detached link's own end
+            }
+            worker.join().unwrap();
+        });
+    }
+}
+
+fn hello_bytes(link: u32, links: u32, window_bytes: u64) -> Vec<u8> {
+    let mut bytes = b"phubtcp1".to_vec();
+    bytes.extend(TOKEN);
+    bytes.extend(link.to_le_bytes());
+    bytes.extend(links.to_le_bytes());
+    bytes.extend(window_bytes.to_le_bytes());
+    bytes
+}
+
+fn header(offset: u64, bytes: u32) -> Vec<u8> {
+    [&offset.to_le_bytes()[..], &bytes.to_le_bytes(), &7u32.to_le_bytes()].concat()
+}
+
+#[test]
+fn lengths_that_do_not_fit_cost_the_link() {
+    let mut hub = Hub::new("lengths_that_do_not_fit_cost_the_link");
+    for (offset, bytes) in [(0, 4097), (4096, 1), (u64::MAX, 1), (u64::MAX - 15, 16), (1 << 40, u32::MAX)] {
+        let mut peer = hub.meets();
+        peer.write_all(&header(offset, bytes)).unwrap();
+        let reason = hub.sees_the_end().to_string();
+        assert!(reason.contains(&format!("{bytes} bytes for offset {offset}")), "{reason}");
+        assert!(reason.contains("the window has 4096 bytes"), "{reason}");
+        assert!(matches!(peer.read(&mut [0; 1]), Ok(0) | Err(_)), "the peer is cut off");
+    }
+    hub.lives();
+}
+
+#[test]
+fn a_torn_frame_is_not_shown() {
+    let mut hub = Hub::new("a_torn_frame_is_not_shown");
+    let whole = [header(128, 64), vec![1; 64]].concat();
+    for cut in [0, 1, 15, 16, 17, 79] {
+        let mut peer = hub.meets();
+        peer.write_all(&whole[..cut]).unwrap();
+        drop(peer);
+        assert_eq!(hub.sees_the_end(), CloseReason::PeerGone, "cut after {cut} bytes");
+    }
+    hub.lives();
+}
+
+#[test]
+fn frames_in_single_bytes_are_frames() {
+    let mut hub = Hub::new("frames_in_single_bytes_are_frames");
+    let mut peer = hub.meets();
+    peer.set_nodelay(true).unwrap();
+    let frames = [header(128, 3), vec![1, 2, 3], header(0, 0), header(256, 1), vec![9]].concat();
+    for byte in &frames[..frames.len() - 1] {
+        peer.write_all(&[*byte]).unwrap();
+        std::thread::yield_now();
+        hub.port.poll(&mut []); // a poll without room shows nothing, and loses nothing
+    }
+    peer.write_all(&frames[frames.len() - 1..]).unwrap();
+    let mut arrivals = 0;
+    while arrivals < 3 {
+        let count = hub.port.poll(&mut [Arrival::default(); 1]);
+        arrivals += count;
+        if count == 0 {
+            hub.port.wait(Until::Any, LONG);
+        }
+    }
+    assert_eq!(hub.port.closed(), None);
+}
+
+#[test]
+fn a_handshake_of_others_is_refused_in_words() {
+    let mut hub = Hub::new("a_handshake_of_others_is_refused_in_words");
+    let http = b"GET / HTTP/1.1\r\nhost: somewhere.example\r\n\r\n".to_vec();
+    let cases = [
+        (http, "saw \"GET / HT\""),
+        (hello_bytes(1, 1, 4096), "link 1 of 1"),
+        (hello_bytes(0, 1 << 20, 4096), "link 0 of 1048576"),
+    ];
+    for (bytes, expected) in cases {
+        let mut peer = hub.dial();
+        peer.write_all(&bytes).unwrap();
+        let error = hub.hello().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error:?} lacks {expected:?}");
+        let mut told = Vec::new();
+        let _ = peer.read_to_end(&mut told); // a reset may follow the words
+        assert!(String::from_utf8_lossy(&told).contains(expected), "the peer is told {told:?}");
+    }
+    hub.lives();
+}
+
+#[test]
+fn a_peer_that_is_silent_or_hangs_up_costs_a_time_out() {
+    let mut hub = Hub::new("a_peer_that_is_silent_or_hangs_up_costs_a_time_out");
+    let _silent = hub.dial();
+    let error = hub.listener.accept().unwrap().unwrap().hello(SHORT).unwrap_err().to_string();
+    assert!(error.contains("said nothing for 30ms"), "{error}");
+    drop(hub.dial());
+    let error = hub.hello().unwrap_err().to_string();
+    assert!(error.contains("hung up during the handshake"), "{error}");
+    hub.lives();
+}
+
+#[test]
+fn half_of_a_worker_is_no_worker() {
+    let mut hub = Hub::new("half_of_a_worker_is_no_worker");
+    let say = |bytes: Vec<u8>| {
+        let mut peer = hub.dial();
+        peer.write_all(&bytes).unwrap();
+        (peer, hub.hello())
+    };
+    let (_first, told) = say(hello_bytes(0, 3, 4096));
+    assert!(told.unwrap().is_none());
+    let (_again, told) = say(hello_bytes(0, 3, 4096));
+    assert!(told.unwrap_err().to_string().contains("link 0 of the same worker is there already"));
+    let (_other, told) = say(hello_bytes(1, 2, 4096));
+    assert!(told.unwrap_err().to_string().contains("said otherwise"));
+    let (_second, told) = say(hello_bytes(1, 3, 4096));
+    assert!(told.unwrap().is_none());
+    let (_third, told) = say(hello_bytes(2, 3, 4096));
+    let hello = told.unwrap().expect("now it is whole");
+    let error = hello.welcome(&hub.window, WINDOW, &[8, 8], |_| ()).unwrap_err().to_string();
+    assert!(error.contains("expected 2 connections, one a core; saw 3"), "{error}");
+    hub.lives();
+}
+
+#[test]
+fn windows_of_other_sizes_are_refused() {
+    let mut hub = Hub::new("windows_of_other_sizes_are_refused");
+    let address = hub.listener.address();
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(move || {
+            let window = Arc::new(SendWindow::new(64).unwrap());
+            connect(&[address], TOKEN, &window, WINDOW, &[8], LONG).map(|_| ())
+        });
+        let hello = hub.hello().unwrap().unwrap();
+        let error = hello.welcome(&hub.window, WINDOW, &[8], |_| ()).unwrap_err().to_string();
+        assert!(error.contains("64 bytes where the layout needs 4096"), "{error}");
+        let told = worker.join().unwrap().unwrap_err().to_string();
+        assert!(told.contains("64 bytes where the layout needs 4096"), "{told}");
+    });
+    hub.lives();
+}
+
+#[test]
+fn a_stopped_listener_says_so() {
+    let _watchdog = Watchdog::new("a_stopped_listener_says_so");
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept());
+        listener.stop();
+        assert!(accepting.join().unwrap().unwrap().is_none());
+    });
+    let error =
+        connect(&[listener.address()], TOKEN, &Arc::new(SendWindow::new(64).unwrap()), 64, &[1], SHORT);
+    assert!(matches!(error, Err(ConnectError::Socket { .. })), "{error:?}");
+}
