@@ -18,6 +18,8 @@ mod sync;
 #[cfg(not(loom))]
 pub mod conformance;
 #[cfg(not(loom))]
+mod connection;
+#[cfg(not(loom))]
 mod idle;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
@@ -28,6 +30,8 @@ pub mod shm;
 pub mod sim;
 #[cfg(not(loom))]
 pub mod tcp;
+#[cfg(not(loom))]
+mod watch;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod window;

@@ -19,10 +19,10 @@ use rustix::net::{
 };
 
 use super::cells::{Bell, Words, rings, rings_bytes};
-use super::connection::Connection;
 use super::group::Group;
 use super::message::{HelloMessage, ReplyMessage, receive, send};
 use super::port::Endpoint;
+use crate::connection::{Alarm, Connection};
 use crate::window::{RecvWindow, SendWindow, WindowError};
 
 /// Connections that wait to be accepted; each is a worker's, and workers are at most 1024.
@@ -300,16 +300,8 @@ fn watched(
     ports: &[Arc<super::group::PortState>],
 ) -> Result<Arc<Connection>, ConnectError> {
     let nonsense = |error: io::Error| ConnectError::Nonsense(format!("watching the socket: {error}"));
-    let register = Arc::clone(group.watch.register());
-    let connection = Arc::new(Connection {
-        number: register.number(),
-        socket: socket.try_clone().map_err(nonsense)?,
-        ports: ports.to_vec(),
-        register,
-        dead: false.into(),
-    });
-    group.watch.add(&connection).map_err(nonsense)?;
-    Ok(connection)
+    let ports = ports.iter().map(|port| Arc::clone(port) as Arc<dyn Alarm>).collect();
+    Connection::watched(&group.watch, socket.try_clone().map_err(nonsense)?, ports).map_err(nonsense)
 }
 
 fn new_socket() -> Result<OwnedFd, rustix::io::Errno> {

@@ -6,8 +6,9 @@ use std::task::Wake;
 
 use super::cells::{Bell, Words};
 use super::port::Port;
-use super::watch::Watch;
 use crate::bell;
+use crate::connection::Alarm;
+use crate::watch::Watch;
 
 /// What a port shares with the other threads of its process.
 #[derive(Debug)]
@@ -28,6 +29,13 @@ impl PortState {
         bell::published();
         bell::awake(self.bell.asleep());
         bell::wake(self.bell.asleep());
+    }
+}
+
+impl Alarm for PortState {
+    fn ended(&self) {
+        self.deaths.fetch_add(1, Ordering::Release); // [death]
+        self.ring();
     }
 }
 

@@ -21,7 +21,6 @@
 #[allow(unsafe_code)]
 mod cells;
 mod connect;
-mod connection;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -30,7 +29,6 @@ mod message;
 mod port;
 #[cfg(test)]
 mod tests;
-mod watch;
 
 pub use connect::{Accepted, ConnectError, Hello, Joined, Listener, connect};
 pub use group::{Group, group};

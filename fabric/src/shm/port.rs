@@ -6,9 +6,9 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::cells::{Bell, MappedCells};
-use super::connection::Connection;
 use super::group::{Group, PortState};
 use crate::bell;
+use crate::connection::Connection;
 use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
 use crate::ring::{Consumer, Corrupt, Producer};
@@ -112,8 +112,7 @@ impl Port {
         self.deaths_seen = deaths;
         for link in self.links.iter_mut().flatten() {
             // A link that still has arrivals is looked at again: keep the count behind.
-            if matches!(link.state, LinkState::Open) && link.endpoint.connection.dead.load(Ordering::Acquire)
-            {
+            if matches!(link.state, LinkState::Open) && link.endpoint.connection.is_dead() {
                 if link.unread() == 0 {
                     link.state = LinkState::Closing(CloseReason::PeerGone);
                 } else {
@@ -182,7 +181,7 @@ impl crate::Port for Port {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else {
             return Posted::Closed;
         };
-        if !matches!(link.state, LinkState::Open) || link.endpoint.connection.dead.load(Ordering::Relaxed) {
+        if !matches!(link.state, LinkState::Open) || link.endpoint.connection.is_dead() {
             return Posted::Closed;
         }
         match link.endpoint.producer.push(imm.0) {

@@ -1,32 +1,40 @@
 //! The watch: one thread per group that sleeps on the sockets of all its connections, and tells
 //! the ports when one of them ends. So a port learns of a peer's death without a system call of
-//! its own, and an idle port costs nothing.
+//! its own, and an idle port costs nothing. It also reads what NICs have to say of themselves.
+//! Knows descriptors by number, not whose they are.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::epoll::{self, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::connection::Connection;
-
-/// Key of the event that stops the thread; connections are numbered from one.
+/// Key of the event that stops the thread; what is watched is numbered from one.
 const STOP: u64 = 0;
 
-/// Connections by number; shared with the connections, which leave when they are dropped.
+/// Whoever has a descriptor that the watch sleeps on.
+pub(crate) trait Watched: Send + Sync + std::fmt::Debug {
+    /// The descriptor has something to say; called by the watch's thread.
+    fn ready(&self);
+}
+
+type Numbered = (u64, HashMap<u64, Weak<dyn Watched>>);
+
+/// Who is watched, by number; shared with them, who leave when they are dropped.
 #[derive(Debug, Default)]
-pub(super) struct Register {
-    connections: Mutex<(u64, HashMap<u64, Weak<Connection>>)>,
+pub(crate) struct Register {
+    numbered: Mutex<Numbered>,
 }
 
 impl Register {
-    fn lock(&self) -> std::sync::MutexGuard<'_, (u64, HashMap<u64, Weak<Connection>>)> {
-        self.connections.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock(&self) -> std::sync::MutexGuard<'_, Numbered> {
+        self.numbered.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A number for a connection that is being made.
+    /// A number for somebody who is to be watched.
     pub fn number(&self) -> u64 {
         let mut inner = self.lock();
         inner.0 += 1;
@@ -37,13 +45,13 @@ impl Register {
         self.lock().1.remove(&number);
     }
 
-    fn find(&self, number: u64) -> Option<Arc<Connection>> {
+    fn find(&self, number: u64) -> Option<Arc<dyn Watched>> {
         self.lock().1.get(&number)?.upgrade()
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     epoll: Arc<OwnedFd>,
     stop: OwnedFd,
     register: Arc<Register>,
@@ -54,7 +62,7 @@ impl Watch {
     pub fn start() -> std::io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
-        epoll::add(&*epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        epoll::add(&*epoll, &stop, epoll::EventData::new_u64(STOP), EventFlags::IN)?;
         let register = Arc::new(Register::default());
         let thread = {
             let (epoll, register) = (Arc::clone(&epoll), Arc::clone(&register));
@@ -67,16 +75,26 @@ impl Watch {
         &self.register
     }
 
-    /// Watches a connection until it ends or is dropped.
-    pub fn add(&self, connection: &Arc<Connection>) -> std::io::Result<()> {
-        self.register.lock().1.insert(connection.number, Arc::downgrade(connection));
+    /// Watches a socket until it ends or its owner is dropped.
+    pub fn add_socket(&self, number: u64, fd: impl AsFd, owner: &Arc<dyn Watched>) -> std::io::Result<()> {
         // Nothing is sent after the handshake: whatever the socket has to say is the end.
-        epoll::add(
-            &*self.epoll,
-            &connection.socket,
-            epoll::EventData::new_u64(connection.number),
-            epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT,
-        )?;
+        self.add(number, fd, owner, EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT)
+    }
+
+    /// Watches a descriptor whose owner reads, each time, all that it has to say.
+    pub fn add_events(&self, number: u64, fd: impl AsFd, owner: &Arc<dyn Watched>) -> std::io::Result<()> {
+        self.add(number, fd, owner, EventFlags::IN)
+    }
+
+    fn add(
+        &self,
+        number: u64,
+        fd: impl AsFd,
+        owner: &Arc<dyn Watched>,
+        flags: EventFlags,
+    ) -> std::io::Result<()> {
+        self.register.lock().1.insert(number, Arc::downgrade(owner));
+        epoll::add(&*self.epoll, fd, epoll::EventData::new_u64(number), flags)?;
         Ok(())
     }
 }
@@ -93,8 +111,8 @@ fn run(epoll: &OwnedFd, register: &Register) {
             match event.data.u64() {
                 STOP => return,
                 number => {
-                    if let Some(connection) = register.find(number) {
-                        connection.died();
+                    if let Some(owner) = register.find(number) {
+                        owner.ready();
                     }
                 }
             }
