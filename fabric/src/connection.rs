@@ -29,11 +29,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// A connection over `socket`, watched from now on.
-    pub fn watched(
-        watch: &Watch,
-        socket: OwnedFd,
-        ports: Vec<Arc<dyn Alarm>>,
-    ) -> std::io::Result<Arc<Self>> {
+    pub fn watched(watch: &Watch, socket: OwnedFd, ports: Vec<Arc<dyn Alarm>>) -> std::io::Result<Arc<Self>> {
         let register = Arc::clone(watch.register());
         let number = register.number();
         let connection = Arc::new(Connection { number, socket, ports, register, dead: false.into() });

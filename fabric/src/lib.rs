@@ -16,6 +16,8 @@ pub mod ring;
 mod sync;
 
 #[cfg(not(loom))]
+pub mod any;
+#[cfg(not(loom))]
 pub mod conformance;
 #[cfg(not(loom))]
 mod connection;

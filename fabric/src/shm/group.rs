@@ -52,7 +52,7 @@ impl Wake for PortState {
 pub struct Group {
     pub(super) bells: Arc<Words>,
     pub(super) ports: Vec<Arc<PortState>>,
-    pub(super) watch: Watch,
+    pub(crate) watch: Watch,
 }
 
 /// Makes `ports` ports that connect together: one a core at the hub, one at a worker.

@@ -122,6 +122,28 @@ impl Port {
         }
     }
 
+    /// As `wait`; sleeps only if `others`, asked once the marks for the sleep are set, have nothing to see. From
+    /// then on the waker ends the sleep.
+    pub(crate) fn wait_beside(&mut self, until: Until, timeout: Duration, others: impl FnOnce() -> bool) {
+        for (index, link) in self.links.iter().enumerate() {
+            if let Some(link) = link {
+                link.endpoint.consumer.wake_when(wanted(until, index));
+            }
+        }
+        let state = Arc::clone(&self.state);
+        let asleep = state.bell.asleep();
+        bell::announce(asleep);
+        if !self.ready(until) && !others() {
+            bell::sleep(asleep, timeout);
+        }
+        bell::awake(asleep);
+    }
+
+    /// Whether it has no link.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.links.iter().all(Option::is_none)
+    }
+
     /// Sets the marks for a sleep, and says whether there is already something to see.
     fn ready(&mut self, until: Until) -> bool {
         if self.state.woken.swap(false, Ordering::Acquire) /* [woken] */
@@ -258,18 +280,7 @@ impl crate::Port for Port {
     }
 
     fn wait(&mut self, until: Until, timeout: Duration) {
-        for (index, link) in self.links.iter().enumerate() {
-            if let Some(link) = link {
-                link.endpoint.consumer.wake_when(wanted(until, index));
-            }
-        }
-        let state = Arc::clone(&self.state);
-        let asleep = state.bell.asleep();
-        bell::announce(asleep);
-        if !self.ready(until) {
-            bell::sleep(asleep, timeout);
-        }
-        bell::awake(asleep);
+        self.wait_beside(until, timeout, || false);
     }
 
     fn waker(&self) -> Waker {

@@ -4,7 +4,7 @@
 //! makes a system call for a frame, and none to find out where the frames are.
 
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
@@ -116,6 +116,23 @@ impl Port {
             }
         }
         self.lingering.retain_mut(|lingering| !lingering.is_over());
+    }
+
+    /// Prepares a sleep on [`fd`](Self::fd): whether there is something to see already.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.look(Duration::ZERO);
+        self.pump();
+        self.is_promising()
+    }
+
+    /// Readable when a look finds something.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Whether it has no link, not even one that lingers.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.lingering.is_empty() && self.links.iter().all(Option::is_none)
     }
 
     fn is_promising(&self) -> bool {

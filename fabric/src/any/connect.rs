@@ -1,0 +1,196 @@
+//! Listening and connecting, whatever the transport: what their handshakes have in common.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::port::{Endpoint, Port};
+use super::sleeping::Alarm;
+use crate::port::Port as _;
+use crate::window::{RecvWindow, SendWindow};
+use crate::{shm, tcp};
+
+/// The ports of one end, as its handshakes see them.
+#[derive(Clone, Debug)]
+pub struct Group {
+    shm: Arc<shm::Group>,
+}
+
+/// Makes `ports` ports that connect together: one a core at the hub, one at a worker.
+///
+/// # Errors
+/// When memory, descriptors or threads run out.
+pub fn group(ports: usize) -> std::io::Result<(Group, Vec<Port>)> {
+    let (shm, ports) = shm::group(ports)?;
+    let ports = ports.into_iter().map(|port| {
+        let tcp = tcp::Port::new()?;
+        let alarm = Alarm::new(&shm, port.waker(), tcp.fd())?;
+        Ok(Port::new(port, tcp, alarm))
+    });
+    let ports = ports.collect::<std::io::Result<_>>()?;
+    Ok((Group { shm }, ports))
+}
+
+/// A handshake failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// On shared memory.
+    #[error(transparent)]
+    Shm(#[from] shm::ConnectError),
+    /// Over TCP.
+    #[error(transparent)]
+    Tcp(#[from] tcp::ConnectError),
+}
+
+impl ConnectError {
+    /// Whether the hub could not be reached at all by this transport: another one may do.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(
+            self,
+            ConnectError::Shm(shm::ConnectError::Socket { doing: "connecting", .. })
+                | ConnectError::Tcp(tcp::ConnectError::Socket { doing: "connecting to", .. })
+        )
+    }
+}
+
+/// Where a hub's data path is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// Shared memory, by the name of an abstract Unix socket.
+    Shm(String),
+    /// TCP: where each of the hub's ports listens.
+    Tcp(Vec<SocketAddr>),
+}
+
+/// What a handshake yields: the window that the peer writes, and the links, one per hub port.
+#[derive(Debug)]
+pub struct Joined {
+    /// The window that the peer writes.
+    pub recv: Arc<RecvWindow>,
+    /// The links in the order of the hub's ports; none where the capacity was 0.
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl From<shm::Joined> for Joined {
+    fn from(joined: shm::Joined) -> Self {
+        let endpoints = joined.endpoints.into_iter().map(Endpoint::Shm).collect();
+        Joined { recv: Arc::new(joined.recv), endpoints }
+    }
+}
+
+impl From<tcp::Joined> for Joined {
+    fn from(joined: tcp::Joined) -> Self {
+        Joined { recv: joined.recv, endpoints: joined.endpoints.into_iter().map(Endpoint::Tcp).collect() }
+    }
+}
+
+/// A hub's socket for one transport.
+#[derive(Debug)]
+pub enum Listener {
+    /// Shared memory.
+    Shm(shm::Listener),
+    /// TCP.
+    Tcp(tcp::Listener),
+}
+
+impl Listener {
+    /// Waits for the next connection; `Ok(None)` once [`stop`](Self::stop) was called.
+    pub fn accept(&self) -> Result<Option<Accepted>, ConnectError> {
+        Ok(match self {
+            Listener::Shm(listener) => listener.accept()?.map(Accepted::Shm),
+            Listener::Tcp(listener) => listener.accept()?.map(Accepted::Tcp),
+        })
+    }
+
+    /// Ends `accept` in whatever thread it waits.
+    pub fn stop(&self) {
+        match self {
+            Listener::Shm(listener) => listener.stop(),
+            Listener::Tcp(listener) => listener.stop(),
+        }
+    }
+}
+
+/// A connection whose handshake has not begun.
+#[derive(Debug)]
+pub enum Accepted {
+    /// On shared memory.
+    Shm(shm::Accepted),
+    /// Over TCP.
+    Tcp(tcp::Accepted),
+}
+
+impl Accepted {
+    /// Reads the peer's hello, within `timeout`. `None` where more connections of the same peer are yet to come.
+    pub fn hello(self, timeout: Duration) -> Result<Option<Hello>, ConnectError> {
+        Ok(match self {
+            Accepted::Shm(accepted) => Some(Hello::Shm(accepted.hello(timeout)?)),
+            Accepted::Tcp(accepted) => accepted.hello(timeout)?.map(Hello::Tcp),
+        })
+    }
+}
+
+/// A peer that wants in.
+#[derive(Debug)]
+pub enum Hello {
+    /// On shared memory.
+    Shm(shm::Hello),
+    /// Over TCP.
+    Tcp(tcp::Hello),
+}
+
+impl Hello {
+    /// The token that says who it is.
+    pub fn token(&self) -> [u8; 16] {
+        match self {
+            Hello::Shm(hello) => hello.token(),
+            Hello::Tcp(hello) => hello.token(),
+        }
+    }
+
+    /// Says no, and why.
+    pub fn refuse(self, why: &str) {
+        match self {
+            Hello::Shm(hello) => hello.refuse(why),
+            Hello::Tcp(hello) => hello.refuse(why),
+        }
+    }
+
+    /// Lets the peer in: it is sent what is in `ours`, what it sends comes to a window of `recv_bytes`, and port
+    /// `i` of the group gets a link with room for `capacities[i]` posts each way, or none where that is 0.
+    /// `place` sees a window of this end's own before anything comes, to have its pages touched by their owners.
+    pub fn welcome(
+        self,
+        group: &Group,
+        ours: &Arc<SendWindow>,
+        recv_bytes: usize,
+        capacities: &[u32],
+        place: impl FnOnce(&RecvWindow),
+    ) -> Result<Joined, ConnectError> {
+        Ok(match self {
+            Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, capacities)?.into(),
+            Hello::Tcp(hello) => hello.welcome(ours, recv_bytes, capacities, place)?.into(),
+        })
+    }
+}
+
+/// Connects to a hub: `ours` is what is sent to it, and all links go to the one port of `group`. The hub's port
+/// `i` has a link with room for `capacities[i]` posts, or none where that is 0.
+pub fn connect(
+    address: &Address,
+    token: [u8; 16],
+    group: &Group,
+    ours: &Arc<SendWindow>,
+    recv_bytes: usize,
+    capacities: &[u32],
+    timeout: Duration,
+) -> Result<Joined, ConnectError> {
+    Ok(match address {
+        Address::Shm(name) => {
+            shm::connect(name, token, &group.shm, ours, recv_bytes, capacities, timeout)?.into()
+        }
+        Address::Tcp(addresses) => {
+            tcp::connect(addresses, token, ours, recv_bytes, capacities, timeout)?.into()
+        }
+    })
+}

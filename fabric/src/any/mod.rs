@@ -1,0 +1,17 @@
+//! All transports behind one port: a hub serves workers on its own machine, with RDMA and without at the same
+//! time, each core from one loop; a worker takes whichever it can have.
+//!
+//! ```text
+//!   core's loop -- any::Port --+-- shm::Port   rings, one bell
+//!                              +-- tcp::Port   an epoll
+//! ```
+//!
+//! A port's link numbers are those of its transports, dealt out in turn. A transport without links costs
+//! nothing. Must not know who connects, or why by this transport.
+
+mod connect;
+mod port;
+mod sleeping;
+
+pub use connect::{Accepted, Address, ConnectError, Group, Hello, Joined, Listener, connect, group};
+pub use port::{Endpoint, Port};
