@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +15,7 @@ use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
 use phub_server::Hub;
 use rustix::process::Signal;
 use serde_json::json;
-use support::program::Program;
+use support::program::{Program, until};
 use support::training::Training;
 use support::values::{self, same_bits};
 use support::{config, describe, join_all, push_all, ready_all, refusal, refused, says, settings, together};
@@ -279,6 +281,33 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on() {
     // It is not too late.
     std::fs::create_dir(dir.path()).unwrap();
     assert_eq!(session.checkpoint().unwrap().round, session.next_round());
+    session.leave().unwrap();
+}
+
+/// The writing is under way when the client goes: the hub drops its answer, and no more than that.
+#[test]
+fn a_client_that_hangs_up_leaves_the_next_checkpoint_possible() {
+    let _watchdog = Watchdog::new("a_client_that_hangs_up_leaves_the_next_checkpoint_possible");
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let mut session = ready_all(1, |rank| {
+        let mut config = config(&hub, "job", rank, 1);
+        (config.keys, config.chunk_bytes) = (vec![Key::f32("large", [8 << 20])], 1 << 20);
+        config
+    })
+    .remove(0);
+    let being_written = || {
+        let names = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.into_iter().any(|name| name.to_str().unwrap().ends_with(".phub-tmp"))
+    };
+    let mut client = TcpStream::connect(hub.address()).unwrap();
+    client.write_all(b"POST /v1/jobs/job/checkpoint HTTP/1.1\r\nhost: hub\r\n\r\n").unwrap();
+    until("a checkpoint is being written", being_written);
+    drop(client);
+    until("it is written", || !being_written());
+    let written = || describe(&hub.address().to_string()).jobs.remove(0).checkpoint;
+    until("the hub knows of it", || written().is_some());
+    assert_eq!(session.checkpoint().unwrap().round, Round(1));
     session.leave().unwrap();
 }
 

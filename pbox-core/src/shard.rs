@@ -162,8 +162,8 @@ impl Shard {
         self.taking.taken()
     }
 
-    /// A snapshot's part is written, or will not be; its memory comes back.
-    pub(crate) fn give_back(&mut self, values: Slab) {
+    /// A snapshot's part is written, or will not be; its memory comes back, unless it is lost.
+    pub(crate) fn give_back(&mut self, values: Option<Slab>) {
         self.taking.give_back(values);
     }
 

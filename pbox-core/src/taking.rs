@@ -119,10 +119,11 @@ impl Taking {
         }
     }
 
-    /// The part is written, or will not be: its memory is kept for the next one where one will be due.
-    pub fn give_back(&mut self, values: Slab) {
+    /// The part is written, or will not be: its memory, unless that is lost, is kept for the next one where
+    /// one will be due.
+    pub fn give_back(&mut self, values: Option<Slab>) {
         self.out = false;
-        self.spare = self.every.map(|_| values);
+        self.spare = values.filter(|_| self.every.is_some());
     }
 
     /// Whether the owner is to hear something.
@@ -170,9 +171,13 @@ mod tests {
         assert_eq!((occasion, before), (Occasion::Due(Round(5)), Round(5)));
         let part = part.unwrap();
         assert_eq!(part.values.as_slice(), [5.0, 5.0, 5.1, 5.1]);
-        taking.give_back(part.values);
+        taking.give_back(Some(part.values));
         (0..2).for_each(|place| reach(&mut taking, 10, place));
-        assert_eq!(taking.taken().unwrap().before, Round(10));
+        let Taken { before, part, .. } = taking.taken().unwrap();
+        assert_eq!((before, part.is_ok()), (Round(10), true));
+        taking.give_back(None);
+        (0..2).for_each(|place| reach(&mut taking, 15, place));
+        assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [15.0, 15.0, 15.1, 15.1]);
     }
 
     #[test]
@@ -187,7 +192,7 @@ mod tests {
         assert!(taking.taken().is_none(), "said once");
         taking.begin(Occasion::Asked(1), Round(11));
         assert!(taking.taken().unwrap().part.is_err());
-        taking.give_back(first.values);
+        taking.give_back(Some(first.values));
         taking.begin(Occasion::Asked(2), Round(11));
         (0..2).for_each(|place| reach(&mut taking, 11, place));
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);

@@ -205,8 +205,8 @@ impl<P: Port> Core<P> {
         job.tell_taken(notices);
     }
 
-    /// The memory of a snapshot's part comes back: it is written, or will not be.
-    pub fn give_back(&mut self, id: JobId, values: Slab) {
+    /// A snapshot's part is written, or will not be; its memory comes back, unless it is lost.
+    pub fn give_back(&mut self, id: JobId, values: Option<Slab>) {
         if let Some(place) = self.place(id) {
             self.jobs[place].as_mut().expect("found by place").shard.give_back(values);
         }

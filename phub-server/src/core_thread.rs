@@ -56,7 +56,8 @@ pub(crate) enum Command<E> {
     /// A snapshot's part is written, or will not be.
     GiveBack {
         job: JobId,
-        values: Slab,
+        /// Its memory, unless that went down with whoever wrote it.
+        values: Option<Slab>,
     },
     /// Go on, with `admitted` taking part from round `from` on.
     Release {
@@ -139,6 +140,15 @@ impl<E: Send + 'static> CoreHandle<E> {
             })?
         };
         Ok(CoreHandle { cpu, meters, commands, mail, waker, thread: Some(thread) })
+    }
+
+    /// A core without a thread, for tests of those who command it.
+    #[cfg(test)]
+    pub fn idle(cpu: u32) -> (Self, Receiver<Command<E>>) {
+        let (commands, inbox) = channel();
+        let waker = Waker::noop().clone();
+        let (mail, meters) = Default::default();
+        (CoreHandle { cpu, meters, commands, mail, waker, thread: None }, inbox)
     }
 
     /// Hands over a command; the thread sees it after its current turn.

@@ -6,9 +6,13 @@
 //!   the job's or hub's end ----+
 //! ```
 //!
-//! No core waits for the disk: while a part is being written, the next one is skipped.
+//! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must
+//! hear of the end of every snapshot, however it ends: a [`Collected`] that is dropped tells them.
 
-use std::sync::Arc;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{CheckpointReply, JobState};
@@ -47,22 +51,26 @@ struct Collecting {
     done: Option<oneshot::Sender<Result<Collected, String>>>,
 }
 
-/// The parts of a snapshot, with the hub's core that each came from.
+/// The parts of a snapshot, with the hub's core that each came from. When this goes, so that nobody will
+/// write it any more, the cores get what is there of their parts.
 #[derive(Debug)]
 struct Collected {
+    registry: Weak<Registry>,
+    job: JobId,
     before: Round,
     cores: Vec<usize>,
     parts: Vec<SnapshotPart>,
 }
 
-impl Collecting {
-    fn new(
-        occasion: Occasion,
-        before: Round,
-        done: Option<oneshot::Sender<Result<Collected, String>>>,
-    ) -> Self {
-        let collected = Collected { before, cores: Vec::new(), parts: Vec::new() };
-        Collecting { occasion, collected, answers: 0, refused: None, done }
+impl Drop for Collected {
+    fn drop(&mut self) {
+        let Some(registry) = self.registry.upgrade() else { return }; // and no core
+        let mut parts = self.parts.drain(..);
+        for &core in &self.cores {
+            let values = parts.next().map(|part| part.values);
+            registry.cores[core].send(Command::GiveBack { job: self.job, values });
+        }
+        registry.freed.notify_waiters();
     }
 }
 
@@ -70,9 +78,9 @@ impl Registry {
     /// A core has its part of a snapshot, or none.
     pub(super) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
         let Taken { occasion, before, part } = taken;
-        let collecting = &mut job.checkpoints.collecting;
+        let (id, collecting) = (job.id, &mut job.checkpoints.collecting);
         let place = collecting.iter().position(|one| one.occasion == occasion).unwrap_or_else(|| {
-            collecting.push(Collecting::new(occasion, before, None));
+            collecting.push(self.collecting(id, occasion, before, None));
             collecting.len() - 1
         });
         let one = &mut collecting[place];
@@ -90,24 +98,32 @@ impl Registry {
         let Collecting { collected, refused, done, .. } = collecting.swap_remove(place);
         match (refused, done) {
             (None, None) => {
-                let (registry, id) = (Arc::clone(self), job.id);
+                let registry = Arc::clone(self);
                 tokio::spawn(async move {
-                    let _ = registry.save(id, collected).await; // its error is kept, and in the log
+                    let _ = registry.save(collected).await; // its error is kept, and in the log
                 });
             }
-            (None, Some(done)) => {
-                if let Err(Ok(collected)) = done.send(Ok(collected)) {
-                    self.give_back(job.id, collected.cores, collected.parts); // nobody waits any more
-                }
-            }
+            (None, Some(done)) => drop(done.send(Ok(collected))), // perhaps nobody waits any more
             (Some(why), done) => {
-                self.give_back(job.id, collected.cores, collected.parts);
+                drop(collected);
                 let asked = done.is_some_and(|done| done.send(Err(why.clone())).is_ok());
                 if !asked {
                     tracing::warn!(job = job.name, round = before.0, why, "checkpoint skipped");
                 }
             }
         }
+    }
+
+    fn collecting(
+        self: &Arc<Self>,
+        job: JobId,
+        occasion: Occasion,
+        before: Round,
+        done: Option<oneshot::Sender<Result<Collected, String>>>,
+    ) -> Collecting {
+        let registry = Arc::downgrade(self); // which has it among its jobs
+        let collected = Collected { registry, job, before, cores: Vec::new(), parts: Vec::new() };
+        Collecting { occasion, collected, answers: 0, refused: None, done }
     }
 
     /// Writes a checkpoint of a job now: as it was before the round that is furthest ahead.
@@ -159,7 +175,7 @@ impl Registry {
             };
             let collected = tokio::time::timeout_at(deadline, parts).await.map_err(|_| overdue())?;
             match collected.map_err(|_| "the job ended meanwhile".to_owned())? {
-                Ok(collected) => return self.save(id, collected).await,
+                Ok(collected) => return self.save(collected).await,
                 // Another one is being written: after it.
                 Err(why) => tokio::time::timeout_at(deadline, saved).await.map_err(|_| why)?,
             }
@@ -168,7 +184,7 @@ impl Registry {
 
     /// Cuts the job before the round that is furthest ahead, and asks the cores for its state there.
     async fn ask_for_snapshot(
-        &self,
+        self: &Arc<Self>,
         id: JobId,
     ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), String> {
         let ended = |_| "the job ended meanwhile".to_owned();
@@ -182,7 +198,7 @@ impl Registry {
             }
             job.checkpoints.asked += 1;
             let occasion = Occasion::Asked(job.checkpoints.asked);
-            job.checkpoints.collecting.push(Collecting::new(occasion, before, Some(done)));
+            job.checkpoints.collecting.push(self.collecting(id, occasion, before, Some(done)));
             self.command(job, |job| Command::TakeSnapshot { job, occasion, before });
             Ok(())
         });
@@ -190,9 +206,9 @@ impl Registry {
         asked.map_err(ended)?.map(|()| (before, parts))
     }
 
-    /// Writes a snapshot to the job's file, and gives the cores their memory back.
-    async fn save(self: &Arc<Self>, id: JobId, collected: Collected) -> Result<CheckpointReply, String> {
-        let Collected { before, cores, parts } = collected;
+    /// Writes a snapshot to the job's file, also if whoever waits for it does so no more.
+    async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
+        let (id, before, parts) = (collected.job, collected.before, std::mem::take(&mut collected.parts));
         let about = self.of_job(id, |job| {
             let rates = job.learning_rates.from(before);
             (job.name.clone(), Arc::clone(&job.layout), job.terms.optimizer, rates)
@@ -202,40 +218,49 @@ impl Registry {
         };
         let snapshot =
             Snapshot::new(layout, optimizer, before, rates, parts).map_err(|error| error.to_string())?;
-        let (registry, job) = (Arc::clone(self), name.clone());
+        let registry = Arc::clone(self);
         let (done, written) = oneshot::channel();
-        let start = Instant::now();
         let write = move || {
-            let store = registry.store.as_ref().expect("snapshots are taken where there is a store");
-            let _ = done.send((store.save(&job, &snapshot), snapshot));
+            let result = registry.write(&name, &snapshot);
+            registry.note(id, before, &result);
+            collected.parts = snapshot.into_parts();
+            drop(collected);
+            drop(registry); // before the hub that waits for this looks who else has it
+            let _ = done.send(result);
         };
         let spawned = std::thread::Builder::new().name("phub-checkpoint".into()).spawn(write);
-        spawned.map_err(|error| format!("no thread to write the checkpoint: {error}"))?;
-        let (result, snapshot) = written.await.map_err(|_| "writing it failed; see the log".to_owned())?;
-        self.give_back(id, cores, snapshot.into_parts());
-        let result = result.map_err(|error| error.to_string()).map(|bytes| CheckpointReply {
-            round: before,
-            bytes,
-            milliseconds: start.elapsed().as_millis() as u64,
-        });
-        match &result {
-            Ok(written) => {
-                let CheckpointReply { bytes, milliseconds, .. } = written;
-                tracing::info!(job = name, round = before.0, bytes, milliseconds, "checkpoint written");
-            }
-            Err(error) => tracing::warn!(job = name, round = before.0, error, "checkpoint failed"),
-        }
-        let _ = self.of_job(id, |job| match &result {
-            Ok(written) => (job.checkpoints.last, job.checkpoints.error) = (Some(written.clone()), None),
-            Err(error) => job.checkpoints.error = Some(error.clone()),
-        });
-        result
+        let failed = match spawned {
+            Ok(_) => match written.await {
+                Ok(result) => return result,
+                Err(_) => "writing it failed; see the log".to_owned(),
+            },
+            Err(error) => format!("no thread to write the checkpoint: {error}"),
+        };
+        self.note(id, before, &Err(failed.clone()));
+        Err(failed)
     }
 
-    fn give_back(&self, id: JobId, cores: Vec<usize>, parts: Vec<SnapshotPart>) {
-        for (core, part) in cores.into_iter().zip(parts) {
-            self.cores[core].send(Command::GiveBack { job: id, values: part.values });
-        }
-        self.freed.notify_waiters();
+    /// On a thread of its own: it waits for the disk.
+    fn write(&self, name: &str, snapshot: &Snapshot) -> Result<CheckpointReply, String> {
+        let store = self.store.as_ref().expect("snapshots are taken where there is a store");
+        let start = Instant::now();
+        let bytes = store.save(name, snapshot).map_err(|error| error.to_string())?;
+        let milliseconds = start.elapsed().as_millis() as u64;
+        Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds })
+    }
+
+    /// Keeps what became of a snapshot for those who ask.
+    fn note(&self, id: JobId, round: Round, result: &Result<CheckpointReply, String>) {
+        let _ = self.of_job(id, |job| match result {
+            Ok(written) => {
+                let CheckpointReply { bytes, milliseconds, .. } = written;
+                tracing::info!(job = job.name, round = round.0, bytes, milliseconds, "checkpoint written");
+                (job.checkpoints.last, job.checkpoints.error) = (Some(written.clone()), None);
+            }
+            Err(error) => {
+                tracing::warn!(job = job.name, round = round.0, error, "checkpoint failed");
+                job.checkpoints.error = Some(error.clone());
+            }
+        });
     }
 }
