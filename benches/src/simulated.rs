@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
-use fabric::{RecvWindow, SendWindow, Span, Spans, WindowError};
+use fabric::{RecvWindow, SendWindow};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Consistency, Core, JobId, Layout, Notice, Optimizer, Placement, Round, Shard, ShardSpec,
+    Ablate, Consistency, Core, JobId, Layout, Notice, Optimizer, Placement, Round, Shard, ShardSpec,
 };
 use worker_shim::{Exchange, ExchangeError, Windows};
 
@@ -66,14 +66,13 @@ impl Simulated {
     pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms) -> Result<Self> {
         let Terms { workers, cores, optimizer, ablate, consistency, on_loss } = terms;
         let placement = Placement::new(layout, cores);
-        let chunks = placement.chunks_by_core();
-        let (weights, claims) = weights_window(layout, &chunks)?;
+        let (weights, claims) = placement.weights_window(layout)?;
 
         let mut hub = Vec::new();
-        for (ids, weights) in chunks.iter().zip(claims) {
+        for (chunks, weights) in placement.chunks_by_core().into_iter().zip(claims) {
             let spec = ShardSpec {
                 layout: Arc::clone(layout),
-                chunks: ids.clone(),
+                chunks,
                 weights,
                 workers,
                 consistency,
@@ -116,7 +115,7 @@ impl Simulated {
         let at_hub = Arc::new(RecvWindow::local(layout.window_bytes())?);
         let at_worker = Arc::new(RecvWindow::local(layout.window_bytes())?);
         let (weights, own) = if self.consistency.steps_alone() {
-            let (weights, own) = weights_window(layout, &placement.chunks_by_core())?;
+            let (weights, own) = placement.weights_window(layout)?;
             (weights, own.into_iter().map(Some).collect())
         } else {
             (Arc::clone(&self.weights), self.cores.iter().map(|_| None).collect::<Vec<_>>())
@@ -229,14 +228,4 @@ impl Simulated {
         let mut ranks = self.workers.iter().enumerate();
         ranks.find_map(|(rank, worker)| worker.first_under_way().map(|key| (rank, key)))
     }
-}
-
-/// A weights window, and each core's part of it.
-fn weights_window(
-    layout: &Layout,
-    chunks: &[Vec<ChunkId>],
-) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
-    let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
-    let window = SendWindow::new(layout.window_bytes())?;
-    Ok(window.split(chunks.iter().map(spans).collect()).expect("the layout's chunks are disjoint"))
 }

@@ -13,6 +13,10 @@
 //! Nesterov that took a fifth of the memory's bandwidth. Runs of 16 chunks give it back
 //! (`docs/decisions/0005-placement-by-runs.md`).
 
+use std::sync::Arc;
+
+use fabric::{SendWindow, Span, Spans, WindowError};
+
 use crate::chunk::ChunkId;
 use crate::key::KeyId;
 use crate::layout::Layout;
@@ -62,6 +66,15 @@ impl Placement {
         let mut chunks = vec![Vec::new(); self.cores];
         self.owners.iter().zip(0..).for_each(|(&core, id)| chunks[core as usize].push(ChunkId(id)));
         chunks
+    }
+
+    /// A weights window for the layout that was placed, and each core's part of it: its chunks, in the
+    /// order of [`chunks_by_core`](Self::chunks_by_core).
+    pub fn weights_window(&self, layout: &Layout) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
+        let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
+        let owned = self.chunks_by_core().into_iter().map(spans).collect();
+        let window = SendWindow::new(layout.window_bytes())?;
+        Ok(window.split(owned).expect("the layout's chunks are disjoint"))
     }
 
     /// How many chunks each core owns: what the link to it must hold.

@@ -74,10 +74,8 @@ fn meet(listener: &Listener, consistency: Consistency) -> Core<shm::Port> {
     let layout = layout();
     let placement = Placement::new(&layout, 1);
     let chunks = placement.chunks_by_core().remove(0);
-    let spans: Vec<_> = chunks.iter().map(|&chunk| layout.chunk(chunk).span).collect();
     let window = || {
-        let window = SendWindow::new(layout.window_bytes()).unwrap();
-        let (window, mut weights) = window.split(vec![spans.clone()]).unwrap();
+        let (window, mut weights) = placement.weights_window(&layout).unwrap();
         (window, weights.remove(0))
     };
     let (shared, weights) = window();

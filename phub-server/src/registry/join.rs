@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use fabric::{RecvWindow, SendWindow, Span, Spans, WindowError, shm};
+use fabric::{RecvWindow, SendWindow, Spans, shm};
 use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, TransportAddress, check_job_name};
-use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec, manifest};
+use pbox_core::{JobId, Layout, Placement, Restored, ShardSpec, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
 use crate::core_thread::Command;
@@ -90,7 +90,8 @@ impl Registry {
         let placement = Placement::new(&layout, numbers.len());
         let chunks = placement.chunks_by_core();
         let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
-        let (weights, claims) = weights_window(&layout, &chunks)
+        let (weights, claims) = placement
+            .weights_window(&layout)
             .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
         let mut capacities = vec![0; self.cores.len()];
         for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
@@ -163,8 +164,8 @@ impl Registry {
         let (mut admission, layout) = self.shared_admission(token)?;
         if let Some(layout) = layout {
             // Not under the lock: the window is as large as the model.
-            let chunks = Placement::new(&layout, admission.own.len()).chunks_by_core();
-            let (weights, own) = weights_window(&layout, &chunks).map_err(|error| {
+            let placement = Placement::new(&layout, admission.own.len());
+            let (weights, own) = placement.weights_window(&layout).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
                 // Its token was good for this one connection.
                 self.lose(&mut self.lock(), admission.job, admission.rank, &reason);
@@ -210,16 +211,6 @@ impl Registry {
             });
         }
     }
-}
-
-/// A weights window, and each core's part of it.
-fn weights_window(
-    layout: &Layout,
-    chunks: &[Vec<ChunkId>],
-) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
-    let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
-    let window = SendWindow::new(layout.window_bytes())?;
-    Ok(window.split(chunks.iter().map(spans).collect()).expect("the layout's chunks are disjoint"))
 }
 
 fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
