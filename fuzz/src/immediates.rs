@@ -90,11 +90,7 @@ impl Bed {
         assert_eq!(layout.chunks().len(), CHUNKS);
         let placement = Placement::new(&layout, cores);
         let chunks = placement.chunks_by_core();
-        let spans = |ids: &Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
-        let weights_window = || {
-            let window = SendWindow::new(layout.window_bytes()).expect("a window");
-            window.split(chunks.iter().map(spans).collect()).expect("disjoint spans")
-        };
+        let weights_window = || placement.weights_window(&layout).expect("a window");
         let (weights, claims) = weights_window();
         let optimizer = match shape.optimizer % 3 {
             0 => Optimizer::Average,
@@ -112,7 +108,7 @@ impl Bed {
         let mut bed = Bed {
             cores: Vec::new(),
             workers: (0..workers).map(|_| Vec::new()).collect(),
-            placement,
+            placement: placement.clone(),
             dropped: vec![vec![false; cores]; workers],
             answers: vec![vec![Vec::new(); cores]; workers],
             consistency,
@@ -204,39 +200,40 @@ impl Bed {
             Notice::WorkerGone { job: JOB, rank, reason } => (rank as usize, reason),
             other => panic!("{other:?}"),
         });
-        match (expected, said.next()) {
-            (None, None) => {}
-            (Some((gone, words)), Some((seen, reason))) if gone == seen && reason.contains(&words) => {
-                self.dropped[gone][core] = true;
-                // The link is detached in the next turn; nothing else is said of it.
-                self.cores[core].turn(&mut Vec::new());
+        for (gone, words) in expected {
+            match said.next() {
+                Some((seen, reason)) if gone == seen && reason.contains(&words) => {
+                    self.dropped[gone][core] = true;
+                }
+                seen => panic!("{imm:?} of rank {rank}: expected rank {gone}: {words:?}, saw {seen:?}"),
             }
-            (expected, seen) => panic!("{imm:?} of rank {rank}: expected {expected:?}, saw {seen:?}"),
         }
-        assert_eq!(said.next(), None, "one post, one notice");
+        assert_eq!(said.next(), None, "one notice for each who is dropped");
+        // The links are detached in the next turn; nothing else is said of them.
+        self.cores[core].turn(&mut Vec::new());
     }
 
-    /// The model: who is dropped for this post, with which words.
-    fn expect(&mut self, rank: usize, core: usize, imm: Imm) -> Option<(usize, String)> {
+    /// The model: who is dropped for this post, by rank, with which words.
+    fn expect(&mut self, rank: usize, core: usize, imm: Imm) -> Vec<(usize, String)> {
         let Immediate { chunk, round_bits } = Immediate::decode(imm);
         if chunk.index() >= CHUNKS || self.placement.owner(chunk) != core {
-            return Some((rank, format!("pushed chunk {} over the link of a core that does not", chunk.0)));
+            return vec![(rank, format!("pushed chunk {} over the link of a core that does not", chunk.0))];
         }
         let round = self.in_flight(chunk.index(), rank);
         let alone = self.consistency.steps_alone();
         let workers = &mut self.chunks[chunk.index()];
         if alone && workers[rank].1 {
-            return Some((rank, format!("pushed chunk {} again before it was answered", chunk.0)));
+            return vec![(rank, format!("pushed chunk {} again before it was answered", chunk.0))];
         }
         if round.low_bits() != round_bits {
-            return Some((rank, format!("pushed chunk {} for a round that ends in {round_bits}", chunk.0)));
+            return vec![(rank, format!("pushed chunk {} for a round that ends in {round_bits}", chunk.0))];
         }
         if workers[rank].1 {
-            return Some((rank, format!("pushed chunk {} twice in round {}", chunk.0, round.0)));
+            return vec![(rank, format!("pushed chunk {} twice in round {}", chunk.0, round.0))];
         }
         workers[rank] = (round.next(), true);
         let slowest = workers.iter().map(|&(next, _)| next).min().expect("a worker");
-        let mut full = None;
+        let mut full = Vec::new();
         for (rank, (next, waits)) in workers.iter_mut().enumerate() {
             if !*waits || !self.consistency.allows(*next, slowest) {
                 continue;
@@ -246,7 +243,7 @@ impl Bed {
             match (self.dropped[rank][core], answers.len() < CAPACITY as usize) {
                 (true, _) => {}
                 (false, true) => answers.push(Immediate::new(chunk, Round(next.0 - 1)).encode()),
-                (false, false) => full = Some((rank, "ring of answers is full".to_owned())),
+                (false, false) => full.push((rank, "ring of answers is full".to_owned())),
             }
         }
         full

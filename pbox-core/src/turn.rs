@@ -93,6 +93,9 @@ pub struct Core<P: Port> {
     /// on its way. A detached link ends the worker's connection, and another core that saw that end
     /// could be the first to report, without the cause.
     dropped: Vec<LinkId>,
+    /// Ranks whose rings of answers were full for the chunk that is being answered: none, as long as all
+    /// workers keep the rule.
+    full: Vec<u32>,
     arrivals: [Arrival; ARRIVALS_PER_TURN],
     tally: Tally,
 }
@@ -106,6 +109,7 @@ impl<P: Port> Core<P> {
             jobs: Vec::new(),
             members: Vec::new(),
             dropped: Vec::new(),
+            full: Vec::new(),
             arrivals: [Arrival::default(); ARRIVALS_PER_TURN],
             tally: Tally::default(),
         }
@@ -292,21 +296,29 @@ impl<P: Port> Core<P> {
         if job.shard.has_taken() {
             job.tell_taken(notices);
         }
-        let full = match finished.to {
-            Recipients::All(round) => answer_all(&mut self.port, job, &finished, round),
-            Recipients::Waiting(ref ranks) => answer_waiting(&mut self.port, job, &finished, ranks.clone()),
-        };
+        let (port, full) = (&mut self.port, &mut self.full);
+        match finished.to {
+            Recipients::All(round) => answer_all(port, job, &finished, round, full),
+            Recipients::Waiting(ref ranks) => answer_waiting(port, job, &finished, ranks.clone(), full),
+        }
         // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not
         // wait for the rest of this turn.
         self.port.flush();
-        if let Some(rank) = full {
-            let reason = "its ring of answers is full: it pushed without reading them".to_string();
-            self.drop_worker(place, rank, reason, notices);
+        if !self.full.is_empty() {
+            self.drop_full(place, notices);
         }
     }
 
     fn place(&self, id: JobId) -> Option<usize> {
         self.jobs.iter().position(|job| job.as_ref().is_some_and(|job| job.id == id))
+    }
+
+    #[cold]
+    fn drop_full(&mut self, place: usize, notices: &mut Vec<Notice>) {
+        for rank in std::mem::take(&mut self.full) {
+            let reason = "its ring of answers is full: it pushed without reading them".to_string();
+            self.drop_worker(place, rank, reason, notices);
+        }
     }
 
     #[cold]
@@ -331,12 +343,11 @@ impl Job {
 }
 
 /// Posts a finished chunk to every worker that takes part in its next round. The rings are sized by
-/// the layout, so that a worker that keeps to one round in flight never fills one; names a rank whose
-/// ring is full.
+/// the layout, so that a worker that keeps to one round in flight never fills one; ranks whose rings
+/// are full go to `full`.
 #[inline]
-fn answer_all<P: Port>(port: &mut P, job: &Job, finished: &Finished, round: Round) -> Option<u32> {
+fn answer_all<P: Port>(port: &mut P, job: &Job, finished: &Finished, round: Round, full: &mut Vec<u32>) {
     let imm = Immediate::new(finished.chunk, round).encode();
-    let mut full = None;
     for (rank, link) in (0u32..).zip(&job.links) {
         let Some(link) = *link else { continue };
         if !job.shard.is_answered(rank, round) {
@@ -345,10 +356,9 @@ fn answer_all<P: Port>(port: &mut P, job: &Job, finished: &Finished, round: Roun
         match port.post(link, finished.span, imm) {
             // A link that just closed is reported by the port.
             Posted::Accepted | Posted::Closed => {}
-            Posted::Full => full = Some(rank),
+            Posted::Full => full.push(rank),
         }
     }
-    full
 }
 
 /// As [`answer_all`], to those of `ranks` that wait and may go on, each in its own round.
@@ -357,15 +367,14 @@ fn answer_waiting<P: Port>(
     job: &mut Job,
     finished: &Finished,
     ranks: Range<u32>,
-) -> Option<u32> {
-    let mut full = None;
+    full: &mut Vec<u32>,
+) {
     for rank in ranks {
         let Some(round) = job.shard.answer(finished.place, rank) else { continue };
         let Some(link) = job.links[rank as usize] else { continue };
         match port.post(link, finished.span, Immediate::new(finished.chunk, round).encode()) {
             Posted::Accepted | Posted::Closed => {}
-            Posted::Full => full = Some(rank),
+            Posted::Full => full.push(rank),
         }
     }
-    full
 }
