@@ -15,11 +15,23 @@ use support::training::Training;
 use support::usage::{holds, holds_at_rest};
 use support::{hub, join_by_hand, join_request, post_json, push_all, ready_all};
 
-/// Connects, and says this with these descriptors. The hub may have hung up already.
-fn say(address: &str, bytes: &[u8], fds: &[OwnedFd]) -> OwnedFd {
+fn connect(address: &str) -> OwnedFd {
     let socket =
         net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     net::connect(&socket, &SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap()).unwrap();
+    socket
+}
+
+/// The hub's answer.
+fn hear(socket: &OwnedFd) -> String {
+    let mut answer = [0; 1024];
+    let (bytes, _) = net::recv(socket, &mut answer, net::RecvFlags::empty()).unwrap();
+    String::from_utf8_lossy(&answer[..bytes]).into_owned()
+}
+
+/// Connects, and says this with these descriptors. The hub may have hung up already.
+fn say(address: &str, bytes: &[u8], fds: &[OwnedFd]) -> OwnedFd {
+    let socket = connect(address);
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
     let mut control = net::SendAncillaryBuffer::new(&mut space);
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -69,13 +81,20 @@ fn garbage_on_the_data_path_costs_its_sender() {
         &hello(token, 1 << 20),
         &[memfd(1 << 20, SealFlags::GROW), memfd(128, SealFlags::SHRINK)],
     );
-    let mut answer = [0; 1024];
-    let (bytes, _) = net::recv(&told, &mut answer, net::RecvFlags::empty()).unwrap();
-    let answer = String::from_utf8_lossy(&answer[..bytes]);
+    let answer = hear(&told);
     assert!(answer.contains("lacks the seal against shrinking"), "{answer}");
     drop(told);
     let leave = serde_json::json!({"token": reply.token, "round": 0});
     assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200);
+
+    // More who say nothing than there is room for: they hold up nobody for long, and each is told.
+    let silent: Vec<OwnedFd> = (0..200).map(|_| connect(address)).collect();
+    let mut beside = ready_all(2, |rank| support::config(&hub, "beside", rank, 2));
+    beside.iter_mut().for_each(|session| push_all(session).unwrap());
+    beside.iter_mut().for_each(|session| session.wait_all().unwrap());
+    beside.into_iter().for_each(|session| session.leave().unwrap());
+    silent.iter().map(hear).for_each(|answer| assert!(answer.contains("said nothing for"), "{answer}"));
+    drop(silent);
 
     steady.into_iter().for_each(|session| session.leave().unwrap());
     let mut training = Training::new("after", support::small_model(), support::SGD);

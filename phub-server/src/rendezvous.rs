@@ -1,9 +1,8 @@
 //! The rendezvous: accepts data-path connections, asks the registry who they are, and gives their
 //! links to the cores. Each handshake has a thread of its own, so that one that stalls holds up
-//! nobody; their number is bounded.
+//! nobody; their number is bounded, and a connection beyond it waits in the listener's backlog.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,10 +11,12 @@ use fabric::shm::{Accepted, Group, Listener};
 use crate::core_thread::Report;
 use crate::registry::Registry;
 
-/// A handshake is one message each way on one machine.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Handshakes at once; the next waits in the listener's backlog.
+/// Handshakes at once.
 const MAX_HANDSHAKES: usize = 64;
+/// Half of them may be so patient: a handshake is one message each way on one machine.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// The others are not, so that those who connect and say nothing never hold all of them for long.
+const CROWDED_LIMIT: Duration = Duration::from_millis(250);
 
 /// Descriptors ran out: no event says when there are some again, and accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -27,7 +28,7 @@ pub(crate) fn start(
     registry: std::sync::Weak<Registry>,
 ) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("phub-rendezvous".into()).spawn(move || {
-        let open = Arc::new(AtomicUsize::new(0));
+        let slots = Arc::new(Slots::default());
         loop {
             match listener.accept() {
                 Ok(None) => return,
@@ -35,17 +36,13 @@ pub(crate) fn start(
                     tracing::warn!(%error, "accepting a worker's connection failed");
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
-                Ok(Some(accepted)) if open.load(Ordering::Relaxed) >= MAX_HANDSHAKES => {
-                    tracing::warn!("{MAX_HANDSHAKES} handshakes are open; one more was turned away");
-                    drop(accepted);
-                }
                 Ok(Some(accepted)) => {
                     let (group, registry) = (Arc::clone(&group), registry.clone());
-                    let slot = Slot::take(&open);
+                    let slot = Slot::take(&slots);
                     let spawned =
                         std::thread::Builder::new().name("phub-handshake".into()).spawn(move || {
-                            let _slot = slot;
-                            handshake(accepted, &group, &registry);
+                            handshake(accepted, slot.limit, &group, &registry);
+                            drop(slot);
                         });
                     if let Err(error) = spawned {
                         tracing::warn!(%error, "no thread for a worker's handshake");
@@ -56,24 +53,42 @@ pub(crate) fn start(
     })
 }
 
+/// How many handshakes are under way.
+#[derive(Debug, Default)]
+struct Slots {
+    taken: Mutex<usize>,
+    freed: Condvar,
+}
+
 /// One of the handshakes at once.
-struct Slot(Arc<AtomicUsize>);
+struct Slot {
+    slots: Arc<Slots>,
+    /// How long its peer may be silent.
+    limit: Duration,
+}
 
 impl Slot {
-    fn take(open: &Arc<AtomicUsize>) -> Self {
-        open.fetch_add(1, Ordering::Relaxed);
-        Slot(Arc::clone(open))
+    /// Waits for a free one.
+    fn take(slots: &Arc<Slots>) -> Self {
+        let taken = slots.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let full = |taken: &mut usize| *taken >= MAX_HANDSHAKES;
+        let waited = slots.freed.wait_while(taken, full);
+        let mut taken = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        let limit = if *taken < MAX_HANDSHAKES / 2 { HANDSHAKE_LIMIT } else { CROWDED_LIMIT };
+        *taken += 1;
+        Slot { slots: Arc::clone(slots), limit }
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        *self.slots.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) -= 1;
+        self.slots.freed.notify_one();
     }
 }
 
-fn handshake(accepted: Accepted, group: &Arc<Group>, registry: &std::sync::Weak<Registry>) {
-    let hello = match accepted.hello(HANDSHAKE_LIMIT) {
+fn handshake(accepted: Accepted, limit: Duration, group: &Arc<Group>, registry: &std::sync::Weak<Registry>) {
+    let hello = match accepted.hello(limit) {
         Ok(hello) => hello,
         Err(error) => return tracing::warn!(%error, "a connection to the data path came to nothing"),
     };
