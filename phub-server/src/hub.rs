@@ -14,7 +14,7 @@ use topology::{Host, Plan, Request};
 use crate::checkpoint::{CheckpointError, CheckpointStore};
 use crate::control::{self, ControlLimits};
 use crate::core_thread::{CoreHandle, Report};
-use crate::registry::Registry;
+use crate::registry::{Registry, Unsaved};
 use crate::rendezvous;
 use crate::settings::{CoreSelection, HubSettings};
 
@@ -74,6 +74,7 @@ pub struct Hub {
     rendezvous: Option<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
     stop_control: Option<oneshot::Sender<()>>,
+    unsaved: Unsaved,
 }
 
 impl Hub {
@@ -110,6 +111,7 @@ impl Hub {
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
         let (limit, every) = (settings.heartbeat_limit(), settings.checkpoint_every);
         let registry = Arc::new(Registry::new(cores, kernels, name, limit, store, every));
+        let unsaved = registry.unsaved();
         let rendezvous = rendezvous::start(Arc::clone(&listener), group, Arc::downgrade(&registry))?;
         let (stop_control, stopped) = oneshot::channel();
         let control = {
@@ -133,6 +135,7 @@ impl Hub {
             rendezvous: Some(rendezvous),
             control: Some(control),
             stop_control: Some(stop_control),
+            unsaved,
         })
     }
 
@@ -141,7 +144,13 @@ impl Hub {
         self.address
     }
 
-    /// Tells all workers that the hub stops, and why; ends all threads.
+    /// The checkpoints that a stop has still to write, once it has begun.
+    pub fn unsaved(&self) -> Unsaved {
+        self.unsaved.clone()
+    }
+
+    /// Writes the checkpoints that can be written, tells all workers that the hub stops, and why; ends all
+    /// threads.
     pub fn stop(mut self, reason: &str) {
         self.shut_down(reason);
     }

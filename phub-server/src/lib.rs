@@ -30,4 +30,5 @@ pub use control::ControlLimits;
 pub use exit::exit_code;
 pub use hub::{Hub, HubError};
 pub use idle_choice::IdleChoice;
+pub use registry::Unsaved;
 pub use settings::{CoreSelection, HubSettings};

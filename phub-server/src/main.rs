@@ -4,12 +4,13 @@ use std::io::IsTerminal;
 
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
 use phub_server::topology_command::TopologyArgs;
 use phub_server::{Hub, HubSettings, exit_code};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 /// A parameter hub: sums the gradients of all workers, runs the optimizer, and returns the new
 /// weights, at the speed of the memory.
@@ -64,12 +65,35 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     let hub = Hub::start(settings)?;
     println!("phub-server: control port http://{}", hub.address());
-    let signal = runtime.block_on(async {
+    let mut next_signal = async || {
         tokio::select! {
             _ = interrupt.recv() => "SIGINT",
             _ = terminate.recv() => "SIGTERM",
         }
-    });
-    hub.stop(&format!("the hub was stopped by {signal}"));
-    Ok(())
+    };
+    let signal = runtime.block_on(next_signal());
+    tracing::info!("{signal}: the hub stops once checkpoints are written; a second signal ends it at once");
+    let unsaved = hub.unsaved();
+    let (done, stopped) = oneshot::channel();
+    let stop = move || {
+        hub.stop(&format!("the hub was stopped by {signal}"));
+        let _ = done.send(());
+    };
+    std::thread::Builder::new().name("phub-stop".into()).spawn(stop).context("stopping the hub")?;
+    runtime.block_on(async {
+        tokio::select! {
+            stopped = stopped => stopped.context("stopping the hub failed; see the log"),
+            signal = next_signal() => Err(cut_short(signal, &unsaved.names())),
+        }
+    })
+}
+
+/// What a second signal costs.
+fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
+    if unsaved.is_empty() {
+        return anyhow!("ended at once by {signal}; no checkpoint was left to write");
+    }
+    anyhow!(
+        "ended at once by {signal}; not written: the last checkpoints of jobs {unsaved:?}, which go on from the ones before"
+    )
 }

@@ -4,6 +4,7 @@
 mod support;
 
 use std::path::Path;
+use std::process::Stdio;
 
 use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
@@ -91,6 +92,44 @@ fn an_interrupt_ends_it_well() {
 fn a_termination_ends_it_well() {
     let _watchdog = Watchdog::new("a_termination_ends_it_well");
     a_signal_ends_it_well(Signal::TERM, "SIGTERM");
+}
+
+/// Jobs in the middle of a round hold up the stop, each for some seconds: their checkpoints wait for it.
+#[test]
+fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
+    let _watchdog = Watchdog::new("a_second_signal_ends_it_at_once_and_says_what_was_not_written");
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = phub_server(&["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--checkpoints"]);
+    let mut hub = Serve::start(command.arg(dir.path()).stderr(Stdio::piped()));
+    let mut log = hub.stderr();
+    let names: Vec<String> = (0..10).map(|job| format!("job-{job}")).collect();
+    let sessions: Vec<Session> = names.iter().map(|name| between_two_keys(&hub.address, name)).collect();
+    hub.signal(Signal::TERM);
+    let said = |line: &String| line.contains("SIGTERM") && line.contains("a second signal");
+    assert!(log.by_ref().map_while(Result::ok).any(|line| said(&line)), "the first signal says so");
+    // From here on there are checkpoints to write.
+    assert!(log.by_ref().map_while(Result::ok).any(|line| line.contains("no checkpoint at the stop")));
+    hub.signal(Signal::INT);
+    let (status, _) = hub.end();
+    let words = log.map_while(Result::ok).find(|line| line.starts_with("phub-server: ")).unwrap();
+    assert_eq!(status.code(), Some(1), "{words}");
+    says(&words, &["ended at once by SIGINT", "not written"]);
+    says(words, &names.iter().map(String::as_str).collect::<Vec<_>>());
+    drop(sessions);
+}
+
+/// The only worker of a job, which has pushed one of two keys.
+fn between_two_keys(address: &str, job: &str) -> Session {
+    let keys = vec![Key::f32("a", [100]), Key::f32("b", [100])];
+    let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+    let mut config = SessionConfig::new(address, job, 0, 1, keys, optimizer);
+    config.idle = IdlePolicy::SHARED;
+    let mut session = Session::join(config).unwrap();
+    session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+    let first = session.keys().next().unwrap();
+    session.push(first).unwrap();
+    session.wait(first).unwrap();
+    session
 }
 
 #[test]

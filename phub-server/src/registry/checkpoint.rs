@@ -12,7 +12,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{CheckpointReply, JobState};
@@ -37,6 +37,21 @@ pub(crate) struct Checkpoints {
     pub last: Option<CheckpointReply>,
     /// Why the last attempt failed.
     pub error: Option<String>,
+}
+
+/// Jobs whose checkpoint at the hub's stop is not written: not yet, or because it cannot be.
+#[derive(Clone, Debug, Default)]
+pub struct Unsaved(Arc<Mutex<Vec<String>>>);
+
+impl Unsaved {
+    /// Their names.
+    pub fn names(&self) -> Vec<String> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
 }
 
 /// A snapshot whose parts come in.
@@ -147,10 +162,13 @@ impl Registry {
             return;
         }
         let running = |job: &&Job| job.state() == JobState::Running && job.terms.optimizer.keeps_weights();
-        let ids: Vec<JobId> = self.lock().jobs.values().filter(running).map(|job| job.id).collect();
-        for id in ids {
-            if let Err(why) = self.checkpoint_job(id, ROUND_LIMIT_AT_STOP).await {
-                tracing::warn!(job = id.0, why, "no checkpoint at the stop");
+        let named = |job: &Job| (job.id, job.name.clone());
+        let jobs: Vec<(JobId, String)> = self.lock().jobs.values().filter(running).map(named).collect();
+        *self.unsaved.lock() = jobs.iter().map(|(_, name)| name.clone()).collect();
+        for (id, job) in jobs {
+            match self.checkpoint_job(id, ROUND_LIMIT_AT_STOP).await {
+                Ok(_) => self.unsaved.lock().retain(|name| *name != job),
+                Err(why) => tracing::warn!(job, why, "no checkpoint at the stop"),
             }
         }
     }

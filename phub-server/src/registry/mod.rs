@@ -24,6 +24,7 @@ use crate::core_thread::{Command, CoreHandle, Report};
 use crate::job::{Arrival, Job};
 
 pub(crate) use checkpoint::Checkpoints;
+pub use checkpoint::Unsaved;
 
 /// How long a failed job, and the reason why a worker is not wanted any more, are kept for those who
 /// have not heard of it.
@@ -75,6 +76,7 @@ pub(crate) struct Registry {
     freed: Notify,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
+    unsaved: Unsaved,
     cores: Vec<CoreHandle<shm::Endpoint>>,
     kernels: &'static Kernels,
     address: String,
@@ -106,6 +108,7 @@ impl Registry {
             freed: Notify::new(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
+            unsaved: Unsaved::default(),
             cores,
             kernels,
             address,
@@ -115,6 +118,11 @@ impl Registry {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What a stop has still to write, for those who wait for it.
+    pub fn unsaved(&self) -> Unsaved {
+        self.unsaved.clone()
     }
 
     /// How long the hub holds a heartbeat that has no news: so short that a living worker's next

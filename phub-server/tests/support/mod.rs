@@ -3,8 +3,8 @@
 // Each test file is a crate of its own and uses its own part of this.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::io::{BufRead, BufReader, Lines, Read};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -60,6 +60,11 @@ impl Serve {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its log, line by line, where stderr is a pipe.
+    pub fn stderr(&mut self) -> Lines<BufReader<ChildStderr>> {
+        BufReader::new(self.child.stderr.take().expect("stderr is a pipe")).lines()
     }
 
     /// Sends it a signal.
