@@ -1,14 +1,13 @@
-//! How workers come in: the checks, the making of a job, tokens, and the data path's door.
+//! How workers come in: the checks, tokens, and the data path's door.
 
 use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Spans, shm};
 use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, TransportAddress, check_job_name};
-use pbox_core::{JobId, Layout, Placement, Restored, ShardSpec, manifest};
+use pbox_core::{JobId, Layout, Placement, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
 use crate::core_thread::Command;
-use crate::job::{Cores, Job};
 
 /// What a data-path connection needs once its token is known.
 #[derive(Debug)]
@@ -40,31 +39,47 @@ impl Registry {
             let answer =
                 joining.await.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())));
             match answer {
+                // Whoever makes the job says when that is over, and the worker when it has waited enough.
+                Ok(None) => freed.await,
+                Ok(Some(reply)) => return Ok(reply),
                 Err(Refusal::Busy(_)) if tokio::time::timeout_at(limit, freed).await.is_ok() => {}
-                answer => return answer,
+                Err(refusal) => return Err(refusal),
             }
         }
     }
 
-    fn try_join(&self, name: &str, request: &JoinRequest) -> Result<JoinReply, Refusal> {
+    /// `None` while somebody else makes the job.
+    fn try_join(&self, name: &str, request: &JoinRequest) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
+        if inner.making.contains_key(name) {
+            return Ok(None);
+        }
+        if !inner.stopping && !inner.names.contains_key(name) {
+            let making = self.reserve(&mut inner, name);
+            drop(inner);
+            let made = self.make(name, request);
+            inner = self.lock();
+            making.end(&mut inner);
+            let made = made?;
+            if !inner.stopping {
+                self.begin(&mut inner, made);
+            }
+        }
         if inner.stopping {
             return Err(Refusal::Gone("the hub is stopping".into()));
         }
+        self.take_in(&mut inner, name, request).map(Some)
+    }
+
+    /// Takes a worker into a job that there is.
+    fn take_in(&self, inner: &mut Inner, name: &str, request: &JoinRequest) -> Result<JoinReply, Refusal> {
         let rank = request.rank;
-        let id = match inner.names.get(name) {
-            Some(&id) => {
-                let job = &inner.jobs[&id];
-                if job.may_become_free(rank) {
-                    return Err(Refusal::Busy(format!(
-                        "rank {rank} of job {name:?} is not free yet: try again"
-                    )));
-                }
-                job.admits(request).map_err(Refusal::Conflict)?;
-                id
-            }
-            None => self.create(&mut inner, name, request.clone())?,
-        };
+        let id = inner.names[name];
+        let job = &inner.jobs[&id];
+        if job.may_become_free(rank) {
+            return Err(Refusal::Busy(format!("rank {rank} of job {name:?} is not free yet: try again")));
+        }
+        job.admits(request).map_err(Refusal::Conflict)?;
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
@@ -77,85 +92,6 @@ impl Registry {
             transport: TransportAddress::Shm { address: self.address.clone() },
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
         })
-    }
-
-    fn create(&self, inner: &mut Inner, name: &str, terms: JoinRequest) -> Result<JobId, Refusal> {
-        let bad = |error: String| Refusal::Bad(format!("job {name:?}: {error}"));
-        let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes).map_err(|e| bad(e.to_string()))?;
-        check_memory(&layout, &terms, self.checkpoint_every.is_some())
-            .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
-        let restored = self.restore(name, &terms)?;
-        let layout = Arc::new(layout);
-        let numbers = self.choose_cores(inner, terms.cores);
-        let placement = Placement::new(&layout, numbers.len());
-        let chunks = placement.chunks_by_core();
-        let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
-        let (weights, claims) = placement
-            .weights_window(&layout)
-            .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
-        let mut capacities = vec![0; self.cores.len()];
-        for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
-            capacities[core] = capacity.max(1);
-        }
-
-        let id = JobId(inner.next_job);
-        inner.next_job += 1;
-        tracing::info!(
-            job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
-            model_mb = layout.model_bytes() as f64 / 1e6, cores = ?numbers,
-            optimizer = ?terms.optimizer, consistency = %terms.consistency, workers = terms.workers, "new job"
-        );
-        for ((&core, chunks), weights) in numbers.iter().zip(chunks).zip(claims) {
-            let spec = Box::new(ShardSpec {
-                layout: Arc::clone(&layout),
-                chunks,
-                weights,
-                workers: terms.workers,
-                consistency: terms.consistency,
-                restored: restored.clone(),
-                snapshot_every: self.checkpoint_every.filter(|_| terms.optimizer.keeps_weights()),
-                optimizer: terms.optimizer,
-                ablate: terms.ablate,
-            });
-            self.cores[core].send(Command::AddJob { job: id, spec, on_loss: terms.on_loss });
-        }
-        let cores = Cores { numbers, capacities, owners };
-        let job = Job::new(id, name.to_owned(), terms, layout, cores, weights, restored.as_deref());
-        inner.jobs.insert(id, job);
-        inner.names.insert(name.to_owned(), id);
-        Ok(id)
-    }
-
-    /// The checkpoint that a new job goes on from, where the hub has one.
-    fn restore(&self, name: &str, terms: &JoinRequest) -> Result<Option<Arc<Restored>>, Refusal> {
-        let Some(store) = self.store.as_ref().filter(|_| terms.optimizer.keeps_weights()) else {
-            return Ok(None);
-        };
-        let loaded = store.load(name, &terms.keys, &terms.optimizer);
-        let restored = loaded.map_err(|error| Refusal::Conflict(format!("job {name:?}: {error}")))?;
-        if let Some(restored) = &restored {
-            let round = restored.round().0;
-            tracing::info!(
-                job = name,
-                round,
-                "goes on from its checkpoint; to start anew, remove the file or use another job name"
-            );
-        }
-        Ok(restored.map(Arc::new))
-    }
-
-    /// The cores of a new job: all, or the `wanted` ones that have the fewest bytes of others.
-    fn choose_cores(&self, inner: &Inner, wanted: Option<u32>) -> Vec<usize> {
-        let mut load = vec![0; self.cores.len()];
-        for job in inner.jobs.values().filter(|job| !job.failed()) {
-            let share = job.layout.model_bytes() / job.cores.numbers.len() as u64;
-            job.cores.numbers.iter().for_each(|&core| load[core] += share);
-        }
-        let mut cores: Vec<usize> = (0..self.cores.len()).collect();
-        cores.sort_by_key(|&core| load[core]);
-        cores.truncate(wanted.map_or(usize::MAX, |wanted| wanted as usize));
-        cores.sort_unstable();
-        cores
     }
 
     /// What the bearer of a token may connect to. The first bearer: a token is good for one
@@ -231,34 +167,6 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
     request.consistency.check(&request.optimizer).map_err(|error| Refusal::Bad(error.to_string()))?;
     manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))
-}
-
-/// Refuses a job that the kernel would kill the hub for: weights, master weights and state, room for
-/// snapshots of them where these are taken all the time, and every worker's window, or windows, where the
-/// weights are its own; they are all of this machine's memory.
-fn check_memory(layout: &Layout, terms: &JoinRequest, snapshots: bool) -> Result<(), String> {
-    let of_a_worker = 1 + u64::from(terms.consistency.steps_alone());
-    let windows = u64::from(terms.workers) * of_a_worker + 1;
-    let windows = windows.saturating_mul(layout.window_bytes() as u64);
-    let of_a_snapshot = 4 * layout.parameters() * (1 + terms.optimizer.state_per_element() as u64);
-    let needed = windows.saturating_add(layout.kept_bytes(&terms.optimizer)).saturating_add(if snapshots {
-        of_a_snapshot
-    } else {
-        0
-    });
-    let available = fabric::available_bytes().unwrap_or(u64::MAX);
-    if needed <= available {
-        return Ok(());
-    }
-    let gb = |bytes: u64| bytes as f64 / 1e9;
-    Err(format!(
-        "{} workers of a {:.2} GB model with {} need {:.2} GB of memory, this machine has {:.2} GB available; use fewer workers or a smaller model, or end other jobs",
-        terms.workers,
-        gb(layout.model_bytes()),
-        terms.optimizer.name(),
-        gb(needed),
-        gb(available)
-    ))
 }
 
 fn new_token() -> Result<Token, Refusal> {

@@ -1,12 +1,16 @@
 //! The registry: all jobs and workers of the hub, and the commands to cores that follow from what
 //! happens to them. One lock, never taken on the round path.
 //!
-//! Here: what is heard of workers, and what follows. `join`: how they come in. `cut`: how a running
+//! Here: what is heard of workers, and what follows. `join`: how they come in. `make`: how a job is made for
+//! the first of them. `cut`: how a running
 //! job is stopped between two rounds for them. `checkpoint`: how its state comes to its file.
 
+#[cfg(test)]
+mod bed;
 mod checkpoint;
 mod cut;
 mod join;
+mod make;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -56,6 +60,8 @@ struct Inner {
     jobs: HashMap<JobId, Job>,
     /// Jobs that have not failed, by name.
     names: HashMap<String, JobId>,
+    /// Names of jobs that are being made, outside the lock.
+    making: HashMap<String, make::Load>,
     tokens: HashMap<Token, (JobId, u32)>,
     /// Workers that jobs went on without, until when that is remembered, and why.
     lost: HashMap<Token, (Instant, String)>,
@@ -72,7 +78,7 @@ pub(crate) struct Registry {
     inner: Mutex<Inner>,
     /// Somebody left `untold`.
     told: Condvar,
-    /// A rank of some job is free again, or the memory of a snapshot.
+    /// A rank of some job is free again, or the memory of a snapshot; or a job is made, or cannot be.
     freed: Notify,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
@@ -95,6 +101,7 @@ impl Registry {
         let inner = Inner {
             jobs: HashMap::new(),
             names: HashMap::new(),
+            making: HashMap::new(),
             tokens: HashMap::new(),
             lost: HashMap::new(),
             failed_at: HashMap::new(),

@@ -1,40 +1,15 @@
 //! However a snapshot ends, the cores hear of it.
 
-use std::sync::mpsc::Receiver;
-
-use fabric::{Slab, shm};
-use pbox_core::control::{JoinRequest, OnLoss, PROTOCOL};
-use pbox_core::kernels::Kernels;
-use pbox_core::{Ablate, ChunkId, Consistency, Key, Optimizer};
+use fabric::Slab;
+use pbox_core::ChunkId;
 
 use super::*;
-use crate::core_thread::CoreHandle;
+use crate::registry::bed::{self, Inbox};
 
-type Inbox = Receiver<Command<shm::Endpoint>>;
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-/// A hub that has no directory for checkpoints, with one job of one chunk of 16 elements.
+/// A hub without a directory for checkpoints, with one job.
 fn registry() -> (Arc<Registry>, Inbox) {
-    let (core, inbox) = CoreHandle::idle(0);
-    let limit = Duration::from_secs(30);
-    let registry = Registry::new(vec![core], Kernels::detect(), "test".into(), limit, None, None);
-    let request = JoinRequest {
-        protocol: PROTOCOL,
-        rank: 0,
-        workers: 1,
-        chunk_bytes: 64,
-        optimizer: Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 },
-        ablate: Ablate::default(),
-        consistency: Consistency::Bsp,
-        on_loss: OnLoss::Stop,
-        cores: None,
-        keys: vec![Key::f32("a", [16])],
-    };
-    let registry = Arc::new(registry);
-    runtime().block_on(registry.join("job".into(), request)).unwrap();
+    let (registry, inbox) = bed::registry();
+    bed::runtime().block_on(registry.join("job".into(), bed::request())).unwrap();
     (registry, inbox)
 }
 
@@ -55,7 +30,7 @@ fn given_back(inbox: &Inbox) -> Option<Option<usize>> {
 }
 
 fn save(registry: &Arc<Registry>, collected: Collected) -> Result<CheckpointReply, String> {
-    runtime().block_on(registry.save(collected))
+    bed::runtime().block_on(registry.save(collected))
 }
 
 #[test]

@@ -1,0 +1,43 @@
+//! For the registry's tests: one whose only core has no thread, and what a worker asks it for.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use fabric::shm;
+use pbox_core::control::{JoinRequest, OnLoss, PROTOCOL};
+use pbox_core::kernels::Kernels;
+use pbox_core::{Ablate, Consistency, Key, Optimizer};
+
+use super::Registry;
+use crate::core_thread::{Command, CoreHandle};
+
+/// What the core is told.
+pub type Inbox = Receiver<Command<shm::Endpoint>>;
+
+pub fn registry() -> (Arc<Registry>, Inbox) {
+    let (core, inbox) = CoreHandle::idle(0);
+    let limit = Duration::from_secs(30);
+    let registry = Registry::new(vec![core], Kernels::detect(), "test".into(), limit, None, None);
+    (Arc::new(registry), inbox)
+}
+
+/// The only worker of a job of one chunk with 16 elements.
+pub fn request() -> JoinRequest {
+    JoinRequest {
+        protocol: PROTOCOL,
+        rank: 0,
+        workers: 1,
+        chunk_bytes: 64,
+        optimizer: Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 },
+        ablate: Ablate::default(),
+        consistency: Consistency::Bsp,
+        on_loss: OnLoss::Stop,
+        cores: None,
+        keys: vec![Key::f32("a", [16])],
+    }
+}
+
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}

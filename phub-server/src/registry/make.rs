@@ -1,0 +1,197 @@
+//! How a job is made for its first worker: layout, the checkpoint that it goes on from, memory. That may
+//! take long, so it is done outside the registry's lock; meanwhile the name is reserved.
+//!
+//! ```text
+//!   reserve -> layout, checkpoint -> cores are chosen -> window -> begin: the job is there
+//!    lock                                lock                       lock
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use fabric::{SendWindow, Spans};
+use pbox_core::control::JoinRequest;
+use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec};
+
+use super::{Inner, Refusal, Registry};
+use crate::core_thread::Command;
+use crate::job::{Cores, Job};
+
+/// What a job that is being made will put on the hub's cores.
+#[derive(Debug, Default)]
+pub(super) struct Load {
+    cores: Vec<usize>,
+    /// On each of them.
+    bytes: u64,
+}
+
+/// A name that is reserved while its job is made. When this goes, however the making ended, others of
+/// that name look again.
+#[derive(Debug)]
+pub(super) struct Making<'a> {
+    registry: &'a Registry,
+    name: Option<&'a str>,
+}
+
+impl Making<'_> {
+    /// The making is over; under the lock, in which the job can begin.
+    pub fn end(mut self, inner: &mut Inner) {
+        if let Some(name) = self.name.take() {
+            inner.making.remove(name);
+            self.registry.freed.notify_waiters();
+        }
+    }
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        if let Some(name) = self.name {
+            self.registry.lock().making.remove(name);
+            self.registry.freed.notify_waiters();
+        }
+    }
+}
+
+/// A job with all its memory but the cores'.
+#[derive(Debug)]
+pub(super) struct Made {
+    name: String,
+    terms: JoinRequest,
+    layout: Arc<Layout>,
+    restored: Option<Arc<Restored>>,
+    cores: Cores,
+    /// Of each core, in the order of the placement.
+    chunks: Vec<Vec<ChunkId>>,
+    weights: Arc<SendWindow>,
+    claims: Vec<Spans>,
+}
+
+impl Registry {
+    /// Nobody else makes a job of this name meanwhile.
+    pub(super) fn reserve<'a>(&'a self, inner: &mut Inner, name: &'a str) -> Making<'a> {
+        inner.making.insert(name.to_owned(), Load::default());
+        Making { registry: self, name: Some(name) }
+    }
+
+    /// Makes a job, whose name is reserved. Not under the lock.
+    pub(super) fn make(&self, name: &str, terms: &JoinRequest) -> Result<Made, Refusal> {
+        let bad = |error: String| Refusal::Bad(format!("job {name:?}: {error}"));
+        let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes).map_err(|e| bad(e.to_string()))?;
+        check_memory(&layout, terms, self.checkpoint_every.is_some())
+            .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
+        let restored = self.restore(name, terms)?;
+        let layout = Arc::new(layout);
+        let numbers = self.choose_cores(name, &layout, terms.cores);
+        let placement = Placement::new(&layout, numbers.len());
+        let chunks = placement.chunks_by_core();
+        let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
+        let (weights, claims) = placement
+            .weights_window(&layout)
+            .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
+        let mut capacities = vec![0; self.cores.len()];
+        for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
+            capacities[core] = capacity.max(1);
+        }
+        let cores = Cores { numbers, capacities, owners };
+        let (name, terms) = (name.to_owned(), terms.clone());
+        Ok(Made { name, terms, layout, restored, cores, chunks, weights, claims })
+    }
+
+    /// The job is there, and its cores hear of it.
+    pub(super) fn begin(&self, inner: &mut Inner, made: Made) {
+        let Made { name, terms, layout, restored, cores, chunks, weights, claims } = made;
+        let id = JobId(inner.next_job);
+        inner.next_job += 1;
+        tracing::info!(
+            job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
+            model_mb = layout.model_bytes() as f64 / 1e6, cores = ?cores.numbers,
+            optimizer = ?terms.optimizer, consistency = %terms.consistency, workers = terms.workers, "new job"
+        );
+        for ((&core, chunks), weights) in cores.numbers.iter().zip(chunks).zip(claims) {
+            let spec = Box::new(ShardSpec {
+                layout: Arc::clone(&layout),
+                chunks,
+                weights,
+                workers: terms.workers,
+                consistency: terms.consistency,
+                restored: restored.clone(),
+                snapshot_every: self.checkpoint_every.filter(|_| terms.optimizer.keeps_weights()),
+                optimizer: terms.optimizer,
+                ablate: terms.ablate,
+            });
+            self.cores[core].send(Command::AddJob { job: id, spec, on_loss: terms.on_loss });
+        }
+        inner.names.insert(name.clone(), id);
+        let job = Job::new(id, name, terms, layout, cores, weights, restored.as_deref());
+        inner.jobs.insert(id, job);
+    }
+
+    /// The checkpoint that a new job goes on from, where the hub has one.
+    fn restore(&self, name: &str, terms: &JoinRequest) -> Result<Option<Arc<Restored>>, Refusal> {
+        let Some(store) = self.store.as_ref().filter(|_| terms.optimizer.keeps_weights()) else {
+            return Ok(None);
+        };
+        let loaded = store.load(name, &terms.keys, &terms.optimizer);
+        let restored = loaded.map_err(|error| Refusal::Conflict(format!("job {name:?}: {error}")))?;
+        if let Some(restored) = &restored {
+            let round = restored.round().0;
+            tracing::info!(
+                job = name,
+                round,
+                "goes on from its checkpoint; to start anew, remove the file or use another job name"
+            );
+        }
+        Ok(restored.map(Arc::new))
+    }
+
+    /// The cores of a job that is being made: all, or the `wanted` ones that have the fewest bytes of others.
+    fn choose_cores(&self, name: &str, layout: &Layout, wanted: Option<u32>) -> Vec<usize> {
+        let mut inner = self.lock();
+        let mut load = vec![0; self.cores.len()];
+        let share = |layout: &Layout, cores: usize| layout.model_bytes() / cores as u64;
+        for job in inner.jobs.values().filter(|job| !job.failed()) {
+            let share = share(&job.layout, job.cores.numbers.len());
+            job.cores.numbers.iter().for_each(|&core| load[core] += share);
+        }
+        for Load { cores, bytes } in inner.making.values() {
+            cores.iter().for_each(|&core| load[core] += bytes);
+        }
+        let mut cores: Vec<usize> = (0..self.cores.len()).collect();
+        cores.sort_by_key(|&core| load[core]);
+        cores.truncate(wanted.map_or(usize::MAX, |wanted| wanted as usize));
+        cores.sort_unstable();
+        let bytes = share(layout, cores.len());
+        inner.making.insert(name.to_owned(), Load { cores: cores.clone(), bytes });
+        cores
+    }
+}
+
+/// Refuses a job that the kernel would kill the hub for: weights, master weights and state, room for
+/// snapshots of them where these are taken all the time, and every worker's window, or windows, where the
+/// weights are its own; they are all of this machine's memory.
+fn check_memory(layout: &Layout, terms: &JoinRequest, snapshots: bool) -> Result<(), String> {
+    let of_a_worker = 1 + u64::from(terms.consistency.steps_alone());
+    let windows = u64::from(terms.workers) * of_a_worker + 1;
+    let windows = windows.saturating_mul(layout.window_bytes() as u64);
+    let of_a_snapshot = 4 * layout.parameters() * (1 + terms.optimizer.state_per_element() as u64);
+    let needed = windows.saturating_add(layout.kept_bytes(&terms.optimizer)).saturating_add(if snapshots {
+        of_a_snapshot
+    } else {
+        0
+    });
+    let available = fabric::available_bytes().unwrap_or(u64::MAX);
+    if needed <= available {
+        return Ok(());
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    Err(format!(
+        "{} workers of a {:.2} GB model with {} need {:.2} GB of memory, this machine has {:.2} GB available; use fewer workers or a smaller model, or end other jobs",
+        terms.workers,
+        gb(layout.model_bytes()),
+        terms.optimizer.name(),
+        gb(needed),
+        gb(available)
+    ))
+}
