@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use fabric::{Port as _, Posted, SendWindow, Until, shm};
-use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, JoinReply, TransportAddress};
+use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, JoinReply};
 use pbox_core::{ChunkId, Immediate, Layout, Placement, Round};
 use phub_server::Hub;
 use support::training::Training;
-use support::{config, hub, join_by_hand, join_request, post_json, says};
+use support::{config, hub, join_by_hand, join_request, post_json, says, shm_address};
 use worker_shim::Session;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -47,7 +47,7 @@ impl Hostile {
         let spans = layout.chunks().iter().map(|chunk| chunk.span).collect();
         let window = SendWindow::new(layout.window_bytes()).unwrap();
         let (window, mut spans) = window.split(vec![spans]).unwrap();
-        let TransportAddress::Shm { address } = &reply.transport;
+        let address = shm_address(&reply);
         let bytes = layout.window_bytes();
         let joined =
             shm::connect(address, token(&reply), &group, &window, bytes, &placement.capacities(), TIMEOUT)?;

@@ -6,14 +6,13 @@ mod support;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fabric::conformance::Watchdog;
-use pbox_core::control::TransportAddress;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::IoSlice;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use support::program::until;
 use support::training::Training;
 use support::usage::{holds, holds_at_rest};
-use support::{hub, join_by_hand, join_request, post_json, push_all, ready_all};
+use support::{hub, join_by_hand, join_request, post_json, push_all, ready_all, shm_address};
 
 fn connect(address: &str) -> OwnedFd {
     let socket =
@@ -60,7 +59,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
     let before = holds_at_rest(&hub.address().to_string(), std::process::id());
     let mut steady = ready_all(2, |rank| support::config(&hub, "steady", rank, 2));
     let reply = join_by_hand(&hub, "job", &join_request(0, 2));
-    let TransportAddress::Shm { address } = &reply.transport;
+    let address = shm_address(&reply);
     let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
     let plain = || vec![memfd(1 << 20, SealFlags::SHRINK), memfd(128, SealFlags::SHRINK)];
     for time in 0..20u8 {

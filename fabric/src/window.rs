@@ -318,6 +318,19 @@ impl RecvWindow {
         unsafe { self.elements(span) }
     }
 
+    /// Has every page of a span allocated, on the node of the calling core if nobody touched it yet. For memory of
+    /// this end's own, before a transport writes it.
+    pub fn populate(&self, span: Span) {
+        const PAGE: usize = 4096;
+        if self.place(span).is_none() {
+            return;
+        }
+        for offset in (span.offset..span.offset + span.bytes).step_by(PAGE) {
+            // SAFETY: in bounds and writable by `place`; the window is new, all its bytes are zero.
+            unsafe { self.mapping.as_ptr().add(offset).write_volatile(0) };
+        }
+    }
+
     /// Touches every page of a span for reading, so that it is allocated on the node of the calling
     /// core if nobody touched it yet.
     pub fn touch(&self, span: Span) {

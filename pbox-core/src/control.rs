@@ -7,6 +7,8 @@ mod parse;
 
 pub use parse::{ParseError, parse, parse_join};
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::chunk::Round;
@@ -15,7 +17,7 @@ use crate::key::Key;
 use crate::optimizer::{Ablate, Optimizer};
 
 /// Version of the control protocol. Both ends must have the same.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The most workers that a job may have.
 pub const MAX_WORKERS: u32 = 1024;
@@ -92,8 +94,8 @@ pub struct JoinReply {
     pub cores: Vec<u32>,
     /// How many cores the hub has in all.
     pub ports: u32,
-    /// Where the data path is.
-    pub transport: TransportAddress,
+    /// Where the data path is, by each transport that the hub offers.
+    pub transports: Vec<TransportAddress>,
     /// A worker that is not heard of for so long is taken for dead.
     pub heartbeat_limit_ms: u64,
 }
@@ -104,8 +106,15 @@ pub struct JoinReply {
 pub enum TransportAddress {
     /// Shared memory, by the name of an abstract Unix socket.
     Shm {
+        /// Which machine: [`machine`](fabric::any::machine) of whoever can use it.
+        machine: String,
         /// The name.
         address: String,
+    },
+    /// TCP.
+    Tcp {
+        /// Where each of the hub's ports listens. An address of all zeros is that of the control port.
+        addresses: Vec<SocketAddr>,
     },
 }
 
@@ -210,6 +219,8 @@ pub struct HubReply {
     pub kernels: String,
     /// Resident memory of the hub's process, in bytes.
     pub rss_bytes: u64,
+    /// Where its data path is, by each transport that it offers.
+    pub transports: Vec<TransportAddress>,
     /// Its cores, in the order of the plan.
     pub cores: Vec<CoreReply>,
     /// Its jobs.

@@ -71,10 +71,14 @@ impl Placement {
     /// A weights window for the layout that was placed, and each core's part of it: its chunks, in the
     /// order of [`chunks_by_core`](Self::chunks_by_core).
     pub fn weights_window(&self, layout: &Layout) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
-        let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect::<Vec<Span>>();
-        let owned = self.chunks_by_core().into_iter().map(spans).collect();
         let window = SendWindow::new(layout.window_bytes())?;
-        Ok(window.split(owned).expect("the layout's chunks are disjoint"))
+        Ok(window.split(self.spans_by_core(layout)).expect("the layout's chunks are disjoint"))
+    }
+
+    /// Where each core's chunks lie in a window of the layout that was placed.
+    pub fn spans_by_core(&self, layout: &Layout) -> Vec<Vec<Span>> {
+        let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect();
+        self.chunks_by_core().into_iter().map(spans).collect()
     }
 
     /// How many chunks each core owns: what the link to it must hold.

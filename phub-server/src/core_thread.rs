@@ -167,7 +167,8 @@ impl<E: Send + 'static> CoreHandle<E> {
     }
 }
 
-fn pin(cpu: u32) {
+/// Keeps the calling thread on a cpu.
+pub(crate) fn pin(cpu: u32) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu as usize);
     if let Err(errno) = rustix::thread::sched_setaffinity(None, &set) {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric::shm::{self, Listener};
+use fabric::any::{self, ConnectError, Listener, Transport};
+use fabric::{shm, tcp};
+use pbox_core::control::TransportAddress;
 use pbox_core::kernels::Kernels;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
@@ -56,8 +58,11 @@ pub enum HubError {
     #[error(transparent)]
     Checkpoints(#[from] CheckpointError),
     /// The data path cannot be opened.
-    #[error("opening the shared-memory data path: {0}")]
-    DataPath(#[from] shm::ConnectError),
+    #[error("opening the data path: {0}")]
+    DataPath(#[from] ConnectError),
+    /// There would be no way to the hub.
+    #[error("--transports names none: workers could not come; leave it out to offer all")]
+    NoTransport,
     /// Threads or descriptors ran out.
     #[error("starting the hub: {0}")]
     System(#[from] std::io::Error),
@@ -70,8 +75,8 @@ pub struct Hub {
     registry: Option<Arc<Registry>>,
     /// To the control thread.
     reports: UnboundedSender<Report>,
-    listener: Arc<Listener>,
-    rendezvous: Option<JoinHandle<()>>,
+    listeners: Vec<Arc<Listener>>,
+    rendezvous: Vec<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
     stop_control: Option<oneshot::Sender<()>>,
     unsaved: Unsaved,
@@ -98,10 +103,8 @@ impl Hub {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
 
-        let (group, ports) = shm::group(plan.cores().len())?;
-        // Unique on this machine while the process lives, and gone with it.
-        let name = format!("phub-{}-{}", std::process::id(), address.port());
-        let listener = Arc::new(Listener::bind(&name)?);
+        let (group, ports) = any::group(plan.cores().len())?;
+        let (listeners, transports) = open_data_paths(settings, address, plan.cores().len())?;
         let (reports, inbox) = unbounded_channel();
         let cores = plan
             .cores()
@@ -110,9 +113,12 @@ impl Hub {
             .map(|(core, port)| CoreHandle::start(core.cpu.0, port, kernels, idle, reports.clone()));
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
         let (limit, every) = (settings.heartbeat_limit(), settings.checkpoint_every);
-        let registry = Arc::new(Registry::new(cores, kernels, name, limit, store, every));
+        let registry = Arc::new(Registry::new(cores, kernels, transports, limit, store, every));
         let unsaved = registry.unsaved();
-        let rendezvous = rendezvous::start(Arc::clone(&listener), group, Arc::downgrade(&registry))?;
+        let rendezvous = |listener: &Arc<Listener>| {
+            rendezvous::start(Arc::clone(listener), group.clone(), Arc::downgrade(&registry))
+        };
+        let rendezvous = listeners.iter().map(rendezvous).collect::<std::io::Result<_>>()?;
         let (stop_control, stopped) = oneshot::channel();
         let control = {
             let registry = Arc::clone(&registry);
@@ -126,13 +132,13 @@ impl Hub {
                 fabric::SHARED_HUGE_PAGES
             );
         }
-        tracing::info!(control = %address, data_path = "shared memory", "hub is up");
+        tracing::info!(control = %address, "hub is up");
         Ok(Hub {
             address,
             registry: Some(registry),
             reports,
-            listener,
-            rendezvous: Some(rendezvous),
+            listeners,
+            rendezvous,
             control: Some(control),
             stop_control: Some(stop_control),
             unsaved,
@@ -163,12 +169,12 @@ impl Hub {
             tracing::warn!("checkpoints were not written within {SAVE_LIMIT:?}");
         }
         registry.stop(reason);
-        self.listener.stop();
+        self.listeners.iter().for_each(|listener| listener.stop());
         registry.wait_until_all_told(TELL_LIMIT);
         if let Some(stop) = self.stop_control.take() {
             let _ = stop.send(());
         }
-        for thread in [self.rendezvous.take(), self.control.take()].into_iter().flatten() {
+        for thread in self.rendezvous.drain(..).chain(self.control.take()) {
             let _ = thread.join();
         }
         match Arc::try_unwrap(registry) {
@@ -183,6 +189,41 @@ impl Drop for Hub {
     fn drop(&mut self) {
         self.shut_down("the hub was dropped");
     }
+}
+
+/// A listener for each transport, and what workers are told of it.
+fn open_data_paths(
+    settings: &HubSettings,
+    control: SocketAddr,
+    ports: usize,
+) -> Result<(Vec<Arc<Listener>>, Vec<TransportAddress>), HubError> {
+    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+    // Best first, each once, in whatever order they are named.
+    for transport in Transport::ALL.into_iter().filter(|each| settings.transports.contains(each)) {
+        let (listener, address) = match transport {
+            Transport::Shm => {
+                // Unique on this machine while the process lives, and gone with it.
+                let address = format!("phub-{}-{}", std::process::id(), control.port());
+                let listener = shm::Listener::bind(&address).map_err(ConnectError::from)?;
+                let address = TransportAddress::Shm { machine: any::machine(), address };
+                (Listener::Shm(listener), address)
+            }
+            Transport::Tcp => {
+                let any_port = SocketAddr::new(control.ip(), 0);
+                let listener = tcp::Listener::bind(settings.data_listen.unwrap_or(any_port));
+                let listener = listener.map_err(ConnectError::from)?;
+                let address = TransportAddress::Tcp { addresses: vec![listener.address(); ports] };
+                (Listener::Tcp(listener), address)
+            }
+        };
+        tracing::info!(%transport, ?address, "data path");
+        listeners.push(Arc::new(listener));
+        addresses.push(address);
+    }
+    if listeners.is_empty() {
+        return Err(HubError::NoTransport);
+    }
+    Ok((listeners, addresses))
 }
 
 fn choose_cores(host: &Host, settings: &HubSettings) -> Result<Plan, HubError> {

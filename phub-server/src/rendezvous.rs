@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric::shm::{Accepted, Group, Listener};
+use fabric::any::{Accepted, Group, Listener};
 
 use crate::core_thread::Report;
-use crate::registry::Registry;
+use crate::registry::{Admission, Registry};
 
 /// Handshakes at once.
 const MAX_HANDSHAKES: usize = 64;
@@ -24,7 +24,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Starts the accepting thread; it ends when the listener is stopped.
 pub(crate) fn start(
     listener: Arc<Listener>,
-    group: Arc<Group>,
+    group: Group,
     registry: std::sync::Weak<Registry>,
 ) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("phub-rendezvous".into()).spawn(move || {
@@ -37,7 +37,7 @@ pub(crate) fn start(
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
                 Ok(Some(accepted)) => {
-                    let (group, registry) = (Arc::clone(&group), registry.clone());
+                    let (group, registry) = (group.clone(), registry.clone());
                     let slot = Slot::take(&slots);
                     let spawned =
                         std::thread::Builder::new().name("phub-handshake".into()).spawn(move || {
@@ -87,9 +87,10 @@ impl Drop for Slot {
     }
 }
 
-fn handshake(accepted: Accepted, limit: Duration, group: &Arc<Group>, registry: &std::sync::Weak<Registry>) {
+fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &std::sync::Weak<Registry>) {
     let hello = match accepted.hello(limit) {
-        Ok(hello) => hello,
+        Ok(Some(hello)) => hello,
+        Ok(None) => return, // its other connections are yet to come
         Err(error) => return tracing::warn!(%error, "a connection to the data path came to nothing"),
     };
     let Some(registry) = registry.upgrade() else { return hello.refuse("the hub is stopping") };
@@ -100,7 +101,10 @@ fn handshake(accepted: Accepted, limit: Duration, group: &Arc<Group>, registry: 
             return hello.refuse(&why);
         }
     };
-    match hello.welcome(group, &admission.weights, admission.window_bytes, &admission.capacities) {
+    let Admission { weights, window_bytes, capacities, .. } = &admission;
+    match hello
+        .welcome(group, weights, *window_bytes, capacities, |window| registry.populate(&admission, window))
+    {
         Ok(joined) => registry.attach(admission, joined.recv, joined.endpoints),
         Err(error) => {
             // Its token was good for this one connection: nobody else can come in its place.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use fabric::any::Transport;
 use topology::{CoreChoice, CpuId};
 
 use crate::idle_choice::IdleChoice;
@@ -17,6 +18,21 @@ pub struct HubSettings {
     /// Port 0 takes a free one and prints it.
     #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT")]
     pub listen: SocketAddr,
+
+    /// Transports that workers may come by, of shm and tcp. A worker takes the first of these that it can have.
+    #[arg(
+        long,
+        env = "PHUB_TRANSPORTS",
+        value_delimiter = ',',
+        default_value = "shm,tcp",
+        value_name = "LIST"
+    )]
+    pub transports: Vec<Transport>,
+
+    /// Address that gradients and weights cross by with TCP. Default: a free port at the control port's
+    /// address.
+    #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT")]
+    pub data_listen: Option<SocketAddr>,
 
     /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: one cpu of every physical
     /// core that this process may use.
@@ -43,6 +59,18 @@ pub struct HubSettings {
     /// again as the weights and the optimizer's state.
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
+}
+
+/// What `phub-server serve` does when it is told nothing: the defaults above, and the environment.
+impl Default for HubSettings {
+    fn default() -> Self {
+        #[derive(clap::Parser)]
+        struct Nothing {
+            #[command(flatten)]
+            settings: HubSettings,
+        }
+        <Nothing as clap::Parser>::parse_from(["phub-server"]).settings
+    }
 }
 
 impl HubSettings {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fabric::IdlePolicy;
+use fabric::any::Transport;
 use pbox_core::control::OnLoss;
 use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, Optimizer};
 
@@ -44,6 +45,8 @@ pub struct SessionConfig {
     pub on_loss: OnLoss,
     /// How many of the hub's cores the job gets. Default all.
     pub cores: Option<u32>,
+    /// How to come to the hub. Default: by the best transport that it offers and that leads there.
+    pub transport: Option<Transport>,
     /// Where weights are read. Default shared.
     pub weights: WeightsMode,
     /// How long to wait at the start for the other workers, and for each answer of the hub; the hub
@@ -79,6 +82,7 @@ impl SessionConfig {
             consistency: Consistency::Bsp,
             on_loss: OnLoss::Stop,
             cores: None,
+            transport: None,
             weights: WeightsMode::Shared,
             join_limit: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),

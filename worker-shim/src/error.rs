@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fabric::WindowError;
-use fabric::shm::ConnectError;
+use fabric::any::ConnectError;
 use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::ManifestError;
 use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp};
@@ -74,6 +74,14 @@ pub enum SessionError {
     /// The data path could not be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// No transport that this worker may use leads to the hub.
+    #[error("no way to the data path of the hub at {hub}:{}", list(.tried))]
+    NoTransport {
+        /// The hub's address.
+        hub: String,
+        /// Each transport, and why not by it.
+        tried: Vec<String>,
+    },
     /// Others did not come.
     #[error(
         "job {job:?}: waited {waited:?} for worker(s) {missing:?} of {workers} to join; start them, or raise the join limit"
@@ -146,4 +154,8 @@ pub enum SessionError {
     /// A thread or a descriptor could not be had.
     #[error("this worker: {0}")]
     System(#[from] std::io::Error),
+}
+
+fn list(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("\n    {line}")).collect()
 }

@@ -29,6 +29,7 @@
 
 mod config;
 mod control;
+mod data_path;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;
@@ -38,6 +39,7 @@ mod session;
 mod windows;
 
 pub use config::{SessionConfig, WeightsMode};
+pub use data_path::Way;
 pub use error::SessionError;
 pub use exchange::{Exchange, ExchangeError};
 pub use session::Session;

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::{Idle, Port, Until, shm};
+use fabric::{Idle, Port, Until, any};
 use pbox_core::control::{
     CheckpointReply, JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, Left, PROTOCOL,
-    TransportAddress, check_job_name,
+    check_job_name,
 };
-use pbox_core::{Element, KeyId, Layout, Placement, Round};
+use pbox_core::{Element, KeyId, Layout, Round};
 
-use crate::config::{SessionConfig, WeightsMode};
+use crate::config::SessionConfig;
 use crate::control::Control;
+use crate::data_path::{self, DataPath, Way};
 use crate::error::SessionError;
 use crate::exchange::{Exchange, ExchangeError};
 use crate::heartbeat::{Heartbeat, News};
-use crate::windows::Windows;
 
 /// After a link closed: how long to wait for the hub to say why.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
@@ -30,7 +30,8 @@ pub struct Session {
     control: Control,
     token: String,
     heartbeat: Heartbeat,
-    exchange: Exchange<shm::Port>,
+    exchange: Exchange<any::Port>,
+    way: Way,
     /// Weights are there: they were broadcast, or the optimizer keeps none.
     ready: bool,
 }
@@ -47,7 +48,8 @@ impl Session {
         let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
         let control = Control::new(&config.hub, &config.job, config.join_limit);
         let reply: JoinReply = control.post("join", "join", &join_request(&config))?;
-        let (port, exchange_parts) = connect(&config, &reply, &layout)?;
+        let DataPath { port, endpoints, placement, windows, way } =
+            data_path::open(&config, &reply, &layout, deadline)?;
         let limit = Duration::from_millis(reply.heartbeat_limit_ms);
         let heartbeat = Heartbeat::start(
             // The hub holds a heartbeat for a third of the limit: two thirds are silence, and leave
@@ -57,7 +59,6 @@ impl Session {
             limit,
             port.waker(),
         )?;
-        let (endpoints, placement, windows) = exchange_parts;
         let mut session = Session {
             ready: !config.optimizer.keeps_weights(),
             exchange: Exchange::new(port, endpoints, placement, layout, windows),
@@ -65,6 +66,7 @@ impl Session {
             control,
             token: reply.token,
             heartbeat,
+            way,
         };
         let first = session.gather(deadline)?;
         session.exchange.begin(first)?;
@@ -191,7 +193,7 @@ impl Session {
     /// for.
     fn wait_for(
         &mut self,
-        open: impl Fn(&Exchange<shm::Port>) -> Option<(KeyId, Until)>,
+        open: impl Fn(&Exchange<any::Port>) -> Option<(KeyId, Until)>,
     ) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
@@ -284,6 +286,11 @@ impl Session {
         self.control.post("checkpoint", "write a checkpoint", &nothing).map_err(|error| self.cut_off(error))
     }
 
+    /// By which transport it reaches the hub, and why by this one.
+    pub fn way(&self) -> &Way {
+        &self.way
+    }
+
     /// All keys, first layer first.
     pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
         (0..self.exchange.layout().keys().len() as u32).map(KeyId)
@@ -363,41 +370,4 @@ fn join_request(config: &SessionConfig) -> JoinRequest {
         cores: config.cores,
         keys: config.keys.clone(),
     }
-}
-
-type Parts = (Vec<shm::Endpoint>, Placement, Windows);
-
-fn connect(
-    config: &SessionConfig,
-    reply: &JoinReply,
-    layout: &Arc<Layout>,
-) -> Result<(shm::Port, Parts), SessionError> {
-    let TransportAddress::Shm { address } = &reply.transport;
-    let token = token_bytes(&reply.token).ok_or_else(|| SessionError::Nonsense {
-        hub: config.hub.clone(),
-        what: "join",
-        saw: format!("the token {:?}", reply.token),
-    })?;
-    let nonsense = |saw: String| SessionError::Nonsense { hub: config.hub.clone(), what: "join", saw };
-    let cores = &reply.cores;
-    if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
-        return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
-    }
-    let placement = Placement::new(layout, cores.len());
-    let mut capacities = vec![0; reply.ports as usize];
-    for (&core, capacity) in cores.iter().zip(placement.capacities()) {
-        capacities[core as usize] = capacity.max(1);
-    }
-    let (window, gradients) = Windows::gradients(layout)?;
-    let (group, mut ports) = shm::group(1)?;
-    let window_bytes = layout.window_bytes();
-    let joined = shm::connect(address, token, &group, &window, window_bytes, &capacities, config.join_limit)?;
-    let private = config.weights == WeightsMode::Private;
-    let windows = Windows::new(Arc::clone(layout), gradients, Arc::new(joined.recv), private)?;
-    Ok((ports.remove(0), (joined.endpoints, placement, windows)))
-}
-
-fn token_bytes(hex: &str) -> Option<[u8; 16]> {
-    (hex.len() == 32).then_some(())?;
-    Some(u128::from_str_radix(hex, 16).ok()?.to_be_bytes())
 }

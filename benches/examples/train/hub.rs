@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use benches::child;
-use phub_server::{Hub, HubSettings, IdleChoice};
+use phub_server::{Hub, HubSettings};
 
 /// Long enough for a worker that a loaded machine leaves without a core; a dead one is noticed
 /// sooner, by its pipe.
@@ -13,11 +13,8 @@ pub fn run() -> Result<()> {
     child::die_with_parent();
     let settings = HubSettings {
         listen: ([127, 0, 0, 1], 0).into(),
-        cores: None,
-        idle: IdleChoice::Auto,
         heartbeat_limit_s: HEARTBEAT_LIMIT_S,
-        checkpoints: None,
-        checkpoint_every: None,
+        ..HubSettings::default()
     };
     let hub = Hub::start(&settings)?;
     println!("{}", hub.address());

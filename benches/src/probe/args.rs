@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
 
-    /// How bytes cross: shared memory on one machine, or simulated in one process. `auto` is shm.
+    /// How bytes cross.
     #[arg(long, default_value = "auto", value_enum)]
     pub transport: Transport,
 
@@ -95,20 +95,23 @@ pub struct Args {
 /// How bytes cross.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Transport {
-    /// The best there is: shm.
+    /// The best there is: shared memory on one machine, TCP between two.
     Auto,
     /// Shared memory.
     Shm,
+    /// TCP; on loopback where hub and workers are started here.
+    Tcp,
     /// Simulated, in one process.
     Sim,
 }
 
 impl Transport {
-    /// The transport that it comes to.
-    pub fn name(self) -> &'static str {
+    /// What it asks of a session.
+    fn choice(self) -> Option<fabric::any::Transport> {
         match self {
-            Transport::Auto | Transport::Shm => "shm",
-            Transport::Sim => "sim",
+            Transport::Auto | Transport::Sim => None,
+            Transport::Shm => Some(fabric::any::Transport::Shm),
+            Transport::Tcp => Some(fabric::any::Transport::Tcp),
         }
     }
 }
@@ -227,6 +230,7 @@ impl Args {
         config.chunk_bytes = self.chunk_bytes;
         config.ablate = self.ablate();
         config.consistency = self.consistency;
+        config.transport = self.transport.choice();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,

@@ -14,8 +14,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         cores: args.cores.clone(),
         idle: args.idle,
         heartbeat_limit_s: 30,
-        checkpoints: None,
-        checkpoint_every: None,
+        ..HubSettings::default()
     };
     let hub = Hub::start(&settings)?;
     println!("{}", hub.address());

@@ -5,7 +5,7 @@
 use anyhow::{Context, Result, bail};
 use pbox_core::Layout;
 
-use super::args::{Args, WeightsChoice};
+use super::args::{Args, Transport, WeightsChoice};
 use super::limit::Limit;
 use super::report::{Leg, Report, progress_bar};
 use super::worker::{Word, describe_hub};
@@ -35,9 +35,10 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         line.extend(["--hub".into(), address.clone(), "--rank".into(), rank.to_string()]);
         workers.push(Role::start(format!("worker {rank}"), &line)?);
     }
+    let mut transport = String::new();
     for worker in &mut workers {
         match hear(worker)? {
-            Word::Ready => {}
+            Word::Ready { transport: of_this } => transport = of_this,
             other => bail!("expected Ready from a worker, heard {other:?}"),
         }
     }
@@ -76,7 +77,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     hub.finish()?;
 
     progress.finish_and_clear();
-    Report::new(args, &layout, &legs, worker_rss, &looks)
+    Report::new(args, &transport, &layout, &legs, worker_rss, &looks)
 }
 
 /// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, a
@@ -85,6 +86,8 @@ pub(super) fn run(args: &Args) -> Result<Report> {
 fn check_memory(args: &Args, layout: &Layout) -> Result<()> {
     let private = args.weights == WeightsChoice::Private;
     let of_a_worker = 1 + u32::from(private) + u32::from(args.consistency.steps_alone());
+    // Elsewhere than on shared memory both ends have each window.
+    let of_a_worker = of_a_worker + if args.transport == Transport::Tcp { 2 } else { 0 };
     let copies = of_a_worker * args.workers + 1;
     let windows = u64::from(copies) * layout.window_bytes() as u64;
     let kept = layout.kept_bytes(&args.optimizer());

@@ -20,7 +20,7 @@ pub struct Report {
     dtype: &'static str,
     model_bytes: u64,
     workers: u32,
-    transport: &'static str,
+    transport: String,
     cores: usize,
     kernels: String,
     optimizer: &'static str,
@@ -84,6 +84,7 @@ impl Report {
     /// From what was measured, and the hub's own words before and after each leg.
     pub(super) fn new(
         args: &Args,
+        transport: &str,
         layout: &Layout,
         legs: &[Leg],
         worker_rss: u64,
@@ -108,7 +109,7 @@ impl Report {
             dtype: args.dtype().name(),
             model_bytes: layout.model_bytes(),
             workers: args.workers,
-            transport: args.transport.name(),
+            transport: transport.to_owned(),
             cores: after.cores.len(),
             kernels: after.kernels.clone(),
             optimizer: args.optimizer().name(),

@@ -80,7 +80,14 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         keys().try_for_each(|key| expected.check(&layout, key, worker.weights(key)?))?;
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
-    Report::new(args, &layout, &[Leg::new(&[round_ns], Vec::new())], rss_bytes, &[(before, describe(&job))])
+    Report::new(
+        args,
+        "sim",
+        &layout,
+        &[Leg::new(&[round_ns], Vec::new())],
+        rss_bytes,
+        &[(before, describe(&job))],
+    )
 }
 
 fn describe(job: &Simulated) -> HubReply {
@@ -96,6 +103,7 @@ fn describe(job: &Simulated) -> HubReply {
         version: env!("CARGO_PKG_VERSION").into(),
         kernels: Kernels::detect().name().into(),
         rss_bytes: fabric::resident_bytes().unwrap_or(0),
+        transports: Vec::new(),
         cores: job.cores.iter().enumerate().map(core).collect(),
         jobs: Vec::new(),
     }

@@ -28,7 +28,10 @@ const PROGRESS: Duration = Duration::from_millis(100);
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Word {
     /// All workers are here and warm.
-    Ready,
+    Ready {
+        /// How it reaches the hub.
+        transport: String,
+    },
     /// So many rounds are done.
     Rounds(u32),
     /// The rounds of a leg are done; the time of each.
@@ -141,7 +144,7 @@ pub(super) fn run_as_child(args: &Args) -> Result<()> {
 fn child_of<E: Element>(args: &Args) -> Result<()> {
     let say = |word: &Word| println!("{}", serde_json::to_string(word).expect("words are plain data"));
     let mut worker = Worker::<E>::join(args)?;
-    say(&Word::Ready);
+    say(&Word::Ready { transport: worker.session.way().transport.to_string() });
     let mut said = Instant::now();
     loop {
         let word = child::hear_word()?;
@@ -185,7 +188,14 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
     worker.check()?;
     let legs = [Leg::new(&[round_ns], Vec::new())];
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
-    let report = Report::new(args, worker.session.layout(), &legs, rss_bytes, &[(before, after)])?;
+    let report = Report::new(
+        args,
+        worker.session.way().transport.name(),
+        worker.session.layout(),
+        &legs,
+        rss_bytes,
+        &[(before, after)],
+    )?;
     worker.session.leave()?;
     Ok(report)
 }

@@ -10,7 +10,7 @@ pub mod usage;
 pub mod values;
 
 use fabric::IdlePolicy;
-use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL};
+use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL, TransportAddress};
 use pbox_core::{Ablate, Consistency, Key, KeyId, Optimizer};
 use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
 use serde::Serialize;
@@ -42,8 +42,7 @@ pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
         // Tests share the machine with their workers.
         idle: IdleChoice::Sleep,
         heartbeat_limit_s,
-        checkpoints: None,
-        checkpoint_every: None,
+        ..HubSettings::default()
     }
 }
 
@@ -159,6 +158,15 @@ pub fn join_by_hand(hub: &Hub, job: &str, request: &JoinRequest) -> JoinReply {
     let (status, body) = post_json(hub, &format!("/v1/jobs/{job}/join"), request);
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).unwrap()
+}
+
+/// Where a worker that joined by hand connects on shared memory.
+pub fn shm_address(reply: &JoinReply) -> &str {
+    let shm = |each: &'_ _| matches!(each, TransportAddress::Shm { .. });
+    match reply.transports.iter().find(|each| shm(each)) {
+        Some(TransportAddress::Shm { address, .. }) => address,
+        _ => panic!("a hub offers shared memory: {reply:?}"),
+    }
 }
 
 /// The hub's own words about itself.

@@ -10,8 +10,12 @@
 //! nothing. Must not know who connects, or why by this transport.
 
 mod connect;
+mod machine;
 mod port;
 mod sleeping;
+mod transport;
 
 pub use connect::{Accepted, Address, ConnectError, Group, Hello, Joined, Listener, connect, group};
+pub use machine::machine;
 pub use port::{Endpoint, Port};
+pub use transport::{ParseTransportError, Transport};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use fabric::shm;
+use fabric::any;
 use pbox_core::control::{JoinRequest, OnLoss, PROTOCOL};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Ablate, Consistency, Key, Optimizer};
@@ -13,12 +13,12 @@ use super::Registry;
 use crate::core_thread::{Command, CoreHandle};
 
 /// What the core is told.
-pub type Inbox = Receiver<Command<shm::Endpoint>>;
+pub type Inbox = Receiver<Command<any::Endpoint>>;
 
 pub fn registry() -> (Arc<Registry>, Inbox) {
     let (core, inbox) = CoreHandle::idle(0);
     let limit = Duration::from_secs(30);
-    let registry = Registry::new(vec![core], Kernels::detect(), "test".into(), limit, None, None);
+    let registry = Registry::new(vec![core], Kernels::detect(), Vec::new(), limit, None, None);
     (Arc::new(registry), inbox)
 }
 

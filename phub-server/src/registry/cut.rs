@@ -60,7 +60,7 @@ impl Registry {
     async fn ask<T>(
         &self,
         id: JobId,
-        command: impl Fn(JobId, oneshot::Sender<T>) -> Command<fabric::shm::Endpoint>,
+        command: impl Fn(JobId, oneshot::Sender<T>) -> Command<fabric::any::Endpoint>,
     ) -> Result<Vec<T>, JobEnded> {
         let asked: Vec<oneshot::Receiver<T>> = self.of_job(id, |job| {
             let ask = |&core: &usize| {

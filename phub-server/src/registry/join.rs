@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use fabric::{RecvWindow, SendWindow, Spans, shm};
-use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, TransportAddress, check_job_name};
+use fabric::{RecvWindow, SendWindow, Spans, any};
+use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, check_job_name};
 use pbox_core::{JobId, Layout, Placement, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
-use crate::core_thread::Command;
+use crate::core_thread::{Command, pin};
 
 /// What a data-path connection needs once its token is known.
 #[derive(Debug)]
@@ -18,6 +18,9 @@ pub(crate) struct Admission {
     pub weights: Arc<SendWindow>,
     /// Each core's part of them, where they are the worker's own.
     own: Vec<Option<Spans>>,
+    layout: Arc<Layout>,
+    /// The hub's cores that have chunks of the job, by their number.
+    cores: Vec<usize>,
     pub window_bytes: usize,
     pub capacities: Vec<u32>,
 }
@@ -89,7 +92,7 @@ impl Registry {
             token: format!("{:032x}", u128::from_be_bytes(token)),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
             ports: self.cores.len() as u32,
-            transport: TransportAddress::Shm { address: self.address.clone() },
+            transports: self.transports.clone(),
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
         })
     }
@@ -97,11 +100,11 @@ impl Registry {
     /// What the bearer of a token may connect to. The first bearer: a token is good for one
     /// connection.
     pub fn admission(&self, token: Token) -> Result<Admission, String> {
-        let (mut admission, layout) = self.shared_admission(token)?;
-        if let Some(layout) = layout {
+        let (mut admission, steps_alone) = self.shared_admission(token)?;
+        if steps_alone {
             // Not under the lock: the window is as large as the model.
-            let placement = Placement::new(&layout, admission.own.len());
-            let (weights, own) = placement.weights_window(&layout).map_err(|error| {
+            let placement = Placement::new(&admission.layout, admission.own.len());
+            let (weights, own) = placement.weights_window(&admission.layout).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
                 // Its token was good for this one connection.
                 self.lose(&mut self.lock(), admission.job, admission.rank, &reason);
@@ -112,8 +115,19 @@ impl Registry {
         Ok(admission)
     }
 
-    /// An admission to the job's weights; the layout of a window for this worker alone, where it needs one.
-    fn shared_admission(&self, token: Token) -> Result<(Admission, Option<Arc<Layout>>), String> {
+    /// Has a worker's window, where it is memory of the hub's own, allocated on the nodes of the cores that will
+    /// read it. On a handshake's thread, which goes from core to core for it.
+    pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
+        let Admission { cores, layout, .. } = admission;
+        let spans = Placement::new(layout, cores.len()).spans_by_core(layout);
+        for (&core, spans) in cores.iter().zip(spans) {
+            pin(self.cores[core].cpu);
+            spans.into_iter().for_each(|span| window.populate(span));
+        }
+    }
+
+    /// An admission to the job's weights; whether this worker needs a window of them for itself.
+    fn shared_admission(&self, token: Token) -> Result<(Admission, bool), String> {
         let mut inner = self.lock();
         let &(id, rank) = inner.tokens.get(&token).ok_or("the token is not one of this hub's; join first")?;
         let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
@@ -125,15 +139,16 @@ impl Registry {
             rank,
             weights,
             own: job.cores.numbers.iter().map(|_| None).collect(),
+            layout: Arc::clone(&job.layout),
+            cores: job.cores.numbers.clone(),
             window_bytes: job.layout.window_bytes(),
             capacities: job.cores.capacities.clone(),
         };
-        Ok((admission, job.terms.consistency.steps_alone().then(|| Arc::clone(&job.layout))))
+        Ok((admission, job.terms.consistency.steps_alone()))
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
-    pub fn attach(&self, admission: Admission, gradients: RecvWindow, endpoints: Vec<shm::Endpoint>) {
-        let gradients = Arc::new(gradients);
+    pub fn attach(&self, admission: Admission, gradients: Arc<RecvWindow>, endpoints: Vec<any::Endpoint>) {
         // Under the lock, so that what is told of the worker's loss comes after its links.
         let inner = self.lock();
         let Some(job) = inner.tokens.get(&admission.token).map(|(id, _)| &inner.jobs[id]) else { return };

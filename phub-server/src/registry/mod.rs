@@ -17,8 +17,8 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use fabric::shm;
-use pbox_core::control::{CoreReply, HeartbeatReply, HubReply, JobState, PROTOCOL};
+use fabric::any;
+use pbox_core::control::{CoreReply, HeartbeatReply, HubReply, JobState, PROTOCOL, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{JobId, Round};
 use tokio::sync::{Notify, oneshot, watch};
@@ -29,6 +29,7 @@ use crate::job::{Arrival, Job};
 
 pub(crate) use checkpoint::Checkpoints;
 pub use checkpoint::Unsaved;
+pub(crate) use join::Admission;
 
 /// How long a failed job, and the reason why a worker is not wanted any more, are kept for those who
 /// have not heard of it.
@@ -83,17 +84,17 @@ pub(crate) struct Registry {
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
     unsaved: Unsaved,
-    cores: Vec<CoreHandle<shm::Endpoint>>,
+    cores: Vec<CoreHandle<any::Endpoint>>,
     kernels: &'static Kernels,
-    address: String,
+    transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
 }
 
 impl Registry {
     pub fn new(
-        cores: Vec<CoreHandle<shm::Endpoint>>,
+        cores: Vec<CoreHandle<any::Endpoint>>,
         kernels: &'static Kernels,
-        address: String,
+        transports: Vec<TransportAddress>,
         heartbeat_limit: Duration,
         store: Option<CheckpointStore>,
         checkpoint_every: Option<NonZeroU32>,
@@ -118,7 +119,7 @@ impl Registry {
             unsaved: Unsaved::default(),
             cores,
             kernels,
-            address,
+            transports,
             heartbeat_limit,
         }
     }
@@ -214,7 +215,7 @@ impl Registry {
     }
 
     /// Tells every core of a job something.
-    fn command(&self, job: &Job, command: impl Fn(JobId) -> Command<shm::Endpoint>) {
+    fn command(&self, job: &Job, command: impl Fn(JobId) -> Command<any::Endpoint>) {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].send(command(job.id)));
     }
 
@@ -361,7 +362,7 @@ impl Registry {
     /// Who this is and how it does.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
-        let core = |core: &CoreHandle<shm::Endpoint>| CoreReply {
+        let core = |core: &CoreHandle<any::Endpoint>| CoreReply {
             cpu: core.cpu,
             chunks: core.meters.chunks.load(Relaxed),
             chunk_bytes: core.meters.chunk_bytes.load(Relaxed),
@@ -373,6 +374,7 @@ impl Registry {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernels: self.kernels.name().to_owned(),
             rss_bytes: fabric::resident_bytes().unwrap_or(0),
+            transports: self.transports.clone(),
             cores: self.cores.iter().map(core).collect(),
             jobs: self.lock().jobs.values().map(Job::describe).collect(),
         }

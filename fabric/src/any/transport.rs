@@ -1,0 +1,46 @@
+//! The transports by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How bytes cross, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Transport {
+    /// Shared memory, on one machine.
+    Shm,
+    /// TCP.
+    Tcp,
+}
+
+impl Transport {
+    /// All, best first.
+    pub const ALL: [Transport; 2] = [Transport::Shm, Transport::Tcp];
+
+    /// Its name in settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No transport has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no transport; expected shm or tcp")]
+pub struct ParseTransportError(String);
+
+impl FromStr for Transport {
+    type Err = ParseTransportError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let known = Transport::ALL.into_iter().find(|transport| transport.name() == name);
+        known.ok_or_else(|| ParseTransportError(name.to_owned()))
+    }
+}
