@@ -1,0 +1,134 @@
+#!/bin/bash
+# Boots one guest with soft-RoCE, runs a command in it, and ends with the command's exit status:
+#
+#     tools/rxe/guest.sh [OPTIONS] -- COMMAND [ARGUMENT...]
+#
+#     --cpus N           processors (2; 8 with --numa)
+#     --memory MB        memory (2048), half of which each node has
+#     --nics N           NICs (1): NIC i is nic<i>, has the address 10.77.<i>.1 and the RDMA device rxe<i>
+#     --numa             a PBox: two sockets, each with its memory and half of the NICs
+#     --join             NICs 0 and 1 are on one wire, 2 and 3 on the next ...
+#     --wires DIR        NIC i is on wire i, a socket in DIR; the guest at the other end has another --side
+#     --side 1|2         which end of the wires (1), and the last number of the addresses
+#     --timeout S        the guest is killed after S seconds (120)
+#     --kill-when TEXT   the guest is killed, as by a lost power supply, when it writes a line with TEXT
+#     --log FILE         where the output goes, too (target/rxe/logs/guest.log)
+#     --name NAME        what messages call it (guest)
+#
+# The guest's root is the host's, read-only beneath memory: what was built here runs there as it is, from the
+# same folder, with the variables PHUB_* and RUST_* of the caller. What it shall bring out it writes to
+# $PHUB_RXE_OUT (kept where the caller has set that variable to a folder). It also has PHUB_RXE_ADDRESS and
+# PHUB_RXE_PEER (this and the other end of wire 0), PHUB_RXE_NICS, PHUB_RXE_SIDE, and PHUB_TEST_DEVICE (all devices).
+#
+# Exit status: the command's; 124 past the time-out, 125 where the guest fell over, 137 where --kill-when hit.
+set -eu -o pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+cpus="" memory=2048 nics=1 numa=no join=no wires="" side=1 timeout=120 kill_when="" log="" name=guest
+usage() {
+    echo "guest.sh: $1; see the head of $here/guest.sh" >&2
+    exit 2
+}
+while [ $# -gt 0 ]; do
+    case $1 in
+    --numa) numa=yes ;;
+    --join) join=yes ;;
+    --) break ;;
+    --cpus | --memory | --nics | --wires | --side | --timeout | --kill-when | --log | --name)
+        [ $# -gt 1 ] || usage "$1 needs a value"
+        variable=${1#--}
+        printf -v "${variable//-/_}" %s "$2"
+        shift
+        ;;
+    *) usage "no option is called '$1'" ;;
+    esac
+    shift
+done
+[ $# -gt 1 ] || usage "no command after --"
+shift
+if [ -z "$cpus" ]; then if [ $numa = yes ]; then cpus=8; else cpus=2; fi; fi
+
+bash "$here/setup.sh"
+rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../target/rxe}" && pwd)
+log=${log:-$rxe_dir/logs/guest.log}
+mkdir -p "$rxe_dir/runs"
+# The folder that guest and host share: what the guest is told, what it answers.
+run=$(mktemp -d "$rxe_dir/runs/$name.XXXXXX")
+qemu=""
+finish() {
+    [ -z "$qemu" ] || kill -KILL "$qemu" 2>/dev/null || true
+    rm -rf "$run"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+# Whatever becomes of this script, its guest goes with it.
+with_parent=()
+! setpriv --pdeathsig KILL true 2>/dev/null || with_parent=(setpriv --pdeathsig KILL)
+
+joined=()
+for ((nic = 0; nic < nics; nic++)); do
+    if [ $join = yes ]; then joined+=($((nic / 2))); else joined+=("$nic"); fi
+done
+# shellcheck source=tools/rxe/machine.sh
+. "$here/machine.sh"
+machine_arguments
+
+# What inside.sh reads.
+mkdir "$run/out"
+printf '%s' "$run" >"$run/path"
+printf '%s' "$here/inside.sh" >"$run/inside"
+printf '%q ' "$@" >"$run/command"
+{
+    for variable in ${!PHUB_@} ${!RUST_@} HOME LANG; do
+        [ "$variable" = PHUB_RXE_OUT ] || [ -z "${!variable+set}" ] || printf 'export %s=%q\n' "$variable" "${!variable}"
+    done
+    printf 'export PHUB_RXE_NICS=%q PHUB_RXE_SIDE=%q PHUB_RXE_JOIN=%q PHUB_RXE_OUT=%q\n' "$nics" "$side" "$join" "$run/out"
+    printf 'export PATH=%q\ncd %q\n' "$PATH" "$PWD"
+} >"$run/environment"
+
+# The output, live and in the log. The first line with the text pulls the plug.
+show() {
+    local line
+    while IFS= read -r line || [ -n "$line" ]; do
+        printf '%s\n' "$line"
+        if [ -n "$kill_when" ] && [[ $line == *"$kill_when"* ]] && ! [ -e "$run/killed" ]; then
+            : >"$run/killed"
+            kill -KILL "$(cat "$run/pid")"
+        fi
+    done <"$run/pipe" | tee "$log"
+}
+mkdir -p "$(dirname "$log")"
+mkfifo "$run/pipe"
+show &
+shown=$!
+begun=$SECONDS
+"${with_parent[@]}" timeout --foreground --signal KILL "$timeout" \
+    "${with_parent[@]}" qemu-system-x86_64 "${machine[@]}" -pidfile "$run/pid" </dev/null >"$run/qemu" 2>&1 &
+qemu=$!
+ended=0
+wait "$qemu" || ended=$?
+qemu=""
+# A QEMU that never opened the pipe leaves its reader waiting: this end comes and goes.
+: <>"$run/pipe"
+wait "$shown" || true
+
+# The console's words, without the bytes that move a cursor.
+console=${log%.log}.console.log
+[ ! -e "$run/console" ] || LC_ALL=C tr -cd '\11\12\40-\176' <"$run/console" >"$console"
+[ -z "${PHUB_RXE_OUT:-}" ] || cp -r "$run/out/." "$PHUB_RXE_OUT/"
+if [ -s "$run/status" ]; then exit "$(cat "$run/status")"; fi
+if [ -e "$run/killed" ]; then exit 137; fi
+{
+    if [ $((SECONDS - begun)) -ge "$timeout" ]; then
+        echo "$name: no verdict after $timeout s, so it was killed; the end of its output:"
+        verdict=124
+    else
+        echo "$name: the guest ended without a verdict (QEMU's exit status $ended); the end of its output:"
+        verdict=125
+    fi
+    tail -n 5 "$log" | sed 's/^/    /'
+    echo "$name: the end of its console ($console):"
+    tail -n 15 "$console" 2>/dev/null | sed 's/^/    /'
+    sed 's/^/    /' "$run/qemu"
+} >&2
+exit "$verdict"

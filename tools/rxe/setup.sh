@@ -1,0 +1,69 @@
+#!/bin/bash
+# Gets what guests with soft-RoCE need: `tools/rxe/setup.sh`. Packages by apt-get; then, under target/rxe of the
+# repository (or PHUB_RXE_DIR), Debian's plain kernel, unpacked, and an initramfs with the modules that a guest
+# loads; last, whether KVM works here. A second run finds all of it and does nothing.
+set -eu -o pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+rxe_dir=${PHUB_RXE_DIR:-$here/../../target/rxe}
+mkdir -p "$rxe_dir/logs"
+rxe_dir=$(cd "$rxe_dir" && pwd)
+
+say() { echo "rxe setup: $*" >&2; }
+die() {
+    say "$@"
+    exit 1
+}
+
+# Programs that run on the host and, because a guest's root is the host's, inside the guests.
+install_packages() {
+    local missing="" as_root
+    command -v qemu-system-x86_64 >/dev/null || missing="$missing qemu-system-x86"
+    command -v modprobe >/dev/null || missing="$missing kmod"
+    [ -x /bin/busybox ] && ! ldd /bin/busybox >/dev/null 2>&1 || missing="$missing busybox-static"
+    command -v cpio >/dev/null || missing="$missing cpio"
+    command -v rdma >/dev/null || missing="$missing iproute2"
+    command -v rdma-ndd >/dev/null || missing="$missing rdma-core"
+    [ -n "$(find /etc/libibverbs.d -name rxe.driver 2>/dev/null)" ] || missing="$missing ibverbs-providers"
+    command -v ibv_devinfo >/dev/null || missing="$missing ibverbs-utils"
+    command -v ib_write_bw >/dev/null || missing="$missing perftest"
+    command -v numactl >/dev/null || missing="$missing numactl"
+    [ -z "$missing" ] && return
+    if [ "$(id -u)" = 0 ]; then as_root=""; elif command -v sudo >/dev/null; then as_root="sudo"; else as_root="none"; fi
+    if ! command -v apt-get >/dev/null || [ "$as_root" = none ]; then
+        die "missing:$missing; install them (this script can on Debian and Ubuntu, as root or with sudo)"
+    fi
+    say "installing$missing"
+    $as_root apt-get update -qq >&2
+    # shellcheck disable=SC2086
+    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing >&2 ||
+        die "not all of$missing could be installed"
+}
+
+# The plain flavour: the one named cloud has no rxe. The newest is what Debian's own package depends on.
+get_kernel() {
+    local package
+    [ -e "$rxe_dir/kernel/version" ] && return
+    package=$(apt-cache depends linux-image-amd64 2>/dev/null |
+        sed -n 's/.*Depends: \(linux-image-[0-9.+~a-z-]*-amd64\)$/\1/p' | sort -V | tail -n 1)
+    [ -n "$package" ] || die "apt-cache knows no package linux-image-amd64; on Debian 12: apt-get update." \
+        "Elsewhere put a kernel with rdma_rxe into $rxe_dir/kernel (boot/vmlinuz-V, lib/modules/V, and V in a" \
+        "file named version)"
+    say "getting $package"
+    rm -rf "$rxe_dir/kernel" "$rxe_dir/download"
+    mkdir -p "$rxe_dir/download"
+    (cd "$rxe_dir/download" && apt-get download -qq -o APT::Sandbox::User=root "$package" >&2) ||
+        die "apt-get download $package failed; is the index fresh? Try apt-get update"
+    dpkg-deb -x "$rxe_dir"/download/*.deb "$rxe_dir/kernel"
+    rm -r "$rxe_dir/download"
+    depmod -b "$rxe_dir/kernel" "${package#linux-image-}"
+    echo "${package#linux-image-}" >"$rxe_dir/kernel/version"
+}
+
+install_packages
+get_kernel
+# Built anew when what it is made of has changed.
+if ! [ "$rxe_dir/initramfs" -nt "$rxe_dir/kernel/version" ] || ! [ "$rxe_dir/initramfs" -nt "$here/init" ] ||
+    ! [ "$rxe_dir/initramfs" -nt "$here/initramfs.sh" ]; then
+    bash "$here/initramfs.sh" "$rxe_dir" "$here/init"
+fi
+bash "$here/accelerator.sh" "$rxe_dir" >/dev/null
