@@ -3,8 +3,7 @@
 # guest.sh left in the folder RUN, and leaves its exit status there.
 set -u
 run=$1
-mountpoint -q /tmp || mkdir -p /tmp
-hostname "phub-$(basename "$run")" 2>/dev/null
+hostname "$(basename "${run%.*}")"
 # shellcheck disable=SC1091
 . "$run/environment"
 
@@ -35,8 +34,25 @@ bring_up() {
     done
 }
 
+# Two devices of one guest reach each other over a wire only if packets may go out and come in although both
+# addresses are local: a route for each source, no filter, and neighbours that nobody has to ask for.
+# `towards NIC OTHER`: what NIC sends to the address of OTHER goes over the wire.
+towards() {
+    local nic=$1 other=$2
+    [ -e "/sys/class/net/nic$other" ] || return 0
+    echo 1 >"/proc/sys/net/ipv4/conf/nic$nic/accept_local"
+    echo 0 >"/proc/sys/net/ipv4/conf/nic$nic/rp_filter"
+    ip route add "10.77.$other.0/24" dev "nic$nic" table $((100 + nic))
+    ip rule add from "10.77.$nic.$PHUB_RXE_SIDE" table $((100 + nic))
+    ip neighbour add "10.77.$other.$PHUB_RXE_SIDE" lladdr "$(cat "/sys/class/net/nic$other/address")" dev "nic$nic"
+}
+
 devices=""
 bring_up
+if [ "$PHUB_RXE_JOIN" = yes ]; then
+    echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
+    for ((nic = 0; nic < PHUB_RXE_NICS; nic++)); do towards "$nic" $((nic ^ 1)); done
+fi
 export PHUB_RXE_ADDRESS=10.77.0.$PHUB_RXE_SIDE PHUB_RXE_PEER=10.77.0.$((3 - PHUB_RXE_SIDE))
 export PHUB_TEST_DEVICE=${PHUB_TEST_DEVICE:-$devices}
 export TERM=dumb

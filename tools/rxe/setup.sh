@@ -59,6 +59,9 @@ get_kernel() {
     echo "${package#linux-image-}" >"$rxe_dir/kernel/version"
 }
 
+# Two guests that are started at once set up once.
+exec 9>"$rxe_dir/lock"
+flock 9
 install_packages
 get_kernel
 # Built anew when what it is made of has changed.

@@ -1,0 +1,94 @@
+#!/bin/bash
+# Boots two guests, NIC i of one joined to NIC i of the other by wire i, and runs a command in each:
+#
+#     tools/rxe/pair.sh [OPTIONS] -- HUB_COMMAND... -- WORKER_COMMAND...
+#
+#     --nics N                   wires (2)
+#     --cpus N  --memory MB      of each guest (2, 2048)
+#     --timeout S                both are killed after S seconds (180)
+#     --kill-hub-when TEXT       the guest is killed when it writes a line with TEXT; it has then passed, and only
+#     --kill-worker-when TEXT    then: one that ends before has failed
+#
+# The hub is side 1 (10.77.<i>.1), the worker side 2 (10.77.<i>.2); each finds the other's address on wire 0 in
+# PHUB_RXE_PEER, and TCP runs on the wires, too. `bash tools/rxe/await.sh HOST PORT` waits for the other's program.
+# A wire that is cut: `ip link set nic0 down` in either guest. Output is shown with the side before each line and
+# kept in hub.log and worker.log of target/rxe/logs (or of PHUB_RXE_LOGS).
+#
+# Exit status: 0 if both sides passed, else that of the first that did not; the other is then ended.
+set -eu -o pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+nics=2 cpus=2 memory=2048 timeout=180 kill_hub_when="" kill_worker_when=""
+usage() {
+    echo "pair.sh: $1; see the head of $here/pair.sh" >&2
+    exit 2
+}
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    case $1 in
+    --nics | --cpus | --memory | --timeout | --kill-hub-when | --kill-worker-when)
+        [ $# -gt 1 ] || usage "$1 needs a value"
+        variable=${1#--}
+        printf -v "${variable//-/_}" %s "$2"
+        ;;
+    *) usage "no option is called '$1'" ;;
+    esac
+    shift 2
+done
+hub=() worker=()
+[ $# -eq 0 ] || shift
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    hub+=("$1")
+    shift
+done
+[ $# -eq 0 ] || shift
+worker=("$@")
+[ ${#hub[@]} -gt 0 ] && [ ${#worker[@]} -gt 0 ] || usage "a command for the hub and one for the worker are needed"
+
+bash "$here/setup.sh"
+rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../target/rxe}" && pwd)
+logs=${PHUB_RXE_LOGS:-$rxe_dir/logs}
+wires=$(mktemp -d "${TMPDIR:-/tmp}/phub-wires.XXXXXX") # the path of a socket has room for 107 bytes
+running=()
+finish() {
+    [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null || true
+    wait
+    rm -rf "$wires"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+with_parent=()
+! setpriv --pdeathsig TERM true 2>/dev/null || with_parent=(setpriv --pdeathsig TERM)
+
+# start NAME SIDE KILL_WHEN COMMAND...: one guest, in the background.
+start() {
+    local name=$1 side=$2 when=$3
+    shift 3
+    local kill_when=()
+    [ -z "$when" ] || kill_when=(--kill-when "$when")
+    "${with_parent[@]}" bash "$here/guest.sh" --name "$name" --side "$side" --wires "$wires" --log "$logs/$name.log" \
+        --nics "$nics" --cpus "$cpus" --memory "$memory" --timeout "$timeout" "${kill_when[@]}" -- "$@" \
+        > >(sed -u "s/^/$name: /") &
+    running+=($!)
+}
+start hub 1 "$kill_hub_when" "${hub[@]}"
+start worker 2 "$kill_worker_when" "${worker[@]}"
+
+names=(hub worker) expected=(0 0)
+[ -z "$kill_hub_when" ] || expected[0]=137
+[ -z "$kill_worker_when" ] || expected[1]=137
+guests=("${running[@]}")
+while [ ${#running[@]} -gt 0 ]; do
+    status=0
+    wait -n -p ended "${running[@]}" || status=$?
+    left=()
+    for i in 0 1; do
+        if [ "${guests[i]}" != "$ended" ]; then
+            [[ " ${running[*]} " != *" ${guests[i]} "* ]] || left+=("${guests[i]}")
+        elif [ "$status" != "${expected[i]}" ]; then
+            echo "pair.sh: the ${names[i]} ended with exit status $status where ${expected[i]} was expected" >&2
+            verdict=$((status == 0 ? 1 : status))
+        fi
+    done
+    running=("${left[@]}")
+    [ -z "${verdict:-}" ] || exit "$verdict"
+done
