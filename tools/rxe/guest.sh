@@ -54,6 +54,7 @@ mkdir -p "$rxe_dir/runs"
 # The folder that guest and host share: what the guest is told, what it answers.
 run=$(mktemp -d "$rxe_dir/runs/$name.XXXXXX")
 qemu=""
+# shellcheck disable=SC2317 # the trap reaches it
 finish() {
     [ -z "$qemu" ] || kill -KILL "$qemu" 2>/dev/null || true
     rm -rf "$run"
@@ -106,7 +107,7 @@ begun=$SECONDS
     "${with_parent[@]}" qemu-system-x86_64 "${machine[@]}" -pidfile "$run/pid" </dev/null >"$run/qemu" 2>&1 &
 qemu=$!
 ended=0
-wait "$qemu" || ended=$?
+{ wait "$qemu" || ended=$?; } 2>/dev/null # bash would say "Killed"
 qemu=""
 # A QEMU that never opened the pipe leaves its reader waiting: this end comes and goes.
 : <>"$run/pipe"

@@ -24,7 +24,7 @@ machine_arguments() {
     machine+=(-append "console=ttyS0 loglevel=6 panic=-1 net.ifnames=0" -serial "file:$run/console")
     machine+=(-fsdev "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap")
     machine+=(-device "virtio-9p-pci,fsdev=root,mount_tag=root")
-    machine+=(-fsdev "local,id=run,path=$run,security_model=none") 
+    machine+=(-fsdev "local,id=run,path=$run,security_model=none")
     machine+=(-device "virtio-9p-pci,fsdev=run,mount_tag=run")
     machine+=(-chardev "file,id=output,path=$run/pipe" -device virtio-serial-pci)
     machine+=(-device "virtserialport,chardev=output,name=output")

@@ -41,7 +41,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 [ $# -eq 0 ] || shift
 worker=("$@")
-[ ${#hub[@]} -gt 0 ] && [ ${#worker[@]} -gt 0 ] || usage "a command for the hub and one for the worker are needed"
+if [ ${#hub[@]} -eq 0 ] || [ ${#worker[@]} -eq 0 ]; then usage "a command for the hub and one for the worker are needed"; fi
 
 bash "$here/setup.sh"
 rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../target/rxe}" && pwd)

@@ -1,0 +1,18 @@
+#!/bin/bash
+# Runs checks in a guest, one after the other: `run-checks.sh FILE...`. Each has its own time-out. Their output goes
+# to the folder for results as NAME.SIDE.log, and a line for each, with its exit status and seconds, to
+# results.SIDE.
+set -u
+side=$PHUB_RXE_SIDE
+for check in "$@"; do
+    name=$(basename "$check" .sh)
+    limit=$(sed -n 's/^# seconds: //p' "$check")
+    log=$PHUB_RXE_OUT/$name.$side.log
+    begun=$EPOCHREALTIME
+    echo "check $name"
+    # The lines are also shown: --kill-when looks for them there.
+    timeout -k 2 "${limit:-60}" bash "$check" 2>&1 </dev/null | tee "$log"
+    status=${PIPESTATUS[0]}
+    [ "$status" != 124 ] || echo "$name: not done after ${limit:-60} s, so it was stopped" | tee -a "$log"
+    echo "$name $status $(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $begun }")" >>"$PHUB_RXE_OUT/results.$side"
+done

@@ -1,0 +1,101 @@
+#!/bin/bash
+# What `make rxe` runs: all checks of tools/rxe/checks, or those whose names begin as the arguments do
+# (`tools/rxe/run.sh 02 03`). One line for each, with its time; what they wrote is in target/rxe/logs.
+#
+# A check is a script NN-name.sh in checks/, run in a guest from the repository's root; exit status 0 is a pass.
+# Its head says in comments what it needs:
+#
+#     # guest: one OPTIONS       options of guest.sh; one boot serves all checks with the same line
+#     # guest: pair OPTIONS      options of pair.sh: the script runs at both ends (PHUB_RXE_SIDE is 1 or 2), and
+#                                both must pass, but for a side that --kill-...-when shall kill
+#     # build: KIND PACKAGE NAME a program that binary.sh builds; the check finds it by NAME on its PATH
+#     # seconds: N               its time-out in the guest (60)
+#
+# Several `guest` lines run it in several guests, several `build` lines build several programs.
+set -eu -o pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+bash "$here/setup.sh"
+rxe_dir=$(cd "${PHUB_RXE_DIR:-target/rxe}" && pwd)
+logs=$rxe_dir/logs
+export PHUB_RXE_LOGS=$logs
+rm -rf "$logs" "${rxe_dir:?}/bin"
+mkdir -p "$logs" "$rxe_dir/bin"
+failed=0 boots=0
+
+# The checks that were asked for, and what to build for them.
+checks=()
+for check in "$here"/checks/*.sh; do
+    [ $# -gt 0 ] || checks+=("$check")
+    for wanted in "$@"; do
+        [[ $(basename "$check") != "$wanted"* ]] || checks+=("$check")
+    done
+done
+if [ ${#checks[@]} -eq 0 ]; then
+    echo "run.sh: no check begins with '$*'; there are: $(cd "$here/checks" && echo *.sh)" >&2
+    exit 2
+fi
+builds=$(sed -n 's/^# build: //p' "${checks[@]}" | sort -u)
+while read -r kind package name; do
+    [ -n "$kind" ] || continue
+    path=$(bash "$here/binary.sh" "$kind" "$package" "$name")
+    ln -sf "$path" "$rxe_dir/bin/$name"
+done <<<"$builds"
+
+# boot SHAPE FILE...: runs the checks in guests of this shape and reports them.
+boot() {
+    local shape=$1 status=0 begun=$SECONDS options command kept
+    shift
+    boots=$((boots + 1))
+    kept=$logs/boot-$boots
+    mkdir "$kept"
+    echo "boot $boots: $shape"
+    eval "options=(${shape#"${shape%% *}"})" # a text to look for is quoted
+    command=(env "PATH=$rxe_dir/bin:$PATH" bash "$here/run-checks.sh" "$@")
+    case $shape in
+    one*) PHUB_RXE_OUT=$kept bash "$here/guest.sh" --log "$kept/guest.log" "${options[@]}" -- "${command[@]}" ;;
+    pair*) PHUB_RXE_OUT=$kept PHUB_RXE_LOGS=$kept bash "$here/pair.sh" "${options[@]}" -- "${command[@]}" -- "${command[@]}" ;;
+    *) echo "run.sh: a guest is 'one OPTIONS' or 'pair OPTIONS', not '$shape'" && false ;;
+    esac >"$kept/all.log" 2>&1 </dev/null || status=$?
+    for check in "$@"; do report "$shape" "$kept" "$(basename "$check" .sh)"; done
+    if [ "$status" != 0 ]; then
+        echo "FAIL  the exit status of the guest is $status; the end of $kept/all.log:"
+        tail -n 25 "$kept/all.log" | sed 's/^/      | /'
+        failed=$((failed + 1))
+    fi
+    echo "      $((SECONDS - begun)) s with the boot"
+}
+
+# report SHAPE LOGS NAME: one line. A side without a result has fallen with its guest; one that is to be killed
+# has none to give.
+report() {
+    local shape=$1 kept=$2 name=$3 sides="1" side status seconds="-" verdict=ok
+    case $shape in
+    *--kill-hub-when*) sides="2" ;;
+    *--kill-worker-when*) sides="1" ;;
+    pair*) sides="1 2" ;;
+    esac
+    for side in $sides; do
+        status=none
+        read -r _ status seconds < <(grep -s "^$name " "$kept/results.$side") || verdict=FAIL
+        [ "$status" = 0 ] || verdict=FAIL
+    done
+    printf '%-5s %-40s %6s s\n' "$verdict" "$name" "${seconds:--}"
+    [ $verdict = FAIL ] || return 0
+    failed=$((failed + 1))
+    for side in $sides; do
+        tail -n 12 "$kept/$name.$side.log" 2>/dev/null | sed "s/^/      $side | /" || true
+    done
+    echo "      logs: $kept"
+}
+
+shapes=$(sed -n 's/^# guest: //p' "${checks[@]}" | sort -u)
+while read -r shape; do
+    mapfile -t together < <(grep -lxF "# guest: $shape" "${checks[@]}")
+    boot "$shape" "${together[@]}"
+done <<<"$shapes"
+if [ $failed -gt 0 ]; then
+    echo "rxe: $failed failed, in $SECONDS s; logs: $logs"
+    exit 1
+fi
+echo "rxe: all passed, in $SECONDS s"
