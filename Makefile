@@ -1,5 +1,5 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: help run test check bench setup loom corpora fuzz miri asan neon clean
+.PHONY: help run test check bench setup loom corpora fuzz miri asan neon rxe clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.
@@ -19,6 +19,10 @@ loom: setup  ## the ring and the bell under every interleaving
 
 neon:  ## the kernels for 64-bit Arm, on an emulated one
 	sh tools/neon.sh
+
+CHECKS ?=
+rxe:  ## the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some)
+	bash tools/rxe/run.sh $(CHECKS)
 
 corpora: setup  ## the inputs that fuzzing has kept, by a stable compiler
 	$(CARGO) test --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target/corpora

@@ -51,12 +51,18 @@ bash "$here/setup.sh"
 rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../target/rxe}" && pwd)
 log=${log:-$rxe_dir/logs/guest.log}
 mkdir -p "$rxe_dir/runs"
+# What scripts have left that were killed themselves.
+for old in "$rxe_dir"/runs/*; do
+    if [ -s "$old/owner" ] && ! kill -0 "$(cat "$old/owner")" 2>/dev/null; then rm -rf "$old"; fi
+done
 # The folder that guest and host share: what the guest is told, what it answers.
 run=$(mktemp -d "$rxe_dir/runs/$name.XXXXXX")
+echo $$ >"$run/owner"
 qemu=""
+pull_plug() { kill -KILL "$(cat "$run/pid")"; }
 # shellcheck disable=SC2317 # the trap reaches it
 finish() {
-    [ -z "$qemu" ] || kill -KILL "$qemu" 2>/dev/null || true
+    [ -z "$qemu" ] || { kill "$qemu" || true; pull_plug || true; } 2>/dev/null
     rm -rf "$run"
 }
 trap finish EXIT
@@ -94,7 +100,7 @@ show() {
         printf '%s\n' "$line"
         if [ -n "$kill_when" ] && [[ $line == *"$kill_when"* ]] && ! [ -e "$run/killed" ]; then
             : >"$run/killed"
-            kill -KILL "$(cat "$run/pid")"
+            pull_plug
         fi
     done <"$run/pipe" | tee "$log"
 }
@@ -103,7 +109,7 @@ mkfifo "$run/pipe"
 show &
 shown=$!
 begun=$SECONDS
-"${with_parent[@]}" timeout --foreground --signal KILL "$timeout" \
+"${with_parent[@]}" timeout --signal KILL "$timeout" \
     "${with_parent[@]}" qemu-system-x86_64 "${machine[@]}" -pidfile "$run/pid" </dev/null >"$run/qemu" 2>&1 &
 qemu=$!
 ended=0
@@ -128,8 +134,9 @@ if [ -e "$run/killed" ]; then exit 137; fi
         verdict=125
     fi
     tail -n 5 "$log" | sed 's/^/    /'
+    ! panic=$(grep -m 1 -o "Kernel panic.*" "$console") || echo "$name: $panic"
     echo "$name: the end of its console ($console):"
     tail -n 15 "$console" 2>/dev/null | sed 's/^/    /'
-    sed 's/^/    /' "$run/qemu"
+    grep -v "is not connected to host network" "$run/qemu" | sed 's/^/    /' || true
 } >&2
 exit "$verdict"

@@ -18,7 +18,7 @@ cd "$here/../.."
 bash "$here/setup.sh"
 rxe_dir=$(cd "${PHUB_RXE_DIR:-target/rxe}" && pwd)
 logs=$rxe_dir/logs
-export PHUB_RXE_LOGS=$logs
+unset PHUB_TEST_DEVICE # a device of this machine is none of a guest's
 rm -rf "$logs" "${rxe_dir:?}/bin"
 mkdir -p "$logs" "$rxe_dir/bin"
 failed=0 boots=0
@@ -42,19 +42,29 @@ while read -r kind package name; do
     ln -sf "$path" "$rxe_dir/bin/$name"
 done <<<"$builds"
 
+seconds_of() { sed -n 's/^# seconds: //p' "$1" | grep . || echo 60; }
+
 # boot SHAPE FILE...: runs the checks in guests of this shape and reports them.
 boot() {
-    local shape=$1 status=0 begun=$SECONDS options command kept
+    local shape=$1 status=0 begun=$SECONDS options command kept limit check
     shift
     boots=$((boots + 1))
     kept=$logs/boot-$boots
     mkdir "$kept"
+    export PHUB_RXE_OUT=$kept PHUB_RXE_LOGS=$kept
     echo "boot $boots: $shape"
+    # With an emulated processor that others share, a boot of ten NICs can take half a minute.
+    limit=60
+    for check in "$@"; do limit=$((limit + $(seconds_of "$check"))); done
     eval "options=(${shape#"${shape%% *}"})" # a text to look for is quoted
     command=(env "PATH=$rxe_dir/bin:$PATH" bash "$here/run-checks.sh" "$@")
     case $shape in
-    one*) PHUB_RXE_OUT=$kept bash "$here/guest.sh" --log "$kept/guest.log" "${options[@]}" -- "${command[@]}" ;;
-    pair*) PHUB_RXE_OUT=$kept PHUB_RXE_LOGS=$kept bash "$here/pair.sh" "${options[@]}" -- "${command[@]}" -- "${command[@]}" ;;
+    one*)
+        bash "$here/guest.sh" --log "$kept/guest.log" --timeout "$limit" "${options[@]}" -- "${command[@]}"
+        ;;
+    pair*)
+        bash "$here/pair.sh" --timeout "$limit" "${options[@]}" -- "${command[@]}" -- "${command[@]}"
+        ;;
     *) echo "run.sh: a guest is 'one OPTIONS' or 'pair OPTIONS', not '$shape'" && false ;;
     esac >"$kept/all.log" 2>&1 </dev/null || status=$?
     for check in "$@"; do report "$shape" "$kept" "$(basename "$check" .sh)"; done

@@ -1,21 +1,33 @@
 #!/bin/bash
-# Two guests reach each other on every wire, by RDMA and by TCP; and a wire that is cut is down at its own end only.
+# Two guests reach each other on every wire: by TCP, where a hub's control port answers from the other end, and by
+# RDMA. An interface that is set down takes its own RDMA device down, and no other.
 # guest: pair --nics 2
+# build: bin phub-server phub-server
 set -eu -o pipefail
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
+    phub-server serve --listen "$PHUB_RXE_ADDRESS:7077" &
+    hub=$!
+    writers=()
     for i in 0 1; do
         ib_write_bw -d "rxe$i" -s 32768 -n 50 -F -p "1900$i" 2>&1 | sed "s/^/rxe$i /" &
+        writers+=($!)
     done
-    wait -n
-    wait -n
-else
-    for i in 0 1; do
-        until ib_write_bw -d "rxe$i" -s 32768 -n 50 -F -p "1900$i" "10.77.$i.1" >"/tmp/$i" 2>&1; do sleep 0.2; done
-        grep -E "^ *32768 +50 +[1-9]" "/tmp/$i"
-    done
-    ip link set nic1 down
-    ibv_devinfo -d rxe1 | grep PORT_DOWN
-    ibv_devinfo -d rxe0 | grep PORT_ACTIVE
-    ip link set nic1 up
-    ibv_devinfo -d rxe1 | grep PORT_ACTIVE
+    for writer in "${writers[@]}"; do wait "$writer"; done
+    kill $hub
+    wait $hub
+    exit
 fi
+bash tools/rxe/await.sh "$PHUB_RXE_PEER" 7077
+exec 3<>"/dev/tcp/$PHUB_RXE_PEER/7077"
+printf 'GET /v1/hub HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n' >&3
+head -n 1 <&3 | tee /tmp/answer
+grep -q "200 OK" /tmp/answer
+for i in 0 1; do
+    bash tools/rxe/write-bw.sh -d "rxe$i" -s 32768 -n 50 -F -p "1900$i" "10.77.$i.1" | tee "/tmp/$i"
+    grep -Eq "^ *32768 +50 +[1-9]" "/tmp/$i"
+done
+ip link set nic1 down
+ibv_devinfo -d rxe1 | grep PORT_DOWN
+ibv_devinfo -d rxe0 | grep PORT_ACTIVE
+ip link set nic1 up
+ibv_devinfo -d rxe1 | grep PORT_ACTIVE
