@@ -79,7 +79,7 @@ boot() {
 # report SHAPE LOGS NAME: one line. A side without a result has fallen with its guest; one that is to be killed
 # has none to give.
 report() {
-    local shape=$1 kept=$2 name=$3 sides="1" side status seconds="-" verdict=ok
+    local shape=$1 kept=$2 name=$3 sides="1" side status seconds="-" verdict=ok ended=""
     case $shape in
     *--kill-hub-when*) sides="2" ;;
     *--kill-worker-when*) sides="1" ;;
@@ -89,6 +89,7 @@ report() {
         status=none
         read -r _ status seconds < <(grep -s "^$name " "$kept/results.$side") || verdict=FAIL
         [ "$status" = 0 ] || verdict=FAIL
+        ended="$ended${ended:+, }side $side: $status"
     done
     printf '%-5s %-40s %6s s\n' "$verdict" "$name" "${seconds:--}"
     [ $verdict = FAIL ] || return 0
@@ -96,7 +97,7 @@ report() {
     for side in $sides; do
         tail -n 12 "$kept/$name.$side.log" 2>/dev/null | sed "s/^/      $side | /" || true
     done
-    echo "      logs: $kept"
+    echo "      exit status of $ended; logs: $kept"
 }
 
 shapes=$(sed -n 's/^# guest: //p' "${checks[@]}" | sort -u)
