@@ -1,6 +1,7 @@
 //! A whole job on threads: every worker pushes gradients that change every round, in an order of its
 //! own, and holds every weight of every round against the reference.
 
+use fabric::any::Transport;
 use half::{bf16, f16};
 use pbox_core::{Dtype, Element, Key, KeyId, Optimizer};
 use worker_shim::{Session, SessionConfig, SessionError, WeightsMode};
@@ -19,6 +20,8 @@ pub struct Training {
     pub rounds: u32,
     pub seed: u64,
     pub weights: WeightsMode,
+    /// How each rank comes to the hub.
+    pub transport: fn(u32) -> Option<Transport>,
     /// The learning rate from a round on.
     pub rates: Vec<(u32, f32)>,
 }
@@ -35,6 +38,7 @@ impl Training {
             rounds: 6,
             seed: 1,
             weights: WeightsMode::Shared,
+            transport: |_| None,
             rates: Vec::new(),
         }
     }
@@ -46,6 +50,7 @@ impl Training {
         config.optimizer = self.optimizer;
         config.chunk_bytes = self.chunk_bytes;
         config.weights = self.weights;
+        config.transport = (self.transport)(rank);
         config
     }
 

@@ -1,0 +1,131 @@
+//! The ways to a hub: the bits do not depend on them, a worker takes the best that leads there, and one that is
+//! cut off is named whichever it took.
+
+mod support;
+
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use phub_server::{Hub, HubSettings};
+use rustix::process::Signal;
+use support::program::{Program, probe};
+use support::training::Training;
+use support::{PATIENT_S, config, config_at, describe, hub, push_all, ready_all, refused, says, settings};
+use worker_shim::{Session, SessionError, WeightsMode};
+
+const NESTEROV: pbox_core::Optimizer =
+    pbox_core::Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
+
+#[test]
+fn the_bits_are_the_same_by_every_way() {
+    let _watchdog = Watchdog::new("the_bits_are_the_same_by_every_way");
+    let hub = hub(2);
+    let run = |job: &str, transport| {
+        let mut training = Training::new(job, support::small_model(), NESTEROV);
+        (training.chunk_bytes, training.workers, training.transport) = (64, 4, transport);
+        training.weights = if job == "private" { WeightsMode::Private } else { WeightsMode::Shared };
+        training.run(&hub.address().to_string())
+    };
+    let shm = run("shm", |_| Some(Transport::Shm));
+    assert_eq!(run("tcp", |_| Some(Transport::Tcp)), shm);
+    assert_eq!(run("private", |_| Some(Transport::Tcp)), shm);
+    let mixed = |rank| Some(if rank % 2 == 0 { Transport::Shm } else { Transport::Tcp });
+    assert_eq!(run("mixed", mixed), shm, "workers of one job by different ways");
+}
+
+/// Chunks larger than any socket's buffer, and rounds enough for every queue to be full now and then.
+#[test]
+fn large_chunks_cross_by_tcp() {
+    let _watchdog = Watchdog::new("large_chunks_cross_by_tcp");
+    let hub = hub(2);
+    let keys = vec![pbox_core::Key::f32("large", [3 << 20]), pbox_core::Key::f32("small", [100])];
+    let mut training = Training::new("large", keys, NESTEROV);
+    (training.chunk_bytes, training.transport) = (8 << 20, |_| Some(Transport::Tcp));
+    training.run(&hub.address().to_string());
+}
+
+#[test]
+fn a_worker_takes_the_best_way_and_says_why() {
+    let _watchdog = Watchdog::new("a_worker_takes_the_best_way_and_says_why");
+    let by = |transports: &[Transport], wanted| {
+        let settings = HubSettings { transports: transports.to_vec(), ..settings(1, PATIENT_S) };
+        let hub = Hub::start(&settings).unwrap();
+        let mut config = config(&hub, "job", 0, 1);
+        config.transport = wanted;
+        let session = Session::join(config)?;
+        let way = session.way().clone();
+        session.leave()?;
+        Ok::<_, SessionError>((way.transport, way.reason))
+    };
+    let (shm, tcp) = (Transport::Shm, Transport::Tcp);
+    let (transport, reason) = by(&[tcp, shm], None).unwrap();
+    assert_eq!(transport, shm);
+    assert!(reason.contains("on this machine"), "{reason}");
+    let (transport, reason) = by(&[shm, tcp], Some(tcp)).unwrap();
+    assert_eq!(transport, tcp);
+    assert!(reason.contains("shm: not the one that was asked for"), "{reason}");
+    assert_eq!(by(&[tcp], None).unwrap().0, tcp);
+    says(by(&[tcp], Some(shm)).unwrap_err(), &["no way to the data path", "shm: the hub does not offer it"]);
+    let nothing = HubSettings { transports: Vec::new(), ..settings(1, PATIENT_S) };
+    says(Hub::start(&nothing).unwrap_err(), &["--transports names none"]);
+}
+
+#[test]
+fn a_hub_says_how_it_is_reached() {
+    let hub = hub(2);
+    let said = serde_json::to_value(describe(&hub.address().to_string()).transports).unwrap();
+    assert_eq!(said[0]["transport"], "shm");
+    assert_eq!(said[1]["transport"], "tcp");
+    let addresses = said[1]["addresses"].as_array().unwrap();
+    assert!(addresses.iter().all(|address| address.as_str().unwrap().starts_with("127.0.0.1:")), "{said}");
+}
+
+#[test]
+fn a_worker_on_tcp_that_is_killed_is_named_by_those_on_shm() {
+    let _watchdog = Watchdog::new("a_worker_on_tcp_that_is_killed_is_named_by_those_on_shm");
+    let hub = hub(1);
+    let address = hub.address().to_string();
+    let line = format!("--hub {address} --rank 1 --workers 2 --job job --chunk-bytes 64 --transport tcp");
+    let mut command = probe();
+    let manifest = tempfile::tempdir().unwrap();
+    let file = manifest.path().join("model.safetensors");
+    support::program::write_manifest(&file, &support::small_model());
+    command
+        .args(line.split(' '))
+        .args(["--optimizer", "sgd", "--rounds", "1000000", "--manifest"])
+        .arg(&file);
+    let far = Program::start(&mut command);
+    let mut config = config_at(&address, "job", 0, 2);
+    config.optimizer = pbox_core::Optimizer::Sgd { learning_rate: 0.1, weight_decay: 1e-4 };
+    let mut near = Session::join(config).unwrap();
+    near.broadcast_weights::<f32>(|_, weights| weights.fill(0.0)).unwrap();
+    let error = loop {
+        if let Err(error) = push_all(&mut near).and_then(|()| near.wait_all()) {
+            break error;
+        }
+        if near.next_round().0 == 10 {
+            far.signal(Signal::KILL);
+        }
+    };
+    says(error, &["\"job\" failed", "worker 1 is gone"]);
+}
+
+/// Whoever connects by TCP and has no token is nobody.
+#[test]
+fn tcp_without_a_token_leads_nowhere() {
+    let _watchdog = Watchdog::new("tcp_without_a_token_leads_nowhere");
+    let hub = hub(1);
+    let mut steady = ready_all(1, |rank| config(&hub, "steady", rank, 1));
+    let window = std::sync::Arc::new(fabric::SendWindow::new(4096).unwrap());
+    let transports = describe(&hub.address().to_string()).transports;
+    let Some(pbox_core::control::TransportAddress::Tcp { addresses }) = transports.into_iter().nth(1) else {
+        panic!("a hub offers TCP")
+    };
+    let limit = std::time::Duration::from_secs(30);
+    let told = fabric::tcp::connect(&addresses, [9; 16], &window, 4096, &[8], limit).unwrap_err().to_string();
+    assert!(told.contains("not one of this hub's"), "{told}");
+    push_all(&mut steady[0]).unwrap();
+    steady[0].wait_all().unwrap();
+    let mut wrong = config(&hub, "steady", 0, 1);
+    wrong.transport = Some(Transport::Tcp);
+    says(refused(wrong), &["rank 0"]);
+}
