@@ -1,4 +1,4 @@
-//! Ten thousand small clusters with random faults: every weight that a worker may read is the oracle's,
+//! Thousands of small clusters in BSP with random faults: every weight that a worker may read is the oracle's,
 //! and every run ends with all its rounds or with an error that names what went wrong.
 //!
 //! A seed decides everything: model, workers, cores, optimizer, the network's faults, and who dies or
@@ -9,45 +9,19 @@ mod support;
 use std::sync::Arc;
 
 use benches::simulated::{Simulated, Terms};
-use fabric::sim::{Faults, Net, Rate, seeds};
+use fabric::sim::{Net, seeds};
 use pbox_core::control::OnLoss;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{Key, KeyId, Layout, Notice, Optimizer, Round};
+use pbox_core::{Key, KeyId, Layout, Optimizer, Round};
+use support::trouble::{Dice, ENDS, Strike, Trouble};
 use support::values::{mix, same_bits};
 
-const CLUSTERS: u64 = 10_000;
+const CLUSTERS: u64 = 5_000;
 /// Steps in which nothing moves, after which a run is over: more than the longest delay.
 const PATIENCE: u32 = 200;
 
 /// More steps than any run takes.
 const MANY: u32 = 20_000;
-
-/// What a seed breaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
-    /// Delays and reordering, which the contract allows.
-    None,
-    /// Posts that vanish or arrive twice, which it does not.
-    Posts,
-    /// A worker dies, and the job stops.
-    Death,
-    /// Workers die and come back, and the job goes on.
-    ComingAndGoing,
-}
-
-/// Numbers from a seed.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = mix(self.0);
-        self.0 % limit
-    }
-
-    fn from(&mut self, range: std::ops::RangeInclusive<u64>) -> u64 {
-        range.start() + self.below(range.end() - range.start() + 1)
-    }
-}
 
 /// One seed's cluster.
 struct Cluster {
@@ -63,18 +37,13 @@ struct Cluster {
 
 impl Cluster {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice(mix(seed));
-        let trouble =
-            [Trouble::None, Trouble::Posts, Trouble::Death, Trouble::ComingAndGoing][seed as usize % 4];
+        let mut dice = Dice::new(seed);
+        let trouble = Trouble::of(seed);
         let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=80)]));
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, optimizer(&mut dice));
-        let mut faults = Faults { delay: 0..dice.from(1..=30), reorder: dice.below(2) == 0, ..Faults::NONE };
-        match trouble {
-            Trouble::Posts => (faults.drop, faults.duplicate) = (rate(&mut dice), rate(&mut dice)),
-            Trouble::ComingAndGoing => terms.on_loss = OnLoss::Continue,
-            Trouble::None | Trouble::Death => {}
-        }
+        terms.on_loss = trouble.on_loss();
+        let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=5) as u32;
         let expected = expected(&layout, &terms, rounds);
         let job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
@@ -95,7 +64,12 @@ impl Cluster {
             assert!(step < MANY, "steps without end: {}", self.who_waits());
             // In the end all who live may finish.
             if step < MANY / 10 {
-                self.strike();
+                let begun = self.is_begun();
+                match self.trouble.strike(&mut self.dice, &self.job, begun) {
+                    Some(Strike::Kill(rank)) => self.job.kill(rank),
+                    Some(Strike::Rejoin(rank)) => self.job.rejoin(rank).unwrap(),
+                    None => {}
+                }
             }
             for rank in 0..self.terms.workers {
                 if self.job.is_alive(rank) && self.dice.below(3) > 0 {
@@ -105,23 +79,6 @@ impl Cluster {
             idle = if self.job.step().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
         }
         if self.is_done() { Ok(()) } else { Err(self.who_waits()) }
-    }
-
-    /// What the dice break in this step.
-    fn strike(&mut self) {
-        let victim = self.dice.below(u64::from(self.terms.workers)) as u32;
-        let alive = (0..self.terms.workers).filter(|&rank| self.job.is_alive(rank)).count();
-        let everybody = alive == self.terms.workers as usize;
-        match self.trouble {
-            Trouble::None | Trouble::Posts => {}
-            Trouble::Death if everybody && self.dice.below(40) == 0 => self.job.kill(victim),
-            Trouble::Death => {}
-            Trouble::ComingAndGoing if self.dice.below(15) > 0 => {}
-            Trouble::ComingAndGoing if !self.job.is_alive(victim) => self.job.rejoin(victim).unwrap(),
-            // Before all have the weights a loss would end the job, and so would the last one's.
-            Trouble::ComingAndGoing if alive > 1 && self.is_begun() => self.job.kill(victim),
-            Trouble::ComingAndGoing => {}
-        }
     }
 
     /// A worker that waits for nothing checks all weights, and pushes its next round; others check what
@@ -185,10 +142,6 @@ impl Cluster {
     }
 }
 
-fn rate(dice: &mut Dice) -> Rate {
-    Rate::per_mille(dice.below(30) as u32)
-}
-
 fn optimizer(dice: &mut Dice) -> Optimizer {
     let (learning_rate, weight_decay, momentum) = (0.125, 0.01, 0.9);
     let (beta1, beta2, epsilon) = (0.9, 0.99, 1e-6);
@@ -244,30 +197,11 @@ fn weights_are_the_oracles_or_the_run_ends_with_a_named_error() {
     for seed in seeds(CLUSTERS) {
         let mut cluster = Cluster::new(seed);
         let ended = cluster.run();
-        let said = |words: &str| {
-            cluster.job.notices.iter().any(|notice| match notice {
-                Notice::WorkerGone { reason, .. } | Notice::JobFailed { reason, .. } => {
-                    reason.contains(words)
-                }
-                Notice::Snapshot { .. } => false,
-            })
-        };
-        let end = match (cluster.trouble, &ended) {
-            (Trouble::None | Trouble::ComingAndGoing, Ok(())) => "whole",
-            (Trouble::None | Trouble::ComingAndGoing, Err(error)) => panic!("{:?}: {error}", cluster.trouble),
-            (Trouble::Posts | Trouble::Death, Ok(())) => "whole in spite of trouble",
-            (Trouble::Posts, Err(_)) if said("pushed chunk") => "the hub saw a repeat",
-            (Trouble::Posts, Err(error)) if error.contains("broke the protocol") => "a worker saw a repeat",
-            (Trouble::Posts, Err(error)) if error.contains("waits for") => "a post is missing",
-            (Trouble::Death, Err(error)) if error.contains("waits for") && said("was killed") => {
-                "a worker is gone"
-            }
-            (trouble, Err(error)) => panic!("{trouble:?}: {error}, {:?}", cluster.job.notices),
-        };
+        let end = cluster.trouble.end(&ended, &cluster.job.notices);
         *ends.entry(end).or_default() += 1;
     }
     eprintln!("{ends:?}");
     if std::env::var_os("PHUB_SIM_SEED").is_none() {
-        assert_eq!(ends.len(), 6, "every way to end was seen: {ends:?}");
+        assert_eq!(ends.len(), ENDS, "every way to end was seen: {ends:?}");
     }
 }

@@ -5,7 +5,9 @@
 #![allow(dead_code)]
 
 pub mod program;
+pub mod race;
 pub mod training;
+pub mod trouble;
 pub mod usage;
 pub mod values;
 
