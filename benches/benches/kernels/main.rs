@@ -2,9 +2,11 @@
 //!
 //! Throughput is bytes read and written, master weights and state included. Each kernel's answer is
 //! compared with the oracle before it is measured. A copy is the yardstick in the same run: of a 32 KiB
-//! chunk in cache, of 16 MiB from memory. What counts is the ratio: the machine's speed wanders.
+//! chunk in cache, of 16 MiB from memory. What counts is the ratio: the machine's speed wanders. `parts`
+//! has what a kernel does in one pass, each by itself.
 
 mod memory;
+mod parts;
 
 use std::hint::black_box;
 
@@ -55,19 +57,29 @@ fn copy(group: &mut Group, chunks: usize) {
 
 fn run<E: Element>(group: &mut Group, optimizer: &Optimizer, workers: usize, chunks: usize) {
     for kernels in Kernels::available() {
-        Memory::<E>::check(kernels, optimizer, workers);
-        let mut memory = Memory::<E>::new(optimizer, workers, chunks);
-        group.throughput(Throughput::BytesDecimal(memory.bytes_moved(optimizer)));
-        group.bench_function(BenchmarkId::new(kernels.name(), E::DTYPE.name()), |bencher| {
-            bencher.iter(|| black_box(&mut memory).pass(kernels, optimizer));
-        });
+        run_with::<E>(group, kernels, optimizer, workers, chunks);
     }
+}
+
+fn run_with<E: Element>(
+    group: &mut Group,
+    kernels: &Kernels,
+    optimizer: &Optimizer,
+    workers: usize,
+    chunks: usize,
+) {
+    Memory::<E>::check(kernels, optimizer, workers);
+    let mut memory = Memory::<E>::new(optimizer, workers, chunks);
+    group.throughput(Throughput::BytesDecimal(memory.bytes_moved(optimizer)));
+    group.bench_function(BenchmarkId::new(kernels.name(), E::DTYPE.name()), |bencher| {
+        bencher.iter(|| black_box(&mut memory).pass(kernels, optimizer));
+    });
 }
 
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20).measurement_time(std::time::Duration::from_millis(400))
         .warm_up_time(std::time::Duration::from_millis(100));
-    targets = kernels
+    targets = kernels, parts::accumulate, parts::convert
 }
 criterion_main!(benches);
