@@ -21,6 +21,7 @@ pub mod models;
 mod optimizer;
 pub mod oracle;
 mod placement;
+mod restored;
 mod roster;
 #[allow(unsafe_code)]
 mod shard;
@@ -40,8 +41,9 @@ pub use key::{Dtype, Key, KeyId};
 pub use layout::{Chunk, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
 pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 pub use placement::{Placement, runs};
+pub use restored::{Restored, RestoredKey};
 pub use shard::{Front, Shard, ShardSpec};
-pub use snapshot::{Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
+pub use snapshot::{Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
 pub use taking::{Occasion, Taken};
 pub use turn::{Core, JobId, Notice, Tally};
 pub use violation::Violation;

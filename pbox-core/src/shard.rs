@@ -19,7 +19,7 @@ use crate::consistency::Consistency;
 use crate::kernels::Kernels;
 use crate::layout::Layout;
 use crate::optimizer::{Ablate, Optimizer};
-use crate::snapshot::Restored;
+use crate::restored::Restored;
 use crate::taking::{Occasion, Taken, Taking};
 use crate::values::{Owned, Values};
 use crate::violation::Violation;

@@ -22,8 +22,8 @@ use crate::key::Dtype;
 use crate::layout::Layout;
 use crate::optimizer::{Ablate, LearningRates, Optimizer};
 use crate::oracle::Step;
+use crate::restored::Restored;
 use crate::slots::Gradients;
-use crate::snapshot::Restored;
 
 /// One owned chunk.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //! happens to them. One lock, never taken on the round path.
 //!
 //! Here: what is heard of workers, and what follows. `join`: how they come in. `make`: how a job is made for
-//! the first of them. `cut`: how a running
+//! the first of them. `loss`: how workers are lost and jobs fail. `cut`: how a running
 //! job is stopped between two rounds for them. `checkpoint`: how its state comes to its file.
 
 #[cfg(test)]
@@ -10,6 +10,7 @@ mod bed;
 mod checkpoint;
 mod cut;
 mod join;
+mod loss;
 mod make;
 
 use std::collections::{HashMap, HashSet};
@@ -186,34 +187,6 @@ impl Registry {
         }
     }
 
-    /// A worker is lost: its job fails, or goes on without it where that was asked for and anybody is
-    /// left.
-    fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, reason: &str) {
-        // One that left is expected to hang up.
-        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.has(rank)) else { return };
-        if !job.goes_on() || job.state() != JobState::Running {
-            return self.fail(inner, id, reason);
-        }
-        if !job.has_others(rank) {
-            return self.fail(inner, id, &format!("{reason}; no worker is left"));
-        }
-        tracing::warn!(job = job.name, rank, reason, "worker lost; the job goes on");
-        job.lost(rank);
-        let told =
-            format!("job {:?} goes on without this worker: {reason}; join again to take part", job.name);
-        self.command(job, |job| Command::RemoveWorker { job, rank });
-        inner.forget(id, rank, Some(told));
-    }
-
-    fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
-        let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
-        tracing::warn!(job = job.name, reason, "job failed");
-        job.fail(reason);
-        inner.names.remove(&job.name);
-        inner.failed_at.insert(id, Instant::now());
-        self.command(job, |job| Command::RemoveJob { job });
-    }
-
     /// Tells every core of a job something.
     fn command(&self, job: &Job, command: impl Fn(JobId) -> Command<any::Endpoint>) {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].send(command(job.id)));
@@ -290,67 +263,6 @@ impl Registry {
             answer
         };
         Ok(inner.jobs[&id].cores.numbers.iter().map(tell).collect())
-    }
-
-    /// Loses workers that were silent too long, and forgets old failures.
-    pub fn sweep(&self) {
-        let mut inner = self.lock();
-        let now = Instant::now();
-        let limit = self.heartbeat_limit;
-        let mut silent = Vec::new();
-        for job in inner.jobs.values().filter(|job| !job.failed()) {
-            for (member, rank) in job.members.iter().zip(0u32..) {
-                let Some(member) = member.as_ref().filter(|_| job.has(rank)) else { continue };
-                let silence = now - member.heard;
-                if silence > limit {
-                    silent.push((job.id, rank, format!(
-                        "worker {rank} was silent for {:.1} s, the limit is {:.1} s: it hangs, was stopped, or was cut off",
-                        silence.as_secs_f64(), limit.as_secs_f64()
-                    )));
-                }
-            }
-        }
-        for (id, rank, reason) in silent {
-            self.lose(&mut inner, id, rank, &reason);
-        }
-        let Inner { jobs, tokens, lost, failed_at, .. } = &mut *inner;
-        lost.retain(|_, (until, _)| now < *until);
-        failed_at.retain(|id, &mut at| {
-            let keep = now - at < KEEP_FAILED;
-            if !keep {
-                jobs.remove(id);
-                tokens.retain(|_, (job, _)| job != id);
-            }
-            keep
-        });
-    }
-
-    /// Fails every job and admits no more.
-    pub fn stop(&self, reason: &str) {
-        let mut inner = self.lock();
-        inner.stopping = true;
-        let jobs = inner.jobs.values().filter(|job| !job.failed());
-        let members = |job: &Job| (0..job.terms.workers).filter(|&rank| job.has(rank)).collect::<Vec<_>>();
-        let running: Vec<(JobId, Vec<u32>)> = jobs.map(|job| (job.id, members(job))).collect();
-        for (id, ranks) in running {
-            self.fail(&mut inner, id, reason);
-            inner.untold.extend(ranks.into_iter().map(|rank| (id, rank)));
-        }
-    }
-
-    /// A worker is being told that its job failed.
-    pub fn told(&self, job: &str, token: &str) {
-        let mut inner = self.lock();
-        if let Ok(member) = inner.find(job, token) {
-            inner.untold.remove(&member);
-            self.told.notify_all();
-        }
-    }
-
-    /// Waits until every worker has been told that the hub stops; those that are dead never ask.
-    pub fn wait_until_all_told(&self, limit: Duration) {
-        let untold = |inner: &mut Inner| !inner.untold.is_empty();
-        drop(self.told.wait_timeout_while(self.lock(), limit, untold));
     }
 
     /// Stops the core threads and waits for them.
