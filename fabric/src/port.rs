@@ -126,7 +126,7 @@ pub enum CloseReason {
     PeerGone,
     /// The peer's side of the link holds values that no correct peer writes.
     Corrupt(String),
-    /// The transport cannot reach the peer any more; what it said.
+    /// The transport failed beneath the link; what the kernel or the NIC says of it, spelled out.
     Failed(String),
 }
 

@@ -241,7 +241,8 @@ impl Spans {
 /// The window that the peer writes and this end reads.
 #[derive(Debug)]
 pub struct RecvWindow {
-    mapping: Mapping,
+    /// Shared with what a NIC writes: it must stay mapped while that may happen.
+    mapping: Arc<Mapping>,
     bytes: usize,
     /// Memory of this end's own, which a transport may write; otherwise a read-only view.
     local: bool,
@@ -267,12 +268,13 @@ impl RecvWindow {
             return Err(WindowError::TooSmall { expected: bytes, seen });
         }
         let mapping = Mapping::shared("a peer's window", fd, bytes, false)?;
-        Ok(RecvWindow { mapping, bytes, local: false })
+        Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false })
     }
 
     /// Memory of this end's own, for transports that bring the bytes over.
     pub fn local(bytes: usize) -> Result<Self, WindowError> {
-        Ok(RecvWindow { mapping: Mapping::private("a receive window", bytes)?, bytes, local: true })
+        let mapping = Arc::new(Mapping::private("a receive window", bytes)?);
+        Ok(RecvWindow { mapping, bytes, local: true })
     }
 
     /// Size in bytes.
@@ -283,6 +285,11 @@ impl RecvWindow {
     /// Whether it is memory of this end's own: only then may a transport [`write`](Self::write) it.
     pub(crate) fn is_local(&self) -> bool {
         self.local
+    }
+
+    /// The memory itself, for a transport that has it written by a NIC.
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
     }
 
     /// Address and number of the elements of a span; bounds and alignment are checked, reading is not.
