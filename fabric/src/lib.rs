@@ -4,7 +4,7 @@
 //! is what one thread polls. The one verb is [`Port::post`]: make my window's bytes at a span appear
 //! in the peer's window at the same span, and then show the peer an immediate.
 //!
-//! This crate must never know tensors, optimizers or rounds. Siblings of [`shm`] and [`sim`] are
+//! This crate must never know tensors, optimizers or rounds. [`shm`], [`sim`] and [`verbs`] are
 //! whole transports: same traits, same contract, same conformance suite.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
@@ -32,6 +32,8 @@ pub mod shm;
 pub mod sim;
 #[cfg(not(loom))]
 pub mod tcp;
+#[cfg(not(loom))]
+pub mod verbs;
 #[cfg(not(loom))]
 mod watch;
 #[cfg(not(loom))]

@@ -1,0 +1,104 @@
+//! The address of a NIC's port, as the other end of a handshake needs it. Plain data.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::gid::Gid;
+
+/// What carries the packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// RoCE: addressed by GID.
+    Ethernet,
+    /// Addressed by LID within a subnet.
+    InfiniBand,
+}
+
+impl fmt::Display for LinkLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LinkLayer::Ethernet => "Ethernet",
+            LinkLayer::InfiniBand => "InfiniBand",
+        })
+    }
+}
+
+/// A path MTU, by its code: 1 to 5 for 256 to 4096 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mtu(u8);
+
+impl Mtu {
+    /// From the code that verbs use; none for another number.
+    pub fn from_code(code: u32) -> Option<Self> {
+        u8::try_from(code).ok().filter(|code| (1..=5).contains(code)).map(Mtu)
+    }
+
+    /// The code.
+    pub fn code(self) -> u8 {
+        self.0
+    }
+
+    /// In bytes.
+    pub fn bytes(self) -> u32 {
+        128 << self.0
+    }
+}
+
+/// Where a port of a NIC is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The device's name on its own machine.
+    pub device: String,
+    /// What it is connected to.
+    pub link_layer: LinkLayer,
+    /// Its GID.
+    pub gid: Gid,
+    /// Leading bits of the GID's address (of IPv4 or IPv6) that the subnet has in common, where known.
+    pub prefix: Option<u8>,
+    /// Its LID; 0 on Ethernet.
+    pub lid: u16,
+    /// The largest packet.
+    pub mtu: Mtu,
+}
+
+impl Address {
+    /// The IP address in the GID.
+    pub fn ip(&self) -> IpAddr {
+        let ip = self.gid.ip();
+        ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
+    }
+
+    /// The subnet in words, where both are on the same one.
+    pub(super) fn shared_subnet(&self, other: &Address) -> Option<String> {
+        if self.link_layer != other.link_layer {
+            return None;
+        }
+        let longest = self.prefix.into_iter().chain(other.prefix).max();
+        match (self.ip(), other.ip()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let bits = longest.filter(|&bits| (1..=32).contains(&bits))?;
+                let mask = u32::MAX << (32 - bits);
+                let network = u32::from(a) & mask;
+                (network == u32::from(b) & mask).then(|| format!("{}/{bits}", Ipv4Addr::from(network)))
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                // A subnet of IPv6, and of InfiniBand, is the upper half. Link-local ones are all alike.
+                let upper = |ip: std::net::Ipv6Addr| u128::from(ip) >> 64 << 64;
+                let comparable = self.link_layer == LinkLayer::InfiniBand || !self.gid.is_link_local();
+                (comparable && upper(a) == upper(b))
+                    .then(|| format!("{}/64", std::net::Ipv6Addr::from(upper(a))))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Address { device, link_layer, gid, lid, .. } = self;
+        match link_layer {
+            LinkLayer::Ethernet => write!(f, "{device} (GID {gid})"),
+            LinkLayer::InfiniBand => write!(f, "{device} (LID {lid}, GID {gid})"),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Completions: taken from the queues of a port's NICs, and what becomes of each.
+
+use super::completion::immediate;
+use super::ffi::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, ibv_wc};
+use super::port::{LinkState, Owner, Port};
+use super::words;
+use super::work::{Work, WorkId};
+use crate::ids::{Imm, LinkId};
+use crate::port::{Arrival, CloseReason};
+
+/// Completions that are taken at once.
+pub(super) const BATCH: usize = 64;
+
+/// A completion of a link that is not attached yet. There are at most as many as it has receive requests:
+/// none is posted again before an arrival is shown.
+pub(super) struct Early {
+    route: usize,
+    generation: u32,
+    what: ibv_wc,
+}
+
+impl Port {
+    /// Fills `into` from `filled` on; never takes an arrival from a queue that there is no room to show.
+    pub(super) fn poll_queues(&mut self, into: &mut [Arrival], mut filled: usize) -> usize {
+        let rails = self.state.rails.len();
+        self.first = (self.first + 1) % rails;
+        for turn in 0..rails {
+            let rail = (self.first + turn) % rails;
+            while filled < into.len() {
+                let wanted = (into.len() - filled).min(BATCH);
+                let count = self.state.rails[rail].queue.poll(&mut self.batch[..wanted]);
+                for index in 0..count {
+                    let completion = self.batch[index];
+                    if let Some(arrival) = self.complete(&completion) {
+                        into[filled] = arrival;
+                        filled += 1;
+                        self.shown(arrival);
+                    }
+                }
+                if count < wanted {
+                    break;
+                }
+            }
+        }
+        filled
+    }
+
+    /// Takes all that has completed into the stash: everything that was in the queues when this began.
+    #[cold]
+    pub(super) fn take_all(&mut self) {
+        for rail in 0..self.state.rails.len() {
+            // Other links may go on completing; what is older comes first.
+            let mut left = self.state.rails[rail].queue.entries() as usize;
+            loop {
+                let count = self.state.rails[rail].queue.poll(&mut self.batch[..]);
+                for index in 0..count {
+                    let completion = self.batch[index];
+                    if let Some(arrival) = self.complete(&completion) {
+                        self.stash(arrival);
+                    }
+                }
+                left = left.saturating_sub(count);
+                if count < BATCH || left == 0 {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn stash(&mut self, arrival: Arrival) {
+        if let Some(attached) = &mut self.links[arrival.link.index()] {
+            attached.stashed += 1;
+            self.stash.push_back(arrival);
+        }
+    }
+
+    /// An arrival has been shown: its receive request can be posted again.
+    #[inline]
+    pub(super) fn shown(&mut self, arrival: Arrival) {
+        let index = arrival.link.index();
+        let Some(attached) = &mut self.links[index] else { return };
+        if let Err(errno) = attached.endpoint.link.shown(&mut self.tally) {
+            self.fail_call(index, "ibv_post_recv", errno);
+        }
+    }
+
+    /// What a completion means; an arrival of a link that is not over.
+    #[inline]
+    fn complete(&mut self, completion: &ibv_wc) -> Option<Arrival> {
+        let WorkId { work, route, generation } = WorkId::decode(completion.wr_id);
+        let route = route as usize;
+        let owner = match self.routes.get(route) {
+            Some(&(known, owner)) if known == generation => owner,
+            _ => Owner::Nobody,
+        };
+        match owner {
+            Owner::Link(index) => self.complete_link(index, work, completion),
+            Owner::Lingering => {
+                self.complete_lingering(route, work, completion.status == IBV_WC_SUCCESS);
+                None
+            }
+            Owner::Nobody => {
+                self.early.push(Early { route, generation, what: *completion });
+                None
+            }
+        }
+    }
+
+    #[inline]
+    fn complete_link(&mut self, index: usize, work: Work, completion: &ibv_wc) -> Option<Arrival> {
+        let attached = self.links[index].as_mut()?;
+        if completion.status != IBV_WC_SUCCESS {
+            self.fail_completion(index, work, completion);
+            return None;
+        }
+        match work {
+            Work::Receive => {
+                self.tally.arrivals += 1;
+                if completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM {
+                    let what =
+                        format!("a message of opcode {} is no write with immediate", completion.opcode);
+                    self.end(index, CloseReason::Corrupt(what));
+                    return None;
+                }
+                matches!(attached.state, LinkState::Open | LinkState::Ending(_)).then(|| {
+                    let imm = Imm(immediate(completion));
+                    Arrival { link: LinkId(index as u32), imm }
+                })
+            }
+            Work::Send => {
+                self.tally.send_completions += 1;
+                attached.endpoint.link.sent();
+                self.relieved |= std::mem::take(&mut attached.refused);
+                None
+            }
+            Work::Fence => {
+                attached.endpoint.link.fence_passed();
+                None
+            }
+        }
+    }
+
+    /// A link was attached: shows what had completed for it before.
+    pub(super) fn take_early(&mut self, route: usize, generation: u32, index: usize) {
+        let early = std::mem::take(&mut self.early);
+        for early in early {
+            if (early.route, early.generation) != (route, generation) {
+                self.early.push(early);
+            } else if let Some(arrival) =
+                self.complete_link(index, WorkId::decode(early.what.wr_id).work, &early.what)
+            {
+                self.stash(arrival);
+            }
+        }
+    }
+
+    /// A route is another link's from now on.
+    pub(super) fn forget_early(&mut self, route: usize) {
+        self.early.retain(|early| early.route != route);
+    }
+
+    #[cold]
+    fn fail_completion(&mut self, index: usize, work: Work, completion: &ibv_wc) {
+        let Some(attached) = &self.links[index] else { return };
+        let what = match work {
+            Work::Receive => "a receive request",
+            Work::Send | Work::Fence => "an RDMA write",
+        };
+        let nic = &self.state.rails[attached.endpoint.link.route.rail].nic;
+        let words = format!(
+            "{what} with {} by {} completed with {} (vendor error {:#x})",
+            attached.endpoint.peer,
+            nic.address.device,
+            words::status(completion.status, work),
+            completion.vendor_err
+        );
+        self.end(index, CloseReason::Failed(words));
+    }
+
+    /// A call of the data path failed.
+    #[cold]
+    pub(super) fn fail_call(&mut self, index: usize, call: &str, errno: i32) {
+        let Some(attached) = &self.links[index] else { return };
+        let error = std::io::Error::from_raw_os_error(errno);
+        let words = format!("{call} for {}: {error}", attached.endpoint.peer);
+        self.end(index, CloseReason::Failed(words));
+    }
+}

@@ -1,0 +1,148 @@
+//! Work requests, prepared once and patched: a chain of sends, a chain of receives.
+//!
+//! On the `unsafe` list. Owned by the port's thread with the link. Nothing is allocated after they are made.
+//!
+//! ```text
+//!   sends:     [wr 0] -> [wr 1] -> ... -> [wr 31]      the first `held` are filled in; posting cuts the
+//!                |         |                 |         chain after the last of them for the time of the call
+//!              [sge 0]   [sge 1]           [sge 31]
+//!   receives:  [wr 0] -> [wr 1] -> ... -> [wr 15]      all alike; n of them are the last n
+//! ```
+
+use super::ffi::*;
+use super::queue_pair::QueuePair;
+use super::region::Region;
+
+/// Sends that are handed over at once. A call of `ibv_post_send` costs a doorbell: 32 of them make it small
+/// beside the sends, and are 4.6 KB of a link.
+pub(super) const SENDS: usize = 32;
+/// Receive requests that are handed over at once.
+pub(super) const RECEIVES: u32 = 16;
+
+#[repr(C)]
+struct Send {
+    request: ibv_send_wr,
+    piece: ibv_sge,
+}
+
+/// A chain of RDMA writes with immediate.
+pub(super) struct SendChain {
+    sends: Box<[Send; SENDS]>,
+    held: usize,
+}
+
+// SAFETY: the pointers in the requests lead to this value's own box and to nothing else.
+unsafe impl std::marker::Send for SendChain {}
+
+impl SendChain {
+    /// Writes from memory of `local` to memory of the peer's that `remote_key` opens.
+    pub fn new(local: &Region, remote_key: u32) -> Self {
+        let empty = || Send { request: ibv_send_wr::default(), piece: ibv_sge::default() };
+        let mut sends = Box::new(std::array::from_fn(|_| empty()));
+        let start: *mut Send = sends.as_mut_ptr();
+        for (index, send) in sends.iter_mut().enumerate() {
+            let this = start.wrapping_add(index);
+            send.piece.lkey = local.local_key();
+            // SAFETY: `this` is this element of the box, which no other reference is used for; only the
+            // address of its field is taken.
+            send.request.sg_list = unsafe { &raw mut (*this).piece };
+            send.request.next = start.wrapping_add(index + 1).cast();
+            send.request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+            send.request.wr.rdma.rkey = remote_key;
+        }
+        SendChain { sends, held: 0 }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.held == 0
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.held == SENDS
+    }
+
+    /// Sends that are held back.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Fills in one more send of `bytes` from `from` to `to`; `id` is shown when it completes.
+    ///
+    /// # Panics
+    /// When the chain is full.
+    pub fn push(&mut self, id: u64, signalled: bool, from: u64, to: u64, bytes: u32, imm: u32) {
+        let Send { request, piece } = &mut self.sends[self.held];
+        piece.addr = from;
+        piece.length = bytes;
+        request.wr_id = id;
+        request.num_sge = i32::from(bytes > 0);
+        request.send_flags = if signalled { IBV_SEND_SIGNALED } else { 0 };
+        request.__bindgen_anon_1.imm_data = imm.to_be();
+        request.wr.rdma.remote_addr = to;
+        self.held += 1;
+    }
+
+    /// Hands what is held to the NIC. It reads no memory but what is registered under the local key, and
+    /// writes none but what the peer has registered under the remote one: it checks both itself.
+    pub fn post(&mut self, qp: &QueuePair) -> Result<(), i32> {
+        let Some(last) = self.held.checked_sub(1) else { return Ok(()) };
+        let next = std::mem::replace(&mut self.sends[last].request.next, std::ptr::null_mut());
+        self.held = 0;
+        // The first field of the first element: the chain goes on through pointers into the whole box.
+        let first = self.sends.as_mut_ptr().cast::<ibv_send_wr>();
+        // SAFETY: a chain of requests that `push` filled in, cut after the last of them.
+        let posted = unsafe { qp.post_sends(first) };
+        self.sends[last].request.next = next;
+        posted
+    }
+
+    /// Hands over a message that is no write, as no correct peer does.
+    #[cfg(test)]
+    pub fn post_plain(qp: &QueuePair) -> Result<(), i32> {
+        let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };
+        // SAFETY: a chain of one request that reads no memory.
+        unsafe { qp.post_sends(&raw mut send) }
+    }
+
+    /// Hands over a write of nothing, which completes after all that was posted before it.
+    pub fn post_fence(qp: &QueuePair, id: u64) -> Result<(), i32> {
+        let mut fence = ibv_send_wr {
+            wr_id: id,
+            opcode: IBV_WR_RDMA_WRITE,
+            send_flags: IBV_SEND_SIGNALED,
+            ..Default::default()
+        };
+        // SAFETY: a chain of one request that reads and writes no memory.
+        unsafe { qp.post_sends(&raw mut fence) }
+    }
+}
+
+/// A chain of receive requests without buffers: a write with immediate takes one, and brings its bytes by
+/// itself.
+pub(super) struct ReceiveChain {
+    receives: Box<[ibv_recv_wr; RECEIVES as usize]>,
+}
+
+// SAFETY: as for `SendChain`.
+unsafe impl std::marker::Send for ReceiveChain {}
+
+impl ReceiveChain {
+    pub fn new(id: u64) -> Self {
+        let mut receives = Box::new([ibv_recv_wr { wr_id: id, ..Default::default() }; RECEIVES as usize]);
+        let start: *mut ibv_recv_wr = receives.as_mut_ptr();
+        for (index, receive) in receives.iter_mut().enumerate().take(RECEIVES as usize - 1) {
+            receive.next = start.wrapping_add(index + 1);
+        }
+        ReceiveChain { receives }
+    }
+
+    /// Hands over `count` receive requests, at most [`RECEIVES`].
+    pub fn post(&mut self, qp: &QueuePair, count: u32) -> Result<(), i32> {
+        let Some(first) = RECEIVES.checked_sub(count).filter(|&first| first < RECEIVES) else {
+            return Ok(());
+        };
+        let first = self.receives.as_mut_ptr().wrapping_add(first as usize);
+        // SAFETY: the last `count` requests of the box, the last of which has a null `next`; no buffers.
+        unsafe { qp.post_receives(first) }
+    }
+}

@@ -1,0 +1,185 @@
+//! A completion queue, with the channel that a sleeper hears of it by.
+//!
+//! On the `unsafe` list. Polled by the thread that owns the port; handshakes make room in it from theirs.
+//! Plain `ibv_poll_cq`: extended completion queues show stale entries on soft-RoCE with rdma-core 44.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use super::context::Context;
+use super::error::CreateError;
+use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
+
+/// Entries that a queue begins with; it grows with the links.
+const FIRST_ENTRIES: u32 = 1024;
+/// Events are acknowledged this many at once: each time takes a lock.
+const ACKNOWLEDGE: u32 = 64;
+
+/// An `ibv_cq` and its `ibv_comp_channel`.
+pub(super) struct CompletionQueue {
+    queue: NonNull<ibv_cq>,
+    channel: NonNull<ibv_comp_channel>,
+    pub context: Arc<Context>,
+    room: Mutex<Room>,
+    /// Events that were taken and not acknowledged.
+    taken: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Room {
+    entries: u32,
+    /// What the links may need at most, all together.
+    reserved: u32,
+}
+
+// SAFETY: an ibv_cq and its channel may be used from every thread (libibverbs locks), and this value alone
+// destroys them.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueue {}
+
+impl CompletionQueue {
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, CreateError> {
+        let entries = FIRST_ENTRIES.min(context.limits.completions);
+        let fail = |what| CreateError::new(what, context, String::new(), io::Error::last_os_error());
+        // SAFETY: the context is open, and stays so: the value below holds it.
+        let channel = unsafe { context.verbs.ibv_create_comp_channel(context.raw()) };
+        let channel = NonNull::new(channel).ok_or_else(|| fail("completion channel"))?;
+        let no_context = std::ptr::null_mut();
+        // SAFETY: as above; the channel was made just now.
+        let queue = unsafe {
+            context.verbs.ibv_create_cq(context.raw(), entries as i32, no_context, channel.as_ptr(), 0)
+        };
+        let Some(queue) = NonNull::new(queue) else {
+            let error = fail("completion queue");
+            // SAFETY: made above, and nothing uses it.
+            unsafe { context.verbs.ibv_destroy_comp_channel(channel.as_ptr()) };
+            return Err(error);
+        };
+        // SAFETY: the queue lives; `cqe` is what it really holds.
+        let entries = u32::try_from(unsafe { queue.as_ref().cqe }).unwrap_or(entries);
+        let room = Mutex::new(Room { entries, reserved: 0 });
+        let made =
+            CompletionQueue { queue, channel, context: Arc::clone(context), room, taken: AtomicU32::new(0) };
+        let not_blocking = |fd| fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK);
+        not_blocking(made.events_fd())
+            .map_err(|errno| CreateError::new("completion channel", context, String::new(), errno.into()))?;
+        Ok(Arc::new(made))
+    }
+
+    pub fn raw(&self) -> *mut ibv_cq {
+        self.queue.as_ptr()
+    }
+
+    /// Makes room for what one more link may complete; the queue grows where it must.
+    pub fn reserve(&self, completions: u32) -> Result<(), CreateError> {
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = room.reserved.saturating_add(completions);
+        if wanted > room.entries {
+            let most = self.context.limits.completions;
+            if wanted > most {
+                return Err(CreateError::too_large("completion queue", &self.context, wanted, most));
+            }
+            // In steps of two, so that a thousand workers cost ten of them.
+            let entries = wanted.max(room.entries.saturating_mul(2)).min(most);
+            // SAFETY: the queue lives; growing it beside a poll of another thread is libibverbs' to lock.
+            let errno = unsafe { self.context.verbs.ibv_resize_cq(self.raw(), entries as i32) };
+            if errno != 0 {
+                let size = format!(" of {entries} entries (the device's maximum is {most})");
+                let error = io::Error::from_raw_os_error(errno.abs());
+                return Err(CreateError::new("completion queue", &self.context, size, error));
+            }
+            room.entries = entries;
+        }
+        room.reserved = wanted;
+        Ok(())
+    }
+
+    /// Gives back what a link had; none of its completions is in the queue any more.
+    pub fn release(&self, completions: u32) {
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        room.reserved = room.reserved.saturating_sub(completions);
+    }
+
+    /// The most completions that can be in the queue.
+    pub fn entries(&self) -> u32 {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner).entries
+    }
+
+    /// Takes completions out, as many as are there and fit.
+    pub fn poll(&self, into: &mut [ibv_wc]) -> usize {
+        let poll = self.context.ops().poll_cq.expect("every driver can poll");
+        // SAFETY: the queue lives; `into` has room for as many as are asked for.
+        let count = unsafe { poll(self.raw(), into.len() as i32, into.as_mut_ptr()) };
+        // Negative: the queue overran or the device is gone, of which an event tells.
+        usize::try_from(count).unwrap_or(0)
+    }
+
+    /// The next completion shall make the channel readable.
+    pub fn arm(&self) -> io::Result<()> {
+        let notify = self.context.ops().req_notify_cq.expect("every driver can notify");
+        // SAFETY: the queue lives.
+        match unsafe { notify(self.raw(), 0) } {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno.abs())),
+        }
+    }
+
+    /// Readable when an armed queue has a completion.
+    pub fn events_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel lives as long as `self`, and its descriptor with it.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+    }
+
+    /// Takes an event; whether there was one, after which the queue is not armed.
+    pub fn take_event(&self) -> bool {
+        let mut queue = std::ptr::null_mut();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the channel lives; both places are there to be filled.
+        let result = unsafe {
+            self.context.verbs.ibv_get_cq_event(self.channel.as_ptr(), &raw mut queue, &raw mut context)
+        };
+        if result != 0 {
+            return false;
+        }
+        if self.taken.fetch_add(1, Ordering::Relaxed) + 1 >= ACKNOWLEDGE {
+            self.acknowledge();
+        }
+        true
+    }
+
+    fn acknowledge(&self) {
+        let taken = self.taken.swap(0, Ordering::Relaxed);
+        // SAFETY: the queue lives; so many events were taken from its channel, which has no other queue.
+        unsafe { self.context.verbs.ibv_ack_cq_events(self.raw(), taken) };
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // Destroying waits until all events are acknowledged.
+        self.acknowledge();
+        // SAFETY: made by `new`, destroyed once, the queue before its channel; queue pairs hold an `Arc`.
+        unsafe {
+            self.context.verbs.ibv_destroy_cq(self.raw());
+            self.context.verbs.ibv_destroy_comp_channel(self.channel.as_ptr());
+        }
+    }
+}
+
+impl std::fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompletionQueue").field("context", &self.context).field("room", &self.room).finish()
+    }
+}
+
+/// The immediate that a completion of a write brought.
+pub(super) fn immediate(completion: &ibv_wc) -> u32 {
+    // SAFETY: both fields of the union are 32 bits, any of which are a number.
+    u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data })
+}

@@ -1,0 +1,210 @@
+//! An opened device: what all other handles come from.
+//!
+//! On the `unsafe` list. Any thread: libibverbs locks where it must. Knows nothing of links.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use super::device::DeviceError;
+use super::ffi::*;
+use super::library::library;
+
+/// An `ibv_context`.
+pub(super) struct Context {
+    raw: NonNull<ibv_context>,
+    pub verbs: &'static Ibverbs,
+    pub device: String,
+    pub limits: Limits,
+}
+
+/// What the device can do, of what is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub ports: u8,
+    /// Work requests of a queue.
+    pub work_requests: u32,
+    /// Entries of a completion queue.
+    pub completions: u32,
+}
+
+/// A NIC says something about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NicEvent {
+    pub kind: ibv_event_type,
+    pub about: About,
+}
+
+/// Whom an event concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum About {
+    /// A queue pair, by its number.
+    QueuePair(u32),
+    /// A completion queue, by its address.
+    CompletionQueue(usize),
+    Port(u8),
+    Device,
+}
+
+// SAFETY: an ibv_context may be used from every thread (ibv_open_device(3): libibverbs is thread-safe), and
+// this value alone closes it.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Names of all RDMA devices of this machine.
+    pub fn names() -> Result<Vec<String>, DeviceError> {
+        let list = List::get()?;
+        // SAFETY: the list's devices live as long as the list, and their names with them.
+        let name = |&device: &*mut ibv_device| unsafe {
+            let name = list.verbs.ibv_get_device_name(device);
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        };
+        Ok(list.devices().iter().map(name).collect())
+    }
+
+    /// Opens the device of that name.
+    pub fn open(device: &str) -> Result<Arc<Self>, DeviceError> {
+        let list = List::get()?;
+        let names = Self::names()?;
+        let Some(index) = names.iter().position(|name| name == device) else {
+            return Err(DeviceError::Unknown { device: device.into(), there_are: names });
+        };
+        let Some(&found) = list.devices().get(index) else {
+            return Err(DeviceError::Unknown { device: device.into(), there_are: names });
+        };
+        // SAFETY: `found` is a device of a list that is not freed yet.
+        let raw = NonNull::new(unsafe { list.verbs.ibv_open_device(found) })
+            .ok_or_else(|| DeviceError::open(device))?;
+        let limits = Limits { ports: 0, work_requests: 0, completions: 0 };
+        let mut context = Context { raw, verbs: list.verbs, device: device.into(), limits };
+        context.limits = context.query()?;
+        let events = context.events_fd();
+        let flags = fcntl_getfl(events).map_err(|errno| context.failed("fcntl", errno.into()))?;
+        fcntl_setfl(events, flags | OFlags::NONBLOCK)
+            .map_err(|errno| context.failed("fcntl", errno.into()))?;
+        Ok(Arc::new(context))
+    }
+
+    fn query(&self) -> Result<Limits, DeviceError> {
+        let mut attr = ibv_device_attr::default();
+        // SAFETY: the context is open; `attr` is a structure of the size that the function fills.
+        let errno = unsafe { self.verbs.ibv_query_device(self.raw(), &raw mut attr) };
+        if errno != 0 {
+            return Err(self.failed("ibv_query_device", io::Error::from_raw_os_error(errno)));
+        }
+        let count = |number: i32| u32::try_from(number).unwrap_or(0);
+        Ok(Limits {
+            ports: attr.phys_port_cnt,
+            work_requests: count(attr.max_qp_wr),
+            completions: count(attr.max_cqe),
+        })
+    }
+
+    /// What the driver says of a port.
+    pub fn port(&self, number: u8) -> Result<ibv_port_attr, DeviceError> {
+        let mut attr = ibv_port_attr::default();
+        // The exported function knows an older, shorter structure, and fills the fields that both have.
+        let older = (&raw mut attr).cast::<_compat_ibv_port_attr>();
+        // SAFETY: the context is open; `attr` begins with the structure that the function fills.
+        let errno = unsafe { self.verbs.ibv_query_port(self.raw(), number, older) };
+        if errno != 0 {
+            return Err(self.failed("ibv_query_port", io::Error::from_raw_os_error(errno)));
+        }
+        Ok(attr)
+    }
+
+    pub fn raw(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    /// The functions of the data path; the driver's own.
+    pub fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: the context is open as long as `self`; its table is set once, by ibv_open_device.
+        unsafe { &self.raw.as_ref().ops }
+    }
+
+    /// Readable when there is an event; reading does not block.
+    pub fn events_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is open as long as `self`, and its descriptor with it.
+        unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().async_fd) }
+    }
+
+    /// The next event, if there is one.
+    pub fn next_event(&self) -> Option<NicEvent> {
+        let mut event = ibv_async_event::default();
+        // SAFETY: the context is open; `event` is a structure of the size that the function fills.
+        if unsafe { self.verbs.ibv_get_async_event(self.raw(), &raw mut event) } != 0 {
+            return None;
+        }
+        let about = match event.event_type {
+            IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
+                // SAFETY: of these kinds the element is a queue pair, which cannot be destroyed before the
+                // event is acknowledged.
+                About::QueuePair(unsafe { (*event.element.qp).qp_num })
+            }
+            // SAFETY: of this kind the element is a completion queue; only its address is taken.
+            IBV_EVENT_CQ_ERR => About::CompletionQueue(unsafe { event.element.cq } as usize),
+            IBV_EVENT_PORT_ERR | IBV_EVENT_PORT_ACTIVE => {
+                // SAFETY: of these kinds the element is a port's number.
+                About::Port(u8::try_from(unsafe { event.element.port_num }).unwrap_or(0))
+            }
+            _ => About::Device,
+        };
+        // SAFETY: the event came from ibv_get_async_event, and is acknowledged once.
+        unsafe { self.verbs.ibv_ack_async_event(&raw mut event) };
+        Some(NicEvent { kind: event.event_type, about })
+    }
+
+    fn failed(&self, call: &'static str, error: io::Error) -> DeviceError {
+        DeviceError::Call { device: self.device.clone(), call, error: error.to_string() }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open`, closed once; whatever was made from it holds an `Arc` of it.
+        unsafe { self.verbs.ibv_close_device(self.raw()) };
+    }
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Context").field(&self.device).finish()
+    }
+}
+
+/// The list of devices that libibverbs makes.
+struct List {
+    verbs: &'static Ibverbs,
+    start: NonNull<*mut ibv_device>,
+    count: usize,
+}
+
+impl List {
+    fn get() -> Result<Self, DeviceError> {
+        let verbs = library()?;
+        let mut count = 0;
+        // SAFETY: `count` is an int that the function fills.
+        let start = unsafe { verbs.ibv_get_device_list(&raw mut count) };
+        let start = NonNull::new(start).ok_or_else(|| DeviceError::list(io::Error::last_os_error()))?;
+        Ok(List { verbs, start, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    fn devices(&self) -> &[*mut ibv_device] {
+        // SAFETY: the function gave an array of `count` devices, which lives until it is freed by `drop`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: from ibv_get_device_list, freed once.
+        unsafe { self.verbs.ibv_free_device_list(self.start.as_ptr()) };
+    }
+}

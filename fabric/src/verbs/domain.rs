@@ -1,0 +1,43 @@
+//! A protection domain: what one connection may reach on one NIC.
+//!
+//! On the `unsafe` list. Any thread.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::context::Context;
+use super::error::CreateError;
+use super::ffi::ibv_pd;
+
+/// An `ibv_pd`. Queue pairs and regions of one domain go together, and with no others.
+pub(super) struct Domain {
+    raw: NonNull<ibv_pd>,
+    pub context: Arc<Context>,
+}
+
+// SAFETY: an ibv_pd may be used from every thread, and this value alone frees it.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, CreateError> {
+        // SAFETY: the context is open, and stays so: this value holds it.
+        let raw = NonNull::new(unsafe { context.verbs.ibv_alloc_pd(context.raw()) }).ok_or_else(|| {
+            CreateError::new("protection domain", context, String::new(), io::Error::last_os_error())
+        })?;
+        Ok(Arc::new(Domain { raw, context: Arc::clone(context) }))
+    }
+
+    pub fn raw(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, freed once; queue pairs and regions hold an `Arc` of it.
+        unsafe { self.context.verbs.ibv_dealloc_pd(self.raw()) };
+    }
+}

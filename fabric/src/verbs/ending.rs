@@ -1,0 +1,189 @@
+//! How links end: a peer that left or died, a NIC that failed, a link that is detached.
+//!
+//! ```text
+//!   Open --(socket ended, error, event)--> Ending --(all arrivals shown)--> Closing --(closed())--> Reported
+//!     |                                       |                               |                       |
+//!     +------------- detach: lingers until its last posts are out, then its queue pair is destroyed --+
+//!                    and its route cleared: nothing of it is left in the completion queue
+//! ```
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::group::Abandoned;
+use super::port::{Attached, Endpoint, LinkState, Owner, Port};
+use super::work::Work;
+use crate::port::CloseReason;
+
+/// Posts that are not out after this long never will be: a live peer's NIC takes microseconds for each.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// How long `detach` itself waits for that. The peer hears of the end when it is over, although this port may
+/// never be polled again; a peer that does not take its arrivals cannot hold a core for longer.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// A detached link, whose last posts may be under way.
+pub(super) struct Linger {
+    endpoint: Endpoint,
+    deadline: Instant,
+    /// Its queue pair failed: nothing more goes out.
+    failed: bool,
+}
+
+impl Port {
+    /// Looks at what other threads have said, and at the links that are ending.
+    #[inline]
+    pub(super) fn look(&mut self) {
+        let changes = self.state.changes.load(Ordering::Acquire); // [change]
+        if changes != self.changes_seen {
+            self.changes_seen = changes;
+            self.look_at_changes();
+        }
+        if self.ends > 0 {
+            self.settle();
+        }
+        if !self.lingering.is_empty() {
+            self.sweep();
+        }
+    }
+
+    #[cold]
+    fn look_at_changes(&mut self) {
+        let (events, abandoned) = self.state.take_changes();
+        for index in 0..self.links.len() {
+            let Some(attached) = &self.links[index] else { continue };
+            let Endpoint { connection, link, .. } = &attached.endpoint;
+            let event = events.iter().find(|(context, event)| {
+                event.concerns(context, &self.state, link.route.rail, link.number())
+            });
+            if let Some((context, event)) = event {
+                self.end(index, CloseReason::Failed(event.words(context)));
+            } else if connection.is_dead() {
+                self.end(index, CloseReason::PeerGone);
+            }
+        }
+        self.clear(&abandoned);
+    }
+
+    /// An open link is to end, once its arrivals are shown; the peer's end, too.
+    #[cold]
+    pub(super) fn end(&mut self, index: usize, reason: CloseReason) {
+        let Some(attached) = &mut self.links[index] else { return };
+        if matches!(attached.state, LinkState::Open) {
+            attached.state = LinkState::Ending(reason);
+            attached.endpoint.connection.shut();
+            self.ends += 1;
+        }
+    }
+
+    /// Closes links whose arrivals have all been shown.
+    #[cold]
+    fn settle(&mut self) {
+        let ending = |attached: &Attached| matches!(attached.state, LinkState::Ending(_));
+        if !self.links.iter().flatten().any(ending) {
+            return;
+        }
+        // What the peer's NIC delivered before the socket ended has completed.
+        self.take_all();
+        for attached in self.links.iter_mut().flatten() {
+            if let LinkState::Ending(reason) = &attached.state
+                && attached.stashed == 0
+            {
+                attached.state = LinkState::Closing(reason.clone());
+            }
+        }
+    }
+
+    /// A link was detached: its queue pair goes when its last posts are out. The socket ends with it, and
+    /// the links of its neighbours on this port, whose posts go first, too.
+    pub(super) fn linger(&mut self, mut attached: Attached) {
+        let route = &attached.endpoint.link.route;
+        self.routes[route.number as usize] = (route.generation, Owner::Lingering);
+        let open = match attached.state {
+            LinkState::Open => !attached.endpoint.connection.is_dead(),
+            LinkState::Ending(_) | LinkState::Closing(_) => {
+                self.ends -= 1;
+                false
+            }
+            LinkState::Reported => false,
+        };
+        if !open {
+            drop(attached);
+            self.look();
+            return;
+        }
+        let connection = attached.endpoint.connection.number;
+        let link = &mut attached.endpoint.link;
+        let failed = link.flush(&mut self.tally).and_then(|()| link.fence()).is_err();
+        for neighbour in self.links.iter_mut().flatten() {
+            let Endpoint { connection: other, link, .. } = &mut neighbour.endpoint;
+            if other.number == connection && !link.is_fenced() {
+                // Where it fails the neighbour has nothing that could go out.
+                let _ = link.fence();
+            }
+        }
+        let deadline = Instant::now() + LINGER;
+        self.lingering.push(Linger { endpoint: attached.endpoint, deadline, failed });
+        self.part(Instant::now() + GRACE);
+    }
+
+    pub(super) fn complete_lingering(&mut self, route: usize, work: Work, success: bool) {
+        let of_route = |linger: &&mut Linger| linger.endpoint.link.route.number as usize == route;
+        let Some(linger) = self.lingering.iter_mut().find(of_route) else { return };
+        if !success {
+            linger.failed = true;
+        } else if work == Work::Fence {
+            linger.endpoint.link.fence_passed();
+        }
+    }
+
+    /// Lets go of detached links whose posts are out.
+    #[cold]
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        for index in (0..self.lingering.len()).rev() {
+            let Linger { endpoint, deadline, failed } = &self.lingering[index];
+            if *failed || now >= *deadline || endpoint.connection.is_dead() || !self.has_fences(endpoint) {
+                self.lingering.swap_remove(index);
+            }
+        }
+    }
+
+    /// Whether posts of a connection, on this port, may be under way.
+    fn has_fences(&self, endpoint: &Endpoint) -> bool {
+        let attached = self.links.iter().flatten().map(|attached| &attached.endpoint);
+        let lingering = self.lingering.iter().map(|linger| &linger.endpoint);
+        attached
+            .chain(lingering)
+            .any(|other| other.connection.number == endpoint.connection.number && other.link.is_fenced())
+    }
+
+    /// Queue pairs of these routes are destroyed: whatever they completed is taken out of the queues, so that
+    /// the routes can be other links'.
+    fn clear(&mut self, abandoned: &[Abandoned]) {
+        if abandoned.is_empty() {
+            return;
+        }
+        self.take_all();
+        for &route in abandoned {
+            let number = route.route as usize;
+            if let Some((_, owner)) = self.routes.get_mut(number) {
+                *owner = Owner::Nobody;
+            }
+            self.forget_early(number);
+            self.state.clear(route);
+        }
+    }
+
+    /// Waits, at the port's end, until nothing is under way or never will be.
+    pub(super) fn part_from_all(&mut self) {
+        if let Some(last) = self.lingering.iter().map(|linger| linger.deadline).max() {
+            self.part(last);
+        }
+    }
+
+    /// When the first of the detached links is let go of, whatever happens.
+    pub(super) fn linger_deadline(&self) -> Option<Instant> {
+        self.lingering.iter().map(|linger| linger.deadline).min()
+    }
+}

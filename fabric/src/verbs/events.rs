@@ -1,0 +1,96 @@
+//! What a NIC says of itself, asynchronously: read by the watch's thread, told to the ports that use the NIC.
+
+use std::sync::{Arc, Weak};
+
+use super::context::{About, Context, NicEvent};
+use super::error::VerbsError;
+use super::ffi::*;
+use super::group::PortState;
+use super::words;
+use crate::watch::{Register, Watch, Watched};
+
+/// The watch over one device.
+#[derive(Debug)]
+pub(super) struct NicWatch {
+    context: Arc<Context>,
+    ports: Vec<Weak<PortState>>,
+    number: u64,
+    register: Arc<Register>,
+}
+
+impl NicWatch {
+    /// Tells those of `ports` that use the device.
+    pub fn start(
+        watch: &Watch,
+        context: &Arc<Context>,
+        ports: &[Arc<PortState>],
+    ) -> Result<Arc<Self>, VerbsError> {
+        let uses =
+            |port: &&Arc<PortState>| port.rails.iter().any(|rail| Arc::ptr_eq(&rail.nic.context, context));
+        let register = Arc::clone(watch.register());
+        let nic_watch = Arc::new(NicWatch {
+            context: Arc::clone(context),
+            ports: ports.iter().filter(uses).map(Arc::downgrade).collect(),
+            number: register.number(),
+            register,
+        });
+        let watched: Arc<dyn Watched> = nic_watch.clone();
+        watch
+            .add_events(nic_watch.number, context.events_fd(), &watched)
+            .map_err(VerbsError::system("watching a NIC's events"))?;
+        Ok(nic_watch)
+    }
+}
+
+impl Watched for NicWatch {
+    fn ready(&self) {
+        while let Some(event) = self.context.next_event() {
+            if ends_links(event.kind) {
+                self.ports
+                    .iter()
+                    .filter_map(Weak::upgrade)
+                    .for_each(|port| port.nic_said(&self.context, event));
+            }
+        }
+    }
+}
+
+impl Drop for NicWatch {
+    fn drop(&mut self) {
+        self.register.leave(self.number);
+    }
+}
+
+/// Others are news that change nothing, e.g. that a port is active again.
+fn ends_links(kind: ibv_event_type) -> bool {
+    matches!(
+        kind,
+        IBV_EVENT_CQ_ERR
+            | IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_DEVICE_FATAL
+            | IBV_EVENT_PORT_ERR
+    )
+}
+
+impl NicEvent {
+    /// Whether it is about a link with a queue pair of this number, on this rail of a port.
+    pub fn concerns(&self, context: &Arc<Context>, port: &PortState, rail: usize, number: u32) -> bool {
+        let rail = &port.rails[rail];
+        if !Arc::ptr_eq(&rail.nic.context, context) {
+            return false;
+        }
+        match self.about {
+            About::QueuePair(other) => other == number,
+            About::CompletionQueue(address) => rail.queue.raw() as usize == address,
+            About::Port(port) => rail.nic.port == port,
+            About::Device => true,
+        }
+    }
+
+    /// In words, with the NIC's name.
+    pub fn words(&self, context: &Context) -> String {
+        format!("{} says {}", context.device, words::event(self.kind))
+    }
+}

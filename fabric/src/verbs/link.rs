@@ -1,0 +1,308 @@
+//! A link's queue pair with its requests and counts.
+//!
+//! Made and connected by a handshake's thread, then owned by the port's. Knows its windows as addresses and
+//! keys, and not what state the layer above has the link in.
+
+use std::sync::Arc;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::chain::{RECEIVES, ReceiveChain, SendChain};
+use super::domain::Domain;
+use super::error::VerbsError;
+use super::group::{PortState, Route};
+use super::nic::Nic;
+use super::queue_pair::{Peer, QueuePair};
+use super::region::Region;
+use super::work::{Tally, Work};
+use crate::ids::{Imm, Span};
+use crate::port::Posted;
+use crate::window::{RecvWindow, SendWindow};
+
+/// Fences that can be under way: one for a link that is detached, one for a neighbour's sake.
+const FENCES: u32 = 2;
+/// The most sends between two signalled ones; a completion then costs a thirtieth of a send's time.
+const MAX_INTERVAL: u32 = 32;
+/// Sends beyond the capacity that may wait for their acknowledgements: an answer can overtake them.
+const LATE: u32 = 64;
+
+/// A connection's windows on one NIC: registered in a domain of its own.
+pub(super) struct Registered {
+    pub nic: Arc<Nic>,
+    domain: Arc<Domain>,
+    pub send: Arc<Region>,
+    pub receive: Arc<Region>,
+}
+
+impl Registered {
+    pub fn new(nic: &Arc<Nic>, ours: &Arc<SendWindow>, theirs: &RecvWindow) -> Result<Self, VerbsError> {
+        let domain = Domain::new(&nic.context)?;
+        let send = Region::send(&domain, ours)?;
+        let receive = Region::receive(&domain, theirs)?;
+        Ok(Registered { nic: Arc::clone(nic), domain, send, receive })
+    }
+}
+
+/// How many requests a link of a capacity has in its queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Depths {
+    /// Sends that are not known to be done.
+    sends: u32,
+    /// Every so many is signalled.
+    interval: u32,
+    receives: u32,
+}
+
+impl Depths {
+    /// A full send queue always has a signalled send in it, and up to an interval of it is done and not yet
+    /// known to be: with that beyond the capacity, a peer that has polled all finds room made. Receive
+    /// requests are posted again in batches, and are for every send that can be under way.
+    fn of(capacity: u32) -> Self {
+        let interval = (capacity / 2).clamp(1, MAX_INTERVAL);
+        let sends = capacity.saturating_add(interval).saturating_add(capacity.min(LATE));
+        Depths { sends, interval, receives: sends.saturating_add(RECEIVES) }
+    }
+
+    /// When a queue pair fails, everything in its queues completes.
+    fn completions(self) -> u32 {
+        self.sends.saturating_add(FENCES).saturating_add(self.receives)
+    }
+}
+
+/// Where the peer's window lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PeerWindow {
+    pub address: u64,
+    pub bytes: u64,
+    pub key: u32,
+}
+
+/// A queue pair that takes in what arrives, and has no peer yet.
+pub(super) struct Unconnected {
+    // Destroyed before the route is given up, as in `Link`.
+    qp: QueuePair,
+    receives: ReceiveChain,
+    registered: Arc<Registered>,
+    depths: Depths,
+    pub first_packet: u32,
+    route: Route,
+}
+
+impl Unconnected {
+    /// For a port's NIC `rail`.
+    pub fn new(
+        port: &Arc<PortState>,
+        rail: usize,
+        registered: &Arc<Registered>,
+        capacity: u32,
+    ) -> Result<Self, VerbsError> {
+        let depths = Depths::of(capacity);
+        let queue = &port.rails[rail].queue;
+        queue.reserve(depths.completions())?;
+        let route = Route::new(port, rail, depths.completions());
+        let qp = QueuePair::new(&registered.domain, queue, depths.sends + FENCES, depths.receives)?;
+        qp.initialise(&registered.nic)?;
+        let mut receives = ReceiveChain::new(route.id(Work::Receive).encode());
+        let mut left = depths.receives;
+        while left > 0 {
+            let count = left.min(RECEIVES);
+            receives.post(&qp, count).map_err(|errno| {
+                let error = std::io::Error::from_raw_os_error(errno);
+                VerbsError::system("posting receive requests")(error)
+            })?;
+            left -= count;
+        }
+        let first_packet = random_packet().map_err(VerbsError::system("drawing a packet number"))?;
+        Ok(Unconnected { qp, receives, registered: Arc::clone(registered), depths, first_packet, route })
+    }
+
+    /// The queue pair's number.
+    pub fn number(&self) -> u32 {
+        self.qp.number()
+    }
+
+    /// The key of the window that the peer writes.
+    pub fn receive_key(&self) -> u32 {
+        self.registered.receive.remote_key()
+    }
+
+    /// Joins it with the peer's.
+    pub fn connect(self, peer: &Peer, window: PeerWindow) -> Result<Link, VerbsError> {
+        self.qp.connect(&self.registered.nic, self.first_packet, peer)?;
+        let Unconnected { qp, receives, registered, depths, route, .. } = self;
+        let bytes = usize::try_from(window.bytes).unwrap_or(usize::MAX).min(registered.send.bytes);
+        Ok(Link {
+            sends: SendChain::new(&registered.send, window.key),
+            receives,
+            from: registered.send.address,
+            peer: window,
+            bytes,
+            depths,
+            in_flight: 0,
+            unsignalled: 0,
+            fences: 0,
+            consumed: 0,
+            send_id: route.id(Work::Send).encode(),
+            qp,
+            registered,
+            route,
+        })
+    }
+}
+
+/// A connected queue pair. What it posts from and what the peer writes stays registered as long as it lives.
+pub(super) struct Link {
+    // Destroyed first: afterwards nothing touches the windows, and nothing completes under the route.
+    qp: QueuePair,
+    sends: SendChain,
+    receives: ReceiveChain,
+    /// First byte of this end's window.
+    from: u64,
+    peer: PeerWindow,
+    /// Size of the smaller of the two.
+    bytes: usize,
+    depths: Depths,
+    /// Sends that are not known to be done, held back or handed over.
+    in_flight: u32,
+    /// The last of them that are not signalled.
+    unsignalled: u32,
+    fences: u32,
+    /// Receive requests that were used and not posted again.
+    consumed: u32,
+    send_id: u64,
+    #[cfg_attr(not(test), expect(dead_code, reason = "held: what the queue pair reads and writes"))]
+    registered: Arc<Registered>,
+    pub route: Route,
+}
+
+impl Link {
+    /// The queue pair's number.
+    pub fn number(&self) -> u32 {
+        self.qp.number()
+    }
+
+    /// Holds a send back, or says that there is no room. The errno where a full chain was not taken.
+    ///
+    /// # Panics
+    /// When the span sticks out of a window: the two ends' layouts differ, or the caller's is wrong.
+    pub fn post(&mut self, span: Span, imm: Imm, tally: &mut Tally) -> Result<Posted, i32> {
+        let end = span.end().unwrap_or(usize::MAX);
+        assert!(end <= self.bytes, "{span:?} of windows that have {} bytes in common", self.bytes);
+        if self.in_flight >= self.depths.sends {
+            return Ok(Posted::Full);
+        }
+        self.in_flight += 1;
+        self.unsignalled += 1;
+        let signalled = self.unsignalled == self.depths.interval;
+        if signalled {
+            self.unsignalled = 0;
+        }
+        let offset = span.offset as u64;
+        let bytes = u32::try_from(span.bytes).expect("a span of less than 4 GiB");
+        self.sends.push(
+            self.send_id,
+            signalled,
+            self.from + offset,
+            self.peer.address + offset,
+            bytes,
+            imm.0,
+        );
+        if self.sends.is_full() {
+            self.flush(tally)?;
+        }
+        Ok(Posted::Accepted)
+    }
+
+    /// Hands over what is held back.
+    pub fn flush(&mut self, tally: &mut Tally) -> Result<(), i32> {
+        if self.sends.is_empty() {
+            return Ok(());
+        }
+        tally.sends += self.sends.held() as u64;
+        tally.send_calls += 1;
+        self.sends.post(&self.qp)
+    }
+
+    /// A signalled send completed, and with it all before it.
+    pub fn sent(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(self.depths.interval);
+    }
+
+    /// An arrival was shown: its receive request is used up.
+    pub fn shown(&mut self, tally: &mut Tally) -> Result<(), i32> {
+        self.consumed += 1;
+        if self.consumed < RECEIVES {
+            return Ok(());
+        }
+        self.consumed = 0;
+        tally.receives += u64::from(RECEIVES);
+        tally.receive_calls += 1;
+        self.receives.post(&self.qp, RECEIVES)
+    }
+
+    /// Has a fence follow what was handed over; [`fence_passed`](Self::fence_passed) when all of it is done.
+    pub fn fence(&mut self) -> Result<(), i32> {
+        if self.in_flight == 0 || self.fences == FENCES {
+            return Ok(()); // nothing to wait for, or the last fence was for everything already
+        }
+        SendChain::post_fence(&self.qp, self.route.id(Work::Fence).encode())?;
+        self.fences += 1;
+        Ok(())
+    }
+
+    pub fn fence_passed(&mut self) {
+        self.fences = self.fences.saturating_sub(1);
+    }
+
+    pub fn is_fenced(&self) -> bool {
+        self.fences > 0
+    }
+
+    /// The most arrivals that can be unread.
+    pub fn most_unread(&self) -> u32 {
+        self.depths.receives
+    }
+}
+
+/// What only a hostile peer does.
+#[cfg(test)]
+impl Link {
+    /// Where posts go, and the key for it.
+    pub fn target(&self) -> (u32, u64) {
+        (self.peer.key, self.peer.address)
+    }
+
+    /// Has posts go elsewhere.
+    pub fn aim_at(&mut self, (key, address): (u32, u64)) {
+        self.peer = PeerWindow { key, address, ..self.peer };
+        self.sends = SendChain::new(&self.registered.send, key);
+    }
+
+    /// Sends a message of nothing that is no write.
+    pub fn send_plainly(&self) {
+        SendChain::post_plain(&self.qp).unwrap();
+    }
+}
+
+/// The 24 bits of a first packet's number; random, so that packets of a former queue pair do not fit.
+fn random_packet() -> std::io::Result<u32> {
+    let mut bytes = [0; 4];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(u32::from_le_bytes(bytes) & 0xff_ffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_hold_the_capacity_whatever_is_late() {
+        for capacity in [1, 2, 3, 5, 8, 64, 100, 1750, 1 << 20] {
+            let depths = Depths::of(capacity);
+            assert!(depths.sends >= capacity + depths.interval, "{depths:?}");
+            assert!(depths.interval <= depths.sends, "a full queue has a signalled send: {depths:?}");
+            assert!(depths.receives >= depths.sends + RECEIVES - 1, "{depths:?}");
+        }
+        let _ = Depths::of(u32::MAX).completions(); // too large for any NIC, which says so
+    }
+}

@@ -1,0 +1,192 @@
+//! Real bytes over one NIC and back, checked: the last word on whether it works.
+//!
+//! On the `unsafe` list, for looks into the receive windows. Any thread; makes ports of its own and drops
+//! them.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::connect::{ConnectError, Joined, Listener, connect};
+use super::error::VerbsError;
+use super::group::{group, worker_group};
+use super::nic::NicOptions;
+use super::port::Port;
+use crate::ids::{Imm, LinkId, Span};
+use crate::port::{Arrival, Port as _, Posted, Until};
+use crate::window::{RecvWindow, SendWindow, Spans, WindowError};
+
+/// Bytes of a post, as the hub's chunks have.
+const CHUNK: usize = 32 << 10;
+/// For each step of the handshake, and for all the bytes of a direction.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a loop-back moved.
+#[derive(Clone, Debug)]
+pub struct Loopback {
+    /// The NIC, its port and GID, and why these.
+    pub reason: String,
+    /// Bytes each way.
+    pub bytes: usize,
+    /// From the first post to the last arrival, both ways one after the other.
+    pub elapsed: Duration,
+}
+
+/// A NIC does not move bytes.
+#[derive(Debug, thiserror::Error)]
+pub enum LoopbackError {
+    /// It cannot be used at all.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// Two ports of it cannot be joined.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// No memory for the windows.
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    /// A link broke.
+    #[error("{device}: the link to itself closed after {arrived} of {posts} posts: {reason}")]
+    Closed {
+        /// The NIC.
+        device: String,
+        /// Posts that arrived.
+        arrived: usize,
+        /// Posts.
+        posts: usize,
+        /// Why it closed.
+        reason: String,
+    },
+    /// Nothing came any more.
+    #[error(
+        "{device}: {arrived} of {posts} posts to itself arrived within {TIMEOUT:?}; is a firewall in the way (RoCE v2 is UDP port 4791)?"
+    )]
+    Silent {
+        /// The NIC.
+        device: String,
+        /// Posts that arrived.
+        arrived: usize,
+        /// Posts.
+        posts: usize,
+    },
+    /// What came is not what was sent.
+    #[error("{device}: chunk {chunk} arrived with other bytes than were sent")]
+    Wrong {
+        /// The NIC.
+        device: String,
+        /// Number of the chunk.
+        chunk: usize,
+    },
+}
+
+/// Joins two ports of one NIC and moves `bytes` each way between them.
+///
+/// # Errors
+/// Whatever keeps the NIC from it.
+pub fn loopback(nic: &NicOptions, bytes: usize) -> Result<Loopback, LoopbackError> {
+    let spans: Vec<Span> = (0..bytes.div_ceil(CHUNK))
+        .map(|index| Span { offset: index * CHUNK, bytes: CHUNK.min((bytes - index * CHUNK) / 4 * 4) })
+        .collect();
+    let capacity = spans.len().clamp(1, 64) as u32;
+    let (hub_group, mut hub_ports) = group(std::slice::from_ref(nic))?;
+    let (worker_group, worker_port) = worker_group(std::slice::from_ref(nic))?;
+    let reason = hub_group.nics(0).map(|nic| format!("{}: {}", nic.address().device, nic.reason())).collect();
+    let (hub_window, hub_spans) = window(bytes, &spans)?;
+    let (worker_window, worker_spans) = window(bytes, &spans)?;
+    let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    let address = listener.address();
+    let (hub_joined, worker_joined) = std::thread::scope(|scope| {
+        let worker = scope
+            .spawn(|| connect(address, [0; 16], &worker_group, &worker_window, bytes, &[capacity], TIMEOUT));
+        let hub = listener.accept().and_then(|accepted| {
+            let hello = accepted.expect("nobody stops the listener").hello(TIMEOUT)?;
+            hello.welcome(&hub_group, &hub_window, bytes, &[capacity], |_| ())
+        });
+        (hub, worker.join().expect("connecting does not panic"))
+    });
+    // The worker's error says more where both failed: the hub only hears that it hung up.
+    let (worker_joined, hub_joined) = (worker_joined?, hub_joined?);
+    let mut hub = End::new(hub_ports.remove(0), hub_joined, hub_spans, nic);
+    let mut worker = End::new(worker_port, worker_joined, worker_spans, nic);
+    let begin = Instant::now();
+    worker.send(&mut hub, 1)?;
+    hub.send(&mut worker, 2)?;
+    Ok(Loopback { reason, bytes, elapsed: begin.elapsed() })
+}
+
+fn window(bytes: usize, spans: &[Span]) -> Result<(Arc<SendWindow>, Spans), WindowError> {
+    let window = SendWindow::new(bytes)?;
+    let (window, mut owned) = window.split(vec![spans.to_vec()]).expect("chunks are disjoint and aligned");
+    Ok((window, owned.remove(0)))
+}
+
+/// One end of the loop.
+struct End {
+    port: Port,
+    link: LinkId,
+    recv: RecvWindow,
+    spans: Spans,
+    device: String,
+}
+
+impl End {
+    fn new(mut port: Port, mut joined: Joined, spans: Spans, nic: &NicOptions) -> Self {
+        let link = port.attach(joined.endpoints.remove(0));
+        End { port, link, recv: joined.recv, spans, device: nic.device.clone() }
+    }
+
+    /// Posts every chunk to the other end, each with words of its own, and looks at them there.
+    fn send(&mut self, to: &mut End, salt: u32) -> Result<(), LoopbackError> {
+        let posts = self.spans.len();
+        for chunk in 0..posts {
+            for (index, word) in (0u32..).zip(self.spans.elements_mut::<u32>(chunk)) {
+                *word = pattern(salt, chunk, index);
+            }
+        }
+        let deadline = Instant::now() + TIMEOUT;
+        let (mut posted, mut arrived) = (0, 0);
+        let mut arrivals = [Arrival::default(); 64];
+        while arrived < posts {
+            while posted < posts
+                && self.port.post(self.link, self.spans.span(posted), Imm(posted as u32)) == Posted::Accepted
+            {
+                posted += 1;
+            }
+            self.port.flush();
+            self.port.poll(&mut [Arrival::default()]); // nothing arrives here; sends complete
+            let count = to.port.poll(&mut arrivals);
+            for arrival in &arrivals[..count] {
+                to.check(salt, arrival.imm.0 as usize, self)?;
+            }
+            arrived += count;
+            for port in [&mut self.port, &mut to.port] {
+                if let Some(closed) = port.closed() {
+                    let (device, reason) = (to.device.clone(), closed.reason.to_string());
+                    return Err(LoopbackError::Closed { device, arrived, posts, reason });
+                }
+            }
+            if count == 0 {
+                to.port.wait(Until::Any, Duration::from_millis(1)); // this thread has the other end, too
+                if Instant::now() > deadline {
+                    return Err(LoopbackError::Silent { device: to.device.clone(), arrived, posts });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, salt: u32, chunk: usize, from: &End) -> Result<(), LoopbackError> {
+        let wrong = || LoopbackError::Wrong { device: self.device.clone(), chunk };
+        if chunk >= from.spans.len() {
+            return Err(wrong());
+        }
+        // SAFETY: each chunk is posted once in a direction, and this one has arrived: nobody writes it.
+        let words = unsafe { self.recv.elements::<u32>(from.spans.span(chunk)) }.map_err(|_| wrong())?;
+        let right = (0u32..).zip(words).all(|(index, &word)| word == pattern(salt, chunk, index));
+        if right { Ok(()) } else { Err(wrong()) }
+    }
+}
+
+/// A word that no other chunk, place or direction has, nor memory that nobody wrote.
+fn pattern(salt: u32, chunk: usize, index: u32) -> u32 {
+    (salt << 30 | (chunk as u32) << 13 | index).wrapping_mul(0x9e37_79b1)
+}

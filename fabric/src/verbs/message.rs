@@ -1,0 +1,362 @@
+//! The handshake's messages, little endian. Pure.
+//!
+//! Whatever comes in here comes from outside: each field is checked before it is used, and nothing is
+//! allocated for more than came. See `docs/protocol.md`.
+
+use std::ops::RangeInclusive;
+
+use super::address::{Address, LinkLayer, Mtu};
+use super::gid::Gid;
+
+/// First bytes of every message; the digit is the version of this handshake.
+const MAGIC: [u8; 8] = *b"phubrdm1";
+/// Ports of a hub, and links of a connection: more cores than any machine has.
+const MAX_PORTS: usize = 4096;
+/// NICs of a worker.
+const MAX_NICS: usize = 64;
+/// The kernel's limit on a device's name.
+const MAX_NAME: usize = 64;
+/// The longest refusal.
+const MAX_WORDS: usize = 4096;
+/// The longest message, with the ports of the largest hub.
+pub(super) const MAX_BYTES: usize = 1 << 19;
+/// Stands for a prefix that is not known.
+const UNKNOWN: u8 = 255;
+/// Queue pairs and packets are numbered with 24 bits.
+const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
+
+/// What either end says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// Worker: who it is, and the size of the window that it writes.
+    Hello { token: [u8; 16], send_bytes: u64 },
+    /// Hub: where its ports are reached, and the size of the window that it writes.
+    Ports { send_bytes: u64, ports: Vec<Address> },
+    /// Either: its ends of the links.
+    Links(Links),
+    /// Worker: all links stand.
+    Ready,
+    /// Either: no, and why.
+    Refused(String),
+}
+
+/// One side's ends of all links.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Links {
+    /// First byte of the window that the other side writes.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// The NICs that ends are on; a hub's are its ports', and not said again.
+    pub nics: Vec<Address>,
+    /// By the hub's ports; none where there is no link.
+    pub ends: Vec<Option<LinkEnd>>,
+}
+
+/// One side's end of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkEnd {
+    /// Index of its NIC.
+    pub nic: u16,
+    /// Its queue pair.
+    pub number: u32,
+    /// The number of the first packet that it sends.
+    pub first_packet: u32,
+    /// The key of the window on that NIC.
+    pub key: u32,
+}
+
+impl Message {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        match self {
+            Message::Hello { token, send_bytes } => {
+                bytes.push(0);
+                bytes.extend(token);
+                bytes.extend(send_bytes.to_le_bytes());
+            }
+            Message::Ports { send_bytes, ports } => {
+                bytes.push(1);
+                bytes.extend(send_bytes.to_le_bytes());
+                encode_addresses(&mut bytes, ports);
+            }
+            Message::Links(links) => {
+                bytes.push(2);
+                links.encode(&mut bytes);
+            }
+            Message::Ready => bytes.push(3),
+            Message::Refused(why) => {
+                bytes.push(4);
+                bytes.extend(why.bytes().take(MAX_WORDS));
+            }
+        }
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let mut body = bytes.strip_prefix(&MAGIC).ok_or_else(|| {
+            let seen = String::from_utf8_lossy(&bytes[..bytes.len().min(MAGIC.len())]).into_owned();
+            format!("expected the handshake {:?}, saw {seen:?}: both ends must be of one version", "phubrdm1")
+        })?;
+        let [kind] = take(&mut body)?;
+        let message = match kind {
+            0 => Message::Hello { token: take(&mut body)?, send_bytes: u64::from_le_bytes(take(&mut body)?) },
+            1 => {
+                let send_bytes = u64::from_le_bytes(take(&mut body)?);
+                Message::Ports { send_bytes, ports: decode_addresses(&mut body, 1..=MAX_PORTS)? }
+            }
+            2 => Message::Links(Links::decode(&mut body)?),
+            3 => Message::Ready,
+            4 => {
+                let words = &body[..body.len().min(MAX_WORDS)];
+                body = &[];
+                Message::Refused(String::from_utf8_lossy(words).into_owned())
+            }
+            kind => return Err(format!("unknown kind {kind} of handshake message")),
+        };
+        if !body.is_empty() {
+            return Err(format!("{} bytes too many in the handshake", body.len()));
+        }
+        Ok(message)
+    }
+
+    /// For the error that another one was expected.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Message::Hello { .. } => "a hello",
+            Message::Ports { .. } => "the hub's ports",
+            Message::Links(_) => "ends of links",
+            Message::Ready => "ready",
+            Message::Refused(_) => "a refusal",
+        }
+    }
+}
+
+impl Links {
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.address.to_le_bytes());
+        bytes.extend(self.bytes.to_le_bytes());
+        encode_addresses(bytes, &self.nics);
+        bytes.extend((self.ends.len() as u32).to_le_bytes());
+        for end in &self.ends {
+            bytes.push(u8::from(end.is_some()));
+            if let Some(LinkEnd { nic, number, first_packet, key }) = end {
+                bytes.extend(nic.to_le_bytes());
+                bytes.extend(number.to_le_bytes());
+                bytes.extend(first_packet.to_le_bytes());
+                bytes.extend(key.to_le_bytes());
+            }
+        }
+    }
+
+    fn decode(body: &mut &[u8]) -> Result<Self, String> {
+        let address = u64::from_le_bytes(take(body)?);
+        let bytes = u64::from_le_bytes(take(body)?);
+        if address.checked_add(bytes).is_none() {
+            return Err(format!("a window of {bytes} bytes at {address:#x} does not fit into memory"));
+        }
+        let nics = decode_addresses(body, 0..=MAX_NICS)?;
+        let count = count(body, "links", 1..=MAX_PORTS)?;
+        let mut ends = Vec::new();
+        for _ in 0..count {
+            ends.push(match take(body)? {
+                [0] => None,
+                [1] => Some(LinkEnd::decode(body)?),
+                [other] => return Err(format!("{other} is neither a link nor none")),
+            });
+        }
+        Ok(Links { address, bytes, nics, ends })
+    }
+}
+
+impl LinkEnd {
+    fn decode(body: &mut &[u8]) -> Result<Self, String> {
+        let nic = u16::from_le_bytes(take(body)?);
+        let number = u32::from_le_bytes(take(body)?);
+        let first_packet = u32::from_le_bytes(take(body)?);
+        let key = u32::from_le_bytes(take(body)?);
+        if !BITS_24.contains(&number) || !BITS_24.contains(&first_packet) {
+            return Err(format!("queue pair {number} and packet {first_packet} must be of 24 bits"));
+        }
+        Ok(LinkEnd { nic, number, first_packet, key })
+    }
+}
+
+fn encode_addresses(bytes: &mut Vec<u8>, addresses: &[Address]) {
+    bytes.extend((addresses.len() as u32).to_le_bytes());
+    for Address { device, link_layer, gid, prefix, lid, mtu } in addresses {
+        bytes.push(u8::from(*link_layer == LinkLayer::InfiniBand));
+        bytes.extend(gid.0);
+        bytes.push(prefix.unwrap_or(UNKNOWN));
+        bytes.extend(lid.to_le_bytes());
+        bytes.push(mtu.code());
+        let name = &device.as_bytes()[..device.len().min(MAX_NAME)];
+        bytes.push(name.len() as u8);
+        bytes.extend(name);
+    }
+}
+
+fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<Vec<Address>, String> {
+    let count = count(body, "addresses", allowed)?;
+    // Grown as they come: a count is not worth its memory before its bytes are there.
+    let mut addresses = Vec::new();
+    for _ in 0..count {
+        let link_layer = match take(body)? {
+            [0] => LinkLayer::Ethernet,
+            [1] => LinkLayer::InfiniBand,
+            [other] => return Err(format!("unknown link layer {other}")),
+        };
+        let gid = Gid(take(body)?);
+        let prefix = match take(body)? {
+            [UNKNOWN] => None,
+            [bits @ 0..=128] => Some(bits),
+            [bits] => return Err(format!("a subnet prefix of {bits} bits")),
+        };
+        let lid = u16::from_le_bytes(take(body)?);
+        let [code] = take(body)?;
+        let mtu = Mtu::from_code(code.into()).ok_or_else(|| format!("unknown MTU code {code}"))?;
+        let [length] = take(body)?;
+        let length = usize::from(length);
+        if length > MAX_NAME || length > body.len() {
+            return Err(format!("a device's name of {length} bytes"));
+        }
+        let (name, rest) = body.split_at(length);
+        *body = rest;
+        // It goes into logs.
+        if !name.iter().all(u8::is_ascii_graphic) {
+            return Err("a device's name that is no printable ASCII".into());
+        }
+        let device = String::from_utf8_lossy(name).into_owned();
+        addresses.push(Address { device, link_layer, gid, prefix, lid, mtu });
+    }
+    Ok(addresses)
+}
+
+fn count(body: &mut &[u8], what: &str, allowed: RangeInclusive<usize>) -> Result<usize, String> {
+    let count = u32::from_le_bytes(take(body)?) as usize;
+    if !allowed.contains(&count) {
+        return Err(format!("{count} {what} are not between {} and {}", allowed.start(), allowed.end()));
+    }
+    Ok(count)
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], String> {
+    let (head, rest) = bytes.split_first_chunk().ok_or("the handshake message is too short")?;
+    *bytes = rest;
+    Ok(*head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn address(name: &str) -> Address {
+        Address {
+            device: name.into(),
+            link_layer: LinkLayer::Ethernet,
+            gid: Gid([7; 16]),
+            prefix: Some(24),
+            lid: 0,
+            mtu: Mtu::from_code(5).unwrap(),
+        }
+    }
+
+    fn links() -> Links {
+        let end = LinkEnd { nic: 1, number: 0xff_ffff, first_packet: 17, key: u32::MAX };
+        Links {
+            address: 0x7f00_0000_0000,
+            bytes: 1 << 30,
+            nics: vec![address("mlx5_0"), Address { prefix: None, ..address("mlx5_1") }],
+            ends: vec![Some(end), None, Some(LinkEnd { nic: 0, ..end })],
+        }
+    }
+
+    fn all() -> Vec<Message> {
+        let infiniband = Address { link_layer: LinkLayer::InfiniBand, lid: 9, ..address("ib0") };
+        vec![
+            Message::Hello { token: [7; 16], send_bytes: 1 << 40 },
+            Message::Ports { send_bytes: 12, ports: vec![address("rxe0"), infiniband] },
+            Message::Links(links()),
+            Message::Ready,
+            Message::Refused("no such token".into()),
+        ]
+    }
+
+    #[test]
+    fn messages_survive_the_wire() {
+        for message in all() {
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+        }
+    }
+
+    #[test]
+    fn the_largest_hub_fits_into_a_message() {
+        let name = "x".repeat(MAX_NAME);
+        let ports = Message::Ports { send_bytes: 0, ports: vec![address(&name); MAX_PORTS] };
+        assert!(ports.encode().len() <= MAX_BYTES);
+        let end = LinkEnd { nic: 0, number: 0, first_packet: 0, key: 0 };
+        let ends = vec![Some(end); MAX_PORTS];
+        let links = Message::Links(Links { nics: vec![address(&name); MAX_NICS], ends, ..links() });
+        assert!(links.encode().len() <= MAX_BYTES);
+    }
+
+    #[test]
+    fn a_message_that_is_cut_or_longer_is_no_message() {
+        for message in all() {
+            let bytes = message.encode();
+            if !matches!(message, Message::Refused(_)) {
+                assert!(Message::decode(&[bytes.as_slice(), &[0]].concat()).is_err(), "{message:?}");
+                for end in 0..bytes.len() {
+                    assert!(Message::decode(&bytes[..end]).is_err(), "{message:?} of {end} bytes");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let error = Message::decode(b"phubrdm9........").unwrap_err();
+        assert!(error.contains("phubrdm1") && error.contains("phubrdm9"), "{error}");
+    }
+
+    #[test]
+    fn what_no_correct_peer_sends_is_refused() {
+        let wrong = |change: &dyn Fn(&mut Links)| {
+            let mut links = links();
+            change(&mut links);
+            Message::decode(&Message::Links(links).encode()).unwrap_err()
+        };
+        assert!(wrong(&|links| links.ends[0].as_mut().unwrap().number = 1 << 24).contains("24 bits"));
+        assert!(wrong(&|links| links.address = u64::MAX).contains("does not fit into memory"));
+        assert!(wrong(&|links| links.ends.clear()).contains("0 links are not between 1 and 4096"));
+        assert!(wrong(&|links| links.nics[0].prefix = Some(129)).contains("129 bits"));
+        assert!(wrong(&|links| links.nics[0].device = "a\nb".into()).contains("printable"));
+        // A count that its bytes do not follow costs no memory.
+        let mut bytes = MAGIC.to_vec();
+        bytes.push(1);
+        bytes.extend(0u64.to_le_bytes());
+        bytes.extend(4096u32.to_le_bytes());
+        assert!(Message::decode(&bytes).unwrap_err().contains("too short"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail(
+            which in 0..5usize,
+            changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+            tail in proptest::collection::vec(any::<u8>(), 0..32),
+        ) {
+            let mut bytes = all()[which].encode();
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            bytes.extend(tail);
+            // What decodes says the same when it is said again.
+            if let Ok(message) = Message::decode(&bytes) {
+                prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
+            }
+        }
+    }
+}

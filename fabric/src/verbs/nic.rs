@@ -1,0 +1,118 @@
+//! A NIC in use: an opened device, one of its ports, and the address that it goes by.
+//!
+//! Made before any port of a group; then only read.
+
+use std::sync::Arc;
+
+use super::address::Address;
+use super::context::Context;
+use super::device::{DeviceError, DevicePort};
+use super::error::VerbsError;
+use super::gid::{self, GidEntry};
+use super::subnet;
+
+/// Which NIC to use, and how where the choice is not to be made here.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NicOptions {
+    /// The device's name, e.g. `mlx5_0`.
+    pub device: String,
+    /// Its port; none for the first that is active.
+    pub port: Option<u8>,
+    /// The index of its GID; none for the best by rule.
+    pub gid_index: Option<u8>,
+}
+
+impl NicOptions {
+    /// The device, everything else chosen.
+    pub fn new(device: impl Into<String>) -> Self {
+        NicOptions { device: device.into(), port: None, gid_index: None }
+    }
+}
+
+/// A port of an opened device.
+#[derive(Debug)]
+pub struct Nic {
+    pub(super) context: Arc<Context>,
+    pub(super) port: u8,
+    pub(super) gid_index: u8,
+    pub(super) address: Address,
+    pub(super) gids: Vec<GidEntry>,
+    gbps: Option<f64>,
+    reason: String,
+}
+
+impl Nic {
+    pub(super) fn open(context: &Arc<Context>, options: &NicOptions) -> Result<Self, VerbsError> {
+        let port = choose_port(context, options)?;
+        let not_active = |state: String| DeviceError::NotActive {
+            device: context.device.clone(),
+            wanted: Some(port.number),
+            states: vec![state],
+        };
+        let mtu = port.mtu.ok_or_else(|| not_active(format!("port {} without an MTU", port.number)))?;
+        let chosen =
+            gid::choose(&context.device, port.number, port.link_layer, &port.gids, options.gid_index)?;
+        let gid = chosen.entry.gid;
+        let mut address = Address {
+            device: context.device.clone(),
+            link_layer: port.link_layer,
+            gid,
+            prefix: None,
+            lid: port.lid,
+            mtu,
+        };
+        address.prefix = chosen.entry.netdev.as_deref().and_then(|name| subnet::prefix(name, address.ip()));
+        let why_port = if options.port.is_some() { "asked for" } else { "the first that is active" };
+        let reason = format!(
+            "port {} ({why_port}; {}, MTU {}), GID {} {gid} ({})",
+            port.number,
+            port.link_layer,
+            mtu.bytes(),
+            chosen.entry.index,
+            chosen.reason
+        );
+        let gid_index = chosen.entry.index;
+        Ok(Nic {
+            context: Arc::clone(context),
+            port: port.number,
+            gid_index,
+            address,
+            gids: port.gids,
+            gbps: port.gbps,
+            reason,
+        })
+    }
+
+    /// Where it is reached.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Speed of its link, in Gb/s, where known.
+    pub fn gbps(&self) -> Option<f64> {
+        self.gbps
+    }
+
+    /// Its port and GID, and why these: a line for logs.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
+fn choose_port(context: &Context, options: &NicOptions) -> Result<DevicePort, VerbsError> {
+    let mut states = Vec::new();
+    for number in 1..=context.limits.ports {
+        if options.port.is_some_and(|wanted| wanted != number) {
+            continue;
+        }
+        let port = DevicePort::look(context, number)?;
+        if port.active {
+            return Ok(port);
+        }
+        states.push(format!("port {number} {}", port.state));
+    }
+    if states.is_empty() {
+        states.push(format!("a device of {} ports", context.limits.ports));
+    }
+    Err(DeviceError::NotActive { device: context.device.clone(), wanted: options.port, states }.into())
+}

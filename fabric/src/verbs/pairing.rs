@@ -1,0 +1,130 @@
+//! Which NIC of the worker each port of the hub is linked with. Pure; the worker computes it.
+
+use super::address::Address;
+
+/// One hub port's partner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pairing {
+    /// The hub's port, by its number in the group.
+    pub port: usize,
+    /// Number of the worker's NIC.
+    pub nic: usize,
+    /// The hub's end.
+    pub hub: Address,
+    /// The worker's end.
+    pub worker: Address,
+    /// Why these two, in words.
+    pub reason: String,
+}
+
+/// Pairs each hub port that has a link with a NIC of the worker: one of its subnet first, and round robin
+/// among several; else round robin over all of its link layer. None can be reached where there is none.
+pub(super) fn pair(
+    hub: &[Address],
+    linked: impl Fn(usize) -> bool,
+    worker: &[Address],
+) -> Result<Vec<Pairing>, String> {
+    let mut loads = vec![0u32; worker.len()];
+    let mut pairs = Vec::new();
+    for (port, address) in hub.iter().enumerate().filter(|&(port, _)| linked(port)) {
+        let near: Vec<(usize, Option<String>)> = (0..worker.len())
+            .map(|nic| (nic, address.shared_subnet(&worker[nic])))
+            .filter(|(_, subnet)| subnet.is_some())
+            .collect();
+        let fit: Vec<(usize, Option<String>)> = if near.is_empty() {
+            let same = |&nic: &usize| worker[nic].link_layer == address.link_layer;
+            (0..worker.len()).filter(same).map(|nic| (nic, None)).collect()
+        } else {
+            near
+        };
+        // The least loaded of those that fit, the first of equals: round robin.
+        let Some((nic, subnet)) = fit.iter().min_by_key(|(nic, _)| loads[*nic]) else {
+            let have: Vec<String> = worker.iter().map(|nic| format!("{nic} on {}", nic.link_layer)).collect();
+            return Err(format!(
+                "the hub's {address} is on {}, and no NIC of the worker is: {}",
+                address.link_layer,
+                have.join(", ")
+            ));
+        };
+        loads[*nic] += 1;
+        let reason = match subnet {
+            Some(subnet) => format!("both are in {subnet}"),
+            None => "no NIC of the worker is in its subnet: dealt in turn".into(),
+        };
+        let (hub, worker) = (address.clone(), worker[*nic].clone());
+        pairs.push(Pairing { port, nic: *nic, hub, worker, reason });
+    }
+    Ok(pairs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::address::{LinkLayer, Mtu};
+    use crate::verbs::gid::Gid;
+
+    fn roce(device: &str, ip: [u8; 4], prefix: Option<u8>) -> Address {
+        let gid = std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets();
+        Address {
+            device: device.into(),
+            link_layer: LinkLayer::Ethernet,
+            gid: Gid(gid),
+            prefix,
+            lid: 0,
+            mtu: Mtu::from_code(5).unwrap(),
+        }
+    }
+
+    fn infiniband(device: &str, lid: u16) -> Address {
+        let gid = format!("fe80::{lid:x}:1").parse::<std::net::Ipv6Addr>().unwrap().octets();
+        Address { link_layer: LinkLayer::InfiniBand, lid, gid: Gid(gid), ..roce(device, [0; 4], None) }
+    }
+
+    fn nics(hub: &[Address], worker: &[Address]) -> Vec<usize> {
+        pair(hub, |_| true, worker).unwrap().iter().map(|pair| pair.nic).collect()
+    }
+
+    #[test]
+    fn ports_go_to_the_nic_of_their_subnet() {
+        let hub = [roce("a", [10, 0, 0, 1], Some(24)), roce("b", [10, 0, 1, 1], Some(24))];
+        let worker = [roce("x", [10, 0, 1, 2], None), roce("y", [10, 0, 0, 2], Some(24))];
+        let pairs = pair(&hub, |_| true, &worker).unwrap();
+        assert_eq!(pairs.iter().map(|pair| pair.nic).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(pairs[0].reason, "both are in 10.0.0.0/24");
+    }
+
+    #[test]
+    fn several_of_one_subnet_are_dealt_in_turn() {
+        let hub: Vec<_> = (1..5).map(|last| roce("a", [10, 0, 0, last], Some(16))).collect();
+        let worker = [roce("x", [10, 0, 9, 1], Some(16)), roce("y", [10, 0, 9, 2], Some(16))];
+        assert_eq!(nics(&hub, &worker), [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn without_a_common_subnet_all_nics_are_dealt_in_turn() {
+        let hub: Vec<_> = (1..5).map(|net| roce("a", [10, 0, net, 1], Some(24))).collect();
+        let worker = [roce("x", [10, 1, 0, 1], Some(24)), roce("y", [10, 1, 0, 2], Some(24))];
+        let pairs = pair(&hub, |port| port != 1, &worker).unwrap();
+        assert_eq!(
+            pairs.iter().map(|pair| (pair.port, pair.nic)).collect::<Vec<_>>(),
+            [(0, 0), (2, 1), (3, 0)]
+        );
+        assert!(pairs[0].reason.contains("dealt in turn"));
+    }
+
+    #[test]
+    fn a_prefix_that_nobody_knows_is_no_subnet() {
+        let (a, b) = (roce("a", [10, 0, 0, 1], None), roce("b", [10, 0, 0, 2], None));
+        assert_eq!(a.shared_subnet(&b), None);
+        let whole = roce("c", [10, 0, 0, 1], Some(32));
+        assert_eq!(whole.shared_subnet(&a), Some("10.0.0.1/32".into()));
+        assert_eq!(whole.shared_subnet(&b), None);
+    }
+
+    #[test]
+    fn link_layers_do_not_mix() {
+        let error = pair(&[infiniband("a", 7)], |_| true, &[roce("x", [10, 0, 0, 1], None)]).unwrap_err();
+        assert!(error.contains("LID 7") && error.contains("x (GID ::ffff:10.0.0.1) on Ethernet"), "{error}");
+        assert_eq!(nics(&[infiniband("a", 7)], &[roce("x", [10, 0, 0, 1], None), infiniband("y", 8)]), [1]);
+    }
+}

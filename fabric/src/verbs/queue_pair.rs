@@ -1,0 +1,272 @@
+//! A reliable-connected queue pair, and its way from RESET to RTS.
+//!
+//! On the `unsafe` list. Made and connected by a handshake's thread, then used by the port's alone.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::address::{Address, LinkLayer};
+use super::completion::CompletionQueue;
+use super::domain::Domain;
+use super::error::CreateError;
+use super::ffi::*;
+use super::gid;
+use super::nic::Nic;
+use super::words;
+
+/// Local time-out of a packet: 4.096 us x 2^14 = 67 ms, times [`RETRIES`].
+const TIMEOUT: u8 = 14;
+/// The most that the field holds: about half a second until the peer is taken for gone.
+const RETRIES: u8 = 7;
+/// 7 means for ever. A peer without a receive request is backpressure, and within the protocol never happens.
+const RNR_RETRIES: u8 = 7;
+/// How long the peer waits after it was told "not ready": 12 is 0.64 ms.
+const MIN_RNR_TIMER: u8 = 12;
+/// Routers that a packet may pass.
+const HOP_LIMIT: u8 = 64;
+
+/// A queue pair would not go into its next state.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "cannot move a queue pair of {ours} from {} to {} (ibv_modify_qp of {}: {error}); the peer is {peer}{advice}",
+    words::qp_state(*from),
+    words::qp_state(*to),
+    words::qp_mask(*mask)
+)]
+pub struct ModifyError {
+    /// The state that it was in, an `ibv_qp_state`.
+    pub from: u32,
+    /// The state that it was to go to.
+    pub to: u32,
+    /// What was to be set, an `ibv_qp_attr_mask`.
+    pub mask: u32,
+    /// This end, with port and GID index.
+    pub ours: String,
+    /// The other end; "nobody yet" before it is known.
+    pub peer: String,
+    /// The errno, in words.
+    pub error: String,
+    /// What to do, and this end's GID table where that is the matter.
+    pub advice: String,
+}
+
+/// The other end of a queue pair, as the handshake brought it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub address: Address,
+    pub number: u32,
+    pub first_packet: u32,
+}
+
+/// An `ibv_qp`.
+pub(super) struct QueuePair {
+    raw: NonNull<ibv_qp>,
+    domain: Arc<Domain>,
+    _queue: Arc<CompletionQueue>,
+}
+
+// SAFETY: an ibv_qp may be used from every thread, and this value alone destroys it.
+unsafe impl Send for QueuePair {}
+
+impl QueuePair {
+    /// In RESET. Both its queues complete into `queue`; `sends` and `receives` are work requests.
+    pub fn new(
+        domain: &Arc<Domain>,
+        queue: &Arc<CompletionQueue>,
+        sends: u32,
+        receives: u32,
+    ) -> Result<Self, CreateError> {
+        let context = &domain.context;
+        let most = context.limits.work_requests;
+        if sends.max(receives) > most {
+            return Err(CreateError::too_large("queue pair", context, sends.max(receives), most));
+        }
+        let mut init = ibv_qp_init_attr {
+            send_cq: queue.raw(),
+            recv_cq: queue.raw(),
+            cap: ibv_qp_cap {
+                max_send_wr: sends,
+                max_recv_wr: receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: IBV_QPT_RC,
+            ..Default::default()
+        };
+        // SAFETY: domain and queue are alive, and stay so: the value below holds them; `init` is filled in.
+        let raw = unsafe { context.verbs.ibv_create_qp(domain.raw(), &raw mut init) };
+        let raw = NonNull::new(raw).ok_or_else(|| {
+            let size =
+                format!(" with {sends} sends and {receives} receives (the device's maximum is {most})");
+            CreateError::new("queue pair", context, size, io::Error::last_os_error())
+        })?;
+        Ok(QueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) })
+    }
+
+    /// Its number, which the peer addresses.
+    pub fn number(&self) -> u32 {
+        // SAFETY: alive as long as `self`; the number is set once.
+        unsafe { self.raw.as_ref().qp_num }
+    }
+
+    /// RESET to INIT: receive requests can be posted.
+    pub fn initialise(&self, nic: &Nic) -> Result<(), ModifyError> {
+        let mut attr = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            pkey_index: 0,
+            port_num: nic.port,
+            qp_access_flags: IBV_ACCESS_REMOTE_WRITE,
+            ..Default::default()
+        };
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        self.modify(&mut attr, mask, IBV_QPS_RESET, nic, None)
+    }
+
+    /// INIT to RTR to RTS: joined with the peer.
+    pub fn connect(&self, nic: &Nic, first_packet: u32, peer: &Peer) -> Result<(), ModifyError> {
+        let mut attr = ibv_qp_attr {
+            qp_state: IBV_QPS_RTR,
+            path_mtu: u32::from(nic.address.mtu.min(peer.address.mtu).code()),
+            dest_qp_num: peer.number,
+            rq_psn: peer.first_packet,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: MIN_RNR_TIMER,
+            ah_attr: path(nic, &peer.address),
+            ..Default::default()
+        };
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        self.modify(&mut attr, mask, IBV_QPS_INIT, nic, Some(&peer.address))?;
+        let mut attr = ibv_qp_attr {
+            qp_state: IBV_QPS_RTS,
+            timeout: TIMEOUT,
+            retry_cnt: RETRIES,
+            rnr_retry: RNR_RETRIES,
+            sq_psn: first_packet,
+            max_rd_atomic: 1,
+            ..Default::default()
+        };
+        let mask = IBV_QP_STATE
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(&mut attr, mask, IBV_QPS_RTR, nic, Some(&peer.address))
+    }
+
+    fn modify(
+        &self,
+        attr: &mut ibv_qp_attr,
+        mask: ibv_qp_attr_mask,
+        from: ibv_qp_state,
+        nic: &Nic,
+        peer: Option<&Address>,
+    ) -> Result<(), ModifyError> {
+        // SAFETY: the queue pair lives; `attr` is filled in where `mask` says so.
+        let errno = unsafe { self.domain.context.verbs.ibv_modify_qp(self.raw.as_ptr(), attr, mask as i32) };
+        if errno == 0 {
+            return Ok(());
+        }
+        // The function answers a positive errno, whatever its manual page says of -1.
+        let errno = errno.abs();
+        Err(ModifyError {
+            from,
+            to: attr.qp_state,
+            mask,
+            ours: format!("{} port {} GID index {}", nic.address, nic.port, nic.gid_index),
+            peer: peer.map_or_else(|| "nobody yet".into(), Address::to_string),
+            error: io::Error::from_raw_os_error(errno).to_string(),
+            advice: advice(errno, nic),
+        })
+    }
+
+    /// Hands a chain of sends to the NIC; the errno where it does not take them all.
+    ///
+    /// # Safety
+    /// `first` begins a chain of valid requests, ended by a null `next`.
+    pub unsafe fn post_sends(&self, first: *mut ibv_send_wr) -> Result<(), i32> {
+        let post = self.domain.context.ops().post_send.expect("every driver can post sends");
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair lives; the chain is the caller's word.
+        match unsafe { post(self.raw.as_ptr(), first, &raw mut bad) } {
+            0 => Ok(()),
+            errno => Err(errno.abs()),
+        }
+    }
+
+    /// Hands a chain of receive requests to the NIC.
+    ///
+    /// # Safety
+    /// `first` begins a chain of valid requests without buffers, ended by a null `next`.
+    pub unsafe fn post_receives(&self, first: *mut ibv_recv_wr) -> Result<(), i32> {
+        let post = self.domain.context.ops().post_recv.expect("every driver can post receives");
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair lives; the chain is the caller's word.
+        match unsafe { post(self.raw.as_ptr(), first, &raw mut bad) } {
+            0 => Ok(()),
+            errno => Err(errno.abs()),
+        }
+    }
+}
+
+/// How packets get there.
+fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
+    let mut path = ibv_ah_attr { dlid: peer.lid, port_num: nic.port, ..Default::default() };
+    let subnet = |address: &Address| address.gid.0[..8].to_vec();
+    // RoCE has no other address than the GID; InfiniBand needs it only beyond the subnet.
+    if nic.address.link_layer == LinkLayer::Ethernet || subnet(&nic.address) != subnet(peer) {
+        path.is_global = 1;
+        path.grh.dgid = ibv_gid { raw: peer.gid.0 };
+        path.grh.sgid_index = nic.gid_index;
+        path.grh.hop_limit = HOP_LIMIT;
+    }
+    path
+}
+
+fn advice(errno: i32, nic: &Nic) -> String {
+    let why = match errno {
+        libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {
+            "the peer's address does not resolve from this GID's interface: does the peer answer a ping over it, and is this the right GID? Another one is chosen by its index"
+        }
+        libc::EINVAL => "the driver takes one of these for wrong, most often the GID index or the MTU",
+        _ => return String::new(),
+    };
+    format!("; {why}. The GID table of {}:\n{}", nic.address.device, gid::table(&nic.gids))
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, destroyed once; nothing completes for it afterwards.
+        unsafe { self.domain.context.verbs.ibv_destroy_qp(self.raw.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_states_mask_and_both_ends() {
+        let error = ModifyError {
+            from: IBV_QPS_INIT,
+            to: IBV_QPS_RTR,
+            mask: IBV_QP_STATE | IBV_QP_AV,
+            ours: "rxe0 (GID ::ffff:10.0.0.1) port 1 GID index 1".into(),
+            peer: "rxe0 (GID ::ffff:10.0.0.2)".into(),
+            error: io::Error::from_raw_os_error(libc::ETIMEDOUT).to_string(),
+            advice: "; ping it".into(),
+        };
+        let expected = "cannot move a queue pair of rxe0 (GID ::ffff:10.0.0.1) port 1 GID index 1 from INIT to RTR \
+            (ibv_modify_qp of STATE | AV: Connection timed out (os error 110)); the peer is rxe0 \
+            (GID ::ffff:10.0.0.2); ping it";
+        assert_eq!(error.to_string(), expected);
+    }
+}

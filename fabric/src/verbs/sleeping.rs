@@ -1,0 +1,117 @@
+//! Sleep: on the completion channels of a port's NICs, and on its bell.
+//!
+//! No wake-up is lost: a queue is armed first and looked at once more after that; whatever completes later
+//! makes its channel readable. What is taken from a queue on the way goes into the stash.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+use super::group::MAX_RAILS;
+use super::port::Port;
+use crate::port::Until;
+
+impl Port {
+    /// Sleeps until `until` holds or the deadline passed; none is for ever.
+    pub(super) fn sleep(&mut self, until: Until, deadline: Option<Instant>) {
+        while !self.arm(until) && deadline.is_none_or(|at| Instant::now() < at) {
+            self.nap(deadline);
+        }
+        self.relieved = false;
+    }
+
+    /// Sleeps once, after [`arm`](Self::arm).
+    fn nap(&mut self, deadline: Option<Instant>) {
+        let left = |at: Instant| timespec(at.saturating_duration_since(Instant::now()));
+        let timeout = deadline.into_iter().chain(self.linger_deadline()).min().map(left);
+        let mut fds: [PollFd; MAX_RAILS + 1] =
+            std::array::from_fn(|index| PollFd::from_borrowed_fd(self.fd(index), PollFlags::IN));
+        // Every outcome (readable, time-out, signal) means the same: look again.
+        let _ = poll(&mut fds[..=self.state.rails.len()], timeout.as_ref());
+        self.slept();
+    }
+
+    /// Prepares a sleep: whether there is something to see already. If not, [`fd`](Self::fd)s tell when
+    /// there is, and [`slept`](Self::slept) has to be called after it.
+    pub(crate) fn arm(&mut self, until: Until) -> bool {
+        if self.is_due(until) {
+            return true;
+        }
+        self.take_all();
+        if self.is_due(until) {
+            return true;
+        }
+        self.arm_queues();
+        self.is_due(until)
+    }
+
+    /// The next completion of each queue makes its channel readable; takes what came before that.
+    fn arm_queues(&mut self) {
+        let mut armed = false;
+        for (rail, is_armed) in self.state.rails.iter().zip(&mut self.armed) {
+            if !*is_armed {
+                // Where it cannot be armed the NIC is gone, of which an event tells.
+                *is_armed = rail.queue.arm().is_ok();
+                armed = true;
+            }
+        }
+        if armed {
+            self.take_all();
+        }
+    }
+
+    /// What a sleeper has to poll: the bell, then the channel of each NIC. Beyond them the bell again.
+    pub(crate) fn fd(&self, index: usize) -> BorrowedFd<'_> {
+        match index.checked_sub(1).and_then(|rail| self.state.rails.get(rail)) {
+            Some(rail) => rail.queue.events_fd(),
+            None => self.state.bell(),
+        }
+    }
+
+    /// Takes in what woke a sleeper.
+    pub(crate) fn slept(&mut self) {
+        self.state.quieten();
+        for (rail, armed) in self.state.rails.iter().zip(&mut self.armed) {
+            if *armed && rail.queue.take_event() {
+                *armed = false;
+            }
+        }
+    }
+
+    /// Whether a wait is over.
+    fn is_due(&mut self, until: Until) -> bool {
+        self.look();
+        let arrived = match until {
+            Until::Any => !self.stash.is_empty(),
+            Until::Arrivals { link, count } => {
+                let attached = self.links.get(link.index()).and_then(Option::as_ref);
+                attached.is_some_and(|attached| {
+                    attached.stashed >= count.clamp(1, attached.endpoint.link.most_unread())
+                })
+            }
+        };
+        arrived || self.ends > 0 || self.relieved || self.state.woken.swap(false, Ordering::Acquire) // [woken]
+    }
+
+    /// Waits until no detached link has posts under way, or until the deadline.
+    pub(super) fn part(&mut self, deadline: Instant) {
+        self.take_all();
+        self.look();
+        while !self.lingering.is_empty() && Instant::now() < deadline {
+            self.arm_queues();
+            self.look();
+            if !self.lingering.is_empty() {
+                self.nap(Some(deadline));
+                self.take_all();
+                self.look();
+            }
+        }
+    }
+}
+
+fn timespec(left: Duration) -> Timespec {
+    Timespec { tv_sec: left.as_secs().min(i64::MAX as u64) as i64, tv_nsec: left.subsec_nanos().into() }
+}

@@ -1,0 +1,254 @@
+//! What needs a NIC, and a look behind the interface: hostile peers, forks, counts. On the devices of
+//! `PHUB_TEST_DEVICE`; without it nothing is tested, which is said.
+//!
+//! On the `unsafe` list, for the fork.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::group::Route;
+use super::*;
+use crate::conformance::Watchdog;
+use crate::port::{Arrival, CloseReason, Posted, Until};
+use crate::window::{RecvWindow, SendWindow, Spans};
+use crate::{Imm, LinkId, Port as _, Span};
+
+const LONG: Duration = Duration::from_secs(30);
+const CHUNK: usize = 4096;
+const CHUNKS: usize = 64;
+const BYTES: usize = CHUNK * CHUNKS;
+
+/// The first device to test on.
+fn device() -> Option<NicOptions> {
+    let named = std::env::var("PHUB_TEST_DEVICE").unwrap_or_default();
+    match named.split(',').next().filter(|name| !name.is_empty()) {
+        Some(name) => Some(NicOptions::new(name)),
+        None => {
+            println!("skipped: PHUB_TEST_DEVICE names no RDMA device to test on");
+            None
+        }
+    }
+}
+
+struct End {
+    port: Port,
+    recv: RecvWindow,
+    spans: Spans,
+    /// Not attached yet.
+    endpoints: Vec<Endpoint>,
+}
+
+fn window() -> (Arc<SendWindow>, Spans) {
+    let spans = (0..CHUNKS).map(|chunk| Span { offset: chunk * CHUNK, bytes: CHUNK }).collect();
+    let (window, mut spans) = SendWindow::new(BYTES).unwrap().split(vec![spans]).unwrap();
+    (window, spans.remove(0))
+}
+
+/// A hub with one port, and workers, each joined to it by a link of `capacity`. The hub's end has all links,
+/// and the receive window of the last.
+fn meet(nic: &NicOptions, workers: usize, capacity: u32) -> (End, Vec<End>) {
+    let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let address = listener.address();
+    let (hub_group, mut ports) = group(std::slice::from_ref(nic)).unwrap();
+    let (hub_window, hub_spans) = window();
+    let (mut endpoints, mut last) = (Vec::new(), None);
+    let workers = (0..workers).map(|_| {
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                let (group, port) = worker_group(std::slice::from_ref(nic)).unwrap();
+                let (window, spans) = window();
+                let joined = connect(address, [0; 16], &group, &window, BYTES, &[capacity], LONG).unwrap();
+                End { port, recv: joined.recv, spans, endpoints: joined.endpoints }
+            });
+            let hello = listener.accept().unwrap().unwrap().hello(LONG).unwrap();
+            let joined = hello.welcome(&hub_group, &hub_window, BYTES, &[capacity], |_| ()).unwrap();
+            endpoints.extend(joined.endpoints);
+            last = Some(joined.recv);
+            worker.join().unwrap()
+        })
+    });
+    let workers = workers.collect();
+    (End { port: ports.remove(0), recv: last.unwrap(), spans: hub_spans, endpoints }, workers)
+}
+
+impl End {
+    fn attach_all(&mut self) {
+        for endpoint in std::mem::take(&mut self.endpoints) {
+            self.port.attach(endpoint);
+        }
+    }
+
+    fn post(&mut self, chunk: usize) -> Posted {
+        let posted = self.port.post(LinkId(0), self.spans.span(chunk), Imm(chunk as u32));
+        self.port.flush();
+        posted
+    }
+
+    fn next(&mut self) -> Arrival {
+        loop {
+            let mut one = [Arrival::default()];
+            if self.port.poll(&mut one) == 1 {
+                return one[0];
+            }
+            assert_eq!(self.port.closed(), None);
+            self.port.wait(Until::Any, LONG);
+        }
+    }
+
+    fn closing(&mut self) -> (LinkId, CloseReason) {
+        loop {
+            self.port.poll(&mut [Arrival::default(); 8]);
+            if let Some(closed) = self.port.closed() {
+                return (closed.link, closed.reason);
+            }
+            self.port.wait(Until::Any, LONG);
+        }
+    }
+}
+
+#[test]
+fn keys_open_nothing_that_is_another_workers() {
+    let _watchdog = Watchdog::new("keys_open_nothing_that_is_another_workers");
+    let Some(nic) = device() else { return };
+    // A key that is nobody's, and the one of the other worker's window.
+    for stolen in [false, true] {
+        let (mut hub, mut workers) = meet(&nic, 2, 8);
+        hub.attach_all();
+        let [honest, hostile] = &mut workers[..] else { unreachable!("two workers") };
+        let target = if stolen { honest.endpoints[0].link.target() } else { (0x00de_ad00, 0x1000) };
+        hostile.endpoints[0].link.aim_at(target);
+        honest.attach_all();
+        hostile.attach_all();
+
+        honest.spans.f32_mut(3).fill(7.0);
+        hostile.spans.f32_mut(3).fill(9.0);
+        assert_eq!(hostile.post(3), Posted::Accepted);
+        let (_, reason) = hostile.closing();
+        assert!(
+            matches!(&reason, CloseReason::Failed(why) if why.contains("remote access error (10)")),
+            "{reason}"
+        );
+        let (link, reason) = hub.closing();
+        assert_eq!(link, LinkId(1), "only its own link: {reason}");
+        assert_eq!(honest.post(3), Posted::Accepted);
+        assert_eq!(hub.next(), Arrival { link: LinkId(0), imm: Imm(3) });
+        hub.spans.f32_mut(5).fill(1.0);
+        assert_eq!(hub.post(5), Posted::Accepted);
+        assert_eq!(honest.next().imm, Imm(5));
+        // SAFETY: the hub has written chunk 5 once, and that has arrived.
+        assert!(unsafe { honest.recv.f32(honest.spans.span(5)) }.unwrap().iter().all(|&value| value == 1.0));
+        // SAFETY: nobody wrote chunk 3 of this window: the hostile worker's is refused.
+        let untouched = unsafe { hub.recv.f32(hub.spans.span(3)) }.unwrap();
+        assert!(untouched.iter().all(|&value| value == 0.0), "a refused write left bytes");
+    }
+}
+
+#[test]
+fn a_message_that_is_no_write_costs_its_sender_the_link() {
+    let _watchdog = Watchdog::new("a_message_that_is_no_write_costs_its_sender_the_link");
+    let Some(nic) = device() else { return };
+    let (mut hub, mut workers) = meet(&nic, 1, 8);
+    hub.attach_all();
+    workers[0].endpoints[0].link.send_plainly();
+    workers[0].attach_all();
+    let (_, reason) = hub.closing();
+    assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("no write")), "{reason}");
+    assert_eq!(workers[0].closing().1, CloseReason::PeerGone);
+}
+
+#[test]
+fn a_fork_leaves_transfers_whole() {
+    let _watchdog = Watchdog::new("a_fork_leaves_transfers_whole");
+    let Some(nic) = device() else { return };
+    let (mut hub, mut workers) = meet(&nic, 1, 8);
+    hub.attach_all();
+    workers[0].attach_all();
+    // SAFETY: the child calls nothing but _exit, which a forked child of many threads may.
+    let child = unsafe {
+        match libc::fork() {
+            0 => libc::_exit(0),
+            child => child,
+        }
+    };
+    assert!(child > 0, "{}", std::io::Error::last_os_error());
+    for round in 0..2 {
+        for chunk in 0..CHUNKS {
+            let value = (round * CHUNKS + chunk) as f32 + 1.0;
+            workers[0].spans.f32_mut(chunk).fill(value);
+            assert_eq!(workers[0].post(chunk), Posted::Accepted);
+            assert_eq!(hub.next().imm, Imm(chunk as u32));
+            // SAFETY: the chunk has arrived, and is posted again only after this.
+            let seen = unsafe { hub.recv.f32(hub.spans.span(chunk)) }.unwrap();
+            assert!(seen.iter().all(|&element| element == value), "chunk {chunk} of round {round}");
+        }
+        let mut status = 0;
+        if round == 0 {
+            // SAFETY: waits for the child of above, once.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        }
+    }
+}
+
+#[test]
+fn a_chunk_is_one_send_and_one_receive_request() {
+    let _watchdog = Watchdog::new("a_chunk_is_one_send_and_one_receive_request");
+    let Some(nic) = device() else { return };
+    // A capacity of 64 has every 32nd send signalled; 16 receive requests are posted at once.
+    const POSTS: u64 = 320;
+    let (mut hub, mut workers) = meet(&nic, 1, 64);
+    hub.attach_all();
+    workers[0].attach_all();
+    for batch in 0..POSTS / 32 {
+        for chunk in 0..32 {
+            let (span, imm) = (workers[0].spans.span(chunk), Imm(chunk as u32));
+            assert_eq!(workers[0].port.post(LinkId(0), span, imm), Posted::Accepted, "batch {batch}");
+        }
+        workers[0].port.flush();
+        for _ in 0..32 {
+            hub.next();
+        }
+    }
+    while workers[0].port.tally().send_completions < POSTS / 32 {
+        workers[0].port.poll(&mut [Arrival::default()]);
+    }
+    let sent =
+        Tally { sends: POSTS, send_calls: POSTS / 32, send_completions: POSTS / 32, ..Tally::default() };
+    assert_eq!(workers[0].port.tally(), sent);
+    let received = Tally { arrivals: POSTS, receives: POSTS, receive_calls: POSTS / 16, ..Tally::default() };
+    assert_eq!(hub.port.tally(), received);
+}
+
+#[test]
+fn a_route_is_used_again_when_nothing_of_its_link_is_left() {
+    let _watchdog = Watchdog::new("a_route_is_used_again_when_nothing_of_its_link_is_left");
+    let Some(nic) = device() else { return };
+    let (mut hub, mut workers) = meet(&nic, 3, 8);
+    let routes: Vec<u32> = hub.endpoints.iter().map(|endpoint| endpoint.link.route.number).collect();
+    assert_eq!(routes, [0, 1, 2]);
+    // Never attached, with an arrival in the queue; then one that was.
+    workers[1].attach_all();
+    assert_eq!(workers[1].post(1), Posted::Accepted);
+    drop(hub.endpoints.remove(1));
+    hub.attach_all();
+    hub.port.detach(LinkId(0));
+    assert_eq!(hub.port.poll(&mut [Arrival::default(); 8]), 0);
+    // Cleared at the latest by the look after that.
+    assert_eq!(hub.port.poll(&mut [Arrival::default(); 8]), 0);
+    let again = [0, 1, 2].map(|_| Route::new(&hub.port.state, 0, 0));
+    let mut numbers = again.each_ref().map(|route| route.number);
+    numbers.sort_unstable();
+    assert_eq!(numbers, [0, 1, 3], "the two that are free, then a new one");
+    assert!(hub.port.early.is_empty());
+}
+
+#[test]
+fn a_nic_moves_bytes_to_itself() {
+    let _watchdog = Watchdog::new("a_nic_moves_bytes_to_itself");
+    let Some(nic) = device() else { return };
+    for bytes in [4, 100_000, 3 << 20] {
+        let moved = loopback(&nic, bytes).unwrap();
+        assert_eq!(moved.bytes, bytes);
+        assert!(moved.reason.contains(&nic.device) && moved.reason.contains("GID"), "{moved:?}");
+    }
+}

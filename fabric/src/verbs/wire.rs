@@ -1,0 +1,122 @@
+//! The handshake's TCP connection: messages with their length before them, each within a time-out.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use super::message::{MAX_BYTES, Message};
+
+/// A peer whose machine vanished is missed after this long without a sign of life, by the kernel's probes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
+/// Between two probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+/// Probes without an answer.
+const KEEPALIVE_COUNT: u32 = 3;
+
+/// One end of it.
+#[derive(Debug)]
+pub(super) struct Wire {
+    stream: TcpStream,
+    /// For each message, from its beginning to its end.
+    timeout: Duration,
+}
+
+impl Wire {
+    pub fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
+        Self::new(TcpStream::connect_timeout(&address, timeout)?, timeout)
+    }
+
+    pub fn new(stream: TcpStream, timeout: Duration) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_COUNT)?;
+        Ok(Wire { stream, timeout })
+    }
+
+    pub fn peer(&self) -> String {
+        self.stream.peer_addr().map_or_else(|_| "a peer that is gone".into(), |peer| peer.to_string())
+    }
+
+    pub fn send(&mut self, message: &Message) -> io::Result<()> {
+        let body = message.encode();
+        let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+        bytes.extend(body);
+        let deadline = Instant::now() + self.timeout;
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            self.stream.set_write_timeout(Some(self.left(deadline)?))?;
+            match self.stream.write(rest) {
+                Ok(0) => return Err(self.hung_up()),
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.named(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message; whatever is none is an error of kind `InvalidData`.
+    pub fn receive(&mut self) -> io::Result<Message> {
+        let deadline = Instant::now() + self.timeout;
+        let mut length = [0; 4];
+        self.fill(&mut length, deadline)?;
+        let length = u32::from_le_bytes(length) as usize;
+        let invalid = |what: String| io::Error::new(ErrorKind::InvalidData, what);
+        if length > MAX_BYTES {
+            return Err(invalid(format!(
+                "a message of {length} bytes, of {MAX_BYTES} at most: this is the data path of a parameter hub, for its own workers"
+            )));
+        }
+        // Read in pieces: a length is not worth its memory before its bytes are there.
+        let mut body = Vec::new();
+        while body.len() < length {
+            let mut piece = [0; 4096];
+            let piece = &mut piece[..(length - body.len()).min(4096)];
+            self.fill(piece, deadline)?;
+            body.extend_from_slice(piece);
+        }
+        Message::decode(&body).map_err(invalid)
+    }
+
+    fn fill(&mut self, mut into: &mut [u8], deadline: Instant) -> io::Result<()> {
+        while !into.is_empty() {
+            self.stream.set_read_timeout(Some(self.left(deadline)?))?;
+            match self.stream.read(into) {
+                Ok(0) => return Err(self.hung_up()),
+                Ok(count) => into = &mut into[count..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.named(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn left(&self, deadline: Instant) -> io::Result<Duration> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(self.named(ErrorKind::TimedOut.into())) } else { Ok(left) }
+    }
+
+    fn named(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => {
+                let what = format!("the other end did not do its part within {:?}", self.timeout);
+                io::Error::new(ErrorKind::TimedOut, what)
+            }
+            _ => error,
+        }
+    }
+
+    fn hung_up(&self) -> io::Error {
+        io::Error::new(ErrorKind::UnexpectedEof, "the other end hung up during the handshake")
+    }
+
+    /// The socket, whose end is from now on the end of the links.
+    pub fn into_socket(self) -> OwnedFd {
+        self.stream.into()
+    }
+}

@@ -1,0 +1,76 @@
+//! What a work request is called, so that its completion finds its link; and what is counted of them. Pure.
+
+/// What a request was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// A receive request: an arrival.
+    Receive,
+    /// A signalled post: it and those before it are done.
+    Send,
+    /// A write of nothing that completes after all posts before it.
+    Fence,
+}
+
+/// A `wr_id`: two bits of kind, 30 of the link's route, 32 of the route's generation. A completion that was in
+/// the queue before its link was detached names a generation that nobody has any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WorkId {
+    pub work: Work,
+    pub route: u32,
+    pub generation: u32,
+}
+
+/// Slots that a port can have.
+pub(super) const MAX_ROUTES: u32 = 1 << 30;
+
+impl WorkId {
+    pub fn encode(self) -> u64 {
+        let kind = match self.work {
+            Work::Receive => 0,
+            Work::Send => 1,
+            Work::Fence => 2,
+        };
+        kind << 62 | u64::from(self.route) << 32 | u64::from(self.generation)
+    }
+
+    pub fn decode(id: u64) -> Self {
+        let work = match id >> 62 {
+            0 => Work::Receive,
+            1 => Work::Send,
+            _ => Work::Fence,
+        };
+        WorkId { work, route: (id >> 32) as u32 & (MAX_ROUTES - 1), generation: id as u32 }
+    }
+}
+
+/// What a port has had its NICs do, since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Posts: one send request each.
+    pub sends: u64,
+    /// Calls of `ibv_post_send` for them.
+    pub send_calls: u64,
+    /// Completions of signalled sends.
+    pub send_completions: u64,
+    /// Receive requests that were posted again; those of the handshake do not count.
+    pub receives: u64,
+    /// Calls of `ibv_post_recv` for them.
+    pub receive_calls: u64,
+    /// Completions of receive requests: arrivals.
+    pub arrivals: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_survives_the_nic() {
+        for work in [Work::Receive, Work::Send, Work::Fence] {
+            for (route, generation) in [(0, 0), (MAX_ROUTES - 1, u32::MAX), (17, 4)] {
+                let id = WorkId { work, route, generation };
+                assert_eq!(WorkId::decode(id.encode()), id);
+            }
+        }
+    }
+}
