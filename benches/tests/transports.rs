@@ -47,7 +47,7 @@ fn large_chunks_cross_by_tcp() {
 fn a_worker_takes_the_best_way_and_says_why() {
     let _watchdog = Watchdog::new("a_worker_takes_the_best_way_and_says_why");
     let by = |transports: &[Transport], wanted| {
-        let settings = HubSettings { transports: transports.to_vec(), ..settings(1, PATIENT_S) };
+        let settings = HubSettings { transports: Some(transports.to_vec()), ..settings(1, PATIENT_S) };
         let hub = Hub::start(&settings).unwrap();
         let mut config = config(&hub, "job", 0, 1);
         config.transport = wanted;
@@ -65,7 +65,7 @@ fn a_worker_takes_the_best_way_and_says_why() {
     assert!(reason.contains("shm: not the one that was asked for"), "{reason}");
     assert_eq!(by(&[tcp], None).unwrap().0, tcp);
     says(by(&[tcp], Some(shm)).unwrap_err(), &["no way to the data path", "shm: the hub does not offer it"]);
-    let nothing = HubSettings { transports: Vec::new(), ..settings(1, PATIENT_S) };
+    let nothing = HubSettings { transports: Some(Vec::new()), ..settings(1, PATIENT_S) };
     says(Hub::start(&nothing).unwrap_err(), &["--transports names none"]);
 }
 

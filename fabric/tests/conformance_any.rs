@@ -33,12 +33,12 @@ impl Bed for AnyBed {
 
     fn meet(&self, shape: Shape) -> Meeting<Port> {
         let listeners = Listeners::new();
-        let (near_group, mut ports) = group(1).unwrap();
+        let (near_group, mut ports) = group(1, None).unwrap();
         let (near_window, spans) = window(shape);
         let mut links = Vec::new();
         let mut peers: Vec<Box<dyn Peer>> = Vec::new();
         for _ in 0..shape.peers {
-            let (far_group, mut far_ports) = group(1).unwrap();
+            let (far_group, mut far_ports) = group(1, None).unwrap();
             let (far_window, far_spans) = window(shape);
             let mut far_links = Vec::new();
             for link in 0..shape.links {

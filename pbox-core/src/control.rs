@@ -9,6 +9,7 @@ pub use parse::{ParseError, parse, parse_join};
 
 use std::net::SocketAddr;
 
+use fabric::any::Transport;
 use serde::{Deserialize, Serialize};
 
 use crate::chunk::Round;
@@ -111,11 +112,27 @@ pub enum TransportAddress {
         /// The name.
         address: String,
     },
+    /// RDMA.
+    Verbs {
+        /// Where its handshake is, over TCP. All zeros is the address of the control port.
+        address: SocketAddr,
+    },
     /// TCP.
     Tcp {
         /// Where each of the hub's ports listens. An address of all zeros is that of the control port.
         addresses: Vec<SocketAddr>,
     },
+}
+
+impl TransportAddress {
+    /// Which transport it is of.
+    pub fn transport(&self) -> Transport {
+        match self {
+            TransportAddress::Shm { .. } => Transport::Shm,
+            TransportAddress::Verbs { .. } => Transport::Verbs,
+            TransportAddress::Tcp { .. } => Transport::Tcp,
+        }
+    }
 }
 
 /// `POST /v1/jobs/{job}/heartbeat`: the worker lives. The hub answers at once when its news are
@@ -232,6 +249,9 @@ pub struct HubReply {
 pub struct CoreReply {
     /// The processor that its thread is pinned to.
     pub cpu: u32,
+    /// The NIC that its chunks cross by, with RDMA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic: Option<String>,
     /// Chunks summed and sent back since the start.
     pub chunks: u64,
     /// Their bytes.

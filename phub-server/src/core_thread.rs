@@ -16,6 +16,8 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{Core, Front, JobId, Notice, Occasion, Round, Shard, ShardSpec, Taken};
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
+use crate::lanes::Lane;
+
 /// Turns between two publications of the meters while work never stops.
 const TURNS_PER_PUBLICATION: u32 = 1024;
 
@@ -85,7 +87,7 @@ pub(crate) enum Report {
     /// The worker's link ended.
     WorkerGone { job: JobId, rank: u32, reason: String },
     /// What came of this core's part of a snapshot.
-    Snapshot { job: JobId, cpu: u32, taken: Taken },
+    Snapshot { job: JobId, core: usize, taken: Taken },
     /// The core cannot take the job, or go on with it.
     JobFailed { job: JobId, reason: String },
     /// The hub stops: write the checkpoints that can be written. Not of a core, but on the same way.
@@ -106,7 +108,7 @@ pub(crate) struct Meters {
 /// The hub's end of a core thread.
 #[derive(Debug)]
 pub(crate) struct CoreHandle<E> {
-    pub cpu: u32,
+    pub lane: Lane,
     pub meters: Arc<Meters>,
     commands: Sender<Command<E>>,
     mail: Arc<AtomicBool>,
@@ -115,9 +117,10 @@ pub(crate) struct CoreHandle<E> {
 }
 
 impl<E: Send + 'static> CoreHandle<E> {
-    /// Starts a thread on `cpu` that owns `port`.
+    /// Starts a thread on a lane that owns `port`; it is the hub's core of number `number`.
     pub fn start<P: Port<Endpoint = E> + 'static>(
-        cpu: u32,
+        number: usize,
+        lane: Lane,
         port: P,
         kernels: &'static Kernels,
         idle: IdlePolicy,
@@ -129,17 +132,18 @@ impl<E: Send + 'static> CoreHandle<E> {
         let waker = port.waker();
         let thread = {
             let (mail, meters) = (Arc::clone(&mail), Arc::clone(&meters));
+            let cpu = lane.cpu;
             std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
                 pin(cpu);
                 let core = Core::new(port, kernels);
                 let last_words = reports.clone();
-                let thread = CoreThread { cpu, core, inbox, mail, meters, reports };
+                let thread = CoreThread { number, core, inbox, mail, meters, reports };
                 if catch_unwind(AssertUnwindSafe(|| thread.run(idle))).is_err() {
                     let _ = last_words.send(Report::CorePanicked { cpu });
                 }
             })?
         };
-        Ok(CoreHandle { cpu, meters, commands, mail, waker, thread: Some(thread) })
+        Ok(CoreHandle { lane, meters, commands, mail, waker, thread: Some(thread) })
     }
 
     /// A core without a thread, for tests of those who command it.
@@ -148,7 +152,8 @@ impl<E: Send + 'static> CoreHandle<E> {
         let (commands, inbox) = channel();
         let waker = Waker::noop().clone();
         let (mail, meters) = Default::default();
-        (CoreHandle { cpu, meters, commands, mail, waker, thread: None }, inbox)
+        let lane = Lane { cpu, nic: None };
+        (CoreHandle { lane, meters, commands, mail, waker, thread: None }, inbox)
     }
 
     /// Hands over a command; the thread sees it after its current turn.
@@ -177,7 +182,7 @@ pub(crate) fn pin(cpu: u32) {
 }
 
 struct CoreThread<P: Port> {
-    cpu: u32,
+    number: usize,
     core: Core<P>,
     inbox: Receiver<Command<P::Endpoint>>,
     mail: Arc<AtomicBool>,
@@ -259,7 +264,7 @@ impl<P: Port> CoreThread<P> {
         for notice in notices.drain(..) {
             self.report(match notice {
                 Notice::WorkerGone { job, rank, reason } => Report::WorkerGone { job, rank, reason },
-                Notice::Snapshot { job, taken } => Report::Snapshot { job, cpu: self.cpu, taken },
+                Notice::Snapshot { job, taken } => Report::Snapshot { job, core: self.number, taken },
                 Notice::JobFailed { job, reason } => Report::JobFailed { job, reason },
             });
         }

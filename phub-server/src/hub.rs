@@ -6,19 +6,21 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fabric::any::{self, ConnectError, Listener, Transport};
-use fabric::{shm, tcp};
+use fabric::verbs::{ParseNicListError, VerbsError};
+use fabric::{shm, tcp, verbs};
 use pbox_core::control::TransportAddress;
 use pbox_core::kernels::Kernels;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
-use topology::{Host, Plan, Request};
+use topology::Host;
 
 use crate::checkpoint::{CheckpointError, CheckpointStore};
 use crate::control::{self, ControlLimits};
 use crate::core_thread::{CoreHandle, Report};
+use crate::lanes::{self, Lanes};
 use crate::registry::{Registry, Unsaved};
 use crate::rendezvous;
-use crate::settings::{CoreSelection, HubSettings};
+use crate::settings::HubSettings;
 
 /// How often silent workers are looked for; a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
@@ -60,6 +62,21 @@ pub enum HubError {
     /// The data path cannot be opened.
     #[error("opening the data path: {0}")]
     DataPath(#[from] ConnectError),
+    /// RDMA was asked for and cannot be had.
+    #[error("RDMA: {0}")]
+    Rdma(#[from] VerbsError),
+    /// The environment's list of NICs makes no sense.
+    #[error("RDMA: {0}")]
+    NicList(#[from] ParseNicListError),
+    /// The list of NICs leaves none.
+    #[error(
+        "RDMA: no NIC is left to be used; this machine's RDMA devices: {}; see --nics",
+        if .there_are.is_empty() { "none".to_owned() } else { .there_are.join(", ") }
+    )]
+    NoNic {
+        /// The RDMA devices of this machine.
+        there_are: Vec<String>,
+    },
     /// There would be no way to the hub.
     #[error("--transports names none: workers could not come; leave it out to offer all")]
     NoTransport,
@@ -92,9 +109,9 @@ impl Hub {
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
         let host = Host::live()?;
-        let plan = choose_cores(&host, settings)?;
+        let Lanes { lanes, rdma } = lanes::choose(&host, settings)?;
         let kernels = Kernels::detect();
-        let (idle, idle_reason) = settings.idle.policy(plan.cores().len(), host.cpus.len());
+        let (idle, idle_reason) = settings.idle.policy(lanes.len(), host.cpus.len());
         tracing::info!(kernels = kernels.name(), idle = idle_reason, "core threads");
 
         let listen = settings.listen;
@@ -103,14 +120,13 @@ impl Hub {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
 
-        let (group, ports) = any::group(plan.cores().len())?;
-        let (listeners, transports) = open_data_paths(settings, address, plan.cores().len())?;
+        let has_rdma = rdma.is_some();
+        let (group, ports) = any::group(lanes.len(), rdma)?;
+        let (listeners, transports) = open_data_paths(settings, address, lanes.len(), has_rdma)?;
         let (reports, inbox) = unbounded_channel();
-        let cores = plan
-            .cores()
-            .iter()
-            .zip(ports)
-            .map(|(core, port)| CoreHandle::start(core.cpu.0, port, kernels, idle, reports.clone()));
+        let cores = lanes.into_iter().zip(ports).enumerate().map(|(number, (lane, port))| {
+            CoreHandle::start(number, lane, port, kernels, idle, reports.clone())
+        });
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
         let (limit, every) = (settings.heartbeat_limit(), settings.checkpoint_every);
         let registry = Arc::new(Registry::new(cores, kernels, transports, limit, store, every));
@@ -196,10 +212,11 @@ fn open_data_paths(
     settings: &HubSettings,
     control: SocketAddr,
     ports: usize,
+    has_rdma: bool,
 ) -> Result<(Vec<Arc<Listener>>, Vec<TransportAddress>), HubError> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
     // Best first, each once, in whatever order they are named.
-    for transport in Transport::ALL.into_iter().filter(|each| settings.transports.contains(each)) {
+    for transport in Transport::ALL.into_iter().filter(|&each| settings.offers(each)) {
         let (listener, address) = match transport {
             Transport::Shm => {
                 // Unique on this machine while the process lives, and gone with it.
@@ -207,6 +224,18 @@ fn open_data_paths(
                 let listener = shm::Listener::bind(&address).map_err(ConnectError::from)?;
                 let address = TransportAddress::Shm { machine: any::machine(), address };
                 (Listener::Shm(listener), address)
+            }
+            Transport::Verbs if !has_rdma => continue,
+            Transport::Verbs => {
+                let beside = |data: SocketAddr| match data.port() {
+                    0 => data,
+                    port => SocketAddr::new(data.ip(), port.saturating_add(1)),
+                };
+                let any_port = SocketAddr::new(control.ip(), 0);
+                let listener = verbs::Listener::bind(settings.data_listen.map_or(any_port, beside));
+                let listener = listener.map_err(ConnectError::from)?;
+                let address = TransportAddress::Verbs { address: listener.address() };
+                (Listener::Verbs(listener), address)
             }
             Transport::Tcp => {
                 let any_port = SocketAddr::new(control.ip(), 0);
@@ -224,18 +253,6 @@ fn open_data_paths(
         return Err(HubError::NoTransport);
     }
     Ok((listeners, addresses))
-}
-
-fn choose_cores(host: &Host, settings: &HubSettings) -> Result<Plan, HubError> {
-    let cores = CoreSelection::choice(settings.cores.as_ref());
-    let plan = topology::place(host, &Request { cores, ..Request::new(&[]) })?;
-    for core in plan.cores() {
-        tracing::info!(slot = core.slot.0, cpu = core.cpu.0, node = core.node.0, "core");
-    }
-    for reason in plan.reasons() {
-        tracing::info!("placement: {reason}");
-    }
-    Ok(plan)
 }
 
 fn run_control(

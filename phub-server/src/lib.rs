@@ -20,6 +20,7 @@ mod exit;
 mod hub;
 mod idle_choice;
 mod job;
+mod lanes;
 pub mod model_source;
 mod registry;
 mod rendezvous;

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use fabric::any::Transport;
+use fabric::verbs::NicList;
 use topology::{CoreChoice, CpuId};
 
 use crate::idle_choice::IdleChoice;
@@ -19,20 +20,21 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT")]
     pub listen: SocketAddr,
 
-    /// Transports that workers may come by, of shm and tcp. A worker takes the first of these that it can have.
-    #[arg(
-        long,
-        env = "PHUB_TRANSPORTS",
-        value_delimiter = ',',
-        default_value = "shm,tcp",
-        value_name = "LIST"
-    )]
-    pub transports: Vec<Transport>,
+    /// Transports that workers may come by, of shm, verbs and tcp. A worker takes the best that it can have.
+    /// Default: all that there are.
+    #[arg(long, env = "PHUB_TRANSPORTS", value_delimiter = ',', value_name = "LIST")]
+    pub transports: Option<Vec<Transport>>,
 
-    /// Address that gradients and weights cross by with TCP. Default: a free port at the control port's
-    /// address.
+    /// Address that gradients and weights cross by with TCP; the port after it is RDMA's handshake's. Default:
+    /// free ports at the control port's address.
     #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT")]
     pub data_listen: Option<SocketAddr>,
+
+    /// RDMA NICs: DEVICE[:PORT][@GID-INDEX] with commas, by the beginning of their names, or exactly with = before
+    /// the list; all others with ^ before it. NCCL_IB_HCA is read where this is not given. Default: every NIC with
+    /// a link, but those that are an eighth as fast as the fastest, or less.
+    #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
+    pub nics: Option<NicList>,
 
     /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: one cpu of every physical
     /// core that this process may use.
@@ -74,6 +76,11 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
+    /// Whether workers may come by this transport.
+    pub fn offers(&self, transport: Transport) -> bool {
+        self.transports.as_ref().is_none_or(|offered| offered.contains(&transport))
+    }
+
     /// How long a worker may be silent.
     pub fn heartbeat_limit(&self) -> Duration {
         Duration::from_secs(self.heartbeat_limit_s)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fabric::IdlePolicy;
 use fabric::any::Transport;
+use fabric::verbs::NicList;
 use pbox_core::control::OnLoss;
 use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, Optimizer};
 
@@ -47,6 +48,8 @@ pub struct SessionConfig {
     pub cores: Option<u32>,
     /// How to come to the hub. Default: by the best transport that it offers and that leads there.
     pub transport: Option<Transport>,
+    /// RDMA NICs of this worker. Default: what `NCCL_IB_HCA` says, else every one that has a link.
+    pub nics: Option<NicList>,
     /// Where weights are read. Default shared.
     pub weights: WeightsMode,
     /// How long to wait at the start for the other workers, and for each answer of the hub; the hub
@@ -83,6 +86,7 @@ impl SessionConfig {
             on_loss: OnLoss::Stop,
             cores: None,
             transport: None,
+            nics: None,
             weights: WeightsMode::Shared,
             join_limit: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),

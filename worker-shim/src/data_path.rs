@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use fabric::SendWindow;
 use fabric::any::{self, Address, Joined, Transport};
+use fabric::verbs::{self, Device, NicList, NicOptions};
 use pbox_core::control::{JoinReply, TransportAddress};
 use pbox_core::{Layout, Placement};
 
@@ -22,6 +23,8 @@ pub struct Way {
     pub transport: Transport,
     /// Why by this one, in words.
     pub reason: String,
+    /// Which NICs the links go over, and why, in words; nothing where there is no choice.
+    pub paths: Vec<String>,
 }
 
 /// A worker's end of the data path, before the first round.
@@ -52,110 +55,126 @@ pub(crate) fn open(
         capacities[core as usize] = capacity.max(1);
     }
     let (window, gradients) = Windows::gradients(layout)?;
-    let (group, mut ports) = any::group(1)?;
-    let joining =
-        Joining { config, token, group: &group, window: &window, capacities: &capacities, deadline };
-    let (joined, way) = joining.by_the_best_of(&reply.transports)?;
+    let joining = Joining { config, token, window: &window, capacities: &capacities, deadline };
+    let (port, joined, way) = joining.by_the_best_of(&reply.transports)?;
     let private = config.weights == WeightsMode::Private;
     let windows = Windows::new(Arc::clone(layout), gradients, joined.recv, private)?;
-    Ok(DataPath { port: ports.remove(0), endpoints: joined.endpoints, placement, windows, way })
+    Ok(DataPath { port, endpoints: joined.endpoints, placement, windows, way })
 }
 
 /// What every attempt to connect needs.
 struct Joining<'a> {
     config: &'a SessionConfig,
     token: [u8; 16],
-    group: &'a any::Group,
     window: &'a Arc<SendWindow>,
     capacities: &'a [u32],
     deadline: Instant,
 }
 
+/// Where an attempt goes.
+struct Attempt {
+    address: Address,
+    rdma: Option<any::Rdma>,
+    why: &'static str,
+}
+
 impl Joining<'_> {
     /// Tries the hub's transports, best first. One that does not lead there is passed over; a hub that is
     /// reached and says no has the last word.
-    fn by_the_best_of(&self, offered: &[TransportAddress]) -> Result<(Joined, Way), SessionError> {
+    fn by_the_best_of(&self, offered: &[TransportAddress]) -> Result<(any::Port, Joined, Way), SessionError> {
         let SessionConfig { hub, transport: wanted, .. } = self.config;
         let mut tried = Vec::new();
-        for address in offered {
-            let (transport, way) = self.way(address);
-            let usable = match wanted {
-                Some(wanted) if *wanted != transport => Err("not the one that was asked for".to_owned()),
-                _ => way,
-            };
-            let (address, why) = match usable {
-                Ok(usable) => usable,
+        for offer in offered {
+            let transport = offer.transport();
+            if wanted.is_some_and(|wanted| wanted != transport) {
+                tried.push(format!("{transport}: not the one that was asked for"));
+                continue;
+            }
+            let Attempt { address, rdma, why } = match self.attempt(offer) {
+                Ok(attempt) => attempt,
                 Err(why_not) => {
                     tried.push(format!("{transport}: {why_not}"));
                     continue;
                 }
             };
-            match self.connect(&address) {
-                Ok(joined) => {
-                    let reason = tried.into_iter().chain([why]).collect::<Vec<_>>().join("; ");
-                    return Ok((joined, Way { transport, reason }));
+            let (group, mut ports) = any::group(1, rdma)?;
+            match self.connect(&address, &group) {
+                Ok(mut joined) => {
+                    let paths = std::mem::take(&mut joined.paths);
+                    let reason = tried.into_iter().chain([why.to_owned()]).collect::<Vec<_>>().join("; ");
+                    return Ok((ports.remove(0), joined, Way { transport, reason, paths }));
                 }
                 Err(error) if error.is_unreachable() => tried.push(format!("{transport}: {error}")),
                 Err(error) => return Err(error.into()),
             }
         }
-        if let Some(wanted) = wanted.filter(|wanted| !offered.iter().any(|each| self.way(each).0 == *wanted))
-        {
-            tried.push(format!("{wanted}: the hub does not offer it; see its --transports"));
+        let is_offered = |wanted: &Transport| offered.iter().any(|offer| offer.transport() == *wanted);
+        if let Some(wanted) = wanted.filter(|wanted| !is_offered(wanted)) {
+            tried.push(format!("{wanted}: the hub does not offer it; see its --transports, and its log"));
         }
         Err(SessionError::NoTransport { hub: hub.clone(), tried })
     }
 
-    /// The transport of an offer; where to connect and why, or why not.
-    fn way(&self, offer: &TransportAddress) -> (Transport, Result<(Address, String), String>) {
+    /// Where an offer leads from here, or why nowhere.
+    fn attempt(&self, offer: &TransportAddress) -> Result<Attempt, String> {
         match offer {
             TransportAddress::Shm { machine, address } => {
                 let here = any::machine();
-                let usable = if here.is_empty() || *machine != here {
-                    Err("the hub is on another machine".to_owned())
-                } else {
-                    Ok((Address::Shm(address.clone()), "the hub is on this machine".to_owned()))
-                };
-                (Transport::Shm, usable)
+                if here.is_empty() || *machine != here {
+                    return Err("the hub is on another machine".into());
+                }
+                let address = Address::Shm(address.clone());
+                Ok(Attempt { address, rdma: None, why: "the hub is on this machine" })
+            }
+            TransportAddress::Verbs { address } => {
+                let (group, port) = verbs::worker_group(&self.nics()?).map_err(|error| error.to_string())?;
+                let address = Address::Verbs(self.reached_at(*address)?);
+                Ok(Attempt { address, rdma: Some((group, vec![port])), why: "both ends have RDMA" })
             }
             TransportAddress::Tcp { addresses } => {
-                (Transport::Tcp, self.tcp(addresses).map(|at| (at, "TCP leads everywhere".to_owned())))
+                let (seen, ports) = (addresses.len(), self.capacities.len());
+                if seen != ports {
+                    return Err(format!("the hub gives {seen} addresses for {ports} ports"));
+                }
+                let addresses = addresses.iter().map(|&address| self.reached_at(address));
+                let address = Address::Tcp(addresses.collect::<Result<_, _>>()?);
+                Ok(Attempt { address, rdma: None, why: "TCP leads everywhere" })
             }
         }
+    }
+
+    /// The RDMA NICs of this machine that may be used: those that are named, or all that can be.
+    fn nics(&self) -> Result<Vec<NicOptions>, String> {
+        let list = self.config.nics.clone().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
+        let devices = verbs::devices().map_err(|error| error.to_string())?;
+        let usable = |device: &Device| {
+            list.names_devices() || device.ports.iter().any(|port| port.active && port.gid.is_ok())
+        };
+        let nics: Vec<NicOptions> = devices
+            .iter()
+            .filter(|device| usable(device))
+            .filter_map(|device| list.choose(&device.name))
+            .collect();
+        if nics.is_empty() {
+            let names: Vec<&str> = devices.iter().map(|device| &*device.name).collect();
+            return Err(format!("none of this machine's RDMA devices can be used, of {names:?}"));
+        }
+        Ok(nics)
     }
 
     /// A hub that listens at all its addresses is reached at the one of its control port.
-    fn tcp(&self, addresses: &[SocketAddr]) -> Result<Address, String> {
-        if addresses.len() != self.capacities.len() {
-            return Err(format!(
-                "the hub gives {} addresses for {} ports",
-                addresses.len(),
-                self.capacities.len()
-            ));
+    fn reached_at(&self, address: SocketAddr) -> Result<SocketAddr, String> {
+        if !address.ip().is_unspecified() {
+            return Ok(address);
         }
         let hub = &self.config.hub;
-        let mut resolved = None;
-        let addresses = addresses.iter().map(|&address| {
-            if !address.ip().is_unspecified() {
-                return Ok(address);
-            }
-            let ip = match resolved {
-                Some(ip) => ip,
-                None => hub
-                    .to_socket_addrs()
-                    .map_err(|error| format!("resolving {hub}: {error}"))?
-                    .next()
-                    .ok_or_else(|| format!("{hub} has no address"))?
-                    .ip(),
-            };
-            resolved = Some(ip);
-            Ok(SocketAddr::new(ip, address.port()))
-        });
-        addresses.collect::<Result<_, String>>().map(Address::Tcp)
+        let mut found = hub.to_socket_addrs().map_err(|error| format!("resolving {hub}: {error}"))?;
+        let found = found.next().ok_or_else(|| format!("{hub} has no address"))?;
+        Ok(SocketAddr::new(found.ip(), address.port()))
     }
 
-    fn connect(&self, address: &Address) -> Result<Joined, any::ConnectError> {
-        let Joining { token, group, window, capacities, deadline, .. } = *self;
+    fn connect(&self, address: &Address, group: &any::Group) -> Result<Joined, any::ConnectError> {
+        let Joining { token, window, capacities, deadline, .. } = *self;
         let limit = deadline.saturating_duration_since(Instant::now());
         any::connect(address, token, group, window, window.bytes(), capacities, limit)
     }

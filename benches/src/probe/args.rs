@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fabric::IdlePolicy;
+use fabric::verbs::NicList;
 use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer};
 use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, IdleChoice};
@@ -31,6 +32,11 @@ pub struct Args {
     /// How bytes cross.
     #[arg(long, default_value = "auto", value_enum)]
     pub transport: Transport,
+
+    /// RDMA NICs of hub and workers: DEVICE[:PORT][@GID-INDEX] with commas, by the beginning of their names, or
+    /// exactly with = before the list; all others with ^ before it. Default: every one with a link.
+    #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
+    pub nics: Option<NicList>,
 
     /// The hub's cores: a number, or cpus like 0,2,4-7. Default: every physical core.
     #[arg(long, value_name = "N|LIST")]
@@ -95,10 +101,12 @@ pub struct Args {
 /// How bytes cross.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Transport {
-    /// The best there is: shared memory on one machine, TCP between two.
+    /// The best there is: shared memory on one machine; between two RDMA, or TCP where there is none.
     Auto,
     /// Shared memory.
     Shm,
+    /// RDMA.
+    Verbs,
     /// TCP; on loopback where hub and workers are started here.
     Tcp,
     /// Simulated, in one process.
@@ -106,11 +114,12 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// What it asks of a session.
-    fn choice(self) -> Option<fabric::any::Transport> {
+    /// What it asks of hub and session; `None` leaves it to them.
+    pub fn choice(self) -> Option<fabric::any::Transport> {
         match self {
             Transport::Auto | Transport::Sim => None,
             Transport::Shm => Some(fabric::any::Transport::Shm),
+            Transport::Verbs => Some(fabric::any::Transport::Verbs),
             Transport::Tcp => Some(fabric::any::Transport::Tcp),
         }
     }
@@ -231,6 +240,7 @@ impl Args {
         config.ablate = self.ablate();
         config.consistency = self.consistency;
         config.transport = self.transport.choice();
+        config.nics = self.nics.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,

@@ -13,6 +13,8 @@ pub(super) fn run(args: &Args) -> Result<()> {
         listen: ([127, 0, 0, 1], 0).into(),
         cores: args.cores.clone(),
         idle: args.idle,
+        transports: args.transport.choice().map(|transport| vec![transport]),
+        nics: args.nics.clone(),
         heartbeat_limit_s: 30,
         ..HubSettings::default()
     };

@@ -87,7 +87,8 @@ fn check_memory(args: &Args, layout: &Layout) -> Result<()> {
     let private = args.weights == WeightsChoice::Private;
     let of_a_worker = 1 + u32::from(private) + u32::from(args.consistency.steps_alone());
     // Elsewhere than on shared memory both ends have each window.
-    let of_a_worker = of_a_worker + if args.transport == Transport::Tcp { 2 } else { 0 };
+    let of_a_worker =
+        of_a_worker + if matches!(args.transport, Transport::Tcp | Transport::Verbs) { 2 } else { 0 };
     let copies = of_a_worker * args.workers + 1;
     let windows = u64::from(copies) * layout.window_bytes() as u64;
     let kept = layout.kept_bytes(&args.optimizer());

@@ -26,7 +26,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let report = match (&args.hub, args.transport) {
         (Some(_), _) => worker::run_alone(&args)?,
         (None, Transport::Sim) => simulated::run(&args)?,
-        (None, Transport::Auto | Transport::Shm | Transport::Tcp) => local::run(&args)?,
+        (None, _) => local::run(&args)?,
     };
     report.print(args.json)
 }

@@ -93,6 +93,7 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
 fn describe(job: &Simulated) -> HubReply {
     let core = |(slot, core): (usize, &pbox_core::Core<_>)| CoreReply {
         cpu: slot as u32,
+        nic: None,
         chunks: core.tally().chunks,
         chunk_bytes: core.tally().chunk_bytes,
         busy_ns: 0,

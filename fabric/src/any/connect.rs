@@ -5,31 +5,39 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::port::{Endpoint, Port};
-use super::sleeping::Alarm;
+use super::sleeping::{Alarm, fds};
 use crate::port::Port as _;
 use crate::window::{RecvWindow, SendWindow};
-use crate::{shm, tcp};
+use crate::{shm, tcp, verbs};
 
 /// The ports of one end, as its handshakes see them.
 #[derive(Clone, Debug)]
 pub struct Group {
     shm: Arc<shm::Group>,
+    verbs: Option<Arc<verbs::Group>>,
 }
 
-/// Makes `ports` ports that connect together: one a core at the hub, one at a worker.
+/// Makes `ports` ports that connect together: one a core at the hub, one at a worker. With `rdma`, a group of
+/// as many, they speak RDMA, too.
 ///
 /// # Errors
 /// When memory, descriptors or threads run out.
-pub fn group(ports: usize) -> std::io::Result<(Group, Vec<Port>)> {
+pub fn group(ports: usize, rdma: Option<Rdma>) -> std::io::Result<(Group, Vec<Port>)> {
+    let (verbs, rdma) = rdma.map_or((None, Vec::new()), |(group, ports)| (Some(group), ports));
+    assert!(verbs.is_none() || rdma.len() == ports, "one RDMA port a port");
     let (shm, ports) = shm::group(ports)?;
-    let ports = ports.into_iter().map(|port| {
+    let rdma = rdma.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+    let ports = ports.into_iter().zip(rdma).map(|(port, rdma)| {
         let tcp = tcp::Port::new()?;
-        let alarm = Alarm::new(&shm, port.waker(), tcp.fd())?;
-        Ok(Port::new(port, tcp, alarm))
+        let alarm = Alarm::new(&shm, port.waker(), fds(&tcp, rdma.as_ref()))?;
+        Ok(Port::new(port, tcp, rdma, alarm))
     });
     let ports = ports.collect::<std::io::Result<_>>()?;
-    Ok((Group { shm }, ports))
+    Ok((Group { shm, verbs }, ports))
 }
+
+/// The RDMA part of a group, as [`verbs::group`] makes it for a hub.
+pub type Rdma = (Arc<verbs::Group>, Vec<verbs::Port>);
 
 /// A handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +48,9 @@ pub enum ConnectError {
     /// Over TCP.
     #[error(transparent)]
     Tcp(#[from] tcp::ConnectError),
+    /// Over RDMA.
+    #[error(transparent)]
+    Verbs(#[from] verbs::ConnectError),
 }
 
 impl ConnectError {
@@ -49,6 +60,7 @@ impl ConnectError {
             self,
             ConnectError::Shm(shm::ConnectError::Socket { doing: "connecting", .. })
                 | ConnectError::Tcp(tcp::ConnectError::Socket { doing: "connecting to", .. })
+                | ConnectError::Verbs(verbs::ConnectError::Socket { doing: "connecting", .. })
         )
     }
 }
@@ -60,6 +72,8 @@ pub enum Address {
     Shm(String),
     /// TCP: where each of the hub's ports listens.
     Tcp(Vec<SocketAddr>),
+    /// RDMA: where its handshake is, over TCP.
+    Verbs(SocketAddr),
 }
 
 /// What a handshake yields: the window that the peer writes, and the links, one per hub port.
@@ -69,18 +83,36 @@ pub struct Joined {
     pub recv: Arc<RecvWindow>,
     /// The links in the order of the hub's ports; none where the capacity was 0.
     pub endpoints: Vec<Endpoint>,
+    /// Which NICs the links go over, and why, in words; nothing where there is no choice.
+    pub paths: Vec<String>,
 }
 
 impl From<shm::Joined> for Joined {
     fn from(joined: shm::Joined) -> Self {
         let endpoints = joined.endpoints.into_iter().map(Endpoint::Shm).collect();
-        Joined { recv: Arc::new(joined.recv), endpoints }
+        Joined { recv: Arc::new(joined.recv), endpoints, paths: Vec::new() }
     }
 }
 
 impl From<tcp::Joined> for Joined {
     fn from(joined: tcp::Joined) -> Self {
-        Joined { recv: joined.recv, endpoints: joined.endpoints.into_iter().map(Endpoint::Tcp).collect() }
+        let endpoints = joined.endpoints.into_iter().map(Endpoint::Tcp).collect();
+        Joined { recv: joined.recv, endpoints, paths: Vec::new() }
+    }
+}
+
+impl From<verbs::Joined> for Joined {
+    fn from(joined: verbs::Joined) -> Self {
+        let endpoints = joined.endpoints.into_iter().map(Endpoint::Verbs).collect();
+        let path = |pairing: verbs::Pairing| {
+            let verbs::Pairing { port, hub, worker, reason, .. } = pairing;
+            format!("the hub's port {port}, {hub}, with this worker's {worker}: {reason}")
+        };
+        Joined {
+            recv: Arc::new(joined.recv),
+            endpoints,
+            paths: joined.pairings.into_iter().map(path).collect(),
+        }
     }
 }
 
@@ -91,6 +123,8 @@ pub enum Listener {
     Shm(shm::Listener),
     /// TCP.
     Tcp(tcp::Listener),
+    /// RDMA.
+    Verbs(verbs::Listener),
 }
 
 impl Listener {
@@ -99,6 +133,7 @@ impl Listener {
         Ok(match self {
             Listener::Shm(listener) => listener.accept()?.map(Accepted::Shm),
             Listener::Tcp(listener) => listener.accept()?.map(Accepted::Tcp),
+            Listener::Verbs(listener) => listener.accept()?.map(Accepted::Verbs),
         })
     }
 
@@ -107,6 +142,7 @@ impl Listener {
         match self {
             Listener::Shm(listener) => listener.stop(),
             Listener::Tcp(listener) => listener.stop(),
+            Listener::Verbs(listener) => listener.stop(),
         }
     }
 }
@@ -118,6 +154,8 @@ pub enum Accepted {
     Shm(shm::Accepted),
     /// Over TCP.
     Tcp(tcp::Accepted),
+    /// Over RDMA.
+    Verbs(verbs::Accepted),
 }
 
 impl Accepted {
@@ -126,6 +164,7 @@ impl Accepted {
         Ok(match self {
             Accepted::Shm(accepted) => Some(Hello::Shm(accepted.hello(timeout)?)),
             Accepted::Tcp(accepted) => accepted.hello(timeout)?.map(Hello::Tcp),
+            Accepted::Verbs(accepted) => Some(Hello::Verbs(accepted.hello(timeout)?)),
         })
     }
 }
@@ -137,6 +176,8 @@ pub enum Hello {
     Shm(shm::Hello),
     /// Over TCP.
     Tcp(tcp::Hello),
+    /// Over RDMA.
+    Verbs(verbs::Hello),
 }
 
 impl Hello {
@@ -145,6 +186,7 @@ impl Hello {
         match self {
             Hello::Shm(hello) => hello.token(),
             Hello::Tcp(hello) => hello.token(),
+            Hello::Verbs(hello) => hello.token(),
         }
     }
 
@@ -153,6 +195,7 @@ impl Hello {
         match self {
             Hello::Shm(hello) => hello.refuse(why),
             Hello::Tcp(hello) => hello.refuse(why),
+            Hello::Verbs(hello) => hello.refuse(why),
         }
     }
 
@@ -170,6 +213,10 @@ impl Hello {
         Ok(match self {
             Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, capacities)?.into(),
             Hello::Tcp(hello) => hello.welcome(ours, recv_bytes, capacities, place)?.into(),
+            Hello::Verbs(hello) => {
+                let group = group.verbs.as_ref().expect("who listens for RDMA has a group with RDMA");
+                hello.welcome(group, ours, recv_bytes, capacities, place)?.into()
+            }
         })
     }
 }
@@ -191,6 +238,10 @@ pub fn connect(
         }
         Address::Tcp(addresses) => {
             tcp::connect(addresses, token, ours, recv_bytes, capacities, timeout)?.into()
+        }
+        Address::Verbs(address) => {
+            let group = group.verbs.as_ref().expect("who connects by RDMA has a group with RDMA");
+            verbs::connect(*address, token, group, ours, recv_bytes, capacities, timeout)?.into()
         }
     })
 }

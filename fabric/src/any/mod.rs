@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   core's loop -- any::Port --+-- shm::Port   rings, one bell
+//!                              +-- verbs::Port completion queues, where there is RDMA
 //!                              +-- tcp::Port   an epoll
 //! ```
 //!
@@ -15,7 +16,7 @@ mod port;
 mod sleeping;
 mod transport;
 
-pub use connect::{Accepted, Address, ConnectError, Group, Hello, Joined, Listener, connect, group};
+pub use connect::{Accepted, Address, ConnectError, Group, Hello, Joined, Listener, Rdma, connect, group};
 pub use machine::machine;
 pub use port::{Endpoint, Port};
 pub use transport::{ParseTransportError, Transport};

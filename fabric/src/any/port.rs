@@ -7,12 +7,13 @@ use std::time::Duration;
 use super::sleeping::Alarm;
 use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, Closed, Posted, Until};
-use crate::{shm, tcp};
+use crate::{shm, tcp, verbs};
 
 /// A link's transport, and the remainder of its number.
 const SHM: u32 = 0;
 const TCP: u32 = 1;
-const TRANSPORTS: u32 = 2;
+const VERBS: u32 = 2;
+const TRANSPORTS: u32 = 3;
 
 /// A connected link that no port polls yet.
 #[derive(Debug)]
@@ -21,20 +22,29 @@ pub enum Endpoint {
     Shm(shm::Endpoint),
     /// Over TCP.
     Tcp(tcp::Endpoint),
+    /// Over RDMA.
+    Verbs(verbs::Endpoint),
 }
 
 /// A port over all transports.
 pub struct Port {
     pub(super) shm: shm::Port,
     pub(super) tcp: tcp::Port,
+    /// Where there is RDMA.
+    pub(super) verbs: Option<verbs::Port>,
     pub(super) alarm: Alarm,
     /// The transport that the next poll asks first.
     first: u32,
 }
 
 impl Port {
-    pub(super) fn new(shm: shm::Port, tcp: tcp::Port, alarm: Alarm) -> Self {
-        Port { shm, tcp, alarm, first: SHM }
+    pub(super) fn new(shm: shm::Port, tcp: tcp::Port, verbs: Option<verbs::Port>, alarm: Alarm) -> Self {
+        Port { shm, tcp, verbs, alarm, first: SHM }
+    }
+
+    /// What RDMA NICs did for this port so far; nothing where there are none.
+    pub fn verbs_tally(&self) -> verbs::Tally {
+        self.verbs.as_ref().map(verbs::Port::tally).unwrap_or_default()
     }
 }
 
@@ -55,13 +65,18 @@ impl crate::Port for Port {
         match endpoint {
             Endpoint::Shm(endpoint) => outer(SHM, self.shm.attach(endpoint)),
             Endpoint::Tcp(endpoint) => outer(TCP, self.tcp.attach(endpoint)),
+            Endpoint::Verbs(endpoint) => {
+                let port = self.verbs.as_mut().expect("only a group with RDMA makes such endpoints");
+                outer(VERBS, port.attach(endpoint))
+            }
         }
     }
 
     fn detach(&mut self, link: LinkId) {
         match inner(link) {
             (SHM, link) => self.shm.detach(link),
-            (_, link) => self.tcp.detach(link),
+            (TCP, link) => self.tcp.detach(link),
+            (_, link) => self.verbs.iter_mut().for_each(|port| port.detach(link)),
         }
     }
 
@@ -69,7 +84,8 @@ impl crate::Port for Port {
     fn post(&mut self, link: LinkId, span: Span, imm: Imm) -> Posted {
         match inner(link) {
             (SHM, link) => self.shm.post(link, span, imm),
-            (_, link) => self.tcp.post(link, span, imm),
+            (TCP, link) => self.tcp.post(link, span, imm),
+            (_, link) => self.verbs.as_mut().map_or(Posted::Closed, |port| port.post(link, span, imm)),
         }
     }
 
@@ -77,6 +93,9 @@ impl crate::Port for Port {
     fn flush(&mut self) {
         self.shm.flush();
         self.tcp.flush();
+        if let Some(port) = &mut self.verbs {
+            port.flush();
+        }
     }
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {
@@ -87,8 +106,9 @@ impl crate::Port for Port {
             let room = &mut into[filled..];
             let count = match transport {
                 SHM => self.shm.poll(room),
-                _ if self.tcp.is_bare() => 0,
-                _ => self.tcp.poll(room),
+                TCP if self.tcp.is_bare() => 0,
+                TCP => self.tcp.poll(room),
+                _ => self.verbs.as_mut().map_or(0, |port| port.poll(room)),
             };
             room[..count].iter_mut().for_each(|arrival| arrival.link = outer(transport, arrival.link));
             filled += count;
@@ -98,7 +118,10 @@ impl crate::Port for Port {
 
     fn closed(&mut self) -> Option<Closed> {
         let of = |transport| move |closed: Closed| Closed { link: outer(transport, closed.link), ..closed };
-        self.shm.closed().map(of(SHM)).or_else(|| self.tcp.closed().map(of(TCP)))
+        let verbs = &mut self.verbs;
+        (self.shm.closed().map(of(SHM)))
+            .or_else(|| self.tcp.closed().map(of(TCP)))
+            .or_else(|| verbs.as_mut()?.closed().map(of(VERBS)))
     }
 
     fn wait(&mut self, until: Until, timeout: Duration) {
@@ -109,22 +132,23 @@ impl crate::Port for Port {
             // What is waited for comes over another transport: an arrival here wakes early, which is allowed.
             _ => Until::Any,
         };
-        if self.tcp.is_bare() {
-            self.shm.wait(within(SHM), timeout);
-        } else if self.shm.is_bare() {
-            self.tcp.wait(within(TCP), timeout);
-        } else {
-            self.wait_for_all(within(SHM), timeout);
+        let (no_shm, no_tcp) = (self.shm.is_bare(), self.tcp.is_bare());
+        match self.verbs.as_mut().filter(|port| !port.is_bare()) {
+            None if no_tcp => self.shm.wait(within(SHM), timeout),
+            None if no_shm => self.tcp.wait(within(TCP), timeout),
+            Some(verbs) if no_shm && no_tcp => verbs.wait(within(VERBS), timeout),
+            _ => self.wait_for_all(within(SHM), within(VERBS), timeout),
         }
     }
 
     fn waker(&self) -> Waker {
-        Waker::from(Arc::new(Wakers([self.shm.waker(), self.tcp.waker()])))
+        let verbs = self.verbs.as_ref().map(crate::Port::waker);
+        Waker::from(Arc::new(Wakers([Some(self.shm.waker()), Some(self.tcp.waker()), verbs])))
     }
 }
 
 /// Wakes a port whichever transport it sleeps on.
-struct Wakers([Waker; TRANSPORTS as usize]);
+struct Wakers([Option<Waker>; TRANSPORTS as usize]);
 
 impl Wake for Wakers {
     fn wake(self: Arc<Self>) {
@@ -132,6 +156,6 @@ impl Wake for Wakers {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.0.iter().for_each(Waker::wake_by_ref);
+        self.0.iter().flatten().for_each(Waker::wake_by_ref);
     }
 }

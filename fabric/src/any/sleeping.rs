@@ -2,14 +2,15 @@
 //! descriptors. The port sleeps on its bell, and the group's watch rings it when a descriptor has something:
 //! one more thread to wake than where a port has one transport alone.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
 use super::port::Port;
 use crate::port::Until;
-use crate::shm;
 use crate::watch::{Register, Watched};
+use crate::{shm, tcp, verbs};
 
 /// What rings a port's bell for the descriptors of its other transports.
 #[derive(Debug)]
@@ -38,26 +39,47 @@ impl Drop for Ringer {
 }
 
 impl Alarm {
-    /// An alarm for the bell behind `waker`, a port of `group`, which looks at `fd`.
-    pub fn new(group: &Arc<shm::Group>, waker: Waker, fd: std::os::fd::BorrowedFd) -> std::io::Result<Self> {
+    /// An alarm for the bell behind `waker`, a port of `group`, which looks at `fds`.
+    pub fn new<'a>(
+        group: &Arc<shm::Group>,
+        waker: Waker,
+        fds: impl Iterator<Item = BorrowedFd<'a>>,
+    ) -> std::io::Result<Self> {
         let register = Arc::clone(group.watch.register());
         let ringer = Arc::new(Ringer { number: register.number(), register, waker });
         let watched: Arc<dyn Watched> = ringer.clone();
-        group.watch.add_once(ringer.number, fd, &watched)?;
+        for fd in fds {
+            group.watch.add_once(ringer.number, fd, &watched)?;
+        }
         Ok(Alarm { group: Arc::clone(group), ringer })
     }
 
-    /// The next thing that the descriptor has to say rings the bell; false where that cannot be had.
-    fn set(&self, fd: std::os::fd::BorrowedFd) -> bool {
-        self.group.watch.once_more(self.ringer.number, fd).is_ok()
+    /// The next thing that one of these descriptors has to say rings the bell; false where that cannot be had.
+    fn set<'a>(&self, mut fds: impl Iterator<Item = BorrowedFd<'a>>) -> bool {
+        fds.all(|fd| self.group.watch.once_more(self.ringer.number, fd).is_ok())
     }
+}
+
+/// The descriptors of a port's other transports.
+pub(super) fn fds<'a>(
+    tcp: &'a tcp::Port,
+    verbs: Option<&'a verbs::Port>,
+) -> impl Iterator<Item = BorrowedFd<'a>> {
+    std::iter::once(tcp.fd()).chain(verbs.into_iter().flat_map(verbs::Port::fds))
 }
 
 impl Port {
     /// Sleeps until there is something on any transport.
-    pub(super) fn wait_for_all(&mut self, until: Until, timeout: Duration) {
-        let Port { shm, tcp, alarm, .. } = self;
-        // An alarm that cannot be set is a sleep that must not be.
-        shm.wait_beside(until, timeout, || tcp.arm() || !alarm.set(tcp.fd()));
+    pub(super) fn wait_for_all(&mut self, on_shm: Until, on_verbs: Until, timeout: Duration) {
+        let Port { shm, tcp, verbs, alarm, .. } = self;
+        shm.wait_beside(on_shm, timeout, || {
+            tcp.arm()
+                || verbs.as_mut().is_some_and(|port| port.arm(on_verbs))
+                // An alarm that cannot be set is a sleep that must not be.
+                || !alarm.set(fds(tcp, verbs.as_ref()))
+        });
+        if let Some(port) = verbs {
+            port.slept();
+        }
     }
 }

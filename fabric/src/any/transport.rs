@@ -8,18 +8,21 @@ use std::str::FromStr;
 pub enum Transport {
     /// Shared memory, on one machine.
     Shm,
+    /// RDMA by libibverbs: InfiniBand and RoCE.
+    Verbs,
     /// TCP.
     Tcp,
 }
 
 impl Transport {
     /// All, best first.
-    pub const ALL: [Transport; 2] = [Transport::Shm, Transport::Tcp];
+    pub const ALL: [Transport; 3] = [Transport::Shm, Transport::Verbs, Transport::Tcp];
 
     /// Its name in settings.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Shm => "shm",
+            Transport::Verbs => "verbs",
             Transport::Tcp => "tcp",
         }
     }
@@ -33,7 +36,7 @@ impl fmt::Display for Transport {
 
 /// No transport has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no transport; expected shm or tcp")]
+#[error("{0:?} is no transport; expected shm, verbs or tcp")]
 pub struct ParseTransportError(String);
 
 impl FromStr for Transport {

@@ -51,6 +51,7 @@ mod link;
 mod loopback;
 mod message;
 mod nic;
+mod nic_list;
 mod pairing;
 mod port;
 #[allow(unsafe_code)]
@@ -75,6 +76,7 @@ pub use group::{Group, group, worker_group};
 pub use library::LibraryError;
 pub use loopback::{Loopback, LoopbackError, loopback};
 pub use nic::{Nic, NicOptions};
+pub use nic_list::{NicList, ParseNicListError};
 pub use pairing::Pairing;
 pub use port::{Endpoint, Port};
 pub use queue_pair::ModifyError;

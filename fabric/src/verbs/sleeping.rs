@@ -71,6 +71,16 @@ impl Port {
         }
     }
 
+    /// All of them.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        (0..=self.state.rails.len()).map(|index| self.fd(index))
+    }
+
+    /// Whether it has no link, not even one that lingers.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.lingering.is_empty() && self.links.iter().all(Option::is_none)
+    }
+
     /// Takes in what woke a sleeper.
     pub(crate) fn slept(&mut self) {
         self.state.quieten();

@@ -121,7 +121,7 @@ impl Registry {
         let Admission { cores, layout, .. } = admission;
         let spans = Placement::new(layout, cores.len()).spans_by_core(layout);
         for (&core, spans) in cores.iter().zip(spans) {
-            pin(self.cores[core].cpu);
+            pin(self.cores[core].lane.cpu);
             spans.into_iter().for_each(|span| window.populate(span));
         }
     }

@@ -161,8 +161,7 @@ impl Registry {
             Report::WorkerGone { job, rank, reason } => {
                 self.lose(&mut inner, job, rank, &format!("worker {rank} is gone: {reason}"));
             }
-            Report::Snapshot { job, cpu, taken } => {
-                let core = self.cores.iter().position(|core| core.cpu == cpu).expect("a core of this hub");
+            Report::Snapshot { job, core, taken } => {
                 if let Some(job) = inner.jobs.get_mut(&job) {
                     self.taken(job, core, taken);
                 }
@@ -275,7 +274,8 @@ impl Registry {
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
         let core = |core: &CoreHandle<any::Endpoint>| CoreReply {
-            cpu: core.cpu,
+            cpu: core.lane.cpu,
+            nic: core.lane.nic.as_ref().map(|nic| nic.device.clone()),
             chunks: core.meters.chunks.load(Relaxed),
             chunk_bytes: core.meters.chunk_bytes.load(Relaxed),
             busy_ns: core.meters.busy_ns.load(Relaxed),

@@ -1,0 +1,148 @@
+//! Which NICs to use, as people write it: the form of `NCCL_IB_HCA`, and a GID where one must be named.
+//!
+//! ```text
+//!   mlx5            every device whose name begins so        =mlx5_1      this one alone
+//!   ^mlx5_2         all but those                            ^=mlx5_2     all but this one
+//!   mlx5_0:1@3,mlx5_1     port 1 with the GID of index 3, and another device
+//! ```
+
+use std::str::FromStr;
+
+use super::nic::NicOptions;
+
+/// A choice of NICs by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NicList {
+    except: bool,
+    exact: bool,
+    /// All devices where there are none.
+    entries: Vec<NicOptions>,
+    /// Of devices for which none is named.
+    gid_index: Option<u8>,
+}
+
+/// A list that nobody can follow.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{entry:?} in a list of NICs: {what}; expected DEVICE[:PORT][@GID-INDEX] like mlx5_0:1@3, a list of them with commas, = before it for exact names, ^ before it for all others"
+)]
+pub struct ParseNicListError {
+    entry: String,
+    what: &'static str,
+}
+
+impl NicList {
+    /// As NCCL is told in this environment, by `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`; every NIC where it is not.
+    ///
+    /// # Errors
+    /// When it is told what nobody can follow.
+    pub fn of_nccl() -> Result<Self, ParseNicListError> {
+        let mut list: NicList = std::env::var("NCCL_IB_HCA").unwrap_or_default().parse()?;
+        if let Ok(index) = std::env::var("NCCL_IB_GID_INDEX") {
+            let what = "NCCL_IB_GID_INDEX is no number from 0 to 255";
+            list.gid_index = Some(index.parse().map_err(|_| ParseNicListError { entry: index, what })?);
+        }
+        Ok(list)
+    }
+
+    /// How this device is to be used; `None` if it is not.
+    pub fn choose(&self, device: &str) -> Option<NicOptions> {
+        let is = |entry: &&NicOptions| {
+            if self.exact { entry.device == device } else { device.starts_with(&entry.device) }
+        };
+        let found = self.entries.iter().find(is);
+        let mut options = match found {
+            Some(entry) if !self.except => entry.clone(),
+            None if self.except || self.entries.is_empty() => NicOptions::new(device),
+            _ => return None,
+        };
+        options.device = device.to_owned();
+        options.gid_index = options.gid_index.or(self.gid_index);
+        Some(options)
+    }
+
+    /// Whether it names the devices to be used, rather than those not to be.
+    pub fn names_devices(&self) -> bool {
+        !self.except && !self.entries.is_empty()
+    }
+}
+
+impl FromStr for NicList {
+    type Err = ParseNicListError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (except, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+        let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+        let entries: Vec<NicOptions> =
+            rest.split(',').filter(|entry| !entry.is_empty()).map(entry).collect::<Result<_, _>>()?;
+        let error = |what| ParseNicListError { entry: text.to_owned(), what };
+        if entries.is_empty() && !text.is_empty() {
+            return Err(error("names no device"));
+        }
+        if except && entries.iter().any(|entry| entry.port.is_some() || entry.gid_index.is_some()) {
+            return Err(error("a device that is not used has neither port nor GID"));
+        }
+        Ok(NicList { except, exact, entries, gid_index: None })
+    }
+}
+
+fn entry(text: &str) -> Result<NicOptions, ParseNicListError> {
+    let error = |what| ParseNicListError { entry: text.to_owned(), what };
+    let (rest, gid) = text.split_once('@').map_or((text, None), |(rest, gid)| (rest, Some(gid)));
+    let (device, port) = rest.split_once(':').map_or((rest, None), |(rest, port)| (rest, Some(port)));
+    let number = |digits: Option<&str>, what| digits.map(str::parse).transpose().map_err(|_| error(what));
+    if device.is_empty() {
+        return Err(error("has no device"));
+    }
+    Ok(NicOptions {
+        device: device.to_owned(),
+        port: number(port, "has a port that is no number")?,
+        gid_index: number(gid, "has a GID index that is no number from 0 to 255")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(list: &str) -> Vec<String> {
+        let list: NicList = list.parse().unwrap();
+        let devices = ["mlx5_0", "mlx5_1", "mlx5_10", "rxe0"];
+        devices.iter().filter_map(|device| list.choose(device)).map(|nic| nic.device).collect()
+    }
+
+    #[test]
+    fn names_are_beginnings_unless_they_are_exact() {
+        assert_eq!(chosen(""), ["mlx5_0", "mlx5_1", "mlx5_10", "rxe0"]);
+        assert_eq!(chosen("mlx5"), ["mlx5_0", "mlx5_1", "mlx5_10"]);
+        assert_eq!(chosen("mlx5_1"), ["mlx5_1", "mlx5_10"]);
+        assert_eq!(chosen("=mlx5_1"), ["mlx5_1"]);
+        assert_eq!(chosen("^mlx5_1"), ["mlx5_0", "rxe0"]);
+        assert_eq!(chosen("^=mlx5_1,rxe0"), ["mlx5_0", "mlx5_10"]);
+        assert_eq!(chosen("rxe0,mlx5_0"), ["mlx5_0", "rxe0"]);
+    }
+
+    #[test]
+    fn ports_and_gids_are_the_devices_own() {
+        let list: NicList = "mlx5_0:2@3,mlx5_1".parse().unwrap();
+        let expected = NicOptions { device: "mlx5_0".into(), port: Some(2), gid_index: Some(3) };
+        assert_eq!(list.choose("mlx5_0"), Some(expected));
+        assert_eq!(list.choose("mlx5_1"), Some(NicOptions::new("mlx5_1")));
+        assert!(list.names_devices());
+    }
+
+    #[test]
+    fn what_nobody_can_follow_is_refused() {
+        for (text, what) in [
+            ("^", "names no device"),
+            ("=,", "names no device"),
+            ("mlx5_0:x", "a port that is no number"),
+            ("mlx5_0@256", "a GID index"),
+            (":1", "has no device"),
+            ("^mlx5_0:1", "neither port nor GID"),
+        ] {
+            let error = text.parse::<NicList>().unwrap_err().to_string();
+            assert!(error.contains(what) && error.contains("mlx5_0:1@3"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Lanes: a core thread each, pinned to a cpu, and with RDMA on one NIC of that cpu's node.
+//!
+//! ```text
+//!   plan:   core 0 -- nic 0      core 1 -- nic 1, nic 2       (more NICs than cores)
+//!   lanes:  cpu 0, nic 0         cpu 1, nic 1    cpu 1, nic 2
+//! ```
+//!
+//! A core to which the plan gives several NICs is several lanes, so that every NIC carries its share. Decides once,
+//! before any thread is started; knows no transport but by its NICs.
+
+use fabric::any::{self, Transport};
+use fabric::verbs::{self, NicList, NicOptions};
+use topology::{Host, NicChoice, Plan, Request};
+
+use crate::hub::HubError;
+use crate::settings::{CoreSelection, HubSettings};
+
+/// What a core thread is pinned to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lane {
+    pub cpu: u32,
+    /// With RDMA.
+    pub nic: Option<NicOptions>,
+}
+
+/// The lanes of a hub, and their RDMA, where there is some.
+pub(crate) struct Lanes {
+    pub lanes: Vec<Lane>,
+    pub rdma: Option<any::Rdma>,
+}
+
+/// Chooses cores and NICs. RDMA that is not there is no error, unless it was asked for.
+pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
+    if settings.offers(Transport::Verbs) {
+        match with_rdma(host, settings) {
+            Ok(lanes) => return Ok(lanes),
+            Err(error) if settings.transports.is_some() => return Err(error),
+            Err(error) => tracing::info!("no RDMA: {error}"),
+        }
+    }
+    let plan = place(host, settings, NicChoice::default())?;
+    let lanes = plan.cores().iter().map(|core| Lane { cpu: core.cpu.0, nic: None }).collect();
+    Ok(Lanes { lanes, rdma: None })
+}
+
+fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
+    let list = settings.nics.clone().map_or_else(NicList::of_nccl, Ok)?;
+    // First, because it says what is missing of library and devices.
+    let devices = verbs::devices()?;
+    let chosen = |name: &str| devices.iter().any(|device| device.name == name) && list.choose(name).is_some();
+    let (mut only, mut except) = (Vec::new(), Vec::new());
+    for nic in &host.nics {
+        match nic.ibdev.as_deref().filter(|name| chosen(name)) {
+            Some(device) => only.push(device.to_owned()),
+            None => except.push(nic.name.clone()),
+        }
+    }
+    if only.is_empty() {
+        let there_are = devices.into_iter().map(|device| device.name).collect();
+        return Err(HubError::NoNic { there_are });
+    }
+    // Those that are named are used whatever their state: what is wrong with one is then said.
+    let only = list.names_devices().then_some(only);
+    let plan = place(host, settings, NicChoice { only, except })?;
+    let mut lanes = Vec::new();
+    for core in plan.cores() {
+        for nic in core.nics.iter().filter_map(|&nic| host.nic(nic)?.ibdev.as_deref()) {
+            lanes.push(Lane { cpu: core.cpu.0, nic: list.choose(nic) });
+        }
+    }
+    let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
+    if nics.is_empty() {
+        return Err(HubError::NoNic { there_are: devices.into_iter().map(|device| device.name).collect() });
+    }
+    let (group, ports) = verbs::group(&nics)?;
+    for (port, lane) in lanes.iter().enumerate() {
+        for nic in group.nics(port) {
+            tracing::info!(cpu = lane.cpu, device = %nic.address().device, gbps = nic.gbps(), "RDMA: {}", nic.reason());
+        }
+    }
+    Ok(Lanes { lanes, rdma: Some((group, ports)) })
+}
+
+fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Result<Plan, HubError> {
+    let cores = CoreSelection::choice(settings.cores.as_ref());
+    let plan = topology::place(host, &Request { cores, nics, ..Request::new(&[]) })?;
+    for core in plan.cores() {
+        tracing::info!(slot = core.slot.0, cpu = core.cpu.0, node = core.node.0, "core");
+    }
+    for reason in plan.reasons() {
+        tracing::info!("placement: {reason}");
+    }
+    Ok(plan)
+}
