@@ -11,6 +11,7 @@
 //! | [`safetensors`] | the header of a model file |
 //! | [`topology_text`] | descriptions of machines, lists of cpus, sysfs trees |
 //! | [`topology_xml`] | lstopo's XML, which hwloc reads |
+//! | [`verbs_messages`] | a message of the RDMA handshake |
 
 #![forbid(unsafe_code)]
 
@@ -24,12 +25,13 @@ pub mod rings;
 pub mod safetensors;
 pub mod topology_text;
 pub mod topology_xml;
+pub mod verbs_messages;
 
 /// The body of a target.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("checkpoint", checkpoint::run),
     ("control", control::run),
     ("handshake", handshake::run),
@@ -38,4 +40,5 @@ pub const TARGETS: [(&str, Target); 8] = [
     ("safetensors", safetensors::run),
     ("topology_text", topology_text::run),
     ("topology_xml", topology_xml::run),
+    ("verbs_messages", verbs_messages::run),
 ];

@@ -19,8 +19,9 @@ use crate::port::CloseReason;
 const LINGER: Duration = Duration::from_secs(2);
 
 /// How long `detach` itself waits for that. The peer hears of the end when it is over, although this port may
-/// never be polled again; a peer that does not take its arrivals cannot hold a core for longer.
-const GRACE: Duration = Duration::from_millis(50);
+/// never be polled again; a peer that does not take its arrivals cannot hold a core for longer, nor several of
+/// them one after the other.
+pub(super) const GRACE: Duration = Duration::from_millis(50);
 
 /// A detached link, whose last posts may be under way.
 pub(super) struct Linger {
@@ -108,9 +109,7 @@ impl Port {
             LinkState::Reported => false,
         };
         if !open {
-            drop(attached);
-            self.look();
-            return;
+            return; // and the queue pair is destroyed
         }
         let connection = attached.endpoint.connection.number;
         let link = &mut attached.endpoint.link;
@@ -124,7 +123,6 @@ impl Port {
         }
         let deadline = Instant::now() + LINGER;
         self.lingering.push(Linger { endpoint: attached.endpoint, deadline, failed });
-        self.part(Instant::now() + GRACE);
     }
 
     pub(super) fn complete_lingering(&mut self, route: usize, work: Work, success: bool) {

@@ -264,9 +264,14 @@ impl Link {
     }
 }
 
-/// What only a hostile peer does.
+/// What only a hostile peer does, or a dead one.
 #[cfg(test)]
 impl Link {
+    /// Answers nothing any more.
+    pub fn vanish(&self) {
+        self.qp.vanish(&self.registered.nic);
+    }
+
     /// Where posts go, and the key for it.
     pub fn target(&self) -> (u32, u64) {
         (self.peer.key, self.peer.address)

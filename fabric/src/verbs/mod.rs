@@ -40,6 +40,9 @@ mod events;
     clippy::undocumented_unsafe_blocks
 )]
 mod ffi;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gid;
 mod group;
 mod join;

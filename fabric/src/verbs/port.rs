@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::arrivals::{BATCH, Early};
-use super::ending::Linger;
+use super::ending::{GRACE, Linger};
 use super::ffi::ibv_wc;
 use super::group::{Group, MAX_RAILS, PortState};
 use super::link::Link;
@@ -154,6 +154,14 @@ impl Port {
         }
     }
 
+    /// Forgets a link, which goes on by itself as long as it has to.
+    fn release(&mut self, id: LinkId) {
+        let Some(attached) = self.links.get_mut(id.index()).and_then(Option::take) else { return };
+        self.dirty.retain(|&dirty| dirty != id);
+        self.stash.retain(|arrival| arrival.link != id);
+        self.linger(attached);
+    }
+
     /// There was no room; some of the sends may have completed, and nobody looked yet.
     #[cold]
     fn post_again(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
@@ -205,10 +213,12 @@ impl crate::Port for Port {
     }
 
     fn detach(&mut self, id: LinkId) {
-        let Some(attached) = self.links.get_mut(id.index()).and_then(Option::take) else { return };
-        self.dirty.retain(|&dirty| dirty != id);
-        self.stash.retain(|arrival| arrival.link != id);
-        self.linger(attached);
+        let alone = self.lingering.is_empty();
+        self.release(id);
+        self.look();
+        if alone && !self.lingering.is_empty() {
+            self.part(Instant::now() + GRACE);
+        }
     }
 
     fn post(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
@@ -277,7 +287,7 @@ impl crate::Port for Port {
 impl Drop for Port {
     fn drop(&mut self) {
         for link in 0..self.links.len() {
-            crate::Port::detach(self, LinkId(link as u32));
+            self.release(LinkId(link as u32));
         }
         self.part_from_all();
     }

@@ -17,8 +17,9 @@ use super::words;
 
 /// Local time-out of a packet: 4.096 us x 2^14 = 67 ms, times [`RETRIES`].
 const TIMEOUT: u8 = 14;
-/// The most that the field holds: about half a second until the peer is taken for gone.
-const RETRIES: u8 = 7;
+/// About half a second until the peer is taken for gone. Not 7, the most that the field holds: soft-RoCE takes
+/// that for ever, and a link whose path is gone would never fail.
+const RETRIES: u8 = 6;
 /// 7 means for ever. A peer without a receive request is backpressure, and within the protocol never happens.
 const RNR_RETRIES: u8 = 7;
 /// How long the peer waits after it was told "not ready": 12 is 0.64 ms.
@@ -160,6 +161,13 @@ impl QueuePair {
             | IBV_QP_SQ_PSN
             | IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(&mut attr, mask, IBV_QPS_RTR, nic, Some(&peer.address))
+    }
+
+    /// Back to RESET, in which a NIC answers no packet: as if this machine had vanished.
+    #[cfg(test)]
+    pub fn vanish(&self, nic: &Nic) {
+        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..Default::default() };
+        self.modify(&mut attr, IBV_QP_STATE, IBV_QPS_RTS, nic, None).unwrap();
     }
 
     fn modify(

@@ -3,6 +3,8 @@
 //!
 //! On the `unsafe` list, for the fork.
 
+mod handshake;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -155,6 +157,27 @@ fn a_message_that_is_no_write_costs_its_sender_the_link() {
     let (_, reason) = hub.closing();
     assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("no write")), "{reason}");
     assert_eq!(workers[0].closing().1, CloseReason::PeerGone);
+}
+
+#[test]
+fn a_peer_that_does_not_answer_closes_the_link_with_the_status() {
+    let _watchdog = Watchdog::new("a_peer_that_does_not_answer_closes_the_link_with_the_status");
+    let Some(nic) = device() else { return };
+    let (mut hub, mut workers) = meet(&nic, 2, 8);
+    workers.iter_mut().for_each(End::attach_all);
+    hub.endpoints[0].link.vanish();
+    assert_eq!(workers[0].post(1), Posted::Accepted);
+    let (_, reason) = workers[0].closing();
+    let CloseReason::Failed(why) = &reason else { panic!("{reason}") };
+    assert!(
+        why.contains("transport retry counter exceeded (12)") && why.contains("hub at 127.0.0.1"),
+        "{why}"
+    );
+    assert_eq!(workers[0].post(2), Posted::Closed);
+    hub.attach_all();
+    assert_eq!(hub.closing(), (LinkId(0), CloseReason::PeerGone));
+    assert_eq!(workers[1].post(2), Posted::Accepted);
+    assert_eq!(hub.next(), Arrival { link: LinkId(1), imm: Imm(2) });
 }
 
 #[test]

@@ -1,0 +1,125 @@
+//! Workers that get past the hello and then say what no correct worker says: each a clear error at both ends.
+
+use std::time::Duration;
+
+use super::super::message::{LinkEnd, Links, Message};
+use super::super::wire::Wire;
+use super::*;
+
+/// The hub's group, and a hello from a peer that then says whatever the test has it say.
+struct Hub {
+    listener: Listener,
+    group: Arc<Group>,
+    window: Arc<SendWindow>,
+    _ports: Vec<Port>,
+}
+
+impl Hub {
+    fn new(nic: &NicOptions) -> Self {
+        let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let (group, ports) = group(&[nic.clone(), nic.clone()]).unwrap();
+        Hub { listener, group, window: window().0, _ports: ports }
+    }
+
+    /// What the hub makes of a worker with a window of `send_bytes` that answers with `says`, and the last that
+    /// the worker hears.
+    fn meets(&self, send_bytes: u64, says: Option<Message>, timeout: Duration) -> (String, Option<Message>) {
+        let mut wire = Wire::connect(self.listener.address(), LONG).unwrap();
+        wire.send(&Message::Hello { token: [0; 16], send_bytes }).unwrap();
+        let hello = self.listener.accept().unwrap().unwrap().hello(timeout).unwrap();
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(move || {
+                let mut heard = wire.receive().ok();
+                if matches!(heard, Some(Message::Ports { .. })) {
+                    if let Some(message) = says {
+                        wire.send(&message).unwrap();
+                    }
+                    heard = wire.receive().ok();
+                }
+                heard
+            });
+            let welcomed = hello.welcome(&self.group, &self.window, BYTES, &[8, 0], |_| ());
+            (welcomed.unwrap_err().to_string(), worker.join().unwrap())
+        })
+    }
+}
+
+fn links(change: impl FnOnce(&mut Links)) -> Option<Message> {
+    let nic = Address {
+        device: "mlx5_0".into(),
+        link_layer: LinkLayer::Ethernet,
+        gid: Gid(Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets()),
+        prefix: None,
+        lid: 0,
+        mtu: Mtu::from_code(3).unwrap(),
+    };
+    let end = LinkEnd { nic: 0, number: 17, first_packet: 0, key: 1 };
+    let mut links =
+        Links { address: 4096, bytes: BYTES as u64, nics: vec![nic], ends: vec![Some(end), None] };
+    change(&mut links);
+    Some(Message::Links(links))
+}
+
+#[test]
+fn a_worker_that_keeps_to_no_plan_is_refused_with_the_reason() {
+    let _watchdog = Watchdog::new("a_worker_that_keeps_to_no_plan_is_refused_with_the_reason");
+    let Some(nic) = device() else { return };
+    let hub = Hub::new(&nic);
+    let whole = BYTES as u64;
+    let too_many = links(|links| links.ends[1] = links.ends[0]);
+    let cases = [
+        (whole - 1, None, "has 262143 bytes where the layout needs 262144"),
+        (whole, Some(Message::Ready), "expected ends of links, got ready"),
+        (whole, too_many, "2 links for 2 ports, the plan says 1 for 2"),
+        (whole, links(|links| links.ends.truncate(1)), "1 links for 1 ports, the plan says 1 for 2"),
+        (whole, links(|links| links.nics.clear()), "link 0 is on NIC 0 of 0"),
+        (whole, links(|links| links.bytes -= 1), "has 262143 bytes where the layout needs 262144"),
+    ];
+    for (send_bytes, says, expected) in cases {
+        let (error, heard) = hub.meets(send_bytes, says, LONG);
+        assert!(error.contains(expected), "{error:?} lacks {expected:?}");
+        let Some(Message::Refused(told)) = heard else { panic!("the worker is told {heard:?}") };
+        assert!(told.contains(expected), "the worker is told {told:?}");
+    }
+    let (error, _) = hub.meets(whole, Some(Message::Refused("no memory".into())), LONG);
+    assert_eq!(error, "the other end refused the RDMA connection: no memory");
+    let (error, _) = hub.meets(whole, None, Duration::from_millis(300));
+    assert!(error.contains("did not do its part within 300ms"), "{error}");
+}
+
+#[test]
+fn queues_grow_with_the_links_up_to_what_the_nic_has() {
+    let _watchdog = Watchdog::new("queues_grow_with_the_links_up_to_what_the_nic_has");
+    let Some(nic) = device() else { return };
+    const CAPACITY: u32 = 1500;
+    let (mut hub, mut workers) = meet(&nic, 2, CAPACITY);
+    hub.attach_all();
+    // All of both, before the hub looks.
+    for worker in &mut workers {
+        worker.attach_all();
+        for value in 0..CAPACITY {
+            let nothing = Span { offset: 0, bytes: 0 };
+            assert_eq!(worker.port.post(LinkId(0), nothing, Imm(value)), Posted::Accepted);
+        }
+        worker.port.flush();
+    }
+    let mut seen = [0, 0];
+    while seen != [CAPACITY, CAPACITY] {
+        let arrival = hub.next();
+        assert_eq!(arrival.imm.0, seen[arrival.link.index()], "in order, none lost");
+        seen[arrival.link.index()] += 1;
+    }
+
+    let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let address = listener.address();
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (group, _ports) = group(std::slice::from_ref(&nic)).unwrap();
+            let hello = listener.accept().unwrap().unwrap().hello(LONG).unwrap();
+            let _ = hello.welcome(&group, &window().0, BYTES, &[1 << 30], |_| ());
+        });
+        let (group, _port) = worker_group(std::slice::from_ref(&nic)).unwrap();
+        connect(address, [0; 16], &group, &window().0, BYTES, &[1 << 30], LONG).unwrap_err().to_string()
+    });
+    assert!(error.contains("the device's maximum is") && error.contains("larger chunks"), "{error}");
+}
