@@ -110,6 +110,7 @@ impl Port {
     fn complete_link(&mut self, index: usize, work: Work, completion: &ibv_wc) -> Option<Arrival> {
         let attached = self.links[index].as_mut()?;
         if completion.status != IBV_WC_SUCCESS {
+            attached.endpoint.link.give_up();
             self.fail_completion(index, work, completion);
             return None;
         }

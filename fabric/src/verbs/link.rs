@@ -8,16 +8,13 @@ use std::sync::Arc;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::chain::{RECEIVES, ReceiveChain, SendChain};
-use super::domain::Domain;
 use super::error::VerbsError;
 use super::group::{PortState, Route};
-use super::nic::Nic;
 use super::queue_pair::{Peer, QueuePair};
-use super::region::Region;
+use super::registered::Registered;
 use super::work::{Tally, Work};
 use crate::ids::{Imm, Span};
 use crate::port::Posted;
-use crate::window::{RecvWindow, SendWindow};
 
 /// Fences that can be under way: one for a link that is detached, one for a neighbour's sake.
 const FENCES: u32 = 2;
@@ -25,23 +22,6 @@ const FENCES: u32 = 2;
 const MAX_INTERVAL: u32 = 32;
 /// Sends beyond the capacity that may wait for their acknowledgements: an answer can overtake them.
 const LATE: u32 = 64;
-
-/// A connection's windows on one NIC: registered in a domain of its own.
-pub(super) struct Registered {
-    pub nic: Arc<Nic>,
-    domain: Arc<Domain>,
-    pub send: Arc<Region>,
-    pub receive: Arc<Region>,
-}
-
-impl Registered {
-    pub fn new(nic: &Arc<Nic>, ours: &Arc<SendWindow>, theirs: &RecvWindow) -> Result<Self, VerbsError> {
-        let domain = Domain::new(&nic.context)?;
-        let send = Region::send(&domain, ours)?;
-        let receive = Region::receive(&domain, theirs)?;
-        Ok(Registered { nic: Arc::clone(nic), domain, send, receive })
-    }
-}
 
 /// How many requests a link of a capacity has in its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,6 +232,11 @@ impl Link {
 
     pub fn fence_passed(&mut self) {
         self.fences = self.fences.saturating_sub(1);
+    }
+
+    /// The queue pair failed: nothing more goes out.
+    pub fn give_up(&mut self) {
+        self.fences = 0;
     }
 
     pub fn is_fenced(&self) -> bool {

@@ -61,6 +61,7 @@ mod port;
 mod queue_pair;
 #[allow(unsafe_code)]
 mod region;
+mod registered;
 mod sleeping;
 mod subnet;
 #[cfg(test)]

@@ -203,7 +203,7 @@ impl crate::Port for Port {
             }
         }
         let unread = self.links.iter().flatten().map(|link| link.endpoint.link.most_unread() as usize);
-        self.stash.reserve(unread.sum::<usize>() - self.stash.len());
+        self.stash.reserve(unread.sum::<usize>().saturating_sub(self.stash.len()));
         if self.routes.len() <= route {
             self.routes.resize(route + 1, (0, Owner::Nobody));
         }

@@ -88,6 +88,28 @@ fn a_worker_that_keeps_to_no_plan_is_refused_with_the_reason() {
 }
 
 #[test]
+fn an_address_without_a_path_is_refused_with_states_both_ends_and_the_gid_table() {
+    let _watchdog =
+        Watchdog::new("an_address_without_a_path_is_refused_with_states_both_ends_and_the_gid_table");
+    let Some(nic) = device() else { return };
+    // The default route's destination and mask are 0; with one, there is a path to everywhere.
+    let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
+    if routes.lines().any(|line| line.split_whitespace().nth(1) == Some("00000000")) {
+        println!("skipped: this machine has a default route");
+        return;
+    }
+    let hub = Hub::new(&nic);
+    let ours = hub.group.nics(0).next().unwrap().address().gid;
+    // Of a block that is nobody's (RFC 5737).
+    let nowhere = Gid(Ipv4Addr::new(203, 0, 113, 9).to_ipv6_mapped().octets());
+    let (error, _) = hub.meets(BYTES as u64, links(|links| links.nics[0].gid = nowhere), LONG);
+    for expected in ["from INIT to RTR", "STATE | AV | PATH_MTU", "The GID table of"] {
+        assert!(error.contains(expected), "{error:?} lacks {expected:?}");
+    }
+    assert!(error.contains(&ours.to_string()) && error.contains(&nowhere.to_string()), "{error}");
+}
+
+#[test]
 fn queues_grow_with_the_links_up_to_what_the_nic_has() {
     let _watchdog = Watchdog::new("queues_grow_with_the_links_up_to_what_the_nic_has");
     let Some(nic) = device() else { return };
