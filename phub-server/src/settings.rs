@@ -30,9 +30,10 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT")]
     pub data_listen: Option<SocketAddr>,
 
-    /// RDMA NICs: DEVICE[:PORT][@GID-INDEX] with commas, by the beginning of their names, or exactly with = before
-    /// the list; all others with ^ before it. NCCL_IB_HCA is read where this is not given. Default: every NIC with
-    /// a link, but those that are an eighth as fast as the fastest, or less.
+    /// RDMA NICs, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign): by the beginning of
+    /// their names, exactly with = before the list, all others with ^ before it. NCCL_IB_HCA and NCCL_IB_GID_INDEX
+    /// are read where this is not given. Default: every NIC with a link, but those that are an eighth as fast as
+    /// the fastest, or less.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
 

@@ -33,8 +33,9 @@ pub struct Args {
     #[arg(long, default_value = "auto", value_enum)]
     pub transport: Transport,
 
-    /// RDMA NICs of hub and workers: DEVICE[:PORT][@GID-INDEX] with commas, by the beginning of their names, or
-    /// exactly with = before the list; all others with ^ before it. Default: every one with a link.
+    /// RDMA NICs of hub and workers, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign):
+    /// by the beginning of their names, exactly with = before the list, all others with ^ before it. Default: every
+    /// one with a link.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
 
