@@ -9,6 +9,7 @@
 //! | [`immediates`] | posts of hostile workers to the cores of a hub |
 //! | [`rings`] | what a hostile peer writes into the words it shares |
 //! | [`safetensors`] | the header of a model file |
+//! | [`tcp_frames`] | what a hostile peer sends on a TCP link |
 //! | [`topology_text`] | descriptions of machines, lists of cpus, sysfs trees |
 //! | [`topology_xml`] | lstopo's XML, which hwloc reads |
 //! | [`verbs_messages`] | a message of the RDMA handshake |
@@ -23,6 +24,7 @@ mod planned;
 pub mod raw_peer;
 pub mod rings;
 pub mod safetensors;
+pub mod tcp_frames;
 pub mod topology_text;
 pub mod topology_xml;
 pub mod verbs_messages;
@@ -31,13 +33,14 @@ pub mod verbs_messages;
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("checkpoint", checkpoint::run),
     ("control", control::run),
     ("handshake", handshake::run),
     ("immediates", immediates::run),
     ("rings", rings::run),
     ("safetensors", safetensors::run),
+    ("tcp_frames", tcp_frames::run),
     ("topology_text", topology_text::run),
     ("topology_xml", topology_xml::run),
     ("verbs_messages", verbs_messages::run),

@@ -94,6 +94,14 @@ pub(super) fn fill(window: &RecvWindow, part: Span, bytes: &[u8]) {
     unsafe { window.write(span, bytes.as_ptr()) }.expect("checked when its header came");
 }
 
+/// What is in a window that no transport writes any more.
+#[cfg(feature = "fuzzing")]
+pub(super) fn contents(window: &RecvWindow) -> Vec<u8> {
+    let whole = Span { offset: 0, bytes: window.bytes() };
+    // SAFETY: the caller is the one thread that polls the window's only port.
+    unsafe { window.elements::<u8>(whole) }.expect("the whole window").to_vec()
+}
+
 /// Bytes that the kernel may hold of a connection that are not yet sent: the queue of the layer above, which
 /// knows what is urgent, holds the others.
 pub(super) fn limit_unsent(socket: BorrowedFd, bytes: u32) -> Result<(), Errno> {

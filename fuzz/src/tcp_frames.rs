@@ -1,0 +1,97 @@
+//! The bytes of a TCP link: frames that a peer sends whole, torn, too long, or not at all.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use fabric::tcp::Port;
+use fabric::{Arrival, Imm, Port as _};
+
+const WINDOW: usize = 1 << 10;
+const HEADER: usize = 16;
+
+/// What a plain reading of all bytes gives.
+struct Reading {
+    shown: Vec<Imm>,
+    window: Vec<u8>,
+    corrupt: bool,
+    /// The stream ends between two frames.
+    whole: bool,
+}
+
+/// The first byte says how many bytes come at a time; the others are the stream. So that streams get beyond their
+/// first header, an offset counts modulo a little more than the window, and so does a length.
+pub fn run(bytes: &[u8]) {
+    fabric::tcp::fuzzing::decode(bytes);
+    let Some((&at_a_time, stream)) = bytes.split_first() else { return };
+    let (stream, reading) = read(stream);
+    let (peer, ours) = UnixStream::pair().expect("descriptors for a pair");
+    ours.set_nonblocking(true).expect("our own socket");
+    let (endpoint, window) = fabric::tcp::fuzzing::endpoint(ours.into(), WINDOW);
+    let mut port = Port::new().expect("descriptors for a port");
+    port.attach(endpoint);
+    let mut shown = Vec::new();
+    let mut look = |port: &mut Port| {
+        let mut arrivals = [Arrival::default(); 3];
+        loop {
+            let count = port.poll(&mut arrivals);
+            shown.extend(arrivals[..count].iter().map(|arrival| arrival.imm));
+            if count == 0 {
+                return;
+            }
+        }
+    };
+    let mut peer = Some(peer);
+    for piece in stream.chunks(usize::from(at_a_time) + 1) {
+        // A link that closed takes nothing more.
+        if peer.as_mut().is_some_and(|peer| peer.write_all(piece).is_err()) {
+            break;
+        }
+        look(&mut port);
+    }
+    peer.take();
+    let closed = (0..1000).find_map(|_| {
+        look(&mut port);
+        port.closed()
+    });
+    let closed = closed.expect("the end of the stream is the link's");
+    assert_eq!(
+        matches!(closed.reason, fabric::CloseReason::Corrupt(_)),
+        reading.corrupt,
+        "{}",
+        closed.reason
+    );
+    assert_eq!(shown, reading.shown);
+    // Of a frame that is torn, any part may be in the window: its span is the sender's to fill.
+    if reading.whole {
+        assert!(fabric::tcp::fuzzing::contents(&window) == reading.window);
+    }
+}
+
+fn read(stream: &[u8]) -> (Vec<u8>, Reading) {
+    let mut sent = Vec::new();
+    let mut reading = Reading { shown: Vec::new(), window: vec![0; WINDOW], corrupt: false, whole: true };
+    let mut rest = stream;
+    while let Some((header, after)) = rest.split_at_checked(HEADER) {
+        let offset = u64::from_le_bytes(header[..8].try_into().expect("8 bytes")) % (WINDOW as u64 + 8);
+        let bytes = u32::from_le_bytes(header[8..12].try_into().expect("4 bytes")) % (WINDOW as u32 + 8);
+        sent.extend(offset.to_le_bytes());
+        sent.extend(bytes.to_le_bytes());
+        sent.extend(&header[12..]);
+        if offset + u64::from(bytes) > WINDOW as u64 {
+            reading.corrupt = true;
+            sent.extend(after);
+            return (sent, reading);
+        }
+        let Some((span, after)) = after.split_at_checked(bytes as usize) else {
+            reading.whole = false;
+            sent.extend(after);
+            return (sent, reading);
+        };
+        sent.extend(span);
+        reading.window[offset as usize..][..span.len()].copy_from_slice(span);
+        reading.shown.push(Imm(u32::from_le_bytes(header[12..].try_into().expect("4 bytes"))));
+        rest = after;
+    }
+    sent.extend(rest);
+    (sent, reading)
+}
