@@ -180,15 +180,17 @@ pub fn ready(script: &Path) -> Result<Option<String>> {
 pub fn peers(work: &Work, systems: &[System]) -> Result<Vec<Peer>> {
     let probe = std::env::current_exe()?.with_file_name("phub-probe");
     ensure!(probe.exists(), "{} is not built: cargo build --release --bins", probe.display());
-    let hub = |name, weights: &str| {
-        let mut args: Vec<String> =
-            ["--json", "--workers", &work.workers, "--rounds", &work.rounds, "--weights", weights]
-                .map(str::to_owned)
-                .into();
+    let hub = |name, extra: &[&str]| {
+        let common = ["--json", "--workers", &work.workers, "--rounds", &work.rounds];
+        let mut args: Vec<String> = common.iter().chain(extra).map(|&word| word.to_owned()).collect();
         args.extend(work.source.iter().cloned());
         Peer { name, program: probe.clone(), args }
     };
-    let mut peers = vec![hub("phub, shared weights", "shared"), hub("phub, private weights", "private")];
+    let mut peers = vec![
+        hub("phub, shared weights", &["--weights", "shared"]),
+        hub("phub, private weights", &["--weights", "private"]),
+        hub("phub, over TCP on loopback", &["--transport", "tcp"]),
+    ];
     for &system in systems {
         for &(name, extra) in system.variants() {
             // A script's own words come first.
