@@ -1,0 +1,20 @@
+#!/bin/bash
+# The contract of a port over verbs, on a real device: the conformance suite, hostile peers and handshakes, forks,
+# limits on locked memory, a port that goes down. None of the tests may skip for want of a device.
+# guest: one
+# build: test fabric conformance_verbs
+# build: test fabric verbs_handshake
+# build: lib fabric fabric
+# seconds: 150
+set -eu -o pipefail
+# One after the other: one of the tests sets the interface down.
+export PHUB_TEST_LINK_DOWN=nic0
+conformance_verbs --test-threads 1 --nocapture 2>&1 | tee /tmp/conformance
+verbs_handshake --nocapture 2>&1 | tee -a /tmp/conformance
+fabric verbs:: --test-threads 1 --nocapture 2>&1 | tee -a /tmp/conformance
+if grep "skipped:" /tmp/conformance; then
+    echo "a test was skipped, on a machine with a device"
+    exit 1
+fi
+# A filter that fits nothing would pass, too.
+[ "$(grep -c "^test result: ok. [1-9]" /tmp/conformance)" = 3 ]
