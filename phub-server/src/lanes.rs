@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A core to which the plan gives several NICs is several lanes, so that every NIC carries its share. Decides once,
-//! before any thread is started; knows no transport but by its NICs.
+//! before any thread is started, and says later which of them a new job can use; knows no transport but by its NICs.
 
 use fabric::any::{self, Transport};
 use fabric::verbs::{self, NicList, NicOptions};
@@ -73,12 +73,33 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
         return Err(HubError::NoNic { there_are: devices.into_iter().map(|device| device.name).collect() });
     }
     let (group, ports) = verbs::group(&nics)?;
-    for (port, lane) in lanes.iter().enumerate() {
+    for (port, lane) in lanes.iter_mut().enumerate() {
         for nic in group.nics(port) {
+            lane.nic.iter_mut().for_each(|options| options.port = Some(nic.port()));
             tracing::info!(cpu = lane.cpu, device = %nic.address().device, gbps = nic.gbps(), "RDMA: {}", nic.reason());
         }
     }
     Ok(Lanes { lanes, rdma: Some((group, ports)) })
+}
+
+/// By lane, whether it is of use to a new job: its NIC has a link, or it has no NIC. Where no NIC has a link all are,
+/// for workers that come by other ways. Looks at the devices, which takes system calls: once a job.
+pub(crate) fn of_use(lanes: &[&Lane]) -> Vec<bool> {
+    if lanes.iter().all(|lane| lane.nic.is_none()) {
+        return vec![true; lanes.len()];
+    }
+    // A look that fails says nothing against any of them.
+    let Ok(devices) = verbs::devices() else { return vec![true; lanes.len()] };
+    has_link(lanes, |nic| {
+        let ports =
+            devices.iter().filter(|device| device.name == nic.device).flat_map(|device| &device.ports);
+        ports.clone().any(|port| port.active && nic.port.is_none_or(|number| number == port.number))
+    })
+}
+
+fn has_link(lanes: &[&Lane], is_up: impl Fn(&NicOptions) -> bool) -> Vec<bool> {
+    let up: Vec<bool> = lanes.iter().map(|lane| lane.nic.as_ref().is_none_or(&is_up)).collect();
+    if up.contains(&true) { up } else { vec![true; lanes.len()] }
 }
 
 fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Result<Plan, HubError> {
@@ -91,4 +112,21 @@ fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Result<Plan, H
         tracing::info!("placement: {reason}");
     }
     Ok(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_without_a_link_is_of_use_only_where_all_are_without() {
+        let lane = |nic: &str| Lane { cpu: 0, nic: Some(NicOptions::new(nic)) };
+        let lanes = [lane("mlx5_0"), lane("mlx5_1"), Lane { cpu: 1, nic: None }];
+        let [first, second, bare] = &lanes;
+        let up =
+            |lanes: &[&Lane], active: &[&str]| has_link(lanes, |nic| active.contains(&nic.device.as_str()));
+        assert_eq!(up(&[first, second], &["mlx5_1"]), [false, true]);
+        assert_eq!(up(&[first, bare], &[]), [false, true]);
+        assert_eq!(up(&[first, second], &[]), [true, true]);
+    }
 }

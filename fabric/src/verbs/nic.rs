@@ -88,6 +88,11 @@ impl Nic {
         &self.address
     }
 
+    /// Which of its device's ports it is.
+    pub fn port(&self) -> u8 {
+        self.port
+    }
+
     /// Speed of its link, in Gb/s, where known.
     pub fn gbps(&self) -> Option<f64> {
         self.gbps

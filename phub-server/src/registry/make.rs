@@ -18,6 +18,7 @@ use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec};
 use super::{Inner, Refusal, Registry};
 use crate::core_thread::Command;
 use crate::job::{Cores, Job};
+use crate::lanes::{self, Lane};
 
 /// What a job that is being made will put on the hub's cores.
 #[derive(Debug, Default)]
@@ -146,8 +147,20 @@ impl Registry {
         Ok(restored.map(Arc::new))
     }
 
-    /// The cores of a job that is being made: all, or the `wanted` ones that have the fewest bytes of others.
+    /// The cores of a job that is being made: all, or the `wanted` ones that have the fewest bytes of others; but none
+    /// whose NIC has lost its link.
     fn choose_cores(&self, name: &str, layout: &Layout, wanted: Option<u32>) -> Vec<usize> {
+        let lanes: Vec<&Lane> = self.cores.iter().map(|core| &core.lane).collect();
+        let of_use = lanes::of_use(&lanes);
+        for lane in lanes.iter().zip(&of_use).filter(|(_, of_use)| !**of_use).map(|(lane, _)| lane) {
+            let device = lane.nic.as_ref().map(|nic| &nic.device);
+            tracing::warn!(
+                job = name,
+                cpu = lane.cpu,
+                ?device,
+                "the job does without a core whose NIC has no link"
+            );
+        }
         let mut inner = self.lock();
         let mut load = vec![0; self.cores.len()];
         let share = |layout: &Layout, cores: usize| layout.model_bytes() / cores as u64;
@@ -158,7 +171,7 @@ impl Registry {
         for Load { cores, bytes } in inner.making.values() {
             cores.iter().for_each(|&core| load[core] += bytes);
         }
-        let mut cores: Vec<usize> = (0..self.cores.len()).collect();
+        let mut cores: Vec<usize> = (0..self.cores.len()).filter(|&core| of_use[core]).collect();
         cores.sort_by_key(|&core| load[core]);
         cores.truncate(wanted.map_or(usize::MAX, |wanted| wanted as usize));
         cores.sort_unstable();
