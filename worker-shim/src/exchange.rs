@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fabric::{Arrival, LinkId, Port, Posted, Until};
+use fabric::{Arrival, CloseReason, LinkId, Port, Posted, Until};
 use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Placement, Round};
 
 use crate::windows::Windows;
@@ -69,7 +69,16 @@ pub enum ExchangeError {
         core: usize,
         /// Why.
         reason: String,
+        /// Whether this end's transport failed it, and not the hub.
+        here: bool,
     },
+}
+
+impl ExchangeError {
+    fn closed(core: usize, reason: &CloseReason) -> Self {
+        let here = matches!(reason, CloseReason::Failed(_));
+        ExchangeError::Closed { core, reason: reason.to_string(), here }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -243,7 +252,7 @@ impl<P: Port> Exchange<P> {
             && let Some(closed) = self.port.closed()
         {
             let core = self.links.iter().position(|&link| link == closed.link).unwrap_or(0);
-            return Err(ExchangeError::Closed { core, reason: closed.reason.to_string() });
+            return Err(ExchangeError::closed(core, &closed.reason));
         }
         Ok(total)
     }
@@ -360,8 +369,9 @@ impl<P: Port> Exchange<P> {
     }
 
     fn closed_link(&mut self, core: usize) -> ExchangeError {
-        let reason =
-            self.port.closed().map_or("closed earlier".to_string(), |closed| closed.reason.to_string());
-        ExchangeError::Closed { core, reason }
+        match self.port.closed() {
+            Some(closed) => ExchangeError::closed(core, &closed.reason),
+            None => ExchangeError::Closed { core, reason: "closed earlier".into(), here: false },
+        }
     }
 }

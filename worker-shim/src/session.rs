@@ -346,14 +346,22 @@ impl Session {
 
     /// A closed link is a symptom; the hub, if it lives, says the cause over the control port.
     fn explain(&self, error: ExchangeError) -> SessionError {
-        let ExchangeError::Closed { .. } = error else { return error.into() };
+        let ExchangeError::Closed { here, .. } = error else { return error.into() };
         let known = |news: &News| news.lost.is_some() || matches!(news.state, JobState::Failed { .. });
         let news = self.heartbeat.wait_until(Instant::now() + REASON_LIMIT, known);
-        self.ended(&news).unwrap_or_else(|| SessionError::HubLost {
-            job: self.config.job.clone(),
-            hub: self.config.hub.clone(),
-            cause: error.to_string(),
-        })
+        match self.ended(&news) {
+            // What failed at this end, the hub cannot know: it saw this worker go.
+            Some(SessionError::JobFailed { job, reason }) if here => {
+                let reason = format!("{reason}; at this worker, rank {}: {error}", self.config.rank);
+                SessionError::JobFailed { job, reason }
+            }
+            Some(ended) => ended,
+            None => SessionError::HubLost {
+                job: self.config.job.clone(),
+                hub: self.config.hub.clone(),
+                cause: error.to_string(),
+            },
+        }
     }
 }
 

@@ -70,10 +70,17 @@ impl Port {
     #[cold]
     pub(super) fn end(&mut self, index: usize, reason: CloseReason) {
         let Some(attached) = &mut self.links[index] else { return };
-        if matches!(attached.state, LinkState::Open) {
-            attached.state = LinkState::Ending(reason);
-            attached.endpoint.connection.shut();
-            self.ends += 1;
+        match &mut attached.state {
+            LinkState::Open => {
+                attached.state = LinkState::Ending(reason);
+                attached.endpoint.connection.shut();
+                self.ends += 1;
+            }
+            // Where a NIC fails both ends, the peer's socket may end before this end's own NIC says so.
+            LinkState::Ending(known) | LinkState::Closing(known) if *known == CloseReason::PeerGone => {
+                *known = reason;
+            }
+            LinkState::Ending(_) | LinkState::Closing(_) | LinkState::Reported => {}
         }
     }
 

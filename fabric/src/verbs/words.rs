@@ -12,7 +12,9 @@ pub(super) fn status(status: ibv_wc_status, work: Work) -> String {
         }
         IBV_WC_SUCCESS => "success",
         IBV_WC_LOC_LEN_ERR => "local length error: a message is longer than its buffer or the port's maximum",
-        IBV_WC_LOC_QP_OP_ERR => "local queue pair operation error: a work request is malformed",
+        IBV_WC_LOC_QP_OP_ERR => {
+            "local queue pair operation error: a work request is malformed, or (soft-RoCE) its interface is down"
+        }
         IBV_WC_LOC_PROT_ERR => "local protection error: the window's registration does not cover the span",
         IBV_WC_WR_FLUSH_ERR => "work request flushed error: the queue pair is in the error state",
         IBV_WC_BAD_RESP_ERR => "bad response error: the peer answered with something unexpected",
