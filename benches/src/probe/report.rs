@@ -49,6 +49,9 @@ pub struct Report {
 #[derive(Debug, Serialize)]
 struct CoreShare {
     cpu: u32,
+    /// That its chunks cross by, with RDMA.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nic: Option<String>,
     chunks: u64,
     bytes: u64,
     busy_s: f64,
@@ -197,13 +200,18 @@ impl Report {
         if self.per_core.iter().all(|core| core.busy_s == 0.0) {
             return text; // simulated cores have no clock
         }
-        text.push_str("\n  core  cpu   chunks       GB  work\n");
+        let nic = |core: &CoreShare| core.nic.clone().unwrap_or_default();
+        let wide = self.per_core.iter().map(|core| nic(core).len()).max().unwrap_or(0);
+        // Without RDMA there is no such column.
+        let column = |nic: &str| if wide == 0 { String::new() } else { format!("  {nic:<0$}", wide.max(3)) };
+        let _ = writeln!(text, "\n  core  cpu{}   chunks       GB  work", column("nic"));
         for (slot, core) in self.per_core.iter().enumerate() {
             let share = core.busy_s / (core.busy_s + core.waiting_s).max(1e-9);
             let _ = writeln!(
                 text,
-                "  {slot:>4} {:>4} {:>8} {:>8.2}  {:<20} {:>5.1}% working, {:.1}% waiting",
+                "  {slot:>4} {:>4}{} {:>8} {:>8.2}  {:<20} {:>5.1}% working, {:.1}% waiting",
                 core.cpu,
+                column(&nic(core)),
                 core.chunks,
                 core.bytes as f64 / 1e9,
                 "█".repeat((share * 20.0).round() as usize),
@@ -229,6 +237,7 @@ impl CoreShare {
             let busy_s = sum(core, |core| core.busy_ns) as f64 / 1e9;
             CoreShare {
                 cpu: hub[0].0.cores[core].cpu,
+                nic: hub[0].0.cores[core].nic.clone(),
                 chunks: sum(core, |core| core.chunks),
                 bytes: sum(core, |core| core.chunk_bytes),
                 busy_s,
