@@ -1,5 +1,5 @@
 //! The ways to a hub: the bits do not depend on them, a worker takes the best that leads there, and one that is
-//! cut off is named whichever it took.
+//! cut off is named whichever it took. By RDMA where `PHUB_TEST_DEVICE` names devices, as in a guest of `make rxe`.
 
 mod support;
 
@@ -15,6 +15,15 @@ use worker_shim::{Session, SessionError, WeightsMode};
 const NESTEROV: pbox_core::Optimizer =
     pbox_core::Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
 
+/// Whether there is RDMA to test with; where there is none, that is said.
+fn has_rdma() -> bool {
+    let named = std::env::var("PHUB_TEST_DEVICE").is_ok_and(|devices| !devices.is_empty());
+    if !named {
+        println!("skipped: RDMA, as PHUB_TEST_DEVICE names no device to test on; make rxe has soft-RoCE");
+    }
+    named
+}
+
 #[test]
 fn the_bits_are_the_same_by_every_way() {
     let _watchdog = Watchdog::new("the_bits_are_the_same_by_every_way");
@@ -22,7 +31,8 @@ fn the_bits_are_the_same_by_every_way() {
     let run = |job: &str, transport| {
         let mut training = Training::new(job, support::small_model(), NESTEROV);
         (training.chunk_bytes, training.workers, training.transport) = (64, 4, transport);
-        training.weights = if job == "private" { WeightsMode::Private } else { WeightsMode::Shared };
+        training.weights =
+            if job.starts_with("private") { WeightsMode::Private } else { WeightsMode::Shared };
         training.run(&hub.address().to_string())
     };
     let shm = run("shm", |_| Some(Transport::Shm));
@@ -30,6 +40,12 @@ fn the_bits_are_the_same_by_every_way() {
     assert_eq!(run("private", |_| Some(Transport::Tcp)), shm);
     let mixed = |rank| Some(if rank % 2 == 0 { Transport::Shm } else { Transport::Tcp });
     assert_eq!(run("mixed", mixed), shm, "workers of one job by different ways");
+    if has_rdma() {
+        assert_eq!(run("verbs", |_| Some(Transport::Verbs)), shm);
+        assert_eq!(run("private-verbs", |_| Some(Transport::Verbs)), shm);
+        let mixed = |rank| Some([Transport::Verbs, Transport::Tcp, Transport::Shm][rank as usize % 3]);
+        assert_eq!(run("mixed-with-rdma", mixed), shm, "two of one job by RDMA, one each by the others");
+    }
 }
 
 /// Chunks larger than any socket's buffer, and rounds enough for every queue to be full now and then.
@@ -73,40 +89,45 @@ fn a_worker_takes_the_best_way_and_says_why() {
 fn a_hub_says_how_it_is_reached() {
     let hub = hub(2);
     let said = serde_json::to_value(describe(&hub.address().to_string()).transports).unwrap();
-    assert_eq!(said[0]["transport"], "shm");
-    assert_eq!(said[1]["transport"], "tcp");
-    let addresses = said[1]["addresses"].as_array().unwrap();
+    let names: Vec<&str> =
+        said.as_array().unwrap().iter().filter_map(|way| way["transport"].as_str()).collect();
+    // Best first.
+    let ways = if has_rdma() { vec!["shm", "verbs", "tcp"] } else { vec!["shm", "tcp"] };
+    assert_eq!(names, ways);
+    let addresses = said[ways.len() - 1]["addresses"].as_array().unwrap();
     assert!(addresses.iter().all(|address| address.as_str().unwrap().starts_with("127.0.0.1:")), "{said}");
 }
 
 #[test]
-fn a_worker_on_tcp_that_is_killed_is_named_by_those_on_shm() {
-    let _watchdog = Watchdog::new("a_worker_on_tcp_that_is_killed_is_named_by_those_on_shm");
+fn a_worker_elsewhere_that_is_killed_is_named_by_those_on_shm() {
+    let _watchdog = Watchdog::new("a_worker_elsewhere_that_is_killed_is_named_by_those_on_shm");
     let hub = hub(1);
     let address = hub.address().to_string();
-    let line = format!("--hub {address} --rank 1 --workers 2 --job job --chunk-bytes 64 --transport tcp");
-    let mut command = probe();
     let manifest = tempfile::tempdir().unwrap();
     let file = manifest.path().join("model.safetensors");
     support::program::write_manifest(&file, &support::small_model());
-    command
-        .args(line.split(' '))
-        .args(["--optimizer", "sgd", "--rounds", "1000000", "--manifest"])
-        .arg(&file);
-    let far = Program::start(&mut command);
-    let mut config = config_at(&address, "job", 0, 2);
-    config.optimizer = pbox_core::Optimizer::Sgd { learning_rate: 0.1, weight_decay: 1e-4 };
-    let mut near = Session::join(config).unwrap();
-    near.broadcast_weights::<f32>(|_, weights| weights.fill(0.0)).unwrap();
-    let error = loop {
-        if let Err(error) = push_all(&mut near).and_then(|()| near.wait_all()) {
-            break error;
-        }
-        if near.next_round().0 == 10 {
-            far.signal(Signal::KILL);
-        }
-    };
-    says(error, &["\"job\" failed", "worker 1 is gone"]);
+    let ways = if has_rdma() { vec!["tcp", "verbs"] } else { vec!["tcp"] };
+    for way in ways {
+        let line =
+            format!("--hub {address} --rank 1 --workers 2 --job {way} --chunk-bytes 64 --transport {way}");
+        let mut command = probe();
+        command.args(line.split(' ')).args(["--optimizer", "sgd", "--rounds", "1000000", "--manifest"]);
+        let far = Program::start(command.arg(&file));
+        let mut config = config_at(&address, way, 0, 2);
+        config.optimizer = pbox_core::Optimizer::Sgd { learning_rate: 0.1, weight_decay: 1e-4 };
+        config.transport = Some(Transport::Shm);
+        let mut near = Session::join(config).unwrap();
+        near.broadcast_weights::<f32>(|_, weights| weights.fill(0.0)).unwrap();
+        let error = loop {
+            if let Err(error) = push_all(&mut near).and_then(|()| near.wait_all()) {
+                break error;
+            }
+            if near.next_round().0 == 10 {
+                far.signal(Signal::KILL);
+            }
+        };
+        says(error, &[&format!("{way:?} failed"), "worker 1 is gone"]);
+    }
 }
 
 /// Whoever connects by TCP and has no token is nobody.
@@ -117,11 +138,13 @@ fn tcp_without_a_token_leads_nowhere() {
     let mut steady = ready_all(1, |rank| config(&hub, "steady", rank, 1));
     let window = std::sync::Arc::new(fabric::SendWindow::new(4096).unwrap());
     let transports = describe(&hub.address().to_string()).transports;
-    let Some(pbox_core::control::TransportAddress::Tcp { addresses }) = transports.into_iter().nth(1) else {
+    let Some(pbox_core::control::TransportAddress::Tcp { addresses }) = transports.into_iter().last() else {
         panic!("a hub offers TCP")
     };
     let limit = std::time::Duration::from_secs(30);
-    let told = fabric::tcp::connect(&addresses, [9; 16], &window, 4096, &[8], limit).unwrap_err().to_string();
+    let told = fabric::tcp::connect(&addresses, [9; 16], &window, 4096, &vec![8; addresses.len()], limit)
+        .unwrap_err()
+        .to_string();
     assert!(told.contains("not one of this hub's"), "{told}");
     push_all(&mut steady[0]).unwrap();
     steady[0].wait_all().unwrap();
