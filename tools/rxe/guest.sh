@@ -106,18 +106,41 @@ show() {
 }
 mkdir -p "$(dirname "$log")"
 mkfifo "$run/pipe"
-show &
-shown=$!
-begun=$SECONDS
-"${with_parent[@]}" timeout --signal KILL "$timeout" \
-    "${with_parent[@]}" qemu-system-x86_64 "${machine[@]}" -pidfile "$run/pid" </dev/null >"$run/qemu" 2>&1 &
-qemu=$!
-ended=0
-{ wait "$qemu" || ended=$?; } 2>/dev/null # bash would say "Killed"
-qemu=""
-# A QEMU that never opened the pipe leaves its reader waiting: this end comes and goes.
-: <>"$run/pipe"
-wait "$shown" || true
+begun=$SECONDS ended=0
+# One life of the guest, at most $1 seconds.
+live() {
+    local shown
+    show &
+    shown=$!
+    "${with_parent[@]}" timeout --signal KILL "$1" \
+        "${with_parent[@]}" qemu-system-x86_64 "${machine[@]}" -pidfile "$run/pid" </dev/null >"$run/qemu" 2>&1 &
+    qemu=$!
+    watch_boot "$qemu" &
+    { wait "$qemu" || ended=$?; } 2>/dev/null # bash would say "Killed"
+    qemu=""
+    # A QEMU that never opened the pipe leaves its reader waiting: this end comes and goes.
+    : <>"$run/pipe"
+    wait "$shown" || true
+}
+# An emulated processor can lose its timer while the kernel measures its speed on a busy host. The guest then hangs, in
+# one of some dozens of boots with eight processors; one that has not begun its command after 60 s is such a guest.
+boot_limit=60
+watch_boot() {
+    local seconds
+    for ((seconds = 0; seconds < boot_limit; seconds++)); do
+        sleep 1
+        if [ -e "$run/begun" ] || ! kill -0 "$1" 2>/dev/null; then return; fi
+    done
+    : >"$run/stuck"
+    pull_plug
+}
+live "$timeout"
+if [ -e "$run/stuck" ] && ! [ -e "$run/begun" ]; then
+    echo "$name: it hung as it booted, for $boot_limit s; booted once more" >&2
+    rm "$run/stuck"
+    begun=$SECONDS ended=0
+    live "$timeout"
+fi
 
 # The console's words, without the bytes that move a cursor.
 console=${log%.log}.console.log

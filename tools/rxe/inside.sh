@@ -48,6 +48,7 @@ towards() {
 }
 
 devices=""
+: >"$run/begun"
 bring_up
 if [ "$PHUB_RXE_JOIN" = yes ]; then
     echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
