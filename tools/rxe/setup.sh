@@ -27,6 +27,8 @@ install_packages() {
     command -v ibv_devinfo >/dev/null || missing="$missing ibverbs-utils"
     command -v ib_write_bw >/dev/null || missing="$missing perftest"
     command -v numactl >/dev/null || missing="$missing numactl"
+    command -v strace >/dev/null || missing="$missing strace"
+    command -v jq >/dev/null || missing="$missing jq"
     [ -z "$missing" ] && return
     if [ "$(id -u)" = 0 ]; then as_root=""; elif command -v sudo >/dev/null; then as_root="sudo"; else as_root="none"; fi
     if ! command -v apt-get >/dev/null || [ "$as_root" = none ]; then

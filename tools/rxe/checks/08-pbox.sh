@@ -1,0 +1,16 @@
+#!/bin/bash
+# The zero-compute probe on a PBox, by RDMA with four workers: every result exact, every NIC with a core of its own at
+# least, and none with more than a quarter more or less than its share of the bytes.
+# guest: one --numa --nics 4
+# guest: one --numa --nics 10
+# build: release benches phub-probe
+# seconds: 120
+set -eu -o pipefail
+bash tools/rxe/model.sh /tmp/model 900000 60000 30000 10000 17
+phub-probe --transport verbs --workers 4 --rounds 4 --manifest /tmp/model --json >/tmp/report
+jq -c '{transport, workers, rounds, checked, goodput_gb_per_s}' /tmp/report
+jq -r '.per_core[] | "cpu \(.cpu) \(.nic): \(.chunks) chunks, \(.bytes) bytes"' /tmp/report
+jq -e '.transport == "verbs" and .checked' /tmp/report
+jq -e --argjson nics "$PHUB_RXE_NICS" '[.per_core | group_by(.nic)[] | map(.bytes) | add] as $bytes
+    | ($bytes | length) == $nics and (($bytes | add / length) as $share
+    | $bytes | all(. > 0.75 * $share and . < 1.25 * $share))' /tmp/report

@@ -1,0 +1,37 @@
+#!/bin/bash
+# A hub in one guest, two workers in another, three wires: RDMA is chosen by itself, each of the hub's NICs is joined
+# with the worker's on the same wire, all wires carry chunks, and every result is exact.
+# guest: pair --nics 3
+# build: bin phub-server phub-server
+# build: release benches phub-probe
+# seconds: 120
+set -eu -o pipefail
+counted() { cat "/sys/class/net/nic$1/statistics/${2}_bytes"; }
+if [ "$PHUB_RXE_SIDE" = 1 ]; then
+    phub-server serve --listen 0.0.0.0:7077 &>/tmp/hub &
+    hub=$!
+    ended=0
+    bash tools/rxe/heard.sh /tmp/hub "all workers left" 90 || ended=$?
+    cat /tmp/hub
+    [ $ended = 0 ]
+    kill $hub
+    wait $hub
+    exit
+fi
+bash tools/rxe/await.sh "$PHUB_RXE_PEER" 7077
+bash tools/rxe/model.sh /tmp/model 400000 17
+for nic in 0 1 2; do for way in rx tx; do counted $nic $way; done; done >/tmp/before
+run=(phub-probe --hub "$PHUB_RXE_PEER:7077" --workers 2 --transport auto --rounds 3 --manifest /tmp/model --json)
+"${run[@]}" --rank 0 >/tmp/report.0 &
+other=$!
+"${run[@]}" --rank 1 >/tmp/report.1
+wait $other
+for nic in 0 1 2; do for way in rx tx; do counted $nic $way; done; done >/tmp/after
+jq -c '{transport, checked}' /tmp/report.0 /tmp/report.1
+jq -e '.transport == "verbs" and .checked' /tmp/report.0
+jq -e '.transport == "verbs" and .checked' /tmp/report.1
+jq -r '.per_core[] | "cpu \(.cpu) \(.nic): \(.bytes) bytes"' /tmp/report.0
+jq -e '[.per_core[].nic] | unique | length == 3' /tmp/report.0
+# Three measured rounds of two workers with a third of 1.6 MB for each wire, each way.
+paste /tmp/before /tmp/after | awk '{ moved = $2 - $1; print "wire", int((NR - 1) / 2), NR % 2 ? "rx" : "tx", moved }
+    moved < 0.75 * 2 * 3 * 1600000 / 3 { low = 1 } END { exit low }'

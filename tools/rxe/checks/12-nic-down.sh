@@ -1,0 +1,36 @@
+#!/bin/bash
+# A NIC that goes down in the middle of rounds: the job fails with the name of a worker, somebody says which NIC it was
+# and what it said, the port's event or the status of a write, the hub lives on, and the next job runs over the NIC
+# that is left. Hub and workers have the same NIC here: whoever hears of it first ends the links of the others.
+# guest: one --nics 2
+# build: bin phub-server phub-server
+# build: release benches phub-probe
+# seconds: 90
+set -eu -o pipefail
+bash tools/rxe/model.sh /tmp/model 300000
+phub-server serve &>/tmp/hub &
+hub=$!
+trap 'kill $(jobs -p) 2>/dev/null || true; cat /tmp/hub /tmp/worker.*' EXIT
+bash tools/rxe/await.sh 127.0.0.1 7077
+run=(phub-probe --hub 127.0.0.1:7077 --transport verbs --manifest /tmp/model)
+workers=()
+for rank in 0 1; do
+    "${run[@]}" --job doomed --workers 2 --rank $rank --rounds 1000000 &>/tmp/worker.$rank &
+    workers+=($!)
+done
+bash tools/rxe/chunks.sh 127.0.0.1 7077 50
+ip link set nic1 down
+for rank in 0 1; do
+    if wait "${workers[rank]}"; then
+        echo "worker $rank did not fail"
+        exit 1
+    fi
+    grep "worker [01] is gone" /tmp/worker.$rank
+done
+grep "worker [01] is gone" /tmp/hub
+grep -hE "rxe1 says IBV_EVENT_PORT_ERR|by rxe1 completed with [a-z ]+ error" /tmp/hub /tmp/worker.*
+"${run[@]}" --job next --workers 1 --rank 0 --rounds 3 --json >/tmp/worker.next
+jq -e '.checked and .transport == "verbs"' /tmp/worker.next
+jq -e '[.per_core[] | select(.bytes > 0) | .nic] == ["rxe0"]' /tmp/worker.next
+kill $hub
+wait $hub
