@@ -1,0 +1,38 @@
+#!/bin/bash
+# The probe over RDMA beside perftest, on one device's loop-back in one boot: `tools/rxe/speed.sh [REPETITIONS]` (3).
+# Both directions are counted. In each repetition, one after the other: `ib_write_bw -b` in chunks' size, the probe
+# whole, and the probe with a hub that neither sums nor steps. The ratios are of one repetition; their median, lowest
+# and highest are printed. The guest's processor is emulated, and others may share it: no figure of it stands alone.
+set -eu -o pipefail
+if [ -z "${PHUB_RXE_SIDE:-}" ]; then
+    here=$(cd "$(dirname "$0")" && pwd)
+    probe=$(bash "$here/binary.sh" release benches phub-probe)
+    cd "$here/../.."
+    exec env "PATH=$(dirname "$probe"):$PATH" bash "$here/guest.sh" --timeout 600 -- bash "$here/speed.sh" "$@"
+fi
+# perftest has a processor for each end. The hub has a core on both, which sleep at once, and so leave the worker room:
+# a seventh faster than one core that busy-polls, because sum and step, emulated, are a quarter of a whole round.
+probe=(phub-probe --transport verbs --workers 1 --idle sleep --rounds 12 --manifest /tmp/model --json)
+
+# Gigabytes a second, both ways together.
+perftest() {
+    ib_write_bw -b -d rxe0 -s 32768 -n 600 -F --report_gbits &>/tmp/server &
+    local server=$!
+    bash tools/rxe/write-bw.sh -b -d rxe0 -s 32768 -n 600 -F --report_gbits 127.0.0.1 >/tmp/client
+    wait $server
+    awk '$1 == 32768 && $2 == 600 { print $4 / 8 }' /tmp/client
+}
+probed() {
+    "${probe[@]}" "$@" >/tmp/report
+    jq -e '2 * .goodput_gb_per_s' /tmp/report
+}
+# Of the rows of a file, the median, lowest and highest of a column's ratio to the first.
+ratio() { awk -v column="$1" '{ print $column / $1 }' /tmp/rows | sort -n | awk '{ r[NR] = $1 }
+    END { printf "%.2f (%.2f to %.2f)", r[int((NR + 1) / 2)], r[1], r[NR] }'; }
+
+bash tools/rxe/model.sh /tmp/model 1000000
+echo "GB/s, both ways: perftest, the probe ablated, the probe whole"
+for ((repetition = 0; repetition < ${1:-3}; repetition++)); do
+    echo "$(perftest) $(probed --ablate aggregate,optimize) $(probed)" | tee -a /tmp/rows
+done
+echo "of perftest: ablated $(ratio 2), whole $(ratio 3)"
