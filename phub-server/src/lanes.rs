@@ -9,7 +9,7 @@
 //! before any thread is started, and says later which of them a new job can use; knows no transport but by its NICs.
 
 use fabric::any::{self, Transport};
-use fabric::verbs::{self, NicList, NicOptions};
+use fabric::verbs::{self, Device, NicList, NicOptions};
 use topology::{Host, NicChoice, Plan, Request};
 
 use crate::hub::HubError;
@@ -44,9 +44,54 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
 }
 
 fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
-    let list = settings.nics.clone().map_or_else(NicList::of_nccl, Ok)?;
+    let list = nic_list(settings)?;
     // First, because it says what is missing of library and devices.
     let devices = verbs::devices()?;
+    let mut lanes = on_nics(host, settings, &list, &devices)?.lanes;
+    let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
+    let (group, ports) = verbs::group(&nics)?;
+    for (port, lane) in lanes.iter_mut().enumerate() {
+        for nic in group.nics(port) {
+            lane.nic.iter_mut().for_each(|options| options.port = Some(nic.port()));
+            tracing::info!(cpu = lane.cpu, device = %nic.address().device, gbps = nic.gbps(), "RDMA: {}", nic.reason());
+        }
+    }
+    Ok(Lanes { lanes, rdma: Some((group, ports)) })
+}
+
+/// The lanes of a hub with RDMA, and the plan that they come from.
+#[derive(Debug)]
+pub(crate) struct OnNics {
+    pub plan: Plan,
+    /// Each has a NIC.
+    pub lanes: Vec<Lane>,
+}
+
+impl OnNics {
+    /// The NICs of all lanes, each once.
+    pub fn nics(&self) -> Vec<NicOptions> {
+        let mut nics: Vec<NicOptions> = Vec::new();
+        for nic in self.lanes.iter().filter_map(|lane| lane.nic.as_ref()) {
+            if !nics.contains(nic) {
+                nics.push(nic.clone());
+            }
+        }
+        nics
+    }
+}
+
+/// The NICs that are to be used.
+pub(crate) fn nic_list(settings: &HubSettings) -> Result<NicList, HubError> {
+    Ok(settings.nics.clone().map_or_else(NicList::of_nccl, Ok)?)
+}
+
+/// Which core has which of these devices; opens none.
+pub(crate) fn on_nics(
+    host: &Host,
+    settings: &HubSettings,
+    list: &NicList,
+    devices: &[Device],
+) -> Result<OnNics, HubError> {
     let chosen = |name: &str| devices.iter().any(|device| device.name == name) && list.choose(name).is_some();
     let (mut only, mut except) = (Vec::new(), Vec::new());
     for nic in &host.nics {
@@ -55,9 +100,9 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
             None => except.push(nic.name.clone()),
         }
     }
+    let none = || HubError::NoNic { there_are: devices.iter().map(|device| device.name.clone()).collect() };
     if only.is_empty() {
-        let there_are = devices.into_iter().map(|device| device.name).collect();
-        return Err(HubError::NoNic { there_are });
+        return Err(none());
     }
     // Those that are named are used whatever their state: what is wrong with one is then said.
     let only = list.names_devices().then_some(only);
@@ -68,18 +113,7 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
             lanes.push(Lane { cpu: core.cpu.0, nic: list.choose(nic) });
         }
     }
-    let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
-    if nics.is_empty() {
-        return Err(HubError::NoNic { there_are: devices.into_iter().map(|device| device.name).collect() });
-    }
-    let (group, ports) = verbs::group(&nics)?;
-    for (port, lane) in lanes.iter_mut().enumerate() {
-        for nic in group.nics(port) {
-            lane.nic.iter_mut().for_each(|options| options.port = Some(nic.port()));
-            tracing::info!(cpu = lane.cpu, device = %nic.address().device, gbps = nic.gbps(), "RDMA: {}", nic.reason());
-        }
-    }
-    Ok(Lanes { lanes, rdma: Some((group, ports)) })
+    if lanes.is_empty() { Err(none()) } else { Ok(OnNics { plan, lanes }) }
 }
 
 /// By lane, whether it is of use to a new job: its NIC has a link, or it has no NIC. Where no NIC has a link all are,
@@ -102,7 +136,8 @@ fn has_link(lanes: &[&Lane], is_up: impl Fn(&NicOptions) -> bool) -> Vec<bool> {
     if up.contains(&true) { up } else { vec![true; lanes.len()] }
 }
 
-fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Result<Plan, HubError> {
+/// The plan for these NICs.
+pub(crate) fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Result<Plan, HubError> {
     let cores = CoreSelection::choice(settings.cores.as_ref());
     let plan = topology::place(host, &Request { cores, nics, ..Request::new(&[]) })?;
     for core in plan.cores() {

@@ -6,7 +6,7 @@
 const CPU_LIMIT: u32 = 65_536;
 
 /// The numbers of a list, ascending and without repeats; an empty list is empty. `None` if it is not a list.
-pub(crate) fn parse(text: &str) -> Option<Vec<u32>> {
+pub fn parse(text: &str) -> Option<Vec<u32>> {
     let text = text.trim();
     let mut cpus = Vec::new();
     if text.is_empty() {
@@ -30,7 +30,7 @@ pub(crate) fn parse(text: &str) -> Option<Vec<u32>> {
 }
 
 /// The shortest list of these numbers, which are ascending.
-pub(crate) fn format(cpus: impl IntoIterator<Item = u32>) -> String {
+pub fn format(cpus: impl IntoIterator<Item = u32>) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for cpu in cpus {
         match runs.last_mut() {

@@ -18,7 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod affinity;
-mod cpulist;
+pub mod cpulist;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

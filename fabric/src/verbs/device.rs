@@ -138,6 +138,22 @@ pub fn devices() -> Result<Vec<Device>, VerbsError> {
     Ok(devices)
 }
 
+impl Device {
+    /// The port that would be used: the one asked for, or the first that is active.
+    pub fn port(&self, wanted: Option<u8>) -> Option<&DevicePort> {
+        let fits = |port: &&DevicePort| wanted.map_or(port.active, |wanted| port.number == wanted);
+        self.ports.iter().find(fits)
+    }
+
+    /// The GID of one of its ports that would be used: that of the index asked for, or the best by rule.
+    ///
+    /// # Errors
+    /// When no GID will do; with the whole table.
+    pub fn gid(&self, port: &DevicePort, wanted: Option<u8>) -> Result<Chosen, GidError> {
+        gid::choose(&self.name, port.number, port.link_layer, &port.gids, wanted)
+    }
+}
+
 impl DevicePort {
     pub(super) fn look(context: &Context, number: u8) -> Result<Self, DeviceError> {
         let attr = context.port(number)?;
