@@ -1,4 +1,5 @@
-//! The `phub-server` program: `serve` runs the hub, `topology` shows a machine and a plan for it.
+//! The `phub-server` program: `serve` runs the hub, `topology` shows a machine and a plan for it, `doctor` says what
+//! a hub would lack here.
 
 use std::io::IsTerminal;
 
@@ -6,9 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
+use phub_server::doctor::DoctorArgs;
 use phub_server::topology_command::TopologyArgs;
-use phub_server::{Hub, HubSettings, exit_code};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use phub_server::{Hub, HubSettings, exit_code, raise_open_files};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -27,27 +28,22 @@ enum Command {
     Serve(HubSettings),
     /// Show sockets, cores and NICs of this machine or another, and where a job's chunks would go.
     Topology(TopologyArgs),
+    /// Check everything that a hub needs here, before the first job: a line each, with the fix.
+    Doctor(DoctorArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(settings) => serve(&settings),
         Command::Topology(args) => args.run().map_err(Into::into),
+        Command::Doctor(args) => match args.run() {
+            Ok(true) => Ok(()),
+            // It has said what is wrong.
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => Err(error.into()),
+        },
     };
     exit_code("phub-server", result)
-}
-
-/// Every worker holds some descriptors of the hub, and a shell's soft limit is often 1024: as many as the
-/// process may have without asking, within reason.
-fn raise_open_files() {
-    const REASONABLE: u64 = 65_536;
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let wanted = maximum.map_or(REASONABLE, |maximum| maximum.min(REASONABLE));
-    if current.is_some_and(|current| current < wanted)
-        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
-    {
-        tracing::warn!(%error, ?current, wanted, "cannot raise the number of open files (ulimit -n)");
-    }
 }
 
 fn serve(settings: &HubSettings) -> anyhow::Result<()> {

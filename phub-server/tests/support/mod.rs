@@ -11,8 +11,11 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The program with these arguments; nothing of the caller's environment sets it up.
 pub fn phub_server(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phub-server"));
-    for variable in ["PHUB_LISTEN", "PHUB_CORES", "PHUB_IDLE", "PHUB_HEARTBEAT_LIMIT_S", "RUST_LOG"] {
-        command.env_remove(variable);
+    for (variable, _) in std::env::vars_os() {
+        let name = variable.to_string_lossy();
+        if ["PHUB_", "NCCL_", "RUST_LOG"].iter().any(|ours| name.starts_with(ours)) {
+            command.env_remove(variable);
+        }
     }
     command.args(arguments).stdin(Stdio::null());
     command

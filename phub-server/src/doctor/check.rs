@@ -1,0 +1,63 @@
+//! A check: one prerequisite, what was seen of it, and what to do where it is not well. Plain data.
+
+use serde::Serialize;
+
+/// How a prerequisite is; the worst is last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    /// As it should be.
+    Pass,
+    /// Worth knowing; nothing that the hub was asked for needs it.
+    Note,
+    /// The hub works, but slower or otherwise than it could.
+    Warn,
+    /// The hub, or the job, will not work.
+    Fail,
+}
+
+impl Verdict {
+    /// For people; a failure is to be seen.
+    pub fn word(self) -> &'static str {
+        match self {
+            Verdict::Pass => "pass",
+            Verdict::Note => "note",
+            Verdict::Warn => "warn",
+            Verdict::Fail => "FAIL",
+        }
+    }
+}
+
+/// One line of the doctor's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Check {
+    pub name: String,
+    pub verdict: Verdict,
+    /// In words, with figures; several lines where there is a table.
+    pub seen: String,
+    /// The command or setting that mends it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+impl Check {
+    /// As it should be.
+    pub fn pass(name: impl Into<String>, seen: impl Into<String>) -> Self {
+        Check { name: name.into(), verdict: Verdict::Pass, seen: seen.into(), fix: None }
+    }
+
+    /// Worth knowing.
+    pub fn note(name: impl Into<String>, seen: impl Into<String>) -> Self {
+        Check { verdict: Verdict::Note, ..Check::pass(name, seen) }
+    }
+
+    /// Not as well as it could be.
+    pub fn warn(name: impl Into<String>, seen: impl Into<String>, fix: impl Into<String>) -> Self {
+        Check { verdict: Verdict::Warn, fix: Some(fix.into()), ..Check::pass(name, seen) }
+    }
+
+    /// In the way.
+    pub fn fail(name: impl Into<String>, seen: impl Into<String>, fix: impl Into<String>) -> Self {
+        Check { verdict: Verdict::Fail, ..Check::warn(name, seen, fix) }
+    }
+}

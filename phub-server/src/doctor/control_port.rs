@@ -1,0 +1,184 @@
+//! The control port: free for a hub, or answered by one. One question over HTTP; the judgement is pure.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use pbox_core::control::{HubReply, PROTOCOL};
+
+use super::check::Check;
+
+/// For the whole of an answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Of an answer; a hub's is some KB.
+const ANSWER_BYTES: u64 = 4 << 20;
+
+const NAME: &str = "control port";
+
+/// What is at an address.
+#[derive(Debug)]
+pub(crate) enum Seen {
+    /// It can be listened at.
+    Free,
+    /// A hub.
+    Hub(Box<HubReply>),
+    /// Neither: why a hub cannot listen there, and why none answers.
+    Blocked {
+        /// The kernel's answer.
+        error: std::io::Error,
+        /// In words.
+        no_hub: String,
+    },
+}
+
+/// Tries to listen, and asks who is there where that fails.
+pub(crate) fn look(listen: SocketAddr) -> Seen {
+    let error = match TcpListener::bind(listen) {
+        Ok(_) => return Seen::Free,
+        Err(error) => error,
+    };
+    match ask(reachable(listen)) {
+        Ok(hub) => Seen::Hub(Box::new(hub)),
+        Err(no_hub) => Seen::Blocked { error, no_hub },
+    }
+}
+
+/// Where a hub is asked that listens at all addresses.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+fn ask(address: SocketAddr) -> Result<HubReply, String> {
+    let health = get(address, "/v1/health").map_err(|error| format!("{address}: {error}"))?;
+    if health.trim() != "ok" {
+        return Err(format!("{address}: no hub's answer"));
+    }
+    let hub = get(address, "/v1/hub").map_err(|error| format!("{address}: {error}"))?;
+    serde_json::from_str(&hub).map_err(|error| format!("{address}: no hub's answer: {error}"))
+}
+
+/// The body of an answer.
+fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
+    let mut answer = Vec::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || answer.len() as u64 > ANSWER_BYTES {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let mut part = [0; 4096];
+        match stream.read(&mut part) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&part[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
+            Err(error) => return Err(error),
+        }
+    }
+    let answer = String::from_utf8_lossy(&answer);
+    match answer.split_once("\r\n\r\n") {
+        Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => Ok(body.to_owned()),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Whether a hub can have this address, or has it.
+pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
+    match seen {
+        Seen::Free if listen.ip().is_loopback() => {
+            let others = "those on other machines need --listen with an address of the network, or 0.0.0.0";
+            Check::pass(NAME, format!("{listen} is free, for workers on this machine ({others})"))
+        }
+        Seen::Free => Check::pass(NAME, format!("{listen} is free")),
+        Seen::Hub(hub) => running(listen, hub),
+        Seen::Blocked { error, no_hub } => {
+            let seen = format!("cannot listen at {listen} ({error}), and no hub answers ({no_hub})");
+            let port = listen.port();
+            let fix = match error.kind() {
+                ErrorKind::AddrInUse => format!(
+                    "ss -ltnp 'sport = :{port}' shows who has it; --listen {}:0 takes a free port",
+                    listen.ip()
+                ),
+                ErrorKind::AddrNotAvailable => format!(
+                    "--listen with an address that this machine has (ip -brief address), or 0.0.0.0:{port}; for a hub elsewhere: start it, and let TCP port {port} pass"
+                ),
+                ErrorKind::PermissionDenied => "--listen with a port of 1024 or more".into(),
+                _ => "--listen with another address".into(),
+            };
+            Check::fail(NAME, seen, fix)
+        }
+    }
+}
+
+fn running(listen: SocketAddr, hub: &HubReply) -> Check {
+    let ways: Vec<String> = hub.transports.iter().map(|way| way.transport().to_string()).collect();
+    let seen = format!(
+        "a hub answers at {listen}: healthy, version {}, {} cores, {} jobs, by {}",
+        hub.version,
+        hub.cores.len(),
+        hub.jobs.len(),
+        ways.join(", ")
+    );
+    let ours = env!("CARGO_PKG_VERSION");
+    if hub.protocol != PROTOCOL {
+        let seen = format!("{seen}; its protocol is {}, this program's {PROTOCOL}", hub.protocol);
+        return Check::fail(NAME, seen, format!("run hub and workers of one version ({ours} is this one)"));
+    }
+    if hub.version != ours {
+        return Check::warn(NAME, seen, format!("run hub and workers of one version ({ours} is this one)"));
+    }
+    Check::pass(NAME, seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict;
+    use super::*;
+
+    fn hub(version: &str, protocol: u32) -> Seen {
+        let (kernels, version) = ("scalar".into(), version.into());
+        let (transports, cores, jobs) = (vec![], vec![], vec![]);
+        Seen::Hub(Box::new(HubReply { protocol, version, kernels, rss_bytes: 0, transports, cores, jobs }))
+    }
+
+    #[test]
+    fn a_hub_of_another_version_is_named() {
+        let listen = "127.0.0.1:7077".parse().unwrap();
+        let ours = env!("CARGO_PKG_VERSION");
+        assert_eq!(judge(listen, &hub(ours, PROTOCOL)).verdict, Verdict::Pass);
+        assert_eq!(judge(listen, &hub("0.0.9", PROTOCOL)).verdict, Verdict::Warn);
+        let other = judge(listen, &hub(ours, PROTOCOL + 1));
+        assert_eq!(other.verdict, Verdict::Fail);
+        assert!(other.fix.unwrap().contains("one version"));
+    }
+
+    #[test]
+    fn each_way_to_be_blocked_has_its_fix() {
+        for (kind, fix) in [
+            (ErrorKind::AddrInUse, "ss -ltnp 'sport = :80'"),
+            (ErrorKind::AddrNotAvailable, "ip -brief address"),
+            (ErrorKind::PermissionDenied, "1024 or more"),
+        ] {
+            let seen = Seen::Blocked { error: kind.into(), no_hub: "silence".into() };
+            let check = judge("10.0.0.1:80".parse().unwrap(), &seen);
+            assert_eq!(check.verdict, Verdict::Fail);
+            assert!(check.seen.contains("silence") && check.fix.as_ref().unwrap().contains(fix), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn a_hub_that_listens_everywhere_is_asked_here() {
+        let at = |address: &str| reachable(address.parse().unwrap()).to_string();
+        assert_eq!(at("0.0.0.0:7077"), "127.0.0.1:7077");
+        assert_eq!(at("[::]:7077"), "[::1]:7077");
+        assert_eq!(at("10.0.0.1:1"), "10.0.0.1:1");
+    }
+}

@@ -1,0 +1,146 @@
+//! The ways that need no RDMA: shared memory, tried from handshake to arrival, and addresses for TCP.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use fabric::any::Transport;
+use fabric::{Arrival, Imm, Port as _, Posted, SendWindow, Span, Until, WindowError, shm};
+
+use super::check::Check;
+use crate::settings::HubSettings;
+
+/// For each step of the handshake, and for what is posted to arrive.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Of each window: a huge page.
+const WINDOW: usize = 2 << 20;
+
+/// Shared memory does not work.
+#[derive(Debug, thiserror::Error)]
+enum ShmError {
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    #[error(transparent)]
+    Connect(#[from] shm::ConnectError),
+    #[error("making ports: {0}")]
+    System(#[from] std::io::Error),
+    #[error("what one end posted did not arrive at the other within {PATIENCE:?}")]
+    Silent,
+}
+
+/// A hub and a worker in this process: sealed memfds, the socket that they are passed by, rings.
+pub(crate) fn shared_memory() -> Check {
+    const NAME: &str = "shared memory";
+    match try_shared_memory() {
+        Ok(()) => Check::pass(NAME, "memfds, an abstract socket and rings work between a hub and a worker"),
+        Err(error) => Check::fail(
+            NAME,
+            error.to_string(),
+            "allow memfd_create, its seals, and abstract Unix sockets (a container's seccomp profile: docker run --security-opt seccomp=unconfined shows whether it is that); or --transports tcp",
+        ),
+    }
+}
+
+fn try_shared_memory() -> Result<(), ShmError> {
+    let (hub_group, mut hub_ports) = shm::group(1)?;
+    let (worker_group, mut worker_ports) = shm::group(1)?;
+    let (weights, gradients) = (SendWindow::new(WINDOW)?, SendWindow::new(WINDOW)?);
+    let listener = shm::Listener::bind(&format!("phub-doctor-{}", std::process::id()))?;
+    let address = listener.address();
+    let (hub, worker) = std::thread::scope(|scope| {
+        let worker =
+            scope.spawn(|| shm::connect(address, [0; 16], &worker_group, &gradients, WINDOW, &[1], PATIENCE));
+        let hub = listener.accept().and_then(|accepted| {
+            let hello = accepted.expect("nobody stops the listener").hello(PATIENCE)?;
+            hello.welcome(&hub_group, &weights, WINDOW, &[1])
+        });
+        if hub.is_err() {
+            listener.stop();
+        }
+        (hub, worker.join().expect("connecting does not panic"))
+    });
+    let (mut hub, mut worker) = (hub?, worker?);
+    let (mut hub_port, mut worker_port) = (hub_ports.remove(0), worker_ports.remove(0));
+    hub_port.attach(hub.endpoints.remove(0));
+    let link = worker_port.attach(worker.endpoints.remove(0));
+    let posted = worker_port.post(link, Span { offset: 0, bytes: WINDOW }, Imm(1));
+    worker_port.flush();
+    let deadline = Instant::now() + PATIENCE;
+    let mut arrivals = [Arrival::default()];
+    while posted == Posted::Accepted && Instant::now() < deadline {
+        if hub_port.poll(&mut arrivals) == 1 && arrivals[0].imm == Imm(1) {
+            return Ok(());
+        }
+        hub_port.wait(Until::Any, PATIENCE);
+    }
+    Err(ShmError::Silent)
+}
+
+/// Addresses of gradients and weights: TCP's, and that of RDMA's handshake.
+pub(crate) fn addresses(settings: &HubSettings, rdma: bool, hub_runs: bool) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let any = SocketAddr::new(settings.listen.ip(), 0);
+    let data = settings.data_listen.unwrap_or(any);
+    if settings.offers(Transport::Tcp) {
+        checks.push(address("TCP data path", data, hub_runs));
+    }
+    if rdma && settings.offers(Transport::Verbs) {
+        // As the hub does: the port after that of TCP.
+        let port = if data.port() == 0 { 0 } else { data.port().saturating_add(1) };
+        checks.push(address("RDMA handshake", SocketAddr::new(data.ip(), port), hub_runs));
+    }
+    checks
+}
+
+fn address(name: &str, address: SocketAddr, hub_runs: bool) -> Check {
+    let at = match address.port() {
+        0 => format!("a free port at {}", address.ip()),
+        _ => address.to_string(),
+    };
+    judge(name, &at, hub_runs, TcpListener::bind(address).err())
+}
+
+fn judge(name: &str, at: &str, hub_runs: bool, error: Option<std::io::Error>) -> Check {
+    match error {
+        None => Check::pass(name, format!("{at} can be listened at")),
+        Some(error)
+            if hub_runs && matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) =>
+        {
+            Check::note(name, format!("{at}: {error}; a hub runs already"))
+        }
+        Some(error) => Check::fail(
+            name,
+            format!("cannot listen at {at}: {error}"),
+            "--data-listen with an address of this machine (ip -brief address) and a port that is free (ss -ltnp), as its next one is",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict;
+    use super::*;
+
+    #[test]
+    fn what_a_running_hub_holds_is_no_failure() {
+        let judge =
+            |runs, kind: ErrorKind| judge("TCP data path", "10.0.0.1:80", runs, Some(kind.into())).verdict;
+        assert_eq!(judge(true, ErrorKind::AddrInUse), Verdict::Note);
+        assert_eq!(judge(false, ErrorKind::AddrInUse), Verdict::Fail);
+        assert_eq!(judge(true, ErrorKind::PermissionDenied), Verdict::Fail);
+    }
+
+    #[test]
+    fn each_transport_has_its_address() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let transports = Some(vec![Transport::Tcp, Transport::Verbs]);
+        let data_listen = taken.local_addr().ok();
+        let settings = HubSettings { transports, data_listen, ..HubSettings::default() };
+        let checks = addresses(&settings, true, false);
+        assert_eq!(checks.len(), 2);
+        assert_eq!((checks[0].name.as_str(), checks[0].verdict), ("TCP data path", Verdict::Fail));
+        assert_eq!(checks[1].name, "RDMA handshake");
+        let settings = HubSettings { transports: Some(vec![Transport::Shm]), ..HubSettings::default() };
+        assert_eq!(addresses(&settings, false, false), []);
+    }
+}

@@ -1,0 +1,177 @@
+//! What /proc, /sys and the limits of this process say: read here and nowhere else, so that whatever is made of
+//! it can be tested with facts that are made up.
+
+use std::fs::read_to_string;
+
+use rustix::process::{Resource, Rlimit, getrlimit};
+use topology::cpulist;
+
+/// Locked memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Memlock {
+    /// RLIMIT_MEMLOCK, none where there is no limit.
+    pub limit: Option<u64>,
+    /// What this process may raise it to.
+    pub hard: Option<u64>,
+    /// Whether CAP_IPC_LOCK is effective.
+    pub capable: bool,
+    /// Whether capabilities are the machine's, and not those of a user namespace, which drivers do not honour.
+    pub first_namespace: bool,
+}
+
+impl Memlock {
+    pub fn read() -> Self {
+        let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
+        let status = read_to_string("/proc/self/status").unwrap_or_default();
+        let map = read_to_string("/proc/self/uid_map").unwrap_or_default();
+        Memlock {
+            limit: current,
+            hard: maximum,
+            capable: has_ipc_lock(&status),
+            first_namespace: map.split_whitespace().eq(["0", "0", "4294967295"]),
+        }
+    }
+}
+
+/// From the capabilities in /proc/PID/status.
+fn has_ipc_lock(status: &str) -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0) >> CAP_IPC_LOCK & 1 == 1
+}
+
+/// Huge pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HugePages {
+    /// The setting for shared memory: the word in brackets. None where the kernel has none.
+    pub shared: Option<String>,
+    /// The setting for private memory.
+    pub private: Option<String>,
+    /// Whether a window has got some, by whichever way.
+    pub windows: bool,
+}
+
+impl HugePages {
+    pub fn read() -> Self {
+        let chosen = |path: &str| chosen(&read_to_string(path).ok()?);
+        HugePages {
+            shared: chosen(fabric::SHARED_HUGE_PAGES),
+            private: chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+            windows: fabric::shared_huge_pages(),
+        }
+    }
+}
+
+/// The word in brackets of `always [madvise] never`.
+fn chosen(text: &str) -> Option<String> {
+    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+}
+
+/// Who else may run on which cpus, and how fast these run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cpus {
+    pub online: Vec<u32>,
+    /// Of the cpuset and affinity of this process.
+    pub allowed: Vec<u32>,
+    /// Without other work: isolcpus, or an isolated cpuset.
+    pub isolated: Vec<u32>,
+    /// Without a periodic tick.
+    pub tickless: Vec<u32>,
+    /// By cpu, where sysfs tells.
+    pub governors: Vec<(u32, String)>,
+}
+
+impl Cpus {
+    /// `allowed` is the topology's.
+    pub fn read(allowed: Vec<u32>) -> Self {
+        let list = |path: &str| read_to_string(path).ok().and_then(|text| cpulist::parse(&text));
+        let online = list("/sys/devices/system/cpu/online").unwrap_or_else(|| allowed.clone());
+        let mut isolated = list("/sys/devices/system/cpu/isolated").unwrap_or_default();
+        isolated.extend(list("/sys/fs/cgroup/cpuset.cpus.isolated").unwrap_or_default());
+        isolated.sort_unstable();
+        isolated.dedup();
+        let governor = |&cpu: &u32| {
+            let path = format!("/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor");
+            Some((cpu, read_to_string(path).ok()?.trim().to_owned()))
+        };
+        let governors = online.iter().filter_map(governor).collect();
+        let tickless = list("/sys/devices/system/cpu/nohz_full").unwrap_or_default();
+        Cpus { online, allowed, isolated, tickless, governors }
+    }
+}
+
+/// How many files this process may have open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenFiles {
+    pub limit: Option<u64>,
+    pub hard: Option<u64>,
+}
+
+impl OpenFiles {
+    pub fn read() -> Self {
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        OpenFiles { limit: current, hard: maximum }
+    }
+}
+
+/// RDMA as the kernel has it, whatever libibverbs says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KernelRdma {
+    /// The devices, by name.
+    pub devices: Vec<String>,
+    /// Whether programs get at them: ib_uverbs is there.
+    pub for_programs: bool,
+}
+
+impl KernelRdma {
+    pub fn read() -> Self {
+        let names = |path| {
+            let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+            let mut names: Vec<String> =
+                entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+            names.sort_unstable();
+            names
+        };
+        let verbs = names("/sys/class/infiniband_verbs");
+        KernelRdma {
+            devices: names("/sys/class/infiniband"),
+            for_programs: verbs.iter().any(|name| name.starts_with("uverbs")),
+        }
+    }
+}
+
+/// Files that the loader has mapped and whose paths have this in them.
+pub(crate) fn loaded(of: &str) -> Vec<String> {
+    loaded_in(&read_to_string("/proc/self/maps").unwrap_or_default(), of)
+}
+
+fn loaded_in(maps: &str, of: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for path in maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])) {
+        if path.contains(of) && !found.iter().any(|known| known == path) {
+            found.push(path.to_owned());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words_are_read() {
+        assert_eq!(chosen("always within_size advise [never] deny force\n").as_deref(), Some("never"));
+        assert_eq!(chosen("garbage"), None);
+        assert!(has_ipc_lock("Name:\tx\nCapEff:\t000001ffffffffff\n"));
+        assert!(!has_ipc_lock("CapEff:\t000001ffffffbfff\n"));
+        assert!(!has_ipc_lock(""));
+    }
+
+    #[test]
+    fn a_library_is_named_once() {
+        let maps = "7f0-7f1 r-xp 0 fe:00 1 /usr/lib/libibverbs.so.1.14\n7f1-7f2 r--p 0 fe:00 1 /usr/lib/libibverbs.so.1.14\n7f3-7f4 r--p 0 fe:00 2 /usr/lib/libibverbs/librxe-rdmav34.so\n7ff-800 rw-p 0 00:00 0 [stack]\n";
+        assert_eq!(loaded_in(maps, "/libibverbs.so"), ["/usr/lib/libibverbs.so.1.14"]);
+        assert_eq!(loaded_in(maps, "libmlx5"), [""; 0]);
+    }
+}

@@ -1,0 +1,50 @@
+//! Descriptors against what workers hold of a hub's. A judgement of facts; pure.
+
+use super::check::Check;
+use super::facts::OpenFiles;
+use crate::open_files;
+
+/// Whether the hub has descriptors for so many workers. `cores` is the hub's number of core threads.
+pub(crate) fn open_files(workers: u32, cores: usize, facts: OpenFiles) -> Check {
+    const NAME: &str = "open files";
+    let needed = needed(workers, cores);
+    let attainable = open_files::attainable(facts.limit, facts.hard);
+    let have = if attainable == u64::MAX { "any number".to_owned() } else { format!("{attainable}") };
+    let seen = format!("{workers} workers need up to {needed} descriptors, the hub may have {have}");
+    if attainable >= needed {
+        return Check::pass(NAME, seen);
+    }
+    Check::fail(
+        NAME,
+        seen,
+        format!(
+            "ulimit -n {needed} (beyond the hard limit: LimitNOFILE={needed} in a systemd unit, docker run --ulimit nofile={needed})"
+        ),
+    )
+}
+
+/// From above. Counted in running hubs: 5 of a worker on shared memory, one for each core and 2 on TCP, 2 with RDMA;
+/// 21 of a hub of two cores at rest, 59 of one of eight with RDMA on four NICs. Handshakes and requests add some for a
+/// moment.
+fn needed(workers: u32, cores: usize) -> u64 {
+    let cores = cores as u64;
+    32 + 8 * cores + u64::from(workers) * (5.max(cores + 2) + 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::Verdict;
+    use super::*;
+
+    #[test]
+    fn a_soft_limit_is_raised_and_a_hard_one_is_not() {
+        let judge = |workers, limit, hard| open_files(workers, 20, OpenFiles { limit, hard });
+        assert_eq!(judge(4, Some(64), Some(4096)).verdict, Verdict::Pass);
+        assert_eq!(judge(4, None, None).verdict, Verdict::Pass);
+        let short = judge(1000, Some(1024), Some(4096));
+        assert_eq!(short.verdict, Verdict::Fail);
+        let needed = needed(1000, 20).to_string();
+        assert!(short.seen.contains(&needed) && short.seen.contains("may have 4096"), "{short:?}");
+        assert!(short.fix.unwrap().contains(&format!("ulimit -n {needed}")));
+    }
+}

@@ -1,0 +1,244 @@
+//! `phub-server doctor`: everything that a hub needs on this machine, checked before the first job.
+//!
+//! ```text
+//!   facts (/proc, /sys, limits), fabric::verbs, topology ──> judgements ──> Check ──> Report
+//!                                   trials (bytes, sockets) ──────────────────┘
+//! ```
+//!
+//! Takes the settings of `serve`, and judges them, the machine, and a job of a given size. Changes nothing.
+
+mod check;
+mod checkpoints;
+mod control_port;
+mod cores;
+mod data_path;
+mod facts;
+mod files;
+mod job;
+mod locality;
+mod memory;
+mod moving;
+mod rdma;
+mod report;
+
+use fabric::any::Transport;
+use fabric::verbs::{self, Device, NicList, NicOptions};
+use pbox_core::LayoutError;
+use topology::{Host, NicChoice, NicKind};
+
+use crate::hub::HubError;
+use crate::lanes::{self, OnNics};
+use crate::model_source::{ModelError, ModelSource};
+use crate::settings::HubSettings;
+use check::{Check, Verdict};
+use facts::{Cpus, HugePages, KernelRdma, Memlock, OpenFiles};
+use job::Job;
+use rdma::{Candidate, Found, Need};
+use report::{Form, Report};
+
+/// Settings of `phub-server doctor`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Give it the settings that `phub-server serve` will have, where and as whom that will run (the same user, shell, \
+unit or container: limits are a process's own):
+
+  phub-server doctor                                             what this machine can do
+  phub-server doctor --transports verbs --nics mlx5              insist on RDMA, and on these NICs
+  phub-server doctor --workers 8 --model vgg19                   limits for a larger job
+  phub-server doctor --listen 10.0.0.1:7077                      also at a worker: does the hub answer?
+  phub-server doctor --json | jq '.checks[] | select(.verdict == \"fail\")'
+
+A line each: pass, note (worth knowing), warn (slower or otherwise than it could be), FAIL (in the way), with the fix.
+Exit status: 0 where nothing is in the way, 1 where something is, 2 for settings that make no sense. RDMA is needed \
+where --transports names verbs, or where this machine has NICs for it.")]
+pub struct DoctorArgs {
+    /// The hub's.
+    #[command(flatten)]
+    settings: HubSettings,
+
+    /// The job's; resnet50 where nothing is said.
+    #[command(flatten)]
+    model: ModelSource,
+
+    /// Workers of the job that limits are held against.
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    workers: u32,
+
+    /// One JSON object instead of lines: verdict, and name, verdict, seen and fix of each check.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Nothing can be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum DoctorError {
+    /// The model cannot be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The model cannot be cut.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The settings make no sense, or the machine cannot be read.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+}
+
+/// What is known of RDMA once its checks are done.
+struct Rdma {
+    plan: Option<OnNics>,
+    /// Those that the hub would use and that carry data.
+    ready: Vec<NicOptions>,
+}
+
+impl DoctorArgs {
+    /// Prints a line for each check; whether nothing is in the way.
+    pub fn run(&self) -> Result<bool, DoctorError> {
+        let settings = &self.settings;
+        let (model, keys) = self.model.keys_or("resnet50")?;
+        let job = Job::new(model, keys, self.workers)?;
+        let host = Host::live().map_err(HubError::from)?;
+        let list = lanes::nic_list(settings)?;
+        let mut report = Report::new(Form::of(self.json), subject(settings, &job));
+
+        let rdma = check_rdma(&mut report, settings, &host, &list);
+        check_memory(&mut report, &job, rdma.plan.as_ref());
+        let lanes = check_cores(&mut report, settings, &host, rdma.plan.as_ref());
+        report.add(files::open_files(job.workers, lanes, OpenFiles::read()));
+        check_ways(&mut report, settings, rdma.plan.is_some());
+        if let Some(dir) = &settings.checkpoints {
+            report.add(checkpoints::directory(dir));
+        }
+        for nic in &rdma.ready {
+            report.add(moving::over(nic));
+        }
+        Ok(report.end() < Verdict::Fail)
+    }
+}
+
+/// Whom the checks are about.
+fn subject(settings: &HubSettings, job: &Job) -> String {
+    let offered = Transport::ALL.into_iter().filter(|&way| settings.offers(way));
+    let ways: Vec<String> = offered.map(|way| way.to_string()).collect();
+    let Job { name, workers, .. } = job;
+    format!(
+        "phub-server {}: a hub at {} by {}, for {name} with {workers} workers",
+        env!("CARGO_PKG_VERSION"),
+        settings.listen,
+        if ways.is_empty() { "nothing".to_owned() } else { ways.join(", ") }
+    )
+}
+
+/// From the library to the GIDs, in the order in which one needs the other.
+fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, list: &NicList) -> Rdma {
+    let nothing = Rdma { plan: None, ready: Vec::new() };
+    if !settings.offers(Transport::Verbs) {
+        report.add(Check::note("RDMA", "--transports does not name verbs"));
+        return nothing;
+    }
+    let kernel = KernelRdma::read();
+    let has_nics = !kernel.devices.is_empty() || host.nics.iter().any(|nic| nic.kind != NicKind::Ethernet);
+    let asked = settings.transports.is_some() || settings.nics.is_some();
+    let need = if asked || has_nics { Need::Wanted } else { Need::Idle };
+    let devices = verbs::devices();
+    let found = Found { kernel, devices, library: facts::loaded("/libibverbs.so") };
+    report.add(rdma::library(need, &found));
+    rdma::devices(need, &found).into_iter().for_each(|check| report.add(check));
+    let devices = match found.devices {
+        Ok(devices) if !devices.is_empty() => devices,
+        _ => return nothing,
+    };
+    let plan = match lanes::on_nics(host, settings, list, &devices) {
+        Ok(plan) => Some(plan),
+        Err(error) => {
+            let fix = "phub-server topology shows cores and NICs; --cores and --nics choose among them";
+            report.add(Check::fail("NICs to use", error.to_string(), fix));
+            None
+        }
+    };
+    let ready = check_nics(report, host, list, &devices, plan.as_ref());
+    Rdma { plan, ready }
+}
+
+/// Port and GID of each device; those that can carry data.
+fn check_nics(
+    report: &mut Report,
+    host: &Host,
+    list: &NicList,
+    devices: &[Device],
+    plan: Option<&OnNics>,
+) -> Vec<NicOptions> {
+    let used = plan.map(OnNics::nics).unwrap_or_default();
+    let mut ready = Vec::new();
+    for device in devices {
+        let options = list.choose(&device.name);
+        let nic = host.nic_named(&device.name).and_then(|id| host.nic(id));
+        let candidate = Candidate {
+            device,
+            named: list.names_devices() && options.is_some(),
+            planned: options.as_ref().is_some_and(|options| used.contains(options)),
+            others: !used.is_empty(),
+            netdev: nic.and_then(|nic| nic.netdevs.first().cloned()),
+            options,
+        };
+        report.add(rdma::port(&candidate));
+        if let (Some(port), Some(options)) = (candidate.port(), &candidate.options) {
+            let gid = rdma::gid(&candidate, port);
+            if gid.verdict < Verdict::Fail {
+                ready.push(options.clone());
+            }
+            report.add(gid);
+        }
+    }
+    ready
+}
+
+fn check_memory(report: &mut Report, job: &Job, plan: Option<&OnNics>) {
+    let nics = plan.map(OnNics::nics).unwrap_or_default().len();
+    report.add(memory::memlock(job, nics, &Memlock::read()));
+    let pages = HugePages::read();
+    report.add(memory::window_pages(&pages));
+    report.add(memory::private_pages(&pages));
+}
+
+/// Where the hub would run; the number of its lanes.
+fn check_cores(report: &mut Report, settings: &HubSettings, host: &Host, rdma: Option<&OnNics>) -> usize {
+    let plain;
+    let (plan, lanes) = match rdma {
+        Some(OnNics { plan, lanes }) => (plan, lanes.len()),
+        None => match lanes::place(host, settings, NicChoice::default()) {
+            Ok(plan) => {
+                plain = plan;
+                (&plain, plain.cores().len())
+            }
+            Err(error) => {
+                let fix = "phub-server topology shows the cores; --cores chooses among them";
+                report.add(Check::fail("cores", error.to_string(), fix));
+                return 0;
+            }
+        },
+    };
+    report.add(locality::locality(host, plan));
+    let cpus: Vec<u32> = plan.cores().iter().map(|core| core.cpu.0).collect();
+    let allowed = host.cpus.iter().filter(|cpu| cpu.allowed).map(|cpu| cpu.id.0).collect();
+    let facts = Cpus::read(allowed);
+    report.add(cores::isolation(&cpus, settings.idle, &facts));
+    report.add(cores::governor(&cpus, &facts));
+    lanes
+}
+
+/// Control port and data paths.
+fn check_ways(report: &mut Report, settings: &HubSettings, rdma: bool) {
+    let seen = control_port::look(settings.listen);
+    report.add(control_port::judge(settings.listen, &seen));
+    let hub_runs = matches!(seen, control_port::Seen::Hub(_));
+    if settings.offers(Transport::Shm) {
+        report.add(data_path::shared_memory());
+    }
+    for check in data_path::addresses(settings, rdma, hub_runs) {
+        report.add(check);
+    }
+    if !Transport::ALL.into_iter().any(|way| settings.offers(way)) {
+        let fix = "leave --transports out to offer all";
+        report.add(Check::fail("transports", HubError::NoTransport.to_string(), fix));
+    }
+}

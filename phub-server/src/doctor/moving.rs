@@ -1,0 +1,40 @@
+//! Real bytes over each NIC and back, checked: what no setting can tell.
+
+use fabric::verbs::{ConnectError, LoopbackError, NicOptions, VerbsError, loopback};
+
+use super::check::Check;
+
+/// Each way: a fifth of a second on soft-RoCE in an emulated guest, enough for a figure on a NIC.
+const BYTES: usize = 8 << 20;
+
+/// Moves them.
+pub(crate) fn over(nic: &NicOptions) -> Check {
+    let name = format!("bytes over {}", nic.device);
+    match loopback(nic, BYTES) {
+        Ok(moved) => {
+            let gb_per_s = 2.0 * moved.bytes as f64 / moved.elapsed.as_secs_f64() / 1e9;
+            let seen =
+                format!("{} bytes to itself and back, each one checked: {gb_per_s:.3} GB/s", moved.bytes);
+            Check::pass(name, seen)
+        }
+        Err(error) => Check::fail(name, error.to_string(), fix(&error, &nic.device)),
+    }
+}
+
+fn fix(error: &LoopbackError, device: &str) -> String {
+    match error {
+        LoopbackError::Verbs(VerbsError::Register(_))
+        | LoopbackError::Connect(ConnectError::Verbs(VerbsError::Register(_))) => {
+            "ulimit -l unlimited, or as memlock says".into()
+        }
+        LoopbackError::Closed { .. } | LoopbackError::Silent { .. } => format!(
+            "let its own packets come back (RoCE v2: iptables -I INPUT -p udp --dport 4791 -j ACCEPT); compare ibv_rc_pingpong -d {device}"
+        ),
+        LoopbackError::Wrong { .. } => {
+            format!(
+                "do not train over it: {device} or its driver corrupts data; --nics ^{device} leaves it out"
+            )
+        }
+        _ => format!("dmesg may have the driver's words; --nics ^{device} leaves it out"),
+    }
+}

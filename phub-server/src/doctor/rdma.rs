@@ -1,0 +1,209 @@
+//! RDMA: library, provider, devices, ports, GIDs. Judgements of what was found; pure.
+
+use fabric::verbs::{
+    Device, DeviceError, DevicePort, GidError, LibraryError, LinkLayer, NicOptions, VerbsError,
+};
+
+use super::check::{Check, Verdict};
+use super::facts::KernelRdma;
+
+/// How much it matters when there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// `--transports` names it, or the machine has RDMA NICs.
+    Wanted,
+    /// Nobody asked, and there is no such NIC.
+    Idle,
+}
+
+impl Need {
+    /// A failure only where it is needed.
+    fn missing(self, name: &str, seen: impl Into<String>, fix: impl Into<String>) -> Check {
+        let check = Check::fail(name, seen, fix);
+        match self {
+            Need::Wanted => check,
+            Need::Idle => Check { verdict: Verdict::Note, ..check },
+        }
+    }
+}
+
+/// All that RDMA begins with.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub kernel: KernelRdma,
+    pub devices: Result<Vec<Device>, VerbsError>,
+    /// The library's file.
+    pub library: Vec<String>,
+}
+
+/// Whether libibverbs is there.
+pub(crate) fn library(need: Need, found: &Found) -> Check {
+    const NAME: &str = "libibverbs";
+    match &found.devices {
+        Err(VerbsError::Library(LibraryError::Missing { name, why })) => need.missing(
+            NAME,
+            format!("{name} cannot be loaded: {why}"),
+            "apt-get install libibverbs1 ibverbs-providers (Debian, Ubuntu), dnf install libibverbs (Fedora)",
+        ),
+        Err(VerbsError::Library(error)) => {
+            need.missing(NAME, error.to_string(), "unset RDMAV_HUGEPAGES_SAFE")
+        }
+        _ => Check::pass(NAME, found.library.join(", ")),
+    }
+}
+
+/// Whether it shows the devices that the kernel has. Nothing to say where there is no library.
+pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
+    const NAME: &str = "RDMA devices";
+    let in_kernel = found.kernel.devices.join(", ");
+    let uverbs = "modprobe ib_uverbs; in a container, also docker run --device /dev/infiniband";
+    Some(match &found.devices {
+        Err(VerbsError::Library(_)) => return None,
+        Err(_) | Ok(_) if found.kernel.devices.is_empty() => need.missing(
+            NAME,
+            "this machine has none",
+            "load the NIC's driver (rdma link show lists devices); for soft-RoCE: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
+        ),
+        Err(error @ VerbsError::Device(DeviceError::Open { .. })) => need.missing(
+            NAME,
+            error.to_string(),
+            "chmod or chown /dev/infiniband/uverbs* for this user (the group rdma, by udev); in a container: docker run --device /dev/infiniband",
+        ),
+        Err(error) => need.missing(NAME, format!("the kernel has {in_kernel}; {error}"), uverbs),
+        Ok(devices) if devices.is_empty() && !found.kernel.for_programs => {
+            need.missing(NAME, format!("the kernel has {in_kernel}, and no program gets at them: no ib_uverbs"), uverbs)
+        }
+        Ok(devices) => {
+            let is_shown = |name: &&String| devices.iter().any(|device| device.name == **name);
+            let hidden: Vec<&str> =
+                found.kernel.devices.iter().filter(|name| !is_shown(name)).map(String::as_str).collect();
+            let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+            let fix = "apt-get install ibverbs-providers (Debian, Ubuntu); libibverbs warns of the driver that it lacks";
+            match (names.is_empty(), hidden.is_empty()) {
+                (_, true) => Check::pass(NAME, names.join(", ")),
+                (true, _) => {
+                    need.missing(NAME, format!("the kernel has {in_kernel}, and no provider of libibverbs knows them"), fix)
+                }
+                (false, _) => Check::warn(
+                    NAME,
+                    format!("{}; no provider of libibverbs knows {}", names.join(", "), hidden.join(", ")),
+                    fix,
+                ),
+            }
+        }
+    })
+}
+
+/// A device, and what the hub would do with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate<'a> {
+    pub device: &'a Device,
+    /// None where the list of NICs leaves it out.
+    pub options: Option<NicOptions>,
+    /// Whether the list names it: the hub then insists on it.
+    pub named: bool,
+    /// Whether the plan has it.
+    pub planned: bool,
+    /// Whether the plan has any.
+    pub others: bool,
+    /// Its network interface, as the topology knows it.
+    pub netdev: Option<String>,
+}
+
+impl Candidate<'_> {
+    /// The port that carries data, where the hub would use this NIC.
+    pub fn port(&self) -> Option<&DevicePort> {
+        let options = self.options.as_ref().filter(|_| self.planned)?;
+        self.device.port(options.port).filter(|port| port.active)
+    }
+
+    fn netdev<'a>(&'a self, port: &'a DevicePort) -> &'a str {
+        port.netdev.as_deref().or(self.netdev.as_deref()).unwrap_or("ITS-INTERFACE")
+    }
+}
+
+/// The port of a NIC: state, link layer, MTU, speed.
+pub(crate) fn port(candidate: &Candidate) -> Check {
+    let name = format!("NIC {}", candidate.device.name);
+    let all: Vec<String> = candidate.device.ports.iter().map(describe).collect();
+    let Some(options) = &candidate.options else {
+        return Check::note(name, format!("{}; the list of NICs leaves it out", all.join(", ")));
+    };
+    let Some(port) = candidate.device.port(options.port).filter(|port| port.active) else {
+        return not_active(candidate, name, &all.join(", "), options.port);
+    };
+    if !candidate.planned {
+        return Check::note(name, format!("{}; the plan leaves it out (see NUMA and NICs)", describe(port)));
+    }
+    let seen = describe(port);
+    let mtu = port.mtu.map_or(0, |mtu| mtu.bytes());
+    if port.link_layer == LinkLayer::Ethernet && mtu < 4096 {
+        let fix = format!(
+            "ip link set {} mtu 4200 here, at the other ends, and on the switch: RDMA packets of 4096 bytes instead of {mtu}",
+            candidate.netdev(port)
+        );
+        let verdict = if mtu < 1024 { Verdict::Warn } else { Verdict::Note };
+        return Check { verdict, ..Check::warn(name, seen, fix) };
+    }
+    Check::pass(name, seen)
+}
+
+fn describe(port: &DevicePort) -> String {
+    let mtu = port.mtu.map_or("no MTU".to_owned(), |mtu| format!("MTU {}", mtu.bytes()));
+    let speed = port.gbps.map_or("speed unknown".to_owned(), |gbps| format!("{gbps} Gb/s"));
+    let netdev = port.netdev.as_deref().map(|name| format!(", interface {name}")).unwrap_or_default();
+    format!("port {} {}, {}, {mtu}, {speed}{netdev}", port.number, port.state, port.link_layer)
+}
+
+fn not_active(candidate: &Candidate, name: String, ports: &str, wanted: Option<u8>) -> Check {
+    let first = candidate.device.ports.iter().find(|port| wanted.is_none_or(|wanted| port.number == wanted));
+    let fix = match first {
+        None => format!("--nics {} without a port, or with one that it has", candidate.device.name),
+        Some(port) if port.link_layer == LinkLayer::Ethernet => {
+            format!("ip link set {} up; if it is, look at cable and switch", candidate.netdev(port))
+        }
+        Some(_) => "look at cable and switch, and whether a subnet manager runs (sminfo)".to_owned(),
+    };
+    let wanted = wanted.map(|port| format!(" {port}")).unwrap_or_default();
+    let seen = format!("{ports}; expected an ACTIVE port{wanted}");
+    if candidate.named || !candidate.others {
+        return Check::fail(name, seen, fix);
+    }
+    let hub = "the hub goes without it, and would not start if --nics named it";
+    Check::warn(name, format!("{seen}; {hub}"), fix)
+}
+
+/// The GID of a port that is used: which, and why; the table where none will do.
+pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
+    let device = &candidate.device.name;
+    let name = format!("GID {device}");
+    let wanted = candidate.options.as_ref().and_then(|options| options.gid_index);
+    let netdev = candidate.netdev(port);
+    let give = format!("ip address add IP/BITS dev {netdev}");
+    match candidate.device.gid(port, wanted) {
+        Ok(chosen) => {
+            let seen = format!("index {}, {}: {}", chosen.entry.index, chosen.entry.gid, chosen.reason);
+            let local = chosen.entry.gid.ip().is_unicast_link_local();
+            if port.link_layer == LinkLayer::Ethernet && local && wanted.is_none() {
+                return Check::warn(name, seen, give);
+            }
+            Check::pass(name, seen)
+        }
+        Err(error) => {
+            let GidError { entries, .. } = &error;
+            let fix = match (wanted, entries.is_empty()) {
+                (Some(_), false) => {
+                    format!("--nics {device} takes the best of the table, {device}@INDEX another of it")
+                }
+                (None, false) => {
+                    format!("--nics {device}@INDEX takes one of the table; or make the port speak RoCE v2")
+                }
+                (_, true) => format!("{give}; ip link set {netdev} up"),
+            };
+            Check::fail(name, error.to_string(), fix)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

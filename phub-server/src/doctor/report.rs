@@ -1,0 +1,159 @@
+//! What the doctor says: a line for each check as it comes, or one JSON object at the end.
+//!
+//! Must not know what is checked.
+
+use std::io::{IsTerminal, Write as _};
+
+use serde::Serialize;
+
+use super::check::{Check, Verdict};
+
+/// Room for the names of checks.
+const NAME_WIDTH: usize = 22;
+
+/// How it is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Lines, with colours or without.
+    Text { colours: bool },
+    /// One object.
+    Json,
+}
+
+impl Form {
+    /// Colours are for terminals.
+    pub fn of(json: bool) -> Self {
+        if json { Form::Json } else { Form::Text { colours: std::io::stdout().is_terminal() } }
+    }
+}
+
+/// The checks so far.
+#[derive(Debug)]
+pub(crate) struct Report {
+    form: Form,
+    subject: String,
+    checks: Vec<Check>,
+}
+
+/// The object.
+#[derive(Serialize)]
+struct Json<'a> {
+    version: &'static str,
+    subject: &'a str,
+    verdict: Verdict,
+    checks: &'a [Check],
+}
+
+impl Report {
+    /// Nothing checked yet; `subject` is the hub and the job that are asked about.
+    pub fn new(form: Form, subject: String) -> Self {
+        let report = Report { form, subject, checks: Vec::new() };
+        if let Form::Text { .. } = form {
+            say(&format!("{}\n\n", report.subject));
+        }
+        report
+    }
+
+    /// One more check; people see it at once.
+    pub fn add(&mut self, check: Check) {
+        if let Form::Text { colours } = self.form {
+            say(&line(&check, colours));
+        }
+        self.checks.push(check);
+    }
+
+    /// The last words; the worst of the verdicts.
+    pub fn end(self) -> Verdict {
+        let verdict = self.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Pass);
+        match self.form {
+            Form::Text { .. } => say(&format!("\n{}\n", summary(&self.checks))),
+            Form::Json => {
+                let Report { subject, checks, .. } = &self;
+                let json = Json { version: env!("CARGO_PKG_VERSION"), subject, verdict, checks };
+                say(&(serde_json::to_string(&json).expect("checks are plain data") + "\n"));
+            }
+        }
+        verdict
+    }
+}
+
+/// A reader that closed the pipe has seen enough; the exit status still counts.
+fn say(text: &str) {
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+fn line(check: &Check, colours: bool) -> String {
+    let word = check.verdict.word();
+    let colour = match check.verdict {
+        Verdict::Pass => "32",
+        Verdict::Note => "2",
+        Verdict::Warn => "33",
+        Verdict::Fail => "1;31",
+    };
+    let word = if colours { format!("\x1b[{colour}m{word}\x1b[0m") } else { word.to_owned() };
+    let mut lines = check.seen.lines();
+    let mut text = format!("{word}  {:<NAME_WIDTH$}  {}\n", check.name, lines.next().unwrap_or_default());
+    let indent = " ".repeat(8 + NAME_WIDTH);
+    lines.for_each(|line| text.push_str(&format!("{indent}{line}\n")));
+    if let Some(fix) = &check.fix {
+        let label = if check.verdict == Verdict::Note { "hint" } else { "fix" };
+        let mut lines = fix.lines();
+        text.push_str(&format!("{indent}{label}: {}\n", lines.next().unwrap_or_default()));
+        lines.for_each(|line| text.push_str(&format!("{indent}  {line}\n")));
+    }
+    text
+}
+
+fn summary(checks: &[Check]) -> String {
+    let named = |verdict: Verdict| -> Vec<&str> {
+        checks.iter().filter(|check| check.verdict == verdict).map(|check| check.name.as_str()).collect()
+    };
+    let (failed, warned) = (named(Verdict::Fail), named(Verdict::Warn));
+    let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
+    let mut text = match failed.len() {
+        0 => "Well: nothing is in the way".to_owned(),
+        n => format!("Not well: {} ({})", count(n, "failure"), failed.join(", ")),
+    };
+    if !warned.is_empty() {
+        text.push_str(&format!("; {} ({})", count(warned.len(), "warning"), warned.join(", ")));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_verdict_name_seen_and_fix() {
+        let check = Check::fail("memlock", "too little\n  a table", "ulimit -l unlimited\nor this");
+        let indent = " ".repeat(30);
+        let expected = format!(
+            "FAIL  memlock                 too little\n{indent}  a table\n{indent}fix: ulimit -l unlimited\n{indent}  or this\n"
+        );
+        assert_eq!(line(&check, false), expected);
+        assert!(line(&check, true).starts_with("\x1b[1;31mFAIL\x1b[0m  memlock"));
+        assert_eq!(line(&Check::pass("numa", "one node"), false), "pass  numa                    one node\n");
+    }
+
+    #[test]
+    fn the_summary_names_what_is_not_well() {
+        let (pass, warn) = (Check::pass("a", ""), Check::warn("b", "", ""));
+        assert_eq!(summary(std::slice::from_ref(&pass)), "Well: nothing is in the way");
+        assert_eq!(summary(&[pass, warn.clone()]), "Well: nothing is in the way; 1 warning (b)");
+        let failed = [Check::fail("c", "", ""), warn, Check::fail("d", "", "")];
+        assert_eq!(summary(&failed), "Not well: 2 failures (c, d); 1 warning (b)");
+    }
+
+    #[test]
+    fn the_worst_verdict_counts() {
+        let mut report = Report::new(Form::Json, "a hub".into());
+        report.add(Check::warn("b", "", ""));
+        report.add(Check::note("a", ""));
+        assert_eq!(report.end(), Verdict::Warn);
+        assert!(
+            Verdict::Fail > Verdict::Warn && Verdict::Warn > Verdict::Note && Verdict::Note > Verdict::Pass
+        );
+    }
+}

@@ -1,0 +1,166 @@
+//! `phub-server doctor` as a process, on whatever machine this is: its verdicts, its exit status, and that scripts
+//! can read it. What it says of RDMA that is there is checked in guests (`tools/rxe/checks/10-doctor.sh`).
+
+mod support;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Output;
+
+use fabric::conformance::Watchdog;
+use serde_json::Value;
+use support::{Serve, failure, phub_server, says};
+
+fn doctor(arguments: &[&str]) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } = phub_server(&[&["doctor"], arguments].concat()).output().unwrap();
+    let (text, errors) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert_eq!(errors, "", "after\n{text}");
+    (status.code(), text.into_owned())
+}
+
+/// The lines of one check.
+#[track_caller]
+fn check<'a>(text: &'a str, name: &str) -> &'a str {
+    let is = |line: &str| line.get(6..).is_some_and(|rest| rest.starts_with(&format!("{name} ")));
+    let mut at = 0;
+    let mut begin = None;
+    for line in text.split_inclusive('\n') {
+        match begin {
+            None if is(line) => begin = Some(at),
+            Some(begin) if !line.starts_with("      ") => return &text[begin..at],
+            _ => {}
+        }
+        at += line.len();
+    }
+    panic!("no check {name:?} in\n{text}");
+}
+
+/// Whether the kernel has RDMA devices: then other things are said.
+fn has_rdma() -> bool {
+    let devices = Path::new("/sys/class/infiniband").read_dir();
+    let has = devices.is_ok_and(|mut devices| devices.next().is_some());
+    if has {
+        eprintln!("skipped: this machine has RDMA devices");
+    }
+    has
+}
+
+#[test]
+fn a_machine_without_rdma_is_well() {
+    let _watchdog = Watchdog::new("a_machine_without_rdma_is_well");
+    if has_rdma() {
+        return;
+    }
+    let (status, text) = doctor(&["--listen", "127.0.0.1:0"]);
+    assert_eq!(status, Some(0), "{text}");
+    says(&text, &["resnet50 with 4 workers", "Well: nothing is in the way"]);
+    assert!(!text.contains("FAIL") && !text.contains('\x1b'), "{text}");
+    for (name, word) in [
+        ("memlock", "note"),
+        ("control port", "pass"),
+        ("shared memory", "pass"),
+        ("TCP data path", "pass"),
+        ("open files", "pass"),
+    ] {
+        assert!(check(&text, name).starts_with(word), "{text}");
+    }
+    for name in ["huge pages of windows", "NUMA and NICs", "core isolation", "cpu governor", "libibverbs"] {
+        check(&text, name);
+    }
+}
+
+#[test]
+fn verbs_that_are_asked_for_and_not_there_are_a_failure_with_the_fix() {
+    let _watchdog = Watchdog::new("verbs_that_are_asked_for_and_not_there_are_a_failure_with_the_fix");
+    if has_rdma() {
+        return;
+    }
+    for arguments in [["--transports", "verbs"], ["--nics", "mlx5"]] {
+        let (status, text) = doctor(&[&["--listen", "127.0.0.1:0"], &arguments[..]].concat());
+        assert_eq!(status, Some(1), "{text}");
+        let library = check(&text, "libibverbs");
+        if library.starts_with("FAIL") {
+            says(library, &["libibverbs.so.1", "fix: apt-get install libibverbs1"]);
+        } else {
+            let devices = check(&text, "RDMA devices");
+            says(devices, &["FAIL", "none", "fix: ", "rdma link", "type rxe"]);
+        }
+        says(&text, &["Not well: 1 failure"]);
+    }
+}
+
+#[test]
+fn transports_that_are_not_offered_are_not_judged() {
+    let _watchdog = Watchdog::new("transports_that_are_not_offered_are_not_judged");
+    let (status, text) = doctor(&["--listen", "127.0.0.1:0", "--transports", "shm"]);
+    assert_eq!(status, Some(0), "{text}");
+    says(check(&text, "RDMA"), &["note", "does not name verbs"]);
+    assert!(!text.contains("TCP data path"), "{text}");
+}
+
+#[test]
+fn a_port_that_another_program_has_is_a_failure() {
+    let _watchdog = Watchdog::new("a_port_that_another_program_has_is_a_failure");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let (status, text) = doctor(&["--listen", &address.to_string(), "--transports", "shm"]);
+    assert_eq!(status, Some(1), "{text}");
+    let fix = format!("ss -ltnp 'sport = :{}'", address.port());
+    says(check(&text, "control port"), &["FAIL", &address.to_string(), "in use", "no hub answers", &fix]);
+}
+
+#[test]
+fn an_address_of_another_machine_is_a_failure() {
+    let _watchdog = Watchdog::new("an_address_of_another_machine_is_a_failure");
+    // TEST-NET-1: nobody has it.
+    let (status, text) = doctor(&["--listen", "192.0.2.1:7077", "--transports", "shm"]);
+    assert_eq!(status, Some(1), "{text}");
+    says(check(&text, "control port"), &["FAIL", "192.0.2.1:7077", "ip -brief address"]);
+}
+
+#[test]
+fn a_hub_that_runs_is_asked_how_it_is() {
+    let _watchdog = Watchdog::new("a_hub_that_runs_is_asked_how_it_is");
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--transports", "shm,tcp", "--cores", "1"];
+    let hub = Serve::start(phub_server(&serve).env("RUST_LOG", "warn"));
+    let (status, text) = doctor(&["--listen", &hub.address, "--transports", "shm,tcp"]);
+    assert_eq!(status, Some(0), "{text}");
+    let version = concat!("version ", env!("CARGO_PKG_VERSION"));
+    let words = ["pass", &hub.address, "healthy", version, "1 cores", "0 jobs", "by shm, tcp"];
+    says(check(&text, "control port"), &words);
+}
+
+#[test]
+fn scripts_read_one_object() {
+    let _watchdog = Watchdog::new("scripts_read_one_object");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (status, text) = doctor(&["--json", "--listen", &address, "--transports", "shm"]);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, report["verdict"].as_str()), (Some(1), Some("fail")));
+    let checks = report["checks"].as_array().unwrap();
+    let port = checks.iter().find(|check| check["name"] == "control port").unwrap();
+    assert_eq!(port["verdict"], "fail");
+    assert!(port["fix"].as_str().unwrap().contains("--listen"), "{port}");
+    let well = checks.iter().find(|check| check["name"] == "shared memory").unwrap();
+    assert_eq!((&well["verdict"], well.get("fix")), (&Value::from("pass"), None));
+}
+
+#[test]
+fn settings_that_make_no_sense() {
+    let _watchdog = Watchdog::new("settings_that_make_no_sense");
+    says(failure(&["doctor", "--model", "vgg-18"]), &["\"vgg-18\"", "did you mean vgg1"]);
+    says(failure(&["doctor", "--workers", "0"]), &["--workers", "1..=1024"]);
+    says(failure(&["doctor", "--nics", "mlx5_0:x"]), &["--nics", "port that is no number"]);
+    let (status, text) = doctor(&["--cores", "100000", "--listen", "127.0.0.1:0", "--transports", "shm"]);
+    assert_eq!(status, Some(1), "{text}");
+    says(check(&text, "cores"), &["FAIL", "asked for 100000 cores", "fix: phub-server topology"]);
+}
+
+#[test]
+fn help_teaches() {
+    let _watchdog = Watchdog::new("help_teaches");
+    let output = phub_server(&["doctor", "--help"]).output().unwrap();
+    let help = String::from_utf8_lossy(&output.stdout);
+    says(&help, &["--transports verbs --nics mlx5", "Exit status: 0", "--workers", "--manifest", "--json"]);
+}
