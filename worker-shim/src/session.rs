@@ -177,16 +177,49 @@ impl Session {
 
     /// Waits until the key's answer is there.
     pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
-        if key.index() >= self.exchange.layout().keys().len() {
-            let keys = self.exchange.layout().keys().len();
-            return Err(ExchangeError::NoSuchKey { key: key.0, keys }.into());
-        }
+        self.check_exists(key)?;
         self.wait_for(|exchange| (!exchange.is_ready(key)).then(|| (key, exchange.until_key(key))))
+    }
+
+    /// Whether the key's answer is there; takes in what has come, and waits for nothing.
+    pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
+        self.check_exists(key)?;
+        self.exchange.progress().map_err(|error| self.explain(error))?;
+        Ok(self.exchange.is_ready(key))
+    }
+
+    /// Lets the exchange go on until `until`, for a caller that has nothing to do itself meanwhile, as beside a
+    /// GPU that computes: sends what had to wait, takes in what comes, and sleeps in between. Returns some 50 us
+    /// late, by the kernel's timer slack, and more on a core that is taken; never much earlier.
+    ///
+    /// # Errors
+    /// When the job or the hub is lost. That a key's answer does not come is an error of [`wait`](Self::wait) alone.
+    pub fn progress(&mut self, until: Instant) -> Result<(), SessionError> {
+        loop {
+            self.exchange.progress().map_err(|error| self.explain(error))?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            // Nobody needs the answers before `until`: one wake-up for the most of them.
+            let sleep_for = self.exchange.until_all();
+            self.exchange.port().wait(sleep_for, left);
+            if let Some(error) = self.ended(&self.heartbeat.news()) {
+                return Err(error);
+            }
+        }
     }
 
     /// Waits until every key's answer is there.
     pub fn wait_all(&mut self) -> Result<(), SessionError> {
         self.wait_for(|exchange| exchange.first_under_way().map(|key| (key, exchange.until_all())))
+    }
+
+    fn check_exists(&self, key: KeyId) -> Result<(), SessionError> {
+        match self.exchange.layout().keys().len() {
+            keys if key.index() >= keys => Err(ExchangeError::NoSuchKey { key: key.0, keys }.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Waits until `open` names no key any more; it names one that is under way, and what to sleep

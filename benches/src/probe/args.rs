@@ -9,11 +9,14 @@ use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, IdleChoice};
 use worker_shim::{SessionConfig, WeightsMode};
 
+use super::compute_args::ComputeArgs;
+use crate::compute::{BUILT_IN, Plan};
+
 /// Measure what a parameter hub does on this machine when computing takes no time.
 ///
 /// Without --hub, a hub and its workers are started here, as processes of their own, and the
 /// machine's limit is measured in the same run: the same kernels over private memory on the same
-/// cores, with no exchange. Every result is checked against the exact sum.
+/// cores, with no exchange. Every result is checked against the exact sum. With --compute, computing takes time.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "phub-probe", version)]
 pub struct Args {
@@ -24,6 +27,10 @@ pub struct Args {
     /// The model.
     #[command(flatten)]
     pub source: ModelSource,
+
+    /// Compute that takes time.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
 
     /// Rounds that are measured, after two that are not.
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -183,11 +190,22 @@ pub enum Role {
 }
 
 impl Args {
-    /// The model's name and keys, of the type asked for; ResNet-50 unless told otherwise.
+    /// The model's name and keys, of the type asked for; that of a built-in trace, or ResNet-50, unless told otherwise.
     pub fn keys(&self) -> anyhow::Result<(String, Vec<Key>)> {
-        let (model, mut keys) = self.source.keys_or("resnet50")?;
+        let traced = self.compute.compute.as_deref().filter(|name| BUILT_IN.contains(name));
+        let (model, mut keys) = self.source.keys_or(traced.unwrap_or("resnet50"))?;
         keys.iter_mut().for_each(|key| key.dtype = self.dtype());
         Ok((model, keys))
+    }
+
+    /// What takes time, if anything does.
+    pub fn plan(&self) -> anyhow::Result<Option<Plan>> {
+        let (_, keys) = self.keys()?;
+        let plan = self.compute.plan(&keys)?;
+        if plan.is_some() && self.transport == Transport::Sim {
+            anyhow::bail!("--compute takes time, and --transport sim has none: choose shm, verbs or tcp");
+        }
+        Ok(plan)
     }
 
     /// Element type of the whole model.
@@ -227,9 +245,9 @@ impl Args {
     }
 
     /// Whether there is a limit to be compared with: a hub that leaves work out, or steps once a push, does
-    /// other work than the limit's.
+    /// other work than the limit's, and one that waits for computing less.
     pub fn has_limit(&self) -> bool {
-        self.ablate.is_empty() && !self.consistency.steps_alone()
+        self.compute.compute.is_none() && self.ablate.is_empty() && !self.consistency.steps_alone()
     }
 
     /// For a worker of this run.

@@ -43,7 +43,10 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         }
     }
     progress.set_message("rounds, and the machine's limit");
-    let count = (args.rounds / ROUNDS_PER_LEG).clamp(1, LEGS);
+    // Iterations of a trace overlap, and are measured without a break.
+    let count =
+        if args.compute.compute.is_some() { 1 } else { (args.rounds / ROUNDS_PER_LEG).clamp(1, LEGS) };
+    let mut computed = Vec::new();
     let (mut legs, mut looks) = (Vec::new(), Vec::new());
     for leg in 0..count {
         let rounds = args.rounds / count + u32::from(leg < args.rounds % count);
@@ -55,6 +58,10 @@ pub(super) fn run(args: &Args) -> Result<Report> {
                 match hear(worker)? {
                     Word::Rounds(rounds) => progress.set_position(rounds.into()),
                     Word::Leg(round_ns) => break round_ns,
+                    Word::Computed(times) => {
+                        computed.push(times);
+                        break computed[computed.len() - 1].iterations.clone();
+                    }
                     other => bail!("expected a leg's rounds from a worker, heard {other:?}"),
                 }
             });
@@ -77,7 +84,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     hub.finish()?;
 
     progress.finish_and_clear();
-    Report::new(args, &transport, &layout, &legs, worker_rss, &looks)
+    Report::new(args, &transport, &layout, &legs, worker_rss, &looks)?.with_compute(args, &layout, &computed)
 }
 
 /// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, a

@@ -1,7 +1,9 @@
 //! The zero-compute probe (PHub's ZeroComputeEngine): workers that push and wait with nothing in
-//! between, so that the exchange alone is measured; and the machine's limit beside it.
+//! between, so that the exchange alone is measured; and the machine's limit beside it. With a trace they compute in
+//! between, in imitation, so that what training would see is measured.
 
 mod args;
+mod compute_args;
 mod expected;
 mod hub_role;
 #[allow(unsafe_code)]
@@ -23,6 +25,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Some(Role::Worker) => return worker::run_as_child(&args),
         None => {}
     }
+    args.plan()?; // before anything is started
     let report = match (&args.hub, args.transport) {
         (Some(_), _) => worker::run_alone(&args)?,
         (None, Transport::Sim) => simulated::run(&args)?,

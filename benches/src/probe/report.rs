@@ -11,6 +11,7 @@ use pbox_core::control::{CoreReply, HubReply};
 use serde::Serialize;
 
 use super::args::Args;
+use crate::compute::{ComputeReport, Times};
 
 /// The result of a run.
 #[derive(Debug, Serialize)]
@@ -42,6 +43,7 @@ pub struct Report {
     checked: bool,
     hub_rss_mb: f64,
     worker_rss_mb: f64,
+    compute: Option<ComputeReport>,
     per_core: Vec<CoreShare>,
 }
 
@@ -136,8 +138,19 @@ impl Report {
             checked: true, // the first wrong result ended the run with an error
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
             worker_rss_mb: worker_rss as f64 / 1e6,
+            compute: None,
             per_core: CoreShare::of(hub, seconds),
         })
+    }
+
+    /// And what each worker measured of its compute, where that took time.
+    pub(super) fn with_compute(mut self, args: &Args, layout: &Layout, by_worker: &[Times]) -> Result<Self> {
+        let bandwidth = args.compute.bandwidth_gbps;
+        let report = |plan| {
+            ComputeReport::new(&plan, args.compute.time_scale, layout.model_bytes(), bandwidth, by_worker)
+        };
+        self.compute = args.plan()?.map(report);
+        Ok(self)
     }
 
     /// Prints it.
@@ -177,6 +190,9 @@ impl Report {
             row("left out", self.ablated.join(" and "));
         }
         row("goodput", format!("{:.2} GB/s (workers x model / median round)", self.goodput_gb_per_s));
+        for (name, value) in self.compute.iter().flat_map(ComputeReport::rows) {
+            row(name, value);
+        }
         if let (Some(limit), Some(ratio)) = (self.limit_gb_per_s, self.limit_ratio) {
             row(
                 "machine's limit",
@@ -197,6 +213,7 @@ impl Report {
                 self.hub_rss_mb, self.worker_rss_mb
             ),
         );
+        text.extend(self.compute.iter().map(ComputeReport::worst_layers));
         if self.per_core.iter().all(|core| core.busy_s == 0.0) {
             return text; // simulated cores have no clock
         }

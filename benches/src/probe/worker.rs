@@ -1,4 +1,6 @@
-//! The probe's worker: pushes in the order of a backward pass, waits for everything, again.
+//! The probe's worker: pushes in the order of a backward pass, waits for everything, again; or computes in between.
+
+mod computing;
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use super::args::Args;
 use super::expected::{Expected, allowed};
 use super::report::{Leg, Report};
 use crate::child;
+use crate::compute::Times;
 
 /// A chunk is looked at by one of the workers every so many rounds, and all of it after the last round: a
 /// wrong bit stays in weights and state. A line of every chunk in every round was a miss of cache and TLB
@@ -36,6 +39,8 @@ pub(super) enum Word {
     Rounds(u32),
     /// The rounds of a leg are done; the time of each.
     Leg(Vec<u64>),
+    /// The iterations of a leg are done, with compute that takes time.
+    Computed(Times),
     /// Every element was right after the last round.
     Right {
         /// The process's resident memory.
@@ -68,7 +73,8 @@ impl<E: Element> Worker<E> {
         }
         let (workers, consistency) = (args.workers, args.consistency);
         let expected = Expected::new(optimizer, args.ablate(), consistency, workers);
-        let rounds = WARM_UP + args.rounds + u32::from(consistency.steps_alone());
+        let more = if args.compute.compute.is_some() { computing::MORE_ROUNDS } else { 0 };
+        let rounds = WARM_UP + more + args.rounds + u32::from(consistency.steps_alone());
         let mut worker = Worker { session, expected, consistency, rank, workers, round: 0, rounds };
         for _ in 0..WARM_UP {
             worker.round()?;
@@ -85,15 +91,7 @@ impl<E: Element> Worker<E> {
         self.round += 1;
         self.expected.expect(allowed(self.consistency, self.workers, self.round, self.rounds));
         self.session.wait_all()?;
-        let (first, stride) = (self.rank * ROUNDS_PER_LOOK + self.round, self.workers * ROUNDS_PER_LOOK);
-        let session = &self.session;
-        self.expected.check_lines(
-            session.layout(),
-            (first % stride) as usize,
-            stride as usize,
-            self.round,
-            |key| Ok(session.weights(key)?),
-        )
+        check_lines(&self.session, &self.expected, self.rank, self.workers, self.round)
     }
 
     /// `rounds` rounds, timed one by one.
@@ -131,6 +129,19 @@ impl<E: Element> Worker<E> {
     }
 }
 
+/// A look at one line of some chunks after a round.
+fn check_lines<E: Element>(
+    session: &Session,
+    expected: &Expected<E>,
+    rank: u32,
+    workers: u32,
+    round: u32,
+) -> Result<()> {
+    let (first, stride) = (rank * ROUNDS_PER_LOOK + round, workers * ROUNDS_PER_LOOK);
+    let (first, stride) = ((first % stride) as usize, stride as usize);
+    expected.check_lines(session.layout(), first, stride, round, |key| Ok(session.weights(key)?))
+}
+
 /// A worker process that the probe started.
 pub(super) fn run_as_child(args: &Args) -> Result<()> {
     child::die_with_parent();
@@ -143,6 +154,7 @@ pub(super) fn run_as_child(args: &Args) -> Result<()> {
 
 fn child_of<E: Element>(args: &Args) -> Result<()> {
     let say = |word: &Word| println!("{}", serde_json::to_string(word).expect("words are plain data"));
+    let plan = args.plan()?;
     let mut worker = Worker::<E>::join(args)?;
     say(&Word::Ready { transport: worker.session.way().transport.to_string() });
     let mut said = Instant::now();
@@ -152,13 +164,16 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
             break;
         }
         let rounds = word.parse().with_context(|| format!("expected a number of rounds, heard {word:?}"))?;
-        let round_ns = worker.measure(rounds, |round| {
+        let progress = |round| {
             if args.rank == Some(0) && said.elapsed() > PROGRESS {
                 said = Instant::now();
                 say(&Word::Rounds(round));
             }
-        })?;
-        say(&Word::Leg(round_ns));
+        };
+        say(&match &plan {
+            None => Word::Leg(worker.measure(rounds, progress)?),
+            Some(plan) => Word::Computed(worker.compute(plan, rounds, progress)?),
+        });
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
     worker.check()?;
@@ -179,10 +194,19 @@ pub(super) fn run_alone(args: &Args) -> Result<Report> {
 
 fn alone<E: Element>(args: &Args) -> Result<Report> {
     let hub = args.hub.as_deref().expect("--hub chose this role");
+    let plan = args.plan()?;
     let mut worker = Worker::<E>::join(args)?;
     let before = describe_hub(hub)?;
     let progress = super::report::progress_bar(args);
-    let round_ns = worker.measure(args.rounds, |round| progress.set_position(round.into()))?;
+    let mut computed = Vec::new();
+    let show = |round: u32| progress.set_position(round.into());
+    let round_ns = match &plan {
+        None => worker.measure(args.rounds, show)?,
+        Some(plan) => {
+            computed.push(worker.compute(plan, args.rounds, show)?);
+            computed[0].iterations.clone()
+        }
+    };
     progress.finish_and_clear();
     let after = describe_hub(hub)?;
     worker.check()?;
@@ -195,7 +219,8 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
         &legs,
         rss_bytes,
         &[(before, after)],
-    )?;
+    )?
+    .with_compute(args, worker.session.layout(), &computed)?;
     worker.session.leave()?;
     Ok(report)
 }

@@ -1,0 +1,79 @@
+//! The built-in traces: networks of the papers on P3's GPU.
+//!
+//! The shape of a trace, which layer takes which share, comes from the network's true shapes and the device's
+//! roofline. Its length, samples a second, is stated here, each with its source: a roofline is what a device could
+//! do, and what it does is measured. `docs/compute.md` has the table. Must not know a job.
+
+use pbox_core::Key;
+use pbox_core::models;
+
+use super::device::P4000;
+use super::maps;
+use super::network::{Work, convolutions};
+use super::sockeye;
+use super::trace::{Layer, Trace};
+
+/// The names of all built-in traces; a model has the same name as its trace.
+pub const BUILT_IN: [&str; 7] =
+    ["resnet50", "inception3", "vgg16", "vgg19", "vgg19-22k", "googlenet", "sockeye"];
+
+/// Samples in a worker's batch: the default of P3's artifact, for every one of its models.
+const BATCH: u32 = 32;
+
+/// The pass backward computes two gradients, of a layer's inputs and of its weights, each as large as the pass
+/// forward.
+const BACKWARD: f64 = 2.0;
+
+/// A network on a GPU.
+pub(super) struct Network {
+    /// What its layers have to do.
+    pub work: fn(&[Key]) -> Vec<Work>,
+    /// What one worker computes in a second when nothing holds it up.
+    pub samples_per_s: f64,
+}
+
+pub(super) fn network(name: &str) -> Option<Network> {
+    // Measured on one Tesla P100 with a batch of 32 (TensorFlow's published benchmarks of May 2017): ResNet-50
+    // 195, Inception-v3 128, VGG-16 144 images a second; halved, as the P4000 has half of its FLOP/s. P3's section
+    // 5.3, which has ResNet-50 at full speed down to 4 Gb/s, allows at most 104: hub and worker share a machine
+    // there, one of four, so 3/4 of the model go out as gradients and 3/4 as weights, 153 MB in 307 ms.
+    const RESNET50: f64 = 97.5;
+    const INCEPTION3: f64 = 64.0;
+    const VGG16: f64 = 72.0;
+    // Not measured there: the deeper and the wider VGG do as well beside their rooflines as VGG-16, GoogLeNet as
+    // Inception-v3; a test holds them to it.
+    const VGG19: f64 = 57.5;
+    const VGG19_22K: f64 = 57.0;
+    const GOOGLENET: f64 = 261.0;
+    // At 4 Gb/s, the rate at which P3's section 5.4 shows it, the sum of before takes 333 ms: 166 MB.
+    const SOCKEYE: f64 = 96.0;
+    let (work, samples_per_s): (fn(&[Key]) -> Vec<Work>, f64) = match name {
+        "resnet50" => (|keys| convolutions(keys, maps::resnet50), RESNET50),
+        "inception3" => (|keys| convolutions(keys, maps::inception3), INCEPTION3),
+        "vgg16" => (|keys| convolutions(keys, maps::vgg16), VGG16),
+        "vgg19" => (|keys| convolutions(keys, maps::vgg19), VGG19),
+        "vgg19-22k" => (|keys| convolutions(keys, maps::vgg19), VGG19_22K),
+        "googlenet" => (|keys| convolutions(keys, maps::googlenet), GOOGLENET),
+        "sockeye" => (sockeye::layers, SOCKEYE),
+        _ => return None,
+    };
+    Some(Network { work, samples_per_s })
+}
+
+/// The trace of that name.
+pub fn built_in(name: &str) -> Option<Trace> {
+    let Network { work, samples_per_s } = network(name)?;
+    let model = models::model(name).expect("every built-in trace is of a built-in model");
+    let work = work(&model.keys);
+    let scale = 1e6 * f64::from(BATCH) / samples_per_s / at_best(&work);
+    let layer = |work: Work| {
+        let forward_us = P4000.seconds(&work, BATCH) * scale;
+        Layer { name: work.name, keys: work.keys, forward_us, backward_us: BACKWARD * forward_us }
+    };
+    Some(Trace { name: name.to_owned(), batch: BATCH, layers: work.into_iter().map(layer).collect() })
+}
+
+/// Seconds of an iteration at the device's best.
+pub(super) fn at_best(work: &[Work]) -> f64 {
+    (1.0 + BACKWARD) * work.iter().map(|work| P4000.seconds(work, BATCH)).sum::<f64>()
+}

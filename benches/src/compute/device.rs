@@ -1,0 +1,32 @@
+//! The device whose times a built-in trace imitates, as a roofline: arithmetic and memory traffic overlap, so
+//! that the slower of the two is what a layer takes. Must not know a network.
+
+use super::network::Work;
+
+/// Bytes of an f32, the type that the papers train in.
+const ELEMENT_BYTES: f64 = 4.0;
+
+/// What a device does at its best.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Device {
+    /// Floating-point operations in a second; a multiply-add is two.
+    pub flops: f64,
+    /// Bytes to and from its memory in a second.
+    pub bytes_per_s: f64,
+}
+
+/// NVIDIA's Quadro P4000, the GPU of P3's section 5.3, by its data sheet: 5.3 TFLOP/s in f32 and 243 GB/s.
+pub(super) const P4000: Device = Device { flops: 5.3e12, bytes_per_s: 243e9 };
+
+impl Device {
+    /// Seconds that the forward pass of a layer takes at the device's best, for a batch.
+    pub fn seconds(&self, work: &Work, batch: u32) -> f64 {
+        let batch = f64::from(batch);
+        let arithmetic = 2.0 * work.multiply_adds * batch / self.flops;
+        let elements = work.elements * batch + work.weights;
+        let traffic = elements * ELEMENT_BYTES / self.bytes_per_s;
+        // Normalization and activation are passes of their own, after the product.
+        let pointwise = work.pointwise_elements * batch * ELEMENT_BYTES / self.bytes_per_s;
+        arithmetic.max(traffic) + pointwise
+    }
+}

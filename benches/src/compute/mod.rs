@@ -1,0 +1,42 @@
+//! Compute that takes time: traces of a model's forward and backward pass, layer by layer, and a worker that
+//! waits where a GPU would compute.
+//!
+//! ```text
+//!   a file, or a built-in network and a device        Trace     what takes how long
+//!        |                                               |
+//!        +--- the job's keys, a time scale ----------> Plan     keys by number, times to wait
+//!                                                        |
+//!   Iteration: forward, first layer first: wait for its weights, compute; backward, last layer first:
+//!   compute, push its gradients                          |
+//!                                                      Times    what the probe reports
+//! ```
+//!
+//! Owned by the worker's thread. Must not know a transport, nor how gradients are summed.
+
+mod built_in;
+mod device;
+mod error;
+mod file;
+mod iteration;
+mod maps;
+mod network;
+mod report;
+mod session;
+mod sockeye;
+mod trace;
+
+pub use built_in::{BUILT_IN, built_in};
+pub use error::TraceError;
+pub use file::read;
+pub use iteration::{Iteration, Worker};
+pub use report::{ComputeReport, Times};
+pub use session::Clocked;
+pub use trace::{Layer, Plan, Step, Trace};
+
+/// A trace by its built-in name, or from a file.
+pub fn trace(name_or_file: &str) -> Result<Trace, TraceError> {
+    built_in(name_or_file).map_or_else(|| read(name_or_file.as_ref()), Ok)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,86 @@
+//! From a model's keys and the sizes of its feature maps to what each layer has to do.
+//!
+//! A layer is one product (a convolution or a linear layer) with the normalization and the activation after it:
+//! a key of two or more dimensions, and those of one dimension that follow it. Pooling, concatenation and
+//! residual additions are left out: together they are a few percent of the traffic.
+//! Must not know a particular network, nor a device.
+
+use pbox_core::Key;
+
+/// The forward pass of one layer.
+#[derive(Clone, Debug)]
+pub(super) struct Work {
+    /// The layer's name.
+    pub name: String,
+    /// Its keys.
+    pub keys: Vec<String>,
+    /// For one sample.
+    pub multiply_adds: f64,
+    /// Elements that the product reads and writes for one sample, weights apart.
+    pub elements: f64,
+    /// Weights that are read, once a batch, or once a step of a recurrent layer.
+    pub weights: f64,
+    /// Elements that are read and written for one sample by what comes after the product.
+    pub pointwise_elements: f64,
+}
+
+/// Height and width of a layer's square input and output; 1 and 1 for a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Map {
+    pub from: u64,
+    pub to: u64,
+}
+
+impl Map {
+    /// A linear layer.
+    pub const POINT: Map = Map::same(1);
+
+    /// Input and output of one size.
+    pub const fn same(side: u64) -> Self {
+        Map { from: side, to: side }
+    }
+
+    /// With a stride, or without padding.
+    pub const fn new(from: u64, to: u64) -> Self {
+        Map { from, to }
+    }
+}
+
+/// The layers of a network of convolutions; `map` tells the sizes of the layer of a name.
+pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<Work> {
+    let mut layers: Vec<Work> = Vec::new();
+    for key in keys {
+        if key.shape.len() < 2 {
+            let layer = layers.last_mut().expect("the published networks begin with a convolution");
+            layer.keys.push(key.name.clone());
+            continue;
+        }
+        let name = key.name.trim_end_matches(".weight");
+        let Map { from, to } = map(name);
+        let (outputs, weights) = ((key.shape[0] * to * to) as f64, elements(key));
+        layers.push(Work {
+            name: name.to_owned(),
+            keys: vec![key.name.clone()],
+            multiply_adds: weights * (to * to) as f64,
+            elements: (key.shape[1] * from * from) as f64 + outputs,
+            weights,
+            pointwise_elements: ACTIVATION * outputs,
+        });
+    }
+    for layer in &mut layers {
+        // Scale and shift of a batch normalization: a convolution that has one has no bias.
+        if layer.keys.len() == 3 {
+            layer.pointwise_elements *= (ACTIVATION + BATCH_NORM) / ACTIVATION;
+        }
+    }
+    layers
+}
+
+/// Passes over a layer's output: an activation reads and writes it, a batch normalization reads it for its
+/// statistics, and then reads and writes it.
+pub(super) const ACTIVATION: f64 = 2.0;
+const BATCH_NORM: f64 = 3.0;
+
+pub(super) fn elements(key: &Key) -> f64 {
+    key.elements().expect("a published shape is no overflow") as f64
+}

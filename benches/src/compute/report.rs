@@ -1,0 +1,169 @@
+//! What a run with compute says: samples a second, what held the workers up, and how much of the communication
+//! their computing hid.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use super::trace::Plan;
+
+/// Rows of the table: the layers that were waited for longest.
+const WORST: usize = 8;
+const BAR: f64 = 30.0;
+
+/// What one worker measured; nanoseconds.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Times {
+    /// Each iteration.
+    pub iterations: Vec<u64>,
+    /// By layer, over all iterations: how long its weights were waited for with nothing to compute.
+    pub stalled: Vec<u64>,
+    /// Each exchange of the whole model with no compute, in the same run.
+    pub exchanges: Vec<u64>,
+}
+
+/// The result of a run. Means over iterations and workers; `docs/compute.md` has the formulas.
+#[derive(Clone, Debug, Serialize)]
+pub struct ComputeReport {
+    trace: String,
+    batch: u32,
+    time_scale: f64,
+    /// Of all workers together.
+    pub samples_per_s: f64,
+    iteration_ms: f64,
+    compute_ms: f64,
+    /// In forward, for weights.
+    pub stalled_ms: f64,
+    /// Neither computed nor waited for weights: threads that were woken late, or had no core.
+    late_ms: f64,
+    exchange_ms: f64,
+    /// The share of an exchange that did not hold the worker up.
+    pub overlap: f64,
+    /// At most so many samples a second: the slower of computing alone and the link alone.
+    bound_samples_per_s: Option<f64>,
+    bound_ratio: Option<f64>,
+    /// In the order of the forward pass.
+    pub layers: Vec<LayerReport>,
+}
+
+/// One layer.
+#[derive(Clone, Debug, Serialize)]
+pub struct LayerReport {
+    /// Its name.
+    pub name: String,
+    forward_ms: f64,
+    backward_ms: f64,
+    /// In an iteration.
+    pub stalled_ms: f64,
+}
+
+impl ComputeReport {
+    /// From what each worker measured, for a model of `model_bytes`; each worker's link carries `bandwidth_gbps`
+    /// each way, if that is known.
+    pub fn new(
+        plan: &Plan,
+        time_scale: f64,
+        model_bytes: u64,
+        bandwidth_gbps: Option<f64>,
+        by_worker: &[Times],
+    ) -> Self {
+        let batch = f64::from(plan.batch);
+        let iterations = by_worker.iter().map(|times| mean(&times.iterations)).collect::<Vec<_>>();
+        let samples_per_s = iterations.iter().map(|ns| batch * 1e9 / ns).sum();
+        let iteration_ms = mean_of(&iterations) / 1e6;
+        let stalled_in = |layer: usize| {
+            let of_worker =
+                |times: &Times| times.stalled[layer] as f64 / times.iterations.len().max(1) as f64;
+            mean_of(&by_worker.iter().map(of_worker).collect::<Vec<_>>()) / 1e6
+        };
+        let layers: Vec<LayerReport> = (plan.steps.iter().enumerate())
+            .map(|(number, step)| LayerReport {
+                name: step.name.clone(),
+                forward_ms: step.forward.as_secs_f64() * 1e3,
+                backward_ms: step.backward.as_secs_f64() * 1e3,
+                stalled_ms: stalled_in(number),
+            })
+            .collect();
+        let stalled_ms = layers.iter().map(|layer| layer.stalled_ms).sum::<f64>();
+        let exchange_ms =
+            mean_of(&by_worker.iter().map(|times| median(&times.exchanges)).collect::<Vec<_>>()) / 1e6;
+        let compute_ms = plan.compute().as_secs_f64() * 1e3;
+        let bound_ms = bandwidth_gbps.map(|gbps| compute_ms.max(model_bytes as f64 * 8.0 / gbps / 1e6));
+        let bound_samples_per_s = bound_ms.map(|ms| batch * by_worker.len() as f64 * 1e3 / ms);
+        ComputeReport {
+            trace: plan.name.clone(),
+            batch: plan.batch,
+            time_scale,
+            samples_per_s,
+            iteration_ms,
+            compute_ms,
+            stalled_ms,
+            late_ms: iteration_ms - compute_ms - stalled_ms,
+            exchange_ms,
+            overlap: (1.0 - stalled_ms / exchange_ms).clamp(0.0, 1.0),
+            bound_ratio: bound_samples_per_s.map(|bound| samples_per_s / bound),
+            bound_samples_per_s,
+            layers,
+        }
+    }
+
+    /// For the probe's table: names and values of its rows.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let alone = self.iteration_ms.recip() * self.compute_ms;
+        let mut rows = vec![
+            ("compute", format!("{}, batch {}, times {}", self.trace, self.batch, self.time_scale)),
+            (
+                "samples",
+                format!("{:.1} a second, {alone:.2} of what computing alone allows", self.samples_per_s),
+            ),
+            (
+                "an iteration",
+                format!(
+                    "{:.2} ms: {:.2} computing, {:.2} stalled in forward, {:.2} late",
+                    self.iteration_ms, self.compute_ms, self.stalled_ms, self.late_ms
+                ),
+            ),
+            (
+                "overlap",
+                format!(
+                    "{:.2} of an exchange, which takes {:.2} ms with no compute",
+                    self.overlap, self.exchange_ms
+                ),
+            ),
+        ];
+        if let (Some(bound), Some(ratio)) = (self.bound_samples_per_s, self.bound_ratio) {
+            rows.push(("bound", format!("{bound:.1} samples a second, {ratio:.2} of it reached")));
+        }
+        rows
+    }
+
+    /// A bar for each of the layers that were waited for longest, in the order of the forward pass.
+    pub fn worst_layers(&self) -> String {
+        let mut worst: Vec<(usize, &LayerReport)> = self.layers.iter().enumerate().collect();
+        worst.sort_by(|(_, a), (_, b)| b.stalled_ms.total_cmp(&a.stalled_ms));
+        worst.truncate(WORST);
+        worst.retain(|(_, layer)| layer.stalled_ms > 0.0);
+        let Some(longest) = worst.first().map(|(_, layer)| layer.stalled_ms) else { return String::new() };
+        worst.sort_by_key(|&(number, _)| number);
+        let mut text = "\n  layer                             ms  stalled, in an iteration\n".to_owned();
+        for (_, LayerReport { name, stalled_ms, .. }) in worst {
+            let bar = "█".repeat((stalled_ms / longest * BAR).ceil() as usize);
+            let _ = writeln!(text, "  {name:<28.28} {stalled_ms:>7.2}  {bar}");
+        }
+        text
+    }
+}
+
+fn mean(ns: &[u64]) -> f64 {
+    ns.iter().sum::<u64>() as f64 / ns.len().max(1) as f64
+}
+
+fn mean_of(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+fn median(ns: &[u64]) -> f64 {
+    let mut sorted = ns.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).map_or(f64::NAN, |&ns| ns as f64)
+}

@@ -1,0 +1,40 @@
+//! The probe's settings for compute that takes time.
+
+use pbox_core::Key;
+
+use crate::compute::{Plan, Trace, TraceError, trace};
+
+/// How workers compute.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ComputeArgs {
+    /// Compute takes time, as a trace says: of resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
+    /// GPU, or a file of your own (docs/compute.md). Forward, each layer waits for its weights and then for its
+    /// time; backward, for its time, and then pushes its gradients. The model is the trace's unless chosen.
+    #[arg(long, value_name = "TRACE|FILE")]
+    pub compute: Option<String>,
+
+    /// Multiplies the trace's times: 2 is a GPU half as fast.
+    #[arg(long, default_value_t = 1.0, value_name = "X", requires = "compute", value_parser = above_zero)]
+    #[arg(allow_negative_numbers = true)]
+    pub time_scale: f64,
+
+    /// What each worker's link carries, each way, to compare with the bound: the slower of computing and link.
+    #[arg(long, value_name = "GBPS", requires = "compute", value_parser = above_zero)]
+    #[arg(allow_negative_numbers = true)]
+    pub bandwidth_gbps: Option<f64>,
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("expected a number above 0".to_owned()),
+    }
+}
+
+impl ComputeArgs {
+    /// The plan for a job of these keys, where there is a trace.
+    pub(super) fn plan(&self, keys: &[Key]) -> Result<Option<Plan>, TraceError> {
+        let trace: Option<Trace> = self.compute.as_deref().map(trace).transpose()?;
+        trace.map(|trace| trace.plan(keys, self.time_scale)).transpose()
+    }
+}

@@ -1,0 +1,55 @@
+//! The probe's worker when computing takes time: some exchanges with no compute, then iterations of a trace.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use pbox_core::Element;
+
+use super::{Worker, check_lines};
+use crate::compute::{Clocked, Iteration, Plan, Times, Worker as _};
+use crate::probe::expected::allowed;
+
+/// Exchanges with no compute, to compare with.
+const EXCHANGES: u32 = 5;
+/// An iteration that finds all weights there, because nothing is under way: not one of those that are measured.
+const LEAD_IN: u32 = 1;
+
+/// Rounds beside the measured ones.
+pub(super) const MORE_ROUNDS: u32 = EXCHANGES + LEAD_IN;
+
+impl<E: Element> Worker<E> {
+    /// `iterations` iterations, timed one by one, after some exchanges with no compute.
+    pub(super) fn compute(
+        &mut self,
+        plan: &Plan,
+        iterations: u32,
+        mut progress: impl FnMut(u32),
+    ) -> Result<Times> {
+        let exchanges = self.measure(EXCHANGES, |_| ())?;
+        let Worker { session, expected, consistency, rank, workers, round, rounds } = self;
+        let mut worker = Clocked::new(session, |session| {
+            expected.expect(allowed(*consistency, *workers, *round, *rounds));
+            check_lines(session, expected, *rank, *workers, *round)?;
+            *round += 1; // this iteration's pushes
+            Ok(())
+        });
+        let mut iteration = Iteration::new(plan, Duration::ZERO);
+        for _ in 0..LEAD_IN {
+            iteration.run(&mut worker)?;
+        }
+        iteration.restart();
+        let mut times = Times { exchanges, ..Times::default() };
+        let mut last = worker.now();
+        for done in 1..=iterations {
+            iteration.run(&mut worker)?;
+            let now = worker.now();
+            times.iterations.push((now - last).as_nanos() as u64);
+            last = now;
+            progress(done);
+        }
+        times.stalled = iteration.stalled().iter().map(|time| time.as_nanos() as u64).collect();
+        self.expected.expect(allowed(self.consistency, self.workers, self.round, self.rounds));
+        self.session.wait_all()?;
+        Ok(times)
+    }
+}
