@@ -24,10 +24,13 @@ const BATCH: u32 = 32;
 /// forward.
 const BACKWARD: f64 = 2.0;
 
+/// From a model's keys to what its layers have to do.
+type Layers = fn(&[Key]) -> Vec<Work>;
+
 /// A network on a GPU.
 pub(super) struct Network {
     /// What its layers have to do.
-    pub work: fn(&[Key]) -> Vec<Work>,
+    pub work: Layers,
     /// What one worker computes in a second when nothing holds it up.
     pub samples_per_s: f64,
 }
@@ -47,7 +50,7 @@ pub(super) fn network(name: &str) -> Option<Network> {
     const GOOGLENET: f64 = 261.0;
     // At 4 Gb/s, the rate at which P3's section 5.4 shows it, the sum of before takes 333 ms: 166 MB.
     const SOCKEYE: f64 = 96.0;
-    let (work, samples_per_s): (fn(&[Key]) -> Vec<Work>, f64) = match name {
+    let (work, samples_per_s): (Layers, f64) = match name {
         "resnet50" => (|keys| convolutions(keys, maps::resnet50), RESNET50),
         "inception3" => (|keys| convolutions(keys, maps::inception3), INCEPTION3),
         "vgg16" => (|keys| convolutions(keys, maps::vgg16), VGG16),

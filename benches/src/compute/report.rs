@@ -120,7 +120,10 @@ impl ComputeReport {
                 "an iteration",
                 format!(
                     "{:.2} ms: {:.2} computing, {:.2} stalled in forward, {:.2} late",
-                    self.iteration_ms, self.compute_ms, self.stalled_ms, self.late_ms
+                    self.iteration_ms,
+                    self.compute_ms,
+                    self.stalled_ms,
+                    self.late_ms.max(0.0)
                 ),
             ),
             (
