@@ -11,7 +11,7 @@ if [ -z "${PHUB_RXE_SIDE:-}" ]; then
     exec env "PATH=$(dirname "$probe"):$PATH" bash "$here/guest.sh" --timeout 600 -- bash "$here/speed.sh" "$@"
 fi
 # perftest has a processor for each end. The hub has a core on both, which sleep at once, and so leave the worker room:
-# a seventh faster than one core that busy-polls, because sum and step, emulated, are a quarter of a whole round.
+# faster (by a tenth to a fifth) than one core that busy-polls: sum and step, emulated, are a fifth of a whole round.
 probe=(phub-probe --transport verbs --workers 1 --idle sleep --rounds 12 --manifest /tmp/model --json)
 
 # Gigabytes a second, both ways together.

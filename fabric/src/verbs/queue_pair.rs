@@ -17,7 +17,8 @@ use super::words;
 
 /// Local time-out of a packet: 4.096 us x 2^17 = 0.54 s, times [`RETRIES`]. Longer than what can be queued before it
 /// takes: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 2^14 (67 ms) NICs there sent a fifth of all
-/// packets twice, and one run of four had a write arrive twice: soft-RoCE's retries (Linux 6.1) are not exact.
+/// packets twice; and once in four runs a hub saw a write arrive twice, which it has not since. Why is not shown: the
+/// retries of soft-RoCE (Linux 6.1) are suspected.
 const TIMEOUT: u8 = 17;
 /// Some 4 s until the peer is taken for gone. Not 7, the most that the field holds: soft-RoCE takes
 /// that for ever, and a link whose path is gone would never fail.
