@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     const JOIN: &str =
-        r#"{"protocol":2,"rank":0,"workers":2,"chunk_bytes":64,"optimizer":{"name":"average"},"keys":[]}"#;
+        r#"{"protocol":3,"rank":0,"workers":2,"chunk_bytes":64,"optimizer":{"name":"average"},"keys":[]}"#;
 
     #[test]
     fn a_join_is_read() {
@@ -88,7 +88,7 @@ mod tests {
     fn a_field_that_is_given_twice_is_refused() {
         for (once, twice) in [
             (r#""rank":0"#, r#""rank":0,"rank":1"#),
-            (r#""protocol":2"#, r#""protocol":2,"protocol":2"#),
+            (r#""protocol":3"#, r#""protocol":3,"protocol":3"#),
             (r#""keys":[]"#, r#""keys":[],"keys":[]"#),
         ] {
             let error = parse_join(JOIN.replace(once, twice).as_bytes()).unwrap_err().to_string();
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn nesting_has_a_limit() {
-        let deep = format!(r#"{{"protocol":2,"keys":{}"#, "[".repeat(10_000));
+        let deep = format!(r#"{{"protocol":3,"keys":{}"#, "[".repeat(10_000));
         assert!(matches!(parse_join(deep.as_bytes()), Err(ParseError::Malformed { .. })));
         let deep = format!(r#"{{"token":{}"#, "[".repeat(10_000));
         assert!(parse::<super::super::LeaveRequest>("leave", deep.as_bytes()).is_err());
