@@ -9,8 +9,8 @@ pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
     eprintln!("{program}: {error}");
     let mut said = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
-        // Transparent layers repeat the one below.
-        if cause != said {
+        // Some layers repeat the one below.
+        if !said.ends_with(&cause) {
             eprintln!("  because: {cause}");
         }
         said = cause;
