@@ -32,7 +32,7 @@ pub use arrivals::{
 };
 pub use closing::{closed_after_arrivals, detached_is_silent, post_on_closed_link};
 pub use end::{End, Seen};
-pub use peer::{Local, Peer};
+pub use peer::{Hub, Local, Peer};
 pub use remote::{Remote, serve};
 pub use shape::Shape;
 pub use sleeping::{wait_returns_on_arrival, wait_times_out, waker_ends_wait};

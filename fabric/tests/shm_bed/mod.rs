@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use fabric::conformance::{Bed, End, Local, Meeting, Peer, Remote, Seen, Shape, serve};
+use fabric::conformance::{Bed, End, Hub, Local, Meeting, Peer, Remote, Shape, serve};
 use fabric::shm::{ConnectError, Endpoint, Group, Joined, Listener, Port, connect, group};
-use fabric::{Posted, RecvWindow, SendWindow};
+use fabric::{RecvWindow, SendWindow};
 
 const VARIABLE: &str = "PHUB_TEST_PEER";
 /// Of each handshake; the suite's watchdog is twice as patient.
@@ -163,7 +163,7 @@ fn worker(address: &str, peer: usize, shape: Shape) -> Local<Port> {
     Local::new(End::new(shape, ports.remove(0), spans.remove(0), links), || ())
 }
 
-fn hub(address: &str, shape: Shape) -> Hub {
+fn hub(address: &str, shape: Shape) -> Hub<Port> {
     let listener = Listener::bind(address).unwrap();
     let (group, ports) = group(shape.links).unwrap();
     let owners = shape.spans().chunks(shape.chunks as usize).map(<[_]>::to_vec).collect();
@@ -176,7 +176,7 @@ fn hub(address: &str, shape: Shape) -> Hub {
         let links = vec![(endpoint, Arc::clone(&recv))];
         Local::new(End::new(Shape { links: 1, ..shape }, port, spans, links), || ())
     });
-    Hub { cores: cores.collect() }
+    Hub::new(cores.collect())
 }
 
 /// Connects, as soon as the hub listens.
@@ -207,40 +207,4 @@ fn only_link(mut joined: Joined) -> (Endpoint, Arc<RecvWindow>) {
 pub fn new_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("phub-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// A hub with a port for each link, each with the chunks of its own link.
-struct Hub {
-    cores: Vec<Local<Port>>,
-}
-
-impl Peer for Hub {
-    fn post(&mut self, link: usize, value: u32) -> Posted {
-        self.cores[link].post(0, value)
-    }
-
-    fn flush(&mut self) {
-        self.cores.iter_mut().for_each(Peer::flush);
-    }
-
-    fn poll(&mut self) -> Vec<Seen> {
-        let cores = self.cores.iter_mut().enumerate();
-        cores
-            .flat_map(|(link, core)| core.poll().into_iter().map(move |seen| Seen { link, ..seen }))
-            .collect()
-    }
-
-    fn echo(&mut self, count: usize) {
-        // As a hub does it: a thread for each core. The suite deals evenly over the links.
-        let share = count / self.cores.len();
-        std::thread::scope(|scope| {
-            self.cores.iter_mut().for_each(|core| drop(scope.spawn(move || core.echo(share))));
-        });
-    }
-
-    fn detach(&mut self, link: usize) {
-        self.cores[link].detach(0);
-    }
-
-    fn die(self: Box<Self>) {}
 }

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::conformance::{Bed, End, Local, Meeting, Peer, Remote, Seen, Shape, serve};
+use fabric::conformance::{Bed, End, Hub, Local, Meeting, Peer, Remote, Shape, serve};
 use fabric::tcp::{Endpoint, Hello, Joined, Listener, Port, connect};
-use fabric::{Posted, RecvWindow, SendWindow, Spans};
+use fabric::{RecvWindow, SendWindow, Spans};
 
 const VARIABLE: &str = "PHUB_TEST_PEER";
 /// Of each handshake; the suite's watchdog is twice as patient.
@@ -146,7 +146,7 @@ fn worker(address: SocketAddr, peer: usize, shape: Shape) -> Local<Port> {
     Local::new(End::new(shape, Port::new().unwrap(), spans, links), || ())
 }
 
-fn hub(address: SocketAddr, shape: Shape) -> Hub {
+fn hub(address: SocketAddr, shape: Shape) -> Hub<Port> {
     let listener = Listener::bind(address).unwrap();
     let owners = shape.spans().chunks(shape.chunks as usize).map(<[_]>::to_vec).collect();
     let (window, spans) = SendWindow::new(shape.window_bytes()).unwrap().split(owners).unwrap();
@@ -156,7 +156,7 @@ fn hub(address: SocketAddr, shape: Shape) -> Hub {
         let links = vec![(endpoint, Arc::clone(&joined.recv))];
         Local::new(End::new(Shape { links: 1, ..shape }, Port::new().unwrap(), spans, links), || ())
     });
-    Hub { cores: cores.collect() }
+    Hub::new(cores.collect())
 }
 
 /// The next worker that is whole.
@@ -195,40 +195,4 @@ fn window(shape: Shape) -> (Arc<SendWindow>, Spans) {
 /// On loopback, at a free port.
 pub fn listener() -> Listener {
     Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap()
-}
-
-/// A hub with a port for each link, each with the chunks of its own link.
-struct Hub {
-    cores: Vec<Local<Port>>,
-}
-
-impl Peer for Hub {
-    fn post(&mut self, link: usize, value: u32) -> Posted {
-        self.cores[link].post(0, value)
-    }
-
-    fn flush(&mut self) {
-        self.cores.iter_mut().for_each(Peer::flush);
-    }
-
-    fn poll(&mut self) -> Vec<Seen> {
-        let cores = self.cores.iter_mut().enumerate();
-        cores
-            .flat_map(|(link, core)| core.poll().into_iter().map(move |seen| Seen { link, ..seen }))
-            .collect()
-    }
-
-    fn echo(&mut self, count: usize) {
-        // As a hub does it: a thread for each core. The suite deals evenly over the links.
-        let share = count / self.cores.len();
-        std::thread::scope(|scope| {
-            self.cores.iter_mut().for_each(|core| drop(scope.spawn(move || core.echo(share))));
-        });
-    }
-
-    fn detach(&mut self, link: usize) {
-        self.cores[link].detach(0);
-    }
-
-    fn die(self: Box<Self>) {}
 }
