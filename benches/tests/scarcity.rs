@@ -24,7 +24,9 @@ struct Hub {
 
 impl Hub {
     fn start() -> Self {
-        let mut program = Program::start(probe().args(["--role", "hub", "--cores", "1"]));
+        // What the C library reserves of addresses for each new thread's allocations would blur the limits.
+        let arenas = ("MALLOC_ARENA_MAX", "1");
+        let mut program = Program::start(probe().args(["--role", "hub", "--cores", "1"]).envs([arenas]));
         let address = program.hear_line().expect("the hub says where it is");
         Hub { program, address }
     }
@@ -57,17 +59,18 @@ fn of_mib(hub: &Hub, job: &str, mib: u64) -> SessionConfig {
 fn a_job_that_the_hub_has_no_memory_for_is_refused() {
     let _watchdog = Watchdog::new("a_job_that_the_hub_has_no_memory_for_is_refused");
     let hub = Hub::start();
-    hub.lives(); // its threads have their stacks
     let has = status_bytes(hub.program.pid(), "VmSize:");
+    hub.limit(Resource::As, has + (400 << 20));
+    let words = ["cannot map", "ulimit -v", "smaller model"];
     // Not even the weights.
-    hub.limit(Resource::As, has + (64 << 20));
-    let words = ["cannot map 268435456 bytes", "ulimit -v", "smaller model"];
-    says(refused(of_mib(&hub, "large", 256)), &[&words[..], &["\"large\"", "weights"]].concat());
+    says(
+        refused(of_mib(&hub, "large", 512)),
+        &[&words[..], &["536870912 bytes", "\"large\"", "weights"]].concat(),
+    );
     assert_eq!(describe(&hub.address).jobs, [], "a refused job is none");
     hub.lives();
     // The weights, and not the worker's window.
-    hub.limit(Resource::As, has + (400 << 20));
-    says(refused(of_mib(&hub, "half", 256)), &words);
+    says(refused(of_mib(&hub, "half", 256)), &[&words[..], &["268435456 bytes", "a peer's window"]].concat());
     let told =
         |job: &JobReply| matches!(&job.state, JobState::Failed { reason } if reason.contains(words[0]));
     until("the job is failed, and its name is free", || describe(&hub.address).jobs.iter().any(told));
