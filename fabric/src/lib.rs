@@ -22,6 +22,8 @@ pub mod conformance;
 #[cfg(not(loom))]
 mod connection;
 #[cfg(not(loom))]
+mod credit;
+#[cfg(not(loom))]
 mod idle;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]

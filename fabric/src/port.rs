@@ -24,6 +24,10 @@ use crate::ids::{Imm, LinkId, Span};
 /// - `full_is_not_an_error`: a link holds at least its capacity of posts that the peer has not yet
 ///   polled; beyond that `post` answers [`Posted::Full`], nothing is lost, and the same post is
 ///   accepted after the peer polled.
+/// - `full_ends`: [`set_credit`](Port::set_credit) bounds the bytes that the transport holds of a link: accepted
+///   and not yet handed to the wire. Beyond it `post` answers `Full`; a link that holds nothing takes one post
+///   whatever its size, and a post without bytes is not bounded. Once the link has room again, `wait` returns,
+///   without any arrival.
 /// - `links_do_not_mix`: an arrival names the link it came over.
 /// - `flush_makes_visible`: a post may be held back until [`flush`](Port::flush), and not longer: a transport
 ///   that has to wait for room sends the rest in later polls and waits, and nothing else is held back.
@@ -50,6 +54,10 @@ pub trait Port: Send {
     /// The bytes must stay as they are until the layer above knows that the peer has seen them.
     fn post(&mut self, link: LinkId, span: Span, imm: Imm) -> Posted;
 
+    /// Bounds the bytes that the transport may hold of a link from now on; a new link has no such bound. What a
+    /// transport holds cannot be overtaken: it is in the order of its posts.
+    fn set_credit(&mut self, link: LinkId, bytes: Option<usize>);
+
     /// Hands over whatever `post` held back. Whoever has flushed polls or waits until the peer has answered: in
     /// there a transport goes on with what it had no room for.
     fn flush(&mut self);
@@ -74,7 +82,7 @@ pub trait Port: Send {
 pub enum Posted {
     /// On its way.
     Accepted,
-    /// No room: try again after the peer polled. Backpressure, not an error.
+    /// No room: try again after the peer polled, or when [`Port::wait`] returns. Backpressure, not an error.
     Full,
     /// The link is closed or unknown.
     Closed,

@@ -89,6 +89,14 @@ impl crate::Port for Port {
         }
     }
 
+    fn set_credit(&mut self, link: LinkId, bytes: Option<usize>) {
+        match inner(link) {
+            (SHM, link) => self.shm.set_credit(link, bytes),
+            (TCP, link) => self.tcp.set_credit(link, bytes),
+            (_, link) => self.verbs.iter_mut().for_each(|port| port.set_credit(link, bytes)),
+        }
+    }
+
     #[inline]
     fn flush(&mut self) {
         self.shm.flush();

@@ -18,6 +18,7 @@
 
 mod arrivals;
 mod closing;
+mod credit;
 #[allow(unsafe_code)]
 mod end;
 mod peer;
@@ -31,6 +32,7 @@ pub use arrivals::{
     links_do_not_mix,
 };
 pub use closing::{closed_after_arrivals, detached_is_silent, post_on_closed_link};
+pub use credit::full_ends;
 pub use end::{End, Seen};
 pub use peer::{Hub, Local, Peer};
 pub use remote::{Remote, serve};
@@ -79,6 +81,7 @@ macro_rules! conformance_tests {
             bytes_before_immediate,
             each_post_arrives_once,
             full_is_not_an_error,
+            full_ends,
             links_do_not_mix,
             flush_makes_visible,
             wait_returns_on_arrival,

@@ -222,6 +222,9 @@ impl crate::Port for Port {
         }
     }
 
+    /// Bytes of a post are at the peer before it is made: there is nothing that this transport could hold.
+    fn set_credit(&mut self, _link: LinkId, _bytes: Option<usize>) {}
+
     fn flush(&mut self) {
         if self.dirty.is_empty() {
             return;

@@ -184,7 +184,7 @@ impl State {
     }
 
     /// Ends the wait of the port that polls this end.
-    fn wake(&self, end: EndId) {
+    pub fn wake(&self, end: EndId) {
         if let Some(port) = self.ends[end.0].port {
             self.sleepers[port].bell.notify_all();
         }

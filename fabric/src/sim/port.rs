@@ -115,6 +115,12 @@ impl crate::Port for Port {
         if state.ends[end.0].sent.post(span, imm) { Posted::Accepted } else { Posted::Full }
     }
 
+    fn set_credit(&mut self, link: LinkId, bytes: Option<usize>) {
+        if let Some(Link { end, .. }) = self.links.get(link.index()).and_then(Option::as_ref) {
+            self.net.lock().ends[end.0].sent.credit.limit_to(bytes);
+        }
+    }
+
     fn flush(&mut self) {
         let mut state = self.net.lock();
         for link in self.links.iter().flatten() {
@@ -140,6 +146,9 @@ impl crate::Port for Port {
             {
                 into[filled] = Arrival { link: LinkId(index as u32), imm };
                 filled += 1;
+            }
+            if state.ends[link.end.peer().0].sent.relieved {
+                state.wake(link.end.peer());
             }
         }
         if filled == 0 {
@@ -167,7 +176,11 @@ impl crate::Port for Port {
         let mut state = self.net.lock();
         let bell = Arc::clone(&state.sleepers[self.number].bell);
         loop {
-            if std::mem::take(&mut state.sleepers[self.number].woken) {
+            let mut over = std::mem::take(&mut state.sleepers[self.number].woken);
+            for link in self.links.iter().flatten() {
+                over |= std::mem::take(&mut state.ends[link.end.0].sent.relieved);
+            }
+            if over {
                 return;
             }
             if let Some(tick) = self.next_event(&state, until) {

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::delivery::Path;
 use super::faults::Faults;
 use super::random::Random;
+use crate::credit::Credit;
 use crate::ids::{Imm, Span};
 
 /// What all links of a net share: the virtual time, the rules and the dice.
@@ -35,6 +36,8 @@ struct Message {
     imm: Imm,
     /// The second of a duplicated post: takes no room.
     copy: bool,
+    /// Bytes of the link's credit.
+    counted: usize,
 }
 
 #[derive(Debug)]
@@ -43,6 +46,11 @@ pub(super) struct Traffic {
     capacity: u32,
     /// Accepted and not yet polled by the peer, without copies.
     unpolled: u32,
+    pub credit: Credit,
+    /// A post found no room.
+    refused: bool,
+    /// One left after that.
+    pub relieved: bool,
     held: Vec<Message>,
     /// By due tick, then by order of launch.
     in_flight: BTreeMap<(u64, u64), Message>,
@@ -57,6 +65,9 @@ impl Traffic {
             path,
             capacity: capacity.max(1),
             unpolled: 0,
+            credit: Credit::default(),
+            refused: false,
+            relieved: false,
             held: Vec::new(),
             in_flight: BTreeMap::new(),
             launched: 0,
@@ -68,12 +79,21 @@ impl Traffic {
     /// Takes a post in until the next launch; false when there is no room.
     pub fn post(&mut self, span: Span, imm: Imm) -> bool {
         assert!(self.path.holds(span), "posted {span:?}, which ends beyond the window");
-        if self.unpolled == self.capacity {
+        let room = self.unpolled < self.capacity;
+        let Some(counted) = room.then(|| self.credit.take(span.bytes)).flatten() else {
+            self.refused = true;
             return false;
-        }
+        };
         self.unpolled += 1;
-        self.held.push(Message { span, imm, copy: false });
+        self.held.push(Message { span, imm, copy: false, counted });
         true
+    }
+
+    /// A post has been delivered, or lost.
+    fn left(&mut self, counted: usize) {
+        self.unpolled -= 1;
+        self.credit.give(counted);
+        self.relieved |= std::mem::take(&mut self.refused);
     }
 
     pub fn except_next(&mut self, exception: Exception) {
@@ -93,7 +113,7 @@ impl Traffic {
         let Conditions { now, faults, random } = conditions;
         let exception = self.exceptions.pop_front();
         if matches!(exception, Some(Exception::Drop)) || faults.drop.strikes(random) {
-            self.unpolled -= 1;
+            self.left(message.counted);
             return;
         }
         let copies = matches!(exception, Some(Exception::Duplicate)) || faults.duplicate.strikes(random);
@@ -115,9 +135,9 @@ impl Traffic {
     /// The next arrival that is due; its bytes are in the peer's window now.
     pub fn take(&mut self, now: u64) -> Option<Imm> {
         let first = self.in_flight.first_entry().filter(|first| first.key().0 <= now)?;
-        let Message { span, imm, copy } = first.remove();
+        let Message { span, imm, copy, counted } = first.remove();
         if !copy {
-            self.unpolled -= 1;
+            self.left(counted);
         }
         self.path.deliver(span);
         Some(imm)

@@ -25,7 +25,7 @@ use crate::window::{RecvWindow, SendWindow, WindowError};
 
 /// Bytes of a connection that the kernel holds and has not yet sent: some chunks, so that the link is never
 /// idle, and not so many that what is urgent waits behind them.
-const UNSENT_BYTES: u32 = 256 << 10;
+pub(super) const UNSENT_BYTES: u32 = 256 << 10;
 /// A peer that acknowledges nothing for so long is gone, whatever made it so.
 const SILENCE: Duration = Duration::from_secs(30);
 /// A connection with nothing to say is asked after so long whether it still is one.

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
+use super::connect::UNSENT_BYTES;
 use super::incoming::{Broken, Incoming, Received};
+use super::io::limit_unsent;
 use super::outgoing::Outgoing;
 use crate::ids::Imm;
 use crate::port::CloseReason;
@@ -17,6 +19,10 @@ use crate::window::{RecvWindow, SendWindow};
 
 /// How long what was posted before a detach may take to be sent.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
+
+/// The kernel may always have so many bytes that are not yet sent: less would leave the wire idle while this
+/// thread does something else.
+const LEAST_UNSENT: u32 = 16 << 10;
 
 /// A connected link that no port polls yet. Dropped unattached, it is a peer that left.
 #[derive(Debug)]
@@ -76,6 +82,15 @@ impl Link {
             State::Closing(_) => true,
             State::Reported => false,
         }
+    }
+
+    /// Bounds what this end holds of it, and as narrowly what the kernel does that is not yet sent.
+    pub fn set_credit(&mut self, bytes: Option<usize>) {
+        self.outgoing.credit.limit_to(bytes);
+        let bytes = bytes.and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(UNSENT_BYTES);
+        let unsent = bytes.clamp(LEAST_UNSENT, UNSENT_BYTES);
+        // A kernel that refuses holds as much as before: a wider bound, and no wrong byte.
+        let _ = limit_unsent(self.socket.as_fd(), unsent);
     }
 
     /// Sends what the socket takes.

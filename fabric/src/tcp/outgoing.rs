@@ -1,6 +1,6 @@
 //! The sending half of a link: frames that wait for the socket, in the order of their posts.
 //!
-//! Owned by the port. Bounded by the link's capacity; allocates nothing after it is made.
+//! Owned by the port. Bounded by the link's capacity and credit; allocates nothing after it is made.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::io::Gather;
 use super::message::{HEADER, Header};
+use crate::credit::Credit;
 use crate::ids::{Imm, Span};
 use crate::window::SendWindow;
 
@@ -18,6 +19,8 @@ use crate::window::SendWindow;
 struct Frame {
     header: Header,
     span: Span,
+    /// Bytes of the link's credit.
+    counted: usize,
 }
 
 #[derive(Debug)]
@@ -25,8 +28,13 @@ pub(super) struct Outgoing {
     window: Arc<SendWindow>,
     frames: VecDeque<Frame>,
     capacity: usize,
+    pub credit: Credit,
     /// Bytes of the first frame that the socket has.
     sent: usize,
+    /// A post found no room.
+    refused: bool,
+    /// A frame left after that.
+    pub relieved: bool,
     /// The socket may take more.
     pub writable: bool,
 }
@@ -35,7 +43,16 @@ impl Outgoing {
     pub fn new(window: Arc<SendWindow>, capacity: u32) -> Self {
         let capacity = capacity as usize;
         let frames = VecDeque::with_capacity(capacity);
-        Outgoing { window, frames, capacity, sent: 0, writable: true }
+        Outgoing {
+            window,
+            frames,
+            capacity,
+            credit: Credit::default(),
+            sent: 0,
+            refused: false,
+            relieved: false,
+            writable: true,
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -47,15 +64,17 @@ impl Outgoing {
     /// # Panics
     /// When the span does not lie in the window.
     pub fn push(&mut self, span: Span, imm: Imm) -> bool {
-        if self.frames.len() == self.capacity {
-            return false;
-        }
         assert!(
             self.window.bytes_of(span).is_some(),
             "{span:?} in a window of {} bytes",
             self.window.bytes()
         );
-        self.frames.push_back(Frame { header: Header::new(span, imm), span });
+        let room = self.frames.len() < self.capacity;
+        let Some(counted) = room.then(|| self.credit.take(span.bytes)).flatten() else {
+            self.refused = true;
+            return false;
+        };
+        self.frames.push_back(Frame { header: Header::new(span, imm), span, counted });
         true
     }
 
@@ -64,7 +83,7 @@ impl Outgoing {
         while self.writable && !self.frames.is_empty() {
             let mut gather = Gather::new();
             let mut skip = self.sent;
-            for Frame { header, span } in &self.frames {
+            for Frame { header, span, .. } in &self.frames {
                 if !gather.has_room() {
                     break;
                 }
@@ -89,7 +108,9 @@ impl Outgoing {
             && self.sent >= HEADER + first.span.bytes
         {
             self.sent -= HEADER + first.span.bytes;
+            self.credit.give(first.counted);
             self.frames.pop_front();
+            self.relieved |= std::mem::take(&mut self.refused);
         }
     }
 }

@@ -54,6 +54,8 @@ pub struct Port {
     dirty: Vec<LinkId>,
     /// Links that have something that the socket did not take.
     backlog: bool,
+    /// A link that had no room has some again.
+    relieved: bool,
     lingering: Vec<Lingering>,
     /// The link that the next poll looks at first.
     first: usize,
@@ -76,6 +78,7 @@ impl Port {
             links: Vec::new(),
             dirty: Vec::new(),
             backlog: false,
+            relieved: false,
             lingering: Vec::new(),
             first: 0,
             generation: 0,
@@ -112,6 +115,7 @@ impl Port {
             self.backlog = false;
             for link in self.links.iter_mut().flatten().filter(|link| !link.outgoing.is_empty()) {
                 link.pump();
+                self.relieved |= std::mem::take(&mut link.outgoing.relieved);
                 self.backlog |= link.takes_posts() && !link.outgoing.is_empty();
             }
         }
@@ -122,7 +126,7 @@ impl Port {
     pub(crate) fn arm(&mut self) -> bool {
         self.look(Duration::ZERO);
         self.pump();
-        self.is_promising()
+        self.is_promising() || std::mem::take(&mut self.relieved)
     }
 
     /// Readable when a look finds something.
@@ -186,6 +190,12 @@ impl crate::Port for Port {
         Posted::Accepted
     }
 
+    fn set_credit(&mut self, id: LinkId, bytes: Option<usize>) {
+        if let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) {
+            link.set_credit(bytes);
+        }
+    }
+
     fn flush(&mut self) {
         if self.backlog {
             self.look(Duration::ZERO);
@@ -195,6 +205,7 @@ impl crate::Port for Port {
             let Some(link) = &mut self.links[id.index()] else { continue };
             link.dirty = false;
             link.pump();
+            self.relieved |= std::mem::take(&mut link.outgoing.relieved);
             self.backlog |= !link.outgoing.is_empty();
         }
     }
@@ -242,7 +253,10 @@ impl crate::Port for Port {
     fn wait(&mut self, _until: Until, timeout: Duration) {
         let begun = Instant::now();
         loop {
-            if self.doorbell.rung.swap(false, Ordering::Acquire) /* [rung] */ || self.is_promising() {
+            if self.doorbell.rung.swap(false, Ordering::Acquire) /* [rung] */
+                || self.is_promising()
+                || std::mem::take(&mut self.relieved)
+            {
                 return;
             }
             let mut left = timeout.saturating_sub(begun.elapsed());

@@ -3,6 +3,7 @@
 //! Made and connected by a handshake's thread, then owned by the port's. Knows its windows as addresses and
 //! keys, and not what state the layer above has the link in.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -13,6 +14,7 @@ use super::group::{PortState, Route};
 use super::queue_pair::{Peer, QueuePair};
 use super::registered::Registered;
 use super::work::{Tally, Work};
+use crate::credit::Credit;
 use crate::ids::{Imm, Span};
 use crate::port::Posted;
 
@@ -120,6 +122,8 @@ impl Unconnected {
             depths,
             in_flight: 0,
             unsignalled: 0,
+            signalled: VecDeque::with_capacity(depths.sends as usize),
+            credit: Credit::default(),
             fences: 0,
             consumed: 0,
             send_id: route.id(Work::Send).encode(),
@@ -146,6 +150,9 @@ pub(super) struct Link {
     in_flight: u32,
     /// The last of them that are not signalled.
     unsignalled: u32,
+    /// Sends that the next completions stand for, and their bytes of the link's credit.
+    signalled: VecDeque<(u32, usize)>,
+    credit: Credit,
     fences: u32,
     /// Receive requests that were used and not posted again.
     consumed: u32,
@@ -171,11 +178,13 @@ impl Link {
         if self.in_flight >= self.depths.sends {
             return Ok(Posted::Full);
         }
+        let Some(counted) = self.credit.take(span.bytes) else { return Ok(Posted::Full) };
         self.in_flight += 1;
         self.unsignalled += 1;
-        let signalled = self.unsignalled == self.depths.interval;
+        // What is counted has to be seen leaving.
+        let signalled = self.unsignalled == self.depths.interval || counted > 0;
         if signalled {
-            self.unsignalled = 0;
+            self.signalled.push_back((std::mem::take(&mut self.unsignalled), counted));
         }
         let offset = span.offset as u64;
         let bytes = u32::try_from(span.bytes).expect("a span of less than 4 GiB");
@@ -205,7 +214,15 @@ impl Link {
 
     /// A signalled send completed, and with it all before it.
     pub fn sent(&mut self) {
-        self.in_flight = self.in_flight.saturating_sub(self.depths.interval);
+        if let Some((sends, counted)) = self.signalled.pop_front() {
+            self.in_flight -= sends;
+            self.credit.give(counted);
+        }
+    }
+
+    /// Bounds the bytes that are posted and not known to be done.
+    pub fn set_credit(&mut self, bytes: Option<usize>) {
+        self.credit.limit_to(bytes);
     }
 
     /// An arrival was shown: its receive request is used up.

@@ -228,6 +228,12 @@ impl crate::Port for Port {
         }
     }
 
+    fn set_credit(&mut self, id: LinkId, bytes: Option<usize>) {
+        if let Some(attached) = self.links.get_mut(id.index()).and_then(Option::as_mut) {
+            attached.endpoint.link.set_credit(bytes);
+        }
+    }
+
     fn flush(&mut self) {
         while let Some(id) = self.dirty.pop() {
             let Some(attached) = &mut self.links[id.index()] else { continue };

@@ -83,6 +83,7 @@ impl Port {
 
     /// Takes in what woke a sleeper.
     pub(crate) fn slept(&mut self) {
+        self.relieved = false;
         self.state.quieten();
         for (rail, armed) in self.state.rails.iter().zip(&mut self.armed) {
             if *armed && rail.queue.take_event() {
