@@ -9,7 +9,8 @@ use fabric::{RecvWindow, SendWindow};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, Consistency, Core, JobId, Layout, Notice, Optimizer, Placement, Round, Shard, ShardSpec,
+    Ablate, Consistency, Core, JobId, Layout, Notice, Optimizer, Placement, Round, Schedule, Shard,
+    ShardSpec, Slices,
 };
 use worker_shim::{Exchange, ExchangeError, Windows};
 
@@ -28,13 +29,31 @@ pub struct Terms {
     pub consistency: Consistency,
     /// What becomes of the job when a worker is lost.
     pub on_loss: OnLoss,
+    /// In what order things leave.
+    pub schedule: Schedule,
+    /// The most bytes of a slice.
+    pub slice_bytes: usize,
+    /// Bytes that each link may hold at a worker.
+    pub credit: Option<usize>,
+    /// Bytes that each link may hold at the hub.
+    pub hub_credit: Option<usize>,
 }
 
 impl Terms {
-    /// A job in BSP that stops when a worker is lost, with nothing left out.
+    /// A job in BSP that stops when a worker is lost, with nothing left out; each chunk is a slice, without credit.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
-        let (ablate, consistency, on_loss) = (Ablate::default(), Consistency::Bsp, OnLoss::Stop);
-        Terms { workers, cores, optimizer, ablate, consistency, on_loss }
+        Terms {
+            workers,
+            cores,
+            optimizer,
+            ablate: Ablate::default(),
+            consistency: Consistency::Bsp,
+            on_loss: OnLoss::Stop,
+            schedule: Schedule::default(),
+            slice_bytes: 0,
+            credit: None,
+            hub_credit: None,
+        }
     }
 }
 
@@ -44,8 +63,7 @@ pub struct Simulated {
     layout: Arc<Layout>,
     placement: Placement,
     weights: Arc<SendWindow>,
-    consistency: Consistency,
-    on_loss: OnLoss,
+    terms: Terms,
     /// The hub's cores.
     pub cores: Vec<Core<sim::Port>>,
     /// The workers, by rank.
@@ -54,6 +72,8 @@ pub struct Simulated {
     pub ends: Vec<Vec<EndId>>,
     /// Who lives.
     alive: Vec<bool>,
+    /// Arrivals that each worker has taken in so far.
+    pub taken: Vec<u64>,
     /// What the cores had to say so far.
     pub notices: Vec<Notice>,
 }
@@ -64,7 +84,7 @@ const JOB: JobId = JobId(0);
 impl Simulated {
     /// Connects a job's workers to its hub over `net`.
     pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms) -> Result<Self> {
-        let Terms { workers, cores, optimizer, ablate, consistency, on_loss } = terms;
+        let Terms { workers, cores, optimizer, ablate, consistency, on_loss, schedule, .. } = terms;
         let placement = Placement::new(layout, cores);
         let (weights, claims) = placement.weights_window(layout)?;
 
@@ -76,6 +96,7 @@ impl Simulated {
                 weights,
                 workers,
                 consistency,
+                schedule,
                 restored: None,
                 snapshot_every: None,
                 optimizer,
@@ -90,12 +111,12 @@ impl Simulated {
             layout: Arc::clone(layout),
             placement,
             weights,
-            consistency,
-            on_loss,
+            terms,
             cores: hub,
             workers: Vec::new(),
             ends: Vec::new(),
             alive: vec![true; workers as usize],
+            taken: vec![0; workers as usize],
             notices: Vec::new(),
         };
         for rank in 0..workers {
@@ -111,10 +132,11 @@ impl Simulated {
     /// A worker's end of the job, and its ends of the links.
     fn connect(&mut self, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
         let Simulated { net, layout, placement, .. } = self;
+        let Terms { consistency, schedule, slice_bytes, credit, hub_credit, .. } = self.terms;
         let (gradients, spans) = Windows::gradients(layout)?;
         let at_hub = Arc::new(RecvWindow::local(layout.window_bytes())?);
         let at_worker = Arc::new(RecvWindow::local(layout.window_bytes())?);
-        let (weights, own) = if self.consistency.steps_alone() {
+        let (weights, own) = if consistency.steps_alone() {
             let (weights, own) = placement.weights_window(layout)?;
             (weights, own.into_iter().map(Some).collect())
         } else {
@@ -128,9 +150,15 @@ impl Simulated {
             ends.push(to_hub.id());
             endpoints.push(to_hub);
             core.add_worker(JOB, rank, Arc::clone(&at_hub), own, to_worker)?;
+            if let Some(bytes) = hub_credit {
+                core.set_credit(JOB, rank, bytes);
+            }
         }
         let windows = Windows::new(Arc::clone(layout), spans, at_worker, false)?;
-        let exchange = Exchange::new(net.port(), endpoints, placement.clone(), Arc::clone(layout), windows);
+        let slices = Slices::new(layout, placement, schedule, slice_bytes);
+        let (port, placement, layout) = (net.port(), placement.clone(), Arc::clone(layout));
+        let mut exchange = Exchange::new(port, endpoints, placement, layout, windows, slices);
+        exchange.set_credit(credit);
         Ok((exchange, ends))
     }
 
@@ -192,7 +220,7 @@ impl Simulated {
         for core in &mut self.cores {
             worked |= core.turn(&mut self.notices);
         }
-        if self.on_loss == OnLoss::Continue {
+        if self.terms.on_loss == OnLoss::Continue {
             let gone = |notice: &Notice| match notice {
                 Notice::WorkerGone { rank, .. } => Some(*rank),
                 _ => None,
@@ -200,8 +228,11 @@ impl Simulated {
             let gone: Vec<u32> = self.notices[heard..].iter().filter_map(gone).collect();
             gone.into_iter().for_each(|rank| self.lose(rank));
         }
-        for (worker, _) in self.workers.iter_mut().zip(&self.alive).filter(|(_, alive)| **alive) {
-            worked |= worker.progress()? > 0;
+        let workers = self.workers.iter_mut().zip(&mut self.taken).zip(&self.alive);
+        for ((worker, taken), _) in workers.filter(|(_, alive)| **alive) {
+            let count = worker.progress()?;
+            *taken += count as u64;
+            worked |= count > 0;
         }
         Ok(worked)
     }

@@ -12,7 +12,7 @@ use benches::simulated::{Simulated, Terms};
 use fabric::sim::{Net, seeds};
 use pbox_core::control::OnLoss;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{Key, KeyId, Layout, Optimizer, Round};
+use pbox_core::{Key, KeyId, Layout, Optimizer, Round, Schedule};
 use support::trouble::{Dice, ENDS, Strike, Trouble};
 use support::values::{mix, same_bits};
 
@@ -45,6 +45,17 @@ impl Cluster {
         terms.on_loss = trouble.on_loss();
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=5) as u32;
+        // Where workers come and go there are no schedules by layers.
+        let schedules = if terms.on_loss == OnLoss::Stop { &Schedule::ALL[..] } else { &Schedule::ALL[2..] };
+        terms.schedule = schedules[dice.below(schedules.len() as u64) as usize];
+        terms.slice_bytes = dice.from(64..=512) as usize;
+        let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
+        (terms.credit, terms.hub_credit) = (credit(), credit());
+        if terms.on_loss == OnLoss::Continue {
+            // What waits at a worker that dies is not pushed: where it was the last of a round that newcomers wait
+            // for, nobody can end that round.
+            terms.credit = None;
+        }
         let expected = expected(&layout, &terms, rounds);
         let job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
         Cluster { dice, trouble, layout, terms, rounds, expected, job }

@@ -12,7 +12,7 @@ use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round,
-    Shard, ShardSpec,
+    Schedule, Shard, ShardSpec,
 };
 
 const JOB: JobId = JobId(3);
@@ -125,6 +125,7 @@ impl Bed {
                 weights,
                 workers,
                 consistency,
+                schedule: Schedule::default(),
                 restored,
                 snapshot_every,
                 optimizer,

@@ -16,6 +16,7 @@ use crate::chunk::Round;
 use crate::consistency::Consistency;
 use crate::key::Key;
 use crate::optimizer::{Ablate, Optimizer};
+use crate::schedule::Schedule;
 
 /// Version of the control protocol. Both ends must have the same.
 pub const PROTOCOL: u32 = 3;
@@ -67,6 +68,12 @@ pub struct JoinRequest {
     /// What becomes of the job when a worker is lost, or leaves before the others.
     #[serde(default)]
     pub on_loss: OnLoss,
+    /// In what order gradients and weights leave.
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// Bytes that the hub may have under way to this worker on each link; default any number. Each worker's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credit_bytes: Option<u64>,
     /// How many of the hub's cores the job gets; default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,

@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
+mod answers;
 mod arrival;
 mod chunk;
 mod clocks;
@@ -20,11 +21,14 @@ pub mod manifest;
 pub mod models;
 mod optimizer;
 pub mod oracle;
+mod parts;
 mod placement;
 mod restored;
 mod roster;
+mod schedule;
 #[allow(unsafe_code)]
 mod shard;
+mod slices;
 #[allow(unsafe_code)]
 mod slots;
 mod snapshot;
@@ -42,7 +46,9 @@ pub use layout::{Chunk, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
 pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 pub use placement::{Placement, runs};
 pub use restored::{Restored, RestoredKey};
+pub use schedule::{NeedsLayers, NotASchedule, Schedule, SendQueue};
 pub use shard::{Front, Shard, ShardSpec};
+pub use slices::{Slice, Slices};
 pub use snapshot::{Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
 pub use taking::{Occasion, Taken};
 pub use turn::{Core, JobId, Notice, Tally};

@@ -17,9 +17,11 @@ use crate::chunk::{ChunkId, Immediate, Round};
 use crate::clocks::Clocks;
 use crate::consistency::Consistency;
 use crate::kernels::Kernels;
+use crate::key::KeyId;
 use crate::layout::Layout;
 use crate::optimizer::{Ablate, Optimizer};
 use crate::restored::Restored;
+use crate::schedule::Schedule;
 use crate::taking::{Occasion, Taken, Taking};
 use crate::values::{Owned, Values};
 use crate::violation::Violation;
@@ -38,6 +40,8 @@ pub struct ShardSpec {
     pub workers: u32,
     /// How far workers may be apart.
     pub consistency: Consistency,
+    /// In what order weights are sent.
+    pub schedule: Schedule,
     /// The state to go on with; without one, weights and state are zero and round 0 begins.
     pub restored: Option<Arc<Restored>>,
     /// A snapshot is due every so many rounds.
@@ -62,8 +66,7 @@ pub struct Front {
 pub(crate) struct Finished {
     /// Where it is in the shard.
     pub place: usize,
-    pub chunk: ChunkId,
-    pub span: Span,
+    pub bytes: usize,
     /// Steps that were made.
     pub steps: u32,
     pub to: Recipients,
@@ -92,6 +95,9 @@ pub struct Shard {
     places: Vec<Option<u32>>,
     /// Number of chunks.
     chunks: usize,
+    /// By place.
+    keys: Vec<KeyId>,
+    schedule: Schedule,
     pace: Pace,
     values: Values,
     held: bool,
@@ -117,6 +123,8 @@ impl Shard {
         Ok(Shard {
             places,
             chunks: chunks.len(),
+            keys: chunks.iter().map(|&id| layout.chunk(id).key).collect(),
+            schedule: spec.schedule,
             pace,
             held: false,
             taking: Taking::new(chunks, values.snapshot_elements(), spec.snapshot_every, first),
@@ -165,6 +173,29 @@ impl Shard {
     /// A snapshot's part is written, or will not be; its memory comes back, unless it is lost.
     pub(crate) fn give_back(&mut self, values: Option<Slab>) {
         self.taking.give_back(values);
+    }
+
+    /// In what order weights are sent.
+    pub(crate) fn schedule(&self) -> Schedule {
+        self.schedule
+    }
+
+    /// The keys of its chunks, by place.
+    pub(crate) fn keys(&self) -> &[KeyId] {
+        &self.keys
+    }
+
+    /// Where a chunk is, if it is here.
+    pub(crate) fn place(&self, chunk: ChunkId) -> Option<usize> {
+        let place = self.places.get(chunk.index()).copied().flatten()?;
+        Some(place as usize)
+    }
+
+    /// The chunk at a place.
+    #[inline]
+    pub(crate) fn chunk(&self, place: usize) -> (ChunkId, Span) {
+        let &Owned { chunk, span, .. } = self.values.owned(place);
+        (chunk, span)
     }
 
     /// Number of workers that there may be.
@@ -235,7 +266,8 @@ impl Shard {
         front.map(|(lowest, highest)| Front { lowest, highest })
     }
 
-    fn round(&self, place: usize) -> Round {
+    /// The round in flight of the chunk at a place.
+    pub(crate) fn round(&self, place: usize) -> Round {
         match &self.pace {
             Pace::Together(arrivals) => arrivals.round(place),
             Pace::Alone(clocks) => clocks.round(place),
@@ -261,17 +293,14 @@ impl Shard {
         Some(round)
     }
 
-    /// The chunks that have finished the round before `from` for all, and are in `from`. Those who come to
+    /// Where the chunks are that have finished the round before `from` for all, and are in `from`. Those who come to
     /// a job where each has its own pace are answered by `settle`.
-    pub(crate) fn finished_before(&self, from: Round) -> impl Iterator<Item = (ChunkId, Span)> {
+    pub(crate) fn finished_before(&self, from: Round) -> impl Iterator<Item = usize> {
         let at_cut = move |place: &usize| match &self.pace {
             Pace::Together(arrivals) => from > Round(0) && arrivals.round(*place) == from,
             Pace::Alone(_) => false,
         };
-        (0..self.chunks).filter(at_cut).map(|place| {
-            let &Owned { chunk, span, .. } = self.values.owned(place);
-            (chunk, span)
-        })
+        (0..self.chunks).filter(at_cut)
     }
 
     /// Does for the next chunk, from `place` on, what it has been held from or what follows from a changed
@@ -322,9 +351,8 @@ impl Shard {
         immediate: Immediate,
     ) -> Result<Option<Finished>, Violation> {
         let chunk = immediate.chunk;
-        let place = match self.places.get(chunk.index()) {
-            Some(&Some(place)) => place as usize,
-            _ => return Err(Violation::NotOurs { chunk, chunks: self.places.len() }),
+        let Some(place) = self.place(chunk) else {
+            return Err(Violation::NotOurs { chunk, chunks: self.places.len() });
         };
         let wrong = |wrong| Violation::new(immediate, wrong);
         match &mut self.pace {
@@ -340,8 +368,7 @@ impl Shard {
     }
 
     fn finished(&self, place: usize, steps: u32, to: Recipients) -> Finished {
-        let &Owned { chunk, span, .. } = self.values.owned(place);
-        Finished { place, chunk, span, steps, to }
+        Finished { place, bytes: self.chunk(place).1.bytes, steps, to }
     }
 
     /// Sum and step of a chunk whose slots are all in; it is then in its next round.

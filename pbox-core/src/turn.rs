@@ -8,15 +8,15 @@
 //! read-modify-write, allocates nothing and makes no system call, but what waking a sleeping worker
 //! needs.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use fabric::{Arrival, LinkId, Port, Posted, RecvWindow, Slab, SpanError, Spans};
+use fabric::{Arrival, LinkId, Port, RecvWindow, Slab, SpanError, Spans};
 
+use crate::answers::Answers;
 use crate::chunk::{Immediate, Round};
 use crate::control::OnLoss;
 use crate::kernels::Kernels;
-use crate::shard::{Finished, Front, Recipients, Shard};
+use crate::shard::{Finished, Front, Shard};
 use crate::taking::{Occasion, Taken};
 
 /// A job of this hub; numbers are not used again.
@@ -78,8 +78,7 @@ struct Member {
 struct Job {
     id: JobId,
     shard: Shard,
-    /// One a rank, in rank order.
-    links: Vec<Option<LinkId>>,
+    answers: Answers,
     on_loss: OnLoss,
 }
 
@@ -93,9 +92,10 @@ pub struct Core<P: Port> {
     /// on its way. A detached link ends the worker's connection, and another core that saw that end
     /// could be the first to report, without the cause.
     dropped: Vec<LinkId>,
-    /// Ranks whose rings of answers were full for the chunk that is being answered: none, as long as all
-    /// workers keep the rule.
+    /// Ranks that there was no room for an answer for: none, as long as all workers keep the rule.
     full: Vec<u32>,
+    /// Answers wait for links with credit.
+    waiting: bool,
     arrivals: [Arrival; ARRIVALS_PER_TURN],
     tally: Tally,
 }
@@ -110,6 +110,7 @@ impl<P: Port> Core<P> {
             members: Vec::new(),
             dropped: Vec::new(),
             full: Vec::new(),
+            waiting: false,
             arrivals: [Arrival::default(); ARRIVALS_PER_TURN],
             tally: Tally::default(),
         }
@@ -118,8 +119,8 @@ impl<P: Port> Core<P> {
     /// Takes over a job's shard. Its workers come with [`add_worker`](Self::add_worker), and take part
     /// when they are admitted by [`release`](Self::release).
     pub fn add_job(&mut self, id: JobId, shard: Shard, on_loss: OnLoss) {
-        let links = vec![None; shard.workers() as usize];
-        let job = Some(Job { id, shard, links, on_loss });
+        let answers = Answers::new(&shard);
+        let job = Some(Job { id, shard, answers, on_loss });
         match self.jobs.iter_mut().find(|job| job.is_none()) {
             Some(free) => *free = job,
             None => self.jobs.push(job),
@@ -140,7 +141,7 @@ impl<P: Port> Core<P> {
         let job = self.jobs[place].as_mut().expect("found by place");
         job.shard.add_worker(rank, gradients, weights)?;
         let link = self.port.attach(endpoint);
-        if let Some(former) = job.links[rank as usize].replace(link) {
+        if let Some(former) = job.answers.attach(rank, link) {
             // One link a rank: two would be one worker that pushes twice.
             self.members[former.index()] = None;
             self.port.detach(former);
@@ -152,11 +153,22 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
+    /// Bounds the bytes that a worker's link holds: answers beyond it wait here, in the order of the job's
+    /// schedule. Before the worker takes part.
+    pub fn set_credit(&mut self, id: JobId, rank: u32, bytes: usize) {
+        let Some(place) = self.place(id) else { return };
+        let Job { shard, answers, .. } = self.jobs[place].as_mut().expect("found by place");
+        if let Some(link) = answers.link(rank) {
+            answers.make_room(rank, shard.keys().len());
+            self.port.set_credit(link, Some(bytes));
+        }
+    }
+
     /// Detaches a worker that left or was lost. Its job's rounds wait for it, or go on without it.
     pub fn remove_worker(&mut self, id: JobId, rank: u32, notices: &mut Vec<Notice>) {
         let Some(place) = self.place(id) else { return };
         let job = self.jobs[place].as_mut().expect("found by place");
-        if let Some(link) = job.links[rank as usize].take() {
+        if let Some(link) = job.answers.detach(rank) {
             self.members[link.index()] = None;
             self.port.detach(link);
         }
@@ -181,22 +193,20 @@ impl<P: Port> Core<P> {
     /// past it. They are sent the weights of the round before, now or when they are there.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         let Some(place) = self.place(id) else { return };
-        let Core { jobs, port, .. } = self;
-        let job = jobs[place].as_mut().expect("found by place");
-        job.shard.release();
+        let Core { jobs, port, full, .. } = self;
+        let Job { shard, answers, on_loss, .. } = jobs[place].as_mut().expect("found by place");
+        shard.release();
         for &rank in admitted {
-            let link = job.links[rank as usize];
-            if link.is_none() && job.on_loss == OnLoss::Continue {
+            if answers.link(rank).is_none() && *on_loss == OnLoss::Continue {
                 continue; // lost meanwhile: nobody may wait for it
             }
-            job.shard.admit(rank, from);
-            let Some(link) = link else { continue };
-            for (chunk, span) in job.shard.finished_before(from) {
-                // It has room for all: nothing was posted to it before. If it closed, the port says so.
-                let _ = port.post(link, span, Immediate::new(chunk, Round(from.0 - 1)).encode());
+            shard.admit(rank, from);
+            for at in shard.finished_before(from) {
+                // There is room for all: nothing was posted to it before. If it closed, the port says so.
+                answers.send_to(port, shard, at, rank, Round(from.0 - 1), full);
             }
         }
-        port.flush();
+        self.sent(place, notices);
         self.settle(place, notices);
     }
 
@@ -234,7 +244,7 @@ impl<P: Port> Core<P> {
     pub fn remove_job(&mut self, id: JobId) {
         let Some(place) = self.place(id) else { return };
         let job = self.jobs[place].take().expect("found by place");
-        for link in job.links.into_iter().flatten() {
+        for link in job.answers.links() {
             self.members[link.index()] = None;
             self.port.detach(link);
         }
@@ -254,13 +264,23 @@ impl<P: Port> Core<P> {
         while let Some(link) = self.dropped.pop() {
             self.port.detach(link);
         }
+        let pumped = self.waiting && self.pump();
         let count = self.port.poll(&mut self.arrivals);
         for index in 0..count {
             let Arrival { link, imm } = self.arrivals[index];
             // A link dropped earlier in this turn may still have arrivals in the batch.
             let Some(Member { job: place, rank }) = self.members[link.index()] else { continue };
-            let job = self.jobs[place].as_mut().expect("a member's job is there");
-            match job.shard.arrive(self.kernels, rank, Immediate::decode(imm)) {
+            let immediate = Immediate::decode(imm);
+            let Job { shard, answers, .. } = self.jobs[place].as_mut().expect("a member's job is there");
+            let done = match answers.pull(&mut self.port, shard, rank, immediate, &mut self.full) {
+                Ok(false) => shard.arrive(self.kernels, rank, immediate),
+                Ok(true) => {
+                    self.sent(place, notices);
+                    continue;
+                }
+                Err(violation) => Err(violation),
+            };
+            match done {
                 Ok(None) => {}
                 Ok(Some(finished)) => self.answer(place, finished, notices),
                 Err(violation) => self.drop_worker(place, rank, violation.to_string(), notices),
@@ -274,7 +294,7 @@ impl<P: Port> Core<P> {
                 None => self.port.detach(closed.link),
             }
         }
-        count > 0 || !self.dropped.is_empty()
+        pumped || count > 0 || !self.dropped.is_empty()
     }
 
     /// Its port, to wait on.
@@ -291,22 +311,39 @@ impl<P: Port> Core<P> {
     #[inline]
     fn answer(&mut self, place: usize, finished: Finished, notices: &mut Vec<Notice>) {
         self.tally.chunks += u64::from(finished.steps);
-        self.tally.chunk_bytes += u64::from(finished.steps) * finished.span.bytes as u64;
+        self.tally.chunk_bytes += u64::from(finished.steps) * finished.bytes as u64;
         let job = self.jobs[place].as_mut().expect("its chunk was finished");
         if job.shard.has_taken() {
             job.tell_taken(notices);
         }
-        let (port, full) = (&mut self.port, &mut self.full);
-        match finished.to {
-            Recipients::All(round) => answer_all(port, job, &finished, round, full),
-            Recipients::Waiting(ref ranks) => answer_waiting(port, job, &finished, ranks.clone(), full),
-        }
+        job.answers.send(&mut self.port, &mut job.shard, &finished, &mut self.full);
         // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not
         // wait for the rest of this turn.
+        self.sent(place, notices);
+    }
+
+    /// Answers of a job were posted: has them go, and notes those that could not be.
+    #[inline]
+    fn sent(&mut self, place: usize, notices: &mut Vec<Notice>) {
         self.port.flush();
+        let job = self.jobs[place].as_ref().expect("its answers were posted");
+        self.waiting |= job.answers.has_waiting();
         if !self.full.is_empty() {
             self.drop_full(place, notices);
         }
+    }
+
+    /// Sends answers that wait, where there is room now; whether there were any.
+    #[cold]
+    fn pump(&mut self) -> bool {
+        let mut sent = 0;
+        self.waiting = false;
+        for job in self.jobs.iter_mut().flatten() {
+            sent += job.answers.pump(&mut self.port);
+            self.waiting |= job.answers.has_waiting();
+        }
+        self.port.flush();
+        sent > 0
     }
 
     fn place(&self, id: JobId) -> Option<usize> {
@@ -324,7 +361,7 @@ impl<P: Port> Core<P> {
     #[cold]
     fn drop_worker(&mut self, place: usize, rank: u32, reason: String, notices: &mut Vec<Notice>) {
         let job = self.jobs[place].as_mut().expect("a member's job is there");
-        if let Some(link) = job.links[rank as usize].take() {
+        if let Some(link) = job.answers.detach(rank) {
             self.members[link.index()] = None;
             self.dropped.push(link);
             notices.push(Notice::WorkerGone { job: job.id, rank, reason });
@@ -338,43 +375,6 @@ impl Job {
     fn tell_taken(&mut self, notices: &mut Vec<Notice>) {
         while let Some(taken) = self.shard.taken() {
             notices.push(Notice::Snapshot { job: self.id, taken });
-        }
-    }
-}
-
-/// Posts a finished chunk to every worker that takes part in its next round. The rings are sized by
-/// the layout, so that a worker that keeps to one round in flight never fills one; ranks whose rings
-/// are full go to `full`.
-#[inline]
-fn answer_all<P: Port>(port: &mut P, job: &Job, finished: &Finished, round: Round, full: &mut Vec<u32>) {
-    let imm = Immediate::new(finished.chunk, round).encode();
-    for (rank, link) in (0u32..).zip(&job.links) {
-        let Some(link) = *link else { continue };
-        if !job.shard.is_answered(rank, round) {
-            continue;
-        }
-        match port.post(link, finished.span, imm) {
-            // A link that just closed is reported by the port.
-            Posted::Accepted | Posted::Closed => {}
-            Posted::Full => full.push(rank),
-        }
-    }
-}
-
-/// As [`answer_all`], to those of `ranks` that wait and may go on, each in its own round.
-fn answer_waiting<P: Port>(
-    port: &mut P,
-    job: &mut Job,
-    finished: &Finished,
-    ranks: Range<u32>,
-    full: &mut Vec<u32>,
-) {
-    for rank in ranks {
-        let Some(round) = job.shard.answer(finished.place, rank) else { continue };
-        let Some(link) = job.links[rank as usize] else { continue };
-        match port.post(link, finished.span, Immediate::new(finished.chunk, round).encode()) {
-            Posted::Accepted | Posted::Closed => {}
-            Posted::Full => full.push(rank),
         }
     }
 }

@@ -9,7 +9,7 @@ use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round,
-    Shard, ShardSpec,
+    Schedule, Shard, ShardSpec,
 };
 
 const JOB: JobId = JobId(1);
@@ -28,6 +28,7 @@ fn all_whose_rings_are_full_for_one_chunk_are_named() {
         weights: claims.remove(0),
         workers: WORKERS,
         consistency: Consistency::Bsp,
+        schedule: Schedule::default(),
         restored: None,
         snapshot_every: None,
         optimizer: Optimizer::Average,

@@ -17,8 +17,8 @@ use machine_code::{Function, Program};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Optimizer, Placement, Round, Shard,
-    ShardSpec,
+    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Optimizer, Placement, Round, Schedule,
+    Shard, ShardSpec,
 };
 
 /// The system's allocator, and how often each thread has asked it.
@@ -70,7 +70,7 @@ fn layout() -> Arc<Layout> {
 }
 
 /// A core with one job, and its workers' ends on threads of their own.
-fn meet(listener: &Listener, consistency: Consistency) -> Core<shm::Port> {
+fn meet(listener: &Listener, consistency: Consistency, schedule: Schedule) -> Core<shm::Port> {
     let layout = layout();
     let placement = Placement::new(&layout, 1);
     let chunks = placement.chunks_by_core().remove(0);
@@ -87,6 +87,7 @@ fn meet(listener: &Listener, consistency: Consistency) -> Core<shm::Port> {
         weights,
         workers: WORKERS,
         consistency,
+        schedule,
         restored: None,
         snapshot_every: None,
         optimizer: NESTEROV,
@@ -105,6 +106,9 @@ fn meet(listener: &Listener, consistency: Consistency) -> Core<shm::Port> {
         let mut joined =
             hello.welcome(&group, &window, layout.window_bytes(), &placement.capacities()).unwrap();
         core.add_worker(JobId(0), rank, Arc::new(joined.recv), own, joined.endpoints.remove(0)).unwrap();
+        if schedule == Schedule::P3 {
+            core.set_credit(JobId(0), rank, 4096);
+        }
     }
     let ranks: Vec<u32> = (0..WORKERS).collect();
     core.release(JobId(0), Round(0), &ranks, &mut Vec::new());
@@ -147,21 +151,24 @@ fn work(address: &str, rounds: u32, done: &AtomicU32) {
 fn turns_allocate_nothing() {
     let _watchdog = Watchdog::new("turns_allocate_nothing");
     for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 1 }, Consistency::Asp] {
-        allocates_nothing(consistency);
+        for schedule in [Schedule::Sliced, Schedule::P3] {
+            allocates_nothing(consistency, schedule);
+        }
     }
+    allocates_nothing(Consistency::Bsp, Schedule::Layerwise);
 }
 
-fn allocates_nothing(consistency: Consistency) {
+fn allocates_nothing(consistency: Consistency, schedule: Schedule) {
     const WARM_UP: u32 = 3;
     const ROUNDS: u32 = 200;
-    let address = format!("phub-test-round-path-{}-{consistency}", std::process::id());
+    let address = format!("phub-test-round-path-{}-{consistency}-{schedule}", std::process::id());
     let listener = Listener::bind(&address).unwrap();
     let done = AtomicU32::new(0);
     std::thread::scope(|scope| {
         for _ in 0..WORKERS {
             scope.spawn(|| work(&address, WARM_UP + ROUNDS, &done));
         }
-        let mut core = meet(&listener, consistency);
+        let mut core = meet(&listener, consistency, schedule);
         let steps_a_round = if consistency == Consistency::Bsp { 1 } else { u64::from(WORKERS) };
         let chunks = layout().chunks().len() as u64 * steps_a_round;
         let mut notices = Vec::new();

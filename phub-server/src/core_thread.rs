@@ -35,6 +35,8 @@ pub(crate) enum Command<E> {
         gradients: Arc<RecvWindow>,
         /// This core's part of the worker's own weights window, where it has one.
         weights: Option<Spans>,
+        /// Bytes that may be under way to the worker.
+        credit: Option<usize>,
         endpoint: Box<E>,
     },
     RemoveWorker {
@@ -226,9 +228,14 @@ impl<P: Port> CoreThread<P> {
                 Ok(shard) => self.core.add_job(job, shard, on_loss),
                 Err(error) => self.report(Report::JobFailed { job, reason: error.to_string() }),
             },
-            Command::AddWorker { job, rank, gradients, weights, endpoint } => {
+            Command::AddWorker { job, rank, gradients, weights, credit, endpoint } => {
                 match self.core.add_worker(job, rank, gradients, weights, *endpoint) {
-                    Ok(()) => self.report(Report::Attached { job, rank }),
+                    Ok(()) => {
+                        if let Some(bytes) = credit {
+                            self.core.set_credit(job, rank, bytes);
+                        }
+                        self.report(Report::Attached { job, rank });
+                    }
                     Err(error) => {
                         self.report(Report::WorkerGone { job, rank, reason: error.to_string() });
                     }

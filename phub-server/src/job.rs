@@ -22,6 +22,8 @@ pub(crate) struct Member {
     cores: usize,
     /// When its last heartbeat came.
     pub heard: Instant,
+    /// Bytes that may be under way to it on each link.
+    pub credit: Option<usize>,
     standing: Standing,
 }
 
@@ -137,6 +139,7 @@ impl Job {
                 ("ablate", format!("{:?}", request.ablate)),
                 ("consistency", request.consistency.to_string()),
                 ("on_loss", format!("{:?}", request.on_loss)),
+                ("schedule", request.schedule.to_string()),
                 ("cores", request.cores.map_or("all".into(), |cores| cores.to_string())),
             ]
         };
@@ -170,10 +173,10 @@ impl Job {
     }
 
     /// Takes a worker in.
-    pub fn add_member(&mut self, rank: u32) {
+    pub fn add_member(&mut self, rank: u32, credit: Option<usize>) {
         let heard = Instant::now();
         self.members[rank as usize] =
-            Some(Member { connected: false, cores: 0, heard, standing: Standing::Coming });
+            Some(Member { connected: false, cores: 0, heard, credit, standing: Standing::Coming });
     }
 
     /// A worker comes to the data path; once only, because a rank has one link to each core.

@@ -6,7 +6,9 @@ use fabric::IdlePolicy;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
 use pbox_core::control::OnLoss;
-use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, Optimizer};
+use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, Optimizer, Schedule};
+
+use crate::credit::Credit;
 
 /// Where a worker reads its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +46,15 @@ pub struct SessionConfig {
     pub consistency: Consistency,
     /// What becomes of the job when a worker is lost, or leaves before the others. Default: it stops.
     pub on_loss: OnLoss,
+    /// In what order gradients and weights leave, at both ends. Default: slices as they are pushed. All workers must
+    /// say the same.
+    pub schedule: Schedule,
+    /// The most bytes of a slice, a unit of the schedule: consecutive chunks of one key for one core. Default: one
+    /// chunk.
+    pub slice_bytes: Option<usize>,
+    /// Bytes that may be under way on each link, each way. Default: any number, which makes [`Schedule::P3`] a FIFO
+    /// but on shared memory.
+    pub credit: Credit,
     /// How many of the hub's cores the job gets. Default all.
     pub cores: Option<u32>,
     /// How to come to the hub. Default: by the best transport that it offers and that leads there.
@@ -84,6 +95,9 @@ impl SessionConfig {
             ablate: Ablate::default(),
             consistency: Consistency::Bsp,
             on_loss: OnLoss::Stop,
+            schedule: Schedule::default(),
+            slice_bytes: None,
+            credit: Credit::default(),
             cores: None,
             transport: None,
             nics: None,

@@ -6,7 +6,7 @@ use fabric::WindowError;
 use fabric::any::ConnectError;
 use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::ManifestError;
-use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp};
+use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp, NeedsLayers};
 
 use crate::exchange::ExchangeError;
 
@@ -56,6 +56,9 @@ pub enum SessionError {
     /// The optimizer needs BSP.
     #[error("this worker's settings: {0}")]
     Consistency(#[from] NeedsBsp),
+    /// The schedule needs a simpler job.
+    #[error("this worker's settings: {0}")]
+    Schedule(#[from] NeedsLayers),
     /// No learning rate.
     #[error("learning rate {seen}: expected a finite number")]
     LearningRate {

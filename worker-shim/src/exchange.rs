@@ -8,12 +8,12 @@
 //! A worker that comes to a job that has weights begins as if it had pushed the round before its first
 //! one: every key is under way until its weights are there.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fabric::{Arrival, CloseReason, LinkId, Port, Posted, Until};
-use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Placement, Round};
+use fabric::{Arrival, CloseReason, LinkId, Port, Until};
+use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Placement, Round, Slices};
 
+use crate::outbox::{LinkClosed, Outbox};
 use crate::windows::Windows;
 
 /// Arrivals looked at in one go.
@@ -92,8 +92,8 @@ struct KeyState {
 /// One worker's data path.
 pub struct Exchange<P: Port> {
     port: P,
-    /// The link to each of the hub's cores.
-    links: Vec<LinkId>,
+    /// For the link to each of the hub's cores.
+    outboxes: Vec<Outbox>,
     placement: Placement,
     layout: Arc<Layout>,
     windows: Windows,
@@ -102,9 +102,9 @@ pub struct Exchange<P: Port> {
     under_way: Vec<bool>,
     /// Answers outstanding by core.
     outstanding: Vec<u32>,
-    /// Chunks that are pushed and for which the link to their core had no room yet, in order. Links hold
-    /// a whole round, so only a transport with a smaller window, or a hub that does not look, gets here.
-    unsent: VecDeque<ChunkId>,
+    slices: Slices,
+    /// By slice: it is pushed, and the hub has not yet said that its weights can be pulled.
+    unnoticed: Vec<bool>,
     /// Answers that came before the first round was known; `None` once it is.
     early: Option<Vec<(LinkId, Immediate)>>,
     arrivals: Box<[Arrival; BATCH]>,
@@ -121,19 +121,23 @@ impl<P: Port> Exchange<P> {
         placement: Placement,
         layout: Arc<Layout>,
         windows: Windows,
+        slices: Slices,
     ) -> Self {
         assert_eq!(placement.cores(), endpoints.len(), "one endpoint a core");
-        let links: Vec<LinkId> = endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
+        let slices_of = slices.by_core(placement.cores());
+        let boxed = |(endpoint, slices)| Outbox::new(port.attach(endpoint), slices);
+        let outboxes: Vec<Outbox> = endpoints.into_iter().zip(slices_of).map(boxed).collect();
         Exchange {
             port,
-            outstanding: vec![0; links.len()],
-            links,
+            outstanding: vec![0; outboxes.len()],
+            outboxes,
             placement,
             keys: vec![KeyState::default(); layout.keys().len()],
             under_way: vec![false; layout.chunks().len()],
             layout,
             windows,
-            unsent: VecDeque::new(),
+            unnoticed: vec![false; slices.count()],
+            slices,
             early: Some(Vec::new()),
             arrivals: Box::new([Arrival::default(); BATCH]),
         }
@@ -180,62 +184,57 @@ impl<P: Port> Exchange<P> {
         Ok(unsafe { self.windows.tensors(key) })
     }
 
-    /// Sends a key's gradient, chunk by chunk. Until its answers are all in, gradient and weights of
+    /// Bounds the bytes that each link holds; what is beyond it waits here, in the order of the schedule.
+    pub fn set_credit(&mut self, bytes: Option<usize>) {
+        self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link(), bytes));
+    }
+
+    /// Sends a key's gradient, slice by slice. Until its answers are all in, gradient and weights of
     /// the key belong to the hub.
     pub fn push(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.idle(key, "pushing it again")?;
-        let round = self.keys[key.index()].round;
         let chunks = self.layout.key_chunks(key);
         self.keys[key.index()].outstanding = chunks.len() as u32;
         for chunk in chunks {
             let core = self.placement.owner(ChunkId(chunk));
             self.under_way[chunk as usize] = true;
             self.outstanding[core] += 1;
-            self.post(core, ChunkId(chunk), round)?;
         }
-        self.port.flush();
-        Ok(())
+        for slice in self.slices.of_key(key) {
+            self.unnoticed[slice as usize] = self.slices.schedule().pulls();
+            self.outboxes[self.slices.slice(slice).core].push(&self.slices, slice);
+        }
+        self.pump()
     }
 
-    /// Posts a chunk, or keeps it for [`progress`](Self::progress), behind those that are kept already.
-    fn post(&mut self, core: usize, chunk: ChunkId, round: Round) -> Result<(), ExchangeError> {
-        if self.unsent.is_empty() {
-            let imm = Immediate::new(chunk, round).encode();
-            match self.port.post(self.links[core], self.layout.chunk(chunk).span, imm) {
-                Posted::Accepted => return Ok(()),
-                Posted::Closed => return Err(self.closed_link(core)),
-                Posted::Full => {}
-            }
-        }
-        self.unsent.push_back(chunk);
-        Ok(())
-    }
-
-    #[cold]
-    fn post_unsent(&mut self) -> Result<(), ExchangeError> {
-        for _ in 0..self.unsent.len() {
-            let chunk = self.unsent.pop_front().expect("counted");
-            let round = self.keys[self.layout.chunk(chunk).key.index()].round;
-            let imm = Immediate::new(chunk, round).encode();
-            let core = self.placement.owner(chunk);
-            match self.port.post(self.links[core], self.layout.chunk(chunk).span, imm) {
-                Posted::Accepted => {}
-                Posted::Closed => return Err(self.closed_link(core)),
-                Posted::Full => {
-                    self.unsent.push_front(chunk);
-                    break;
+    /// Posts what links take now. One that is full does not hold up the others.
+    fn pump(&mut self) -> Result<(), ExchangeError> {
+        let Exchange { port, outboxes, layout, slices, keys, .. } = self;
+        loop {
+            let mut posted = false;
+            for (core, outbox) in outboxes.iter_mut().enumerate().filter(|(_, outbox)| !outbox.is_empty()) {
+                match outbox.pump(port, layout, slices, |key| keys[key.index()].round) {
+                    Ok(any) => posted |= any,
+                    Err(LinkClosed) => return Err(closed_link(port, core)),
                 }
             }
+            port.flush();
+            // What was flushed may have made room.
+            if !posted || outboxes.iter().all(Outbox::is_empty) {
+                return Ok(());
+            }
         }
-        self.port.flush();
-        Ok(())
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.outboxes.iter().any(|outbox| !outbox.is_empty())
     }
 
     /// Takes in what has come; returns how many chunks.
     pub fn progress(&mut self) -> Result<usize, ExchangeError> {
         let mut total = 0;
-        if !self.unsent.is_empty() {
-            self.post_unsent()?;
+        if self.has_unsent() {
+            self.pump()?;
         }
         loop {
             let count = self.port.poll(&mut self.arrivals[..]);
@@ -248,10 +247,13 @@ impl<P: Port> Exchange<P> {
                 break;
             }
         }
+        if total > 0 && self.has_unsent() {
+            self.pump()?;
+        }
         if total == 0
             && let Some(closed) = self.port.closed()
         {
-            let core = self.links.iter().position(|&link| link == closed.link).unwrap_or(0);
+            let core = self.outboxes.iter().position(|outbox| outbox.link() == closed.link).unwrap_or(0);
             return Err(ExchangeError::closed(core, &closed.reason));
         }
         Ok(total)
@@ -274,9 +276,21 @@ impl<P: Port> Exchange<P> {
         let core = self.placement.owner(chunk);
         let layout_chunk = self.layout.chunk(chunk);
         let key = &mut self.keys[layout_chunk.key.index()];
-        if self.links[core] != link || key.round.low_bits() != round_bits {
+        let slice = self.slices.of_chunk(chunk);
+        let unnoticed = self.unnoticed[slice as usize];
+        let named = if unnoticed { key.round.next() } else { key.round };
+        if self.outboxes[core].link() != link || named.low_bits() != round_bits {
             let expected = format!("round {} over the link of core {core}", key.round.0);
             return Err(unexpected(format!("where an answer was expected for {expected}")));
+        }
+        if unnoticed {
+            // No bytes came: the hub says that the layer's weights can be pulled.
+            if self.slices.chunks(slice)[0] != chunk {
+                return Err(unexpected("where a notice names the first chunk of its layer".into()));
+            }
+            self.unnoticed[slice as usize] = false;
+            self.outboxes[core].control(Immediate::new(chunk, key.round));
+            return Ok(());
         }
         // SAFETY: the hub has answered this chunk and writes it again only after this worker's next
         // push of it.
@@ -313,7 +327,7 @@ impl<P: Port> Exchange<P> {
     /// What to sleep for when only this key matters: as many answers as may hold its last one, on
     /// the core that owes it the most.
     pub fn until_key(&self, key: KeyId) -> Until {
-        let mut owed = vec![0; self.links.len()];
+        let mut owed = vec![0; self.outboxes.len()];
         for chunk in self.layout.key_chunks(key).filter(|&chunk| self.under_way[chunk as usize]) {
             owed[self.placement.owner(ChunkId(chunk))] += 1;
         }
@@ -326,11 +340,11 @@ impl<P: Port> Exchange<P> {
     }
 
     fn until(&self, owed: &[u32]) -> Until {
-        if !self.unsent.is_empty() {
-            return Until::Any; // each answer may make room
+        if self.has_unsent() || self.slices.schedule().pulls() {
+            return Until::Any; // each answer may make room, or is to be followed by a pull
         }
         match owed.iter().enumerate().max_by_key(|&(_, &owed)| owed) {
-            Some((core, &count)) if count > 0 => Until::Arrivals { link: self.links[core], count },
+            Some((core, &count)) if count > 0 => Until::Arrivals { link: self.outboxes[core].link(), count },
             _ => Until::Any,
         }
     }
@@ -367,11 +381,12 @@ impl<P: Port> Exchange<P> {
         }
         Ok(())
     }
+}
 
-    fn closed_link(&mut self, core: usize) -> ExchangeError {
-        match self.port.closed() {
-            Some(closed) => ExchangeError::closed(core, &closed.reason),
-            None => ExchangeError::Closed { core, reason: "closed earlier".into(), here: false },
-        }
+#[cold]
+fn closed_link<P: Port>(port: &mut P, core: usize) -> ExchangeError {
+    match port.closed() {
+        Some(closed) => ExchangeError::closed(core, &closed.reason),
+        None => ExchangeError::Closed { core, reason: "closed earlier".into(), here: false },
     }
 }

@@ -29,16 +29,19 @@
 
 mod config;
 mod control;
+mod credit;
 mod data_path;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;
 mod heartbeat;
+mod outbox;
 mod session;
 #[allow(unsafe_code)]
 mod windows;
 
 pub use config::{SessionConfig, WeightsMode};
+pub use credit::{AT_FIRST, Credit, LAPS, NotACredit, TRIALS, Trial};
 pub use data_path::Way;
 pub use error::SessionError;
 pub use exchange::{Exchange, ExchangeError};

@@ -8,10 +8,11 @@ use pbox_core::control::{
     CheckpointReply, JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, Left, PROTOCOL,
     check_job_name,
 };
-use pbox_core::{Element, KeyId, Layout, Round};
+use pbox_core::{Element, KeyId, Layout, Round, Slices};
 
 use crate::config::SessionConfig;
 use crate::control::Control;
+use crate::credit::{Credit, Trial, Tuner};
 use crate::data_path::{self, DataPath, Way};
 use crate::error::SessionError;
 use crate::exchange::{Exchange, ExchangeError};
@@ -32,6 +33,10 @@ pub struct Session {
     heartbeat: Heartbeat,
     exchange: Exchange<any::Port>,
     way: Way,
+    /// Bytes that each link may hold.
+    credit: Option<usize>,
+    /// The search for the best, and the last round with its beginning.
+    tuner: Option<(Tuner, Option<(Round, Instant)>)>,
     /// Weights are there: they were broadcast, or the optimizer keeps none.
     ready: bool,
 }
@@ -44,6 +49,7 @@ impl Session {
         check_job_name(&config.job)?;
         config.optimizer.check()?;
         config.consistency.check(&config.optimizer)?;
+        config.schedule.check(config.consistency, config.on_loss)?;
         pbox_core::manifest::check(&config.keys)?;
         let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
         let control = Control::new(&config.hub, &config.job, config.join_limit);
@@ -59,15 +65,20 @@ impl Session {
             limit,
             port.waker(),
         )?;
+        let slice_bytes = config.slice_bytes.unwrap_or(config.chunk_bytes);
+        let slices = Slices::new(&layout, &placement, config.schedule, slice_bytes);
         let mut session = Session {
             ready: !config.optimizer.keeps_weights(),
-            exchange: Exchange::new(port, endpoints, placement, layout, windows),
+            exchange: Exchange::new(port, endpoints, placement, layout, windows, slices),
+            credit: config.credit.at_first(),
+            tuner: (config.credit == Credit::Auto).then(Default::default),
             config,
             control,
             token: reply.token,
             heartbeat,
             way,
         };
+        session.exchange.set_credit(session.credit);
         let first = session.gather(deadline)?;
         session.exchange.begin(first)?;
         session.ready |= first > Round(0);
@@ -168,7 +179,30 @@ impl Session {
                 why: "no weights yet: every worker calls broadcast_weights once before its first push".into(),
             });
         }
+        self.tune(key);
         self.send(key)
+    }
+
+    /// Where this is the first push of a round: how long the one before took, and what follows for the credit.
+    fn tune(&mut self, key: KeyId) {
+        let Some((tuner, last)) = &mut self.tuner else { return };
+        if key.index() >= self.exchange.layout().keys().len() {
+            return; // the push says so
+        }
+        let (round, now) = (self.exchange.round(key), Instant::now());
+        if last.is_some_and(|(last, _)| round <= last) {
+            return;
+        }
+        let took = last.replace((round, now)).map(|(_, begun)| now - begun);
+        if let Some(bytes) = took.and_then(|took| tuner.lap(took)) {
+            self.credit = Some(bytes);
+            self.exchange.set_credit(self.credit);
+        }
+    }
+
+    /// Bytes that each link to the hub may hold, and with [`Credit::Auto`] what was tried so far.
+    pub fn credit(&self) -> (Option<usize>, &[Trial]) {
+        (self.credit, self.tuner.as_ref().map_or(&[], |(tuner, _)| tuner.tried()))
     }
 
     fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
@@ -408,6 +442,8 @@ fn join_request(config: &SessionConfig) -> JoinRequest {
         ablate: config.ablate,
         consistency: config.consistency,
         on_loss: config.on_loss,
+        schedule: config.schedule,
+        credit_bytes: config.credit.at_first().map(|bytes| bytes as u64),
         cores: config.cores,
         keys: config.keys.clone(),
     }

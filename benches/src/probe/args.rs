@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use fabric::IdlePolicy;
 use fabric::verbs::NicList;
-use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer};
+use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer, Schedule};
 use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, IdleChoice};
-use worker_shim::{SessionConfig, WeightsMode};
+use worker_shim::{Credit, SessionConfig, WeightsMode};
 
 use super::compute_args::ComputeArgs;
 use crate::compute::{BUILT_IN, Plan};
@@ -76,6 +76,20 @@ pub struct Args {
     /// Size of a chunk, a multiple of 64.
     #[arg(long, default_value_t = DEFAULT_CHUNK_BYTES, value_name = "BYTES")]
     pub chunk_bytes: usize,
+
+    /// In what order gradients and weights leave: kvstore (whole layers, notify and pull), layerwise (whole
+    /// layers), sliced (slices as they are pushed), or p3 (slices, first layer first).
+    #[arg(long, default_value_t, value_name = "kvstore|layerwise|sliced|p3")]
+    pub schedule: Schedule,
+
+    /// The most bytes of a slice, the unit of sliced and p3; default one chunk. P3's paper has 200000, 50,000 f32.
+    #[arg(long, value_name = "BYTES")]
+    pub slice_bytes: Option<usize>,
+
+    /// Bytes that may be under way on each link, so that what is urgent overtakes the rest: a number, none, or auto
+    /// (tried in the first rounds).
+    #[arg(long, default_value_t, value_name = "none|auto|BYTES")]
+    pub credit: Credit,
 
     /// How the hub's cores wait.
     #[arg(long, default_value = "auto", value_enum)]
@@ -258,6 +272,9 @@ impl Args {
         config.chunk_bytes = self.chunk_bytes;
         config.ablate = self.ablate();
         config.consistency = self.consistency;
+        config.schedule = self.schedule;
+        config.slice_bytes = self.slice_bytes;
+        config.credit = self.credit;
         config.transport = self.transport.choice();
         config.nics = self.nics.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);

@@ -40,7 +40,15 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
     // A little delay, so that workers do not arrive in order.
     let net = Net::new(1, Faults { delay: 0..4, ..Faults::NONE });
     let consistency = args.consistency;
-    let terms = Terms { ablate: args.ablate(), consistency, ..Terms::new(workers, cores, optimizer) };
+    let terms = Terms {
+        ablate: args.ablate(),
+        consistency,
+        schedule: args.schedule,
+        slice_bytes: args.slice_bytes.unwrap_or(args.chunk_bytes),
+        credit: args.credit.at_first(),
+        hub_credit: args.credit.at_first(),
+        ..Terms::new(workers, cores, optimizer)
+    };
     let mut job = Simulated::new(net, &layout, terms)?;
     let keys = || (0..layout.keys().len() as u32).map(KeyId);
 

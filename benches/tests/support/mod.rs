@@ -13,7 +13,7 @@ pub mod values;
 
 use fabric::IdlePolicy;
 use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL, TransportAddress};
-use pbox_core::{Ablate, Consistency, Key, KeyId, Optimizer};
+use pbox_core::{Ablate, Consistency, Key, KeyId, Optimizer, Schedule};
 use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
@@ -129,6 +129,8 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         ablate: Ablate::default(),
         consistency: Consistency::Bsp,
         on_loss: OnLoss::Stop,
+        schedule: Schedule::default(),
+        credit_bytes: None,
         cores: None,
         keys: small_model(),
     }

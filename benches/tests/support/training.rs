@@ -3,8 +3,8 @@
 
 use fabric::any::Transport;
 use half::{bf16, f16};
-use pbox_core::{Dtype, Element, Key, KeyId, Optimizer};
-use worker_shim::{Session, SessionConfig, SessionError, WeightsMode};
+use pbox_core::{Dtype, Element, Key, KeyId, Optimizer, Schedule};
+use worker_shim::{Credit, Session, SessionConfig, SessionError, WeightsMode};
 
 use super::values::{self, Reference, mix, same_bits};
 use super::{config_at, together};
@@ -20,6 +20,9 @@ pub struct Training {
     pub rounds: u32,
     pub seed: u64,
     pub weights: WeightsMode,
+    pub schedule: Schedule,
+    pub slice_bytes: Option<usize>,
+    pub credit: Credit,
     /// How each rank comes to the hub.
     pub transport: fn(u32) -> Option<Transport>,
     /// The learning rate from a round on.
@@ -38,6 +41,9 @@ impl Training {
             rounds: 6,
             seed: 1,
             weights: WeightsMode::Shared,
+            schedule: Schedule::default(),
+            slice_bytes: None,
+            credit: Credit::None,
             transport: |_| None,
             rates: Vec::new(),
         }
@@ -50,6 +56,8 @@ impl Training {
         config.optimizer = self.optimizer;
         config.chunk_bytes = self.chunk_bytes;
         config.weights = self.weights;
+        (config.schedule, config.slice_bytes) = (self.schedule, self.slice_bytes);
+        config.credit = self.credit;
         config.transport = (self.transport)(rank);
         config
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fabric::any;
 use pbox_core::control::{JoinRequest, OnLoss, PROTOCOL};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Ablate, Consistency, Key, Optimizer};
+use pbox_core::{Ablate, Consistency, Key, Optimizer, Schedule};
 
 use super::Registry;
 use crate::core_thread::{Command, CoreHandle};
@@ -33,6 +33,8 @@ pub fn request() -> JoinRequest {
         ablate: Ablate::default(),
         consistency: Consistency::Bsp,
         on_loss: OnLoss::Stop,
+        schedule: Schedule::default(),
+        credit_bytes: None,
         cores: None,
         keys: vec![Key::f32("a", [16])],
     }

@@ -86,7 +86,8 @@ impl Registry {
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
-        job.add_member(rank);
+        let credit = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+        job.add_member(rank, request.credit_bytes.map(credit));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
             token: format!("{:032x}", u128::from_be_bytes(token)),
@@ -152,12 +153,14 @@ impl Registry {
         // Under the lock, so that what is told of the worker's loss comes after its links.
         let inner = self.lock();
         let Some(job) = inner.tokens.get(&admission.token).map(|(id, _)| &inner.jobs[id]) else { return };
+        let credit = job.members[admission.rank as usize].as_ref().and_then(|member| member.credit);
         for ((&core, endpoint), weights) in job.cores.numbers.iter().zip(endpoints).zip(admission.own) {
             self.cores[core].send(Command::AddWorker {
                 job: admission.job,
                 rank: admission.rank,
                 gradients: Arc::clone(&gradients),
                 weights,
+                credit,
                 endpoint: Box::new(endpoint),
             });
         }
@@ -179,6 +182,13 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     if request.cores == Some(0) {
         return Err(Refusal::Bad("0 cores: a job has at least one; leave it out for all".into()));
     }
+    if request.credit_bytes == Some(0) {
+        return Err(Refusal::Bad(
+            "a credit of 0 bytes: a link has at least 1; leave it out for no bound".into(),
+        ));
+    }
+    let JoinRequest { schedule, consistency, on_loss, .. } = *request;
+    schedule.check(consistency, on_loss).map_err(|error| Refusal::Bad(error.to_string()))?;
     request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
     request.consistency.check(&request.optimizer).map_err(|error| Refusal::Bad(error.to_string()))?;
     manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))

@@ -108,7 +108,7 @@ impl Registry {
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
             model_mb = layout.model_bytes() as f64 / 1e6, cores = ?cores.numbers,
-            optimizer = ?terms.optimizer, consistency = %terms.consistency, workers = terms.workers, "new job"
+            optimizer = ?terms.optimizer, consistency = %terms.consistency, schedule = %terms.schedule, workers = terms.workers, "new job"
         );
         for ((&core, chunks), weights) in cores.numbers.iter().zip(chunks).zip(claims) {
             let spec = Box::new(ShardSpec {
@@ -117,6 +117,7 @@ impl Registry {
                 weights,
                 workers: terms.workers,
                 consistency: terms.consistency,
+                schedule: terms.schedule,
                 restored: restored.clone(),
                 snapshot_every: self.checkpoint_every.filter(|_| terms.optimizer.keeps_weights()),
                 optimizer: terms.optimizer,

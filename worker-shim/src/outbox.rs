@@ -1,0 +1,109 @@
+//! An outbox: what a worker has pushed and the link to one of the hub's cores has not taken yet.
+//!
+//! Owned by the exchange. A slice that is begun is finished before another one; control messages pass all of them.
+//! Allocates nothing after it is made.
+//!
+//! ```text
+//!   push -> [slices, by priority] -> [the one begun] --+--> post, as long as the link takes it
+//!                          [control messages] ---------+
+//! ```
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use fabric::{Imm, LinkId, Port, Posted, Span};
+use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, SendQueue, Slices};
+
+/// What control messages carry: an immediate, and no bytes.
+const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
+
+/// What waits for one link.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    link: LinkId,
+    controls: VecDeque<Imm>,
+    /// Numbers of slices.
+    queue: SendQueue<u32>,
+    /// The slice that is begun, and its chunks that are left.
+    begun: Option<(u32, Range<usize>)>,
+}
+
+impl Outbox {
+    /// For the link to a core that at most so many slices go to.
+    pub fn new(link: LinkId, slices: usize) -> Self {
+        let controls = VecDeque::with_capacity(slices);
+        Outbox { link, controls, queue: SendQueue::new(slices), begun: None }
+    }
+
+    /// The link that it is for.
+    pub fn link(&self) -> LinkId {
+        self.link
+    }
+
+    /// Takes in a slice of a key that was pushed.
+    pub fn push(&mut self, slices: &Slices, number: u32) {
+        let priority = slices.schedule().priority(slices.slice(number).key);
+        assert!(self.queue.push(priority, number), "a key is pushed once until it is answered");
+    }
+
+    /// Takes in a control message.
+    pub fn control(&mut self, message: Immediate) {
+        self.controls.push_back(message.encode());
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.begun.is_none() && self.queue.is_empty() && self.controls.is_empty()
+    }
+
+    /// Posts what the link takes; whether it took anything.
+    ///
+    /// # Errors
+    /// When the link is closed.
+    pub fn pump<P: Port>(
+        &mut self,
+        port: &mut P,
+        layout: &Layout,
+        slices: &Slices,
+        round: impl Fn(KeyId) -> Round,
+    ) -> Result<bool, LinkClosed> {
+        let mut posted = false;
+        while let Some(&message) = self.controls.front() {
+            match port.post(self.link, NO_BYTES, message) {
+                Posted::Accepted => posted = true,
+                Posted::Full => return Ok(posted),
+                Posted::Closed => return Err(LinkClosed),
+            }
+            self.controls.pop_front();
+        }
+        while let Some((number, rest)) = self.next(slices) {
+            let round = round(slices.slice(number).key);
+            for at in rest.clone() {
+                let chunk: ChunkId = slices.chunks(number)[at];
+                match port.post(self.link, layout.chunk(chunk).span, Immediate::new(chunk, round).encode()) {
+                    Posted::Accepted => posted = true,
+                    Posted::Full => {
+                        self.begun = Some((number, at..rest.end)).filter(|_| at > 0);
+                        return Ok(posted);
+                    }
+                    Posted::Closed => return Err(LinkClosed),
+                }
+                if at == 0 {
+                    self.queue.pop();
+                }
+            }
+            self.begun = None;
+        }
+        Ok(posted)
+    }
+
+    /// The chunks that leave next: of the slice that is begun, else all of the first one in the queue.
+    fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
+        let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));
+        self.begun.clone().or_else(first)
+    }
+}
+
+/// The link takes nothing any more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkClosed;
