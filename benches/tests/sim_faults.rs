@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use benches::simulated::{Simulated, Terms};
 use fabric::sim::{Faults, Net, Rate, seeds};
+use pbox_core::control::OnLoss;
 use pbox_core::{Key, KeyId, Layout, Notice, Optimizer, Round, oracle};
 
 const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;
+const SGD: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.01, momentum: 0.9 };
 
 fn layout() -> Arc<Layout> {
@@ -161,5 +163,50 @@ fn one_seed_gives_one_run() {
     };
     for seed in seeds(5) {
         assert_eq!(clock(seed), clock(seed));
+    }
+}
+
+/// The last one of those who could end a round dies when some of its keys are pushed; a newcomer, who begins after
+/// that round, waits for all keys' weights of it.
+#[test]
+fn a_round_that_nobody_is_left_to_end_is_left_out() {
+    for newcomer_first in [true, false] {
+        let terms = Terms { on_loss: OnLoss::Continue, ..Terms::new(2, 2, SGD) };
+        let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout(), terms).unwrap();
+        push_all(&mut job, 0).unwrap();
+        job.settle(100).unwrap();
+        job.kill(1);
+        let _ = (0..10).map(|_| job.step().unwrap()).count();
+        let [first, last] = [KeyId(0), KeyId(3)];
+        job.workers[0].gradient_mut::<f32>(last).unwrap().fill(1.0);
+        job.workers[0].push(last).unwrap();
+        job.settle(100).unwrap();
+        if newcomer_first {
+            job.rejoin(1).unwrap();
+            job.kill(0);
+        } else {
+            job.kill(0);
+            job.rejoin(1).unwrap();
+        }
+        let _ = (0..100).map(|_| job.step().unwrap()).count();
+        let newcomer = &mut job.workers[1];
+        assert_eq!(newcomer.first_under_way(), None, "the newcomer has all weights of round 1");
+        let began = |key, i| value(0, 0, key, i);
+        assert_eq!(newcomer.weights::<f32>(first).unwrap()[0], began(first, 0), "nobody pushed it");
+        assert_eq!(newcomer.weights::<f32>(last).unwrap()[5], began(last, 5) - 1.0, "it was pushed");
+        let skipped = |notice: &Notice| match notice {
+            Notice::Skipped { chunk, rounds, .. } => Some((layout().chunk(*chunk).key, rounds.clone())),
+            _ => None,
+        };
+        let skipped: Vec<_> = job.notices.iter().filter_map(skipped).collect();
+        assert!(skipped.contains(&(first, 1..2)) && !skipped.contains(&(last, 1..2)), "{skipped:?}");
+        // And the job goes on.
+        let mut push = |key| {
+            job.workers[1].gradient_mut::<f32>(key).unwrap().fill(1.0);
+            job.workers[1].push(key).unwrap();
+        };
+        keys(&layout()).into_iter().for_each(&mut push);
+        let _ = (0..100).map(|_| job.step().unwrap()).count();
+        assert_eq!(job.workers[1].weights::<f32>(first).unwrap()[0], began(first, 0) - 1.0);
     }
 }

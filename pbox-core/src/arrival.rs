@@ -110,6 +110,15 @@ impl Arrivals {
         count > 0 && count == self.roster.size(round)
     }
 
+    /// Moves chunk `index` past rounds that nobody is left to push, to the first that somebody takes part in; how
+    /// many rounds. Those who take part in that one wait for the weights before it.
+    pub fn skip_deserted(&mut self, index: usize) -> u32 {
+        let State { round, .. } = self.chunks[index];
+        let Some(next) = self.roster.first_after(round) else { return 0 };
+        self.chunks[index].round = next; // nobody's slot is in
+        next.0 - round.0
+    }
+
     /// Moves a whole chunk on to its next round.
     #[inline]
     pub fn advance(&mut self, index: usize) {
@@ -165,6 +174,21 @@ mod tests {
         assert!(!arrivals.is_whole(0), "what it had pushed is out again");
         assert!(arrivals.is_whole(1));
         assert_eq!(arrivals.arrive(0, 1, 0), Err(OutOfTurn::NotYet(Round(0))));
+    }
+
+    #[test]
+    fn rounds_that_nobody_is_left_of_are_skipped() {
+        let mut arrivals = arrivals(2, 2);
+        arrivals.remove(1);
+        arrivals.arrive(0, 0, 0).unwrap();
+        arrivals.advance(0);
+        arrivals.admit(1, Round(1));
+        assert_eq!(arrivals.skip_deserted(1), 0, "worker 0 may still push it");
+        arrivals.remove(0);
+        assert_eq!([0, 1].map(|index| arrivals.skip_deserted(index)), [0, 1]);
+        assert_eq!(arrivals.arrive(1, 1, 1), Ok(true));
+        arrivals.remove(1);
+        assert_eq!(arrivals.skip_deserted(0), 0, "nobody waits");
     }
 
     #[test]

@@ -46,6 +46,12 @@ impl Roster {
         if round >= self.settled { self.count } else { self.ranks(round).count() as u32 }
     }
 
+    /// Where nobody takes part in a round: the first round after it that somebody takes part in.
+    pub fn first_after(&self, round: Round) -> Option<Round> {
+        let first = || self.from.iter().flatten().min().copied();
+        if self.size(round) > 0 { None } else { first() }
+    }
+
     /// Whether `rank` takes part in a round.
     #[inline]
     pub fn has(&self, rank: u32, round: Round) -> bool {
@@ -77,5 +83,10 @@ mod tests {
         assert!(roster.has(2, Round(5)) && !roster.has(2, Round(4)));
         assert!(roster.remove(1) && !roster.remove(1));
         assert_eq!([4, 5].map(|round| roster.size(Round(round))), [2, 3]);
+        assert_eq!([1, 2, 9].map(|round| roster.first_after(Round(round))), [Some(Round(2)), None, None]);
+        [0, 3].map(|rank| roster.remove(rank));
+        assert_eq!([2, 4, 5].map(|r| roster.first_after(Round(r))), [Some(Round(5)), Some(Round(5)), None]);
+        roster.remove(2);
+        assert_eq!(roster.first_after(Round(2)), None, "nobody comes after");
     }
 }

@@ -69,6 +69,8 @@ pub(crate) struct Finished {
     pub bytes: usize,
     /// Steps that were made.
     pub steps: u32,
+    /// Rounds that ended without a step, because nobody is left who could push them.
+    pub skipped: u32,
     pub to: Recipients,
 }
 
@@ -314,9 +316,10 @@ impl Shard {
 
     fn settle_chunk(&mut self, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now, ranks) = match &mut self.pace {
-            Pace::Together(arrivals) => {
-                return arrivals.is_whole(place).then(|| self.finish_round(kernels, place));
+            Pace::Together(arrivals) if arrivals.is_whole(place) => {
+                return Some(self.finish_round(kernels, place));
             }
+            Pace::Together(_) => return self.skip_deserted(place),
             Pace::Alone(clocks) => (clocks.round(place), clocks.settle(place), clocks.ranks_at_most()),
         };
         // Without its slowest worker a chunk may pass several rounds at once.
@@ -327,6 +330,18 @@ impl Shard {
         }
         let Pace::Alone(clocks) = &self.pace else { return None };
         (finished.steps > 0 || (0..ranks).any(|rank| clocks.may_answer(place, rank))).then_some(finished)
+    }
+
+    /// All who took part in a chunk's round are gone, and others wait for its end, who come after it: they are
+    /// sent the weights as they are.
+    fn skip_deserted(&mut self, place: usize) -> Option<Finished> {
+        let Pace::Together(arrivals) = &mut self.pace else { return None };
+        let skipped = arrivals.skip_deserted(place);
+        let round = arrivals.round(place);
+        (round.0 - skipped + 1..=round.0).for_each(|round| self.reach(place, Round(round)));
+        let last = Round(round.0.wrapping_sub(1));
+        let finished = self.finished(place, 0, Recipients::All(last));
+        (skipped > 0).then_some(Finished { skipped, ..finished })
     }
 
     /// Changes the learning rate from a round on.
@@ -368,7 +383,7 @@ impl Shard {
     }
 
     fn finished(&self, place: usize, steps: u32, to: Recipients) -> Finished {
-        Finished { place, bytes: self.chunk(place).1.bytes, steps, to }
+        Finished { place, bytes: self.chunk(place).1.bytes, steps, skipped: 0, to }
     }
 
     /// Sum and step of a chunk whose slots are all in; it is then in its next round.

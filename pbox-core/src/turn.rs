@@ -8,12 +8,13 @@
 //! read-modify-write, allocates nothing and makes no system call, but what waking a sleeping worker
 //! needs.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, Port, RecvWindow, Slab, SpanError, Spans};
 
 use crate::answers::Answers;
-use crate::chunk::{Immediate, Round};
+use crate::chunk::{ChunkId, Immediate, Round};
 use crate::control::OnLoss;
 use crate::kernels::Kernels;
 use crate::shard::{Finished, Front, Shard};
@@ -56,6 +57,15 @@ pub enum Notice {
         job: JobId,
         /// What came of it.
         taken: Taken,
+    },
+    /// All who took part in some rounds of a chunk are gone, and the job goes on without these rounds of it.
+    Skipped {
+        /// Its job.
+        job: JobId,
+        /// The chunk.
+        chunk: ChunkId,
+        /// The rounds, by number.
+        rounds: Range<u32>,
     },
     /// A job cannot go on.
     JobFailed {
@@ -233,6 +243,7 @@ impl<P: Port> Core<P> {
             && let Some((finished, after)) = job.shard.settle(self.kernels, next)
         {
             next = after;
+            notices.extend(job.skipped(&finished));
             self.answer(place, finished, notices);
         }
         if let Some(job) = &mut self.jobs[place] {
@@ -370,6 +381,14 @@ impl<P: Port> Core<P> {
 }
 
 impl Job {
+    /// What is to be said of a chunk that went on without some rounds.
+    fn skipped(&self, finished: &Finished) -> Option<Notice> {
+        let &Finished { place, skipped, .. } = finished;
+        let (chunk, now) = (self.shard.chunk(place).0, self.shard.round(place).0);
+        let rounds = now.checked_sub(skipped).filter(|_| skipped > 0)?..now;
+        Some(Notice::Skipped { job: self.id, chunk, rounds })
+    }
+
     /// What came of snapshots. Once a snapshot, not once a chunk.
     #[cold]
     fn tell_taken(&mut self, notices: &mut Vec<Notice>) {

@@ -90,6 +90,8 @@ pub(crate) enum Report {
     WorkerGone { job: JobId, rank: u32, reason: String },
     /// What came of this core's part of a snapshot.
     Snapshot { job: JobId, core: usize, taken: Taken },
+    /// So many of this core's chunks went on without rounds whose workers are all gone.
+    Skipped { job: JobId, chunks: u64 },
     /// The core cannot take the job, or go on with it.
     JobFailed { job: JobId, reason: String },
     /// The hub stops: write the checkpoints that can be written. Not of a core, but on the same way.
@@ -268,12 +270,21 @@ impl<P: Port> CoreThread<P> {
     }
 
     fn tell(&self, notices: &mut Vec<Notice>) {
+        let mut skipped: Option<(JobId, u64)> = None;
         for notice in notices.drain(..) {
             self.report(match notice {
+                // One job's at a time: they follow from one command, or from one worker's end.
+                Notice::Skipped { job, .. } => {
+                    skipped = Some((job, skipped.map_or(1, |(_, chunks)| chunks + 1)));
+                    continue;
+                }
                 Notice::WorkerGone { job, rank, reason } => Report::WorkerGone { job, rank, reason },
                 Notice::Snapshot { job, taken } => Report::Snapshot { job, core: self.number, taken },
                 Notice::JobFailed { job, reason } => Report::JobFailed { job, reason },
             });
+        }
+        if let Some((job, chunks)) = skipped {
+            self.report(Report::Skipped { job, chunks });
         }
     }
 

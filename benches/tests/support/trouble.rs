@@ -87,7 +87,7 @@ impl Trouble {
                 Notice::WorkerGone { reason, .. } | Notice::JobFailed { reason, .. } => {
                     reason.contains(words)
                 }
-                Notice::Snapshot { .. } => false,
+                Notice::Snapshot { .. } | Notice::Skipped { .. } => false,
             })
         };
         match (self, ended) {
@@ -95,8 +95,6 @@ impl Trouble {
             (Trouble::None | Trouble::ComingAndGoing, Err(error)) => panic!("{self:?}: {error}"),
             (Trouble::Posts | Trouble::Death, Ok(())) => "whole in spite of trouble",
             (Trouble::Posts, Err(_)) if said("pushed chunk") => "the hub saw a repeat",
-            // The repeat overtook what it repeats, and that still takes the room of an answer.
-            (Trouble::Posts, Err(_)) if said("pushed without reading") => "the hub saw a repeat",
             (Trouble::Posts, Err(error)) if error.contains("broke the protocol") => "a worker saw a repeat",
             (Trouble::Posts, Err(error)) if error.contains("waits for") => "a post is missing",
             (Trouble::Death, Err(error)) if error.contains("waits for") && said("was killed") => {

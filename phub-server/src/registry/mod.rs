@@ -173,6 +173,12 @@ impl Registry {
                     let _ = done.send(());
                 });
             }
+            Report::Skipped { job, chunks } => {
+                if let Some(job) = inner.jobs.get(&job) {
+                    let why = "all workers of some rounds are gone";
+                    tracing::warn!(job = job.name, chunks, why, "chunks keep their weights for these rounds");
+                }
+            }
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
                 drop(inner);
