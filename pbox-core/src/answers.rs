@@ -143,8 +143,7 @@ impl Answers {
         let Some(parts) = self.parts.as_mut().filter(|parts| parts.are_pulled()) else {
             return places.for_each(|place| self.send_to_all(port, shard, place, round, full));
         };
-        // It names the next round: so neither end can take it, twice or late, for the weights.
-        let notice = Immediate::new(shard.chunk(places.start).0, round.next()).encode();
+        let notice = Immediate::control(shard.chunk(places.start).0, round).encode();
         for rank in 0..self.links.len() as u32 {
             let Some(link) = self.links[rank as usize] else { continue };
             if shard.is_answered(rank, round) {

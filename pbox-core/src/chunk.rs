@@ -56,6 +56,12 @@ impl Immediate {
         Immediate { chunk, round_bits: round.low_bits() }
     }
 
+    /// A control message about the layer part that begins with chunk `chunk`, of round `round`: named half the
+    /// numbers away, so that a push or an answer that comes twice or late is never taken for one, nor one for them.
+    pub fn control(chunk: ChunkId, round: Round) -> Self {
+        Immediate { chunk, round_bits: round.low_bits() ^ 0x80 }
+    }
+
     /// As the fabric carries it.
     pub fn encode(self) -> Imm {
         debug_assert!(self.chunk.0 < MAX_CHUNKS);
@@ -78,6 +84,13 @@ mod tests {
         fn immediates_survive_the_wire(chunk in 0..MAX_CHUNKS, round: u32) {
             let immediate = Immediate::new(ChunkId(chunk), Round(round));
             prop_assert_eq!(Immediate::decode(immediate.encode()), immediate);
+        }
+
+        #[test]
+        fn control_messages_name_no_round_that_is_near(round: u32, near in 0..100u32) {
+            let control = Immediate::control(ChunkId(5), Round(round)).round_bits;
+            prop_assert_ne!(control, Round(round.wrapping_add(near)).low_bits());
+            prop_assert_ne!(control, Round(round.wrapping_sub(near)).low_bits());
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::optimizer::{Ablate, Optimizer};
 use crate::schedule::Schedule;
 
 /// Version of the control protocol. Both ends must have the same.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// The most workers that a job may have.
 pub const MAX_WORKERS: u32 = 1024;

@@ -86,7 +86,7 @@ impl Parts {
     }
 
     /// What worker `rank` means by a post of the chunk at a place, which is in `round` now. A pull names the first
-    /// chunk of the part and the round that has just ended; a push would name `round`.
+    /// chunk of the part and the round that has just ended, as control messages do.
     pub fn pull(&mut self, place: usize, rank: u32, round: Round, immediate: Immediate) -> Pull {
         let part = self.of[place] as usize;
         let Some(notified) = &mut self.notified else { return Pull::None };
@@ -95,8 +95,8 @@ impl Parts {
             return Pull::None;
         }
         let Range { start, end } = self.parts[part].places;
-        let ended = Round(round.0.wrapping_sub(1));
-        if place != start as usize || immediate.round_bits != ended.low_bits() {
+        let expected = Immediate::control(immediate.chunk, Round(round.0.wrapping_sub(1)));
+        if place != start as usize || immediate != expected {
             return Pull::Missing;
         }
         *notified = false;
@@ -123,12 +123,15 @@ mod tests {
     #[test]
     fn a_pull_names_the_first_chunk_and_the_round_that_ended() {
         let mut parts = Parts::new(&KEYS, 2, true);
-        let of_round = |round| Immediate::new(ChunkId(7), Round(round));
+        let of_round = |round| Immediate::control(ChunkId(7), Round(round));
+        let push = |round| Immediate::new(ChunkId(7), Round(round));
         assert_eq!(parts.pull(1, 1, Round(256), of_round(255)), Pull::None, "before the notice");
         parts.notify(1, 1);
         assert_eq!(parts.pull(1, 0, Round(256), of_round(255)), Pull::None, "another worker's");
         assert_eq!(parts.pull(2, 1, Round(256), of_round(255)), Pull::Missing, "not the first chunk");
-        assert_eq!(parts.pull(1, 1, Round(256), of_round(256)), Pull::Missing, "the next push");
+        assert_eq!(parts.pull(1, 1, Round(256), of_round(254)), Pull::Missing, "another round's");
+        assert_eq!(parts.pull(1, 1, Round(256), push(256)), Pull::Missing, "the next push");
+        assert_eq!(parts.pull(1, 1, Round(256), push(255)), Pull::Missing, "the last push, once more");
         assert_eq!(parts.pull(1, 1, Round(256), of_round(255)), Pull::Of(1..4));
         assert_eq!(parts.pull(1, 1, Round(256), of_round(255)), Pull::None, "once");
     }

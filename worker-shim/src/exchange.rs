@@ -278,10 +278,15 @@ impl<P: Port> Exchange<P> {
         let key = &mut self.keys[layout_chunk.key.index()];
         let slice = self.slices.of_chunk(chunk);
         let unnoticed = self.unnoticed[slice as usize];
-        let named = if unnoticed { key.round.next() } else { key.round };
-        if self.outboxes[core].link() != link || named.low_bits() != round_bits {
-            let expected = format!("round {} over the link of core {core}", key.round.0);
-            return Err(unexpected(format!("where an answer was expected for {expected}")));
+        let (expected, kind) = match unnoticed {
+            true => (Immediate::control(chunk, key.round), "a notice"),
+            false => (Immediate::new(chunk, key.round), "an answer"),
+        };
+        if self.outboxes[core].link() != link || answer != expected {
+            let round = key.round.0;
+            return Err(unexpected(format!(
+                "where {kind} was expected for round {round} over the link of core {core}"
+            )));
         }
         if unnoticed {
             // No bytes came: the hub says that the layer's weights can be pulled.
@@ -289,7 +294,7 @@ impl<P: Port> Exchange<P> {
                 return Err(unexpected("where a notice names the first chunk of its layer".into()));
             }
             self.unnoticed[slice as usize] = false;
-            self.outboxes[core].control(Immediate::new(chunk, key.round));
+            self.outboxes[core].control(expected);
             return Ok(());
         }
         // SAFETY: the hub has answered this chunk and writes it again only after this worker's next

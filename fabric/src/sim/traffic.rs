@@ -117,7 +117,8 @@ impl Traffic {
             return;
         }
         let copies = matches!(exception, Some(Exception::Duplicate)) || faults.duplicate.strikes(random);
-        for copy in [false, true].into_iter().take(1 + usize::from(copies)) {
+        let mut times = [None; 2];
+        for time in times.iter_mut().take(1 + usize::from(copies)) {
             let delay = match exception {
                 Some(Exception::Delay(ticks)) => ticks,
                 _ => faults.draw_delay(random),
@@ -128,7 +129,12 @@ impl Traffic {
                 self.latest_due = due;
             }
             self.launched += 1;
-            self.in_flight.insert((due, self.launched), Message { copy, ..message });
+            *time = Some((due, self.launched));
+        }
+        // Whichever is there first is the arrival that makes room; the other one is the copy.
+        let first = times.iter().flatten().min().copied();
+        for time in times.into_iter().flatten() {
+            self.in_flight.insert(time, Message { copy: Some(time) != first, ..message });
         }
     }
 

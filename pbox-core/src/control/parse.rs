@@ -66,12 +66,14 @@ fn malformed(what: &'static str, error: &serde_json::Error) -> ParseError {
 mod tests {
     use super::*;
 
-    const JOIN: &str =
-        r#"{"protocol":3,"rank":0,"workers":2,"chunk_bytes":64,"optimizer":{"name":"average"},"keys":[]}"#;
+    fn join() -> String {
+        let rest = r#""rank":0,"workers":2,"chunk_bytes":64,"optimizer":{"name":"average"},"keys":[]"#;
+        format!(r#"{{"protocol":{PROTOCOL},{rest}}}"#)
+    }
 
     #[test]
     fn a_join_is_read() {
-        let request = parse_join(JOIN.as_bytes()).unwrap();
+        let request = parse_join(join().as_bytes()).unwrap();
         assert_eq!((request.rank, request.workers, request.chunk_bytes), (0, 2, 64));
     }
 
@@ -88,24 +90,24 @@ mod tests {
     fn a_field_that_is_given_twice_is_refused() {
         for (once, twice) in [
             (r#""rank":0"#, r#""rank":0,"rank":1"#),
-            (r#""protocol":3"#, r#""protocol":3,"protocol":3"#),
+            (r#""protocol":"#, r#""protocol":4,"protocol":"#),
             (r#""keys":[]"#, r#""keys":[],"keys":[]"#),
         ] {
-            let error = parse_join(JOIN.replace(once, twice).as_bytes()).unwrap_err().to_string();
+            let error = parse_join(join().replace(once, twice).as_bytes()).unwrap_err().to_string();
             assert!(error.contains("duplicate field"), "{error}");
         }
     }
 
     #[test]
     fn an_error_repeats_little_of_what_it_complains_about() {
-        let body = JOIN.replace("rank", &"x".repeat(100_000));
+        let body = join().replace("rank", &"x".repeat(100_000));
         let error = parse_join(body.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("unknown field `xxx") && error.len() < 600, "{} bytes", error.len());
     }
 
     #[test]
     fn nesting_has_a_limit() {
-        let deep = format!(r#"{{"protocol":3,"keys":{}"#, "[".repeat(10_000));
+        let deep = format!(r#"{{"protocol":{PROTOCOL},"keys":{}"#, "[".repeat(10_000));
         assert!(matches!(parse_join(deep.as_bytes()), Err(ParseError::Malformed { .. })));
         let deep = format!(r#"{{"token":{}"#, "[".repeat(10_000));
         assert!(parse::<super::super::LeaveRequest>("leave", deep.as_bytes()).is_err());
