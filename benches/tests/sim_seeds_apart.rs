@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use benches::simulated::Terms;
 use fabric::sim::{Net, seeds};
-use pbox_core::{Consistency, Key, KeyId, Layout};
+use pbox_core::{Consistency, Key, KeyId, Layout, Schedule};
 use support::race::{Race, SGD};
 use support::trouble::{Dice, ENDS, Strike, Trouble};
 
@@ -39,6 +39,11 @@ impl Cluster {
             0 => Consistency::Asp,
             staleness => Consistency::Ssp { staleness: staleness as u32 - 1 },
         };
+        let schedules = [Schedule::Sliced, Schedule::P3];
+        terms.schedule = schedules[dice.below(schedules.len() as u64) as usize];
+        terms.slice_bytes = dice.from(64..=512) as usize;
+        let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
+        (terms.credit, terms.hub_credit) = (credit(), credit());
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=5) as u32;
         let race = Race::new(seed, Net::new(seed, faults), &layout, terms, rounds);
