@@ -9,14 +9,18 @@ use fabric::conformance::Watchdog;
 use pbox_core::Key;
 use support::program::{probe, write_manifest};
 
-/// Runs the probe on keys of odd sizes; its report.
+/// Runs the probe for some rounds on keys of odd sizes; its report.
 fn report(arguments: &[&str]) -> serde_json::Value {
+    report_of("5", arguments)
+}
+
+fn report_of(rounds: &str, arguments: &[&str]) -> serde_json::Value {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.safetensors");
     let keys = [1u64, 17, 16_385, 100_000].map(|elements| Key::f32(format!("of {elements}"), [elements]));
     write_manifest(&model, &keys);
     let mut command = probe();
-    command.args(["--json", "--workers", "3", "--rounds", "5"]).args(arguments).arg("--manifest").arg(&model);
+    command.args(["--json", "--workers", "3", "--rounds", rounds]).args(arguments).arg("--manifest").arg(&model);
     let output = command.stdin(Stdio::null()).output().expect("the probe starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {said}");
@@ -56,4 +60,49 @@ fn every_consistency_is_exact() {
             }
         }
     }
+}
+
+#[test]
+fn every_schedule_is_exact_and_reported() {
+    let _watchdog = Watchdog::new("every_schedule_is_exact_and_reported");
+    let null = serde_json::Value::Null;
+    for transport in ["tcp", "shm", "sim"] {
+        for (schedule, slice_bytes, credit_bytes) in [
+            ("kvstore", null.clone(), null.clone()),
+            ("layerwise", null.clone(), null.clone()),
+            ("sliced", 32_768.into(), null.clone()),
+            ("p3", 32_768.into(), worker_shim::AT_FIRST.into()),
+        ] {
+            let report = report(&["--transport", transport, "--schedule", schedule]);
+            assert_eq!(
+                (&report["checked"], &report["schedule"]),
+                (&true.into(), &schedule.into()),
+                "{report}"
+            );
+            assert_eq!((&report["slice_bytes"], &report["credit_bytes"]), (&slice_bytes, &credit_bytes));
+            let own = ["--slice-bytes", "9000", "--credit", "70000", "--chunk-bytes", "4096"];
+            let report =
+                self::report(&[&["--transport", transport, "--schedule", schedule][..], &own].concat());
+            assert_eq!((&report["checked"], &report["credit"]), (&true.into(), &"70000".into()), "{report}");
+            assert_eq!(report["credit_bytes"], 70_000, "{report}");
+            let expected = if slice_bytes.is_null() { null.clone() } else { 9000.into() };
+            assert_eq!(report["slice_bytes"], expected, "{report}");
+        }
+    }
+}
+
+#[test]
+fn a_search_for_credit_is_told_with_what_it_tried() {
+    let _watchdog = Watchdog::new("a_search_for_credit_is_told_with_what_it_tried");
+    let asked = ["--transport", "tcp", "--schedule", "p3", "--credit", "auto"];
+    let first = report(&asked);
+    let tried = first["credit_tried"].as_array().expect("a list");
+    assert!(!tried.is_empty() && tried.len() < worker_shim::TRIALS.len(), "in few rounds few: {first}");
+    let all = report_of("60", &asked);
+    let tried = all["credit_tried"].as_array().expect("a list");
+    let bytes: Vec<u64> = tried.iter().map(|trial| trial["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(bytes, worker_shim::TRIALS.map(|bytes| bytes as u64), "{all}");
+    let time = |trial: &serde_json::Value| trial["round_ms"].as_f64().unwrap();
+    let best = tried.iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap();
+    assert_eq!(all["credit_bytes"], best["bytes"], "{all}");
 }

@@ -148,8 +148,8 @@ fn the_bits_are_the_same_with_every_schedule() {
         [((|_| Some(Transport::Tcp)) as fn(u32) -> _, "tcp"), (|_| Some(Transport::Shm), "shm")]
     {
         for schedule in Schedule::ALL {
-            for (credit, slice_bytes) in [(Credit::None, None), (Credit::Bytes(9000), Some(20_000))] {
-                let job = format!("{how}-{schedule}-{credit}");
+            for (credit, slice_bytes) in [(None, None), (Some(Credit::Bytes(9000)), Some(20_000))] {
+                let job = format!("{how}-{schedule}-{}", slice_bytes.unwrap_or(0));
                 let mut training = Training::new(job, keys.clone(), nesterov);
                 (training.schedule, training.credit, training.slice_bytes) = (schedule, credit, slice_bytes);
                 (training.chunk_bytes, training.transport) = (4096, transport);
@@ -166,7 +166,7 @@ fn credit_is_found() {
     let _watchdog = Watchdog::new("credit_is_found");
     let hub = hub(1);
     let mut config = config(&hub, "auto", 0, 1);
-    (config.credit, config.schedule) = (Credit::Auto, Schedule::P3);
+    (config.credit, config.schedule) = (Some(Credit::Auto), Schedule::P3);
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
     for round in 0.. {

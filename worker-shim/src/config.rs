@@ -52,9 +52,9 @@ pub struct SessionConfig {
     /// The most bytes of a slice, a unit of the schedule: consecutive chunks of one key for one core. Default: one
     /// chunk.
     pub slice_bytes: Option<usize>,
-    /// Bytes that may be under way on each link, each way. Default: any number, which makes [`Schedule::P3`] a FIFO
-    /// but on shared memory.
-    pub credit: Credit,
+    /// Bytes that may be under way on each link, each way. Default: what the schedule needs ([`Credit::of`]), 1 MiB
+    /// with [`Schedule::P3`], any number with the others.
+    pub credit: Option<Credit>,
     /// How many of the hub's cores the job gets. Default all.
     pub cores: Option<u32>,
     /// How to come to the hub. Default: by the best transport that it offers and that leads there.
@@ -74,6 +74,11 @@ pub struct SessionConfig {
 }
 
 impl SessionConfig {
+    /// Bytes that may be under way on each link.
+    pub fn credit(&self) -> Credit {
+        self.credit.unwrap_or_else(|| Credit::of(self.schedule))
+    }
+
     /// Everything that has no default.
     pub fn new(
         hub: impl Into<String>,
@@ -97,7 +102,7 @@ impl SessionConfig {
             on_loss: OnLoss::Stop,
             schedule: Schedule::default(),
             slice_bytes: None,
-            credit: Credit::default(),
+            credit: None,
             cores: None,
             transport: None,
             nics: None,

@@ -70,8 +70,8 @@ impl Session {
         let mut session = Session {
             ready: !config.optimizer.keeps_weights(),
             exchange: Exchange::new(port, endpoints, placement, layout, windows, slices),
-            credit: config.credit.at_first(),
-            tuner: (config.credit == Credit::Auto).then(Default::default),
+            credit: config.credit().at_first(),
+            tuner: (config.credit() == Credit::Auto).then(Default::default),
             config,
             control,
             token: reply.token,
@@ -443,7 +443,7 @@ fn join_request(config: &SessionConfig) -> JoinRequest {
         consistency: config.consistency,
         on_loss: config.on_loss,
         schedule: config.schedule,
-        credit_bytes: config.credit.at_first().map(|bytes| bytes as u64),
+        credit_bytes: config.credit().at_first().map(|bytes| bytes as u64),
         cores: config.cores,
         keys: config.keys.clone(),
     }

@@ -87,9 +87,9 @@ pub struct Args {
     pub slice_bytes: Option<usize>,
 
     /// Bytes that may be under way on each link, so that what is urgent overtakes the rest: a number, none, or auto
-    /// (tried in the first rounds).
-    #[arg(long, default_value_t, value_name = "none|auto|BYTES")]
-    pub credit: Credit,
+    /// (some are tried in the first 32 rounds). Default: 1048576 with p3, none with the others.
+    #[arg(long, value_name = "none|auto|BYTES")]
+    pub credit: Option<Credit>,
 
     /// How the hub's cores wait.
     #[arg(long, default_value = "auto", value_enum)]
@@ -262,6 +262,11 @@ impl Args {
     /// other work than the limit's, and one that waits for computing less.
     pub fn has_limit(&self) -> bool {
         self.compute.compute.is_none() && self.ablate.is_empty() && !self.consistency.steps_alone()
+    }
+
+    /// Bytes that may be under way on each link.
+    pub fn credit(&self) -> Credit {
+        self.credit.unwrap_or_else(|| Credit::of(self.schedule))
     }
 
     /// For a worker of this run.

@@ -70,11 +70,14 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         let passes = limit.as_ref().map(|limit| limit.measure(rounds)).transpose()?;
         legs.push(Leg::new(&by_worker, passes.unwrap_or_default()));
     }
-    let mut worker_rss = 0;
+    let (mut worker_rss, mut credits) = (0, Vec::new());
     for worker in &mut workers {
         worker.tell("done")?;
         match hear(worker)? {
-            Word::Right { rss_bytes } => worker_rss = worker_rss.max(rss_bytes),
+            Word::Right { rss_bytes, credit } => {
+                worker_rss = worker_rss.max(rss_bytes);
+                credits.push(credit);
+            }
             other => bail!("expected the last look from a worker, heard {other:?}"),
         }
     }
@@ -84,7 +87,9 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     hub.finish()?;
 
     progress.finish_and_clear();
-    Report::new(args, &transport, &layout, &legs, worker_rss, &looks)?.with_compute(args, &layout, &computed)
+    let credit = credits.swap_remove(0);
+    Report::new(args, &transport, &layout, &legs, worker_rss, &looks, credit)?
+        .with_compute(args, &layout, &computed)
 }
 
 /// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, a

@@ -4,6 +4,7 @@
 
 mod args;
 mod compute_args;
+mod credit_report;
 mod expected;
 mod hub_role;
 #[allow(unsafe_code)]

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pbox_core::Layout;
 use pbox_core::control::{CoreReply, HubReply};
+use pbox_core::{Layout, Schedule};
 use serde::Serialize;
 
 use super::args::Args;
+use super::credit_report::{CreditReport, Tried};
 use crate::compute::{ComputeReport, Times};
 
 /// The result of a run.
@@ -26,6 +27,16 @@ pub struct Report {
     kernels: String,
     optimizer: &'static str,
     consistency: String,
+    schedule: Schedule,
+    /// The most bytes of a slice; `None` where whole layers are the unit.
+    slice_bytes: Option<usize>,
+    /// As it was asked for.
+    credit: String,
+    /// What came of it, at rank 0.
+    credit_bytes: Option<usize>,
+    credit_tried: Vec<Tried>,
+    #[serde(skip)]
+    credit_words: String,
     ablated: Vec<String>,
     weights: &'static str,
     pages: &'static str,
@@ -94,6 +105,7 @@ impl Report {
         legs: &[Leg],
         worker_rss: u64,
         hub: &[(HubReply, HubReply)],
+        credit: CreditReport,
     ) -> Result<Self> {
         let (model, _) = args.keys()?;
         let after = &hub.last().expect("a run has a leg").1;
@@ -119,6 +131,12 @@ impl Report {
             kernels: after.kernels.clone(),
             optimizer: args.optimizer().name(),
             consistency: args.consistency.to_string(),
+            schedule: args.schedule,
+            slice_bytes: (!args.schedule.by_layer()).then(|| args.slice_bytes.unwrap_or(args.chunk_bytes)),
+            credit: args.credit().to_string(),
+            credit_words: credit.words(args.credit()),
+            credit_bytes: credit.bytes,
+            credit_tried: credit.tried,
             ablated: args.ablate.iter().map(|what| format!("{what:?}").to_lowercase()).collect(),
             weights: match args.weights {
                 super::args::WeightsChoice::Shared => "shared",
@@ -186,6 +204,8 @@ impl Report {
                 self.round_ms_p50, self.round_ms_p10, self.round_ms_p90
             ),
         );
+        let unit = self.slice_bytes.map_or("whole layers".into(), |bytes| format!("slices of {bytes} bytes"));
+        row("schedule", format!("{}, {unit}; credit {}", self.schedule, self.credit_words));
         if !self.ablated.is_empty() {
             row("left out", self.ablated.join(" and "));
         }

@@ -13,6 +13,7 @@ use pbox_core::{Dtype, Element, KeyId, Layout};
 use phub_server::CoreSelection;
 
 use super::args::Args;
+use super::credit_report::CreditReport;
 use super::expected::{Expected, allowed};
 use super::report::{Leg, Report, progress_bar};
 use crate::simulated::{Simulated, Terms};
@@ -45,8 +46,8 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         consistency,
         schedule: args.schedule,
         slice_bytes: args.slice_bytes.unwrap_or(args.chunk_bytes),
-        credit: args.credit.at_first(),
-        hub_credit: args.credit.at_first(),
+        credit: args.credit().at_first(),
+        hub_credit: args.credit().at_first(),
         ..Terms::new(workers, cores, optimizer)
     };
     let mut job = Simulated::new(net, &layout, terms)?;
@@ -95,6 +96,7 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         &[Leg::new(&[round_ns], Vec::new())],
         rss_bytes,
         &[(before, describe(&job))],
+        CreditReport::said(args.credit().at_first()),
     )
 }
 

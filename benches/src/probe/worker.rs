@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use worker_shim::Session;
 
 use super::args::Args;
+use super::credit_report::CreditReport;
 use super::expected::{Expected, allowed};
 use super::report::{Leg, Report};
 use crate::child;
@@ -45,6 +46,8 @@ pub(super) enum Word {
     Right {
         /// The process's resident memory.
         rss_bytes: u64,
+        /// Its links'.
+        credit: CreditReport,
     },
 }
 
@@ -177,7 +180,7 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
     worker.check()?;
-    say(&Word::Right { rss_bytes });
+    say(&Word::Right { rss_bytes, credit: CreditReport::of(&worker.session) });
     child::wait_for_word("leave")?;
     worker.check_total()?;
     Ok(worker.session.leave()?)
@@ -219,6 +222,7 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
         &legs,
         rss_bytes,
         &[(before, after)],
+        CreditReport::of(&worker.session),
     )?
     .with_compute(args, worker.session.layout(), &computed)?;
     worker.session.leave()?;

@@ -22,7 +22,7 @@ pub struct Training {
     pub weights: WeightsMode,
     pub schedule: Schedule,
     pub slice_bytes: Option<usize>,
-    pub credit: Credit,
+    pub credit: Option<Credit>,
     /// How each rank comes to the hub.
     pub transport: fn(u32) -> Option<Transport>,
     /// The learning rate from a round on.
@@ -43,7 +43,7 @@ impl Training {
             weights: WeightsMode::Shared,
             schedule: Schedule::default(),
             slice_bytes: None,
-            credit: Credit::None,
+            credit: None,
             transport: |_| None,
             rates: Vec::new(),
         }

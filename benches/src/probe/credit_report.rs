@@ -1,0 +1,55 @@
+//! What the probe says of credit: how many bytes each of a worker's links could hold, and what a search has tried.
+//!
+//! Plain data, which a worker process tells its parent.
+
+use serde::{Deserialize, Serialize};
+use worker_shim::{Credit, Session, TRIALS, Trial};
+
+/// Of one worker: each searches for itself.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct CreditReport {
+    /// In the end; `None` for any number.
+    pub bytes: Option<usize>,
+    /// By the search, in the order in which they were tried.
+    pub tried: Vec<Tried>,
+}
+
+/// A credit that was tried.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Tried {
+    bytes: usize,
+    /// The fastest round.
+    round_ms: f64,
+}
+
+impl CreditReport {
+    /// Of one that was said.
+    pub fn said(bytes: Option<usize>) -> Self {
+        CreditReport { bytes, tried: Vec::new() }
+    }
+
+    /// Of a session at its end.
+    pub fn of(session: &Session) -> Self {
+        let (bytes, tried) = session.credit();
+        let tried = tried
+            .iter()
+            .map(|&Trial { bytes, round }| Tried { bytes, round_ms: round.as_nanos() as f64 / 1e6 });
+        CreditReport { bytes, tried: tried.collect() }
+    }
+
+    /// In words.
+    pub fn words(&self, asked: Credit) -> String {
+        let bytes =
+            self.bytes.map_or("no bound".to_owned(), |bytes| format!("{} KiB a link", bytes as f64 / 1024.0));
+        if asked != Credit::Auto {
+            return bytes;
+        }
+        let each: Vec<String> = self
+            .tried
+            .iter()
+            .map(|trial| format!("{} KiB {:.2} ms", trial.bytes >> 10, trial.round_ms))
+            .collect();
+        let state = if self.tried.len() == TRIALS.len() { "found" } else { "still searching" };
+        format!("{bytes}, {state}, {} of {} tried: {}", each.len(), TRIALS.len(), each.join(", "))
+    }
+}
