@@ -20,7 +20,11 @@ fn report_of(rounds: &str, arguments: &[&str]) -> serde_json::Value {
     let keys = [1u64, 17, 16_385, 100_000].map(|elements| Key::f32(format!("of {elements}"), [elements]));
     write_manifest(&model, &keys);
     let mut command = probe();
-    command.args(["--json", "--workers", "3", "--rounds", rounds]).args(arguments).arg("--manifest").arg(&model);
+    command
+        .args(["--json", "--workers", "3", "--rounds", rounds])
+        .args(arguments)
+        .arg("--manifest")
+        .arg(&model);
     let output = command.stdin(Stdio::null()).output().expect("the probe starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {said}");
