@@ -5,12 +5,13 @@ mod support;
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
+use pbox_core::Schedule;
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use support::program::{Program, probe};
 use support::training::Training;
 use support::{PATIENT_S, config, config_at, describe, hub, push_all, ready_all, refused, says, settings};
-use worker_shim::{Session, SessionError, WeightsMode};
+use worker_shim::{Credit, Session, SessionError, WeightsMode};
 
 const NESTEROV: pbox_core::Optimizer =
     pbox_core::Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
@@ -28,13 +29,15 @@ fn has_rdma() -> bool {
 fn the_bits_are_the_same_by_every_way() {
     let _watchdog = Watchdog::new("the_bits_are_the_same_by_every_way");
     let hub = hub(2);
-    let run = |job: &str, transport| {
+    let scheduled = |job: &str, transport, schedule, credit| {
         let mut training = Training::new(job, support::small_model(), NESTEROV);
+        (training.schedule, training.credit) = (schedule, credit);
         (training.chunk_bytes, training.workers, training.transport) = (64, 4, transport);
         training.weights =
             if job.starts_with("private") { WeightsMode::Private } else { WeightsMode::Shared };
         training.run(&hub.address().to_string())
     };
+    let run = |job: &str, transport| scheduled(job, transport, Schedule::Sliced, None);
     let shm = run("shm", |_| Some(Transport::Shm));
     assert_eq!(run("tcp", |_| Some(Transport::Tcp)), shm);
     assert_eq!(run("private", |_| Some(Transport::Tcp)), shm);
@@ -45,6 +48,10 @@ fn the_bits_are_the_same_by_every_way() {
         assert_eq!(run("private-verbs", |_| Some(Transport::Verbs)), shm);
         let mixed = |rank| Some([Transport::Verbs, Transport::Tcp, Transport::Shm][rank as usize % 3]);
         assert_eq!(run("mixed-with-rdma", mixed), shm, "two of one job by RDMA, one each by the others");
+        for schedule in Schedule::ALL {
+            let (job, credit) = (format!("mixed-{schedule}"), Some(Credit::Bytes(100)));
+            assert_eq!(scheduled(&job, mixed, schedule, credit), shm, "{schedule}, credit for one chunk");
+        }
     }
 }
 
