@@ -154,7 +154,7 @@ impl Simulated {
                 core.set_credit(JOB, rank, bytes);
             }
         }
-        let windows = Windows::new(Arc::clone(layout), spans, at_worker, false)?;
+        let windows = Windows::new(Arc::clone(layout), spans, vec![at_worker; placement.cores()], false)?;
         let slices = Slices::new(layout, placement, schedule, slice_bytes);
         let (port, placement, layout) = (net.port(), placement.clone(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, placement, layout, windows, slices);

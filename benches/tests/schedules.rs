@@ -34,7 +34,7 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
     let (here, there) = (window(), window());
     let ours = sim::Windows { send: gradients, recv: Arc::clone(&here) };
     let (end, far) = net.link(ours, sim::Windows { send: weights, recv: there }, placement.capacities()[0]);
-    let windows = Windows::new(Arc::clone(&layout), spans, here, false).unwrap();
+    let windows = Windows::new(Arc::clone(&layout), spans, vec![here], false).unwrap();
     let slices = Slices::new(&layout, &placement, schedule, slice_bytes);
     let mut worker =
         Exchange::new(net.port(), vec![end], placement.clone(), Arc::clone(&layout), windows, slices);

@@ -75,7 +75,7 @@ fn a_worker_takes_the_best_way_and_says_why() {
         let mut config = config(&hub, "job", 0, 1);
         config.transport = wanted;
         let session = Session::join(config)?;
-        let way = session.way().clone();
+        let way = session.ways()[0].clone();
         session.leave()?;
         Ok::<_, SessionError>((way.transport, way.reason))
     };

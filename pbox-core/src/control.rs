@@ -17,6 +17,7 @@ use crate::consistency::Consistency;
 use crate::key::Key;
 use crate::optimizer::{Ablate, Optimizer};
 use crate::schedule::Schedule;
+use crate::share::Share;
 
 /// Version of the control protocol. Both ends must have the same.
 pub const PROTOCOL: u32 = 4;
@@ -74,6 +75,9 @@ pub struct JoinRequest {
     /// Bytes that the hub may have under way to this worker on each link; default any number. Each worker's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credit_bytes: Option<u64>,
+    /// Which of the job's hubs this one is; default the only one.
+    #[serde(default, skip_serializing_if = "Share::is_whole")]
+    pub share: Share,
     /// How many of the hub's cores the job gets; default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
@@ -100,6 +104,8 @@ pub struct JoinReply {
     /// Those of the hub's cores that own the job's chunks, by their number: the placement's first core
     /// is the first of these, and so on.
     pub cores: Vec<u32>,
+    /// [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
+    pub placement: String,
     /// How many cores the hub has in all.
     pub ports: u32,
     /// Where the data path is, by each transport that the hub offers.

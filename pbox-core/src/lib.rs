@@ -28,6 +28,7 @@ mod roster;
 mod schedule;
 #[allow(unsafe_code)]
 mod shard;
+mod share;
 mod slices;
 #[allow(unsafe_code)]
 mod slots;
@@ -48,6 +49,7 @@ pub use placement::{Placement, runs};
 pub use restored::{Restored, RestoredKey};
 pub use schedule::{NeedsLayers, NotASchedule, Schedule, SendQueue};
 pub use shard::{Front, Shard, ShardSpec};
+pub use share::{InvalidShare, MAX_HUBS, Share};
 pub use slices::{Slice, Slices};
 pub use snapshot::{Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
 pub use taking::{Occasion, Taken};

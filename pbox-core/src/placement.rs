@@ -1,4 +1,5 @@
-//! Placement: which of the hub's cores owns each chunk. Pure; the same at both ends of every link.
+//! Placement: which of a hub's cores owns each chunk. Pure; the same at both ends of every link. Where a job is
+//! spread over several hubs, [`share`](crate::share) says first which hub has a chunk.
 //!
 //! A chunk goes to one core (PHub, section 2), by LPT on bytes as in PHub's public code, but in *runs* of
 //! neighbours:
@@ -13,13 +14,15 @@
 //! Nesterov that took a fifth of the memory's bandwidth. Runs of 16 chunks give it back
 //! (`docs/decisions/0005-placement-by-runs.md`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::{SendWindow, Span, Spans, WindowError};
 
 use crate::chunk::ChunkId;
-use crate::key::KeyId;
 use crate::layout::Layout;
+use crate::schedule::Schedule;
+use crate::share::{Share, pieces};
 
 /// The longest run: what is needed for the memory's full speed, and no more, so that a layer is
 /// spread over the cores.
@@ -29,7 +32,10 @@ const RUN_BYTES: usize = 512 * 1024;
 /// runs for it.
 const RUNS_PER_CORE: usize = 64;
 
-/// The owner of every chunk.
+/// The owner of a chunk that is another hub's.
+const ELSEWHERE: u32 = u32::MAX;
+
+/// The owner of every chunk: a core of a hub, or of one of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     owners: Vec<u32>,
@@ -37,23 +43,53 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Places a layout's chunks on `cores` cores; at least one.
+    /// Places a layout's chunks on `cores` cores of one hub; at least one.
     pub fn new(layout: &Layout, cores: usize) -> Self {
-        let runs = runs(layout, cores);
-        let bytes = |run: &std::ops::Range<u32>| {
-            run.clone().map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum()
-        };
-        let weights: Vec<u64> = runs.iter().map(bytes).collect();
-        let mut owners = vec![0; layout.chunks().len()];
-        for (run, core) in runs.into_iter().zip(topology::lpt(&weights, cores)) {
+        Self::of_share(layout, Schedule::default(), Share::default(), cores)
+    }
+
+    /// Places a hub's share of a layout's chunks on its `cores` cores; at least one.
+    pub fn of_share(layout: &Layout, schedule: Schedule, share: Share, cores: usize) -> Self {
+        let runs = cut(layout, cores, pieces(layout, schedule, share));
+        let mut owners = vec![ELSEWHERE; layout.chunks().len()];
+        for (run, core) in runs.iter().zip(topology::lpt(&weights(layout, &runs), cores)) {
             owners[run.start as usize..run.end as usize].fill(core);
         }
         Placement { owners, cores }
     }
 
-    /// The core that owns a chunk.
+    /// The placement on the cores of several hubs, from those of their shares, in the order of the hubs: its
+    /// first cores are the first hub's, and so on.
+    ///
+    /// # Panics
+    /// When a chunk is in two shares or in none.
+    pub fn over_hubs(shares: &[Placement]) -> Self {
+        let mut all = Placement { owners: vec![ELSEWHERE; shares[0].owners.len()], cores: 0 };
+        for share in shares {
+            for (owner, &core) in
+                all.owners.iter_mut().zip(&share.owners).filter(|(_, core)| **core != ELSEWHERE)
+            {
+                assert_eq!(*owner, ELSEWHERE, "a chunk is one hub's");
+                *owner = core + all.cores as u32;
+            }
+            all.cores += share.cores;
+        }
+        assert!(!all.owners.contains(&ELSEWHERE), "every chunk is some hub's");
+        all
+    }
+
+    /// The core that owns a chunk, which is not another hub's.
     pub fn owner(&self, chunk: ChunkId) -> usize {
         self.owners[chunk.index()] as usize
+    }
+
+    /// What two ends compare to know that they place alike: a digest of all owners (64-bit FNV-1a).
+    pub fn digest(&self) -> String {
+        let bytes = self.owners.iter().flat_map(|owner| owner.to_le_bytes());
+        let digest = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+            (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        format!("{digest:016x}")
     }
 
     /// Number of cores.
@@ -64,7 +100,8 @@ impl Placement {
     /// Each core's chunks, ascending.
     pub fn chunks_by_core(&self) -> Vec<Vec<ChunkId>> {
         let mut chunks = vec![Vec::new(); self.cores];
-        self.owners.iter().zip(0..).for_each(|(&core, id)| chunks[core as usize].push(ChunkId(id)));
+        let here = self.owners.iter().zip(0..).filter(|(core, _)| **core != ELSEWHERE);
+        here.for_each(|(&core, id)| chunks[core as usize].push(ChunkId(id)));
         chunks
     }
 
@@ -83,26 +120,33 @@ impl Placement {
 
     /// How many chunks each core owns: what the link to it must hold.
     pub fn capacities(&self) -> Vec<u32> {
-        let mut capacities = vec![0; self.cores];
-        self.owners.iter().for_each(|&core| capacities[core as usize] += 1);
-        capacities
+        self.chunks_by_core().iter().map(|chunks| chunks.len() as u32).collect()
     }
 }
 
 /// The runs of a layout on `cores` cores, as ranges of chunk ids, ascending: the items of the
 /// placement. A run does not cross keys.
-pub fn runs(layout: &Layout, cores: usize) -> Vec<std::ops::Range<u32>> {
-    let chunks = layout.chunks().len();
+pub fn runs(layout: &Layout, cores: usize) -> Vec<Range<u32>> {
+    cut(layout, cores, pieces(layout, Schedule::default(), Share::default()))
+}
+
+/// Cuts pieces of a layout into runs for `cores` cores.
+pub(crate) fn cut(layout: &Layout, cores: usize, pieces: Vec<Range<u32>>) -> Vec<Range<u32>> {
+    let chunks: usize = pieces.iter().map(|piece| piece.len()).sum();
     let by_speed = RUN_BYTES / layout.chunk_bytes();
     let by_balance = chunks / (cores * RUNS_PER_CORE);
     let length = by_speed.min(by_balance).max(1) as u32;
-    let keys = (0..layout.keys().len() as u32).map(KeyId);
-    let cut = |key| {
-        let chunks = layout.key_chunks(key);
-        let end = chunks.end;
-        chunks.step_by(length as usize).map(move |start| start..end.min(start + length))
+    let run = |Range { start, end }| {
+        (start..end).step_by(length as usize).map(move |at: u32| at..end.min(at + length))
     };
-    keys.flat_map(cut).collect()
+    pieces.into_iter().flat_map(run).collect()
+}
+
+/// The bytes of each of these ranges of chunks.
+pub(crate) fn weights(layout: &Layout, ranges: &[Range<u32>]) -> Vec<u64> {
+    let bytes =
+        |range: &Range<u32>| range.clone().map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum();
+    ranges.iter().map(bytes).collect()
 }
 
 #[cfg(test)]

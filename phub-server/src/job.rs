@@ -8,7 +8,7 @@ use std::time::Instant;
 use fabric::SendWindow;
 use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking, OnLoss};
 use pbox_core::manifest::first_difference;
-use pbox_core::{JobId, Layout, LearningRates, Restored, Round};
+use pbox_core::{JobId, Layout, LearningRates, Placement, Restored, Round};
 use tokio::sync::watch;
 
 use crate::registry::Checkpoints;
@@ -56,6 +56,8 @@ pub(crate) enum Arrival {
 pub(crate) struct Cores {
     /// Which ones, in the order of the placement.
     pub numbers: Vec<usize>,
+    /// Of the hub's share of the chunks, on these.
+    pub placement: Arc<Placement>,
     /// Posts that the link to each of all the hub's cores holds; 0 where the job has none.
     pub capacities: Vec<u32>,
     /// How many of them own chunks: all, unless the job has fewer chunks than cores.
@@ -140,6 +142,7 @@ impl Job {
                 ("consistency", request.consistency.to_string()),
                 ("on_loss", format!("{:?}", request.on_loss)),
                 ("schedule", request.schedule.to_string()),
+                ("this hub as", request.share.to_string()),
                 ("cores", request.cores.map_or("all".into(), |cores| cores.to_string())),
             ]
         };

@@ -6,9 +6,10 @@ use fabric::IdlePolicy;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
 use pbox_core::control::OnLoss;
-use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, Optimizer, Schedule};
+use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, MAX_HUBS, Optimizer, Schedule};
 
 use crate::credit::Credit;
+use crate::error::SessionError;
 
 /// Where a worker reads its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,7 +25,8 @@ pub enum WeightsMode {
 /// Settings of a [`Session`](crate::Session).
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
-    /// The hub's control port, `host:port`.
+    /// The hub's control port, `host:port`; several with commas between them where the job is spread over hubs. All
+    /// workers name the same ones in the same order.
     pub hub: String,
     /// Name of the job; workers with the same name train together.
     pub job: String,
@@ -77,6 +79,22 @@ impl SessionConfig {
     /// Bytes that may be under way on each link.
     pub fn credit(&self) -> Credit {
         self.credit.unwrap_or_else(|| Credit::of(self.schedule))
+    }
+
+    /// Each hub's address.
+    pub(crate) fn hubs(&self) -> Result<Vec<&str>, SessionError> {
+        let hubs: Vec<&str> = self.hub.split(',').map(str::trim).collect();
+        let wrong = |why: String| Err(SessionError::Hubs { seen: self.hub.clone(), why });
+        if hubs.contains(&"") {
+            return wrong("one of them is empty".into());
+        }
+        if hubs.len() > MAX_HUBS as usize {
+            return wrong(format!("{} of them", hubs.len()));
+        }
+        if let Some(twice) = hubs.iter().enumerate().find(|(at, hub)| hubs[..*at].contains(hub)) {
+            return wrong(format!("{} is there twice", twice.1));
+        }
+        Ok(hubs)
     }
 
     /// Everything that has no default.

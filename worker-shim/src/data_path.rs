@@ -1,19 +1,21 @@
-//! How a worker comes to the hub's data path: which transport, and then windows and links by it.
+//! How a worker comes to the data path of each hub: which transport, and then windows and links by it.
 //!
-//! Once, at the join. Knows the hub's offer and this worker's settings; nothing of rounds.
+//! Once, at the join. Knows the hubs' offers and this worker's settings; nothing of rounds.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::SendWindow;
 use fabric::any::{self, Address, Joined, Transport};
 use fabric::verbs::{self, Device, NicList, NicOptions};
-use pbox_core::control::{JoinReply, TransportAddress};
-use pbox_core::{Layout, Placement};
+use pbox_core::control::TransportAddress;
+use pbox_core::{Layout, Placement, Share};
 
 use crate::config::{SessionConfig, WeightsMode};
 use crate::error::SessionError;
+use crate::hub::LetIn;
 use crate::windows::Windows;
 
 /// By which transport a worker reaches the hub.
@@ -30,59 +32,146 @@ pub struct Way {
 /// A worker's end of the data path, before the first round.
 pub(crate) struct DataPath {
     pub port: any::Port,
+    /// To each core of the placement.
     pub endpoints: Vec<any::Endpoint>,
     pub placement: Placement,
     pub windows: Windows,
-    pub way: Way,
+    /// To each hub.
+    pub ways: Vec<Way>,
+    /// Each hub's cores in the placement.
+    pub cores: Vec<Range<usize>>,
 }
 
-/// Makes the windows, and connects by the best transport that leads to the hub.
+/// Makes the windows, and connects to each hub by the best transport that leads there. All links end at one port.
 pub(crate) fn open(
     config: &SessionConfig,
-    reply: &JoinReply,
+    hubs: &[LetIn],
     layout: &Arc<Layout>,
     deadline: Instant,
 ) -> Result<DataPath, SessionError> {
-    let nonsense = |saw: String| SessionError::Nonsense { hub: config.hub.clone(), what: "join", saw };
-    let token = token_bytes(&reply.token).ok_or_else(|| nonsense(format!("the token {:?}", reply.token)))?;
-    let cores = &reply.cores;
-    if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
-        return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
-    }
-    let placement = Placement::new(layout, cores.len());
-    let mut capacities = vec![0; reply.ports as usize];
-    for (&core, capacity) in cores.iter().zip(placement.capacities()) {
-        capacities[core as usize] = capacity.max(1);
-    }
+    let places = places(config, hubs, layout)?;
     let (window, gradients) = Windows::gradients(layout)?;
-    let joining = Joining { config, token, window: &window, capacities: &capacities, deadline };
-    let (port, joined, way) = joining.by_the_best_of(&reply.transports)?;
-    let private = config.weights == WeightsMode::Private;
-    let windows = Windows::new(Arc::clone(layout), gradients, joined.recv, private)?;
-    Ok(DataPath { port, endpoints: joined.endpoints, placement, windows, way })
+    let rdma = rdma(config, hubs);
+    let has_rdma = rdma.as_ref().map(|_| ()).map_err(String::clone);
+    let (group, mut ports) = any::group(1, rdma.ok())?;
+    let (mut endpoints, mut weights, mut ways, mut cores) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (hub, place) in hubs.iter().zip(&places) {
+        let joining =
+            Joining { config, hub, place, window: &window, group: &group, rdma: &has_rdma, deadline };
+        let (joined, way) = joining.by_the_best_way()?;
+        cores.push(endpoints.len()..endpoints.len() + joined.endpoints.len());
+        weights.extend(joined.endpoints.iter().map(|_| Arc::clone(&joined.recv)));
+        endpoints.extend(joined.endpoints);
+        ways.push(way);
+    }
+    let private = config.weights == WeightsMode::Private || hubs.len() > 1;
+    let windows = Windows::new(Arc::clone(layout), gradients, weights, private)?;
+    let parts: Vec<Placement> = places.into_iter().map(|place| place.placement).collect();
+    let placement = Placement::over_hubs(&parts);
+    Ok(DataPath { port: ports.remove(0), endpoints, placement, windows, ways, cores })
 }
 
-/// What every attempt to connect needs.
+/// What a hub's yes says of its place in the job.
+struct Place {
+    token: [u8; 16],
+    /// Of its share on its cores.
+    placement: Placement,
+    /// What the link to each of its ports must hold; 0 where the job has none.
+    capacities: Vec<u32>,
+}
+
+fn places(config: &SessionConfig, hubs: &[LetIn], layout: &Layout) -> Result<Vec<Place>, SessionError> {
+    let place = |(hub, index): (&LetIn, u32)| {
+        let LetIn { address, reply, .. } = hub;
+        let nonsense = |saw: String| SessionError::Nonsense { hub: address.clone(), what: "join", saw };
+        let token =
+            token_bytes(&reply.token).ok_or_else(|| nonsense(format!("the token {:?}", reply.token)))?;
+        let cores = &reply.cores;
+        if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
+            return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
+        }
+        let share = Share { hub: index, hubs: hubs.len() as u32 };
+        let placement = Placement::of_share(layout, config.schedule, share, cores.len());
+        let (theirs, ours) = (&reply.placement, placement.digest());
+        if *theirs != ours {
+            return Err(SessionError::Placement { hub: address.clone(), theirs: theirs.clone(), ours });
+        }
+        let mut capacities = vec![0; reply.ports as usize];
+        for (&core, capacity) in cores.iter().zip(placement.capacities()) {
+            capacities[core as usize] = capacity.max(1);
+        }
+        Ok(Place { token, placement, capacities })
+    };
+    hubs.iter().zip(0..).map(place).collect()
+}
+
+/// This machine's part of RDMA where some hub is to be reached by it, else why not.
+fn rdma(config: &SessionConfig, hubs: &[LetIn]) -> Result<any::Rdma, String> {
+    let near = |offer: &TransportAddress| match offer {
+        TransportAddress::Shm { machine, address } => is_near(machine, address).is_ok(),
+        _ => false,
+    };
+    let wanted = |hub: &LetIn| match config.transport {
+        None => !hub.reply.transports.iter().any(near),
+        Some(wanted) => wanted == Transport::Verbs,
+    };
+    let offered =
+        |hub: &LetIn| hub.reply.transports.iter().any(|offer| offer.transport() == Transport::Verbs);
+    if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
+        return Err("no hub is to be reached by it".into());
+    }
+    let (group, port) = verbs::worker_group(&nics(config)?).map_err(|error| error.to_string())?;
+    Ok((group, vec![port]))
+}
+
+/// Whether a hub shares this machine's memory, else why not. Its socket has an abstract name, which is known within
+/// one network namespace.
+fn is_near(machine: &str, address: &str) -> Result<(), String> {
+    let here = any::machine();
+    if here.is_empty() || machine != here {
+        return Err("the hub is on another machine".into());
+    }
+    match std::fs::read_to_string("/proc/net/unix") {
+        Ok(sockets) if !sockets.lines().any(|line| line.ends_with(&format!(" @{address}"))) => {
+            Err("the hub is in another network namespace".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The RDMA NICs of this machine that may be used: those that are named, or all that can be.
+fn nics(config: &SessionConfig) -> Result<Vec<NicOptions>, String> {
+    let list = config.nics.clone().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
+    let devices = verbs::devices().map_err(|error| error.to_string())?;
+    let usable = |device: &Device| {
+        list.names_devices() || device.ports.iter().any(|port| port.active && port.gid.is_ok())
+    };
+    let usable = devices.iter().filter(|device| usable(device));
+    let nics: Vec<NicOptions> = usable.filter_map(|device| list.choose(&device.name)).collect();
+    if nics.is_empty() {
+        let names: Vec<&str> = devices.iter().map(|device| &*device.name).collect();
+        return Err(format!("none of this machine's RDMA devices can be used, of {names:?}"));
+    }
+    Ok(nics)
+}
+
+/// What every attempt to connect to a hub needs.
 struct Joining<'a> {
     config: &'a SessionConfig,
-    token: [u8; 16],
+    hub: &'a LetIn,
+    place: &'a Place,
     window: &'a Arc<SendWindow>,
-    capacities: &'a [u32],
+    group: &'a any::Group,
+    /// Whether the group has RDMA, else why not.
+    rdma: &'a Result<(), String>,
     deadline: Instant,
-}
-
-/// Where an attempt goes.
-struct Attempt {
-    address: Address,
-    rdma: Option<any::Rdma>,
-    why: &'static str,
 }
 
 impl Joining<'_> {
     /// Tries the hub's transports, best first. One that does not lead there is passed over; a hub that is
     /// reached and says no has the last word.
-    fn by_the_best_of(&self, offered: &[TransportAddress]) -> Result<(any::Port, Joined, Way), SessionError> {
-        let SessionConfig { hub, transport: wanted, .. } = self.config;
+    fn by_the_best_way(&self) -> Result<(Joined, Way), SessionError> {
+        let (wanted, offered) = (self.config.transport, &self.hub.reply.transports);
         let mut tried = Vec::new();
         for offer in offered {
             let transport = offer.transport();
@@ -90,19 +179,18 @@ impl Joining<'_> {
                 tried.push(format!("{transport}: not the one that was asked for"));
                 continue;
             }
-            let Attempt { address, rdma, why } = match self.attempt(offer) {
-                Ok(attempt) => attempt,
+            let (address, why) = match self.way_by(offer) {
+                Ok(way) => way,
                 Err(why_not) => {
                     tried.push(format!("{transport}: {why_not}"));
                     continue;
                 }
             };
-            let (group, mut ports) = any::group(1, rdma)?;
-            match self.connect(&address, &group) {
+            match self.connect(&address) {
                 Ok(mut joined) => {
                     let paths = std::mem::take(&mut joined.paths);
                     let reason = tried.into_iter().chain([why.to_owned()]).collect::<Vec<_>>().join("; ");
-                    return Ok((ports.remove(0), joined, Way { transport, reason, paths }));
+                    return Ok((joined, Way { transport, reason, paths }));
                 }
                 Err(error) if error.is_unreachable() => tried.push(format!("{transport}: {error}")),
                 Err(error) => return Err(error.into()),
@@ -112,54 +200,29 @@ impl Joining<'_> {
         if let Some(wanted) = wanted.filter(|wanted| !is_offered(wanted)) {
             tried.push(format!("{wanted}: the hub does not offer it; see its --transports, and its log"));
         }
-        Err(SessionError::NoTransport { hub: hub.clone(), tried })
+        Err(SessionError::NoTransport { hub: self.hub.address.clone(), tried })
     }
 
-    /// Where an offer leads from here, or why nowhere.
-    fn attempt(&self, offer: &TransportAddress) -> Result<Attempt, String> {
+    /// Where an offer leads from here and why by it, or why nowhere.
+    fn way_by(&self, offer: &TransportAddress) -> Result<(Address, &'static str), String> {
         match offer {
             TransportAddress::Shm { machine, address } => {
-                let here = any::machine();
-                if here.is_empty() || *machine != here {
-                    return Err("the hub is on another machine".into());
-                }
-                let address = Address::Shm(address.clone());
-                Ok(Attempt { address, rdma: None, why: "the hub is on this machine" })
+                is_near(machine, address)?;
+                Ok((Address::Shm(address.clone()), "the hub is on this machine"))
             }
             TransportAddress::Verbs { address } => {
-                let (group, port) = verbs::worker_group(&self.nics()?).map_err(|error| error.to_string())?;
-                let address = Address::Verbs(self.reached_at(*address)?);
-                Ok(Attempt { address, rdma: Some((group, vec![port])), why: "both ends have RDMA" })
+                self.rdma.clone()?;
+                Ok((Address::Verbs(self.reached_at(*address)?), "both ends have RDMA"))
             }
             TransportAddress::Tcp { addresses } => {
-                let (seen, ports) = (addresses.len(), self.capacities.len());
+                let (seen, ports) = (addresses.len(), self.place.capacities.len());
                 if seen != ports {
                     return Err(format!("the hub gives {seen} addresses for {ports} ports"));
                 }
                 let addresses = addresses.iter().map(|&address| self.reached_at(address));
-                let address = Address::Tcp(addresses.collect::<Result<_, _>>()?);
-                Ok(Attempt { address, rdma: None, why: "TCP leads everywhere" })
+                Ok((Address::Tcp(addresses.collect::<Result<_, _>>()?), "TCP leads everywhere"))
             }
         }
-    }
-
-    /// The RDMA NICs of this machine that may be used: those that are named, or all that can be.
-    fn nics(&self) -> Result<Vec<NicOptions>, String> {
-        let list = self.config.nics.clone().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
-        let devices = verbs::devices().map_err(|error| error.to_string())?;
-        let usable = |device: &Device| {
-            list.names_devices() || device.ports.iter().any(|port| port.active && port.gid.is_ok())
-        };
-        let nics: Vec<NicOptions> = devices
-            .iter()
-            .filter(|device| usable(device))
-            .filter_map(|device| list.choose(&device.name))
-            .collect();
-        if nics.is_empty() {
-            let names: Vec<&str> = devices.iter().map(|device| &*device.name).collect();
-            return Err(format!("none of this machine's RDMA devices can be used, of {names:?}"));
-        }
-        Ok(nics)
     }
 
     /// A hub that listens at all its addresses is reached at the one of its control port.
@@ -167,16 +230,16 @@ impl Joining<'_> {
         if !address.ip().is_unspecified() {
             return Ok(address);
         }
-        let hub = &self.config.hub;
+        let hub = &self.hub.address;
         let mut found = hub.to_socket_addrs().map_err(|error| format!("resolving {hub}: {error}"))?;
         let found = found.next().ok_or_else(|| format!("{hub} has no address"))?;
         Ok(SocketAddr::new(found.ip(), address.port()))
     }
 
-    fn connect(&self, address: &Address, group: &any::Group) -> Result<Joined, any::ConnectError> {
-        let Joining { token, window, capacities, deadline, .. } = *self;
-        let limit = deadline.saturating_duration_since(Instant::now());
-        any::connect(address, token, group, window, window.bytes(), capacities, limit)
+    fn connect(&self, address: &Address) -> Result<Joined, any::ConnectError> {
+        let Joining { window, group, place, .. } = *self;
+        let limit = self.deadline.saturating_duration_since(Instant::now());
+        any::connect(address, place.token, group, window, window.bytes(), &place.capacities, limit)
     }
 }
 

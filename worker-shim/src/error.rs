@@ -14,6 +14,29 @@ use crate::exchange::ExchangeError;
 /// calls, the session is over: drop it.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
+    /// The list of hubs is none.
+    #[error(
+        "hubs {seen:?}: {why}; expected host:port, or 2 to {} different ones with commas between them",
+        pbox_core::MAX_HUBS
+    )]
+    Hubs {
+        /// What was given.
+        seen: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The hub and this worker place chunks differently.
+    #[error(
+        "the hub at {hub} places its share of the chunks differently from this worker (digest {theirs}, expected {ours}): are hub and worker of the same version?"
+    )]
+    Placement {
+        /// Its address.
+        hub: String,
+        /// The hub's digest.
+        theirs: String,
+        /// This worker's.
+        ours: String,
+    },
     /// The control port could not be reached.
     #[error(
         "cannot reach the hub's control port at {hub}: {cause}; is phub-server running there, and is the address right?"

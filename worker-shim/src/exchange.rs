@@ -299,7 +299,7 @@ impl<P: Port> Exchange<P> {
         }
         // SAFETY: the hub has answered this chunk and writes it again only after this worker's next
         // push of it.
-        unsafe { self.windows.arrived(layout_chunk.span) };
+        unsafe { self.windows.arrived(layout_chunk.span, core) };
         self.under_way[chunk.index()] = false;
         self.outstanding[core] -= 1;
         key.outstanding -= 1;

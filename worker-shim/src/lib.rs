@@ -35,6 +35,7 @@ mod error;
 #[allow(unsafe_code)]
 mod exchange;
 mod heartbeat;
+mod hub;
 mod outbox;
 mod session;
 #[allow(unsafe_code)]

@@ -4,19 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
-use pbox_core::control::{
-    CheckpointReply, JobState, JoinReply, JoinRequest, LearningRateRequest, LeaveRequest, Left, PROTOCOL,
-    check_job_name,
-};
+use pbox_core::control::{CheckpointReply, JobState, LearningRateRequest, Left, check_job_name};
 use pbox_core::{Element, KeyId, Layout, Round, Slices};
 
 use crate::config::SessionConfig;
-use crate::control::Control;
 use crate::credit::{Credit, Trial, Tuner};
 use crate::data_path::{self, DataPath, Way};
 use crate::error::SessionError;
 use crate::exchange::{Exchange, ExchangeError};
-use crate::heartbeat::{Heartbeat, News};
+use crate::hub::{Hub, LetIn};
 
 /// After a link closed: how long to wait for the hub to say why.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
@@ -28,11 +24,11 @@ const POLLS_PER_LOOK: u32 = 4096;
 /// A worker's membership in a job. See the crate's example.
 pub struct Session {
     config: SessionConfig,
-    control: Control,
-    token: String,
-    heartbeat: Heartbeat,
+    /// At least one.
+    hubs: Vec<Hub>,
     exchange: Exchange<any::Port>,
-    way: Way,
+    /// To each hub.
+    ways: Vec<Way>,
     /// Bytes that each link may hold.
     credit: Option<usize>,
     /// The search for the best, and the last round with its beginning.
@@ -52,19 +48,12 @@ impl Session {
         config.schedule.check(config.consistency, config.on_loss)?;
         pbox_core::manifest::check(&config.keys)?;
         let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
-        let control = Control::new(&config.hub, &config.job, config.join_limit);
-        let reply: JoinReply = control.post("join", "join", &join_request(&config))?;
-        let DataPath { port, endpoints, placement, windows, way } =
-            data_path::open(&config, &reply, &layout, deadline)?;
-        let limit = Duration::from_millis(reply.heartbeat_limit_ms);
-        let heartbeat = Heartbeat::start(
-            // The hub holds a heartbeat for a third of the limit: two thirds are silence, and leave
-            // time to ask again.
-            Control::new(&config.hub, &config.job, limit * 2 / 3),
-            reply.token.clone(),
-            limit,
-            port.waker(),
-        )?;
+        let let_in = LetIn::join_all(&config)?;
+        let DataPath { port, endpoints, placement, windows, ways, cores } =
+            data_path::open(&config, &let_in, &layout, deadline)?;
+        let kept =
+            let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, &config.job, port.waker()));
+        let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;
         let slice_bytes = config.slice_bytes.unwrap_or(config.chunk_bytes);
         let slices = Slices::new(&layout, &placement, config.schedule, slice_bytes);
         let mut session = Session {
@@ -73,10 +62,8 @@ impl Session {
             credit: config.credit().at_first(),
             tuner: (config.credit() == Credit::Auto).then(Default::default),
             config,
-            control,
-            token: reply.token,
-            heartbeat,
-            way,
+            hubs,
+            ways,
         };
         session.exchange.set_credit(session.credit);
         let first = session.gather(deadline)?;
@@ -89,28 +76,29 @@ impl Session {
     /// Waits until this worker takes part; from which round on.
     fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
         let rank = self.config.rank;
-        let news = loop {
-            let news = self.heartbeat.news().clone();
-            if let Some(me) = news.members.iter().find(|member| member.rank == rank) {
-                return Ok(me.from);
+        let missing = loop {
+            let mut missing = None;
+            let mut from = Round(0);
+            for news in self.hubs.iter().map(Hub::news) {
+                match (news.members.iter().find(|member| member.rank == rank), news.state) {
+                    (Some(me), _) => from = from.max(me.from),
+                    (None, JobState::Gathering { missing: those }) => missing = Some(those),
+                    (None, _) => missing = Some(vec![rank]),
+                }
             }
-            let over = news.lost.is_some() || matches!(news.state, JobState::Failed { .. });
+            let Some(missing) = missing else { return Ok(from) };
+            if let Some(error) = self.ended() {
+                return Err(error);
+            }
             let left = deadline.saturating_duration_since(Instant::now());
-            if over || left.is_zero() {
-                break news;
+            if left.is_zero() {
+                break missing;
             }
             // A hub that is killed shows by its links; news wake the port as well.
             self.exchange.progress().map_err(|error| self.explain(error))?;
             self.exchange.port().wait(Until::Any, left);
         };
-        if let Some(error) = self.ended(&news) {
-            return Err(error);
-        }
-        let _: Result<serde_json::Value, _> = self.send_leave();
-        let missing = match news.state {
-            JobState::Gathering { missing } => missing,
-            _ => vec![rank],
-        };
+        self.hubs.iter().for_each(|hub| drop(hub.leave(Round(0))));
         Err(SessionError::Missing {
             job: self.config.job.clone(),
             waited: self.config.join_limit,
@@ -238,7 +226,7 @@ impl Session {
             // Nobody needs the answers before `until`: one wake-up for the most of them.
             let sleep_for = self.exchange.until_all();
             self.exchange.port().wait(sleep_for, left);
-            if let Some(error) = self.ended(&self.heartbeat.news()) {
+            if let Some(error) = self.ended() {
                 return Err(error);
             }
         }
@@ -283,14 +271,13 @@ impl Session {
     /// Whether a key that is under way can still complete; asked after each sleep, and now and then
     /// by those who never sleep.
     fn still_possible(&self, key: KeyId, since: Instant) -> Result<(), SessionError> {
-        let news = self.heartbeat.news();
-        if let Some(error) = self.ended(&news) {
+        if let Some(error) = self.ended() {
             return Err(error);
         }
         let round = self.exchange.round(key);
         let name = || self.exchange.layout().keys()[key.index()].name.clone();
         let waits_for = |left: &&Left| !self.config.consistency.allows(round.next(), left.round);
-        if let Some(left) = news.left.iter().find(waits_for) {
+        if let Some(left) = self.hubs.iter().find_map(|hub| hub.news().left.iter().find(waits_for).copied()) {
             return Err(SessionError::PeerLeft {
                 job: self.config.job.clone(),
                 rank: left.rank,
@@ -337,10 +324,10 @@ impl Session {
             .into());
         }
         let from_round = self.next_round();
-        let request = LearningRateRequest { token: self.token.clone(), learning_rate, from_round };
-        let answer: Result<serde_json::Value, _> =
-            self.control.post("learning-rate", "change the learning rate", &request);
-        answer.map(|_| ()).map_err(|error| self.cut_off(error))
+        self.hubs.iter().try_for_each(|hub| {
+            let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
+            hub.ask::<_, serde_json::Value>("learning-rate", "change the learning rate", &request).map(|_| ())
+        })
     }
 
     /// Writes the job's weights and optimizer state to its checkpoint at the hub now: as they are before
@@ -349,13 +336,13 @@ impl Session {
     /// # Errors
     /// When the hub writes no checkpoints, or cannot.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
-        let nothing = serde_json::json!({});
-        self.control.post("checkpoint", "write a checkpoint", &nothing).map_err(|error| self.cut_off(error))
+        // Of several hubs, the first refuses: they have none.
+        self.hubs[0].ask("checkpoint", "write a checkpoint", &serde_json::json!({}))
     }
 
-    /// By which transport it reaches the hub, and why by this one.
-    pub fn way(&self) -> &Way {
-        &self.way
+    /// By which transport it reaches each hub, and why by this one.
+    pub fn ways(&self) -> &[Way] {
+        &self.ways
     }
 
     /// All keys, first layer first.
@@ -370,7 +357,7 @@ impl Session {
 
     /// The ranks that take part now, ascending. All, unless the job goes on without some.
     pub fn members(&self) -> Vec<u32> {
-        self.heartbeat.news().members.iter().map(|member| member.rank).collect()
+        self.hubs[0].news().members.iter().map(|member| member.rank).collect()
     }
 
     /// The first round that no key has begun. Round 0 is the broadcast, where there is one. After the
@@ -382,69 +369,27 @@ impl Session {
     /// Waits for whatever is under way, and leaves the job.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.wait_all()?;
-        self.send_leave::<serde_json::Value>().map(|_| ()).map_err(|error| self.cut_off(error))
+        let round = self.next_round();
+        self.hubs.iter().try_for_each(|hub| hub.leave(round))
     }
 
-    fn send_leave<R: serde::de::DeserializeOwned>(&self) -> Result<R, SessionError> {
-        let request = LeaveRequest { token: self.token.clone(), round: self.next_round() };
-        self.control.post("leave", "leave", &request)
+    /// The error that ends this session, if the news of some hub hold one.
+    fn ended(&self) -> Option<SessionError> {
+        self.hubs.iter().find_map(Hub::ended)
     }
 
-    /// The error that ends this session, if the news hold one.
-    fn ended(&self, news: &News) -> Option<SessionError> {
-        let job = self.config.job.clone();
-        if let JobState::Failed { reason } = &news.state {
-            return Some(SessionError::JobFailed { job, reason: reason.clone() });
-        }
-        let hub = self.config.hub.clone();
-        news.lost.clone().map(|cause| SessionError::HubLost { job, hub, cause })
-    }
-
-    /// After the join, a hub that cannot be reached is one that was lost.
-    fn cut_off(&self, error: SessionError) -> SessionError {
-        match error {
-            SessionError::Unreachable { hub, cause } => {
-                let lost = SessionError::HubLost { job: self.config.job.clone(), hub, cause };
-                self.ended(&self.heartbeat.news()).unwrap_or(lost)
-            }
-            other => other,
-        }
-    }
-
-    /// A closed link is a symptom; the hub, if it lives, says the cause over the control port.
+    /// A closed link is a symptom; its hub, if it lives, says the cause over the control port.
     fn explain(&self, error: ExchangeError) -> SessionError {
-        let ExchangeError::Closed { here, .. } = error else { return error.into() };
-        let known = |news: &News| news.lost.is_some() || matches!(news.state, JobState::Failed { .. });
-        let news = self.heartbeat.wait_until(Instant::now() + REASON_LIMIT, known);
-        match self.ended(&news) {
+        let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
+        let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);
+        match hub.ended_until(Instant::now() + REASON_LIMIT) {
             // What failed at this end, the hub cannot know: it saw this worker go.
             Some(SessionError::JobFailed { job, reason }) if here => {
                 let reason = format!("{reason}; at this worker, rank {}: {error}", self.config.rank);
                 SessionError::JobFailed { job, reason }
             }
             Some(ended) => ended,
-            None => SessionError::HubLost {
-                job: self.config.job.clone(),
-                hub: self.config.hub.clone(),
-                cause: error.to_string(),
-            },
+            None => hub.lost(error.to_string()),
         }
-    }
-}
-
-fn join_request(config: &SessionConfig) -> JoinRequest {
-    JoinRequest {
-        protocol: PROTOCOL,
-        rank: config.rank,
-        workers: config.workers,
-        chunk_bytes: config.chunk_bytes,
-        optimizer: config.optimizer,
-        ablate: config.ablate,
-        consistency: config.consistency,
-        on_loss: config.on_loss,
-        schedule: config.schedule,
-        credit_bytes: config.credit().at_first().map(|bytes| bytes as u64),
-        cores: config.cores,
-        keys: config.keys.clone(),
     }
 }

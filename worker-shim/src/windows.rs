@@ -14,7 +14,8 @@ use zerocopy::{FromBytes, IntoBytes};
 pub struct Windows {
     layout: Arc<Layout>,
     gradients: Spans,
-    weights: Arc<RecvWindow>,
+    /// By core: the window in which its hub's answers come, the same for all cores of a hub.
+    weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
 }
 
@@ -27,19 +28,27 @@ impl Windows {
         Ok((window, spans.remove(0)))
     }
 
-    /// A worker's windows: `gradients` from [`gradients`](Self::gradients), `weights` as the
-    /// transport shows the hub's. With `private`, weights are read from a copy.
+    /// A worker's windows: `gradients` from [`gradients`](Self::gradients), `weights` of each core as the
+    /// transport shows its hub's. With `private`, weights are read from a copy.
+    ///
+    /// # Panics
+    /// When there is no core, or the cores are of several hubs and `private` is not set: a key's weights may lie
+    /// in several windows then, and only the copy has them in one piece.
     pub fn new(
         layout: Arc<Layout>,
         gradients: Spans,
-        weights: Arc<RecvWindow>,
+        weights: Vec<Arc<RecvWindow>>,
         private: bool,
     ) -> Result<Self, WindowError> {
         assert_eq!(gradients.len(), layout.keys().len(), "one span a key");
         let expected = layout.window_bytes();
-        if weights.bytes() < expected {
-            return Err(WindowError::TooSmall { expected, seen: weights.bytes() as u64 });
+        for window in &weights {
+            if window.bytes() < expected {
+                return Err(WindowError::TooSmall { expected, seen: window.bytes() as u64 });
+            }
         }
+        let one = weights.iter().all(|window| Arc::ptr_eq(window, &weights[0]));
+        assert!(!weights.is_empty() && (one || private), "weights of several hubs are copied");
         let elements = expected.div_ceil(size_of::<f32>());
         let private = private.then(|| Slab::zeroed("private weights", elements)).transpose()?;
         Ok(Windows { layout, gradients, weights, private })
@@ -57,7 +66,7 @@ impl Windows {
     /// push and its answer.
     pub(crate) unsafe fn weights<E: Element>(&self, key: KeyId) -> &[E] {
         // SAFETY: the caller's word is the one that `read` asks for.
-        unsafe { read(&self.private, &self.weights, self.layout.key_span(key)) }
+        unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
     }
 
     /// A key's weights, and its gradient to write.
@@ -67,18 +76,19 @@ impl Windows {
     pub(crate) unsafe fn tensors<E: Element>(&mut self, key: KeyId) -> (&[E], &mut [E]) {
         let Windows { layout, gradients, weights, private } = self;
         // SAFETY: as in `weights`.
-        let weights = unsafe { read(private, weights, layout.key_span(key)) };
+        let weights = unsafe { read(private, &weights[0], layout.key_span(key)) };
         (weights, gradients.elements_mut(key.index()))
     }
 
-    /// Copies a span's weights where they are kept private; nothing otherwise.
+    /// Copies a span's weights, which came from this core, where they are kept private; nothing otherwise.
     ///
     /// # Safety
     /// As for [`weights`](Self::weights), for the chunk at this span.
-    pub(crate) unsafe fn arrived(&mut self, span: Span) {
+    pub(crate) unsafe fn arrived(&mut self, span: Span, core: usize) {
         if let Some(copy) = &mut self.private {
             // SAFETY: the caller's word; the span is a part of a key's, inside by `new`.
-            let fresh = unsafe { self.weights.elements::<u8>(span) }.expect("inside the window, by new");
+            let fresh =
+                unsafe { self.weights[core].elements::<u8>(span) }.expect("inside the window, by new");
             copy.as_mut_slice().as_mut_bytes()[bytes(span)].copy_from_slice(fresh);
         }
     }

@@ -95,7 +95,12 @@ pub struct Args {
     #[arg(long, default_value = "auto", value_enum)]
     pub idle: IdleChoice,
 
-    /// Be one worker of a hub that runs elsewhere: the address of its control port.
+    /// Spread the job over so many hubs, that are started here.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub hubs: u32,
+
+    /// Be one worker of a hub that runs elsewhere: the address of its control port. Of a job that is spread over
+    /// several hubs: all their addresses, with commas between them, the same at all workers.
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
     pub hub: Option<String>,
 

@@ -1,4 +1,4 @@
-//! A probe of this machine: a hub process, worker processes, and the machine's limit, in legs: some
+//! A probe of this machine: one hub process or several, worker processes, and the machine's limit, in legs: some
 //! rounds, some passes of the limit, some rounds again. The memory's speed of a shared machine changes from
 //! second to second; what counts is the ratio within a leg.
 
@@ -8,7 +8,7 @@ use pbox_core::Layout;
 use super::args::{Args, Transport, WeightsChoice};
 use super::limit::Limit;
 use super::report::{Leg, Report, progress_bar};
-use super::worker::{Word, describe_hub};
+use super::worker::{Word, describe_hubs};
 use crate::child::Role;
 
 /// Legs, at most: one has at least so many rounds that its median means something.
@@ -21,9 +21,10 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     check_memory(args, &layout)?;
     let progress = progress_bar(args);
 
-    let mut hub = Role::start("the hub", &args.for_role("hub"))?;
-    let address = hub.hear()?;
-    let cpus: Vec<u32> = describe_hub(&address)?.cores.iter().map(|core| core.cpu).collect();
+    let start = |hub| Role::start(format!("hub {hub}"), &args.for_role("hub"));
+    let mut hubs: Vec<Role> = (0..args.hubs).map(start).collect::<Result<_>>()?;
+    let address = hubs.iter_mut().map(Role::hear).collect::<Result<Vec<String>>>()?.join(",");
+    let cpus: Vec<u32> = describe_hubs(&address)?.cores.iter().map(|core| core.cpu).collect();
 
     progress.set_message("memory for the machine's limit");
     let limit = args.has_limit().then(|| Limit::start(args, &layout, &cpus)).transpose()?;
@@ -50,7 +51,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     let (mut legs, mut looks) = (Vec::new(), Vec::new());
     for leg in 0..count {
         let rounds = args.rounds / count + u32::from(leg < args.rounds % count);
-        let before = describe_hub(&address)?;
+        let before = describe_hubs(&address)?;
         workers.iter_mut().try_for_each(|worker| worker.tell(&rounds.to_string()))?;
         let mut by_worker = Vec::new();
         for worker in &mut workers {
@@ -66,7 +67,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
                 }
             });
         }
-        looks.push((before, describe_hub(&address)?));
+        looks.push((before, describe_hubs(&address)?));
         let passes = limit.as_ref().map(|limit| limit.measure(rounds)).transpose()?;
         legs.push(Leg::new(&by_worker, passes.unwrap_or_default()));
     }
@@ -83,8 +84,8 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     }
     workers.iter_mut().try_for_each(|worker| worker.tell("leave"))?;
     workers.into_iter().try_for_each(Role::finish)?;
-    hub.tell("stop")?;
-    hub.finish()?;
+    hubs.iter_mut().try_for_each(|hub| hub.tell("stop"))?;
+    hubs.into_iter().try_for_each(Role::finish)?;
 
     progress.finish_and_clear();
     let credit = credits.swap_remove(0);

@@ -16,6 +16,7 @@ mod worker;
 
 pub use args::Args;
 
+use anyhow::ensure;
 use args::{Role, Transport};
 
 /// Runs the probe in the role that the arguments name.
@@ -28,6 +29,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         None => {}
     }
     args.plan()?; // before anything is started
+    let here = args.hub.is_none() && args.transport != Transport::Sim;
+    ensure!(
+        here || args.hubs == 1,
+        "--hubs: {} hubs are started where --hub names none and the transport is not sim",
+        args.hubs
+    );
     let report = match (&args.hub, args.transport) {
         (Some(_), _) => worker::run_alone(&args)?,
         (None, Transport::Sim) => simulated::run(&args)?,

@@ -159,7 +159,7 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     let say = |word: &Word| println!("{}", serde_json::to_string(word).expect("words are plain data"));
     let plan = args.plan()?;
     let mut worker = Worker::<E>::join(args)?;
-    say(&Word::Ready { transport: worker.session.way().transport.to_string() });
+    say(&Word::Ready { transport: transports(&worker.session) });
     let mut said = Instant::now();
     loop {
         let word = child::hear_word()?;
@@ -199,7 +199,7 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
     let hub = args.hub.as_deref().expect("--hub chose this role");
     let plan = args.plan()?;
     let mut worker = Worker::<E>::join(args)?;
-    let before = describe_hub(hub)?;
+    let before = describe_hubs(hub)?;
     let progress = super::report::progress_bar(args);
     let mut computed = Vec::new();
     let show = |round: u32| progress.set_position(round.into());
@@ -211,13 +211,13 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
         }
     };
     progress.finish_and_clear();
-    let after = describe_hub(hub)?;
+    let after = describe_hubs(hub)?;
     worker.check()?;
     let legs = [Leg::new(&[round_ns], Vec::new())];
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
     let report = Report::new(
         args,
-        worker.session.way().transport.name(),
+        &transports(&worker.session),
         worker.session.layout(),
         &legs,
         rss_bytes,
@@ -229,8 +229,25 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
     Ok(report)
 }
 
-/// The hub's own words about itself.
-pub(super) fn describe_hub(hub: &str) -> Result<HubReply> {
+/// The transports by which a worker reaches its hubs.
+fn transports(session: &Session) -> String {
+    let mut names: Vec<&str> = session.ways().iter().map(|way| way.transport.name()).collect();
+    names.dedup();
+    names.join(", ")
+}
+
+/// What hubs say of themselves, together: their cores one after the other.
+pub(super) fn describe_hubs(hubs: &str) -> Result<HubReply> {
+    let replies = hubs.split(',').map(|hub| describe_hub(hub.trim()));
+    let together = |mut all: HubReply, one: HubReply| {
+        all.rss_bytes += one.rss_bytes;
+        all.cores.extend(one.cores);
+        all
+    };
+    replies.reduce(|all, one| Ok(together(all?, one?))).expect("split yields one at least")
+}
+
+fn describe_hub(hub: &str) -> Result<HubReply> {
     let url = format!("http://{hub}/v1/hub");
     let mut answer = ureq::get(&url).call().with_context(|| format!("asking {url}"))?;
     answer.body_mut().read_json().with_context(|| format!("reading the answer of {url}"))

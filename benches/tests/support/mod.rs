@@ -13,7 +13,7 @@ pub mod values;
 
 use fabric::IdlePolicy;
 use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL, TransportAddress};
-use pbox_core::{Ablate, Consistency, Key, KeyId, Optimizer, Schedule};
+use pbox_core::{Ablate, Consistency, Key, KeyId, Optimizer, Schedule, Share};
 use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
@@ -131,6 +131,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         on_loss: OnLoss::Stop,
         schedule: Schedule::default(),
         credit_bytes: None,
+        share: Share::default(),
         cores: None,
         keys: small_model(),
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fabric::any;
 use pbox_core::control::{JoinRequest, OnLoss, PROTOCOL};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Ablate, Consistency, Key, Optimizer, Schedule};
+use pbox_core::{Ablate, Consistency, Key, Optimizer, Schedule, Share};
 
 use super::Registry;
 use crate::core_thread::{Command, CoreHandle};
@@ -35,6 +35,7 @@ pub fn request() -> JoinRequest {
         on_loss: OnLoss::Stop,
         schedule: Schedule::default(),
         credit_bytes: None,
+        share: Share::default(),
         cores: None,
         keys: vec![Key::f32("a", [16])],
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Spans, any};
-use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, check_job_name};
+use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, OnLoss, check_job_name};
 use pbox_core::{JobId, Layout, Placement, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
@@ -19,6 +19,7 @@ pub(crate) struct Admission {
     /// Each core's part of them, where they are the worker's own.
     own: Vec<Option<Spans>>,
     layout: Arc<Layout>,
+    placement: Arc<Placement>,
     /// The hub's cores that have chunks of the job, by their number.
     cores: Vec<usize>,
     pub window_bytes: usize,
@@ -92,6 +93,7 @@ impl Registry {
         Ok(JoinReply {
             token: format!("{:032x}", u128::from_be_bytes(token)),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
+            placement: job.cores.placement.digest(),
             ports: self.cores.len() as u32,
             transports: self.transports.clone(),
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
@@ -104,8 +106,7 @@ impl Registry {
         let (mut admission, steps_alone) = self.shared_admission(token)?;
         if steps_alone {
             // Not under the lock: the window is as large as the model.
-            let placement = Placement::new(&admission.layout, admission.own.len());
-            let (weights, own) = placement.weights_window(&admission.layout).map_err(|error| {
+            let (weights, own) = admission.placement.weights_window(&admission.layout).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
                 // Its token was good for this one connection.
                 self.lose(&mut self.lock(), admission.job, admission.rank, &reason);
@@ -119,8 +120,8 @@ impl Registry {
     /// Has a worker's window, where it is memory of the hub's own, allocated on the nodes of the cores that will
     /// read it. On a handshake's thread, which goes from core to core for it.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
-        let Admission { cores, layout, .. } = admission;
-        let spans = Placement::new(layout, cores.len()).spans_by_core(layout);
+        let Admission { cores, layout, placement, .. } = admission;
+        let spans = placement.spans_by_core(layout);
         for (&core, spans) in cores.iter().zip(spans) {
             pin(self.cores[core].lane.cpu);
             spans.into_iter().for_each(|span| window.populate(span));
@@ -141,6 +142,7 @@ impl Registry {
             weights,
             own: job.cores.numbers.iter().map(|_| None).collect(),
             layout: Arc::clone(&job.layout),
+            placement: Arc::clone(&job.cores.placement),
             cores: job.cores.numbers.clone(),
             window_bytes: job.layout.window_bytes(),
             capacities: job.cores.capacities.clone(),
@@ -187,7 +189,14 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
             "a credit of 0 bytes: a link has at least 1; leave it out for no bound".into(),
         ));
     }
-    let JoinRequest { schedule, consistency, on_loss, .. } = *request;
+    let JoinRequest { schedule, consistency, on_loss, share, .. } = *request;
+    share.check().map_err(|error| Refusal::Bad(error.to_string()))?;
+    if !share.is_whole() && on_loss == OnLoss::Continue {
+        return Err(Refusal::Bad(format!(
+            "{share}: a job over several hubs cannot go on without a lost worker, because each hub would go on from \
+             another round; use on_loss stop, or one hub"
+        )));
+    }
     schedule.check(consistency, on_loss).map_err(|error| Refusal::Bad(error.to_string()))?;
     request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
     request.consistency.check(&request.optimizer).map_err(|error| Refusal::Bad(error.to_string()))?;

@@ -84,8 +84,8 @@ impl Registry {
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
         let restored = self.restore(name, terms)?;
         let layout = Arc::new(layout);
-        let numbers = self.choose_cores(name, &layout, terms.cores);
-        let placement = Placement::new(&layout, numbers.len());
+        let numbers = self.choose_cores(name, &layout, terms);
+        let placement = Placement::of_share(&layout, terms.schedule, terms.share, numbers.len());
         let chunks = placement.chunks_by_core();
         let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
         let (weights, claims) = placement
@@ -95,7 +95,7 @@ impl Registry {
         for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
             capacities[core] = capacity.max(1);
         }
-        let cores = Cores { numbers, capacities, owners };
+        let cores = Cores { numbers, placement: Arc::new(placement), capacities, owners };
         let (name, terms) = (name.to_owned(), terms.clone());
         Ok(Made { name, terms, layout, restored, cores, chunks, weights, claims })
     }
@@ -107,7 +107,7 @@ impl Registry {
         inner.next_job += 1;
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
-            model_mb = layout.model_bytes() as f64 / 1e6, cores = ?cores.numbers,
+            model_mb = layout.model_bytes() as f64 / 1e6, share = %terms.share, cores = ?cores.numbers,
             optimizer = ?terms.optimizer, consistency = %terms.consistency, schedule = %terms.schedule, workers = terms.workers, "new job"
         );
         for ((&core, chunks), weights) in cores.numbers.iter().zip(chunks).zip(claims) {
@@ -135,6 +135,13 @@ impl Registry {
         let Some(store) = self.store.as_ref().filter(|_| terms.optimizer.keeps_weights()) else {
             return Ok(None);
         };
+        if !terms.share.is_whole() {
+            return Err(Refusal::Conflict(format!(
+                "job {name:?}, {}: a job over several hubs has no checkpoints, because each hub would write another \
+                 round; start its hubs without a checkpoint directory, or use one hub",
+                terms.share
+            )));
+        }
         let loaded = store.load(name, &terms.keys, &terms.optimizer);
         let restored = loaded.map_err(|error| Refusal::Conflict(format!("job {name:?}: {error}")))?;
         if let Some(restored) = &restored {
@@ -148,9 +155,9 @@ impl Registry {
         Ok(restored.map(Arc::new))
     }
 
-    /// The cores of a job that is being made: all, or the `wanted` ones that have the fewest bytes of others; but none
+    /// The cores of a job that is being made: all, or as many as it asks for of those that have the fewest bytes of others; but none
     /// whose NIC has lost its link.
-    fn choose_cores(&self, name: &str, layout: &Layout, wanted: Option<u32>) -> Vec<usize> {
+    fn choose_cores(&self, name: &str, layout: &Layout, terms: &JoinRequest) -> Vec<usize> {
         let lanes: Vec<&Lane> = self.cores.iter().map(|core| &core.lane).collect();
         let of_use = lanes::of_use(&lanes);
         for lane in lanes.iter().zip(&of_use).filter(|(_, of_use)| !**of_use).map(|(lane, _)| lane) {
@@ -164,19 +171,21 @@ impl Registry {
         }
         let mut inner = self.lock();
         let mut load = vec![0; self.cores.len()];
-        let share = |layout: &Layout, cores: usize| layout.model_bytes() / cores as u64;
+        let of_a_core = |layout: &Layout, hubs: u32, cores: usize| {
+            layout.model_bytes() / (u64::from(hubs) * cores as u64)
+        };
         for job in inner.jobs.values().filter(|job| !job.failed()) {
-            let share = share(&job.layout, job.cores.numbers.len());
-            job.cores.numbers.iter().for_each(|&core| load[core] += share);
+            let bytes = of_a_core(&job.layout, job.terms.share.hubs, job.cores.numbers.len());
+            job.cores.numbers.iter().for_each(|&core| load[core] += bytes);
         }
         for Load { cores, bytes } in inner.making.values() {
             cores.iter().for_each(|&core| load[core] += bytes);
         }
         let mut cores: Vec<usize> = (0..self.cores.len()).filter(|&core| of_use[core]).collect();
         cores.sort_by_key(|&core| load[core]);
-        cores.truncate(wanted.map_or(usize::MAX, |wanted| wanted as usize));
+        cores.truncate(terms.cores.map_or(usize::MAX, |wanted| wanted as usize));
         cores.sort_unstable();
-        let bytes = share(layout, cores.len());
+        let bytes = of_a_core(layout, terms.share.hubs, cores.len());
         inner.making.insert(name.to_owned(), Load { cores: cores.clone(), bytes });
         cores
     }
@@ -190,11 +199,10 @@ fn check_memory(layout: &Layout, terms: &JoinRequest, snapshots: bool) -> Result
     let windows = u64::from(terms.workers) * of_a_worker + 1;
     let windows = windows.saturating_mul(layout.window_bytes() as u64);
     let of_a_snapshot = 4 * layout.parameters() * (1 + terms.optimizer.state_per_element() as u64);
-    let needed = windows.saturating_add(layout.kept_bytes(&terms.optimizer)).saturating_add(if snapshots {
-        of_a_snapshot
-    } else {
-        0
-    });
+    let snapshots = if snapshots { of_a_snapshot } else { 0 };
+    let of_all = windows.saturating_add(layout.kept_bytes(&terms.optimizer)).saturating_add(snapshots);
+    // Of the whole windows, the hub touches its share.
+    let needed = of_all / u64::from(terms.share.hubs);
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed <= available {
         return Ok(());

@@ -1,0 +1,175 @@
+//! A hub's share of a job that is spread over several hubs: hub first, core second. Pure; every hub and every
+//! worker computes the same, whatever cores the hubs have.
+//!
+//! ```text
+//!   two hubs     small keys: whole, by LPT     large ones
+//!   by layer     key 0 -> hub 1                key 1: [ hub 0 | hub 1 ]            even parts
+//!   by slices    key 0 -> hub 1                key 1: [0][1][0][1][0][1][0][1]     runs, by LPT
+//! ```
+//!
+//! The first is the parameter server that the papers compare with (P3, section 2: tensors of more than 10^6
+//! parameters are split evenly over the servers, others go to one; here by LPT and not at random). The second
+//! spreads every layer over all hubs, so that all their NICs carry the layer that is needed first.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::key::KeyId;
+use crate::layout::Layout;
+use crate::placement::{cut, weights};
+use crate::schedule::Schedule;
+
+/// The most hubs that a job may be spread over.
+pub const MAX_HUBS: u32 = 256;
+
+/// Tensors of more parameters are split over the servers, in the baseline of P3's paper.
+const SPLIT_ABOVE: u64 = 1_000_000;
+
+/// Which of a job's hubs one is. The default is the only one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// The hub's number, from 0.
+    pub hub: u32,
+    /// How many there are.
+    pub hubs: u32,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Share { hub: 0, hubs: 1 }
+    }
+}
+
+impl std::fmt::Display for Share {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "hub {} of {}", self.hub, self.hubs)
+    }
+}
+
+/// A share that is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}: expected 1 to {MAX_HUBS} hubs, numbered from 0")]
+pub struct InvalidShare(Share);
+
+impl Share {
+    /// Whether it is the whole job.
+    pub fn is_whole(&self) -> bool {
+        self.hubs == 1
+    }
+
+    /// Whether there can be such a share.
+    pub fn check(self) -> Result<(), InvalidShare> {
+        if (1..=MAX_HUBS).contains(&self.hubs) && self.hub < self.hubs {
+            Ok(())
+        } else {
+            Err(InvalidShare(self))
+        }
+    }
+}
+
+/// The chunks of a hub's share, as ranges of chunk ids, ascending. None crosses keys. A small model may leave a
+/// hub without any.
+pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u32>> {
+    let keys = (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key)));
+    if share.is_whole() {
+        return keys.collect();
+    }
+    let Share { hub, hubs } = share;
+    let (mut ours, movable) = if schedule.by_layer() {
+        let (large, small): (Vec<_>, Vec<_>) =
+            keys.zip(layout.keys()).partition(|(_, key)| key.elements().unwrap_or(0) > SPLIT_ABOVE);
+        let part = |(chunks, _): (Range<u32>, _)| part(chunks, hub, hubs);
+        (large.into_iter().map(part).collect(), small.into_iter().map(|(chunks, _)| chunks).collect())
+    } else {
+        (Vec::new(), cut(layout, hubs as usize, keys.collect()))
+    };
+    let hub_of = topology::lpt(&weights(layout, &movable), hubs as usize);
+    ours.extend(movable.into_iter().zip(hub_of).filter(|(_, of)| *of == hub).map(|(piece, _)| piece));
+    ours.retain(|piece: &Range<u32>| !piece.is_empty());
+    ours.sort_unstable_by_key(|piece| piece.start);
+    ours
+}
+
+/// One of `parts` even parts of a range.
+fn part(Range { start, end }: Range<u32>, index: u32, parts: u32) -> Range<u32> {
+    let at = |index: u32| start + (u64::from(end - start) * u64::from(index) / u64::from(parts)) as u32;
+    at(index)..at(index + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunk::ChunkId;
+    use crate::key::Key;
+    use crate::models::model;
+    use crate::placement::Placement;
+    use proptest::prelude::*;
+
+    fn shares(hubs: u32) -> impl Iterator<Item = Share> {
+        (0..hubs).map(move |hub| Share { hub, hubs })
+    }
+
+    #[test]
+    fn published_models_are_balanced_over_hubs() {
+        for (name, schedule) in
+            crate::models::MODELS.into_iter().flat_map(|name| Schedule::ALL.map(|s| (name, s)))
+        {
+            let layout = Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap();
+            for hubs in [2, 4, 8] {
+                let bytes = |share| weights(&layout, &pieces(&layout, schedule, share)).iter().sum::<u64>();
+                let loads: Vec<u64> = shares(hubs).map(bytes).collect();
+                let mean = loads.iter().sum::<u64>() as f64 / f64::from(hubs);
+                let ratio = *loads.iter().max().unwrap() as f64 / mean;
+                assert!(ratio < 1.06, "{name}, {schedule}, {hubs} hubs: max/mean {ratio}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_baseline_splits_what_is_large_and_nothing_else() {
+        let keys = vec![Key::f32("small", [1_000_000]), Key::f32("large", [1_000_001])];
+        let layout = Layout::new(keys, 4096).unwrap();
+        let hubs_with = |key| {
+            let chunks = layout.key_chunks(KeyId(key));
+            let has = |share: &Share| {
+                pieces(&layout, Schedule::KvStore, *share).iter().any(|p| chunks.contains(&p.start))
+            };
+            shares(4).filter(has).count()
+        };
+        assert_eq!((hubs_with(0), hubs_with(1)), (1, 4));
+    }
+
+    #[test]
+    fn shares_that_are_none_are_refused() {
+        for (hub, hubs) in [(0, 0), (1, 1), (4, 4), (0, MAX_HUBS + 1)] {
+            let error = Share { hub, hubs }.check().unwrap_err().to_string();
+            assert!(error.contains("expected 1 to 256 hubs"), "{error}");
+        }
+        assert_eq!(Share { hub: 3, hubs: 4 }.check(), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn every_chunk_is_one_hubs_and_one_cores(
+            sizes in proptest::collection::vec(1u64..50_000, 1..30),
+            large in proptest::option::of(1_000_001u64..2_000_000),
+            chunk_lines in 1usize..600,
+            cores in proptest::collection::vec(1usize..6, 1..6),
+            schedule in 0..4usize,
+        ) {
+            let keys = sizes.iter().chain(&large).enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
+            let layout = Layout::new(keys, chunk_lines * 64).unwrap();
+            let schedule = Schedule::ALL[schedule];
+            let of = |(share, &cores)| Placement::of_share(&layout, schedule, share, cores);
+            let parts: Vec<Placement> = shares(cores.len() as u32).zip(&cores).map(of).collect();
+            let all = Placement::over_hubs(&parts); // panics where a chunk has not one owner
+            prop_assert_eq!(all.cores(), cores.iter().sum::<usize>());
+            prop_assert_eq!(all.capacities(), parts.iter().flat_map(Placement::capacities).collect::<Vec<_>>());
+            for id in (0..layout.chunks().len() as u32).map(ChunkId) {
+                prop_assert!(all.owner(id) < all.cores());
+            }
+        }
+    }
+}
