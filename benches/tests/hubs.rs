@@ -5,6 +5,8 @@ mod support;
 #[path = "support/worker_process.rs"]
 mod worker_process;
 
+use std::time::Duration;
+
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use pbox_core::control::OnLoss;
@@ -105,7 +107,9 @@ fn workers_that_name_the_hubs_in_another_order_are_refused() {
     let hubs = [hub(1), hub(1)];
     let outcomes = together(2, |rank| {
         let list = if rank == 0 { addresses(&hubs) } else { addresses(hubs.iter().rev()) };
-        Session::join(config_at(&list, "job", rank, 2)).map(drop).expect_err("they cannot meet").to_string()
+        let mut config = config_at(&list, "job", rank, 2);
+        config.join_limit = Duration::from_secs(2); // of who comes to a hub that the other has given up
+        Session::join(config).map(drop).expect_err("they cannot meet").to_string()
     });
     let told =
         outcomes.iter().any(|words| words.contains("has this hub as hub") && words.contains("asks for hub"));

@@ -120,14 +120,21 @@ impl SendWindow {
     /// A zeroed window of `bytes`, in a sealed memfd: no name in any file system, gone with its
     /// last holder.
     pub fn new(bytes: usize) -> Result<Self, WindowError> {
+        let mut window = Self::sparse(bytes)?;
+        window.huge = window.mapping.collapse();
+        Ok(window)
+    }
+
+    /// As [`new`](Self::new), of which only a part will be used: what is never touched takes no memory, and pages are
+    /// small.
+    pub fn sparse(bytes: usize) -> Result<Self, WindowError> {
         let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
         let fd = memfd_create("phub-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(memfd("memfd_create"))?;
         ftruncate(&fd, bytes.max(1) as u64).map_err(memfd("ftruncate"))?;
         let mapping = Mapping::shared("a window", fd.as_fd(), bytes, true)?;
         fcntl_add_seals(&fd, SEALS).map_err(memfd("adding seals"))?;
-        let huge = mapping.collapse();
-        Ok(SendWindow { mapping, bytes, huge, fd })
+        Ok(SendWindow { mapping, bytes, huge: false, fd })
     }
 
     /// Whether it was made of huge pages, but for a rest that is smaller than one.

@@ -106,9 +106,10 @@ impl Placement {
     }
 
     /// A weights window for the layout that was placed, and each core's part of it: its chunks, in the
-    /// order of [`chunks_by_core`](Self::chunks_by_core).
+    /// order of [`chunks_by_core`](Self::chunks_by_core). Of a share, only its own part is ever used.
     pub fn weights_window(&self, layout: &Layout) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
-        let window = SendWindow::new(layout.window_bytes())?;
+        let make = if self.owners.contains(&ELSEWHERE) { SendWindow::sparse } else { SendWindow::new };
+        let window = make(layout.window_bytes())?;
         Ok(window.split(self.spans_by_core(layout)).expect("the layout's chunks are disjoint"))
     }
 
@@ -131,7 +132,7 @@ pub fn runs(layout: &Layout, cores: usize) -> Vec<Range<u32>> {
 }
 
 /// Cuts pieces of a layout into runs for `cores` cores.
-pub(crate) fn cut(layout: &Layout, cores: usize, pieces: Vec<Range<u32>>) -> Vec<Range<u32>> {
+fn cut(layout: &Layout, cores: usize, pieces: Vec<Range<u32>>) -> Vec<Range<u32>> {
     let chunks: usize = pieces.iter().map(|piece| piece.len()).sum();
     let by_speed = RUN_BYTES / layout.chunk_bytes();
     let by_balance = chunks / (cores * RUNS_PER_CORE);

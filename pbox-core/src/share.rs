@@ -2,14 +2,15 @@
 //! worker computes the same, whatever cores the hubs have.
 //!
 //! ```text
-//!   two hubs     small keys: whole, by LPT     large ones
-//!   by layer     key 0 -> hub 1                key 1: [ hub 0 | hub 1 ]            even parts
-//!   by slices    key 0 -> hub 1                key 1: [0][1][0][1][0][1][0][1]     runs, by LPT
+//!   two hubs     small keys        large ones
+//!   by layer     key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    above 10^6 parameters
+//!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub
 //! ```
 //!
 //! The first is the parameter server that the papers compare with (P3, section 2: tensors of more than 10^6
 //! parameters are split evenly over the servers, others go to one; here by LPT and not at random). The second
-//! spreads every layer over all hubs, so that all their NICs carry the layer that is needed first.
+//! spreads every layer over all hubs, so that all their NICs carry the layer that is needed first. Parts are
+//! contiguous, so that a hub touches few more pages of a window than it needs.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::key::KeyId;
 use crate::layout::Layout;
-use crate::placement::{cut, weights};
+use crate::placement::weights;
 use crate::schedule::Schedule;
 
 /// The most hubs that a job may be spread over.
@@ -77,14 +78,17 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
         return keys.collect();
     }
     let Share { hub, hubs } = share;
-    let (mut ours, movable) = if schedule.by_layer() {
-        let (large, small): (Vec<_>, Vec<_>) =
-            keys.zip(layout.keys()).partition(|(_, key)| key.elements().unwrap_or(0) > SPLIT_ABOVE);
-        let part = |(chunks, _): (Range<u32>, _)| part(chunks, hub, hubs);
-        (large.into_iter().map(part).collect(), small.into_iter().map(|(chunks, _)| chunks).collect())
-    } else {
-        (Vec::new(), cut(layout, hubs as usize, keys.collect()))
-    };
+    let parts = |chunks: Range<u32>| (0..hubs).map(move |index| part(chunks.clone(), index, hubs));
+    let (mut ours, mut movable) = (Vec::new(), Vec::new());
+    for (chunks, key) in keys.zip(layout.keys()) {
+        if schedule.by_layer() && key.elements().is_some_and(|elements| elements > SPLIT_ABOVE) {
+            ours.extend(parts(chunks).nth(hub as usize));
+        } else if !schedule.by_layer() && chunks.len() >= hubs as usize {
+            movable.extend(parts(chunks));
+        } else {
+            movable.push(chunks);
+        }
+    }
     let hub_of = topology::lpt(&weights(layout, &movable), hubs as usize);
     ours.extend(movable.into_iter().zip(hub_of).filter(|(_, of)| *of == hub).map(|(piece, _)| piece));
     ours.retain(|piece: &Range<u32>| !piece.is_empty());
