@@ -83,13 +83,10 @@ impl Placement {
         self.owners[chunk.index()] as usize
     }
 
-    /// What two ends compare to know that they place alike: a digest of all owners (64-bit FNV-1a).
+    /// What two ends compare to know that they place alike: a digest (XXH3) of all owners.
     pub fn digest(&self) -> String {
-        let bytes = self.owners.iter().flat_map(|owner| owner.to_le_bytes());
-        let digest = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
-            (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        format!("{digest:016x}")
+        let owners: Vec<u8> = self.owners.iter().flat_map(|owner| owner.to_le_bytes()).collect();
+        format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&owners))
     }
 
     /// Number of cores.

@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn published_models_are_balanced_over_hubs() {
         for (name, schedule) in
-            crate::models::MODELS.into_iter().flat_map(|name| Schedule::ALL.map(|s| (name, s)))
+            crate::models::MODELS.iter().flat_map(|name| Schedule::ALL.map(|s| (*name, s)))
         {
             let layout = Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap();
             for hubs in [2, 4, 8] {
