@@ -177,6 +177,9 @@ pub enum SessionError {
     /// A call out of order, or a peer that broke the protocol.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
+    /// A call that was made on the session's own thread panicked.
+    #[error("a call on the session's thread panicked, as said on stderr; the session is over")]
+    Panicked,
     /// A thread or a descriptor could not be had.
     #[error("this worker: {0}")]
     System(#[from] std::io::Error),

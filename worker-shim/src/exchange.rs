@@ -359,6 +359,11 @@ impl<P: Port> Exchange<P> {
         &mut self.port
     }
 
+    /// Closes the links, and keeps the memory.
+    pub fn into_windows(self) -> Windows {
+        self.windows
+    }
+
     /// The layout.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout

@@ -27,6 +27,7 @@
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
+mod background;
 mod config;
 mod control;
 mod credit;
@@ -41,6 +42,7 @@ mod session;
 #[allow(unsafe_code)]
 mod windows;
 
+pub use background::{Background, BackgroundError, KeyMemory, Memory};
 pub use config::{SessionConfig, WeightsMode};
 pub use credit::{AT_FIRST, Credit, LAPS, NotACredit, TRIALS, Trial};
 pub use data_path::Way;

@@ -1,6 +1,7 @@
 //! The session: a worker's membership in a job, from join to leave.
 
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
@@ -13,9 +14,13 @@ use crate::data_path::{self, DataPath, Way};
 use crate::error::SessionError;
 use crate::exchange::{Exchange, ExchangeError};
 use crate::hub::{Hub, LetIn};
+use crate::windows::Windows;
 
 /// After a link closed: how long to wait for the hub to say why.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
+
+/// How soon a worker that waits for the others sees that its caller gave up.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A worker that spins looks at the news after so many polls: often enough for an error, seldom
 /// enough for the lock that the news are under.
@@ -41,6 +46,14 @@ impl Session {
     /// Joins a job and waits until all its workers are there. The first worker to come makes the
     /// job; the others must agree on everything but their rank.
     pub fn join(config: SessionConfig) -> Result<Self, SessionError> {
+        Self::join_unless(config, &|| false)
+    }
+
+    /// As [`join`](Self::join), for a caller that may give it up while others are waited for.
+    pub(crate) fn join_unless(
+        config: SessionConfig,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<Self, SessionError> {
         let deadline = Instant::now() + config.join_limit;
         check_job_name(&config.job)?;
         config.optimizer.check()?;
@@ -66,7 +79,7 @@ impl Session {
             ways,
         };
         session.exchange.set_credit(session.credit);
-        let first = session.gather(deadline)?;
+        let first = session.gather(deadline, given_up)?;
         session.exchange.begin(first)?;
         session.ready |= first > Round(0);
         session.wait_all()?;
@@ -74,7 +87,7 @@ impl Session {
     }
 
     /// Waits until this worker takes part; from which round on.
-    fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
+    fn gather(&mut self, deadline: Instant, given_up: &dyn Fn() -> bool) -> Result<Round, SessionError> {
         let rank = self.config.rank;
         let missing = loop {
             let mut missing = None;
@@ -91,14 +104,14 @@ impl Session {
                 return Err(error);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || given_up() {
                 break missing;
             }
             // A hub that is killed shows by its links; news wake the port as well.
             self.exchange.progress().map_err(|error| self.explain(error))?;
-            self.exchange.port().wait(Until::Any, left);
+            self.exchange.port().wait(Until::Any, left.min(LOOK));
         };
-        self.hubs.iter().for_each(|hub| drop(hub.leave(Round(0))));
+        let _ = self.send_leave();
         Err(SessionError::Missing {
             job: self.config.job.clone(),
             waited: self.config.join_limit,
@@ -128,14 +141,16 @@ impl Session {
     /// As [`broadcast_weights`](Self::broadcast_weights), with what rank 0 has written to
     /// [`gradient_mut`](Self::gradient_mut) of each key as the weights.
     pub fn broadcast_written(&mut self) -> Result<(), SessionError> {
-        if self.next_round() > Round(0) {
-            return Ok(());
+        self.begin_broadcast()?;
+        self.wait_all()
+    }
+
+    /// The part of [`broadcast_written`](Self::broadcast_written) that does not wait.
+    pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
+        if self.next_round() == Round(0) {
+            self.keys().try_for_each(|key| self.send(key))?;
         }
-        for key in self.keys() {
-            self.send(key)?;
-        }
-        self.wait_all()?;
-        self.ready = true;
+        self.ready = true; // no key can be pushed before its weights are there: it is under way
         Ok(())
     }
 
@@ -161,11 +176,7 @@ impl Session {
     /// delta for the layer below) is computed before.
     pub fn push(&mut self, key: KeyId) -> Result<(), SessionError> {
         if !self.ready {
-            return Err(SessionError::Refused {
-                hub: self.config.hub.clone(),
-                what: "push",
-                why: "no weights yet: every worker calls broadcast_weights once before its first push".into(),
-            });
+            return Err(Self::no_weights(&self.config.hub));
         }
         self.tune(key);
         self.send(key)
@@ -191,6 +202,15 @@ impl Session {
     /// Bytes that each link to the hub may hold, and with [`Credit::Auto`] what was tried so far.
     pub fn credit(&self) -> (Option<usize>, &[Trial]) {
         (self.credit, self.tuner.as_ref().map_or(&[], |(tuner, _)| tuner.tried()))
+    }
+
+    /// Why there is no push before the broadcast.
+    pub(crate) fn no_weights(hub: &str) -> SessionError {
+        SessionError::Refused {
+            hub: hub.to_owned(),
+            what: "push",
+            why: "no weights yet: every worker calls broadcast_weights once before its first push".into(),
+        }
     }
 
     fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
@@ -369,8 +389,70 @@ impl Session {
     /// Waits for whatever is under way, and leaves the job.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.wait_all()?;
+        self.send_leave()
+    }
+
+    /// Leaves, as things are.
+    pub(crate) fn send_leave(&self) -> Result<(), SessionError> {
         let round = self.next_round();
-        self.hubs.iter().try_for_each(|hub| hub.leave(round))
+        // Every hub is told, whatever one of them answers.
+        self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)
+    }
+
+    /// One turn of a session that is not waited for by its own thread: takes in what has come; where that is
+    /// nothing, idles once, until an awaited key may be there or the [`waker`](Self::waker) wakes. Whether something
+    /// came.
+    pub(crate) fn turn(
+        &mut self,
+        idle: &mut Idle,
+        awaited: &[(KeyId, Instant)],
+    ) -> Result<bool, SessionError> {
+        if self.exchange.progress().map_err(|error| self.explain(error))? > 0 {
+            idle.reset();
+            return Ok(true);
+        }
+        let until = match awaited {
+            [] => self.exchange.until_all(),
+            &[(key, _)] => self.exchange.until_key(key),
+            _ => Until::Any,
+        };
+        match awaited.is_empty() {
+            // Whoever computes needs the core more than an answer that nobody waits for.
+            true => self.exchange.port().wait(until, self.config.idle.nap.max(LOOK)),
+            false if !idle.step(self.exchange.port(), until) => return Ok(false),
+            false => {}
+        }
+        if let Some(error) = self.ended() {
+            return Err(error);
+        }
+        let open = |&&(key, _): &&(KeyId, Instant)| !self.has_answer(key);
+        awaited.iter().filter(open).try_for_each(|&(key, since)| self.still_possible(key, since))?;
+        Ok(false)
+    }
+
+    /// With it any thread ends the sleep of a [`turn`](Self::turn).
+    pub(crate) fn waker(&mut self) -> Waker {
+        self.exchange.port().waker()
+    }
+
+    /// Whether no push of the key is unanswered, as far as this session has looked.
+    pub(crate) fn has_answer(&self, key: KeyId) -> bool {
+        self.exchange.is_ready(key)
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.exchange.first_under_way().is_none()
+    }
+
+    /// Whether keys can be pushed: there are weights, or none are kept.
+    pub(crate) fn has_weights(&self) -> bool {
+        self.ready
+    }
+
+    /// Ends the session, and keeps its memory.
+    pub(crate) fn into_windows(self) -> Windows {
+        self.exchange.into_windows()
     }
 
     /// The error that ends this session, if the news of some hub hold one.

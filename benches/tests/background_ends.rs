@@ -1,0 +1,47 @@
+//! How a session on a thread of its own ends: it leaves its job, its thread is gone, and so is that of a join
+//! that is given up. One test, alone in its process: it counts threads.
+
+mod support;
+
+use std::thread;
+
+use fabric::conformance::Watchdog;
+use pbox_core::KeyId;
+use support::{config, hub, says, together};
+use worker_shim::{Background, BackgroundError, SessionError};
+
+/// Threads of sessions in this process.
+fn session_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux has /proc");
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "phub-session").count()
+}
+
+#[test]
+fn a_session_that_ends_leaves_its_job_and_no_thread() {
+    let _watchdog = Watchdog::new("a_session_that_ends_leaves_its_job_and_no_thread");
+    let mut patient = || false;
+    let hub = hub(1);
+
+    let given_up = Background::join(config(&hub, "alone", 0, 2), &mut || true).unwrap_err();
+    says(given_up, &["interrupted while waiting for the other workers"]);
+    while session_threads() > 0 {
+        thread::yield_now(); // it sees that by itself
+    }
+
+    let mut sessions = together(2, |rank| {
+        let session = Background::join(config(&hub, "job", rank, 2), &mut || false).unwrap();
+        session.broadcast_written(&mut || false).unwrap();
+        session
+    });
+    assert_eq!(session_threads(), 2);
+    drop(sessions.pop());
+    assert_eq!(session_threads(), 1, "a drop waits for the thread");
+    // It left, in words: it was not lost.
+    let rest = sessions.pop().unwrap();
+    rest.push(KeyId(0)).unwrap();
+    let Err(BackgroundError::Session(error)) = rest.wait(KeyId(0), &mut patient) else { panic!("no error") };
+    assert!(matches!(*error, SessionError::PeerLeft { rank: 1, .. }), "{error}");
+    drop(rest);
+    assert_eq!(session_threads(), 0);
+}

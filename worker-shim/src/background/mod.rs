@@ -1,0 +1,266 @@
+//! A session on a thread of its own: the exchange goes on while its callers compute.
+//!
+//! For callers that cannot look after a session themselves, as Python and C. One thread owns the
+//! [`Session`]; a [`Background`] is the handle, and any thread may use it. A push is a note to that
+//! thread and a wake-up; whoever waits sleeps until its key is there.
+//!
+//! ```text
+//!   callers                          session's thread
+//!   push(key) ---> keys to push ---> session.push
+//!   with(f)   ---> calls        ---> f(&mut session)
+//!   wait(key) <--- key states   <--- answers
+//! ```
+//!
+//! Must not know tensors' types, nor what its callers compute.
+
+mod shared;
+mod thread;
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fabric::Idle;
+use pbox_core::{KeyId, Layout, Round};
+
+use crate::config::SessionConfig;
+use crate::data_path::Way;
+use crate::error::SessionError;
+use crate::session::Session;
+use crate::windows::Windows;
+use shared::{Ending, Shared};
+
+/// How often a caller that waits is asked whether it still wants to: soon enough for a person who
+/// presses Ctrl-C.
+const ASK: Duration = Duration::from_millis(100);
+
+/// What a background session has to say against a call.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BackgroundError {
+    /// The session's own error. One that ended it reaches every caller from then on.
+    #[error(transparent)]
+    Session(Arc<SessionError>),
+    /// The caller was asked whether it still waits, and does not.
+    #[error("interrupted while waiting for {what}")]
+    Interrupted {
+        /// For what.
+        what: String,
+    },
+    /// The session has left its job.
+    #[error("job {job:?}: this session has left; join again for another")]
+    Left {
+        /// The job.
+        job: String,
+    },
+    /// A child of `fork` has no thread that would do anything.
+    #[error(
+        "job {job:?}: this session belongs to process {owner}, and this is its child {here}: fork copies no threads; use the session in the parent only, or join in the child"
+    )]
+    OtherProcess {
+        /// The job.
+        job: String,
+        /// Who joined.
+        owner: u32,
+        /// Who calls.
+        here: u32,
+    },
+}
+
+impl From<SessionError> for BackgroundError {
+    fn from(error: SessionError) -> Self {
+        BackgroundError::Session(Arc::new(error))
+    }
+}
+
+/// Where a key lies in this process's memory, as long as somebody holds its [`Memory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyMemory {
+    /// Address of the gradient, written by the caller while the key is not under way.
+    pub gradient: usize,
+    /// Address of the weights, read by the caller while the key is not under way. With
+    /// [`WeightsMode::Shared`](crate::WeightsMode::Shared) the pages may be read-only.
+    pub weights: usize,
+    /// Length of each.
+    pub bytes: usize,
+}
+
+/// The windows of a background session. They stay mapped while this lives, also after the session.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// Here once the session is over; until then the session has them.
+    parked: std::sync::Mutex<Option<Windows>>,
+}
+
+/// A session on a thread of its own. Dropping it leaves the job, and ends the thread: in good order when
+/// nothing is under way, else as a worker that is lost, after a second for what may still come.
+#[derive(Debug)]
+pub struct Background {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    memory: Arc<Memory>,
+    keys: Vec<KeyMemory>,
+    layout: Arc<Layout>,
+    ways: Vec<Way>,
+    owner: u32,
+}
+
+/// What the thread tells once it has joined.
+struct Joined {
+    keys: Vec<KeyMemory>,
+    layout: Arc<Layout>,
+    ways: Vec<Way>,
+    waker: std::task::Waker,
+}
+
+impl Background {
+    /// Joins a job, as [`Session::join`]. Here and below, `interrupted` is asked ten times a second
+    /// whether the caller wants to wait no more.
+    pub fn join(
+        config: SessionConfig,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, BackgroundError> {
+        let shared = Arc::new(Shared::new(&config));
+        let memory = Arc::new(Memory::default());
+        let (tell, told) = sync_channel(1);
+        let thread = {
+            let (shared, memory) = (Arc::clone(&shared), Arc::clone(&memory));
+            let named = std::thread::Builder::new().name("phub-session".into());
+            named.spawn(move || thread::run(config, &shared, &memory, tell)).map_err(SessionError::from)?
+        };
+        let joined: Joined = loop {
+            match told.recv_timeout(ASK) {
+                Ok(joined) => break joined,
+                Err(RecvTimeoutError::Disconnected) => {
+                    let _ = thread.join();
+                    return Err(shared.why_ended());
+                }
+                Err(RecvTimeoutError::Timeout) if interrupted() => {
+                    // The thread sees it within a moment, or when the hub answers it; nobody waits for that.
+                    shared.end(Ending::Drop);
+                    return Err(BackgroundError::Interrupted { what: "the other workers".into() });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        };
+        let Joined { keys, layout, ways, waker } = joined;
+        shared.woken_by(waker);
+        let (thread, owner) = (Some(thread), std::process::id());
+        Ok(Background { shared, thread, memory, keys, layout, ways, owner })
+    }
+
+    /// Sends a key's gradient, as [`Session::push`]; returns at once.
+    pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
+        self.check_process()?;
+        self.shared.push(key)
+    }
+
+    /// Waits until the key's answer is there.
+    pub fn wait(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
+        self.check_process()?;
+        self.shared.wait(key, interrupted)
+    }
+
+    /// Waits until every key's answer is there.
+    pub fn wait_all(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
+        (0..self.keys.len() as u32).try_for_each(|key| self.wait(KeyId(key), interrupted))
+    }
+
+    /// Whether the key's answer is there. It looks at what is known, and lets the thread look again.
+    pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {
+        self.check_process()?;
+        self.shared.is_ready(key)
+    }
+
+    /// Gives every worker the weights that rank 0 has written to its gradients, as
+    /// [`Session::broadcast_written`].
+    pub fn broadcast_written(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
+        self.with(Session::begin_broadcast, interrupted)??;
+        self.wait_all(interrupted)
+    }
+
+    /// Calls `f` with the session, on the session's thread: for all that is not push and wait, such as
+    /// [`Session::set_learning_rate`] and [`Session::checkpoint`]. The exchange stands still meanwhile.
+    pub fn with<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Session) -> R + Send + 'static,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<R, BackgroundError> {
+        self.check_process()?;
+        let (tell, told) = sync_channel(1);
+        self.shared.call(Box::new(move |session| {
+            let answer = f(session);
+            // A caller that was interrupted does not listen.
+            Box::new(move || drop(tell.send(answer)))
+        }))?;
+        loop {
+            match told.recv_timeout(ASK) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Disconnected) => {
+                    // It was not made, or it panicked: either way the thread is about to end.
+                    self.shared.wait_for_end(interrupted)?;
+                    return Err(self.shared.why_ended());
+                }
+                Err(RecvTimeoutError::Timeout) if interrupted() => {
+                    return Err(BackgroundError::Interrupted { what: "the session's thread".into() });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// Waits for whatever is under way, and leaves the job. Who is interrupted here may call it again,
+    /// or drop the session.
+    pub fn leave(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
+        self.check_process()?;
+        self.wait_all(interrupted)?;
+        self.shared.end(Ending::Leave);
+        self.shared.wait_for_end(interrupted)
+    }
+
+    /// The first round that no key has begun, as [`Session::next_round`].
+    pub fn next_round(&self) -> Round {
+        self.shared.next_round()
+    }
+
+    /// Where each key lies. The addresses are good as long as [`memory`](Self::memory) is held.
+    pub fn keys(&self) -> &[KeyMemory] {
+        &self.keys
+    }
+
+    /// Keeps the windows mapped.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The layout of the job.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// By which transport it reaches each hub, and why by this one.
+    pub fn ways(&self) -> &[Way] {
+        &self.ways
+    }
+
+    fn check_process(&self) -> Result<(), BackgroundError> {
+        let here = std::process::id();
+        if here == self.owner {
+            return Ok(());
+        }
+        Err(BackgroundError::OtherProcess { job: self.shared.job().to_owned(), owner: self.owner, here })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if std::process::id() != self.owner {
+            // A child of fork: there is no such thread here, and the parent's lock may be held for ever.
+            std::mem::forget((thread, Arc::clone(&self.shared)));
+            return;
+        }
+        self.shared.end(Ending::Drop);
+        let _ = thread.join();
+    }
+}

@@ -1,0 +1,86 @@
+//! The session's thread: takes what callers want, lets the exchange go on, and sleeps in the port
+//! until something comes or a caller wakes it. Idle, it costs two looks a second.
+//!
+//! Owns the session. Knows no caller.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use pbox_core::Dtype;
+
+use super::shared::{Ending, Shared};
+use super::{Idle, Joined, KeyMemory, Memory};
+use crate::config::SessionConfig;
+use crate::error::SessionError;
+use crate::session::Session;
+
+/// How long a session that is dropped waits for what is under way: another worker's push may come in
+/// the same moment, and then it leaves in good order.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The whole life of the thread.
+pub(super) fn run(config: SessionConfig, shared: &Shared, memory: &Memory, tell: SyncSender<Joined>) {
+    let idle = config.idle;
+    let mut session = match Session::join_unless(config, &|| shared.is_given_up()) {
+        Ok(session) => session,
+        Err(error) => return shared.ended(Some(error)),
+    };
+    shared.publish(&session);
+    let outcome = addresses(&mut session).and_then(|keys| {
+        let (layout, ways) = (session.layout().clone(), session.ways().to_vec());
+        let _ = tell.send(Joined { keys, layout, ways, waker: session.waker() });
+        let turns = || turns(&mut session, shared, Idle::new(idle));
+        // A call of a caller's may panic; the windows must stay mapped all the same.
+        catch_unwind(AssertUnwindSafe(turns)).unwrap_or(Err(SessionError::Panicked))
+    });
+    let left = match &outcome {
+        Ok(Ending::Leave) => session.send_leave(),
+        Ok(Ending::Drop) if session.is_quiet() => session.send_leave(),
+        _ => Ok(()),
+    };
+    *memory.parked.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(session.into_windows());
+    shared.ended(outcome.map(|_| ()).and(left).err());
+}
+
+/// Where the keys lie.
+fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
+    fn of<E: pbox_core::Element>((weights, gradient): (&[E], &mut [E])) -> KeyMemory {
+        let (weights, bytes) = (weights.as_ptr() as usize, size_of_val(gradient));
+        KeyMemory { gradient: gradient.as_mut_ptr() as usize, weights, bytes }
+    }
+    let dtypes: Vec<Dtype> = session.layout().keys().iter().map(|key| key.dtype).collect();
+    let keys = session.keys().zip(dtypes).map(|(key, dtype)| match dtype {
+        Dtype::F32 => session.tensors::<f32>(key).map(of),
+        Dtype::F16 => session.tensors::<half::f16>(key).map(of),
+        Dtype::BF16 => session.tensors::<half::bf16>(key).map(of),
+    });
+    keys.collect()
+}
+
+/// Turn after turn, until a caller wants it to end or the session is over.
+fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Ending, SessionError> {
+    let mut dropped_since = None;
+    loop {
+        let orders = shared.take();
+        for &key in &orders.pushes {
+            session.push(key)?;
+        }
+        let answers: Vec<_> = orders.calls.into_iter().map(|call| call(session)).collect();
+        if !answers.is_empty() || !orders.pushes.is_empty() {
+            idle.reset();
+            shared.publish(session);
+        }
+        answers.into_iter().for_each(|answer| answer());
+        match orders.ending {
+            Some(ending) if session.is_quiet() => return Ok(ending),
+            Some(Ending::Drop) if dropped_since.get_or_insert_with(Instant::now).elapsed() > GRACE => {
+                return Ok(Ending::Drop);
+            }
+            _ => {}
+        }
+        if session.turn(&mut idle, &orders.awaited)? {
+            shared.publish(session);
+        }
+    }
+}
