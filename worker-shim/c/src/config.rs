@@ -1,0 +1,186 @@
+//! What a session is made of, put together by C.
+
+use std::ffi::c_char;
+use std::fmt::Display;
+use std::str::FromStr;
+use std::time::Duration;
+
+use pbox_core::control::OnLoss;
+use pbox_core::{Dtype, Key, Optimizer};
+use worker_shim::{SessionConfig, WeightsMode};
+
+use crate::entry::{enter, given, put, text};
+use crate::status::{Failure, PhubStatus};
+
+/// Settings of a session.
+pub struct PhubConfig(pub(crate) SessionConfig);
+
+/// Type of a key's elements, little endian.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PhubDtype {
+    /// IEEE 754 single precision.
+    F32 = 0,
+    /// IEEE 754 half precision.
+    F16 = 1,
+    /// bfloat16.
+    Bf16 = 2,
+}
+
+/// Begins the settings of a session: the hub's control port ("host:port", or several with commas), the job's name, this
+/// worker's number from 0, how many workers there are, and what the hub runs, as JSON, such as
+/// {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}; "average" (the mean gradient
+/// comes back), "sgd", "momentum", "nesterov", "adam" and "adamw" are there.
+///
+/// # Safety
+/// Texts end with a zero byte, and `config` leads to room for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_config_new(
+    config: *mut *mut PhubConfig,
+    hub: *const c_char,
+    job: *const c_char,
+    rank: u32,
+    workers: u32,
+    optimizer: *const c_char,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word, for each.
+        let [hub, job, optimizer] =
+            unsafe { [text("hub", hub)?, text("job", job)?, text("optimizer", optimizer)?] };
+        let optimizer: Optimizer = serde_json::from_str(optimizer)
+            .map_err(|error| Failure::invalid(format!("optimizer {optimizer}: {error}")))?;
+        let made = SessionConfig::new(hub, job, rank, workers, Vec::new(), optimizer);
+        let made = Box::into_raw(Box::new(PhubConfig(made)));
+        // SAFETY: the caller's word.
+        unsafe { put("config", config, made) }.inspect_err(|_| {
+            // SAFETY: made above, and nobody has it.
+            drop(unsafe { Box::from_raw(made) });
+        })
+    })
+}
+
+/// Adds a key, in the order of the forward pass; its number is how many were added before. `lr_mult` and `wd_mult`
+/// multiply learning rate and weight decay.
+///
+/// # Safety
+/// `config` is from phub_config_new and not yet freed, `name` ends with a zero byte, and `shape` leads to `dims`
+/// numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_config_add_key(
+    config: *mut PhubConfig,
+    name: *const c_char,
+    shape: *const u64,
+    dims: usize,
+    dtype: u32,
+    lr_mult: f32,
+    wd_mult: f32,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word.
+        let name = unsafe { text("name", name) }?;
+        let dtype = match dtype {
+            d if d == PhubDtype::F32 as u32 => Dtype::F32,
+            d if d == PhubDtype::F16 as u32 => Dtype::F16,
+            d if d == PhubDtype::Bf16 as u32 => Dtype::BF16,
+            other => {
+                return Err(Failure::invalid(format!("key {name:?}: type {other}: expected a PhubDtype")));
+            }
+        };
+        let shape = match dims {
+            0 => Vec::new(),
+            _ if shape.is_null() => return Err(Failure::invalid(format!("key {name:?}: its shape is null"))),
+            // SAFETY: not null, and the caller's word.
+            _ => unsafe { std::slice::from_raw_parts(shape, dims) }.to_vec(),
+        };
+        // SAFETY: the caller's word; nobody else has the settings while they are made.
+        let PhubConfig(config) =
+            unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
+        config.keys.push(Key { lr_mult, wd_mult, ..Key::of(dtype, name, shape) });
+        Ok(())
+    })
+}
+
+/// Changes a setting that has a default: "chunk_bytes", "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
+/// "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
+/// private), "transport" (shm, verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds).
+///
+/// # Safety
+/// `config` is from phub_config_new and not yet freed, and texts end with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_config_set(
+    config: *mut PhubConfig,
+    name: *const c_char,
+    value: *const c_char,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word, for both.
+        let (name, value) = unsafe { (text("name", name)?, text("value", value)?) };
+        // SAFETY: the caller's word; nobody else has the settings while they are made.
+        let PhubConfig(config) =
+            unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
+        set(config, name, value)
+    })
+}
+
+fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failure> {
+    fn read<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Failure> {
+        value.parse().map_err(|error| Failure::invalid(format!("setting {name:?}, {value:?}: {error}")))
+    }
+    let one_of = |expected| Failure::invalid(format!("setting {name:?}, {value:?}: expected {expected}"));
+    let seconds = || {
+        let limit = Duration::try_from_secs_f64(read(name, value)?);
+        limit.map_err(|error| Failure::invalid(format!("setting {name:?}, {value:?}: {error}")))
+    };
+    match name {
+        "chunk_bytes" => config.chunk_bytes = read(name, value)?,
+        "schedule" => config.schedule = read(name, value)?,
+        "slice_bytes" => config.slice_bytes = Some(read(name, value)?),
+        "credit" => config.credit = Some(read(name, value)?),
+        "consistency" => config.consistency = read(name, value)?,
+        "on_loss" => {
+            config.on_loss = match value {
+                "stop" => OnLoss::Stop,
+                "continue" => OnLoss::Continue,
+                _ => return Err(one_of("stop or continue")),
+            }
+        }
+        "weights" => {
+            config.weights = match value {
+                "shared" => WeightsMode::Shared,
+                "private" => WeightsMode::Private,
+                _ => return Err(one_of("shared or private")),
+            }
+        }
+        "transport" => config.transport = Some(read(name, value)?),
+        "nics" => config.nics = Some(read(name, value)?),
+        "cores" => config.cores = Some(read(name, value)?),
+        "join_limit" => config.join_limit = seconds()?,
+        "wait_limit" => config.wait_limit = seconds()?,
+        _ => {
+            let names = "chunk_bytes, schedule, slice_bytes, credit, consistency, on_loss, weights, transport, nics, cores, join_limit, wait_limit";
+            return Err(Failure::invalid(format!("setting {name:?}: there are {names}")));
+        }
+    }
+    Ok(())
+}
+
+/// Frees settings; null is nothing. Sessions that were made from them stay.
+///
+/// # Safety
+/// `config` is null, or from phub_config_new and not yet freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
+    if !config.is_null() {
+        // SAFETY: the caller's word.
+        drop(unsafe { Box::from_raw(config) });
+    }
+}
+
+/// The settings that C gives.
+///
+/// # Safety
+/// `config` is null, or from phub_config_new and not yet freed.
+pub(crate) unsafe fn settings<'a>(config: *const PhubConfig) -> Result<&'a SessionConfig, Failure> {
+    // SAFETY: the caller's word.
+    unsafe { given("config", config) }.map(|PhubConfig(config)| config)
+}

@@ -1,0 +1,19 @@
+//! libphub: a worker's session for C. The header is `worker-shim/include/phub.h`, generated from here.
+//!
+//! What comes from C is checked for null and UTF-8 where it enters; a panic ends as
+//! [`PhubStatus::Internal`], never in the caller's frames. Must not know more of sessions than
+//! [`worker_shim::Background`] shows.
+
+#![deny(unsafe_code)] // exceptions: docs/unsafe.md
+
+#[allow(unsafe_code)]
+mod config;
+#[allow(unsafe_code)]
+mod entry;
+#[allow(unsafe_code)]
+mod session;
+mod status;
+
+pub use config::{PhubConfig, PhubDtype};
+pub use session::{PhubInterrupted, PhubSession};
+pub use status::PhubStatus;

@@ -1,0 +1,278 @@
+//! A session, with keys by number.
+
+use std::ffi::{c_int, c_void};
+
+use pbox_core::KeyId;
+use worker_shim::{Background, BackgroundError, KeyMemory};
+
+use crate::config::{PhubConfig, settings};
+use crate::entry::{enter, given, put};
+use crate::status::{Failure, PhubStatus};
+
+/// A worker's membership in a job. May be used by several threads.
+pub struct PhubSession {
+    background: Background,
+    on_wait: OnWait,
+}
+
+/// Says whether to wait no more: anything but 0.
+pub type PhubInterrupted = Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>;
+
+#[derive(Clone, Copy)]
+struct OnWait {
+    interrupted: PhubInterrupted,
+    context: *mut c_void,
+}
+
+// SAFETY: the pointer is only handed back to C's own function, and phub_join says that any thread may call it.
+unsafe impl Send for OnWait {}
+// SAFETY: as above.
+unsafe impl Sync for OnWait {}
+
+impl OnWait {
+    fn asks(self) -> bool {
+        // SAFETY: C's word that the function can be called with this, by any thread.
+        self.interrupted.is_some_and(|interrupted| unsafe { interrupted(self.context) } != 0)
+    }
+}
+
+impl PhubSession {
+    /// Calls something that waits.
+    fn waiting<R>(
+        &self,
+        wait: impl FnOnce(&Background, &mut dyn FnMut() -> bool) -> Result<R, BackgroundError>,
+    ) -> Result<R, Failure> {
+        Ok(wait(&self.background, &mut || self.on_wait.asks())?)
+    }
+
+    fn memory(&self, key: u32) -> Result<KeyMemory, Failure> {
+        let keys = self.background.keys();
+        let none = || {
+            Failure::invalid(format!("key {key} does not exist; there are {}, numbered from 0", keys.len()))
+        };
+        keys.get(key as usize).copied().ok_or_else(none)
+    }
+
+    fn existing(&self, key: u32) -> Result<KeyId, Failure> {
+        self.memory(key).map(|_| KeyId(key))
+    }
+}
+
+/// Joins a job, and waits until all its workers are there. `interrupted` may be null; else whoever waits, here and in
+/// the session's other calls, asks it with `context` ten times a second.
+///
+/// # Safety
+/// `config` is from phub_config_new and not yet freed, `session` leads to room for a pointer, and `interrupted` can be
+/// called with `context` by any thread that calls the session.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_join(
+    session: *mut *mut PhubSession,
+    config: *const PhubConfig,
+    interrupted: PhubInterrupted,
+    context: *mut c_void,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word.
+        let config = unsafe { settings(config) }?;
+        if session.is_null() {
+            return Err(Failure::invalid("session is null: expected room for a result"));
+        }
+        let on_wait = OnWait { interrupted, context };
+        let background = Background::join(config.clone(), &mut || on_wait.asks())?;
+        let joined = Box::new(PhubSession { background, on_wait });
+        // SAFETY: not null, and the caller's word.
+        unsafe { put("session", session, Box::into_raw(joined)) }
+    })
+}
+
+/// Where a key's gradient is, and its length in bytes. Write it only while the key is not under way: from its
+/// phub_wait to its next phub_push. The same memory for the whole session.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed; `data` and `bytes` lead to room for a result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_gradient(
+    session: *const PhubSession,
+    key: u32,
+    data: *mut *mut c_void,
+    bytes: *mut usize,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word, for all three.
+        unsafe {
+            let memory = given("session", session)?.memory(key)?;
+            put("data", data, memory.gradient as *mut c_void)?;
+            put("bytes", bytes, memory.bytes)
+        }
+    })
+}
+
+/// Where a key's weights are (with the optimizer "average": the mean gradient), and their length in bytes. Read them
+/// only while the key is not under way. The same memory for the whole session.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed; `data` and `bytes` lead to room for a result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_weights(
+    session: *const PhubSession,
+    key: u32,
+    data: *mut *const c_void,
+    bytes: *mut usize,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word, for all three.
+        unsafe {
+            let memory = given("session", session)?.memory(key)?;
+            put("data", data, memory.weights as *const c_void)?;
+            put("bytes", bytes, memory.bytes)
+        }
+    })
+}
+
+/// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls it
+/// once, before its first push. Of a worker that came to a job that has weights already, it does nothing.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_broadcast(session: *const PhubSession) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word.
+        unsafe { given("session", session) }?.waiting(Background::broadcast_written)
+    })
+}
+
+/// Sends a key's gradient, and returns at once. Until phub_wait, gradient and weights of the key belong to the hub.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_push(session: *const PhubSession, key: u32) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word.
+        let session = unsafe { given("session", session) }?;
+        Ok(session.background.push(session.existing(key)?)?)
+    })
+}
+
+/// Waits until a key's answer is there.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_wait(session: *const PhubSession, key: u32) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word.
+        let session = unsafe { given("session", session) }?;
+        let key = session.existing(key)?;
+        session.waiting(|background, interrupted| background.wait(key, interrupted))
+    })
+}
+
+/// Waits until every key's answer is there.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_wait_all(session: *const PhubSession) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word.
+        unsafe { given("session", session) }?.waiting(Background::wait_all)
+    })
+}
+
+/// Whether a key's answer is there.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed, and `ready` leads to room for a result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_is_ready(
+    session: *const PhubSession,
+    key: u32,
+    ready: *mut bool,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word, for both.
+        let session = unsafe { given("session", session) }?;
+        let is_ready = session.background.is_ready(session.existing(key)?)?;
+        // SAFETY: as above.
+        unsafe { put("ready", ready, is_ready) }
+    })
+}
+
+/// Changes the learning rate from the next round on, for all workers. Between rounds; every worker may call it.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_set_learning_rate(
+    session: *const PhubSession,
+    learning_rate: f32,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word.
+        let session = unsafe { given("session", session) }?;
+        let answer = session.waiting(|background, interrupted| {
+            background.with(move |session| session.set_learning_rate(learning_rate), interrupted)
+        });
+        Ok(answer??)
+    })
+}
+
+/// Has the hub write the job's checkpoint now, and waits until it is on the disk.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word.
+        let session = unsafe { given("session", session) }?;
+        let answer = session
+            .waiting(|background, interrupted| background.with(|session| session.checkpoint(), interrupted));
+        answer??;
+        Ok(())
+    })
+}
+
+/// The first round that no key has begun. Round 0 is the broadcast, where there is one.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed, and `round` leads to room for a result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mut u32) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word, for both.
+        unsafe { put("round", round, given("session", session)?.background.next_round().0) }
+    })
+}
+
+/// Waits for whatever is under way, and leaves the job. The memory of gradients and weights stays until
+/// phub_session_free.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_leave(session: *const PhubSession) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word.
+        unsafe { given("session", session) }?.waiting(Background::leave)
+    })
+}
+
+/// Frees a session; null is nothing. One that has not left leaves now when nothing is under way, and else counts as
+/// lost. Its memory is gone with it.
+///
+/// # Safety
+/// `session` is null, or from phub_join and not yet freed, and no other thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_session_free(session: *mut PhubSession) {
+    if !session.is_null() {
+        let free = || {
+            // SAFETY: the caller's word.
+            drop(unsafe { Box::from_raw(session) });
+            Ok(())
+        };
+        enter(free);
+    }
+}

@@ -1,0 +1,107 @@
+//! What a call returns, and the words behind it: one text a thread, of its last call that failed.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString};
+
+use worker_shim::{BackgroundError, ExchangeError, SessionError};
+
+/// How a call ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PhubStatus {
+    /// Well.
+    Ok = 0,
+    /// An argument or a setting is wrong, such as a null pointer, a key that does not exist, or a learning rate that
+    /// is no number.
+    Invalid = 1,
+    /// Calls came in the wrong order: a key is still under way, there are no weights yet, or the session has left.
+    Order = 2,
+    /// The hub cannot be reached, or is no hub of this version.
+    Unreachable = 3,
+    /// The hub said no.
+    Refused = 4,
+    /// Other workers did not come, do not push, or left too early.
+    Others = 5,
+    /// The job failed, or its hub is lost: the session is over.
+    Lost = 6,
+    /// The function that phub_join was given said to wait no more.
+    Interrupted = 7,
+    /// Memory, threads or descriptors ran out.
+    Exhausted = 8,
+    /// A session is used in the child of a fork.
+    OtherProcess = 9,
+    /// A defect of this library.
+    Internal = 10,
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// A call that failed: what it returns, and why.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub status: PhubStatus,
+    pub words: String,
+}
+
+impl Failure {
+    pub fn invalid(words: impl Into<String>) -> Self {
+        Failure { status: PhubStatus::Invalid, words: words.into() }
+    }
+}
+
+/// Keeps the words for this thread; what the call returns.
+pub(crate) fn keep(failure: Failure) -> PhubStatus {
+    let words = CString::new(failure.words.replace('\0', " ")).unwrap_or_default();
+    LAST.with_borrow_mut(|last| *last = words);
+    failure.status
+}
+
+/// The words of this thread's last failure; they stay where they are until its next one.
+pub(crate) fn last() -> *const std::ffi::c_char {
+    LAST.with_borrow(|last| CStr::as_ptr(last))
+}
+
+impl From<BackgroundError> for Failure {
+    fn from(error: BackgroundError) -> Self {
+        let status = match &error {
+            BackgroundError::Session(cause) => of_cause(cause),
+            BackgroundError::Interrupted { .. } => PhubStatus::Interrupted,
+            BackgroundError::Left { .. } => PhubStatus::Order,
+            BackgroundError::OtherProcess { .. } => PhubStatus::OtherProcess,
+        };
+        Failure { status, words: error.to_string() }
+    }
+}
+
+impl From<SessionError> for Failure {
+    fn from(error: SessionError) -> Self {
+        Failure { status: of_cause(&error), words: error.to_string() }
+    }
+}
+
+fn of_cause(error: &SessionError) -> PhubStatus {
+    use SessionError as E;
+    match error {
+        E::Hubs { .. } | E::JobName(_) | E::Optimizer(_) | E::Consistency(_) | E::Schedule(_) => {
+            PhubStatus::Invalid
+        }
+        E::LearningRate { .. } | E::Manifest(_) | E::Layout(_) => PhubStatus::Invalid,
+        E::Unreachable { .. } | E::Nonsense { .. } | E::NoTransport { .. } | E::Connect(_) => {
+            PhubStatus::Unreachable
+        }
+        E::Placement { .. } => PhubStatus::Unreachable,
+        E::Refused { what: "push", .. } => PhubStatus::Order,
+        E::Refused { .. } => PhubStatus::Refused,
+        E::Missing { .. } | E::PeerLeft { .. } | E::Stalled { .. } => PhubStatus::Others,
+        E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,
+        E::Exchange(ExchangeError::NoSuchKey { .. } | ExchangeError::OtherType { .. }) => PhubStatus::Invalid,
+        E::Exchange(ExchangeError::UnderWay { .. }) => PhubStatus::Order,
+        E::Exchange(ExchangeError::UnexpectedAnswer { .. } | ExchangeError::Closed { .. }) => {
+            PhubStatus::Lost
+        }
+        E::Window(_) | E::System(_) => PhubStatus::Exhausted,
+        E::Panicked => PhubStatus::Internal,
+    }
+}

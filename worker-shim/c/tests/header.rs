@@ -1,0 +1,26 @@
+//! The header that C includes is the one that this source makes.
+
+use std::path::Path;
+
+#[test]
+fn the_header_is_that_of_the_source() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    for file in ["status.rs", "entry.rs", "config.rs", "session.rs"] {
+        builder = builder.with_src(here.join("src").join(file));
+    }
+    let mut made = Vec::new();
+    builder.generate().unwrap().write(&mut made);
+    // Rust's heading for it.
+    let made = String::from_utf8(made).unwrap().replace("// # Safety\n", "// What must hold:\n");
+    let path = here.join("../include/phub.h");
+    if std::env::var_os("UPDATE_HEADER").is_some() {
+        std::fs::write(&path, &made).unwrap();
+    }
+    let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        made == checked_in,
+        "worker-shim/include/phub.h is not what the source makes; UPDATE_HEADER=1 cargo test -p phub-c writes it"
+    );
+}

@@ -1,0 +1,152 @@
+/* Everything that libphub must not be given, and what it says to it. */
+#include <math.h>
+#include <phub.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int failures;
+
+static void expect(PhubStatus seen, PhubStatus expected, const char *words, int line) {
+    if (seen != expected) {
+        fprintf(stderr, "line %d: status %d, expected %d: %s\n", line, seen, expected, phub_last_error());
+        failures++;
+    } else if (seen != PHUB_STATUS_OK && strstr(phub_last_error(), words) == NULL) {
+        fprintf(stderr, "line %d: expected \"%s\" in: %s\n", line, words, phub_last_error());
+        failures++;
+    }
+}
+
+#define EXPECT(call, status, words) expect(call, PHUB_STATUS_##status, words, __LINE__)
+#define FINE(call) expect(call, PHUB_STATUS_OK, "", __LINE__)
+
+static const char *SGD = "{\"name\": \"sgd\", \"learning_rate\": 0.5}";
+static const uint64_t SHAPE[] = {2, 3};
+
+static PhubConfig *settings(const char *hub, const char *job, uint32_t workers) {
+    PhubConfig *config;
+    FINE(phub_config_new(&config, hub, job, 0, workers, SGD));
+    FINE(phub_config_add_key(config, "first", SHAPE, 2, PHUB_DTYPE_F32, 1, 1));
+    return config;
+}
+
+static void wrong_settings(const char *hub) {
+    PhubConfig *config;
+    EXPECT(phub_config_new(NULL, hub, "job", 0, 1, SGD), INVALID, "config is null");
+    EXPECT(phub_config_new(&config, NULL, "job", 0, 1, SGD), INVALID, "hub is null");
+    EXPECT(phub_config_new(&config, "\xff", "job", 0, 1, SGD), INVALID, "UTF-8");
+    EXPECT(phub_config_new(&config, hub, "job", 0, 1, "{}"), INVALID, "name");
+    EXPECT(phub_config_new(&config, hub, "job", 0, 1, "sgd"), INVALID, "optimizer sgd");
+    config = settings(hub, "job", 1);
+    EXPECT(phub_config_add_key(NULL, "a", SHAPE, 2, PHUB_DTYPE_F32, 1, 1), INVALID, "config is null");
+    EXPECT(phub_config_add_key(config, "a", NULL, 2, PHUB_DTYPE_F32, 1, 1), INVALID, "shape is null");
+    EXPECT(phub_config_add_key(config, "a", SHAPE, 2, 17, 1, 1), INVALID, "type 17");
+    EXPECT(phub_config_set(config, "no such", "1"), INVALID, "there are chunk_bytes");
+    EXPECT(phub_config_set(config, "chunk_bytes", "many"), INVALID, "\"chunk_bytes\", \"many\"");
+    EXPECT(phub_config_set(config, "on_loss", "shrug"), INVALID, "stop or continue");
+    EXPECT(phub_config_set(config, "join_limit", "-1"), INVALID, "join_limit");
+    FINE(phub_config_set(config, "schedule", "p3"));
+    FINE(phub_config_set(config, "transport", "shm"));
+    phub_config_free(config);
+    phub_config_free(NULL);
+    phub_session_free(NULL);
+}
+
+static int give_up(void *asked) {
+    ++*(int *)asked;
+    return 1;
+}
+
+static void wrong_joins(const char *hub) {
+    PhubSession *session;
+    EXPECT(phub_join(&session, NULL, NULL, NULL), INVALID, "config is null");
+    PhubConfig *config = settings(hub, "bad name!", 1);
+    EXPECT(phub_join(NULL, config, NULL, NULL), INVALID, "session is null");
+    EXPECT(phub_join(&session, config, NULL, NULL), INVALID, "job name");
+    phub_config_free(config);
+    config = settings(hub, "lonely", 2);
+    int asked = 0;
+    EXPECT(phub_join(&session, config, give_up, &asked), INTERRUPTED, "the other workers");
+    if (asked != 1) {
+        fprintf(stderr, "asked %d times\n", asked);
+        failures++;
+    }
+    phub_config_free(config);
+}
+
+static void *words_of_another_thread(void *session) {
+    EXPECT(phub_push(session, 99), INVALID, "key 99 does not exist");
+    return NULL;
+}
+
+static void wrong_calls(const char *hub) {
+    PhubSession *session;
+    PhubConfig *config = settings(hub, "job", 1);
+    FINE(phub_join(&session, config, NULL, NULL));
+    phub_config_free(config);
+    void *gradient;
+    const void *weights;
+    size_t bytes;
+    FINE(phub_gradient(session, 0, &gradient, &bytes));
+    EXPECT(phub_gradient(session, 1, &gradient, &bytes), INVALID, "key 1 does not exist; there are 1");
+    EXPECT(phub_gradient(session, 0, NULL, &bytes), INVALID, "data is null");
+    EXPECT(phub_weights(NULL, 0, &weights, &bytes), INVALID, "session is null");
+    EXPECT(phub_wait(session, 1), INVALID, "key 1");
+    EXPECT(phub_push(session, 0), ORDER, "no weights yet");
+    if (bytes != 6 * sizeof(float)) {
+        fprintf(stderr, "a gradient of %zu bytes\n", bytes);
+        failures++;
+    }
+    for (int at = 0; at < 6; at++) {
+        ((float *)gradient)[at] = 1;
+    }
+    FINE(phub_broadcast(session));
+    /* Each thread has its own words. */
+    EXPECT(phub_set_learning_rate(session, INFINITY), INVALID, "expected a finite number");
+    pthread_t thread;
+    pthread_create(&thread, NULL, words_of_another_thread, session);
+    pthread_join(thread, NULL);
+    if (strstr(phub_last_error(), "finite") == NULL) {
+        fprintf(stderr, "another thread's words: %s\n", phub_last_error());
+        failures++;
+    }
+    EXPECT(phub_checkpoint(session), REFUSED, "checkpoint");
+    uint32_t round;
+    bool ready;
+    FINE(phub_next_round(session, &round));
+    FINE(phub_push(session, 0));
+    FINE(phub_wait(session, 0));
+    FINE(phub_is_ready(session, 0, &ready));
+    FINE(phub_weights(session, 0, &weights, &bytes));
+    if (round != 1 || !ready || *(const float *)weights != 0.5f) {
+        fprintf(stderr, "round %u, ready %d, weight %f\n", round, ready, *(const float *)weights);
+        failures++;
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        EXPECT(phub_push(session, 0), OTHER_PROCESS, "belongs to process");
+        phub_session_free(session);
+        _exit(failures);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    failures += WEXITSTATUS(status);
+    FINE(phub_push(session, 0)); /* the parent is unharmed */
+    FINE(phub_wait_all(session));
+    FINE(phub_leave(session));
+    EXPECT(phub_push(session, 0), ORDER, "has left");
+    phub_session_free(session);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) {
+        return 2;
+    }
+    wrong_settings(argv[1]);
+    wrong_joins(argv[1]);
+    wrong_calls(argv[1]);
+    return failures != 0;
+}
