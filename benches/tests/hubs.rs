@@ -5,6 +5,8 @@ mod support;
 #[path = "support/worker_process.rs"]
 mod worker_process;
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use fabric::any::Transport;
@@ -114,6 +116,43 @@ fn workers_that_name_the_hubs_in_another_order_are_refused() {
     let told =
         outcomes.iter().any(|words| words.contains("has this hub as hub") && words.contains("asks for hub"));
     assert!(told, "{outcomes:?}");
+}
+
+/// Stands before a hub for one request, and changes what it says of the placement.
+fn another_digest(hub: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, hub) = (listener.local_addr().unwrap().to_string(), hub.to_owned());
+    std::thread::spawn(move || {
+        let (mut worker, _) = listener.accept().unwrap();
+        let mut hub = TcpStream::connect(hub).unwrap();
+        let (mut asks, mut forwards) = (worker.try_clone().unwrap(), hub.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut asks, &mut forwards));
+        let mut said = Vec::new();
+        while !said.trim_ascii_end().ends_with(b"}") {
+            let mut some = [0; 4096];
+            let bytes = hub.read(&mut some).unwrap();
+            said.extend(&some[..bytes]);
+        }
+        let (before, after) = std::str::from_utf8(&said).unwrap().split_once("\"placement\":\"").unwrap();
+        let other = format!("{before}\"placement\":\"{}{}", "0".repeat(16), &after[16..]);
+        worker.write_all(other.as_bytes()).unwrap();
+        let _ = worker.read(&mut [0]); // until the worker has read it and hangs up
+    });
+    address
+}
+
+#[test]
+fn a_hub_that_places_otherwise_is_named() {
+    let _watchdog = Watchdog::new("a_hub_that_places_otherwise_is_named");
+    let hubs = [hub(1), hub(1)];
+    let other = another_digest(&hubs[1].address().to_string());
+    let error = refused(config_at(&format!("{},{other}", hubs[0].address()), "job", 0, 2));
+    says(
+        error,
+        &[&format!("the hub at {other} places its share"), "digest 0000000000000000", "same version"],
+    );
+    let jobs = describe(&hubs[0].address().to_string()).jobs;
+    says(format!("{jobs:?}"), &["Failed", "worker 0 gave up waiting"]);
 }
 
 #[test]
