@@ -1,5 +1,5 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: help run test check bench setup loom corpora fuzz miri asan neon rxe clean
+.PHONY: help run test check bench setup loom corpora python fuzz miri asan neon rxe clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.
@@ -11,11 +11,14 @@ help:  ## this list
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
 
-test: setup loom corpora  ## everything that needs no special hardware
+test: setup loom corpora python  ## everything that needs no special hardware
 	$(CARGO) test --workspace $(FEATURES)
 
 loom: setup  ## the ring and the bell under every interleaving
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p fabric --lib --release --target-dir target/loom loom
+
+python: setup  ## the Python package: built, installed in target/python, its types and tests
+	sh tools/python.sh
 
 neon:  ## the kernels for 64-bit Arm, on an emulated one
 	sh tools/neon.sh
@@ -49,6 +52,7 @@ check: setup  ## formatting, lints with warnings denied, docs, the build without
 	sh tools/check-unsafe.sh
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
+	$(CARGO) fmt --manifest-path worker-shim/python/Cargo.toml --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --no-default-features --all-targets --target-dir target/corpora \

@@ -16,8 +16,8 @@
 mod shared;
 mod thread;
 
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ pub struct KeyMemory {
 #[derive(Debug, Default)]
 pub struct Memory {
     /// Here once the session is over; until then the session has them.
-    parked: std::sync::Mutex<Option<Windows>>,
+    parked: Mutex<Option<Windows>>,
 }
 
 /// A session on a thread of its own. Dropping it leaves the job, and ends the thread: in good order when
@@ -97,7 +97,7 @@ pub struct Memory {
 #[derive(Debug)]
 pub struct Background {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
     memory: Arc<Memory>,
     keys: Vec<KeyMemory>,
     layout: Arc<Layout>,
@@ -145,7 +145,7 @@ impl Background {
         };
         let Joined { keys, layout, ways, waker } = joined;
         shared.woken_by(waker);
-        let (thread, owner) = (Some(thread), std::process::id());
+        let (thread, owner) = (Mutex::new(Some(thread)), std::process::id());
         Ok(Background { shared, thread, memory, keys, layout, ways, owner })
     }
 
@@ -218,6 +218,19 @@ impl Background {
         self.shared.wait_for_end(interrupted)
     }
 
+    /// Ends the session as a drop does, and waits for its thread. In a child of `fork` it does nothing.
+    pub fn close(&self) {
+        if std::process::id() != self.owner {
+            // There is no such thread here, and the lock may have been held when the process was copied.
+            return;
+        }
+        let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(thread) = thread {
+            self.shared.end(Ending::Drop);
+            let _ = thread.join();
+        }
+    }
+
     /// The first round that no key has begun, as [`Session::next_round`].
     pub fn next_round(&self) -> Round {
         self.shared.next_round()
@@ -254,13 +267,6 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        if std::process::id() != self.owner {
-            // A child of fork: there is no such thread here, and the parent's lock may be held for ever.
-            std::mem::forget((thread, Arc::clone(&self.shared)));
-            return;
-        }
-        self.shared.end(Ending::Drop);
-        let _ = thread.join();
+        self.close();
     }
 }

@@ -1,0 +1,43 @@
+#!/bin/sh
+# Builds the Python package as its users do, installs it in a virtual environment, checks its types and runs its
+# tests: `tools/python.sh`. Arguments go to pytest. Everything lies in target/python (or PHUB_PYTHON_DIR).
+#
+# PyTorch, scikit-learn and NumPy are the system's (PHUB_PYTHON names another interpreter, such as one of an
+# environment with a newer PyTorch). Tests of what is not there are skipped, and say so.
+set -eu
+cd "$(dirname "$0")/.."
+root=$PWD
+dir=${PHUB_PYTHON_DIR:-$root/target/python}
+python=${PHUB_PYTHON:-/usr/bin/python3}
+
+missing=""
+for package in venv numpy pytest sklearn torch; do
+    "$python" -c "import $package" 2>/dev/null || missing="$missing python3-$package"
+done
+"$python" -c "import ensurepip" 2>/dev/null || missing="$missing python3-venv python3-pip"
+if [ -n "$missing" ] && [ -z "${PHUB_PYTHON:-}" ] && command -v apt-get >/dev/null; then
+    if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo"; fi
+    echo "python: installing$missing" >&2
+    $as_root apt-get update -qq >&2 || true
+    # shellcheck disable=SC2086
+    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing >&2 ||
+        echo "python: not all of$missing could be installed; tests that need them are skipped" >&2
+fi
+if ! "$python" -c "import ensurepip, numpy, pytest" 2>/dev/null; then
+    echo "python: NOT RUN: $python lacks venv, numpy or pytest, and this script could not install them" >&2
+    exit 0
+fi
+
+mkdir -p "$dir"
+export PATH="$dir/venv/bin:$PATH"
+[ -x "$dir/venv/bin/python" ] || "$python" -m venv --system-site-packages "$dir/venv"
+pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8'
+export CARGO_TARGET_DIR="$dir/target"
+pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
+    "$root/worker-shim/python"
+# The installed package is what is tested, not the sources: from a directory that does not have them.
+cd "$dir"
+mypy --config-file "$root/worker-shim/python/pyproject.toml" -p phub
+python -m mypy.stubtest --ignore-disjoint-bases phub._phub
+pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
+    -p no:cacheprovider "$root/worker-shim/python/tests" "$@"

@@ -1,0 +1,78 @@
+"""A parameter hub's workers in Python.
+
+    import numpy, phub
+
+    with phub.serve() as hub:                       # or the address of one that runs
+        keys = {"weight": (10, 64), "bias": (10,)}
+        optimizer = phub.Nesterov(learning_rate=0.1, momentum=0.9)
+        with phub.Session(hub=hub.address, rank=0, world_size=1, keys=keys, optimizer=optimizer) as session:
+            session.broadcast({"weight": numpy.zeros((10, 64)), "bias": numpy.zeros(10)})
+            session.gradient("weight")[:] = 0.5     # written where the hub reads it
+            session.gradient("bias")[:] = 0.5
+            session.push("weight", "bias")
+            session.wait("weight", "bias")
+            print(session.weights("weight").mean())
+
+`phub.torch` has an optimizer for PyTorch. Every exception is a `phub.Error`.
+"""
+
+from ._hub import Hub, serve
+from ._launch import Worker, worker
+from ._optimizers import Adam, AdamW, Average, Momentum, Nesterov, Optimizer, Sgd
+from ._phub import (
+    ConnectError,
+    Error,
+    ForkError,
+    HubLostError,
+    HubStartError,
+    JobFailedError,
+    LeftError,
+    MissingWorkersError,
+    OrderError,
+    OutOfMemoryError,
+    PeerLeftError,
+    ProtocolError,
+    RefusedError,
+    ResourceError,
+    SettingsError,
+    StalledError,
+    UnreachableError,
+    __version__,
+)
+from ._session import Checkpoint, Key, Session, Way
+
+__all__ = [
+    "Adam",
+    "AdamW",
+    "Average",
+    "Checkpoint",
+    "ConnectError",
+    "Error",
+    "ForkError",
+    "Hub",
+    "HubLostError",
+    "HubStartError",
+    "JobFailedError",
+    "Key",
+    "LeftError",
+    "MissingWorkersError",
+    "Momentum",
+    "Nesterov",
+    "Optimizer",
+    "OrderError",
+    "OutOfMemoryError",
+    "PeerLeftError",
+    "ProtocolError",
+    "RefusedError",
+    "ResourceError",
+    "Session",
+    "SettingsError",
+    "Sgd",
+    "StalledError",
+    "UnreachableError",
+    "Way",
+    "Worker",
+    "__version__",
+    "serve",
+    "worker",
+]

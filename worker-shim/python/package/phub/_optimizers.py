@@ -1,0 +1,72 @@
+"""What the hub does with the sum of the gradients. Plain data; the arithmetic is the hub's.
+
+`g` is the mean of the workers' gradients, `w` a weight, `lr` the learning rate, `wd` the weight decay, each
+times the multiplier of its key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Union
+
+
+@dataclasses.dataclass(frozen=True)
+class Average:
+    """The mean of the gradients comes back: an all-reduce."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sgd:
+    """`w -= lr * (g + wd * w)`"""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum:
+    """`g += wd * w; m = momentum * m + g; w -= lr * m`: PyTorch's SGD without dampening."""
+
+    learning_rate: float
+    momentum: float
+    weight_decay: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Nesterov:
+    """`g += wd * w; m = momentum * m + g; w -= lr * (g + momentum * m)`"""
+
+    learning_rate: float
+    momentum: float
+    weight_decay: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam:
+    """Adam with the L2 penalty in the gradient: PyTorch's Adam."""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """Adam with the decay beside the gradient: PyTorch's AdamW."""
+
+    learning_rate: float
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+Optimizer = Union[Average, Sgd, Momentum, Nesterov, Adam, AdamW]
+
+
+def to_json(optimizer: Optimizer) -> str:
+    """As the control port spells it."""
+    return json.dumps({"name": type(optimizer).__name__.lower(), **dataclasses.asdict(optimizer)})

@@ -1,0 +1,372 @@
+"""A worker's session, with keys by name and windows as NumPy arrays."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import os
+import time
+import urllib.request
+import weakref
+from types import TracebackType
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _optimizers, _phub
+from ._hub import Hub, serve
+from ._launch import Worker, worker
+
+Array = npt.NDArray[Any]
+
+# How long a worker waits before it asks again for a hub that rank 0 is only starting, in seconds.
+_RETRY = 0.05
+# How long the hub of rank 0 waits at its end for workers that have not left yet, in seconds.
+_OTHERS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A tensor of the model.
+
+    Attributes:
+        shape: extent of each dimension.
+        dtype: "f32", "f16" or "bf16". NumPy has no bf16: its arrays are of uint16, the bits.
+        lr_mult: multiplies the job's learning rate.
+        wd_mult: multiplies the job's weight decay.
+    """
+
+    shape: Tuple[int, ...]
+    dtype: str = "f32"
+    lr_mult: float = 1.0
+    wd_mult: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on the hub's disk: the round that a job goes on with from it, its size, and how long it took."""
+
+    round: int
+    bytes: int
+    milliseconds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a session reaches its hub: transport, why by this one, and which NICs where there is a choice."""
+
+    transport: str
+    reason: str
+    paths: List[str]
+
+
+_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def _key(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
+    if isinstance(given, Key):
+        return given
+    if isinstance(given, np.ndarray):
+        dtype = _DTYPES.get(given.dtype.name)
+        if dtype is None:
+            raise _phub.SettingsError(
+                f"key {name!r} is an array of {given.dtype}; a hub takes float32, float16 and bf16 "
+                f"(phub.Key(shape, 'bf16')): convert it first"
+            )
+        return Key(given.shape, dtype)
+    return Key(tuple(int(extent) for extent in given))
+
+
+class Session:
+    """A worker's membership in a job: write gradients, push, wait, read weights.
+
+    A key is *under way* from its push to its wait. Meanwhile its gradient and weights are the hub's: do not touch
+    the arrays. The exchange goes on by itself, on a thread that needs no GIL.
+
+    The arrays of `gradient` and `weights` are the memory that the hub reads and writes, and stay good as long as
+    they are held, also after the session. A session belongs to the process that made it: a child of `fork` gets a
+    ForkError. With `multiprocessing`'s "spawn" there is nothing to mind.
+    """
+
+    def __init__(
+        self,
+        hub: Union[str, Hub, None] = None,
+        rank: Optional[int] = None,
+        world_size: Optional[int] = None,
+        *,
+        keys: Mapping[str, Union[Key, Sequence[int], Array]],
+        optimizer: _optimizers.Optimizer,
+        job: Optional[str] = None,
+        consistency: str = "bsp",
+        on_loss: str = "stop",
+        weights: str = "shared",
+        transport: Optional[str] = None,
+        cores: Optional[int] = None,
+        nics: Optional[str] = None,
+        chunk_bytes: Optional[int] = None,
+        join_limit: float = 60.0,
+        wait_limit: float = 1800.0,
+    ) -> None:
+        """Joins a job and waits until all its workers are there. The first one to come makes the job; the others
+        must say the same of everything but their rank.
+
+        Args:
+            hub: `host:port` of its control port, or a `phub.serve()`. Default: what the launcher's environment says
+                (`phub.worker`); under torchrun rank 0 starts one.
+            rank: this worker's number, from 0. Default: the launcher's.
+            world_size: how many workers take part. Default: the launcher's.
+            keys: the model, in the order of the forward pass: a shape, a `Key` or an array (for its shape and type)
+                by name.
+            optimizer: what the hub does with the sum, such as `phub.Adam(learning_rate=1e-3)`.
+            job: name of the job. Default: by the launcher.
+            consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
+            on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
+            weights: "shared": read in place, where nobody can write; "private": in a copy of this worker's.
+            transport: "shm", "verbs" or "tcp". Default: the best that leads to the hub.
+            cores: how many of the hub's cores the job gets. Default: all.
+            nics: RDMA NICs of this worker, as NCCL_IB_HCA names them.
+            chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
+            join_limit: seconds to wait for the other workers at the start.
+            wait_limit: seconds to wait for a key while all workers live.
+
+        Raises:
+            SettingsError, UnreachableError, RefusedError, ConnectError, MissingWorkersError, ...: see each.
+        """
+        if not keys:
+            raise _phub.SettingsError("keys: a model has at least one tensor")
+        self._owner = os.getpid()
+        self._keys = {name: _key(name, given) for name, given in keys.items()}
+        self._numbers = {name: number for number, name in enumerate(self._keys)}
+        me = worker()
+        self.rank = me.rank if rank is None else rank
+        self.world_size = me.world_size if world_size is None else world_size
+        self.job = me.job if job is None else job
+        address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me)
+        self.hub_address = address
+        described = [(name, list(key.shape), key.dtype, key.lr_mult, key.wd_mult) for name, key in self._keys.items()]
+        deadline = time.monotonic() + join_limit
+        while True:
+            try:
+                self._native = _phub.Session(
+                    address,
+                    self.job,
+                    self.rank,
+                    self.world_size,
+                    described,
+                    _optimizers.to_json(optimizer),
+                    consistency,
+                    on_loss,
+                    weights,
+                    transport,
+                    cores,
+                    nics,
+                    chunk_bytes,
+                    max(deadline - time.monotonic(), 0.001),
+                    wait_limit,
+                )
+                break
+            except _phub.UnreachableError:
+                # Only a hub that rank 0 starts may come later than the others.
+                if hub is not None or me.serve_at is None or time.monotonic() > deadline:
+                    raise
+                time.sleep(_RETRY)
+        self._arrays: Dict[Tuple[str, str], Array] = {}
+        _SESSIONS.add(self)
+
+    def _find_hub(self, me: Worker) -> str:
+        if me.hub is not None:
+            return me.hub
+        if me.serve_at is None:
+            raise _phub.SettingsError(
+                "no hub: say hub='host:port' or set PHUB_HUB to one that runs (phub-server serve), or start one in "
+                "this script (phub.serve()); under torchrun rank 0 starts one by itself"
+            )
+        if self.rank == 0:
+            _serve_for(me.serve_at)
+        return me.serve_at
+
+    # ---- keys
+
+    @property
+    def keys(self) -> List[str]:
+        """The names of all keys, in the order of the forward pass."""
+        return list(self._keys)
+
+    def _number(self, key: str) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            raise _phub.OrderError(
+                f"key {key!r} is none of this job's {len(self._keys)}; keys are fixed at the join: first "
+                f"{next(iter(self._keys))!r}, last {next(reversed(self._keys))!r}"
+            )
+        return number
+
+    def _array(self, key: str, which: str) -> Array:
+        array = self._arrays.get((key, which))
+        if array is None:
+            number = self._number(key)
+            window = self._native.gradient(number) if which == "gradient" else self._native.weights(number)
+            array = self._arrays[(key, which)] = np.asarray(window)
+        return array
+
+    def gradient(self, key: str) -> Array:
+        """A key's gradient, to write while the key is not under way: an array of the key's shape and type over the
+        window itself. It still holds what was last written."""
+        return self._array(key, "gradient")
+
+    def weights(self, key: str) -> Array:
+        """A key's weights (with `Average`: the mean of the gradients), to read while the key is not under way: an
+        array of the key's shape and type over the window itself. It changes with each wait; NumPy refuses to write
+        it, unless `weights` is "private"."""
+        return self._array(key, "weights")
+
+    # ---- rounds
+
+    def broadcast(self, weights: Optional[Mapping[str, npt.ArrayLike]] = None) -> None:
+        """Gives every worker rank 0's weights, and waits for them. Once, before the first push; every worker calls
+        it. What is not in `weights` is taken from `gradient(key)` as rank 0 has written it.
+
+        A worker that came to a job that has weights already (`next_round` is not 0) keeps those: then this does
+        nothing, so that a script that is started again need not know."""
+        if self.rank == 0 and self.next_round == 0:
+            for key, value in (weights or {}).items():
+                np.copyto(self.gradient(key), value, casting="same_kind")
+        self._native.broadcast_written()
+
+    def push(self, *keys: str) -> None:
+        """Sends gradients to the hub and returns at once; without names, all of them.
+
+        Raises:
+            OrderError: a key is under way.
+            JobFailedError, HubLostError, ...: the session is over.
+        """
+        for key in keys or self._keys:
+            self._native.push(self._number(key))
+
+    def wait(self, *keys: str) -> None:
+        """Waits until the answers of these keys are there; without names, of all. The GIL is free meanwhile, and
+        Ctrl-C raises KeyboardInterrupt; the session lives on.
+
+        Raises:
+            PeerLeftError, StalledError: the answer cannot come.
+            JobFailedError, HubLostError, ...: the session is over.
+        """
+        for key in keys or self._keys:
+            self._native.wait(self._number(key))
+
+    def is_ready(self, key: str) -> bool:
+        """Whether the key's answer is there. Waits for nothing."""
+        return self._native.is_ready(self._number(key))
+
+    def push_pull(self, key: str, gradient: npt.ArrayLike) -> Array:
+        """Pushes a copy of `gradient`, of the key's shape, waits, and gives the new weights: `weights(key)`."""
+        np.copyto(self.gradient(key), gradient, casting="same_kind")
+        self.push(key)
+        self.wait(key)
+        return self.weights(key)
+
+    def average(self, values: Mapping[str, npt.ArrayLike]) -> Dict[str, Array]:
+        """The mean over all workers of each of these, as copies: for a session whose optimizer is `Average`. Every
+        worker calls it with the same keys."""
+        for key, value in values.items():
+            np.copyto(self.gradient(key), value, casting="same_kind")
+        self.push(*values)
+        self.wait(*values)
+        return {key: self.weights(key).copy() for key in values}
+
+    @property
+    def next_round(self) -> int:
+        """The first round that no key has begun; round 0 is the broadcast."""
+        return self._native.next_round
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Changes the learning rate from the next round on, for all workers. When nothing is under way; every worker
+        may call it with the same value."""
+        self._native.set_learning_rate(learning_rate)
+
+    def checkpoint(self) -> Checkpoint:
+        """Writes the job's weights and optimizer state to its checkpoint at the hub now, and returns when they are on
+        the disk.
+
+        Raises:
+            RefusedError: the hub writes no checkpoints, or cannot.
+        """
+        return Checkpoint(*self._native.checkpoint())
+
+    def members(self) -> List[int]:
+        """The ranks that take part now."""
+        return self._native.members()
+
+    @property
+    def way(self) -> Way:
+        """How this session reaches its hub."""
+        return Way(*self._native.way)
+
+    # ---- the end
+
+    def leave(self) -> None:
+        """Waits for whatever is under way, and leaves the job."""
+        self._native.leave()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the session now: by leaving, when nothing is under way; else the others hear that this worker is lost.
+        A second call does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        if error is None:
+            self.leave()
+        else:
+            self.close()
+
+
+# The hubs that rank 0 has started for its sessions, by address. They go with the process.
+_HUBS: Dict[str, Hub] = {}
+
+
+def _serve_for(address: str) -> None:
+    """A hub at this address."""
+    if address not in _HUBS:
+        # On every address, unless it is this machine's own: MASTER_ADDR may be a name, or lead here by another way.
+        host, _, port = address.rpartition(":")
+        here = host.startswith("127.") or host == "localhost"
+        _HUBS[address] = serve(f"{'127.0.0.1' if here else '0.0.0.0'}:{port}")
+
+
+def _wait_for_jobs(hub: str) -> None:
+    """Until the last worker has left."""
+    deadline = time.monotonic() + _OTHERS
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"http://{hub}/v1/hub", timeout=5) as answer:
+            jobs = json.load(answer)["jobs"]
+        if all(job.get("state") == "failed" for job in jobs):
+            return
+        time.sleep(_RETRY)
+
+
+# A script that ends without a word leaves in good order where it can: else the others would be told that it died.
+_SESSIONS: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for session in list(_SESSIONS):
+        if session._owner == os.getpid():
+            session.close()
+    for hub in _HUBS.values():
+        if hub.is_own:
+            _wait_for_jobs(hub.address.replace("0.0.0.0", "127.0.0.1"))
+            hub.stop("rank 0, which started it, is done")
+
+
+atexit.register(_close_all)

@@ -1,0 +1,87 @@
+//! A hub in this process.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+
+use phub_server::{HubSettings, IdleChoice};
+use pyo3::prelude::*;
+
+use crate::errors::of_hub;
+use crate::setting::{choice, parse};
+
+/// A running hub. Dropping it stops it, but for a child of `fork`, which has none of its threads.
+#[pyclass(frozen, module = "phub._phub")]
+pub struct Hub {
+    hub: Mutex<Option<phub_server::Hub>>,
+    address: SocketAddr,
+    owner: u32,
+}
+
+const IDLE: [(&str, IdleChoice); 4] = [
+    ("auto", IdleChoice::Auto),
+    ("spin", IdleChoice::Spin),
+    ("sleep", IdleChoice::Sleep),
+    ("busy-poll", IdleChoice::BusyPoll),
+];
+
+#[pymethods]
+impl Hub {
+    /// Starts a hub; when it returns, workers can join.
+    #[new]
+    #[pyo3(signature = (listen, transports, data_listen, nics, cores, idle, heartbeat_limit_s, checkpoints,
+                        checkpoint_every))]
+    #[allow(clippy::too_many_arguments)] // one a setting; Python names them
+    fn new(
+        py: Python<'_>,
+        listen: &str,
+        transports: Option<Vec<String>>,
+        data_listen: Option<&str>,
+        nics: Option<&str>,
+        cores: Option<&str>,
+        idle: &str,
+        heartbeat_limit_s: u64,
+        checkpoints: Option<std::path::PathBuf>,
+        checkpoint_every: Option<std::num::NonZeroU32>,
+    ) -> PyResult<Self> {
+        let named = |names: Vec<String>| names.iter().map(|name| parse("transport", name)).collect();
+        let settings = HubSettings {
+            listen: parse("address", listen)?,
+            transports: transports.map(named).transpose()?,
+            data_listen: data_listen.map(|text| parse("data_listen", text)).transpose()?,
+            nics: nics.map(|text| parse("nics", text)).transpose()?,
+            cores: cores.map(|text| parse("cores", text)).transpose()?,
+            idle: choice("idle", idle, &IDLE)?,
+            heartbeat_limit_s,
+            checkpoints,
+            checkpoint_every,
+        };
+        let hub = py.detach(|| phub_server::Hub::start(&settings)).map_err(|error| of_hub(&error))?;
+        Ok(Hub { address: hub.address(), hub: Mutex::new(Some(hub)), owner: std::process::id() })
+    }
+
+    /// `host:port` of its control port.
+    #[getter]
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Writes the checkpoints that can be written, tells the workers, ends all threads.
+    fn stop(&self, py: Python<'_>, reason: &str) {
+        if std::process::id() != self.owner {
+            return;
+        }
+        let hub = self.hub.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(hub) = hub {
+            py.detach(|| hub.stop(reason));
+        }
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        let hub = self.hub.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if std::process::id() != self.owner {
+            std::mem::forget(hub);
+        }
+    }
+}

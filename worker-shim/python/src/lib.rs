@@ -1,0 +1,23 @@
+//! `phub._phub`: what the Python package `phub` is made of. Sessions on threads of their own, windows that
+//! NumPy reads and writes in place, a hub in this process, one exception a cause.
+//!
+//! Plain parts: defaults, names, launchers' environments and docstrings are in `../package/phub`. No `unsafe`: a window
+//! is handed over as an address by NumPy's array interface, and its memory is held as long as the array lives.
+
+mod errors;
+mod hub;
+mod session;
+mod setting;
+mod window;
+
+use pyo3::prelude::*;
+
+/// The native part of `phub`.
+#[pymodule]
+fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<session::Session>()?;
+    module.add_class::<window::Window>()?;
+    module.add_class::<hub::Hub>()?;
+    errors::add_to(module)
+}

@@ -1,0 +1,186 @@
+//! A session, with keys by number. Every call that waits does so without the GIL, and Ctrl-C ends it.
+
+use std::time::Duration;
+
+use pbox_core::control::OnLoss;
+use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer};
+use pyo3::prelude::*;
+use worker_shim::{Background, BackgroundError, SessionConfig, WeightsMode};
+
+use crate::errors::{OrderError, SettingsError, of_cause, of_session};
+use crate::setting::{choice, parse};
+use crate::window::Window;
+
+/// Name, shape, type, and the multipliers of learning rate and weight decay.
+type KeyTuple = (String, Vec<u64>, String, f32, f32);
+
+/// A worker's membership in a job.
+#[pyclass(frozen, module = "phub._phub")]
+pub struct Session {
+    background: Background,
+    /// NumPy may write the weights: they are this worker's own copy.
+    private: bool,
+}
+
+/// Calls `wait` without the GIL. It gets a question to ask now and then: whether Python has a signal to
+/// handle. What the handler raises, such as KeyboardInterrupt, is what the call raises.
+fn interruptible<R: Send>(
+    py: Python<'_>,
+    wait: impl Send + FnOnce(&mut dyn FnMut() -> bool) -> Result<R, BackgroundError>,
+) -> PyResult<R> {
+    let mut raised = None;
+    let outcome = py.detach(|| {
+        wait(&mut || {
+            raised = Python::attach(|py| py.check_signals()).err();
+            raised.is_some()
+        })
+    });
+    match raised {
+        Some(raised) => Err(raised),
+        None => outcome.map_err(|error| of_session(&error)),
+    }
+}
+
+fn key((name, shape, dtype, lr_mult, wd_mult): KeyTuple) -> PyResult<Key> {
+    let dtypes = [Dtype::F32, Dtype::F16, Dtype::BF16].map(|dtype| (dtype.name(), dtype));
+    let dtype = choice(&format!("key {name:?}: type"), &dtype, &dtypes)?;
+    Ok(Key { lr_mult, wd_mult, ..Key::of(dtype, name, shape) })
+}
+
+#[pymethods]
+impl Session {
+    /// Joins a job and waits until all its workers are there.
+    #[new]
+    #[pyo3(signature = (hub, job, rank, world_size, keys, optimizer, consistency, on_loss, weights, transport,
+                        cores, nics, chunk_bytes, join_limit_s, wait_limit_s))]
+    #[allow(clippy::too_many_arguments)] // one a setting; Python names them
+    fn new(
+        py: Python<'_>,
+        hub: &str,
+        job: &str,
+        rank: u32,
+        world_size: u32,
+        keys: Vec<KeyTuple>,
+        optimizer: &str,
+        consistency: &str,
+        on_loss: &str,
+        weights: &str,
+        transport: Option<&str>,
+        cores: Option<u32>,
+        nics: Option<&str>,
+        chunk_bytes: Option<usize>,
+        join_limit_s: f64,
+        wait_limit_s: f64,
+    ) -> PyResult<Self> {
+        let seconds = |setting: &str, seconds: f64| {
+            let limit = Duration::try_from_secs_f64(seconds);
+            limit.map_err(|error| SettingsError::new_err(format!("{setting} {seconds}: {error}")))
+        };
+        let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
+        let optimizer: Optimizer = serde_json::from_str(optimizer)
+            .map_err(|error| SettingsError::new_err(format!("optimizer {optimizer}: {error}")))?;
+        let mut config = SessionConfig::new(hub, job, rank, world_size, keys, optimizer);
+        config.consistency = parse::<Consistency>("consistency", consistency)?;
+        config.on_loss =
+            choice("on_loss", on_loss, &[("stop", OnLoss::Stop), ("continue", OnLoss::Continue)])?;
+        let modes = [("shared", WeightsMode::Shared), ("private", WeightsMode::Private)];
+        config.weights = choice("weights", weights, &modes)?;
+        config.transport = transport.map(|text| parse("transport", text)).transpose()?;
+        config.nics = nics.map(|text| parse("nics", text)).transpose()?;
+        config.cores = cores;
+        config.chunk_bytes = chunk_bytes.unwrap_or(config.chunk_bytes);
+        config.join_limit = seconds("join_limit", join_limit_s)?;
+        config.wait_limit = seconds("wait_limit", wait_limit_s)?;
+        let private = config.weights == WeightsMode::Private;
+        let background = interruptible(py, |interrupted| Background::join(config, interrupted))?;
+        Ok(Session { background, private })
+    }
+
+    /// The gradient of a key, to write.
+    fn gradient(&self, key: u32) -> PyResult<Window> {
+        let (described, memory) = self.key(key)?;
+        Ok(Window::new(described, memory.gradient, false, self.background.memory()))
+    }
+
+    /// The weights of a key, to read.
+    fn weights(&self, key: u32) -> PyResult<Window> {
+        let (described, memory) = self.key(key)?;
+        Ok(Window::new(described, memory.weights, !self.private, self.background.memory()))
+    }
+
+    fn push(&self, key: u32) -> PyResult<()> {
+        self.background.push(KeyId(key)).map_err(|error| of_session(&error))
+    }
+
+    fn wait(&self, py: Python<'_>, key: u32) -> PyResult<()> {
+        // Most answers are there when they are asked for; then the GIL stays where it is.
+        if self.is_ready(key)? {
+            return Ok(());
+        }
+        interruptible(py, |interrupted| self.background.wait(KeyId(key), interrupted))
+    }
+
+    fn is_ready(&self, key: u32) -> PyResult<bool> {
+        self.background.is_ready(KeyId(key)).map_err(|error| of_session(&error))
+    }
+
+    fn wait_all(&self, py: Python<'_>) -> PyResult<()> {
+        interruptible(py, |interrupted| self.background.wait_all(interrupted))
+    }
+
+    /// Gives every worker what rank 0 has written to its gradients, as weights.
+    fn broadcast_written(&self, py: Python<'_>) -> PyResult<()> {
+        interruptible(py, |interrupted| self.background.broadcast_written(interrupted))
+    }
+
+    fn set_learning_rate(&self, py: Python<'_>, learning_rate: f32) -> PyResult<()> {
+        let answer = interruptible(py, |interrupted| {
+            self.background.with(move |session| session.set_learning_rate(learning_rate), interrupted)
+        })?;
+        answer.map_err(|error| of_cause(&error))
+    }
+
+    /// Round, bytes and milliseconds of a checkpoint that is written now.
+    fn checkpoint(&self, py: Python<'_>) -> PyResult<(u32, u64, u64)> {
+        let answer = interruptible(py, |interrupted| {
+            self.background.with(|session| session.checkpoint(), interrupted)
+        })?;
+        let written = answer.map_err(|error| of_cause(&error))?;
+        Ok((written.round.0, written.bytes, written.milliseconds))
+    }
+
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        interruptible(py, |interrupted| self.background.with(|session| session.members(), interrupted))
+    }
+
+    #[getter]
+    fn next_round(&self) -> u32 {
+        self.background.next_round().0
+    }
+
+    /// Transport, why by this one, and the NICs.
+    #[getter]
+    fn way(&self) -> (String, String, Vec<String>) {
+        let way = self.background.way();
+        (way.transport.to_string(), way.reason.clone(), way.paths.clone())
+    }
+
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        interruptible(py, |interrupted| self.background.leave(interrupted))
+    }
+
+    /// Ends the session now: by leaving when nothing is under way, else as one that is lost.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.background.close());
+    }
+}
+
+impl Session {
+    fn key(&self, key: u32) -> PyResult<(&Key, &worker_shim::KeyMemory)> {
+        let keys = self.background.layout().keys().iter().zip(self.background.keys());
+        let count = keys.len();
+        keys.skip(key as usize)
+            .next()
+            .ok_or_else(|| OrderError::new_err(format!("key {key} does not exist; there are {count}")))
+    }
+}

@@ -1,0 +1,174 @@
+"""One exception a cause, in bounded time, with words that say what to do."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import phub
+
+KEYS = {"weight": (3, 40), "bias": (7,)}
+SGD = phub.Sgd(learning_rate=0.5)
+
+
+def join(hub, rank=0, world_size=1, **settings):
+    settings = {"keys": KEYS, "optimizer": SGD, "job": "job", **settings}
+    return phub.Session(hub, rank, world_size, **settings)
+
+
+def test_every_exception_is_an_error():
+    classes = [each for name, each in vars(phub).items() if name.endswith("Error") and name != "Error"]
+    assert len(classes) == 16
+    for each in classes:
+        assert issubclass(each, phub.Error) and each.__doc__, each
+
+
+def test_no_hub_at_the_address():
+    with pytest.raises(phub.UnreachableError, match="127.0.0.1:1.*is phub-server running there"):
+        join("127.0.0.1:1")
+
+
+def test_no_hub_is_named(monkeypatch):
+    for name in ("PHUB_HUB", "DMLC_PS_ROOT_URI", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(phub.SettingsError, match="no hub: say hub=.*phub.serve"):
+        join(None)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"keys": {}}, "at least one tensor"),
+        ({"keys": {"weight": np.zeros(3)}}, "'weight' is an array of float64.*float32, float16 and bf16"),
+        ({"keys": {"weight": phub.Key((3,), "f64")}}, '"f64": expected one of .*"f32"'),
+        ({"optimizer": phub.Momentum(0.1, momentum=1.5)}, "momentum is 1.5; expected"),
+        ({"job": "no spaces"}, 'job name "no spaces"'),
+        ({"consistency": "none"}, "consistency"),
+        ({"weights": "public"}, "weights"),
+        ({"transport": "pigeon"}, "transport"),
+        ({"join_limit": -1.0, "chunk_bytes": 3}, "3"),
+    ],
+)
+def test_settings_that_no_job_can_have(hub, settings, words):
+    with pytest.raises(phub.SettingsError, match=words):
+        join(hub, **settings)
+
+
+def test_workers_that_do_not_come_are_named(hub):
+    with pytest.raises(phub.MissingWorkersError, match=r"\[1, 2\] of 3 to join"):
+        join(hub, 0, 3, join_limit=0.3)
+
+
+def test_workers_whose_models_differ(hub):
+    refused = []
+
+    def other():
+        with pytest.raises(phub.RefusedError) as error:
+            join(hub, 1, 2, keys={"weight": (3, 41), "bias": (7,)}, join_limit=5)
+        refused.append(str(error.value))
+
+    first = threading.Thread(target=lambda: pytest.raises(phub.MissingWorkersError, join, hub, 0, 2, join_limit=1.5))
+    first.start()
+    # It takes its place within its limit; a worker before it would make the job itself.
+    while not _has_job(hub):
+        pass
+    other()
+    first.join()
+    assert "weight" in refused[0], refused
+
+
+def _has_job(hub):
+    import json
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://{hub.address}/v1/hub") as answer:
+        return bool(json.load(answer)["jobs"])
+
+
+def test_calls_out_of_order(hub):
+    session = join(hub)
+    with pytest.raises(phub.RefusedError, match="no weights yet"):
+        session.push()
+    session.broadcast()
+    with pytest.raises(phub.OrderError, match="'added' is none of this job's 2; keys are fixed at the join"):
+        session.push("added")
+    session.leave()
+    with pytest.raises(phub.LeftError, match="has left"):
+        session.push("bias")
+
+
+def test_a_key_under_way_is_not_pushed_again(hub):
+    sessions = _both(hub)
+    sessions[0].push("bias")
+    with pytest.raises(phub.OrderError, match='"bias" is under way in round 1'):
+        sessions[0].push("bias")
+
+
+def test_a_worker_that_is_lost(hub):
+    sessions = _both(hub)
+    sessions[0].push("weight")
+    sessions[1].push("bias")
+    sessions[1].close()
+    with pytest.raises(phub.JobFailedError, match="worker 1"):
+        sessions[0].wait()
+    with pytest.raises(phub.JobFailedError, match="worker 1"):
+        sessions[0].push("bias")
+
+
+def test_a_worker_that_does_not_push(hub):
+    sessions = _both(hub, wait_limit=0.2)
+    sessions[0].push("bias")
+    with pytest.raises(phub.StalledError, match="some worker has not pushed this key"):
+        sessions[0].wait("bias")
+
+
+def test_a_hub_that_stops():
+    hub = phub.serve(cores=1)
+    session = join(hub)
+    session.broadcast()
+    hub.stop("for the test")
+    with pytest.raises(phub.JobFailedError, match="for the test"):
+        while True:
+            session.push("bias")
+            session.wait("bias")
+
+
+def test_checkpoints(tmp_path, hub):
+    with join(hub) as session:
+        session.broadcast()
+        with pytest.raises(phub.RefusedError, match="--checkpoints"):
+            session.checkpoint()
+    with phub.serve(cores=1, checkpoints=tmp_path) as hub:
+        with join(hub) as session:
+            session.broadcast()
+            session.gradient("bias")[:] = 1.0
+            session.push()
+            session.wait()
+            assert session.checkpoint().round == 2
+        with join(hub) as session:
+            assert session.next_round > 0
+            session.broadcast()  # does nothing
+            np.testing.assert_array_equal(session.weights("bias"), -0.5)
+
+
+def test_hubs_that_do_not_start(hub):
+    with pytest.raises(phub.HubStartError, match="cannot listen on"):
+        phub.serve(hub.address)
+    with pytest.raises(phub.SettingsError, match="cores"):
+        phub.serve(cores="many")
+    with pytest.raises(phub.SettingsError, match="idle"):
+        phub.serve(idle="lazy")
+
+
+def _both(hub, **settings):
+    sessions = [None, None]
+
+    def start(rank):
+        sessions[rank] = join(hub, rank, 2, **settings)
+        sessions[rank].broadcast()
+
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert all(sessions), "a worker failed, see above"
+    return sessions

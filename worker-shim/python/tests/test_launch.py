@@ -1,0 +1,50 @@
+"""Who a process is, by its launcher's environment."""
+
+import pytest
+
+import phub
+
+
+@pytest.mark.parametrize(
+    "environment, expected",
+    [
+        ({}, (0, 1, None, None)),
+        ({"PHUB_RANK": "2", "PHUB_WORLD_SIZE": "3", "PHUB_HUB": "box:7077"}, (2, 3, "box:7077", None)),
+        (
+            {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
+            (1, 4, None, "10.0.0.1:29501"),
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1", "PHUB_HUB": "box:1"},
+            (1, 4, "box:1", None),
+        ),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4, None, None)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_JOB_ID": "77"}, (5, 6, None, None)),
+        (
+            {
+                "DMLC_WORKER_ID": "1",
+                "DMLC_NUM_WORKER": "2",
+                "DMLC_PS_ROOT_URI": "10.0.0.9",
+                "DMLC_PS_ROOT_PORT": "9000",
+            },
+            (1, 2, "10.0.0.9:9000", None),
+        ),
+    ],
+)
+def test_launchers(environment, expected):
+    worker = phub.worker(environment)
+    assert (worker.rank, worker.world_size, worker.hub, worker.serve_at) == expected
+
+
+def test_a_restart_under_torchrun_is_another_job():
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run one"}
+    jobs = [phub.worker({**torchrun, "TORCHELASTIC_RESTART_COUNT": count}).job for count in "01"]
+    assert jobs == ["run_one-0", "run_one-1"]
+    assert phub.worker({**torchrun, "PHUB_JOB": "mine"}).job == "mine"
+
+
+def test_an_environment_that_makes_no_sense():
+    with pytest.raises(phub.SettingsError, match="RANK is 'x'; expected a number"):
+        phub.worker({"RANK": "x", "WORLD_SIZE": "2"})
+    with pytest.raises(phub.SettingsError, match="rank 2 of 2"):
+        phub.worker({"RANK": "2", "WORLD_SIZE": "2"})

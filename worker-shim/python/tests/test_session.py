@@ -1,0 +1,216 @@
+"""Sessions: windows without copies, rounds, Ctrl-C, threads, fork and spawn."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from conftest import in_processes
+
+import phub
+
+KEYS = {"weight": (3, 40), "bias": (7,)}
+SGD = phub.Sgd(learning_rate=0.5)
+
+
+def join(hub, rank=0, world_size=1, **settings):
+    settings = {"keys": KEYS, "optimizer": SGD, "job": "job", **settings}
+    return phub.Session(hub, rank, world_size, **settings)
+
+
+def pair(hub, **settings):
+    """Two workers in this process, with weights of zero."""
+    sessions = [None, None]
+
+    def start(rank):
+        sessions[rank] = join(hub, rank, 2, **settings)
+        if settings.get("optimizer", SGD) != phub.Average():
+            sessions[rank].broadcast()
+
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert all(sessions), "a worker failed, see above"
+    return sessions
+
+
+def test_rounds_step_the_weights_in_the_window(hub):
+    first, second = pair(hub)
+    for session, value in ((first, 1.0), (second, 3.0)):
+        session.gradient("weight")[:] = value
+        session.gradient("bias")[:] = np.arange(7) * value
+        session.push("bias")
+        session.push("weight")
+    for session in (first, second):
+        weights = session.weights("weight")
+        session.wait()
+        assert session.is_ready("weight")
+        np.testing.assert_array_equal(weights, np.full((3, 40), -1.0, np.float32))
+        np.testing.assert_array_equal(session.weights("bias"), -np.arange(7, dtype=np.float32))
+        assert session.next_round == 2
+    assert first.members() == [0, 1]
+    first.leave()
+    second.leave()
+
+
+def test_windows_are_shown_without_copies_and_outlive_the_session(hub):
+    session = join(hub)
+    session.broadcast({"weight": np.full((3, 40), 5.0)})
+    weights, gradient = session.weights("weight"), session.gradient("weight")
+    assert session.weights("weight") is weights
+    assert weights.dtype == np.float32 and weights.shape == (3, 40)
+    assert not weights.flags.writeable and not weights.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        weights[0, 0] = 1.0
+    np.testing.assert_array_equal(weights, 5.0)
+    gradient[:] = 4.0
+    session.push()
+    session.wait()
+    np.testing.assert_array_equal(weights, 3.0)  # the same array
+    session.leave()
+    del session
+    gc.collect()
+    np.testing.assert_array_equal(weights, 3.0)
+    gradient[:] = 6.0
+    np.testing.assert_array_equal(gradient, 6.0)
+
+
+def test_private_weights_can_be_written(hub):
+    with join(hub, weights="private") as session:
+        session.broadcast({"bias": np.ones(7)})
+        session.weights("bias")[0] = 100.0
+        session.push_pull("bias", np.ones(7))
+        np.testing.assert_array_equal(session.weights("bias"), 0.5)
+
+
+def test_keys_of_half_precision_and_multipliers(hub):
+    keys = {
+        "half": phub.Key((4,), "f16"),
+        "brain": phub.Key((4,), "bf16"),
+        "array": np.zeros(4, np.float16),
+        "twice": phub.Key((4,), lr_mult=2.0),
+    }
+    with join(hub, keys=keys) as session:
+        session.broadcast()
+        assert session.gradient("half").dtype == session.gradient("array").dtype == np.float16
+        session.gradient("brain")[:] = 0x3F80  # 1.0: the upper half of its f32
+        session.push("brain")
+        session.wait("brain")
+        np.testing.assert_array_equal(session.weights("brain"), 0xBF00)  # -0.5
+        np.testing.assert_array_equal(session.push_pull("half", np.ones(4)), np.float16(-0.5))
+        np.testing.assert_array_equal(session.push_pull("twice", np.ones(4)), -1.0)
+
+
+def test_average_is_an_all_reduce(hub):
+    sessions = pair(hub, optimizer=phub.Average())
+    means = [None, None]
+
+    def reduce(rank):
+        means[rank] = sessions[rank].average({"bias": np.full(7, 2.0 * rank), "weight": np.ones((3, 40))})
+
+    threads = [threading.Thread(target=reduce, args=(rank,)) for rank in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    for mean in means:
+        np.testing.assert_array_equal(mean["bias"], 1.0)
+        np.testing.assert_array_equal(mean["weight"], 1.0)
+
+
+def test_others_run_while_one_waits(hub):
+    # Both workers are in this process: while the first waits, the second needs the GIL to push.
+    first, second = pair(hub)
+    first.push()
+    waited = threading.Event()
+    waiter = threading.Thread(target=lambda: (first.wait(), waited.set()))
+    waiter.start()
+    assert not waited.is_set()
+    second.push()
+    second.wait()
+    waiter.join()
+    assert waited.is_set()
+
+
+def test_ctrl_c_ends_a_wait_and_the_session_lives_on(hub):
+    first, second = pair(hub)
+    first.push()
+    pressed = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    pressed.start()
+    with pytest.raises(KeyboardInterrupt):
+        first.wait()
+    pressed.join()
+    second.push()
+    first.wait()
+    second.wait()
+
+
+def test_ctrl_c_ends_a_join(hub):
+    pressed = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    pressed.start()
+    with pytest.raises(KeyboardInterrupt):
+        join(hub, 0, 2)
+    pressed.join()
+
+
+def test_a_child_of_fork_is_told_and_the_parent_goes_on(hub):
+    session = join(hub)
+    session.broadcast({"bias": np.ones(7)})
+    for ends_by in ("deleting it", "leaving it alone"):
+        child = os.fork()
+        if child == 0:
+            try:
+                for call in (session.push, session.wait, session.leave, session.members):
+                    try:
+                        call()
+                    except phub.ForkError as error:
+                        assert str(os.getppid()) in str(error) and "fork copies no threads" in str(error)
+                    else:
+                        os._exit(1)
+                assert session.weights("bias")[0] == 1.0
+                if ends_by == "deleting it":
+                    session.close()
+                    del session
+                    gc.collect()
+                os._exit(0)
+            except BaseException:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, ends_by
+        session.gradient("bias")[:] = 0.0
+        session.push()
+        session.wait()
+    session.leave()
+
+
+def _rounds(rank, hub, world_size):
+    with join(hub, rank, world_size, job="spawned") as session:
+        session.broadcast({"bias": np.ones(7)})
+        for _ in range(3):
+            session.gradient("bias")[:] = rank
+            session.push()
+            session.wait()
+        return session.weights("bias").tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_workers_under_spawn(hub, world_size):
+    results = in_processes(world_size, _rounds, hub.address, world_size)
+    mean = sum(range(world_size)) / world_size
+    assert results == [[1.0 - 3 * 0.5 * mean] * 7] * world_size
+
+
+def test_a_script_that_ends_without_a_word_leaves_in_good_order(hub):
+    script = f"""
+import phub
+session = phub.Session({hub.address!r}, 1, 2, keys={KEYS!r}, optimizer=phub.{SGD!r}, job="job")
+session.broadcast()
+"""
+    ends = subprocess.Popen([sys.executable, "-c", script])
+    session = join(hub, 0, 2)
+    session.broadcast()
+    assert ends.wait() == 0
+    session.push()
+    with pytest.raises(phub.PeerLeftError, match="worker 1 left before round 1"):
+        session.wait()
