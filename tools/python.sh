@@ -39,5 +39,5 @@ pip install -q --disable-pip-version-check --no-build-isolation --no-deps --forc
 cd "$dir"
 mypy --config-file "$root/worker-shim/python/pyproject.toml" -p phub
 python -m mypy.stubtest --ignore-disjoint-bases phub._phub
-pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
+python -m pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
     -p no:cacheprovider "$root/worker-shim/python/tests" "$@"

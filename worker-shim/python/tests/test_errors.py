@@ -29,9 +29,13 @@ def test_no_hub_at_the_address():
 
 
 def test_no_hub_is_named(monkeypatch):
-    for name in ("PHUB_HUB", "DMLC_PS_ROOT_URI", "RANK"):
+    for name in ("PHUB_HUB", "DMLC_PS_ROOT_URI", "RANK", "PHUB_RANK"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(phub.SettingsError, match="no hub: say hub=.*phub.serve"):
+    with pytest.raises(phub.SettingsError, match="rank 1 without a launcher.*say hub="):
+        join(None, 1, 2)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    with pytest.raises(phub.SettingsError, match="no hub: say hub=.*PHUB_HUB"):
         join(None)
 
 

@@ -8,7 +8,7 @@ import phub
 @pytest.mark.parametrize(
     "environment, expected",
     [
-        ({}, (0, 1, None, None)),
+        ({}, (0, 1, None, "127.0.0.1:0")),
         ({"PHUB_RANK": "2", "PHUB_WORLD_SIZE": "3", "PHUB_HUB": "box:7077"}, (2, 3, "box:7077", None)),
         (
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
@@ -48,3 +48,10 @@ def test_an_environment_that_makes_no_sense():
         phub.worker({"RANK": "x", "WORLD_SIZE": "2"})
     with pytest.raises(phub.SettingsError, match="rank 2 of 2"):
         phub.worker({"RANK": "2", "WORLD_SIZE": "2"})
+
+
+def test_a_process_alone_starts_its_own_hub(monkeypatch):
+    for name in ("PHUB_HUB", "DMLC_PS_ROOT_URI", "RANK", "PHUB_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with phub.Session(keys={"only": (3,)}, optimizer=phub.Average()) as session:
+        assert session.average({"only": [1, 2, 3]})["only"].tolist() == [1, 2, 3]

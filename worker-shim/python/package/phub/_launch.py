@@ -40,7 +40,7 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     there is no launcher.
 
     The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. With torchrun and neither, rank 0 starts one at
-    `MASTER_ADDR`, on `PHUB_PORT` or the port after `MASTER_PORT`.
+    `MASTER_ADDR`, on `PHUB_PORT` or the port after `MASTER_PORT`. A process without a launcher starts one for itself.
 
     Raises:
         SettingsError: what the launcher says makes no sense.
@@ -56,7 +56,7 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     hub = env.get("PHUB_HUB")
     if hub is None and "DMLC_PS_ROOT_URI" in env:
         hub = f"{env['DMLC_PS_ROOT_URI']}:{_number(env, 'DMLC_PS_ROOT_PORT')}"
-    serve_at = None
+    serve_at = "127.0.0.1:0" if hub is None and not launcher else None
     if hub is None and launcher == "torchrun" and "MASTER_ADDR" in env:
         port = _number(env, "PHUB_PORT") if "PHUB_PORT" in env else _number(env, "MASTER_PORT") + 1
         serve_at = f"{env['MASTER_ADDR']}:{port}"

@@ -2,7 +2,30 @@
 
 from typing import Any, final
 
-__all__: list[str]
+__all__ = [
+    "ConnectError",
+    "Error",
+    "ForkError",
+    "Hub",
+    "HubLostError",
+    "HubStartError",
+    "JobFailedError",
+    "LeftError",
+    "MissingWorkersError",
+    "OrderError",
+    "OutOfMemoryError",
+    "PeerLeftError",
+    "ProtocolError",
+    "RefusedError",
+    "ResourceError",
+    "Session",
+    "SettingsError",
+    "StalledError",
+    "UnreachableError",
+    "Window",
+    "__version__",
+]
+
 __version__: str
 
 class Error(Exception): ...

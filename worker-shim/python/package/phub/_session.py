@@ -114,7 +114,7 @@ class Session:
 
         Args:
             hub: `host:port` of its control port, or a `phub.serve()`. Default: what the launcher's environment says
-                (`phub.worker`); under torchrun rank 0 starts one.
+                (`phub.worker`); under torchrun, and without a launcher, rank 0 starts one.
             rank: this worker's number, from 0. Default: the launcher's.
             world_size: how many workers take part. Default: the launcher's.
             keys: the model, in the order of the forward pass: a shape, a `Key` or an array (for its shape and type)
@@ -180,12 +180,14 @@ class Session:
             return me.hub
         if me.serve_at is None:
             raise _phub.SettingsError(
-                "no hub: say hub='host:port' or set PHUB_HUB to one that runs (phub-server serve), or start one in "
-                "this script (phub.serve()); under torchrun rank 0 starts one by itself"
+                "no hub: say hub='host:port' or set PHUB_HUB to one that runs (phub-server serve); under torchrun, and "
+                "without a launcher, rank 0 starts one by itself"
             )
-        if self.rank == 0:
-            _serve_for(me.serve_at)
-        return me.serve_at
+        if self.rank > 0 and me.serve_at.endswith(":0"):
+            raise _phub.SettingsError(
+                f"rank {self.rank} without a launcher has no way to know the hub of rank 0: say hub='host:port'"
+            )
+        return _serve_for(me.serve_at) if self.rank == 0 else me.serve_at
 
     # ---- keys
 
@@ -335,13 +337,14 @@ class Session:
 _HUBS: Dict[str, Hub] = {}
 
 
-def _serve_for(address: str) -> None:
-    """A hub at this address."""
+def _serve_for(address: str) -> str:
+    """A hub at this address; where it is found."""
     if address not in _HUBS:
         # On every address, unless it is this machine's own: MASTER_ADDR may be a name, or lead here by another way.
         host, _, port = address.rpartition(":")
         here = host.startswith("127.") or host == "localhost"
         _HUBS[address] = serve(f"{'127.0.0.1' if here else '0.0.0.0'}:{port}")
+    return _HUBS[address].address if address.endswith(":0") else address
 
 
 def _wait_for_jobs(hub: str) -> None:

@@ -1,0 +1,97 @@
+"""Which module's forward pass has to wait for which parameters.
+
+A module that is called waits for the parameters that it holds itself. Some modules use those of a child without
+calling it (MultiheadAttention its out_proj), so a module that was not called is covered by the nearest one above it
+that was. Which are called is learnt in the first training pass, when there is nothing to wait for yet. A module
+that is met later, or that is not in training, waits for everything below it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Dict, List, MutableMapping, Set, Tuple
+
+import torch
+
+Module = torch.nn.Module
+
+
+class Coverage:
+    """Parameters by module, for those parameters that the session has."""
+
+    def __init__(self, keys: Dict[int, str]) -> None:
+        """`keys`: names by `id` of the parameter."""
+        self._keys = keys
+        self._called: Set[Module] = set()
+        # By modules of any model in this process, which it does not keep alive.
+        self._below: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
+        self._learnt: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
+        self._learning = True
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether calls are still being noted."""
+        return self._learning
+
+    def called(self, module: Module) -> Tuple[str, ...]:
+        """What to wait for before this module's forward."""
+        if module.training and self._learning:
+            self._called.add(module)
+        elif module.training and module in self._learnt:
+            return self._learnt[module]
+        return self._all_below(module)
+
+    def _all_below(self, module: Module) -> Tuple[str, ...]:
+        below = self._below.get(module)
+        if below is None:
+            keys = (self._keys.get(id(parameter)) for parameter in module.parameters())
+            below = self._below[module] = tuple(key for key in keys if key is not None)
+        return below
+
+    def learn(self) -> List[str]:
+        """Ends the learning; names the keys that no module waits for."""
+        self._learning = False
+        parents: Dict[Module, List[Module]] = {}
+        modules: Dict[Module, None] = {}  # a set that keeps its order
+        for called in self._called:
+            for module in called.modules():
+                modules[module] = None
+        for module in modules:
+            for child in module.children():
+                parents.setdefault(child, []).append(module)
+        covered: Dict[Module, Set[str]] = {module: set() for module in self._called}
+        for module in modules:
+            held = {self._keys[id(each)] for each in module._parameters.values() if id(each) in self._keys}
+            if held:
+                for coverer in self._coverers(module, parents):
+                    covered[coverer] |= held
+        for module, keys in covered.items():
+            self._learnt[module] = tuple(sorted(keys))
+        waited_for = set().union(*covered.values()) if covered else set()
+        self._called.clear()
+        return [key for key in self._keys.values() if key not in waited_for]
+
+    def _coverers(self, module: Module, parents: Dict[Module, List[Module]]) -> Set[Module]:
+        """The module itself when it is called, else the nearest above it that are."""
+        found: Set[Module] = set()
+        seen: Set[Module] = set()
+        above = [module]
+        while above:
+            each = above.pop()
+            if each in seen:
+                continue
+            seen.add(each)
+            if each in self._called:
+                found.add(each)
+            else:
+                above.extend(parents.get(each, []))
+        return found
+
+    def owners(self) -> List[Module]:
+        """The modules that hold parameters of the session, once learnt."""
+        owners: Dict[Module, None] = {}
+        for module in list(self._learnt):
+            for below in module.modules():
+                if any(id(each) in self._keys for each in below._parameters.values()):
+                    owners[below] = None
+        return list(owners)

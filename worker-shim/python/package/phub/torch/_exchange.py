@@ -1,0 +1,200 @@
+"""One model's exchange with the hub: gradients out as the backward pass makes them, weights in as the forward pass
+needs them."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from .._phub import OrderError
+from .._session import Session
+from ._coverage import Coverage
+from ._settings import Settings
+from ._windows import windows
+
+
+class Exchange:
+    """Parameters by key, with hooks at both ends of their way."""
+
+    def __init__(
+        self,
+        session: Session,
+        parameters: Dict[str, torch.nn.Parameter],
+        groups: List[Dict[str, Any]],
+        settings: Settings,
+        passes: int,
+        clip_value: Optional[float],
+        overlap: bool,
+    ) -> None:
+        self.session = session
+        self.parameters = parameters
+        self._groups, self._settings = groups, settings
+        self._passes, self._clip_value, self._overlap = passes, clip_value, overlap
+        self._rate = settings.learning_rate(groups)
+        self._windows = windows(session, next(iter(parameters.values())).device)
+        # Of this round: gradients that were accumulated, and what went out, as (gradient, its version).
+        self._counts: Dict[str, int] = {}
+        self._sent: Dict[str, Tuple[Optional[torch.Tensor], int]] = {}
+        self._open: Set[str] = set()
+        self._coverage = Coverage({id(parameter): key for key, parameter in parameters.items()})
+        self._uncovered: List[str] = []
+        self._handles: List[Any] = []
+
+    # ---- the start
+
+    def start(self) -> None:
+        """Gives every worker rank 0's parameters, moves them into the windows, and hooks in."""
+        for key, parameter in self.parameters.items():
+            self._windows.write(key, parameter.data)
+        if next(iter(self.parameters.values())).is_cuda:
+            torch.cuda.synchronize()
+        self.session.broadcast()
+        this = weakref.ref(self)
+        for key, parameter in self.parameters.items():
+            self._windows.adopt(key, parameter)
+            self._handles.append(_after_accumulation(parameter, _calls(this, key)))
+
+        def before_forward(module: torch.nn.Module, _inputs: Any) -> None:
+            exchange = this()
+            if exchange is not None:
+                exchange._before_forward(module)
+
+        handle = torch_module.register_module_forward_pre_hook(before_forward)
+        self._handles.append(handle)
+        weakref.finalize(self, handle.remove)
+
+    # ---- gradients
+
+    def accumulated(self, key: str) -> None:
+        """The backward pass has added to a parameter's gradient."""
+        if key in self._sent:
+            raise OrderError(
+                f"parameter {key!r} got another gradient after it went out: more than one backward pass in a step (say "
+                f"backward_passes_per_step), a missing optimizer.step(), or a part of the model that is computed anew in "
+                f"the backward pass and shared (then overlap cannot be had)"
+            )
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        if count == self._passes:
+            self._send(key)
+
+    def _send(self, key: str) -> None:
+        if not self._sent:
+            self._begin_round()
+        gradient = self.parameters[key].grad
+        if gradient is not None and gradient.is_sparse:
+            raise OrderError(f"parameter {key!r} has a sparse gradient; the hub takes dense ones (sparse=False)")
+        if gradient is not None and self._clip_value is not None:
+            gradient.clamp_(-self._clip_value, self._clip_value)
+        if key in self._open:
+            self._wait(key)  # nothing has read it since the last step
+        self._windows.write(key, gradient)
+        self._windows.push(key)
+        self._sent[key] = (gradient, -1 if gradient is None else gradient._version)
+
+    def _begin_round(self) -> None:
+        rate = self._settings.learning_rate(self._groups)
+        if rate == self._rate:
+            return
+        self.synchronize()
+        # One word is enough: no round ends without rank 0, which has not begun this one.
+        if self.session.rank == 0:
+            self.session.set_learning_rate(rate)
+        self._rate = rate
+
+    def step(self) -> None:
+        """The end of a round: sends what has not gone out; what nobody would wait for is waited for here."""
+        for key in self.parameters:
+            if key not in self._sent:
+                self._send(key)  # a parameter without a gradient counts as one of zeros
+        for key, (gradient, version) in self._sent.items():
+            if gradient is not None and gradient._version != version and self.parameters[key].grad is gradient:
+                raise OrderError(
+                    f"the gradient of parameter {key!r} was changed after it went out in the backward pass, so the change "
+                    f"has no effect: clip with clip_value, not with torch.nn.utils.clip_grad_*"
+                )
+        if self._settings.learning_rate(self._groups) != self._rate:
+            warnings.warn(
+                "the learning rate was changed between backward and step: gradients were out already, so it holds from "
+                "the next step on",
+                stacklevel=4,
+            )
+        self._open.update(self._sent)
+        self._sent, self._counts = {}, {}
+        if self._coverage.is_learning:
+            self._uncovered = self._coverage.learn()
+            for module in self._coverage.owners():
+                self._handles.append(module._register_state_dict_hook(self._before_state_dict))
+        if self._overlap:
+            self._wait_for(self._uncovered)
+        else:
+            self.synchronize()
+
+    # ---- weights
+
+    def _before_forward(self, module: torch.nn.Module) -> None:
+        if self._open or self._coverage.is_learning:
+            self._wait_for(self._coverage.called(module))
+
+    def _before_state_dict(self, *_of_the_module: Any) -> None:
+        self.synchronize()
+
+    def _wait_for(self, keys: Any) -> None:
+        for key in keys:
+            if key in self._open:
+                self._wait(key)
+
+    def _wait(self, key: str) -> None:
+        self._windows.wait(key)
+        self._open.discard(key)
+
+    def synchronize(self) -> None:
+        """Waits for all parameters."""
+        self._wait_for(list(self._open))
+
+    def groups_are(self, groups: List[Dict[str, Any]]) -> None:
+        """The optimizer has new lists of its groups."""
+        self._groups = groups
+
+    # ---- the end
+
+    def leave(self) -> None:
+        """Waits for all, and leaves the job. Parameters keep their values, and are the script's own again."""
+        self.synchronize()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._windows.close()
+        self.session.leave()
+
+
+def _calls(this: "weakref.ref[Exchange]", key: str) -> Callable[..., None]:
+    def hook(*_gradients: Any) -> None:
+        exchange = this()
+        if exchange is not None:
+            exchange.accumulated(key)
+
+    return hook
+
+
+class _NodeHook:
+    """A hook of a node, which lives as long as this does."""
+
+    def __init__(self, node: Any, hook: Callable[..., None]) -> None:
+        self._node = node
+        self._handle = node.register_hook(hook)
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def _after_accumulation(parameter: torch.nn.Parameter, hook: Callable[..., None]) -> Any:
+    """Calls `hook` each time when the backward pass has added to the parameter's gradient."""
+    if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1
+        return parameter.register_post_accumulate_grad_hook(hook)
+    with torch.enable_grad():
+        view: Any = parameter.expand_as(parameter)
+    return _NodeHook(view.grad_fn.next_functions[0][0], hook)

@@ -1,0 +1,163 @@
+"""`DistributedOptimizer`: a torch optimizer whose steps the hub makes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple, Union
+
+import torch
+
+from .._hub import Hub
+from .._phub import OrderError, SettingsError
+from .._session import Key, Session
+from ._exchange import Exchange
+from ._settings import UnsupportedOptimizerError, dtype_of, read
+
+__all__ = ["DistributedOptimizer", "UnsupportedOptimizerError"]
+
+
+class _AtTheHub(torch.optim.Optimizer):
+    """What an optimizer does otherwise when the hub makes its steps. Mixed into the optimizer's own class."""
+
+    _phub: Exchange
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """Ends a round: what the backward pass has not sent goes out. The parameters are the new ones when a module
+        that has them is called; `synchronize` waits for all."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._phub.step()
+        return loss
+
+    def synchronize(self) -> None:
+        """Waits until all parameters are the new ones: before they are read outside of a module's forward."""
+        self._phub.synchronize()
+
+    def leave(self) -> None:
+        """Waits for all parameters, and leaves the job. At the end of a script that happens by itself."""
+        self._phub.leave()
+
+    @property
+    def session(self) -> Session:
+        """The session with the hub."""
+        return self._phub.session
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        if hasattr(self, "_phub"):
+            raise OrderError("the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
+        """Takes the groups' settings. The optimizer's state is the hub's: a hub with checkpoints goes on from its
+        own."""
+        if state_dict.get("state"):
+            warnings.warn(
+                "the hub keeps the optimizer's state (momentum and the like): what is in this state_dict is not loaded; "
+                "a hub that writes checkpoints goes on from its own",
+                stacklevel=2,
+            )
+        super().load_state_dict({**state_dict, "state": {}})
+        self._phub.groups_are(self.param_groups)
+
+
+def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and BytePS know
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Optional[Iterable[Tuple[str, torch.nn.Parameter]]] = None,
+    *,
+    hub: Union[str, Hub, None] = None,
+    rank: Optional[int] = None,
+    world_size: Optional[int] = None,
+    backward_passes_per_step: int = 1,
+    clip_value: Optional[float] = None,
+    overlap: bool = True,
+    weights: str = "private",
+    **session: Any,
+) -> Any:
+    """Lets the hub make an optimizer's steps, with the mean of all workers' gradients.
+
+    The optimizer stays the object that it is, so that learning-rate schedulers, which are made after this, work.
+    Rank 0's parameters become everybody's. A parameter's gradient goes out as soon as the backward pass has made
+    it; `step()` ends the round and waits for nothing; each module waits for its own parameters when it is called.
+    Parameters that are read elsewhere (an average of weights, a norm) need `optimizer.synchronize()` before, but
+    for `state_dict()` of a model. They must not be written: the hub's are the ones that count.
+
+    A learning rate may change at any step, if the ratios of the groups stay. A parameter without a gradient counts
+    as one with a gradient of zeros: momentum and weight decay go on, unlike in torch.
+
+    Args:
+        optimizer: `torch.optim.SGD`, with momentum and Nesterov or without, `Adam` or `AdamW`.
+        named_parameters: `model.named_parameters()`, in the order of the forward pass; every parameter of the
+            optimizer must be among them. Names must be the same in all workers. Default: numbers.
+        hub, rank, world_size: as for `phub.Session`; default: as the launcher's environment says.
+        backward_passes_per_step: gradients of so many backward passes are summed, and go out with the last one.
+        clip_value: gradients are clipped to plus and minus this, each worker's before the sum.
+        overlap: without it `step()` waits for all parameters.
+        weights: "private": parameters lie in memory of this worker, filled as answers come. "shared": they lie where
+            the hub writes them, which saves the copy; whoever writes one then crashes the process.
+        session: more settings of `phub.Session`, such as `job`, `on_loss`, `transport`.
+
+    Raises:
+        UnsupportedOptimizerError: the hub cannot run it; the message says which it can, and what to do.
+        SettingsError: two parameters of one name, one without a name, a type that the hub does not take.
+    """
+    if "step" in vars(optimizer):
+        raise OrderError("make learning-rate schedulers after DistributedOptimizer: this optimizer has one already")
+    if backward_passes_per_step < 1:
+        raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
+    if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
+        raise SettingsError("DistributedOptimizer trains in step (consistency 'bsp', on_loss 'stop'); see phub.Session")
+    settings = read(optimizer)
+    parameters = _named(optimizer, named_parameters)
+    groups = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
+    keys = {}
+    for name, parameter in parameters.items():
+        multipliers = settings.groups[groups[id(parameter)]]
+        shape, dtype = tuple(parameter.shape), dtype_of(name, parameter)
+        keys[name] = Key(shape, dtype, multipliers.learning_rate, multipliers.weight_decay)
+    joined = Session(
+        hub, rank, world_size, keys=keys, optimizer=settings.optimizer, weights=weights, **session
+    )
+    try:
+        exchange = Exchange(
+            joined, parameters, optimizer.param_groups, settings, backward_passes_per_step, clip_value, overlap
+        )
+        exchange.start()
+    except BaseException:
+        joined.close()
+        raise
+    kind = type(optimizer)
+    optimizer.__class__ = type(kind.__name__, (_AtTheHub, kind), {"__doc__": kind.__doc__})
+    optimizer._phub = exchange  # type: ignore[attr-defined]
+    return optimizer
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, named: Optional[Iterable[Tuple[str, torch.nn.Parameter]]]
+) -> Dict[str, torch.nn.Parameter]:
+    """The optimizer's parameters by name, in the order of `named`; frozen ones left out, shared ones once."""
+    mine = {id(each): each for group in optimizer.param_groups for each in group["params"]}
+    if named is None:
+        named = ((f"parameter.{number}", each) for number, each in enumerate(mine.values()))
+    found: Dict[str, torch.nn.Parameter] = {}
+    seen: Dict[int, str] = {}
+    for name, parameter in named:
+        if name in found and found[name] is not parameter:
+            raise SettingsError(f"named_parameters: two parameters are called {name!r}")
+        if id(parameter) in mine and id(parameter) not in seen:
+            seen[id(parameter)] = name
+            if parameter.requires_grad:
+                found[name] = parameter
+    if len(seen) < len(mine):
+        number = next(number for number, each in enumerate(mine) if each not in seen)
+        raise SettingsError(
+            f"named_parameters: {len(mine) - len(seen)} of the optimizer's {len(mine)} parameters have no name there, "
+            f"first its number {number}, of shape {tuple(mine[list(mine)[number]].shape)}"
+        )
+    if not found:
+        raise SettingsError("the optimizer has no parameter that requires a gradient")
+    devices = {str(parameter.device) for parameter in found.values()}
+    if len(devices) > 1:
+        raise SettingsError(f"parameters are on several devices ({', '.join(sorted(devices))}); expected one")
+    return found

@@ -1,0 +1,139 @@
+"""Windows as torch tensors, without copies; and how gradients come into them and weights out, also from a GPU."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+import torch
+
+from .._session import Session
+
+
+def tensor(session: Session, key: str, which: str) -> torch.Tensor:
+    """A key's gradient or weights as a tensor over the window itself."""
+    array = session.gradient(key) if which == "gradient" else session.weights(key)
+    if array.dtype.name == "uint16":  # bf16, which NumPy has not
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+class HostWindows:
+    """For parameters in host memory: a parameter's data is the weights window."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._gradients = {key: tensor(session, key, "gradient") for key in session.keys}
+
+    def adopt(self, key: str, parameter: torch.Tensor) -> None:
+        """From now on the parameter lives in the window."""
+        parameter.data = tensor(self._session, key, "weights")
+
+    def write(self, key: str, gradient: Optional[torch.Tensor]) -> None:
+        """Puts a gradient, or zeros, into the window."""
+        if gradient is None:
+            self._gradients[key].zero_()
+        else:
+            self._gradients[key].copy_(gradient.detach())
+
+    def push(self, key: str) -> None:
+        """Sends what was written."""
+        self._session.push(key)
+
+    def wait(self, key: str) -> None:
+        """Waits until the parameter is the new one."""
+        self._session.wait(key)
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
+
+
+class CudaWindows:
+    """For parameters on a GPU: windows are pinned, and bytes cross on a stream of their own, beside the computation.
+
+    A push waits for its copy on a thread of its own, so that the backward pass does not.
+    """
+
+    def __init__(self, session: Session, device: torch.device) -> None:
+        self._session = session
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
+        self._parameters: Dict[str, torch.Tensor] = {}
+        self._pinned: List[int] = []
+        for windows in self._windows.values():
+            for window in windows:
+                self._pin(window)
+        self._copies: "queue.SimpleQueue[Optional[Tuple[Any, str]]]" = queue.SimpleQueue()
+        self._sent = {key: threading.Event() for key in session.keys}
+        self._error: Optional[BaseException] = None
+        self._copied: Dict[str, Any] = {}
+        self._thread = threading.Thread(target=self._send, name="phub-copies", daemon=True)
+        self._thread.start()
+
+    def _pin(self, window: torch.Tensor) -> None:
+        # Pages that cannot be pinned (a limit on locked memory) are copied all the same, slower.
+        bytes_ = window.numel() * window.element_size()
+        if bytes_ and int(torch.cuda.cudart().cudaHostRegister(window.data_ptr(), bytes_, 0)) == 0:
+            self._pinned.append(window.data_ptr())
+
+    def adopt(self, key: str, parameter: torch.Tensor) -> None:
+        self._parameters[key] = parameter
+        parameter.data.copy_(self._windows[key][1])
+
+    def write(self, key: str, gradient: Optional[torch.Tensor]) -> None:
+        window = self._windows[key][0]
+        # After the gradient is made, and after the weights of the round before were copied out of their window.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            if gradient is None:
+                window.zero_()
+            else:
+                window.copy_(gradient.detach(), non_blocking=True)
+                gradient.record_stream(self._stream)
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        self._copied[key] = done
+
+    def push(self, key: str) -> None:
+        self._sent[key].clear()
+        self._copies.put((self._copied.pop(key, None), key))
+
+    def _send(self) -> None:
+        while True:
+            item = self._copies.get()
+            if item is None:
+                return
+            copied, key = item
+            try:
+                if copied is not None:
+                    copied.synchronize()
+                self._session.push(key)
+            except BaseException as error:
+                self._error = error
+            self._sent[key].set()
+
+    def wait(self, key: str) -> None:
+        self._sent[key].wait()
+        if self._error is not None:
+            raise self._error
+        self._session.wait(key)
+        # The next answer cannot overwrite what is still being copied: it comes after the next push, and that after
+        # a copy that comes after this one.
+        self._parameters[key].data.copy_(self._windows[key][1], non_blocking=True)
+
+    def close(self) -> None:
+        self._copies.put(None)
+        self._thread.join()
+        torch.cuda.synchronize(self._device)
+        for pointer in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(pointer)
+
+
+Windows = Union[HostWindows, CudaWindows]
+
+
+def windows(session: Session, device: torch.device) -> Windows:
+    """The way that suits where the parameters are."""
+    return CudaWindows(session, device) if device.type == "cuda" else HostWindows(session)

@@ -1,0 +1,275 @@
+"""`DistributedOptimizer`: steps as torch makes them, what is refused, and who waits for what."""
+
+import threading
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import models  # noqa: E402
+
+import phub.torch  # noqa: E402
+from phub.torch._coverage import Coverage  # noqa: E402
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = torch.nn.Linear(6, 8)
+        self.second = torch.nn.Linear(8, 4)
+
+    def forward(self, inputs):
+        return self.second(torch.relu(self.first(inputs)))
+
+
+def data(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(16, 6, generator=generator), torch.randint(0, 4, (16,), generator=generator)
+
+
+def wrap(optimizer, model, hub, **settings):
+    settings = {"rank": 0, "world_size": 1, "job": "job", **settings}
+    return phub.torch.DistributedOptimizer(optimizer, model.named_parameters(), hub=hub, **settings)
+
+
+def backward(model, inputs, targets):
+    torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+
+
+def train(model, optimizer, rounds=8, scheduler=None):
+    for number in range(rounds):
+        optimizer.zero_grad()
+        backward(model, *data(number))
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def same(ours, theirs):
+    for (name, our), their in zip(ours.state_dict().items(), theirs.state_dict().values()):
+        torch.testing.assert_close(our, their, rtol=2e-5, atol=1e-6, msg=lambda words: f"{name}: {words}")
+
+
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, weight_decay=0.01),
+    "momentum": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=0.01, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_those_of_torch(hub, name):
+    def make(model):
+        groups = [{"params": model.first.parameters()}, {"params": model.second.parameters()}]
+        groups[1].update(lr=0.02, weight_decay=0.0)
+        return OPTIMIZERS[name](groups)
+
+    ours, theirs = Net(), Net()
+    optimizers = wrap(make(ours), ours, hub), make(theirs)
+    assert isinstance(optimizers[0], type(optimizers[1]))
+    for model, optimizer in zip((ours, theirs), optimizers):
+        train(model, optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.3))
+    same(ours, theirs)
+    optimizers[0].leave()
+    assert torch.equal(ours.first.weight, ours.state_dict()["first.weight"]), "parameters outlive the session"
+
+
+def test_gradients_of_several_passes_are_summed(hub):
+    ours, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub, backward_passes_per_step=2)
+    local = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for model, each in ((ours, optimizer), (theirs, local)):
+        for number in range(3):
+            each.zero_grad()
+            backward(model, *data(number))
+            backward(model, *data(number + 10))
+            each.step()
+    same(ours, theirs)
+
+
+def test_a_second_backward_pass_in_a_step_is_an_error(hub):
+    model = Net()
+    _optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    backward(model, *data())
+    with pytest.raises(phub.OrderError, match="another gradient after it went out.*backward_passes_per_step"):
+        backward(model, *data())
+
+
+def test_clipping_by_value(hub):
+    ours, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub, clip_value=0.01)
+    train(ours, optimizer, 1)
+    local = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    backward(theirs, *data())
+    torch.nn.utils.clip_grad_value_(theirs.parameters(), 0.01)
+    local.step()
+    same(ours, theirs)
+
+
+def test_a_gradient_that_is_changed_too_late_is_an_error(hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    backward(model, *data())
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(phub.OrderError, match="changed after it went out.*clip_value"):
+        optimizer.step()
+
+
+def test_unused_frozen_and_shared_parameters(hub):
+    model = Net()
+    model.unused = torch.nn.Linear(2, 2)
+    model.frozen = torch.nn.Linear(2, 2)
+    model.frozen.requires_grad_(False)
+    model.again = model.second
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    assert optimizer.session.keys == [
+        f"{module}.{kind}" for module in ("first", "second", "unused") for kind in ("weight", "bias")
+    ]
+    train(model, optimizer, 2)
+    after = model.state_dict()
+    for name in before:
+        moved = not torch.equal(before[name], after[name])
+        assert moved == (name.split(".")[0] in ("first", "second", "again")), name
+
+
+def test_a_module_waits_for_its_own_parameters_only(hub):
+    model = Net()
+    keys = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    other = []
+    # The other worker, which pushes what it is told to.
+    join = threading.Thread(
+        target=lambda: other.append(
+            phub.Session(hub, 1, 2, keys=keys, optimizer=phub.Sgd(0.1), job="job", weights="private")
+        )
+    )
+    join.start()
+    broadcast = threading.Thread(target=lambda: (join.join(), other[0].broadcast()))
+    broadcast.start()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, world_size=2)
+    broadcast.join()
+    old = model.first.weight.clone()
+    backward(model, *data())
+    optimizer.step()  # learns which module has what; waits for nobody
+    other[0].push("first.weight", "first.bias")
+    hidden = model.first(data()[0])
+    assert not torch.equal(model.first.weight, old)
+    assert not optimizer.session.is_ready("second.weight")
+    called = threading.Event()
+    forward = threading.Thread(target=lambda: (model.second(hidden), called.set()))
+    forward.start()
+    assert not called.is_set()
+    other[0].push("second.weight", "second.bias")
+    forward.join()
+    assert called.is_set() and optimizer.session.is_ready("second.weight")
+
+
+def test_parameters_of_a_child_that_is_not_called_are_waited_for():
+    model = models.Transformer()
+    keys = {id(each): name for name, each in model.named_parameters()}
+    coverage = Coverage(keys)
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda module, _: (coverage.called(module), None)[1]
+    )
+    model(torch.zeros(1, models.TEXT_LENGTH, dtype=torch.long))
+    handle.remove()
+    assert coverage.learn() == []
+    attention = model.blocks.layers[0].self_attn
+    assert "blocks.layers.0.self_attn.out_proj.weight" in coverage.called(attention)
+    assert coverage.called(model.out) == coverage.called(model.letters) == ("letters.weight",)
+    assert coverage.called(model) == ("places",)
+    model.eval()
+    assert set(coverage.called(model)) == set(keys.values()), "not in training: everything below"
+    assert coverage.called(torch.nn.Linear(2, 2)) == ()
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda p: torch.optim.RMSprop(p, lr=0.1), "RMSprop.*the hub runs.*ddp_hook"),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "amsgrad=True"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5), "dampening=0.5"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, maximize=True), "maximize=True"),
+        (lambda p: torch.optim.Adam([{"params": [each], "eps": 10.0**-n} for n, each in enumerate(p)]), "differ in eps"),
+    ],
+)
+def test_optimizers_that_the_hub_cannot_run(make, words):
+    model = Net()
+    with pytest.raises(phub.torch.UnsupportedOptimizerError, match=words):
+        wrap(make(list(model.parameters())), model, "127.0.0.1:1")
+
+
+def test_changes_that_the_hub_cannot_follow(hub):
+    model = Net()
+    groups = [{"params": model.first.parameters()}, {"params": model.second.parameters(), "lr": 0.05}]
+    optimizer = wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model, hub)
+    train(model, optimizer, 1)
+    optimizer.param_groups[1]["lr"] = 0.1
+    with pytest.raises(phub.torch.UnsupportedOptimizerError, match="group 1: its learning rate.*keeps the ratios"):
+        backward(model, *data())
+    optimizer.param_groups[1]["lr"] = 0.05
+    optimizer.param_groups[0]["momentum"] = 0.8
+    with pytest.raises(phub.torch.UnsupportedOptimizerError, match="group 0: momentum was 0.9.*is 0.8 now"):
+        backward(model, *data())
+    with pytest.raises(phub.OrderError, match="keys are fixed at the join"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+
+
+def test_what_is_no_model_of_the_hub():
+    model = Net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = list(model.named_parameters())
+    twice = [("same", each) for _, each in named]
+    for names, words in ((twice, "two parameters are called 'same'"), (named[1:], "1 of the optimizer's 4 .*no name")):
+        with pytest.raises(phub.SettingsError, match=words):
+            phub.torch.DistributedOptimizer(sgd, names, hub="127.0.0.1:1")
+    double = torch.nn.Linear(2, 2).double()
+    with pytest.raises(phub.SettingsError, match="'weight' is torch.float64; a hub takes"):
+        wrap(torch.optim.SGD(double.parameters(), lr=0.1), double, "127.0.0.1:1")
+    torch.optim.lr_scheduler.StepLR(sgd, 1)
+    with pytest.raises(phub.OrderError, match="make learning-rate schedulers after"):
+        wrap(sgd, model, "127.0.0.1:1")
+
+
+def test_state_dict_of_the_optimizer(hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, hub)
+    train(model, optimizer, 2)
+    state = optimizer.state_dict()
+    assert state["state"] == {} and state["param_groups"][0]["momentum"] == 0.9
+    state["param_groups"][0]["lr"] = 0.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(state)
+    train(model, optimizer, 1)
+    assert optimizer._phub._rate == pytest.approx(0.01)
+    state["state"] = {0: {"momentum_buffer": torch.zeros(8, 6)}}
+    with pytest.warns(UserWarning, match="the hub keeps the optimizer's state"):
+        optimizer.load_state_dict(state)
+
+
+def test_a_learning_rate_that_is_changed_too_late_is_said(hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    backward(model, *data())
+    optimizer.param_groups[0]["lr"] = 0.2
+    with pytest.warns(UserWarning, match="holds from the next step on"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(hub, dtype):
+    parameter = torch.nn.Parameter(torch.full((5,), 1.0, dtype=dtype))
+    optimizer = phub.torch.DistributedOptimizer(
+        torch.optim.SGD([parameter], lr=0.5), hub=hub, rank=0, world_size=1, job="job"
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        (parameter * 0.5).sum().backward()
+        optimizer.step()
+        optimizer.synchronize()
+    assert parameter.dtype == dtype and parameter.tolist() == [0.5] * 5

@@ -1,0 +1,152 @@
+"""Training with PyTorch: the loss curve of one process on the whole batch, equal bits between runs, and the curve of
+DistributedDataParallel over gloo; with the hub's optimizer and with DDP's hook."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import in_processes
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+import models  # noqa: E402
+
+import phub.torch  # noqa: E402
+
+ROUNDS = 12
+
+
+def alone(kind):
+    """Losses of one process on whole batches."""
+    model = models.fresh(kind)
+    optimizer = models.optimizer_of(kind, model)
+    losses = []
+    for inputs, targets in models.batches(kind, ROUNDS):
+        optimizer.zero_grad()
+        loss = models.loss_of(model, inputs, targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def with_hub(rank, kind, hub, world_size, job, settings):
+    model = models.fresh(kind)
+    optimizer = phub.torch.DistributedOptimizer(
+        models.optimizer_of(kind, model),
+        model.named_parameters(),
+        hub=hub,
+        rank=rank,
+        world_size=world_size,
+        job=job,
+        **settings,
+    )
+    losses = []
+    for inputs, targets in models.batches(kind, ROUNDS, rank, world_size):
+        optimizer.zero_grad()
+        loss = models.loss_of(model, inputs, targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    optimizer.leave()
+    return losses, models.digest(model)
+
+
+def with_gloo(rank, kind, store, world_size, hub):
+    """DDP, by gloo's all-reduce or by the hub's average."""
+    torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world_size)
+    # Small buckets, so that there are several, and that they are built anew after the first iteration.
+    model = torch.nn.parallel.DistributedDataParallel(models.fresh(kind), bucket_cap_mb=0.01)
+    if hub is not None:
+        state = phub.torch.HubState(hub, rank, world_size, job="ddp")
+        model.register_comm_hook(state, phub.torch.ddp_hook)
+    optimizer = models.optimizer_of(kind, model)
+    losses = []
+    for inputs, targets in models.batches(kind, ROUNDS, rank, world_size):
+        optimizer.zero_grad()
+        loss = models.loss_of(model, inputs, targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if hub is not None:
+        state.leave()
+    torch.distributed.destroy_process_group()
+    return losses
+
+
+@pytest.mark.parametrize("kind, world_size", [("cnn", 1), ("cnn", 2), ("cnn", 4), ("transformer", 2)])
+def test_workers_walk_the_way_of_one_process(hub, kind, world_size):
+    results = in_processes(world_size, with_hub, kind, hub.address, world_size, "job", {})
+    losses = np.mean([losses for losses, _ in results], axis=0)
+    np.testing.assert_allclose(losses, alone(kind), rtol=2e-3)
+    assert losses[-1] < 0.9 * losses[0]
+    assert len({digest for _, digest in results}) == 1, "all workers end with the same weights"
+
+
+def test_two_runs_and_all_ways_end_with_equal_bits(hub):
+    ways = {
+        "first": {},
+        "second": {},
+        "shared": {"weights": "shared"},
+        "tcp": {"transport": "tcp"},
+        "waiting": {"overlap": False},
+    }
+    runs = [in_processes(2, with_hub, "cnn", hub.address, 2, job, settings) for job, settings in ways.items()]
+    for run, way in zip(runs, ways):
+        assert run == runs[0], way
+
+
+def test_the_curve_is_that_of_ddp(hub, tmp_path):
+    gloo = in_processes(2, with_gloo, "cnn", tmp_path / "gloo", 2, None)
+    hook = in_processes(2, with_gloo, "cnn", tmp_path / "hook", 2, hub.address)
+    ours = in_processes(2, with_hub, "cnn", hub.address, 2, "job", {})
+    np.testing.assert_allclose(hook, gloo, rtol=1e-4)
+    np.testing.assert_allclose([losses for losses, _ in ours], gloo, rtol=2e-3)
+
+
+TORCHRUN_SCRIPT = """
+import torch
+import models
+import phub.torch
+
+model = models.fresh("cnn")
+model.register_buffer("seen", torch.tensor(phub.worker().rank + 5))
+optimizer = models.optimizer_of("cnn", model)
+phub.torch.broadcast_parameters(dict(model.named_buffers()))
+optimizer = phub.torch.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+me = phub.worker()
+for inputs, targets in models.batches("cnn", 12, me.rank, me.world_size):
+    optimizer.zero_grad()
+    loss = models.loss_of(model, inputs, targets)
+    loss.backward()
+    optimizer.step()
+means = phub.torch.allreduce_metrics({"loss": loss.item(), "rank": me.rank})
+print(f"rank {me.rank}: loss {means['loss']:.4f} mean rank {means['rank']} seen {model.seen.item()}")
+"""
+
+
+# What torchrun does with output by default, torch 1.13 cannot say to Python 3.11.
+OUTPUT = ("--redirects=1", "--tee=1")
+
+
+def test_torchrun_needs_nothing_that_was_started_before(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TORCHRUN_SCRIPT)
+    tests = os.path.dirname(models.__file__)
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4", *OUTPUT, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = sorted(line[line.index("rank ") :] for line in run.stdout.splitlines() if "rank " in line)
+    assert len(lines) == 4, run.stdout
+    for rank, line in enumerate(lines):
+        assert line.startswith(f"rank {rank}: loss ") and line.endswith("mean rank 1.5 seen 5"), lines
+    expected = alone("cnn")[-1]
+    assert float(lines[0].split()[3]) == pytest.approx(expected, rel=5e-3)
