@@ -57,6 +57,8 @@ check: setup  ## formatting, lints with warnings denied, docs, the build without
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --no-default-features --all-targets --target-dir target/corpora \
 	    -- -D warnings
+	$(CARGO) clippy --manifest-path worker-shim/python/Cargo.toml --all-targets --target-dir target/python/target \
+	    -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps $(FEATURES)
 
 bench: setup  ## kernels by criterion, the probe, and the peers beside it

@@ -177,10 +177,9 @@ impl Session {
 
 impl Session {
     fn key(&self, key: u32) -> PyResult<(&Key, &worker_shim::KeyMemory)> {
-        let keys = self.background.layout().keys().iter().zip(self.background.keys());
+        let mut keys = self.background.layout().keys().iter().zip(self.background.keys());
         let count = keys.len();
-        keys.skip(key as usize)
-            .next()
+        keys.nth(key as usize)
             .ok_or_else(|| OrderError::new_err(format!("key {key} does not exist; there are {count}")))
     }
 }

@@ -273,3 +273,16 @@ def test_half_precision(hub, dtype):
         optimizer.step()
         optimizer.synchronize()
     assert parameter.dtype == dtype and parameter.tolist() == [0.5] * 5
+
+
+def test_data_loaders_that_fork(hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    dataset = torch.utils.data.TensorDataset(*data())
+    for _epoch in range(2):  # new processes for each
+        loader = torch.utils.data.DataLoader(dataset, 8, num_workers=2, multiprocessing_context="fork")
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            backward(model, inputs, targets)
+            optimizer.step()
+    optimizer.leave()

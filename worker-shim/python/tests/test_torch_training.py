@@ -132,12 +132,12 @@ print(f"rank {me.rank}: loss {means['loss']:.4f} mean rank {means['rank']} seen 
 OUTPUT = ("--redirects=1", "--tee=1")
 
 
-def test_torchrun_needs_nothing_that_was_started_before(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(TORCHRUN_SCRIPT)
+def torchrun(workers, script, *arguments):
+    """What the workers of a script say, in rank order."""
     tests = os.path.dirname(models.__file__)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={workers}", *OUTPUT]
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4", *OUTPUT, str(script)],
+        [*command, *arguments, str(script)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -145,8 +145,39 @@ def test_torchrun_needs_nothing_that_was_started_before(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     lines = sorted(line[line.index("rank ") :] for line in run.stdout.splitlines() if "rank " in line)
-    assert len(lines) == 4, run.stdout
+    assert len(lines) == workers, run.stdout
+    return lines
+
+
+def test_torchrun_needs_nothing_that_was_started_before(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TORCHRUN_SCRIPT)
+    lines = torchrun(4, script)
     for rank, line in enumerate(lines):
         assert line.startswith(f"rank {rank}: loss ") and line.endswith("mean rank 1.5 seen 5"), lines
     expected = alone("cnn")[-1]
     assert float(lines[0].split()[3]) == pytest.approx(expected, rel=5e-3)
+
+
+RESTARTED_SCRIPT = """
+import os
+import numpy
+import phub
+
+me = phub.worker()
+first_time = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+with phub.Session(keys={"only": (3,)}, optimizer=phub.Sgd(learning_rate=1.0)) as session:
+    session.broadcast({"only": numpy.zeros(3)})
+    for number in range(4):
+        if first_time and me.rank == 1 and number == 2:
+            os._exit(3)  # in the middle of the job
+        session.push_pull("only", numpy.full(3, me.rank))
+    print(f"rank {me.rank}: {session.weights('only').tolist()}")
+"""
+
+
+def test_torchrun_starts_workers_again_after_one_is_lost(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(RESTARTED_SCRIPT)
+    lines = torchrun(2, script, "--max_restarts=1")
+    assert lines == [f"rank {rank}: [-2.0, -2.0, -2.0]" for rank in range(2)]
