@@ -75,6 +75,7 @@ def main():
     parser.add_argument("--legs", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="of a leg")
     parser.add_argument("--transport", default=None)
+    parser.add_argument("--schedule", default="p3")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -93,6 +94,7 @@ def main():
                 torch.optim.SGD(hub.parameters(), lr=0.01, momentum=0.9),
                 hub.named_parameters(),
                 transport=arguments.transport,
+                schedule=arguments.schedule,
             ),
         ),
     }
@@ -116,7 +118,7 @@ def main():
         report = {
             "model": arguments.model,
             "workers": me.world_size,
-            "way": systems["hub"][1].session.way.transport,
+            "way": systems["hub"][1].session.ways[0].transport,
             "parameters": sum(each.numel() for each in hub.parameters()),
             "samples_per_second": {name: samples / statistics.median(took) for name, took in seconds.items()},
             "hub_is_faster_by": {

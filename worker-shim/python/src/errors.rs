@@ -76,7 +76,7 @@ pub fn of_cause(error: &SessionError) -> PyErr {
     match error {
         SessionError::Unreachable { .. } => UnreachableError::new_err(words),
         SessionError::Refused { .. } => RefusedError::new_err(words),
-        SessionError::Nonsense { .. } => ProtocolError::new_err(words),
+        SessionError::Nonsense { .. } | SessionError::Placement { .. } => ProtocolError::new_err(words),
         SessionError::Window(_) => OutOfMemoryError::new_err(words),
         SessionError::Connect(_) | SessionError::NoTransport { .. } => ConnectError::new_err(words),
         SessionError::Missing { .. } => MissingWorkersError::new_err(words),
@@ -89,6 +89,8 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         SessionError::Exchange(_) => OrderError::new_err(words),
         SessionError::System(_) | SessionError::Panicked => ResourceError::new_err(words),
         SessionError::JobName(_)
+        | SessionError::Hubs { .. }
+        | SessionError::Schedule(_)
         | SessionError::Optimizer(_)
         | SessionError::Consistency(_)
         | SessionError::LearningRate { .. }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer};
 use pyo3::prelude::*;
-use worker_shim::{Background, BackgroundError, SessionConfig, WeightsMode};
+use worker_shim::{Background, BackgroundError, SessionConfig, Way, WeightsMode};
 
 use crate::errors::{OrderError, SettingsError, of_cause, of_session};
 use crate::setting::{choice, parse};
@@ -51,8 +51,8 @@ fn key((name, shape, dtype, lr_mult, wd_mult): KeyTuple) -> PyResult<Key> {
 impl Session {
     /// Joins a job and waits until all its workers are there.
     #[new]
-    #[pyo3(signature = (hub, job, rank, world_size, keys, optimizer, consistency, on_loss, weights, transport,
-                        cores, nics, chunk_bytes, join_limit_s, wait_limit_s))]
+    #[pyo3(signature = (hub, job, rank, world_size, keys, optimizer, consistency, on_loss, schedule, slice_bytes,
+                        credit, weights, transport, cores, nics, chunk_bytes, join_limit_s, wait_limit_s))]
     #[allow(clippy::too_many_arguments)] // one a setting; Python names them
     fn new(
         py: Python<'_>,
@@ -64,6 +64,9 @@ impl Session {
         optimizer: &str,
         consistency: &str,
         on_loss: &str,
+        schedule: &str,
+        slice_bytes: Option<usize>,
+        credit: Option<&str>,
         weights: &str,
         transport: Option<&str>,
         cores: Option<u32>,
@@ -83,6 +86,9 @@ impl Session {
         config.consistency = parse::<Consistency>("consistency", consistency)?;
         config.on_loss =
             choice("on_loss", on_loss, &[("stop", OnLoss::Stop), ("continue", OnLoss::Continue)])?;
+        config.schedule = parse("schedule", schedule)?;
+        config.slice_bytes = slice_bytes;
+        config.credit = credit.map(|text| parse("credit", text)).transpose()?;
         let modes = [("shared", WeightsMode::Shared), ("private", WeightsMode::Private)];
         config.weights = choice("weights", weights, &modes)?;
         config.transport = transport.map(|text| parse("transport", text)).transpose()?;
@@ -158,11 +164,11 @@ impl Session {
         self.background.next_round().0
     }
 
-    /// Transport, why by this one, and the NICs.
+    /// For each hub: transport, why by this one, and the NICs.
     #[getter]
-    fn way(&self) -> (String, String, Vec<String>) {
-        let way = self.background.way();
-        (way.transport.to_string(), way.reason.clone(), way.paths.clone())
+    fn ways(&self) -> Vec<(String, String, Vec<String>)> {
+        let words = |way: &Way| (way.transport.to_string(), way.reason.clone(), way.paths.clone());
+        self.background.ways().iter().map(words).collect()
     }
 
     fn leave(&self, py: Python<'_>) -> PyResult<()> {

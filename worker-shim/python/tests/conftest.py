@@ -2,6 +2,7 @@
 
 import faulthandler
 import multiprocessing
+import os
 import traceback
 
 import pytest
@@ -10,12 +11,18 @@ import phub
 
 # A hang, not slowness: the longest test takes some seconds.
 WATCHDOG_S = 120
+STDERR = pytest.StashKey()
+
+
+def pytest_configure(config):
+    # Before pytest captures it.
+    config.stash[STDERR] = os.fdopen(os.dup(2), "w")
 
 
 @pytest.fixture(autouse=True)
-def watchdog():
+def watchdog(request):
     """A test that hangs says where, and ends the run."""
-    faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
+    faulthandler.dump_traceback_later(WATCHDOG_S, exit=True, file=request.config.stash[STDERR])
     yield
     faulthandler.cancel_dump_traceback_later()
 
@@ -26,27 +33,32 @@ def hub():
         yield hub
 
 
-def _call(queue, rank, work, arguments):
+def _call(result, rank, work, arguments):
     try:
-        queue.put((rank, work(rank, *arguments), None))
+        result.send((work(rank, *arguments), None))
     except BaseException:
-        queue.put((rank, None, traceback.format_exc()))
+        result.send((None, traceback.format_exc()))
 
 
 def in_processes(world_size, work, *arguments):
     """`work(rank, *arguments)` in a process for each rank, under "spawn"; what they return, in rank order."""
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [
-        context.Process(target=_call, args=(queue, rank, work, arguments), daemon=True) for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    results = {}
-    for _ in processes:
-        rank, result, error = queue.get(timeout=WATCHDOG_S)
-        assert error is None, f"rank {rank}:\n{error}"
-        results[rank] = result
-    for process in processes:
-        process.join()
-    return [results[rank] for rank in range(world_size)]
+    workers = []
+    for rank in range(world_size):
+        ours, theirs = context.Pipe(duplex=False)
+        worker = context.Process(target=_call, args=(theirs, rank, work, arguments), daemon=True)
+        worker.start()
+        theirs.close()  # so that a worker that dies ends the pipe
+        workers.append((worker, ours))
+    results = []
+    for rank, (worker, result) in enumerate(workers):
+        try:
+            value, error = result.recv()
+        except EOFError:
+            worker.join()
+            value, error = None, f"it ended without a word, status {worker.exitcode}"
+        assert error is None, f"rank {rank}: {error}"
+        results.append(value)
+    for worker, _ in workers:
+        worker.join()
+    return results

@@ -50,6 +50,8 @@ def test_no_hub_is_named(monkeypatch):
         ({"consistency": "none"}, "consistency"),
         ({"weights": "public"}, "weights"),
         ({"transport": "pigeon"}, "transport"),
+        ({"schedule": "random"}, "schedule"),
+        ({"credit": "much"}, "credit"),
         ({"join_limit": -1.0, "chunk_bytes": 3}, "3"),
     ],
 )

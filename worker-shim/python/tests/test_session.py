@@ -57,6 +57,14 @@ def test_rounds_step_the_weights_in_the_window(hub):
     second.leave()
 
 
+def test_a_job_on_two_hubs():
+    with phub.serve(cores=1) as first, phub.serve(cores=1) as second:
+        with join(f"{first.address},{second.address}", keys={"large": (50_000,), "small": (3,)}) as session:
+            assert len(session.ways) == 2
+            session.broadcast({"large": np.full(50_000, 2.0)})
+            np.testing.assert_array_equal(session.push_pull("large", np.ones(50_000)), 1.5)
+
+
 def test_windows_are_shown_without_copies_and_outlive_the_session(hub):
     session = join(hub)
     session.broadcast({"weight": np.full((3, 40), 5.0)})

@@ -144,7 +144,7 @@ def test_a_module_waits_for_its_own_parameters_only(hub):
     # The other worker, which pushes what it is told to.
     join = threading.Thread(
         target=lambda: other.append(
-            phub.Session(hub, 1, 2, keys=keys, optimizer=phub.Sgd(0.1), job="job", weights="private")
+            phub.Session(hub, 1, 2, keys=keys, optimizer=phub.Sgd(0.1), job="job", schedule="p3")
         )
     )
     join.start()

@@ -93,6 +93,7 @@ def test_two_runs_and_all_ways_end_with_equal_bits(hub):
         "shared": {"weights": "shared"},
         "tcp": {"transport": "tcp"},
         "waiting": {"overlap": False},
+        "sliced": {"schedule": "sliced"},
     }
     runs = [in_processes(2, with_hub, "cnn", hub.address, 2, job, settings) for job, settings in ways.items()]
     for run, way in zip(runs, ways):

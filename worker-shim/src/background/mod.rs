@@ -267,6 +267,10 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
+        if std::process::id() != self.owner {
+            // The handle is of a thread that is not in this process.
+            return std::mem::forget(self.thread.get_mut().map(Option::take));
+        }
         self.close();
     }
 }

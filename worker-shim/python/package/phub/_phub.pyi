@@ -63,6 +63,9 @@ class Session:
         optimizer: str,
         consistency: str,
         on_loss: str,
+        schedule: str,
+        slice_bytes: int | None,
+        credit: str | None,
         weights: str,
         transport: str | None,
         cores: int | None,
@@ -84,7 +87,7 @@ class Session:
     @property
     def next_round(self) -> int: ...
     @property
-    def way(self) -> tuple[str, str, list[str]]: ...
+    def ways(self) -> list[tuple[str, str, list[str]]]: ...
     def leave(self) -> None: ...
     def close(self) -> None: ...
 

@@ -55,7 +55,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a session reaches its hub: transport, why by this one, and which NICs where there is a choice."""
+    """How a session reaches a hub: transport, why by this one, and which NICs where there is a choice."""
 
     transport: str
     reason: str
@@ -101,6 +101,9 @@ class Session:
         job: Optional[str] = None,
         consistency: str = "bsp",
         on_loss: str = "stop",
+        schedule: str = "sliced",
+        slice_bytes: Optional[int] = None,
+        credit: Union[int, str, None] = None,
         weights: str = "shared",
         transport: Optional[str] = None,
         cores: Optional[int] = None,
@@ -113,7 +116,8 @@ class Session:
         must say the same of everything but their rank.
 
         Args:
-            hub: `host:port` of its control port, or a `phub.serve()`. Default: what the launcher's environment says
+            hub: `host:port` of its control port, or a `phub.serve()`; several with commas between them where a job is
+                spread over hubs, the same for all workers. Default: what the launcher's environment says
                 (`phub.worker`); under torchrun, and without a launcher, rank 0 starts one.
             rank: this worker's number, from 0. Default: the launcher's.
             world_size: how many workers take part. Default: the launcher's.
@@ -123,6 +127,10 @@ class Session:
             job: name of the job. Default: by the launcher.
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
             on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
+            schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
+                first keys overtake the others.
+            slice_bytes: the most bytes of a unit of the schedule. Default: a chunk.
+            credit: bytes that may be under way on each link, "auto" or "none". Default: what the schedule needs.
             weights: "shared": read in place, where nobody can write; "private": in a copy of this worker's.
             transport: "shm", "verbs" or "tcp". Default: the best that leads to the hub.
             cores: how many of the hub's cores the job gets. Default: all.
@@ -158,6 +166,9 @@ class Session:
                     _optimizers.to_json(optimizer),
                     consistency,
                     on_loss,
+                    schedule,
+                    slice_bytes,
+                    None if credit is None else str(credit),
                     weights,
                     transport,
                     cores,
@@ -302,9 +313,9 @@ class Session:
         return self._native.members()
 
     @property
-    def way(self) -> Way:
-        """How this session reaches its hub."""
-        return Way(*self._native.way)
+    def ways(self) -> List[Way]:
+        """How this session reaches each of its hubs."""
+        return [Way(*way) for way in self._native.ways]
 
     # ---- the end
 

@@ -72,6 +72,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     backward_passes_per_step: int = 1,
     clip_value: Optional[float] = None,
     overlap: bool = True,
+    schedule: str = "p3",
     weights: str = "private",
     **session: Any,
 ) -> Any:
@@ -94,6 +95,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         backward_passes_per_step: gradients of so many backward passes are summed, and go out with the last one.
         clip_value: gradients are clipped to plus and minus this, each worker's before the sum.
         overlap: without it `step()` waits for all parameters.
+        schedule: as for `phub.Session`. "p3" lets the first layers' parameters, which are needed first, overtake.
         weights: "private": parameters lie in memory of this worker, filled as answers come. "shared": they lie where
             the hub writes them, which saves the copy; whoever writes one then crashes the process.
         session: more settings of `phub.Session`, such as `job`, `on_loss`, `transport`.
@@ -116,9 +118,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         multipliers = settings.groups[groups[id(parameter)]]
         shape, dtype = tuple(parameter.shape), dtype_of(name, parameter)
         keys[name] = Key(shape, dtype, multipliers.learning_rate, multipliers.weight_decay)
-    joined = Session(
-        hub, rank, world_size, keys=keys, optimizer=settings.optimizer, weights=weights, **session
-    )
+    session.update(schedule=schedule, weights=weights)
+    joined = Session(hub, rank, world_size, keys=keys, optimizer=settings.optimizer, **session)
     try:
         exchange = Exchange(
             joined, parameters, optimizer.param_groups, settings, backward_passes_per_step, clip_value, overlap
