@@ -16,7 +16,7 @@ STDERR = pytest.StashKey()
 
 def pytest_configure(config):
     # Before pytest captures it.
-    config.stash[STDERR] = os.fdopen(os.dup(2), "w")
+    config.stash[STDERR] = os.dup(2)
 
 
 @pytest.fixture(autouse=True)
