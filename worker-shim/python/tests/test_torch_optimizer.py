@@ -286,3 +286,25 @@ def test_data_loaders_that_fork(hub):
             backward(model, inputs, targets)
             optimizer.step()
     optimizer.leave()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_checkpoint_goes_on_in_torch(tmp_path, name):
+    ours, theirs = Net(), Net()
+    with phub.serve(cores=1, checkpoints=tmp_path) as hub:
+        optimizer = wrap(OPTIMIZERS[name](ours.parameters()), ours, hub)
+        train(ours, optimizer, 5)
+        optimizer.synchronize()
+        optimizer.session.checkpoint()
+        local = OPTIMIZERS[name](theirs.parameters())
+        file = tmp_path / "job.safetensors"
+        assert phub.torch.load_checkpoint(file, theirs.named_parameters(), local) == 5
+        assert torch.equal(ours.first.weight, theirs.first.weight)
+        for model, each in ((ours, optimizer), (theirs, local)):
+            train(model, each, 4)
+        same(ours, theirs)
+    with pytest.raises(phub.SettingsError, match=r"'weight' is not there; expected shape \(2, 2\)"):
+        phub.torch.load_checkpoint(file, torch.nn.Linear(2, 2).named_parameters())
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(phub.SettingsError, match="not a whole checkpoint"):
+        phub.torch.load_checkpoint(file, theirs.named_parameters())

@@ -7,6 +7,7 @@ From then on gradients leave as the backward pass makes them, the hub sums them 
 each module waits for its own parameters when the next forward pass comes to it. Works with PyTorch 1.13 and later.
 """
 
+from ._checkpoint import load_checkpoint
 from ._ddp import HubState, ddp_hook
 from ._optimizer import DistributedOptimizer, UnsupportedOptimizerError
 from ._tensors import allreduce_metrics, broadcast_parameters
@@ -18,4 +19,5 @@ __all__ = [
     "allreduce_metrics",
     "broadcast_parameters",
     "ddp_hook",
+    "load_checkpoint",
 ]

@@ -55,7 +55,7 @@ class _AtTheHub(torch.optim.Optimizer):
         if state_dict.get("state"):
             warnings.warn(
                 "the hub keeps the optimizer's state (momentum and the like): what is in this state_dict is not loaded; "
-                "a hub that writes checkpoints goes on from its own",
+                "a hub that writes checkpoints goes on from its own (see phub.torch.load_checkpoint)",
                 stacklevel=2,
             )
         super().load_state_dict({**state_dict, "state": {}})
