@@ -74,8 +74,8 @@ class Exchange:
         if key in self._sent:
             raise OrderError(
                 f"parameter {key!r} got another gradient after it went out: more than one backward pass in a step (say "
-                f"backward_passes_per_step), a missing optimizer.step(), or a part of the model that is computed anew in "
-                f"the backward pass and shared (then overlap cannot be had)"
+                f"backward_passes_per_step), a missing optimizer.step(), or a part of the model that is computed anew "
+                f"in the backward pass and shared (then overlap cannot be had)"
             )
         count = self._counts[key] = self._counts.get(key, 0) + 1
         if count == self._passes:
@@ -113,8 +113,8 @@ class Exchange:
         for key, (gradient, version) in self._sent.items():
             if gradient is not None and gradient._version != version and self.parameters[key].grad is gradient:
                 raise OrderError(
-                    f"the gradient of parameter {key!r} was changed after it went out in the backward pass, so the change "
-                    f"has no effect: clip with clip_value, not with torch.nn.utils.clip_grad_*"
+                    f"the gradient of parameter {key!r} was changed after it went out in the backward pass, so the "
+                    f"change has no effect: clip with clip_value, not with torch.nn.utils.clip_grad_*"
                 )
         if self._settings.learning_rate(self._groups) != self._rate:
             warnings.warn(

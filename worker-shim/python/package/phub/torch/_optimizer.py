@@ -54,8 +54,8 @@ class _AtTheHub(torch.optim.Optimizer):
         own."""
         if state_dict.get("state"):
             warnings.warn(
-                "the hub keeps the optimizer's state (momentum and the like): what is in this state_dict is not loaded; "
-                "a hub that writes checkpoints goes on from its own (see phub.torch.load_checkpoint)",
+                "the hub keeps the optimizer's state (momentum and the like): what is in this state_dict is not "
+                "loaded; a hub that writes checkpoints goes on from its own (see phub.torch.load_checkpoint)",
                 stacklevel=2,
             )
         super().load_state_dict({**state_dict, "state": {}})

@@ -67,8 +67,8 @@ class Settings:
             expected = rate * multipliers.learning_rate
             if abs(seen - expected) > 1e-5 * max(abs(rate), abs(seen)):
                 raise UnsupportedOptimizerError(
-                    f"parameter group {number}: its learning rate is {seen}, and was {multipliers.learning_rate} times the "
-                    f"job's ({rate}) at the join, which would be {expected}: the hub keeps the ratios of groups"
+                    f"parameter group {number}: its learning rate is {seen}, and was {multipliers.learning_rate} times "
+                    f"the job's ({rate}) at the join, which would be {expected}: the hub keeps the ratios of groups"
                 )
         return rate
 
@@ -103,10 +103,8 @@ def read(optimizer: torch.optim.Optimizer) -> Settings:
         for each, penalty in zip(rates, decays)
     )
     changing = ("params", "lr", "initial_lr", *_IMPLEMENTATION)
-    fixed = tuple(
-        tuple((name, value) for name, value in sorted(group.items()) if name not in changing and name in optimizer.defaults)
-        for group in groups
-    )
+    kept = [name for name in sorted(optimizer.defaults) if name not in changing]
+    fixed = tuple(tuple((name, group[name]) for name in kept if name in group) for group in groups)
     return Settings(_hub_optimizer(kind, first, rate, decay), multipliers, fixed)
 
 

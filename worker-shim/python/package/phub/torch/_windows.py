@@ -59,7 +59,9 @@ class CudaWindows:
         self._session = session
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
+        self._windows = {
+            key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys
+        }
         self._parameters: Dict[str, torch.Tensor] = {}
         self._pinned: List[int] = []
         for windows in self._windows.values():
