@@ -188,8 +188,8 @@ fn the_probe_computes_and_its_results_are_exact() {
         assert!((0.0..=1.0).contains(&overlap), "{report}");
         if more.contains(&"2") {
             assert_eq!(compute["compute_ms"], 2.401, "{report}");
-            // 196 kB at 1 Mb/s: the link is the bound.
-            let bound = 8.0 / (196_068.0 * 8.0 / 1e6);
+            // 196 kB at 1 Mb/s, and the link carries nothing while the second layer computes.
+            let bound = 8.0 / (196_068.0 * 8.0 / 1e6 + 2.0 * 300.5e-6);
             assert!(
                 (compute["bound_samples_per_s"].as_f64().unwrap() / bound - 1.0).abs() < 1e-9,
                 "{report}"
@@ -198,6 +198,15 @@ fn the_probe_computes_and_its_results_are_exact() {
             assert!(compute["bound_samples_per_s"].is_null(), "{report}");
         }
     }
+}
+
+#[test]
+fn a_network_that_is_shrunk_keeps_its_times_and_its_keys() {
+    let _watchdog = Watchdog::new("a_network_that_is_shrunk_keeps_its_times_and_its_keys");
+    let report = Files::new().report(&["--shrink", "10", "--exchanges", "1"]);
+    assert_eq!(report["parameters"], 4000 + 2 + 900, "{report}");
+    assert_eq!(report["compute"]["compute_ms"], 1.2005, "{report}");
+    assert_eq!(report["checked"], true, "{report}");
 }
 
 #[test]
@@ -212,6 +221,10 @@ fn settings_that_make_no_sense() {
         let words = [wrong, "number above 0"];
         says(error_of(&["--compute", "resnet50", "--time-scale", wrong]), &words);
         says(error_of(&["--compute", "resnet50", "--bandwidth-gbps", wrong]), &words);
+    }
+    for counted in ["--shrink", "--exchanges"] {
+        says(error_of(&[counted, "2"]), &["--compute", "required"]);
+        says(error_of(&["--compute", "resnet50", counted, "0"]), &["0 is not in", counted]);
     }
     says(error_of(&["--compute", "resnet51"]), &["cannot read the trace resnet51", "inception3"]);
     says(error_of(&["--compute", &trace]), &["\"two layers\"", "\"a\"", "161 keys", "--manifest"]);

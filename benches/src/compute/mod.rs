@@ -13,6 +13,7 @@
 //!
 //! Owned by the worker's thread. Must not know a transport, nor how gradients are summed.
 
+mod bound;
 mod built_in;
 mod device;
 mod error;
@@ -25,6 +26,7 @@ mod session;
 mod sockeye;
 mod trace;
 
+pub use bound::shortest_iteration;
 pub use built_in::{BUILT_IN, built_in};
 pub use error::TraceError;
 pub use file::read;

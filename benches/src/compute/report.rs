@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use super::bound::shortest_iteration;
 use super::trace::Plan;
 
 /// Rows of the table: the layers that were waited for longest.
@@ -39,7 +40,8 @@ pub struct ComputeReport {
     exchange_ms: f64,
     /// The share of an exchange that did not hold the worker up.
     pub overlap: f64,
-    /// At most so many samples a second: the slower of computing alone and the link alone.
+    /// At most so many samples a second, with computing and the link as busy as they can be and each layer after its
+    /// weights.
     bound_samples_per_s: Option<f64>,
     bound_ratio: Option<f64>,
     /// In the order of the forward pass.
@@ -58,12 +60,12 @@ pub struct LayerReport {
 }
 
 impl ComputeReport {
-    /// From what each worker measured, for a model of `model_bytes`; each worker's link carries `bandwidth_gbps`
-    /// each way, if that is known.
+    /// From what each worker measured, for a model of keys of `key_bytes`; each worker's link carries
+    /// `bandwidth_gbps` of the model each way, if that is known.
     pub fn new(
         plan: &Plan,
         time_scale: f64,
-        model_bytes: u64,
+        key_bytes: &[u64],
         bandwidth_gbps: Option<f64>,
         by_worker: &[Times],
     ) -> Self {
@@ -88,8 +90,8 @@ impl ComputeReport {
         let exchange_ms =
             mean_of(&by_worker.iter().map(|times| median(&times.exchanges)).collect::<Vec<_>>()) / 1e6;
         let compute_ms = plan.compute().as_secs_f64() * 1e3;
-        let bound_ms = bandwidth_gbps.map(|gbps| compute_ms.max(model_bytes as f64 * 8.0 / gbps / 1e6));
-        let bound_samples_per_s = bound_ms.map(|ms| batch * by_worker.len() as f64 * 1e3 / ms);
+        let shortest = |gbps: f64| shortest_iteration(plan, key_bytes, gbps * 1e9 / 8.0).as_secs_f64();
+        let bound_samples_per_s = bandwidth_gbps.map(|gbps| batch * by_worker.len() as f64 / shortest(gbps));
         ComputeReport {
             trace: plan.name.clone(),
             batch: plan.batch,

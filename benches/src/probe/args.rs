@@ -214,6 +214,7 @@ impl Args {
         let traced = self.compute.compute.as_deref().filter(|name| BUILT_IN.contains(name));
         let (model, mut keys) = self.source.keys_or(traced.unwrap_or("resnet50"))?;
         keys.iter_mut().for_each(|key| key.dtype = self.dtype());
+        self.compute.shrink(&mut keys);
         Ok((model, keys))
     }
 

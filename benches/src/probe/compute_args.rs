@@ -18,10 +18,21 @@ pub struct ComputeArgs {
     #[arg(allow_negative_numbers = true)]
     pub time_scale: f64,
 
-    /// What each worker's link carries, each way, to compare with the bound: the slower of computing and link.
+    /// What each worker's link carries of the model, each way, to compare with the bound: computing and link as busy as
+    /// they can be, each layer after its weights.
     #[arg(long, value_name = "GBPS", requires = "compute", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub bandwidth_gbps: Option<f64>,
+
+    /// Every tensor is an Nth of its size, for links as much slower than those that are imitated.
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "compute")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub shrink: u64,
+
+    /// Exchanges with nothing computed, before the iterations, that overlap is compared with.
+    #[arg(long, default_value_t = 5, value_name = "N", requires = "compute")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub exchanges: u32,
 }
 
 fn above_zero(text: &str) -> Result<f64, String> {
@@ -32,6 +43,15 @@ fn above_zero(text: &str) -> Result<f64, String> {
 }
 
 impl ComputeArgs {
+    /// The model's keys, shrunk.
+    pub(super) fn shrink(&self, keys: &mut [Key]) {
+        for key in keys.iter_mut().filter(|_| self.shrink > 1) {
+            let elements = key.elements();
+            key.shape =
+                elements.map_or_else(|| key.shape.clone(), |elements| vec![elements.div_ceil(self.shrink)]);
+        }
+    }
+
     /// The plan for a job of these keys, where there is a trace.
     pub(super) fn plan(&self, keys: &[Key]) -> Result<Option<Plan>, TraceError> {
         let trace: Option<Trace> = self.compute.as_deref().map(trace).transpose()?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pbox_core::control::{CoreReply, HubReply};
-use pbox_core::{Layout, Schedule};
+use pbox_core::{Key, Layout, Schedule};
 use serde::Serialize;
 
 use super::args::Args;
@@ -164,9 +164,9 @@ impl Report {
     /// And what each worker measured of its compute, where that took time.
     pub(super) fn with_compute(mut self, args: &Args, layout: &Layout, by_worker: &[Times]) -> Result<Self> {
         let bandwidth = args.compute.bandwidth_gbps;
-        let report = |plan| {
-            ComputeReport::new(&plan, args.compute.time_scale, layout.model_bytes(), bandwidth, by_worker)
-        };
+        let key_bytes: Vec<u64> = layout.keys().iter().filter_map(Key::bytes).collect();
+        let report =
+            |plan| ComputeReport::new(&plan, args.compute.time_scale, &key_bytes, bandwidth, by_worker);
         self.compute = args.plan()?.map(report);
         Ok(self)
     }

@@ -60,6 +60,8 @@ struct Worker<E> {
     round: u32,
     /// That it pushes in all.
     rounds: u32,
+    /// Before the iterations of a trace.
+    exchanges: u32,
 }
 
 impl<E: Element> Worker<E> {
@@ -76,9 +78,11 @@ impl<E: Element> Worker<E> {
         }
         let (workers, consistency) = (args.workers, args.consistency);
         let expected = Expected::new(optimizer, args.ablate(), consistency, workers);
-        let more = if args.compute.compute.is_some() { computing::MORE_ROUNDS } else { 0 };
+        let exchanges = args.compute.exchanges;
+        let more = if args.compute.compute.is_some() { exchanges + computing::LEAD_IN } else { 0 };
         let rounds = WARM_UP + more + args.rounds + u32::from(consistency.steps_alone());
-        let mut worker = Worker { session, expected, consistency, rank, workers, round: 0, rounds };
+        let mut worker =
+            Worker { session, expected, consistency, rank, workers, round: 0, rounds, exchanges };
         for _ in 0..WARM_UP {
             worker.round()?;
         }

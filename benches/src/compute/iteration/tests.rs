@@ -110,7 +110,7 @@ fn a_report_adds_up() {
     // Two iterations each: 90 us of computing; 10 and 30 us stalled.
     let one = Times { iterations: us(&[100, 100]), stalled: us(&[0, 20]), exchanges: us(&[50, 40, 90]) };
     let other = Times { iterations: us(&[110, 140]), stalled: us(&[0, 60]), exchanges: us(&[50, 30, 70]) };
-    let report = ComputeReport::new(&plan(), 1.0, 1000, Some(0.1), &[one, other]);
+    let report = ComputeReport::new(&plan(), 1.0, &[300, 500, 200], Some(0.1), &[one, other]);
     let is = |seen: f64, expected: f64| {
         assert!((seen - expected).abs() < 1e-6 * expected, "{seen}, not {expected}")
     };
@@ -121,8 +121,8 @@ fn a_report_adds_up() {
     let json = serde_json::to_value(&report).unwrap();
     is(json["iteration_ms"].as_f64().unwrap(), 0.1125);
     is(json["late_ms"].as_f64().unwrap(), 0.0025);
-    // 8000 bits at 100 Mb/s take 80 us: computing alone is the slower.
-    is(json["bound_samples_per_s"].as_f64().unwrap(), 8e6 / 90.0);
+    // 8000 bits at 100 Mb/s take 80 us, in none of which the second layer computes, for 60.
+    is(json["bound_samples_per_s"].as_f64().unwrap(), 8e6 / 140.0);
     let bars = report.worst_layers();
     assert!(bars.contains("second") && !bars.contains("first"), "{bars}");
 }

@@ -9,13 +9,8 @@ use super::{Worker, check_lines};
 use crate::compute::{Clocked, Iteration, Plan, Times, Worker as _};
 use crate::probe::expected::allowed;
 
-/// Exchanges with no compute, to compare with.
-const EXCHANGES: u32 = 5;
 /// An iteration that finds all weights there, because nothing is under way: not one of those that are measured.
-const LEAD_IN: u32 = 1;
-
-/// Rounds beside the measured ones.
-pub(super) const MORE_ROUNDS: u32 = EXCHANGES + LEAD_IN;
+pub(super) const LEAD_IN: u32 = 1;
 
 impl<E: Element> Worker<E> {
     /// `iterations` iterations, timed one by one, after some exchanges with no compute.
@@ -25,8 +20,8 @@ impl<E: Element> Worker<E> {
         iterations: u32,
         mut progress: impl FnMut(u32),
     ) -> Result<Times> {
-        let exchanges = self.measure(EXCHANGES, |_| ())?;
-        let Worker { session, expected, consistency, rank, workers, round, rounds } = self;
+        let exchanges = self.measure(self.exchanges, |_| ())?;
+        let Worker { session, expected, consistency, rank, workers, round, rounds, .. } = self;
         let mut worker = Clocked::new(session, |session| {
             expected.expect(allowed(*consistency, *workers, *round, *rounds));
             check_lines(session, expected, *rank, *workers, *round)?;

@@ -1,0 +1,126 @@
+//! The shortest iteration that a link allows, whatever the schedule.
+//!
+//! A pure function of plan, sizes and link. Must not know what was measured.
+//!
+//! ```text
+//!    backward                           forward
+//!    ... layer 2 | layer 1 | layer 0 ][ layer 0 | layer 1 | layer 2 ...
+//!                ^ gradients of layer 2 are there         ^ its weights are needed
+//!                |<------ what layers 0 to 2 send -------->|  passes the link in between
+//!                |<- computing inside: layers 0 and 1 ---->|
+//! ```
+//!
+//! So an iteration takes no less than what is computed outside of a layer's window, and in it the longer of computing
+//! and sending. For the last layer the window holds all bytes: while it computes, the link has nothing to carry.
+
+use std::time::Duration;
+
+use super::trace::Plan;
+
+/// Of a worker whose link carries `bytes_per_s` each way; `key_bytes` is what each key sends, by its number.
+///
+/// Both ways are taken to be busy at once, and layers to be cut as finely as one likes.
+pub fn shortest_iteration(plan: &Plan, key_bytes: &[u64], bytes_per_s: f64) -> Duration {
+    let computing = plan.compute().as_secs_f64();
+    let (mut inside, mut bytes, mut shortest) = (0.0, 0, computing);
+    for step in &plan.steps {
+        bytes += step.keys.iter().map(|key| key_bytes[key.index()]).sum::<u64>();
+        shortest = f64::max(shortest, computing - inside + bytes as f64 / bytes_per_s);
+        inside += (step.forward + step.backward).as_secs_f64();
+    }
+    Duration::from_secs_f64(shortest)
+}
+
+#[cfg(test)]
+mod tests {
+    use pbox_core::KeyId;
+
+    use super::*;
+    use crate::compute::Step;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Layers of 1 ms forward and 2 ms backward; a key each.
+    fn plan(layers: u32) -> Plan {
+        let step = |layer: u32| Step {
+            name: layer.to_string(),
+            keys: vec![KeyId(layer)],
+            forward: MS,
+            backward: 2 * MS,
+        };
+        Plan { name: "test".into(), batch: 1, steps: (0..layers).map(step).collect() }
+    }
+
+    /// At 1000 bytes a millisecond.
+    fn ms(key_bytes: &[u64]) -> f64 {
+        shortest_iteration(&plan(key_bytes.len() as u32), key_bytes, 1e6).as_secs_f64() * 1e3
+    }
+
+    #[test]
+    fn a_fast_link_leaves_computing() {
+        assert_eq!(ms(&[0, 0, 0]), 9.0);
+        // 2 ms of the last layer pass while the two others compute for 6.
+        assert_eq!(ms(&[0, 0, 2000]), 9.0);
+    }
+
+    #[test]
+    fn the_first_layer_hides_behind_nothing() {
+        assert_eq!(ms(&[500, 0, 0]), 9.5);
+        assert_eq!(ms(&[500, 0, 2000]), 9.5);
+    }
+
+    #[test]
+    fn the_slow_link_waits_for_the_last_layer_to_compute() {
+        // 12 ms of bytes, and 3 ms in which there are none to send.
+        assert_eq!(ms(&[4000, 4000, 4000]), 15.0);
+        assert_eq!(ms(&[0, 0, 12_000]), 15.0);
+        // In the middle: the second layer's window has 3 ms of computing and 6 of bytes.
+        assert_eq!(ms(&[0, 6000, 0]), 9.0 - 3.0 + 6.0);
+    }
+
+    /// What a link and a processor that never idle without need would do, event by event, is not faster.
+    #[test]
+    fn no_schedule_is_faster() {
+        for first in [0, 1000, 5000] {
+            for last in [0, 3000, 9000] {
+                let sizes = [first, 2000, last];
+                assert!(ms(&sizes) <= perfect(&sizes), "{sizes:?}: {} above {}", ms(&sizes), perfect(&sizes));
+            }
+        }
+    }
+
+    /// The period of first-layer-first, byte by byte, after some iterations; milliseconds.
+    fn perfect(sizes: &[u64]) -> f64 {
+        let mut free_at = 0.0; // the processor
+        let mut there = vec![0.0; sizes.len()]; // weights
+        let mut last_begin = 0.0;
+        let mut period = 0.0;
+        for _ in 0..4 {
+            for (layer, there) in there.iter().enumerate() {
+                free_at = f64::max(free_at, *there) + 1.0;
+                if layer == 0 {
+                    (period, last_begin) = (free_at - last_begin, free_at);
+                }
+            }
+            let mut gradients = vec![0.0; sizes.len()];
+            for ready in gradients.iter_mut().rev() {
+                free_at += 2.0;
+                *ready = free_at;
+            }
+            // A thousand bytes a step of 1 ms, for the first layer that has some.
+            let mut left: Vec<u64> = sizes.to_vec();
+            let mut now = gradients[sizes.len() - 1];
+            there.copy_from_slice(&gradients);
+            while left.iter().any(|&bytes| bytes > 0) {
+                let ready = |&layer: &usize| left[layer] > 0 && gradients[layer] <= now;
+                let layer = (0..sizes.len()).find(ready);
+                now += 1.0;
+                if let Some(layer) = layer {
+                    left[layer] -= 1000;
+                    there[layer] = now;
+                }
+            }
+        }
+        period
+    }
+}
