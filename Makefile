@@ -1,5 +1,6 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
 .PHONY: help run test check bench setup loom corpora python fuzz miri asan neon rxe clean
+.PHONY: help run test check bench setup loom corpora fuzz miri asan neon rxe figures clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.
@@ -13,6 +14,7 @@ run: setup  ## build, and probe what a hub can do on this machine
 
 test: setup loom corpora python  ## everything that needs no special hardware
 	$(CARGO) test --workspace $(FEATURES)
+	sh tools/figures/check.sh
 
 loom: setup  ## the ring and the bell under every interleaving
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p fabric --lib --release --target-dir target/loom loom
@@ -26,6 +28,10 @@ neon:  ## the kernels for 64-bit Arm, on an emulated one
 CHECKS ?=
 rxe:  ## the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some)
 	bash tools/rxe/run.sh $(CHECKS)
+
+FIGURES =
+figures: setup  ## P3's experiments on rate-limited links (root; hours; FIGURES="--quick" for minutes)
+	sh tools/figures/run.sh $(FIGURES)
 
 corpora: setup  ## the inputs that fuzzing has kept, by a stable compiler
 	$(CARGO) test --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target/corpora
@@ -50,6 +56,8 @@ asan: setup  ## fabric and pbox-core under AddressSanitizer
 
 check: setup  ## formatting, lints with warnings denied, docs, the build without hwloc
 	sh tools/check-unsafe.sh
+	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh
+	! command -v ruff >/dev/null || ruff check --line-length 120 tools/figures
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) fmt --manifest-path worker-shim/python/Cargo.toml --check

@@ -1,0 +1,18 @@
+#!/bin/sh
+# The tests of tools/figures, of `make test`: the pure parts, then the rig with a toy where this machine can run it.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+if ! command -v python3 >/dev/null; then
+    echo "figures: SKIPPED: no python3 on this machine, so tools/figures is not tested" >&2
+    exit 0
+fi
+if ! sh "$here/ready.sh"; then
+    echo "figures: SKIPPED: the rig is not tested, only its pure parts" >&2
+elif [ -z "${PHUB_FIGURES_BINARIES:-}" ]; then
+    # shellcheck disable=SC2046
+    cargo build --bins $(sh tools/setup.sh features)
+    export PHUB_FIGURES_BINARIES="${CARGO_TARGET_DIR:-target}/debug"
+fi
+cd "$here"
+python3 -B -m unittest -v test_figures test_rig

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Measures P3's figures on machines made of namespaces. Started by run.sh, which gives it namespaces of its own."""
+
+import argparse
+import os
+import signal
+import sys
+import time
+
+from machines import Machines
+from points import KINDS, chosen
+from run import Failed, measure
+from table import Table
+
+
+def main():
+    """Measures what is not there, then says what there is."""
+    args = arguments().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("figures: ended by SIGTERM"))
+    os.makedirs(args.out, exist_ok=True)
+    table = Table(f"{args.out}/runs.csv", fresh=args.fresh)
+    points = chosen(args.only, args.quick, args.hubs)
+    if args.at_most:
+        points = points[: args.at_most]
+    # All points once, then again: what changes on the machine in the meantime is in the spread of each.
+    runs = [(point, repeat) for repeat in range(args.repeats) for point in points]
+    todo = [run for run in runs if not table.has(*run)]
+    print(f"{len(points)} points, {args.repeats} runs each; {len(runs) - len(todo)} are in {table.path}", flush=True)
+    machines = None
+    for number, (point, repeat) in enumerate(todo, start=1):
+        if machines is None or machines.count != len(point.links()):
+            if machines is not None:
+                machines.remove()
+            machines = Machines(len(point.links()))
+        began = time.monotonic()
+        series = f"{args.out}/{series_name(point)}.csv" if point.series else None
+        try:
+            row = measure(machines, args.binaries, point, series)
+        except Failed as error:
+            sys.exit(f"figures: {point}: {error}")
+        table.add({**row, "repeat": repeat})
+        say(number, len(todo), point, row, time.monotonic() - began)
+
+
+def arguments():
+    """As run.sh --help says them."""
+    parser = argparse.ArgumentParser(prog="tools/figures/run.sh", description=__doc__)
+    parser.add_argument("--only", action="append", default=[], metavar="FIGURE", choices=list(KINDS),
+                        help=f"one of {', '.join(KINDS)}; may be given again; default all but trial")
+    parser.add_argument("--quick", action="store_true", help="a few points of each figure, in some minutes")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is in runs.csv")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
+    parser.add_argument("--hubs", default="beside", choices=["beside", "apart"],
+                        help="one beside each worker, as P3 had them (default), or one on a machine of its own")
+    parser.add_argument("--at-most", type=int, metavar="N", help="the first N points only")
+    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")
+    parser.add_argument("--no-pictures", action="store_true", help="leave at the CSV")
+    parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help=argparse.SUPPRESS)
+    return parser
+
+
+def series_name(point):
+    """Of the file of a utilisation over time."""
+    return f"utilisation-{point.model}-{point.schedule}"
+
+
+def say(number, of, point, row, seconds):
+    """A line for each run."""
+    rate = f"{point.gbps:g} Gb/s"
+    what = f"{point.model}, {point.machines} machines, {rate}, {point.schedule}, {point.consistency}"
+    of_bound = float(row["samples_per_s"]) / float(row["bound"])
+    print(f"{number}/{of}  {what}: {row['samples_per_s']} samples/s, {of_bound:.2f} of the bound; cores "
+          f"{100 * float(row['cpu_share']):.0f}% busy, {100 * float(row['others_share']):.0f}% for others; "
+          f"{seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

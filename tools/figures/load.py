@@ -1,0 +1,81 @@
+"""How busy the cores and a machine's link are, by /proc. Owned by the thread that measures."""
+
+import os
+import time
+
+HERTZ = os.sysconf("SC_CLK_TCK")
+
+
+class Load:
+    """The cores' time since the start, looked at from time to time."""
+
+    def __init__(self, pids):
+        self.pids = pids
+        self.looks = []
+        self.look()
+
+    def look(self):
+        """Remembers how things stand."""
+        with open("/proc/stat") as file:
+            user, nice, system, idle, iowait, irq, softirq, steal, *_ = map(int, file.readline().split()[1:])
+        busy, interrupts = user + nice + system + irq + softirq + steal, irq + softirq
+        own = sum(process_ticks(pid) for pid in [*self.pids, os.getpid()])
+        self.looks.append((time.monotonic(), busy, busy + idle + iowait, own + interrupts))
+
+    def shares(self, seconds):
+        """Of the last so many seconds before the last look: busy, and busy for others; of all cores."""
+        end = self.looks[-1]
+        begin = max((look for look in self.looks if look[0] <= end[0] - seconds), default=self.looks[0])
+        _, busy, total, own = (late - early for late, early in zip(end, begin))
+        return busy / max(total, 1), max(0, busy - own) / max(total, 1)
+
+
+def process_ticks(pid):
+    """User and system time of a process, all its threads."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+    except OSError:
+        return 0
+
+
+class Link:
+    """Bytes sent and received over eth0 in a process's network namespace."""
+
+    def __init__(self, pid):
+        self.path = f"/proc/{pid}/net/dev"
+        self.series = []
+
+    def look(self):
+        """Remembers seconds, bytes received, bytes sent."""
+        with open(self.path) as file:
+            for line in file:
+                name, _, counts = line.partition(":")
+                if name.strip() == "eth0":
+                    fields = counts.split()
+                    self.series.append((time.monotonic(), int(fields[0]), int(fields[8])))
+
+
+def rates(series, step_s):
+    """Of looks of seconds, bytes and bytes: seconds from the first look, Mb/s, Mb/s, for each step.
+
+    A look may be late; bytes between two looks are taken to have come evenly.
+    """
+    if len(series) < 2:
+        return []
+    begin, end = series[0][0], series[-1][0]
+    steps = int((end - begin) / step_s)
+    edges, at = [], 0
+    for step in range(steps + 1):
+        moment = begin + step * step_s
+        while at + 2 < len(series) and series[at + 1][0] < moment:
+            at += 1
+        (t0, *early), (t1, *late) = series[at], series[at + 1]
+        part = (moment - t0) / (t1 - t0) if t1 > t0 else 0
+        edges.append([a + (b - a) * part for a, b in zip(early, late)])
+    mbit = 8 / 1e6 / step_s
+    return [
+        (step * step_s, *((b - a) * mbit for a, b in zip(edges[step], edges[step + 1])))
+        for step in range(steps)
+    ]

@@ -1,0 +1,65 @@
+"""N machines on one switch, each a network namespace with one shaped link.
+
+    namespace m0          this namespace: the switch           namespace m1
+    eth0 10.99.0.1 =veth= port0 --- bridge --- port1 =veth= eth0 10.99.0.2
+    tbf: what m0 sends    tbf: what m0 receives
+
+Runs inside `unshare --net --mount --pid` (run.sh): when this process ends, however it ends, the kernel takes
+away every process, link and namespace of it. Nothing of it is ever in the namespace of the machine's own links.
+"""
+
+import subprocess
+
+# Jumbo frames, as P3 had them; a frame of TCP carries 8948 bytes in 9014.
+MTU = 9000
+# P3's own settings but for the burst, which must hold a segment that the kernel has not yet cut: 64 KiB.
+LATENCY = "50ms"
+BURST = "128kb"
+
+
+class Machines:
+    """So many, with links that are not yet limited."""
+
+    def __init__(self, count):
+        self.count = count
+        tell("ip link add switch type bridge")
+        tell(f"ip link set switch mtu {MTU} up")
+        for machine in range(count):
+            name, port = f"m{machine}", f"port{machine}"
+            tell(f"ip netns add {name}")
+            tell(f"ip link add {port} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {name}")
+            tell(f"ip link set {port} master switch up")
+            tell(f"ip -n {name} link set lo up")
+            tell(f"ip -n {name} addr add {self.address(machine)}/16 dev eth0")
+            tell(f"ip -n {name} link set eth0 up")
+            # What P3's machines had, by the route: a namespace may not always choose it as its default.
+            tell(f"ip -n {name} route change 10.99.0.0/16 dev eth0 src {self.address(machine)} congctl cubic")
+
+    def address(self, machine):
+        """Of its one link."""
+        return f"10.99.0.{machine + 1}"
+
+    def limit(self, mbits):
+        """Each machine's link, both ways."""
+        for machine, mbit in enumerate(mbits):
+            shape = f"root tbf rate {round(mbit * 1000)}kbit latency {LATENCY} burst {BURST}"
+            tell(f"ip netns exec m{machine} tc qdisc replace dev eth0 {shape}")
+            tell(f"tc qdisc replace dev port{machine} {shape}")
+
+    def inside(self, machine, command):
+        """The command, run there, and ended when this process ends."""
+        return ["ip", "netns", "exec", f"m{machine}", "setpriv", "--pdeathsig", "KILL", *command]
+
+    def remove(self):
+        """Namespaces and links, so that others can be made."""
+        for machine in range(self.count):
+            tell(f"ip link del port{machine}")
+            tell(f"ip netns del m{machine}")
+        tell("ip link del switch")
+
+
+def tell(command):
+    """Runs it; what it says when it fails is the error."""
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"`{command}` failed: {(done.stderr or done.stdout).strip()}; needs root, iproute2 and tbf")

@@ -1,0 +1,126 @@
+"""What is measured: the points of each figure. Plain data; must not know how a run is made."""
+
+from dataclasses import dataclass, fields, replace
+
+from scale import PAPER_SLICE_BYTES, Scale, share_of_model
+
+# By measuring: with these the cores are less than 60% busy (docs/figures.md).
+SCALES = {
+    "resnet50": Scale(8, 1),
+    "inception3": Scale(8, 1),
+    "vgg19": Scale(12, 2),
+    "sockeye": Scale(8, 1),
+    "googlenet": Scale(50, 0.1),
+}
+SWEEPS = {
+    "resnet50": [1, 2, 3, 4, 5, 6, 8, 10],
+    "inception3": [1, 1.5, 2, 3, 4, 6],
+    "vgg19": [5, 10, 12.5, 15, 20, 30],
+    "sockeye": [1, 2, 4, 6, 8, 10],
+}
+# Beside the one at which the paper shows the model.
+SHOWN_AT = {"resnet50": 4, "vgg19": 15, "sockeye": 4}
+SCHEDULES = ["kvstore", "layerwise", "sliced", "p3"]
+SLICE_PARAMETERS = [2_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting; its fields are the first columns of a row."""
+
+    model: str
+    machines: int
+    gbps: float
+    schedule: str
+    consistency: str = "bsp"
+    slice_bytes: int = PAPER_SLICE_BYTES
+    hubs: str = "beside"
+    series: bool = False
+
+    def scale(self):
+        """More machines share the same cores: they are slowed down as much."""
+        scale = SCALES[self.model]
+        return replace(scale, time=scale.time * max(1, self.machines / 4))
+
+    def links(self):
+        """Mb/s of each machine's link: one a worker, and the hub's own where it is apart.
+
+        Beside the workers, each machine carries gradients and weights each way, and its own hub's share stays in it.
+        Apart, a worker's link carries the model once each way, and is as much slower; the hub's is as fast as all.
+        """
+        mbit = self.scale().mbit(self.gbps)
+        if self.hubs == "beside":
+            return [mbit] * self.machines
+        worker = mbit / share_of_model(self.machines)
+        return [worker] * self.machines + [worker * self.machines]
+
+    def key(self):
+        """As a row has it."""
+        return tuple(str(getattr(self, field.name)) for field in fields(self))
+
+
+KEY = [field.name for field in fields(Point)]
+
+
+def bandwidth(schedules=SCHEDULES):
+    """Figure 7."""
+    for model, rates in SWEEPS.items():
+        for gbps in rates:
+            for schedule in schedules:
+                yield Point(model, 4, gbps, schedule)
+
+
+def utilisation():
+    """Figures 8 (kvstore) and 9 (p3)."""
+    for model, gbps in SHOWN_AT.items():
+        for schedule in ["kvstore", "p3"]:
+            yield Point(model, 4, gbps, schedule, series=True)
+
+
+def machines():
+    """Figure 10: AWS, 10 Gb/s."""
+    for model in SHOWN_AT:
+        for count in [2, 4, 8]:
+            for schedule in ["kvstore", "p3"]:
+                yield Point(model, count, 10, schedule)
+
+
+def slices():
+    """Figure 12, at the rate where P3 gains most."""
+    for model in ["resnet50", "vgg19"]:
+        for parameters in SLICE_PARAMETERS:
+            yield Point(model, 4, SHOWN_AT[model], "p3", slice_bytes=4 * parameters)
+
+
+def asgd():
+    """Appendix B.2, by speed: ASGD answers each push at once, P3 once all workers' are there."""
+    for gbps in [1, 2, 4]:
+        yield Point("resnet50", 4, gbps, "sliced", consistency="asp")
+        yield Point("resnet50", 4, gbps, "p3")
+
+
+def trial():
+    """No figure: two machines and a toy, to see in a second or two that all of it works."""
+    yield Point("googlenet", 2, 4, "kvstore")
+    yield Point("googlenet", 2, 4, "p3", series=True)
+
+
+FIGURES = {"7": bandwidth, "8": utilisation, "9": utilisation, "10": machines, "12": slices, "asgd": asgd}
+KINDS = {**FIGURES, "trial": trial}
+# A few minutes that show all kinds of runs.
+QUICK = [
+    *(Point("resnet50", 4, gbps, schedule) for gbps in [2, 4, 10] for schedule in ["kvstore", "p3"]),
+    *(Point("vgg19", 4, gbps, schedule) for gbps in [15] for schedule in ["kvstore", "p3"]),
+    *(Point("sockeye", 4, 4, schedule, series=series) for series in [False, True] for schedule in ["kvstore", "p3"]),
+    *(Point("resnet50", 2, 10, schedule) for schedule in ["kvstore", "p3"]),
+    *(Point("resnet50", 4, 4, "p3", slice_bytes=4 * parameters) for parameters in [5_000, 1_000_000]),
+    Point("resnet50", 4, 4, "sliced", consistency="asp"),
+]
+
+
+def chosen(figures, quick, hubs="beside"):
+    """The points of these figures, each once, in order; of all figures where none is named."""
+    points = dict.fromkeys(point for name in (figures or FIGURES) for point in KINDS[name]())
+    if quick:
+        points = [point for point in QUICK if not figures or point in points]
+    return [replace(point, hubs=hubs) for point in points]

@@ -1,0 +1,172 @@
+"""One run of one point: hubs, workers, and what they report."""
+
+import json
+import os
+import selectors
+import statistics
+import subprocess
+import time
+
+from load import Link, Load, rates
+from points import KEY
+from scale import BATCH, CREDIT_BYTES, model_gbps, simple_bound
+
+PORT = 7077
+# Iterations that are measured: links and traces have no chance in them, so few do.
+ITERATIONS = 6
+LOOK_S = 0.1
+# Rounds of a run beside these: two to warm up, one exchange, one iteration that leads in; and the join.
+MORE_ROUNDS = 5
+# A run that takes so many times what it should has failed.
+PATIENCE = 10
+
+
+class Failed(Exception):
+    """A run that ended without a result."""
+
+
+def measure(machines, binaries, point, series_path=None):
+    """A row of the table but for its repeat. Machines are as many as the point has."""
+    scale = point.scale()
+    machines.limit(point.links())
+    processes = []
+    try:
+        places = range(point.machines) if point.hubs == "beside" else [point.machines]
+        hubs = [start_hub(machines, binaries, machine, alone=len(places) == 1) for machine in places]
+        processes += hubs
+        addresses = ",".join(f"{machines.address(machine)}:{PORT}" for machine in places)
+        for hub in hubs:
+            await_hub(hub)
+        workers = [start_worker(machines, binaries, point, rank, addresses) for rank in range(point.machines)]
+        processes += workers
+        load = Load([process.pid for process in processes])
+        link = Link(workers[0].pid)
+        # A series is taken as finely as P3's.
+        looks, look_s = [load.look], LOOK_S
+        if series_path:
+            looks, look_s = [load.look, link.look], scale.sample_ms(10) / 1000
+        reports = attend(workers, looks, look_s, limit_of(point))
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()
+    if series_path:
+        last_s = reports[0]["seconds"]
+        shown = [look for look in link.series if look[0] >= link.series[-1][0] - last_s]
+        write_series(series_path, rates(shown, scale.sample_ms(10) / 1000), scale)
+    return row(point, scale, reports, load)
+
+
+def start_hub(machines, binaries, machine, alone):
+    """On its machine: with all cores, or, beside others, with one; they take turns."""
+    command = [f"{binaries}/phub-server", "serve", "--listen", f"{machines.address(machine)}:{PORT}"]
+    command += ["--idle", "sleep"]
+    if not alone:
+        command += ["--cores", f"{machine % os.cpu_count()},"]
+    return subprocess.Popen(
+        machines.inside(machine, command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def await_hub(hub):
+    """Until it says where it listens."""
+    line = hub.stdout.readline()
+    if "control port" not in line:
+        raise Failed(f"a hub ended before it listened (it said {line.strip()!r}, exit status {hub.wait()})")
+
+
+def start_worker(machines, binaries, point, rank, addresses):
+    """The probe as one worker."""
+    scale = point.scale()
+    bandwidth = model_gbps(scale.mbit(point.gbps) / 1000, point.machines)
+    slice_bytes = scale.bytes(point.slice_bytes)
+    options = {
+        "--hub": addresses,
+        "--rank": rank,
+        "--workers": point.machines,
+        "--compute": point.model,
+        "--time-scale": scale.time,
+        "--shrink": scale.shrink,
+        "--exchanges": 1,
+        "--rounds": ITERATIONS,
+        "--schedule": point.schedule,
+        "--consistency": point.consistency,
+        "--chunk-bytes": min(slice_bytes, 32768),
+        "--slice-bytes": slice_bytes,
+        "--bandwidth-gbps": bandwidth,
+        "--credit": scale.bytes(CREDIT_BYTES),
+    }
+    command = [f"{binaries}/phub-probe", "--json"]
+    command += [str(word) for option in options.items() if option[1] is not None for word in option]
+    return subprocess.Popen(
+        machines.inside(rank, command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def attend(workers, looks, look_s, limit_s):
+    """Looks from time to time until the first worker has reported, and waits for all."""
+    began = time.monotonic()
+    next_look = began
+    said = {worker: b"" for worker in workers}
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.stdout, selectors.EVENT_READ, worker)
+        while selector.get_map():
+            now = time.monotonic()
+            if now > began + limit_s:
+                raise Failed(f"no result after {limit_s:.0f} s")
+            if now >= next_look and not any(said.values()):
+                for look in looks:
+                    look()
+                next_look = max(next_look + look_s, now)
+            for event, _ in selector.select(max(0, next_look - now) if not any(said.values()) else limit_s):
+                part = os.read(event.fd, 1 << 16)
+                said[event.data] += part
+                if not part:
+                    selector.unregister(event.fileobj)
+    for rank, worker in enumerate(workers):
+        if worker.wait() != 0:
+            raise Failed(f"worker {rank}: {worker.stderr.read().decode().strip()}")
+    return [json.loads(said[worker]) for worker in workers]
+
+
+def limit_of(point):
+    """Seconds that a run may take."""
+    there_s = BATCH * point.machines / simple_bound(point.model, point.gbps, point.machines)
+    return 60 + PATIENCE * (ITERATIONS + MORE_ROUNDS) * there_s * point.scale().time
+
+
+def row(point, scale, reports, load):
+    """Of all workers' reports; each speaks of its own samples."""
+    computes = [report["compute"] for report in reports]
+    means = {
+        name: statistics.mean(compute[name] for compute in computes)
+        for name in ["iteration_ms", "compute_ms", "stalled_ms", "late_ms"]
+    }
+    bounds = [compute["bound_samples_per_s"] for compute in computes]
+    cpu, others = load.shares(max(report["seconds"] for report in reports))
+    measured = {
+        "samples_per_s": scale.samples_per_s(sum(compute["samples_per_s"] for compute in computes)),
+        "bound": scale.samples_per_s(sum(bounds)),
+        **means,
+        "cpu_share": cpu,
+        "others_share": others,
+    }
+    return {
+        **dict(zip(KEY, point.key())),
+        **{name: f"{value:.4g}" if "share" in name else f"{value:.2f}" for name, value in measured.items()},
+        "mbit": f"{scale.mbit(point.gbps):.1f}",
+        "shrink": scale.shrink,
+        "time": f"{scale.time:g}",
+    }
+
+
+def write_series(path, series, scale):
+    """As P3's figures have it: milliseconds and Gb/s there; received, sent."""
+    with open(path, "w") as file:
+        file.write("ms,received_gbps,sent_gbps\n")
+        for second, received, sent in series:
+            there = [1000 * second / scale.time, scale.gbps(received), scale.gbps(sent)]
+            file.write(",".join(f"{value:.3f}" for value in there) + "\n")

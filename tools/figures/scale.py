@@ -1,0 +1,82 @@
+"""How P3's machines become namespaces on a few cores: pure arithmetic, no measuring.
+
+    P3's GPU, its network, its links     ->  times x `time`, tensors / `shrink`, rates / (shrink x time)
+
+Bytes over rate and computing are to each other as they were. What is not scaled: what a message costs a
+processor, and what a wake-up takes.
+"""
+
+from dataclasses import dataclass
+
+# P3's slice, 50,000 f32, and the size from which its baseline splits a tensor over servers.
+PAPER_SLICE_BYTES = 200_000
+# Bytes that may be under way on a link, there, with every schedule. Without it the kernel would hold as much of a
+# connection as on a fast link, `shrink` times too much: urgent slices would wait behind it, and so would the notices
+# and pulls of the baseline.
+CREDIT_BYTES = 256 << 10
+# A chunk is a multiple of a cache line.
+LINE = 64
+# Of P3's GPUs; docs/compute.md says where from.
+MODELS = {
+    "resnet50": {"parameters": 25_557_032, "samples_per_s": 97.5},
+    "inception3": {"parameters": 23_834_568, "samples_per_s": 64.0},
+    "vgg19": {"parameters": 143_667_240, "samples_per_s": 57.5},
+    "sockeye": {"parameters": 27_700_000, "samples_per_s": 96.0},
+    "googlenet": {"parameters": 6_998_552, "samples_per_s": 261.0},
+}
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Tensors are a `shrink`th, times `time` times as long."""
+
+    shrink: int
+    time: float
+
+    def __post_init__(self):
+        if self.shrink < 1 or not self.time > 0:
+            raise ValueError(f"a scale of {self}: expected shrink of 1 or more, and time above 0")
+
+    def mbit(self, gbps):
+        """The rate here of a link that has `gbps` there."""
+        return gbps * 1000 / (self.shrink * self.time)
+
+    def gbps(self, mbit):
+        """The rate there."""
+        return mbit * self.shrink * self.time / 1000
+
+    def bytes(self, there):
+        """A slice or chunk here, in whole lines, of one that has so many bytes there."""
+        return max(LINE, round(there / self.shrink / LINE) * LINE)
+
+    def samples_per_s(self, here):
+        """What P3's machines would have made."""
+        return here * self.time
+
+    def sample_ms(self, there):
+        """The step of a series that is taken every `there` ms there."""
+        return there * self.time
+
+
+def share_of_model(machines):
+    """How many times the model's bytes leave a machine in an iteration, and come to it, with a hub beside each worker.
+
+    Of its gradients, what belongs to the other hubs; of its hub's weights, a copy for each other worker.
+    """
+    if machines < 1:
+        raise ValueError(f"{machines} machines: expected 1 or more")
+    return 2 * (machines - 1) / machines
+
+
+def model_gbps(gbps, machines):
+    """What a link of `gbps` carries of the model each way: the probe's --bandwidth-gbps."""
+    share = share_of_model(machines)
+    return gbps / share if share else None
+
+
+def simple_bound(model, gbps, machines):
+    """Samples a second of all machines, there: max(computing, bytes / bandwidth), with no order among layers."""
+    computing_s = BATCH / MODELS[model]["samples_per_s"]
+    bits = MODELS[model]["parameters"] * 32 * share_of_model(machines)
+    return BATCH * machines / max(computing_s, bits / (gbps * 1e9))

@@ -1,0 +1,82 @@
+"""The rows that were measured, in a CSV file: one a run, added as soon as it is there."""
+
+import csv
+import math
+import os
+import statistics
+
+from points import KEY
+
+COLUMNS = [
+    *KEY,
+    "repeat",
+    "samples_per_s",  # as P3's machines would have made, all of them together
+    "bound",  # the most that any schedule could
+    "iteration_ms",  # the rest is here, not there
+    "compute_ms",
+    "stalled_ms",
+    "late_ms",
+    "mbit",
+    "shrink",
+    "time",
+    "cpu_share",  # of all cores, while iterations were measured
+    "others_share",  # of it, what is neither the run's nor the kernel's interrupts
+]
+# Columns that are no numbers.
+WORDS = ["model", "schedule", "consistency", "hubs", "series"]
+
+
+class Table:
+    """Rows by point and repeat."""
+
+    def __init__(self, path, fresh=False):
+        self.path = path
+        self.rows = [] if fresh else read(path)
+
+    def has(self, point, repeat):
+        """Whether this run is there."""
+        return any(row["repeat"] == str(repeat) for row in self.of(point))
+
+    def of(self, point):
+        """The runs of a point."""
+        key = point.key()
+        return [row for row in self.rows if tuple(row[name] for name in KEY) == key]
+
+    def add(self, row):
+        """Keeps it, on disk at once: whole or not at all."""
+        missing = [name for name in COLUMNS if name not in row]
+        if missing:
+            raise ValueError(f"a row without {', '.join(missing)}")
+        self.rows.append({name: str(row[name]) for name in COLUMNS})
+        beside = f"{self.path}.new"
+        with open(beside, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        os.replace(beside, self.path)
+
+    def summary(self, point, column="samples_per_s"):
+        """Median, lowest and highest; `None` where nothing was measured."""
+        values = [float(row[column]) for row in self.of(point)]
+        return (statistics.median(values), min(values), max(values)) if values else None
+
+
+def read(path):
+    """All rows of a file; none where there is no file."""
+    if not os.path.exists(path):
+        return []
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != COLUMNS:
+            raise ValueError(f"{path}: columns {reader.fieldnames}, expected {COLUMNS}; measure again with --fresh")
+        rows = list(reader)
+    for number, row in enumerate(rows, start=2):
+        try:
+            if None in row:
+                raise ValueError(f"more than {len(COLUMNS)} values")
+            numbers = [float(row[name]) for name in COLUMNS if name not in WORDS]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: {error}; mend or remove the line") from None
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError(f"{path}, line {number}: a value that is no number; mend or remove the line")
+    return rows
