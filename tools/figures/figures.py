@@ -75,4 +75,9 @@ def say(number, of, point, row, seconds):
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("figures: interrupted; what was measured is kept, and the same command goes on from there")
+    except (RuntimeError, ValueError) as error:
+        sys.exit(f"figures: {error}")

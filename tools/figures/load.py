@@ -49,12 +49,16 @@ class Link:
 
     def look(self):
         """Remembers seconds, bytes received, bytes sent."""
-        with open(self.path) as file:
-            for line in file:
-                name, _, counts = line.partition(":")
-                if name.strip() == "eth0":
-                    fields = counts.split()
-                    self.series.append((time.monotonic(), int(fields[0]), int(fields[8])))
+        try:
+            with open(self.path) as file:
+                lines = file.readlines()
+        except OSError:
+            return  # the process has ended
+        for line in lines:
+            name, _, counts = line.partition(":")
+            if name.strip() == "eth0":
+                fields = counts.split()
+                self.series.append((time.monotonic(), int(fields[0]), int(fields[8])))
 
 
 def rates(series, step_s):

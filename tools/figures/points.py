@@ -8,7 +8,7 @@ from scale import PAPER_SLICE_BYTES, Scale, share_of_model
 SCALES = {
     "resnet50": Scale(8, 1),
     "inception3": Scale(8, 1),
-    "vgg19": Scale(12, 2),
+    "vgg19": Scale(24, 1),
     "sockeye": Scale(8, 1),
     "googlenet": Scale(50, 0.1),
 }
