@@ -49,7 +49,7 @@ pub use placement::{Placement, runs};
 pub use restored::{Restored, RestoredKey};
 pub use schedule::{NeedsLayers, NotASchedule, Schedule, SendQueue};
 pub use shard::{Front, Shard, ShardSpec};
-pub use share::{InvalidShare, MAX_HUBS, Share};
+pub use share::{InvalidShare, MAX_HUBS, SPLIT_ABOVE, Share};
 pub use slices::{Slice, Slices};
 pub use snapshot::{Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
 pub use taking::{Occasion, Taken};

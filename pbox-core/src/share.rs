@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The first is the parameter server that the papers compare with (P3, section 2: tensors of more than 10^6
-//! parameters are split evenly over the servers, others go to one; here by LPT and not at random). The second
+//! parameters, unless told otherwise, are split evenly over the servers, others go to one; here by LPT and not at
+//! random). The second
 //! spreads every layer over all hubs, so that all their NICs carry the layer that is needed first. Parts are
 //! contiguous, so that a hub touches few more pages of a window than it needs.
 
@@ -25,7 +26,11 @@ use crate::schedule::Schedule;
 pub const MAX_HUBS: u32 = 256;
 
 /// Tensors of more parameters are split over the servers, in the baseline of P3's paper.
-const SPLIT_ABOVE: u64 = 1_000_000;
+pub const SPLIT_ABOVE: u64 = 1_000_000;
+
+fn split_above() -> u64 {
+    SPLIT_ABOVE
+}
 
 /// Which of a job's hubs one is. The default is the only one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -35,11 +40,14 @@ pub struct Share {
     pub hub: u32,
     /// How many there are.
     pub hubs: u32,
+    /// With schedules by layer, tensors of more parameters are split over the hubs.
+    #[serde(default = "split_above")]
+    pub split_above: u64,
 }
 
 impl Default for Share {
     fn default() -> Self {
-        Share { hub: 0, hubs: 1 }
+        Share { hub: 0, hubs: 1, split_above: SPLIT_ABOVE }
     }
 }
 
@@ -77,11 +85,11 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
     if share.is_whole() {
         return keys.collect();
     }
-    let Share { hub, hubs } = share;
+    let Share { hub, hubs, split_above } = share;
     let parts = |chunks: Range<u32>| (0..hubs).map(move |index| part(chunks.clone(), index, hubs));
     let (mut ours, mut movable) = (Vec::new(), Vec::new());
     for (chunks, key) in keys.zip(layout.keys()) {
-        if schedule.by_layer() && key.elements().is_some_and(|elements| elements > SPLIT_ABOVE) {
+        if schedule.by_layer() && key.elements().is_some_and(|elements| elements > split_above) {
             ours.extend(parts(chunks).nth(hub as usize));
         } else if !schedule.by_layer() && chunks.len() >= hubs as usize {
             movable.extend(parts(chunks));
@@ -112,7 +120,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn shares(hubs: u32) -> impl Iterator<Item = Share> {
-        (0..hubs).map(move |hub| Share { hub, hubs })
+        (0..hubs).map(move |hub| Share { hub, hubs, ..Share::default() })
     }
 
     #[test]
@@ -133,12 +141,19 @@ mod tests {
 
     #[test]
     fn the_baseline_splits_what_is_large_and_nothing_else() {
-        let keys = vec![Key::f32("small", [1_000_000]), Key::f32("large", [1_000_001])];
+        assert_eq!(Share::default().split_above, 1_000_000);
+        splits_above(1_000_000);
+        splits_above(20_000);
+    }
+
+    fn splits_above(split_above: u64) {
+        let keys = vec![Key::f32("small", [split_above]), Key::f32("large", [split_above + 1])];
         let layout = Layout::new(keys, 4096).unwrap();
         let hubs_with = |key| {
             let chunks = layout.key_chunks(KeyId(key));
             let has = |share: &Share| {
-                pieces(&layout, Schedule::KvStore, *share).iter().any(|p| chunks.contains(&p.start))
+                let share = Share { split_above, ..*share };
+                pieces(&layout, Schedule::KvStore, share).iter().any(|p| chunks.contains(&p.start))
             };
             shares(4).filter(has).count()
         };
@@ -148,10 +163,10 @@ mod tests {
     #[test]
     fn shares_that_are_none_are_refused() {
         for (hub, hubs) in [(0, 0), (1, 1), (4, 4), (0, MAX_HUBS + 1)] {
-            let error = Share { hub, hubs }.check().unwrap_err().to_string();
+            let error = Share { hub, hubs, ..Share::default() }.check().unwrap_err().to_string();
             assert!(error.contains("expected 1 to 256 hubs"), "{error}");
         }
-        assert_eq!(Share { hub: 3, hubs: 4 }.check(), Ok(()));
+        assert_eq!(Share { hub: 3, hubs: 4, ..Share::default() }.check(), Ok(()));
     }
 
     proptest! {

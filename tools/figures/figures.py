@@ -50,8 +50,8 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="a few points of each figure, in some minutes")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in runs.csv")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
-    parser.add_argument("--hubs", default="beside", choices=["beside", "apart"],
-                        help="one beside each worker, as P3 had them (default), or one on a machine of its own")
+    parser.add_argument("--hubs", choices=["beside", "apart"],
+                        help="for all points, one beside each worker, or one on a machine of its own; default as P3's")
     parser.add_argument("--at-most", type=int, metavar="N", help="the first N points only")
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")
     parser.add_argument("--no-pictures", action="store_true", help="leave at the CSV")

@@ -15,6 +15,8 @@ MTU = 9000
 # P3's own settings but for the burst, which must hold a segment that the kernel has not yet cut: 64 KiB.
 LATENCY = "50ms"
 BURST = "128kb"
+# A machine of its own would have its cores for itself.
+NICE = -5
 
 
 class Machines:
@@ -39,16 +41,18 @@ class Machines:
         """Of its one link."""
         return f"10.99.0.{machine + 1}"
 
-    def limit(self, mbits):
-        """Each machine's link, both ways."""
+    def limit(self, mbits, socket_bytes):
+        """Each machine's link, both ways, and what a socket may have in the queue of its link."""
         for machine, mbit in enumerate(mbits):
+            tell(f"ip netns exec m{machine} sysctl -qw net.ipv4.tcp_limit_output_bytes={socket_bytes}")
             shape = f"root tbf rate {round(mbit * 1000)}kbit latency {LATENCY} burst {BURST}"
             tell(f"ip netns exec m{machine} tc qdisc replace dev eth0 {shape}")
             tell(f"tc qdisc replace dev port{machine} {shape}")
 
     def inside(self, machine, command):
-        """The command, run there, and ended when this process ends."""
-        return ["ip", "netns", "exec", f"m{machine}", "setpriv", "--pdeathsig", "KILL", *command]
+        """The command, run there before what else the cores have to do, and ended when this process ends."""
+        first = ["nice", "-n", str(NICE), "setpriv", "--pdeathsig", "KILL"]
+        return ["ip", "netns", "exec", f"m{machine}", *first, *command]
 
     def remove(self):
         """Namespaces and links, so that others can be made."""

@@ -13,15 +13,17 @@ SCALES = {
     "googlenet": Scale(50, 0.1),
 }
 SWEEPS = {
-    "resnet50": [1, 2, 3, 4, 5, 6, 8, 10],
-    "inception3": [1, 1.5, 2, 3, 4, 6],
-    "vgg19": [5, 10, 12.5, 15, 20, 30],
-    "sockeye": [1, 2, 4, 6, 8, 10],
+    "resnet50": [2, 3, 4, 5, 6, 8],
+    "inception3": [1.5, 2, 3, 4],
+    "vgg19": [10, 12.5, 15, 20, 30],
+    "sockeye": [2, 4, 6, 8],
 }
 # Beside the one at which the paper shows the model.
 SHOWN_AT = {"resnet50": 4, "vgg19": 15, "sockeye": 4}
-SCHEDULES = ["kvstore", "layerwise", "sliced", "p3"]
-SLICE_PARAMETERS = [2_000, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000]
+SCHEDULES = ["kvstore", "sliced", "p3"]
+SLICE_PARAMETERS = [5_000, 10_000, 25_000, 50_000, 250_000, 1_000_000]
+# Of the sweeps, where the hub is on a machine of its own: about where P3 gains most.
+APART = {"resnet50": [4], "inception3": [2], "vgg19": [12.5], "sockeye": [4]}
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,14 @@ def bandwidth(schedules=SCHEDULES):
                 yield Point(model, 4, gbps, schedule)
 
 
+def apart():
+    """No figure of P3's: as 7, with one hub on a machine of its own and a link as fast as all workers'."""
+    for model, rates in APART.items():
+        for gbps in rates:
+            for schedule in ["kvstore", "p3"]:
+                yield Point(model, 4, gbps, schedule, hubs="apart")
+
+
 def utilisation():
     """Figures 8 (kvstore) and 9 (p3)."""
     for model, gbps in SHOWN_AT.items():
@@ -105,7 +115,8 @@ def trial():
     yield Point("googlenet", 2, 4, "p3", series=True)
 
 
-FIGURES = {"7": bandwidth, "8": utilisation, "9": utilisation, "10": machines, "12": slices, "asgd": asgd}
+FIGURES = {"7": bandwidth, "8": utilisation, "9": utilisation, "10": machines, "12": slices, "asgd": asgd,
+           "apart": apart}
 KINDS = {**FIGURES, "trial": trial}
 # A few minutes that show all kinds of runs.
 QUICK = [
@@ -118,9 +129,9 @@ QUICK = [
 ]
 
 
-def chosen(figures, quick, hubs="beside"):
+def chosen(figures, quick, hubs=None):
     """The points of these figures, each once, in order; of all figures where none is named."""
     points = dict.fromkeys(point for name in (figures or FIGURES) for point in KINDS[name]())
     if quick:
         points = [point for point in QUICK if not figures or point in points]
-    return [replace(point, hubs=hubs) for point in points]
+    return [replace(point, hubs=hubs or point.hubs) for point in points]

@@ -5,8 +5,8 @@ set -u
 lacks() { echo "figures: $1" >&2 && exit 1; }
 
 [ "$(id -u)" = 0 ] || lacks "needs root for network namespaces: run it as root or with sudo"
-for program in ip tc unshare setpriv python3; do
-    command -v "$program" >/dev/null || lacks "no \`$program\`; on Debian: apt-get install iproute2 util-linux python3"
+for program in ip tc unshare setpriv python3 sysctl; do
+    command -v "$program" >/dev/null || lacks "no \`$program\`; on Debian: apt-get install iproute2 util-linux procps python3"
 done
 mkdir -p /run/netns
 # shellcheck disable=SC2016

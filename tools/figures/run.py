@@ -9,11 +9,11 @@ import time
 
 from load import Link, Load, rates
 from points import KEY
-from scale import BATCH, CREDIT_BYTES, model_gbps, simple_bound
+from scale import BATCH, CREDIT_BYTES, SOCKET_BYTES, model_gbps, simple_bound
 
 PORT = 7077
 # Iterations that are measured: links and traces have no chance in them, so few do.
-ITERATIONS = 6
+ITERATIONS = 5
 LOOK_S = 0.1
 # Rounds of a run beside these: two to warm up, one exchange, one iteration that leads in; and the join.
 MORE_ROUNDS = 5
@@ -28,7 +28,7 @@ class Failed(Exception):
 def measure(machines, binaries, point, series_path=None):
     """A row of the table but for its repeat. Machines are as many as the point has."""
     scale = point.scale()
-    machines.limit(point.links())
+    machines.limit(point.links(), scale.bytes(SOCKET_BYTES))
     processes = []
     try:
         places = range(point.machines) if point.hubs == "beside" else [point.machines]

@@ -13,7 +13,10 @@ PAPER_SLICE_BYTES = 200_000
 # Bytes that may be under way on a link, there, with every schedule. Without it the kernel would hold as much of a
 # connection as on a fast link, `shrink` times too much: urgent slices would wait behind it, and so would the notices
 # and pulls of the baseline.
-CREDIT_BYTES = 256 << 10
+CREDIT_BYTES = 128 << 10
+# Bytes of a socket in its link's queue, there: what Linux 4.4 had on P3's machines. 4 MiB, today's default, would be
+# a third of a shrunk ResNet-50.
+SOCKET_BYTES = 256 << 10
 # A chunk is a multiple of a cache line.
 LINE = 64
 # Of P3's GPUs; docs/compute.md says where from.

@@ -6,7 +6,7 @@ use fabric::IdlePolicy;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
 use pbox_core::control::OnLoss;
-use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, MAX_HUBS, Optimizer, Schedule};
+use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, MAX_HUBS, Optimizer, SPLIT_ABOVE, Schedule};
 
 use crate::credit::Credit;
 use crate::error::SessionError;
@@ -57,6 +57,9 @@ pub struct SessionConfig {
     /// Bytes that may be under way on each link, each way. Default: what the schedule needs ([`Credit::of`]), 1 MiB
     /// with [`Schedule::P3`], any number with the others.
     pub credit: Option<Credit>,
+    /// With several hubs and a schedule by layer, tensors of more parameters are split over the hubs, others go whole
+    /// to one. Default 10^6, as P3's baseline has it. All workers must say the same.
+    pub split_above: u64,
     /// How many of the hub's cores the job gets. Default all.
     pub cores: Option<u32>,
     /// How to come to the hub. Default: by the best transport that it offers and that leads there.
@@ -121,6 +124,7 @@ impl SessionConfig {
             schedule: Schedule::default(),
             slice_bytes: None,
             credit: None,
+            split_above: SPLIT_ABOVE,
             cores: None,
             transport: None,
             nics: None,

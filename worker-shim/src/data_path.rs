@@ -90,7 +90,7 @@ fn places(config: &SessionConfig, hubs: &[LetIn], layout: &Layout) -> Result<Vec
         if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
             return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
         }
-        let share = Share { hub: index, hubs: hubs.len() as u32 };
+        let share = Share { hub: index, hubs: hubs.len() as u32, split_above: config.split_above };
         let placement = Placement::of_share(layout, config.schedule, share, cores.len());
         let (theirs, ours) = (&reply.placement, placement.digest());
         if *theirs != ours {

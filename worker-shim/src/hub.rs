@@ -35,7 +35,8 @@ impl LetIn {
     pub fn join_all(config: &SessionConfig) -> Result<Vec<LetIn>, SessionError> {
         let addresses = config.hubs()?;
         let hubs = addresses.len() as u32;
-        let join = |(address, hub): (&str, u32)| LetIn::join(config, address, Share { hub, hubs });
+        let share = |hub| Share { hub, hubs, split_above: config.split_above };
+        let join = |(address, hub): (&str, u32)| LetIn::join(config, address, share(hub));
         addresses.into_iter().zip(0..).map(join).collect()
     }
 

@@ -286,6 +286,7 @@ impl Args {
         config.schedule = self.schedule;
         config.slice_bytes = self.slice_bytes;
         config.credit = self.credit;
+        config.split_above = self.compute.split_above();
         config.transport = self.transport.choice();
         config.nics = self.nics.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);

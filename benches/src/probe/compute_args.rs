@@ -1,6 +1,6 @@
 //! The probe's settings for compute that takes time.
 
-use pbox_core::Key;
+use pbox_core::{Key, SPLIT_ABOVE};
 
 use crate::compute::{Plan, Trace, TraceError, trace};
 
@@ -50,6 +50,11 @@ impl ComputeArgs {
             key.shape =
                 elements.map_or_else(|| key.shape.clone(), |elements| vec![elements.div_ceil(self.shrink)]);
         }
+    }
+
+    /// What the baseline splits over several hubs, shrunk like the tensors.
+    pub(super) fn split_above(&self) -> u64 {
+        SPLIT_ABOVE / self.shrink
     }
 
     /// The plan for a job of these keys, where there is a trace.
