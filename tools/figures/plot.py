@@ -6,13 +6,11 @@ import os
 
 import matplotlib.pyplot as plt
 from figures import arguments
-from points import FIGURES, SHOWN_AT, SWEEPS, chosen
+from points import FIGURES, NAMES, SHOWN_AT, SWEEPS, chosen
 from scale import BATCH, MODELS
 from table import Table
 
 COLOURS = {"kvstore": "#c0392b", "layerwise": "#e08e2b", "sliced": "#2b7bba", "p3": "#1e8449", "asp": "#7d3c98"}
-NAMES = {"resnet50": "ResNet-50", "inception3": "InceptionV3", "vgg19": "VGG-19", "sockeye": "Sockeye"}
-UNITS = {"sockeye": "sentences a second"}
 plt.rcParams.update({
     "svg.fonttype": "none",
     "svg.hashsalt": "figures",

@@ -12,6 +12,7 @@ SCALES = {
     "sockeye": Scale(8, 1),
     "googlenet": Scale(50, 0.1),
 }
+NAMES = {"resnet50": "ResNet-50", "inception3": "InceptionV3", "vgg19": "VGG-19", "sockeye": "Sockeye"}
 SWEEPS = {
     "resnet50": [2, 3, 4, 5, 6, 8],
     "inception3": [1.5, 2, 3, 4],

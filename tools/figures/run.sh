@@ -20,4 +20,5 @@ binaries=${PHUB_FIGURES_BINARIES:-${CARGO_TARGET_DIR:-target}/release}
 setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child --mount-proc sh -c '
     mount -t tmpfs none /run/netns && exec python3 "$@"' figures \
     "$here/figures.py" --binaries "$binaries" "$@"
+python3 -B "$here/report.py" "$@"
 case " $* " in *" --no-pictures "*) ;; *) sh "$here/draw.sh" "$@" ;; esac
