@@ -1,6 +1,5 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: help run test check bench setup loom corpora python fuzz miri asan neon rxe clean
-.PHONY: help run test check bench setup loom corpora fuzz miri asan neon rxe figures clean
+.PHONY: help run test check bench setup loom corpora python fuzz miri asan neon rxe figures clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.

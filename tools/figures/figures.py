@@ -18,7 +18,7 @@ def main():
     args = arguments().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("figures: ended by SIGTERM"))
     os.makedirs(args.out, exist_ok=True)
-    table = Table(f"{args.out}/runs.csv", fresh=args.fresh)
+    table = Table(f"{args.out}/runs.csv", args.fresh, args.others_at_most)
     points = chosen(args.only, args.quick, args.hubs)
     if args.at_most:
         points = points[: args.at_most]
@@ -49,6 +49,8 @@ def arguments():
                         help=f"one of {', '.join(KINDS)}; may be given again; default all but trial")
     parser.add_argument("--quick", action="store_true", help="a few points of each figure, in some minutes")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in runs.csv")
+    parser.add_argument("--others-at-most", type=float, default=1, metavar="SHARE",
+                        help="measure again the runs in which others had more of the cores, like 0.3")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
     parser.add_argument("--hubs", choices=["beside", "apart"],
                         help="for all points, one beside each worker, or one on a machine of its own; default as P3's")

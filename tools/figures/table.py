@@ -29,9 +29,10 @@ WORDS = ["model", "schedule", "consistency", "hubs", "series"]
 class Table:
     """Rows by point and repeat."""
 
-    def __init__(self, path, fresh=False):
+    def __init__(self, path, fresh=False, others_at_most=1.0):
         self.path = path
-        self.rows = [] if fresh else read(path)
+        rows = [] if fresh else read(path)
+        self.rows = [row for row in rows if float(row["others_share"]) <= others_at_most]
 
     def has(self, point, repeat):
         """Whether this run is there."""

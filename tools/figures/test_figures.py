@@ -96,6 +96,7 @@ class Tables(unittest.TestCase):
         self.assertEqual(again.summary(point), (20, 10, 30))
         self.assertIsNone(again.summary(other))
         self.assertFalse(Table(self.path, fresh=True).has(point, 0))
+        self.assertFalse(Table(self.path, others_at_most=0.5).has(point, 0), "all cores were others'")
         self.assertEqual(os.listdir(self.directory.name), ["runs.csv"])
 
     def test_rows_and_files_that_are_wrong(self):
