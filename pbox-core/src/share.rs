@@ -13,11 +13,12 @@
 //! spreads every layer over all hubs, so that all their NICs carry the layer that is needed first. Parts are
 //! contiguous, so that a hub touches few more pages of a window than it needs.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::key::KeyId;
+use crate::key::{Key, KeyId};
 use crate::layout::Layout;
 use crate::placement::weights;
 use crate::schedule::Schedule;
@@ -86,22 +87,49 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
         return keys.collect();
     }
     let Share { hub, hubs, split_above } = share;
-    let parts = |chunks: Range<u32>| (0..hubs).map(move |index| part(chunks.clone(), index, hubs));
-    let (mut ours, mut movable) = (Vec::new(), Vec::new());
-    for (chunks, key) in keys.zip(layout.keys()) {
-        if schedule.by_layer() && key.elements().is_some_and(|elements| elements > split_above) {
-            ours.extend(parts(chunks).nth(hub as usize));
-        } else if !schedule.by_layer() && chunks.len() >= hubs as usize {
-            movable.extend(parts(chunks));
-        } else {
-            movable.push(chunks);
-        }
+    let splits = |chunks: &Range<u32>, key: &Key| match schedule.by_layer() {
+        true => key.elements().is_some_and(|elements| elements > split_above),
+        false => chunks.len() >= hubs as usize,
+    };
+    let mut items: Vec<(u64, Vec<Range<u32>>)> = keys
+        .zip(layout.keys())
+        .map(|(chunks, key)| match splits(&chunks, key) {
+            true => (0..hubs).map(|index| part(chunks.clone(), index, hubs)).collect(),
+            false => vec![chunks],
+        })
+        .map(|item: Vec<Range<u32>>| (weights(layout, &item).iter().sum(), item))
+        .collect();
+    items.sort_by_key(|(bytes, _)| Reverse(*bytes));
+    let (mut ours, mut loads) = (Vec::new(), vec![0; hubs as usize]);
+    for (_, item) in items {
+        ours.extend(
+            deal(layout, item, &mut loads).filter(|(to, _)| *to == hub as usize).map(|(_, piece)| piece),
+        );
     }
-    let hub_of = topology::lpt(&weights(layout, &movable), hubs as usize);
-    ours.extend(movable.into_iter().zip(hub_of).filter(|(_, of)| *of == hub).map(|(piece, _)| piece));
     ours.retain(|piece: &Range<u32>| !piece.is_empty());
     ours.sort_unstable_by_key(|piece| piece.start);
     ours
+}
+
+/// Hubs for the parts of one key, all different: a layer that lay twice on one hub would wait for that hub's link. The
+/// largest part goes where the load is least.
+fn deal(
+    layout: &Layout,
+    item: Vec<Range<u32>>,
+    loads: &mut [u64],
+) -> impl Iterator<Item = (usize, Range<u32>)> {
+    let mut parts: Vec<(u64, Range<u32>)> = weights(layout, &item).into_iter().zip(item).collect();
+    parts.sort_by_key(|(bytes, _)| Reverse(*bytes));
+    let mut hubs: Vec<usize> = (0..loads.len()).collect();
+    if parts.len() > 1 {
+        hubs.sort_by_key(|&hub| loads[hub]);
+    } else {
+        hubs = hubs.into_iter().min_by_key(|&hub| loads[hub]).into_iter().collect();
+    }
+    let dealt: Vec<_> =
+        parts.into_iter().zip(hubs).map(|((bytes, piece), hub)| (bytes, hub, piece)).collect();
+    dealt.iter().for_each(|(bytes, hub, _)| loads[*hub] += bytes);
+    dealt.into_iter().map(|(_, hub, piece)| (hub, piece))
 }
 
 /// One of `parts` even parts of a range.
@@ -114,7 +142,6 @@ fn part(Range { start, end }: Range<u32>, index: u32, parts: u32) -> Range<u32> 
 mod tests {
     use super::*;
     use crate::chunk::ChunkId;
-    use crate::key::Key;
     use crate::models::model;
     use crate::placement::Placement;
     use proptest::prelude::*;
@@ -158,6 +185,22 @@ mod tests {
             shares(4).filter(has).count()
         };
         assert_eq!((hubs_with(0), hubs_with(1)), (1, 4));
+    }
+
+    #[test]
+    fn a_key_that_is_split_lies_on_every_hub() {
+        let layout = Layout::new(model("sockeye").unwrap().keys, 200_000 / 64 * 64).unwrap();
+        for (key, hubs) in (0..layout.keys().len() as u32).flat_map(|key| [(key, 2), (key, 4), (key, 8)]) {
+            let chunks = layout.key_chunks(KeyId(key));
+            let on = |share: &Share| {
+                let pieces = pieces(&layout, Schedule::P3, *share);
+                pieces.iter().filter(|piece| chunks.contains(&piece.start)).count()
+            };
+            let counts: Vec<usize> = shares(hubs).map(|share| on(&share)).collect();
+            let expected = if chunks.len() >= hubs as usize { hubs as usize } else { 1 };
+            assert!(counts.iter().all(|&count| count <= 1), "key {key}: {counts:?}");
+            assert_eq!(counts.iter().sum::<usize>(), expected, "key {key}: {counts:?}");
+        }
     }
 
     #[test]
