@@ -6,7 +6,7 @@ import os
 
 import matplotlib.pyplot as plt
 from figures import arguments
-from points import FIGURES, NAMES, SHOWN_AT, SWEEPS, chosen
+from points import APART, FIGURES, NAMES, SCHEDULES, SHOWN_AT, SWEEPS, chosen
 from scale import BATCH, MODELS
 from table import Table
 
@@ -29,7 +29,7 @@ def main():
     args = arguments().parse_args()
     out, table, paper = args.out, Table(f"{args.out}/runs.csv"), read_paper()
     points = {name: chosen([name], quick=False, hubs=args.hubs) for name in FIGURES}
-    draw_bandwidth(out, table, points["7"], paper)
+    draw_bandwidth(out, table, points["7"], points["apart"], paper)
     draw_utilisation(out)
     draw_machines(out, table, points["10"], paper)
     draw_slices(out, table, points["12"])
@@ -54,13 +54,14 @@ def curve(axes, table, points, x, style="o-", **kwargs):
     return True
 
 
-def draw_bandwidth(out, table, points, paper):
+def draw_bandwidth(out, table, points, apart, paper):
     """Figure 7: samples a second, and the gain over the baseline, by the links' rate."""
     figure, rows = plt.subplots(2, 4, figsize=(11, 4.8), height_ratios=[3, 2], sharex="col")
     by_setting = {(point.model, point.gbps, point.schedule): point for point in points}
+    with_apart = {(point.model, point.gbps, point.schedule): point for point in apart}
     any_drawn = False
     for (model, sweep), throughput, gain in zip(SWEEPS.items(), *rows):
-        for schedule, colour in list(COLOURS.items())[:4]:
+        for schedule, colour in ((schedule, COLOURS[schedule]) for schedule in SCHEDULES):
             points = [by_setting[model, gbps, schedule] for gbps in sweep]
             drawn = curve(throughput, table, points, lambda point: point.gbps, color=colour, label=schedule)
             any_drawn |= drawn
@@ -79,6 +80,11 @@ def draw_bandwidth(out, table, points, paper):
                           markeredgewidth=0.5)
             elif not said["gbps"]:
                 gain.axhline(percent, color=colour, linestyle="--", linewidth=1)
+        gains = [(gbps, gain_of(table, with_apart, model, gbps, "p3")) for gbps in APART[model]]
+        gains = [pair for pair in gains if pair[1] is not None]
+        if gains:
+            gain.plot(*zip(*gains), "D", markersize=4, color=COLOURS["p3"], fillstyle="none", label="hub apart")
+            legend(gain, "upper right")
         throughput.set_title(NAMES[model])
         throughput.set_ylim(bottom=0)
         throughput.set_xlim(0, max(sweep) * 1.05)
@@ -87,7 +93,7 @@ def draw_bandwidth(out, table, points, paper):
         gain.set_ylim(bottom=-5)
         gain.set_xlabel("Gb/s each way")
     rows[0][0].set_ylabel("samples a second, 4 machines")
-    rows[1][0].set_ylabel("more than kvstore, %\n(star, dashes: P3's text)")
+    rows[1][0].set_ylabel("more than kvstore, %\n(stars, dashes: P3's text)")
     save(figure, out, "bandwidth", any_drawn)
 
 
