@@ -6,13 +6,13 @@ set -u
 side=$PHUB_RXE_SIDE
 for check in "$@"; do
     name=$(basename "$check" .sh)
-    limit=$(sed -n 's/^# seconds: //p' "$check")
+    limit=$((${PHUB_RXE_PATIENCE:-1} * $(sed -n 's/^# seconds: //p' "$check" | grep . || echo 60)))
     log=$PHUB_RXE_OUT/$name.$side.log
     begun=$EPOCHREALTIME
     echo "check $name"
     # The lines are also shown: --kill-when looks for them there.
-    timeout -k 2 "${limit:-60}" bash "$check" 2>&1 </dev/null | tee "$log"
+    timeout -k 2 "$limit" bash "$check" 2>&1 </dev/null | tee "$log"
     status=${PIPESTATUS[0]}
-    [ "$status" != 124 ] || echo "$name: not done after ${limit:-60} s, so it was stopped" | tee -a "$log"
+    [ "$status" != 124 ] || echo "$name: not done after $limit s, so it was stopped" | tee -a "$log"
     echo "$name $status $(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $begun }")" >>"$PHUB_RXE_OUT/results.$side"
 done

@@ -12,6 +12,9 @@
 #     # seconds: N               its time-out in the guest (60)
 #
 # Several `guest` lines run it in several guests, several `build` lines build several programs.
+#
+# PHUB_RXE_TRIES (1) is how often checks of one boot are tried that fail, each time in a fresh guest: an emulated
+# processor of a busy host loses timers and packets. PHUB_RXE_PATIENCE (1) is what every time-out is multiplied with.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
@@ -42,10 +45,27 @@ while read -r kind package name; do
     ln -sf "$path" "$rxe_dir/bin/$name"
 done <<<"$builds"
 
-seconds_of() { sed -n 's/^# seconds: //p' "$1" | grep . || echo 60; }
+tries=${PHUB_RXE_TRIES:-1}
+export PHUB_RXE_PATIENCE=${PHUB_RXE_PATIENCE:-1}
+for number in "$tries" "$PHUB_RXE_PATIENCE"; do
+    [[ $number =~ ^[1-9]$ ]] || { echo "run.sh: PHUB_RXE_TRIES and PHUB_RXE_PATIENCE are 1 to 9, not '$number'" >&2 && exit 2; }
+done
+seconds_of() { echo $((PHUB_RXE_PATIENCE * $(sed -n 's/^# seconds: //p' "$1" | grep . || echo 60))); }
 
-# boot SHAPE FILE...: runs the checks in guests of this shape and reports them.
+# boot SHAPE FILE...: runs the checks in guests of this shape, those that fail once more where that is allowed.
 boot() {
+    local shape=$1 before=$failed try
+    shift
+    for ((try = 1; try <= tries; try++)); do
+        failed=$before
+        boot_once "$shape" "$@"
+        [ "$failed" -gt "$before" ] || return 0
+        [ "$try" -eq "$tries" ] || echo "AGAIN the checks of this boot, in a fresh guest (try $((try + 1)) of $tries)"
+    done
+}
+
+# boot_once SHAPE FILE...: runs the checks in guests of this shape and reports them.
+boot_once() {
     local shape=$1 status=0 begun=$SECONDS options command kept limit check
     shift
     boots=$((boots + 1))
@@ -54,7 +74,7 @@ boot() {
     export PHUB_RXE_OUT=$kept PHUB_RXE_LOGS=$kept
     echo "boot $boots: $shape"
     # With an emulated processor that others share, a boot of ten NICs can take half a minute.
-    limit=60
+    limit=$((60 * PHUB_RXE_PATIENCE))
     for check in "$@"; do limit=$((limit + $(seconds_of "$check"))); done
     eval "options=(${shape#"${shape%% *}"})" # a text to look for is quoted
     command=(env "PATH=$rxe_dir/bin:$PATH" bash "$here/run-checks.sh" "$@")
