@@ -200,11 +200,7 @@ impl<P: Port> CoreThread<P> {
         let mut notices = Vec::new();
         let mut clock = Clock::new();
         loop {
-            let worked = self.core.turn(&mut notices);
-            self.tell(&mut notices);
-            if clock.turned(worked) {
-                self.publish(&clock);
-            }
+            // Before the turn, so that what was commanded before a push came is done before it is looked at.
             // [mail] The swap, not a store, so that a command sent in between is seen now.
             if self.mail.load(Ordering::Relaxed) && self.mail.swap(false, Ordering::Acquire) {
                 while let Ok(command) = self.inbox.try_recv() {
@@ -213,7 +209,11 @@ impl<P: Port> CoreThread<P> {
                     }
                     self.tell(&mut notices);
                 }
-                continue;
+            }
+            let worked = self.core.turn(&mut notices);
+            self.tell(&mut notices);
+            if clock.turned(worked) {
+                self.publish(&clock);
             }
             if worked {
                 idle.reset();

@@ -240,9 +240,10 @@ impl Registry {
         let (done, written) = oneshot::channel();
         let write = move || {
             let result = registry.write(&name, &snapshot);
-            registry.note(id, before, &result);
+            // Whoever reads that it is written may count on the next one being taken: memory first.
             collected.parts = snapshot.into_parts();
             drop(collected);
+            registry.note(id, before, &result);
             drop(registry); // before the hub that waits for this looks who else has it
             let _ = done.send(result);
         };
