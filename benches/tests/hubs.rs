@@ -156,6 +156,18 @@ fn a_hub_that_places_otherwise_is_named() {
 }
 
 #[test]
+fn workers_that_split_keys_differently_are_refused() {
+    let _watchdog = Watchdog::new("workers_that_split_keys_differently_are_refused");
+    let hubs = [hub(1), hub(1)];
+    let outcomes = together(2, |rank| {
+        let mut config = config_at(&addresses(&hubs), "job", rank, 2);
+        (config.split_above, config.join_limit) = (10 + u64::from(rank), Duration::from_secs(2));
+        Session::join(config).map(drop).expect_err("they cannot meet").to_string()
+    });
+    assert!(outcomes.iter().any(|words| words.contains("has split_above 1")), "{outcomes:?}");
+}
+
+#[test]
 fn what_several_hubs_cannot_do_is_refused() {
     let _watchdog = Watchdog::new("what_several_hubs_cannot_do_is_refused");
     let hubs = [hub(1), hub(1)];

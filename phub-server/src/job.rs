@@ -143,6 +143,7 @@ impl Job {
                 ("on_loss", format!("{:?}", request.on_loss)),
                 ("schedule", request.schedule.to_string()),
                 ("this hub as", request.share.to_string()),
+                ("split_above", request.share.split_above.to_string()),
                 ("cores", request.cores.map_or("all".into(), |cores| cores.to_string())),
             ]
         };

@@ -32,7 +32,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let here = args.hub.is_none() && args.transport != Transport::Sim;
     ensure!(
         here || args.hubs == 1,
-        "--hubs: {} hubs are started where --hub names none and the transport is not sim",
+        "--hubs {}: hubs are started here only without --hub, and not with --transport sim; leave --hubs out, or the other",
         args.hubs
     );
     let report = match (&args.hub, args.transport) {
