@@ -10,6 +10,7 @@ mod answers;
 mod arrival;
 mod chunk;
 mod clocks;
+pub mod codec;
 mod consistency;
 pub mod control;
 mod element;

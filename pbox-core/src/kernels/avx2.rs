@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use super::lanes::{Convert, Isa, pairwise};
 use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
 use super::table::Table;
+use super::work::{InstructionSet, Work};
 use super::{Kernels, body};
 use crate::element::Element;
 use crate::oracle::Step;
@@ -16,6 +17,7 @@ use crate::slots::Slots;
 
 pub(super) const KERNELS: Kernels = Kernels {
     name: "avx2",
+    set: InstructionSet::Avx2,
     available: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
     f32: table(),
     f16: table(),
@@ -25,7 +27,7 @@ pub(super) const KERNELS: Kernels = Kernels {
 /// Nearest, ties to even, whatever the processor's mode.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
-/// Shows that the processor has the instruction set: only `run` makes one.
+/// Shows that the processor has the instruction set: only `run` and `work` make one.
 #[derive(Clone, Copy)]
 struct Avx2(());
 
@@ -49,6 +51,11 @@ where
     Avx2: Convert<E>,
 {
     body::run::<E, R, _>(Avx2(()), step, slots, window, kept);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn work<W: Work>(work: W) -> W::Output {
+    work.run(Avx2(()))
 }
 
 /// 16 f32.

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use super::lanes::{Convert, Isa, pairwise};
 use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
 use super::table::Table;
+use super::work::{InstructionSet, Work};
 use super::{Kernels, body};
 use crate::element::Element;
 use crate::oracle::Step;
@@ -16,6 +17,7 @@ use crate::slots::Slots;
 
 pub(super) const KERNELS: Kernels = Kernels {
     name: "avx512",
+    set: InstructionSet::Avx512,
     available: || is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
     f32: table(),
     f16: table(),
@@ -25,7 +27,7 @@ pub(super) const KERNELS: Kernels = Kernels {
 /// Nearest, ties to even, whatever the processor's mode.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// Shows that the processor has the instruction set: only `run` makes one.
+/// Shows that the processor has the instruction set: only `run` and `work` make one.
 #[derive(Clone, Copy)]
 struct Avx512(());
 
@@ -49,6 +51,11 @@ where
     Avx512: Convert<E>,
 {
     body::run::<E, R, _>(Avx512(()), step, slots, window, kept);
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn work<W: Work>(work: W) -> W::Output {
+    work.run(Avx512(()))
 }
 
 /// 32 f32.

@@ -11,7 +11,7 @@ use std::ops::{Add, Div, Mul, Sub};
 use crate::element::Element;
 
 /// As many f32 as a kernel works on at once. Arithmetic is that of IEEE 754 in each, nothing fused.
-pub(super) trait Lanes:
+pub(crate) trait Lanes:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
     /// How many.
@@ -21,7 +21,7 @@ pub(super) trait Lanes:
 }
 
 /// An instruction set. A value of it shows that the processor has it.
-pub(super) trait Isa: Copy {
+pub(crate) trait Isa: Copy {
     type Lanes: Lanes;
 
     /// The same number in all lanes.
@@ -29,7 +29,7 @@ pub(super) trait Isa: Copy {
 }
 
 /// Conversions between elements and lanes. All slices must hold exactly as many as there are lanes.
-pub(super) trait Convert<E: Element>: Isa {
+pub(crate) trait Convert<E: Element>: Isa {
     /// The elements in f32, exact, in whatever order is cheapest; the same for all calls.
     fn widen_for_sum(self, elements: &[E]) -> Self::Lanes;
 

@@ -16,12 +16,13 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod body;
-mod lanes;
+pub(crate) mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod rule;
 mod scalar;
 mod table;
+pub(crate) mod work;
 
 use half::{bf16, f16};
 
@@ -31,6 +32,7 @@ use crate::oracle::Step;
 pub use crate::slots::Slots;
 use table::Table;
 pub(crate) use table::Tabled;
+use work::{InstructionSet, Work};
 
 /// Sum of the slots and step. `window` is what workers read; `kept` is what the hub keeps beside it.
 ///
@@ -40,6 +42,7 @@ type Kernel<E> = unsafe fn(&Step, &Slots<E>, window: &mut [E], kept: &mut [f32])
 /// The kernels of one instruction set.
 pub struct Kernels {
     name: &'static str,
+    set: InstructionSet,
     available: fn() -> bool,
     f32: Table<f32>,
     f16: Table<f16>,
@@ -101,6 +104,23 @@ impl Kernels {
         // SAFETY: the caller can only have a table from `available`, which saw that the processor
         // has its instruction set.
         unsafe { kernel(step, slots, window, kept) }
+    }
+
+    /// Does work that is no sum, compiled for the instruction set: `codec` has it.
+    pub(crate) fn work<W: Work>(&self, work: W) -> W::Output {
+        match self.set {
+            // SAFETY: the caller can only have a table from `available`, which saw that the processor
+            // has its instruction set.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => unsafe { avx512::work(work) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => unsafe { avx2::work(work) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::Neon => unsafe { neon::work(work) },
+            InstructionSet::Scalar => scalar::work(work),
+        }
     }
 }
 

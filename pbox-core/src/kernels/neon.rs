@@ -10,15 +10,22 @@ use half::{bf16, f16};
 use super::lanes::{Convert, Isa, pairwise};
 use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
 use super::table::Table;
+use super::work::{InstructionSet, Work};
 use super::{Kernels, body};
 use crate::element::Element;
 use crate::oracle::Step;
 use crate::slots::Slots;
 
-pub(super) const KERNELS: Kernels =
-    Kernels { name: "neon", available: || true, f32: table(), f16: table(), bf16: table() };
+pub(super) const KERNELS: Kernels = Kernels {
+    name: "neon",
+    set: InstructionSet::Neon,
+    available: || true,
+    f32: table(),
+    f16: table(),
+    bf16: table(),
+};
 
-/// Shows that the processor has the instruction set: only `run` makes one.
+/// Shows that the processor has the instruction set: only `run` and `work` make one.
 #[derive(Clone, Copy)]
 struct Neon(());
 
@@ -42,6 +49,11 @@ where
     Neon: Convert<E>,
 {
     body::run::<E, R, _>(Neon(()), step, slots, window, kept);
+}
+
+#[target_feature(enable = "neon")]
+pub(super) fn work<W: Work>(work: W) -> W::Output {
+    work.run(Neon(()))
 }
 
 /// 8 f32.

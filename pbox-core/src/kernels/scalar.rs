@@ -6,13 +6,20 @@ use std::ops::{Add, Div, Mul, Sub};
 use super::lanes::{Convert, Isa, Lanes};
 use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
 use super::table::Table;
+use super::work::{InstructionSet, Work};
 use super::{Kernels, body};
 use crate::element::Element;
 use crate::oracle::Step;
 use crate::slots::Slots;
 
-pub(super) const KERNELS: Kernels =
-    Kernels { name: "scalar", available: || true, f32: table(), f16: table(), bf16: table() };
+pub(super) const KERNELS: Kernels = Kernels {
+    name: "scalar",
+    set: InstructionSet::Scalar,
+    available: || true,
+    f32: table(),
+    f16: table(),
+    bf16: table(),
+};
 
 /// Plain arithmetic on `N` numbers.
 #[derive(Clone, Copy)]
@@ -31,6 +38,10 @@ const fn table<E: Element>() -> Table<E> {
 
 fn run<E: Element, R: Rule>(step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32]) {
     body::run::<E, R, _>(Scalar::<8>, step, slots, window, kept);
+}
+
+pub(super) fn work<W: Work>(work: W) -> W::Output {
+    work.run(Scalar::<8>)
 }
 
 /// `N` numbers.

@@ -1,0 +1,124 @@
+//! `f16` and `bf16`: each value, rounded to the nearest, ties to even. The conversions are the kernels' own.
+
+use half::{bf16, f16};
+
+use super::Encoded;
+use crate::element::Element;
+use crate::kernels::Kernels;
+use crate::kernels::lanes::Lanes;
+use crate::kernels::work::{Vectors, Work};
+
+/// As many elements as the widest instruction set converts at once.
+const BLOCK: usize = 32;
+
+/// A type of 16 bits, little endian on the wire.
+pub(super) trait Half: Element {
+    fn from_wire(bytes: [u8; 2]) -> Self;
+    fn to_wire(self) -> [u8; 2];
+    /// `to` and `from` have a lane's worth.
+    fn narrow<I: Vectors>(isa: I, from: &[f32], to: &mut [Self]);
+    /// `sum += from`; both have a lane's worth.
+    fn add<I: Vectors>(isa: I, from: &[Self], sum: &mut [f32]);
+}
+
+macro_rules! half {
+    ($Type:ident) => {
+        impl Half for $Type {
+            #[inline(always)]
+            fn from_wire(bytes: [u8; 2]) -> Self {
+                $Type::from_bits(u16::from_le_bytes(bytes))
+            }
+
+            #[inline(always)]
+            fn to_wire(self) -> [u8; 2] {
+                self.to_bits().to_le_bytes()
+            }
+
+            #[inline(always)]
+            fn narrow<I: Vectors>(isa: I, from: &[f32], to: &mut [Self]) {
+                isa.narrow(isa.widen(from), to);
+            }
+
+            #[inline(always)]
+            fn add<I: Vectors>(isa: I, from: &[Self], sum: &mut [f32]) {
+                isa.narrow(isa.widen(&*sum) + isa.widen(from), sum);
+            }
+        }
+    };
+}
+half!(f16);
+half!(bf16);
+
+/// `payload` has two bytes for each value.
+pub(super) fn encode<E: Half>(kernels: &Kernels, values: &[f32], payload: &mut [u8]) -> Encoded {
+    let not_finite = kernels.work(Encode::<E> { values, payload, half: E::default() });
+    Encoded { bytes: 2 * values.len(), not_finite }
+}
+
+/// Elements that the payload does not have are left as they are.
+pub(super) fn add<E: Half>(kernels: &Kernels, payload: &[u8], sum: &mut [f32]) {
+    kernels.work(Add::<E> { payload, sum, half: E::default() });
+}
+
+struct Encode<'a, E> {
+    values: &'a [f32],
+    payload: &'a mut [u8],
+    half: E,
+}
+
+impl<E: Half> Work for Encode<'_, E> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run<I: Vectors>(self, isa: I) -> u32 {
+        let mut not_finite = 0;
+        let (values, rest) = self.values.as_chunks::<BLOCK>();
+        let (places, rest_places) = self.payload.as_chunks_mut::<2>().0.split_at_mut(values.len() * BLOCK);
+        for (values, places) in values.iter().zip(places.as_chunks_mut::<BLOCK>().0) {
+            let mut block = [self.half; BLOCK];
+            let lanes = I::Lanes::LANES;
+            for at in (0..BLOCK).step_by(lanes) {
+                E::narrow(isa, &values[at..at + lanes], &mut block[at..at + lanes]);
+            }
+            *places = block.map(E::to_wire);
+            not_finite += values.iter().map(|value| u32::from(!value.is_finite())).sum::<u32>();
+        }
+        for (&value, place) in rest.iter().zip(rest_places) {
+            *place = E::from_f32(value).to_wire();
+            not_finite += u32::from(!value.is_finite());
+        }
+        not_finite
+    }
+}
+
+struct Add<'a, E> {
+    payload: &'a [u8],
+    sum: &'a mut [f32],
+    half: E,
+}
+
+impl<E: Half> Work for Add<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Vectors>(self, isa: I) {
+        let wire = self.payload.as_chunks::<2>().0;
+        // Of a payload of the wrong length, what both have.
+        let both = wire.len().min(self.sum.len());
+        let (blocks, rest) = wire[..both].as_chunks::<BLOCK>();
+        let (sums, rest_sums) = self.sum[..both].as_chunks_mut::<BLOCK>();
+        for (block, sums) in blocks.iter().zip(sums) {
+            let mut elements = [self.half; BLOCK];
+            for (element, &bytes) in elements.iter_mut().zip(block) {
+                *element = E::from_wire(bytes);
+            }
+            let lanes = I::Lanes::LANES;
+            for at in (0..BLOCK).step_by(lanes) {
+                E::add(isa, &elements[at..at + lanes], &mut sums[at..at + lanes]);
+            }
+        }
+        for (sum, &bytes) in rest_sums.iter_mut().zip(rest) {
+            *sum += E::from_wire(bytes).to_f32();
+        }
+    }
+}
