@@ -1,6 +1,8 @@
 //! Where a codec's randomness comes from: a counter-based generator, so that two runs of a job give the same
 //! bits on every transport, with any number of cores, in whatever order chunks come.
 
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
 use crate::chunk::{ChunkId, Round};
 
 /// What an encoding's randomness is drawn for. Equal draws are equal random numbers.
@@ -14,4 +16,113 @@ pub struct Draw {
     pub round: Round,
     /// The chunk that they are of.
     pub chunk: ChunkId,
+}
+
+impl Draw {
+    /// The key of the draw's numbers: 64-bit XXH3 with the job's seed.
+    pub(super) fn key(self) -> Key {
+        let mut bytes = [0; 12];
+        let fields = [self.rank, self.round.0, self.chunk.0];
+        bytes
+            .as_chunks_mut()
+            .0
+            .iter_mut()
+            .zip(fields)
+            .for_each(|(place, field)| *place = field.to_le_bytes());
+        Key(xxh3_64_with_seed(&bytes, self.seed))
+    }
+}
+
+/// A sequence of random numbers that can be read at any place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key(pub(super) u64);
+
+impl Key {
+    /// The number at a place: 32 bits.
+    ///
+    /// A permutation of 32 bits (multiply and xor-shift, with constants that Wellons' search for little bias
+    /// found), with half of the key before it and half in its middle: with one half alone all sequences would be
+    /// parts of one. Keys are hashes, so that neighbours among them need not be told apart. It has nothing but operations that every instruction set has for 32-bit lanes.
+    #[inline(always)]
+    pub(super) fn at(self, place: u32) -> u32 {
+        let mut bits = place.wrapping_mul(0x9e37_79b9).wrapping_add(self.0 as u32);
+        bits ^= bits >> 16;
+        bits = bits.wrapping_mul(0x21f0_aaad).wrapping_add((self.0 >> 32) as u32);
+        bits ^= bits >> 15;
+        bits = bits.wrapping_mul(0xd35a_2d97);
+        bits ^ bits >> 15
+    }
+
+    /// The number at a place, uniform in [1, 2): 23 bits, which is what fits without a conversion.
+    #[inline(always)]
+    pub(super) fn one_to_two(self, place: u32) -> f32 {
+        f32::from_bits(0x3f80_0000 | self.at(place) >> 9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(rank: u32, round: u32, chunk: u32) -> Key {
+        Draw { seed: 1, rank, round: Round(round), chunk: ChunkId(chunk) }.key()
+    }
+
+    /// How far counts are from equal, in standard deviations of what chance does to them.
+    fn unevenness(counts: &[u32]) -> f64 {
+        let mean = counts.iter().sum::<u32>() as f64 / counts.len() as f64;
+        let chi_square: f64 = counts.iter().map(|&count| (f64::from(count) - mean).powi(2) / mean).sum();
+        let freedom = (counts.len() - 1) as f64;
+        (chi_square - freedom) / (2.0 * freedom).sqrt()
+    }
+
+    #[test]
+    fn numbers_are_uniform() {
+        for key in [Key(0), Key(1), Key(u64::MAX), key(0, 1, 0), key(1, 1, 0)] {
+            for shift in [0, 8, 16, 24] {
+                let mut counts = [0; 256];
+                (0..1 << 16).for_each(|place| counts[(key.at(place) >> shift & 255) as usize] += 1);
+                assert!(unevenness(&counts).abs() < 5.0, "{key:?} byte {shift}: {}", unevenness(&counts));
+            }
+        }
+    }
+
+    /// Pairs of four upper bits each: of neighbours in a sequence, and of the same place in neighbouring draws.
+    #[test]
+    fn numbers_are_independent_of_their_neighbours() {
+        let first = key(0, 1, 0);
+        for (second, ahead) in [
+            (first, 1),
+            (first, 2),
+            (first, 16),
+            (first, 512),
+            (key(1, 1, 0), 0),
+            (key(0, 2, 0), 0),
+            (key(0, 1, 1), 0),
+            (key(1, 2, 3), 5),
+            (Key(first.0 ^ 1), 0),
+        ] {
+            let mut counts = [0; 256];
+            for place in 0..1 << 16 {
+                let (one, other) = (first.at(place) >> 28, second.at(place + ahead) >> 28);
+                counts[(one << 4 | other) as usize] += 1;
+            }
+            let seen = unevenness(&counts);
+            assert!(seen.abs() < 5.0, "{second:?} {ahead} ahead: {seen}");
+        }
+    }
+
+    #[test]
+    fn every_part_of_a_draw_changes_the_numbers() {
+        let draw = Draw { seed: 1, rank: 2, round: Round(3), chunk: ChunkId(4) };
+        let others = [
+            Draw { seed: 2, ..draw },
+            Draw { rank: 3, ..draw },
+            Draw { round: Round(4), ..draw },
+            Draw { chunk: ChunkId(5), ..draw },
+        ];
+        assert!(others.iter().all(|other| other.key() != draw.key()));
+        assert_eq!(draw.key().one_to_two(9), draw.key().one_to_two(9));
+        assert!((0..1000).all(|place| (1.0..2.0).contains(&draw.key().one_to_two(place))));
+    }
 }

@@ -2,12 +2,12 @@
 
 /// Settings outside their range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{codec}: {setting} is {seen}; expected {range}")]
+#[error("{codec}: {setting} is {seen}; expected {expected}")]
 pub struct InvalidCodec {
     pub(super) codec: &'static str,
     pub(super) setting: &'static str,
     pub(super) seen: f64,
-    pub(super) range: &'static str,
+    pub(super) expected: &'static str,
 }
 
 /// A payload that no encoder of the codec makes.
@@ -20,4 +20,35 @@ pub enum PayloadError {
          the same compression and chunk size"
     )]
     Length { codec: &'static str, elements: usize, expected: usize, seen: usize },
+
+    #[error(
+        "bucket {bucket} of a payload as {codec} has {seen} for a scale, which must be finite and on its side of \
+         zero: the sender's encoder is broken"
+    )]
+    Scale { codec: &'static str, bucket: usize, seen: f32 },
+
+    #[error(
+        "byte {at} of a payload as terngrad is {seen}; five digits of base 3 are at most 242: it is not one"
+    )]
+    Digits { at: usize, seen: u8 },
+
+    #[error(
+        "a payload as {codec} says that it has {seen} values, but of {elements} elements {least} to {most} are sent: \
+         both ends must be given the same compression and chunk size"
+    )]
+    Count { codec: &'static str, elements: usize, least: usize, most: usize, seen: usize },
+
+    #[error(
+        "index {at} of a payload is {seen}, but indices ascend and the chunk has {elements} elements: expected \
+         {least} or more, below {elements}"
+    )]
+    Index { at: usize, least: usize, elements: usize, seen: usize },
+
+    #[error("a payload has bits for {seen} of {elements} elements, but values for {count}: it is damaged")]
+    Bits { elements: usize, count: usize, seen: usize },
+
+    #[error(
+        "value {at} of a payload as {codec} is {seen}; only finite values are sent: the sender's encoder is broken"
+    )]
+    Value { codec: &'static str, at: usize, seen: f32 },
 }

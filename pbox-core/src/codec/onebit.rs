@@ -1,0 +1,153 @@
+//! `onebit`: the sign of each value, and for each bucket the mean of what is negative and of what is not; what that
+//! leaves over is kept and added to the next values (Seide et al., "1-Bit Stochastic Gradient Descent", 2014).
+//!
+//! ```text
+//!   for each bucket:  mean of the others: f32 | mean of the negative: f32 | a bit for each value, 1 is negative
+//! ```
+//!
+//! A bucket has 512 values. The paper has two means for each column of a weight matrix, which are of that order;
+//! two for a whole chunk would save a ninth of the bytes, and follow a matrix less closely.
+
+use super::number::{bounded, finite, not_finite};
+use super::{Encoded, PayloadError, bits};
+use crate::kernels::Kernels;
+use crate::kernels::work::{Vectors, Work};
+
+/// Values that share two means.
+pub(super) const BUCKET: usize = 512;
+/// Bytes of the means.
+const MEANS: usize = 8;
+/// Sums that grow side by side. As many in every instruction set, so that all have the same bits.
+const LANES: usize = 16;
+
+pub(super) fn payload_bytes(elements: usize) -> usize {
+    MEANS * elements.div_ceil(BUCKET) + bits::bytes(elements, 1)
+}
+
+pub(super) fn encode(kernels: &Kernels, values: &[f32], state: &mut [f32], payload: &mut [u8]) -> Encoded {
+    let bytes = payload.len();
+    Encoded { bytes, not_finite: kernels.work(Encode { values, state, payload }) }
+}
+
+/// `payload` has the right length. Means must be finite, and on their side of zero.
+pub(super) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
+    for (bucket, payload) in payload.chunks(MEANS + BUCKET / 8).enumerate() {
+        let [others, negative] = means(payload);
+        let wrong = |scale: f32, negative: bool| {
+            !scale.is_finite() || scale != 0.0 && scale.is_sign_negative() != negative
+        };
+        if let Some(&seen) = [(&others, false), (&negative, true)]
+            .iter()
+            .find_map(|&(mean, negative)| wrong(*mean, negative).then_some(mean))
+        {
+            return Err(PayloadError::Scale { codec: "onebit", bucket, seen });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn add(kernels: &Kernels, payload: &[u8], sum: &mut [f32]) {
+    if payload.len() == payload_bytes(sum.len()) {
+        kernels.work(Add { payload, sum });
+    }
+}
+
+fn means(payload: &[u8]) -> [f32; 2] {
+    let means = payload[..MEANS].as_chunks::<4>().0;
+    [f32::from_le_bytes(means[0]), f32::from_le_bytes(means[1])]
+}
+
+struct Encode<'a> {
+    values: &'a [f32],
+    state: &'a mut [f32],
+    payload: &'a mut [u8],
+}
+
+impl Work for Encode<'_> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run<I: Vectors>(self, _: I) -> u32 {
+        let mut not_finite = 0;
+        let mut states = self.state.chunks_mut(BUCKET);
+        for (values, payload) in self.values.chunks(BUCKET).zip(self.payload.chunks_mut(MEANS + BUCKET / 8)) {
+            // A bucket's values and what was left of the ones before: zeros beyond the end of the chunk.
+            let mut bucket = [0.0; BUCKET];
+            let state = states.next().unwrap_or_default();
+            not_finite += gather(values, state, &mut bucket);
+            let means = bucket_means(&bucket, values.len());
+            let mut codes = [0; BUCKET];
+            for (code, value) in codes.iter_mut().zip(&bucket) {
+                *code = u8::from(*value < 0.0);
+            }
+            for (kept, value) in state.iter_mut().zip(&bucket) {
+                *kept = value - if *value < 0.0 { means[1] } else { means[0] };
+            }
+            let (places, packed) = payload.split_at_mut(MEANS);
+            places
+                .as_chunks_mut()
+                .0
+                .iter_mut()
+                .zip(means)
+                .for_each(|(place, mean)| *place = mean.to_le_bytes());
+            bits::pack(1, &codes[..values.len()], packed);
+        }
+        not_finite
+    }
+}
+
+/// Values and what was kept, if anything is.
+#[inline(always)]
+fn gather(values: &[f32], state: &[f32], bucket: &mut [f32; BUCKET]) -> u32 {
+    let mut count = 0;
+    for (place, &value) in bucket.iter_mut().zip(values) {
+        *place = finite(value);
+        count += not_finite(value);
+    }
+    for (place, &kept) in bucket.iter_mut().zip(state) {
+        *place = bounded(*place + kept);
+    }
+    count
+}
+
+/// The mean of what is not negative, and of what is. In f64, where no sum of finite numbers is infinite. `values`
+/// of the bucket count, the others are zero.
+#[inline(always)]
+fn bucket_means(bucket: &[f32; BUCKET], values: usize) -> [f32; 2] {
+    let (mut others, mut negative) = ([0.0; LANES], [0.0; LANES]);
+    let mut count = 0;
+    for block in bucket.as_chunks::<LANES>().0 {
+        for i in 0..LANES {
+            let value = block[i];
+            others[i] += f64::from(if value < 0.0 { 0.0 } else { value });
+            negative[i] += f64::from(if value < 0.0 { value } else { 0.0 });
+            count += u32::from(value < 0.0);
+        }
+    }
+    let mean = |sums: [f64; LANES], count: usize| {
+        let sum: f64 = sums.iter().sum();
+        if count == 0 { 0.0 } else { (sum / count as f64) as f32 }
+    };
+    [mean(others, values - count as usize), mean(negative, count as usize)]
+}
+
+struct Add<'a> {
+    payload: &'a [u8],
+    sum: &'a mut [f32],
+}
+
+impl Work for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Vectors>(self, _: I) {
+        for (sum, payload) in self.sum.chunks_mut(BUCKET).zip(self.payload.chunks(MEANS + BUCKET / 8)) {
+            let [others, negative] = means(payload);
+            let mut codes = [0; BUCKET];
+            bits::unpack(1, &payload[MEANS..], &mut codes[..sum.len()]);
+            for (sum, code) in sum.iter_mut().zip(&codes) {
+                *sum += if *code == 0 { others } else { negative };
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! `qsgd`: levels between zero and the largest magnitude of a bucket, rounded at random so that the mean is the
+//! value (Alistarh et al., "QSGD", 2017; scaled by the largest magnitude, as in its experiments).
+//!
+//! ```text
+//!   scale: f32 for each bucket | sign and level of each value, `bits` each, packed
+//! ```
+//!
+//! The sign is a code's highest bit. With 2 bits and more there are `2^(bits - 1) - 1` levels on each side of zero:
+//!
+//! | bits | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 |
+//! | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+//! | levels | the scale with either sign | 1 | 3 | 7 | 15 | 31 | 63 | 127 |
+//!
+//! One bit has no room for zero: a value becomes plus or minus the scale, each as likely as makes the mean right.
+
+use super::bits;
+use super::draw::Key;
+use super::number::{Ruler, finite, largest};
+use super::{Codec, Encoded, PayloadError};
+use crate::kernels::Kernels;
+use crate::kernels::work::{Vectors, Work};
+
+/// Codes that are packed at once: whole bytes, whatever the number of bits. They and their values stay in the
+/// first level of cache.
+const BLOCK: usize = 512;
+/// Elements that a vector has room for; a bucket's rest is done one by one.
+const LANES: usize = 16;
+
+/// A codec's settings.
+#[derive(Clone, Copy)]
+pub(super) struct Qsgd {
+    pub(super) bits: u8,
+    pub(super) bucket: usize,
+}
+
+impl Qsgd {
+    pub(super) fn payload_bytes(self, elements: usize) -> usize {
+        4 * elements.div_ceil(self.bucket) + bits::bytes(elements, self.bits)
+    }
+
+    /// Levels on each side of zero.
+    pub(super) fn levels(self) -> u8 {
+        (1 << (self.bits - 1)) - u8::from(self.bits > 1)
+    }
+
+    /// The settings to answer with. The largest value of a bucket is exact and all others are off by less than a
+    /// level: that contracts where there are at most as many of them as the square of the number of levels. Buckets
+    /// are cut down to that, from 4 bits on: with fewer there would be more scale than levels.
+    pub(super) fn contracting(self) -> Self {
+        let bits = self.bits.max(4);
+        let levels = usize::from(Qsgd { bits, ..self }.levels());
+        let most = (levels * levels) / LANES * LANES;
+        Qsgd { bits, bucket: self.bucket.min(most) }
+    }
+
+    pub(super) fn codec(self) -> Codec {
+        Codec::Qsgd { bits: self.bits, bucket: self.bucket as u32 }
+    }
+
+    pub(super) fn encode(self, kernels: &Kernels, values: &[f32], key: Key, payload: &mut [u8]) -> Encoded {
+        let (scales, codes) = payload.split_at_mut(4 * values.len().div_ceil(self.bucket));
+        let not_finite = kernels.work(Encode { qsgd: self, values, key, scales, codes });
+        Encoded { bytes: payload.len(), not_finite }
+    }
+
+    /// `payload` has the right length. Scales must be what a largest magnitude can be.
+    pub(super) fn check_payload(self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
+        let scales = payload[..4 * elements.div_ceil(self.bucket)].as_chunks::<4>().0;
+        let scales = scales.iter().map(|&bytes| f32::from_le_bytes(bytes)).enumerate();
+        let wrong = scales.into_iter().find(|(_, scale)| !(scale.is_finite() && scale.is_sign_positive()));
+        match wrong {
+            None => Ok(()),
+            Some((bucket, seen)) => Err(PayloadError::Scale { codec: "qsgd", bucket, seen }),
+        }
+    }
+
+    pub(super) fn add(self, kernels: &Kernels, payload: &[u8], sum: &mut [f32]) {
+        if payload.len() == self.payload_bytes(sum.len()) {
+            let (scales, codes) = payload.split_at(4 * sum.len().div_ceil(self.bucket));
+            kernels.work(Add { qsgd: self, scales, codes, sum });
+        }
+    }
+
+    /// The parts of a block that lie in one bucket each: the bucket, and where the part begins and ends in the
+    /// block.
+    #[inline(always)]
+    fn parts(self, start: usize, length: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+        let (first, last) = (start / self.bucket, (start + length - 1) / self.bucket);
+        (first..=last).map(move |bucket| {
+            let from = (bucket * self.bucket).max(start) - start;
+            (bucket, from, ((bucket + 1) * self.bucket - start).min(length))
+        })
+    }
+}
+
+struct Encode<'a> {
+    qsgd: Qsgd,
+    values: &'a [f32],
+    key: Key,
+    scales: &'a mut [u8],
+    codes: &'a mut [u8],
+}
+
+impl Work for Encode<'_> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run<I: Vectors>(self, _: I) -> u32 {
+        let Encode { qsgd, values, key, scales, codes: packed } = self;
+        let mut not_finite = 0;
+        let scales = scales.as_chunks_mut::<4>().0;
+        for (bucket, place) in values.chunks(qsgd.bucket).zip(&mut *scales) {
+            let (scale, count) = largest(bucket);
+            *place = scale.to_le_bytes();
+            not_finite += count;
+        }
+        let packed = packed.chunks_mut(bits::bytes(BLOCK, qsgd.bits));
+        for ((block, values), packed) in values.chunks(BLOCK).enumerate().zip(packed) {
+            let mut codes = [0; BLOCK];
+            let codes = &mut codes[..values.len()];
+            let start = block * BLOCK;
+            for (bucket, from, to) in qsgd.parts(start, values.len()) {
+                let scale = f32::from_le_bytes(scales[bucket]);
+                let (values, codes) = (&values[from..to], &mut codes[from..to]);
+                let rounding = Rounding { key, first: (start + from) as u32 };
+                match qsgd.bits {
+                    1 => rounding.signs(scale, values, codes),
+                    bits => rounding.levels(scale, bits, values, codes),
+                }
+            }
+            bits::pack(qsgd.bits, codes, packed);
+        }
+        not_finite
+    }
+}
+
+/// Rounding at random, from a place in the sequence of random numbers on.
+#[derive(Clone, Copy)]
+struct Rounding {
+    key: Key,
+    first: u32,
+}
+
+impl Rounding {
+    #[inline(always)]
+    fn levels(self, scale: f32, bits: u8, values: &[f32], codes: &mut [u8]) {
+        let levels = (1u32 << (bits - 1)) - 1;
+        let ruler = Ruler::new(scale, levels as f32);
+        self.each(values, codes, |value, random| {
+            // The whole part, and one more as often as the rest is large. What is added is 1 too much.
+            let level = (ruler.measure(value.abs()) + random) as i32 as u32 - 1;
+            level.min(levels) | value.to_bits() >> 31 << (bits - 1)
+        });
+    }
+
+    #[inline(always)]
+    fn signs(self, scale: f32, values: &[f32], codes: &mut [u8]) {
+        let ruler = Ruler::new(scale, 0.5);
+        self.each(values, codes, |value, random| {
+            let plus = ruler.measure(value) + 0.5 + random >= 2.0;
+            u32::from(!plus)
+        });
+    }
+
+    /// A code for each value, from the value (finite) and a random number from 1 to below 2.
+    #[inline(always)]
+    fn each(self, values: &[f32], codes: &mut [u8], code: impl Fn(f32, f32) -> u32) {
+        let (blocks, rest) = values.as_chunks::<LANES>();
+        let (places, rest_places) = codes.as_chunks_mut::<LANES>();
+        let mut first = self.first;
+        for (values, places) in blocks.iter().zip(places) {
+            for i in 0..LANES {
+                let random = self.key.one_to_two(first.wrapping_add(i as u32));
+                places[i] = code(finite(values[i]), random) as u8;
+            }
+            first = first.wrapping_add(LANES as u32);
+        }
+        for (i, (&value, place)) in rest.iter().zip(rest_places).enumerate() {
+            *place = code(finite(value), self.key.one_to_two(first.wrapping_add(i as u32))) as u8;
+        }
+    }
+}
+
+struct Add<'a> {
+    qsgd: Qsgd,
+    scales: &'a [u8],
+    codes: &'a [u8],
+    sum: &'a mut [f32],
+}
+
+impl Work for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Vectors>(self, _: I) {
+        let Add { qsgd, scales, codes: packed, sum } = self;
+        let scales = scales.as_chunks::<4>().0;
+        let packed = packed.chunks(bits::bytes(BLOCK, qsgd.bits));
+        for ((block, sum), packed) in sum.chunks_mut(BLOCK).enumerate().zip(packed) {
+            let mut codes = [0; BLOCK];
+            let codes = &mut codes[..sum.len()];
+            bits::unpack(qsgd.bits, packed, codes);
+            for (bucket, from, to) in qsgd.parts(block * BLOCK, sum.len()) {
+                let scale = f32::from_le_bytes(scales[bucket]);
+                add_levels(qsgd, scale, &codes[from..to], &mut sum[from..to]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add_levels(qsgd: Qsgd, scale: f32, codes: &[u8], sum: &mut [f32]) {
+    // The scale comes last, so that neither a small one loses bits nor a large one becomes infinite.
+    let (sign, step) = (qsgd.bits - 1, 1.0 / f32::from(qsgd.levels()));
+    let low = (1u32 << sign) - 1;
+    let one = u32::from(qsgd.bits == 1);
+    let value = |code: u8| {
+        let code = u32::from(code);
+        let magnitude = ((code & low) | one) as i32 as f32 * step * scale;
+        f32::from_bits(magnitude.to_bits() | code >> sign << 31)
+    };
+    let (blocks, rest) = codes.as_chunks::<LANES>();
+    let (places, rest_places) = sum.as_chunks_mut::<LANES>();
+    for (codes, places) in blocks.iter().zip(places) {
+        for i in 0..LANES {
+            places[i] += value(codes[i]);
+        }
+    }
+    for (&code, place) in rest.iter().zip(rest_places) {
+        *place += value(code);
+    }
+}

@@ -1,0 +1,101 @@
+//! Which of many values have the largest magnitudes.
+//!
+//! A radix selection of two bits at a time: 16 passes that only count, so that they run on whole vectors and need
+//! neither a histogram nor room for candidates; it ends as soon as a threshold parts the values at the right place.
+//!
+//! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
+
+use super::number::magnitude;
+
+/// Values that are passed over at once where none is chosen.
+const BLOCK: usize = 32;
+
+/// A choice: all magnitudes above the threshold, and of those equal to it the first few.
+#[derive(Clone, Copy)]
+pub(super) struct Chosen {
+    /// Bits of the magnitude.
+    threshold: u32,
+    equal: usize,
+}
+
+impl Chosen {
+    /// The `count` values of the largest magnitude; of equal ones those that come first. What is not finite counts
+    /// as zero. There are at least `count` values.
+    #[inline(always)]
+    pub(super) fn largest(values: &[f32], count: usize) -> Self {
+        let mut threshold = 0;
+        for shift in (0..=30).rev().step_by(2) {
+            // Magnitudes have 31 bits: of the highest pair, the upper is zero, and two of the counts.
+            let steps = [1, 2, 3].map(|digit| threshold + (digit << shift));
+            let counts = at_least(values, steps);
+            let best = (0..3).rev().find(|&i| counts[i] as usize >= count);
+            if let Some(best) = best {
+                threshold = steps[best];
+                if counts[best] as usize == count {
+                    break;
+                }
+            }
+        }
+        let [above] = at_least(values, [threshold + 1]);
+        Chosen { threshold, equal: count - above as usize }
+    }
+
+    /// The chosen ones, in order.
+    #[inline(always)]
+    pub(super) fn each(self, values: &[f32], mut act: impl FnMut(usize, f32)) {
+        let mut equal = self.equal;
+        for (block, values) in values.chunks(BLOCK).enumerate() {
+            let most = values.iter().fold(0, |most, &value| magnitude(value).max(most));
+            if most < self.threshold {
+                continue;
+            }
+            for (i, &value) in values.iter().enumerate() {
+                let magnitude = magnitude(value);
+                if magnitude > self.threshold || magnitude == self.threshold && equal > 0 {
+                    equal -= usize::from(magnitude == self.threshold);
+                    act(block * BLOCK + i, value);
+                }
+            }
+        }
+    }
+}
+
+/// How many magnitudes are at least so large.
+#[inline(always)]
+fn at_least<const N: usize>(values: &[f32], steps: [u32; N]) -> [u32; N] {
+    let mut counts = [0; N];
+    for &value in values {
+        let magnitude = magnitude(value);
+        for i in 0..N {
+            counts[i] += u32::from(magnitude >= steps[i]);
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn they_are_those_that_sorting_gives(
+            values in proptest::collection::vec(
+                prop_oneof![(-3i8..4).prop_map(f32::from), any::<u32>().prop_map(f32::from_bits), -1e3f32..1e3],
+                1..300,
+            ),
+            share in 0.0f64..1.0,
+        ) {
+            let count = 1 + (share * values.len() as f64) as usize;
+            let size = |i: &usize| if values[*i].is_finite() { values[*i].abs() } else { 0.0 };
+            let mut expected: Vec<usize> = (0..values.len()).collect();
+            expected.sort_by(|a, b| size(b).total_cmp(&size(a)));
+            expected.truncate(count);
+            expected.sort_unstable();
+            let mut seen = Vec::new();
+            Chosen::largest(&values, count).each(&values, |i, _| seen.push(i));
+            prop_assert_eq!(seen, expected);
+        }
+    }
+}
