@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::Encoded;
+use super::number::not_finite;
 use crate::element::Element;
 use crate::kernels::Kernels;
 use crate::kernels::lanes::Lanes;
@@ -71,7 +72,6 @@ impl<E: Half> Work for Encode<'_, E> {
 
     #[inline(always)]
     fn run<I: Vectors>(self, isa: I) -> u32 {
-        let mut not_finite = 0;
         let (values, rest) = self.values.as_chunks::<BLOCK>();
         let (places, rest_places) = self.payload.as_chunks_mut::<2>().0.split_at_mut(values.len() * BLOCK);
         for (values, places) in values.iter().zip(places.as_chunks_mut::<BLOCK>().0) {
@@ -80,14 +80,14 @@ impl<E: Half> Work for Encode<'_, E> {
             for at in (0..BLOCK).step_by(lanes) {
                 E::narrow(isa, &values[at..at + lanes], &mut block[at..at + lanes]);
             }
-            *places = block.map(E::to_wire);
-            not_finite += values.iter().map(|value| u32::from(!value.is_finite())).sum::<u32>();
+            for (place, element) in places.iter_mut().zip(block) {
+                *place = element.to_wire();
+            }
         }
         for (&value, place) in rest.iter().zip(rest_places) {
             *place = E::from_f32(value).to_wire();
-            not_finite += u32::from(!value.is_finite());
         }
-        not_finite
+        self.values.iter().map(|&value| not_finite(value)).sum()
     }
 }
 

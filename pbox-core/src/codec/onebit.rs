@@ -17,8 +17,9 @@ use crate::kernels::work::{Vectors, Work};
 pub(super) const BUCKET: usize = 512;
 /// Bytes of the means.
 const MEANS: usize = 8;
-/// Sums that grow side by side. As many in every instruction set, so that all have the same bits.
-const LANES: usize = 16;
+/// Sums that grow side by side. As many in every instruction set, so that all have the same bits; a loop over fewer is
+/// unrolled before it is made into vectors.
+const SUMS: usize = 64;
 
 pub(super) fn payload_bytes(elements: usize) -> usize {
     MEANS * elements.div_ceil(BUCKET) + bits::bytes(elements, 1)
@@ -114,21 +115,28 @@ fn gather(values: &[f32], state: &[f32], bucket: &mut [f32; BUCKET]) -> u32 {
 /// of the bucket count, the others are zero.
 #[inline(always)]
 fn bucket_means(bucket: &[f32; BUCKET], values: usize) -> [f32; 2] {
-    let (mut others, mut negative) = ([0.0; LANES], [0.0; LANES]);
-    let mut count = 0;
-    for block in bucket.as_chunks::<LANES>().0 {
-        for i in 0..LANES {
-            let value = block[i];
-            others[i] += f64::from(if value < 0.0 { 0.0 } else { value });
-            negative[i] += f64::from(if value < 0.0 { value } else { 0.0 });
-            count += u32::from(value < 0.0);
+    let (mut others, mut negative) = ([0.0; SUMS], [0.0; SUMS]);
+    for block in bucket.as_chunks::<SUMS>().0 {
+        for ((others, negative), &value) in others.iter_mut().zip(&mut negative).zip(block) {
+            *others += f64::from(value.max(0.0));
+            *negative += f64::from(value.min(0.0));
         }
     }
-    let mean = |sums: [f64; LANES], count: usize| {
-        let sum: f64 = sums.iter().sum();
-        if count == 0 { 0.0 } else { (sum / count as f64) as f32 }
-    };
+    let count: u32 = bucket.iter().map(|&value| u32::from(value < 0.0)).sum();
+    let mean = |sums, count: usize| if count == 0 { 0.0 } else { (total(sums) / count as f64) as f32 };
     [mean(others, values - count as usize), mean(negative, count as usize)]
+}
+
+/// The sum of the sums: halves are added to each other until one is left.
+#[inline(always)]
+fn total(mut sums: [f64; SUMS]) -> f64 {
+    let mut half = SUMS / 2;
+    while half > 0 {
+        let (low, high) = sums.split_at_mut(half);
+        low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
+        half /= 2;
+    }
+    sums[0]
 }
 
 struct Add<'a> {

@@ -5,10 +5,11 @@
 //!
 //! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
 
+use super::bits;
 use super::number::magnitude;
 
-/// Values that are passed over at once where none is chosen.
-const BLOCK: usize = 32;
+/// Values whose flags make one number.
+const BLOCK: usize = 64;
 
 /// A choice: all magnitudes above the threshold, and of those equal to it the first few.
 #[derive(Clone, Copy)]
@@ -45,18 +46,40 @@ impl Chosen {
     pub(super) fn each(self, values: &[f32], mut act: impl FnMut(usize, f32)) {
         let mut equal = self.equal;
         for (block, values) in values.chunks(BLOCK).enumerate() {
-            let most = values.iter().fold(0, |most, &value| magnitude(value).max(most));
-            if most < self.threshold {
-                continue;
+            let mut flags = [0; BLOCK];
+            for (flag, &value) in flags.iter_mut().zip(values) {
+                *flag = u8::from(magnitude(value) >= self.threshold);
             }
-            for (i, &value) in values.iter().enumerate() {
-                let magnitude = magnitude(value);
-                if magnitude > self.threshold || magnitude == self.threshold && equal > 0 {
-                    equal -= usize::from(magnitude == self.threshold);
-                    act(block * BLOCK + i, value);
+            let mut packed = [0; BLOCK / 8];
+            bits::pack(1, &flags, &mut packed);
+            for i in Ones(u64::from_le_bytes(packed)) {
+                let value = values[i];
+                if magnitude(value) == self.threshold {
+                    if equal == 0 {
+                        continue;
+                    }
+                    equal -= 1;
                 }
+                act(block * BLOCK + i, value);
             }
         }
+    }
+}
+
+/// The places of the ones in a number, ascending.
+pub(super) struct Ones(pub(super) u64);
+
+impl Iterator for Ones {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        if self.0 == 0 {
+            return None;
+        }
+        let bit = self.0.trailing_zeros() as usize;
+        self.0 &= self.0 - 1;
+        Some(bit)
     }
 }
 

@@ -11,7 +11,7 @@
 
 use super::PayloadError;
 use super::number::finite;
-use super::select::Chosen;
+use super::select::{Chosen, Ones};
 
 /// Bytes of the count.
 const COUNT: usize = 4;
@@ -127,19 +127,6 @@ impl<'a> Parts<'a> {
             u32::from_le_bytes(padded) as usize
         });
         bits.chain(indices).chain(0..all)
-    }
-}
-
-/// The places of the ones in a number.
-struct Ones(u64);
-
-impl Iterator for Ones {
-    type Item = usize;
-
-    fn next(&mut self) -> Option<usize> {
-        let bit = (self.0 != 0).then(|| self.0.trailing_zeros() as usize)?;
-        self.0 &= self.0 - 1;
-        Some(bit)
     }
 }
 
