@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tests of the kernels on an emulated 64-bit Arm: builds them for it and runs them with qemu.
+# The tests of kernels and codecs on an emulated 64-bit Arm: builds them for it and runs them with qemu.
 # Needs Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user, and rustup's target.
 set -eu
 cd "$(dirname "$0")/.."
@@ -17,4 +17,4 @@ if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
 fi
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
-exec "${CARGO:-cargo}" test -p pbox-core --lib --target "$target" kernels
+exec "${CARGO:-cargo}" test -p pbox-core --lib --target "$target" -- kernels codec

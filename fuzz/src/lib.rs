@@ -4,6 +4,7 @@
 //! | target | bytes become |
 //! | --- | --- |
 //! | [`checkpoint`] | a checkpoint file |
+//! | [`codecs`] | the payload of a compressed chunk |
 //! | [`control`] | a body of the control port, of any kind |
 //! | [`handshake`] | one end's message of the shared-memory handshake, and the memory it offers |
 //! | [`immediates`] | posts of hostile workers to the cores of a hub |
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod codecs;
 pub mod control;
 pub mod handshake;
 pub mod immediates;
@@ -33,8 +35,9 @@ pub mod verbs_messages;
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("checkpoint", checkpoint::run),
+    ("codecs", codecs::run),
     ("control", control::run),
     ("handshake", handshake::run),
     ("immediates", immediates::run),
