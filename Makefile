@@ -21,7 +21,7 @@ loom: setup  ## the ring and the bell under every interleaving
 python: setup  ## the Python package: built, installed in target/python, its types and tests
 	sh tools/python.sh
 
-neon:  ## the kernels for 64-bit Arm, on an emulated one
+neon:  ## kernels and codecs for 64-bit Arm, on an emulated one
 	sh tools/neon.sh
 
 CHECKS ?=
@@ -68,7 +68,7 @@ check: setup  ## formatting, lints with warnings denied, docs, the build without
 	    -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps $(FEATURES)
 
-bench: setup  ## kernels by criterion, the probe, and the peers beside it
+bench: setup  ## kernels and codecs by criterion, the probe, and the peers beside it
 	$(CARGO) bench -p benches $(FEATURES)
 	$(CARGO) build --release --bins $(FEATURES)
 	$(CARGO) run --release --bin phub-peers $(FEATURES)

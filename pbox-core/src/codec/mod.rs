@@ -7,7 +7,7 @@
 //! | codec | bytes of `n` values | f32 kept | error of a value | paper |
 //! | --- | --- | --- | --- | --- |
 //! | `f16` | `2n` | 0 | 2^-11 of it from 2^-14 to 65504, 2^-25 below; infinite beyond | |
-//! | `bf16` | `2n` | 0 | 2^-9 of it | |
+//! | `bf16` | `2n` | 0 | 2^-8 of it; infinite from 3.39e38 on | |
 //! | `qsgd` | `4n/bucket + n*bits/8` | 0 | below its bucket's largest / levels; of mean zero | Alistarh et al. 2017 |
 //! | `onebit` | `8n/512 + n/8` | 1 | its distance from a mean; sent later | Seide et al. 2014 |
 //! | `terngrad` | `4 + n/5` | 0 | below the chunk's largest; of mean zero | Wen et al. 2017 |

@@ -4,6 +4,7 @@ mod contraction;
 mod feedback;
 mod hostile;
 mod means;
+mod model;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -133,6 +134,20 @@ proptest! {
             prop_assert_eq!(bits(&kept), bits(&expected_kept));
             prop_assert!(kept.iter().all(|value| value.is_finite()));
         }
+    }
+}
+
+/// The bounds that the table of codecs states.
+#[test]
+fn halves_are_off_by_what_is_said() {
+    let values: Vec<f32> =
+        (0..100_000).map(|i| 1.0007f32.powi(i % 30_000 - 15_000).clamp(6.2e-5, 65504.0)).collect();
+    for (codec, bound) in [(Codec::F16, 1.0 / 2048.0), (Codec::Bf16, 1.0 / 256.0)] {
+        let (payload, _) = encode(codec, Kernels::detect(), &values, &mut [], DRAW);
+        let decoded = decode(codec, Kernels::detect(), &payload, values.len());
+        let error = |(value, seen): (&f32, &f32)| (value - seen).abs() / value;
+        let most = values.iter().zip(&decoded).map(error).fold(0.0, f32::max);
+        assert!(most <= bound && most > bound * 0.9, "{codec:?}: {most}");
     }
 }
 
