@@ -9,8 +9,8 @@ use fabric::{RecvWindow, SendWindow};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, Consistency, Core, JobId, Layout, Notice, Optimizer, Placement, Round, Schedule, Shard,
-    ShardSpec, Slices,
+    Ablate, Compression, Consistency, Core, FramingTerms, JobId, Layout, Notice, Optimizer, Placement, Round,
+    Schedule, Shard, ShardSpec, Slices, Wire,
 };
 use worker_shim::{Exchange, ExchangeError, Windows};
 
@@ -23,7 +23,9 @@ pub struct Terms {
     pub cores: usize,
     /// What the hub does with a sum.
     pub optimizer: Optimizer,
-    /// What it leaves out.
+    /// How gradients and weights are made smaller.
+    pub compression: Option<Compression>,
+    /// What the hub leaves out.
     pub ablate: Ablate,
     /// How far workers may be apart.
     pub consistency: Consistency,
@@ -46,6 +48,7 @@ impl Terms {
             workers,
             cores,
             optimizer,
+            compression: None,
             ablate: Ablate::default(),
             consistency: Consistency::Bsp,
             on_loss: OnLoss::Stop,
@@ -57,10 +60,22 @@ impl Terms {
     }
 }
 
+impl Terms {
+    /// What of a layout crosses.
+    fn wire(&self, layout: &Arc<Layout>) -> Wire {
+        let Terms { workers, optimizer, consistency, .. } = self;
+        let terms = |compression| FramingTerms::new(compression, SEED, *workers, optimizer, *consistency);
+        Wire::new(Arc::clone(layout), self.compression.map(terms))
+    }
+}
+
+/// Of what is random in compression.
+pub const SEED: u64 = 7;
+
 /// A job of one hub over a simulated network.
 pub struct Simulated {
     net: Net,
-    layout: Arc<Layout>,
+    wire: Wire,
     placement: Placement,
     weights: Arc<SendWindow>,
     terms: Terms,
@@ -86,12 +101,13 @@ impl Simulated {
     pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms) -> Result<Self> {
         let Terms { workers, cores, optimizer, ablate, consistency, on_loss, schedule, .. } = terms;
         let placement = Placement::new(layout, cores);
-        let (weights, claims) = placement.weights_window(layout)?;
+        let wire = terms.wire(layout);
+        let (weights, claims) = placement.job_window(&wire)?;
 
         let mut hub = Vec::new();
         for (chunks, weights) in placement.chunks_by_core().into_iter().zip(claims) {
             let spec = ShardSpec {
-                layout: Arc::clone(layout),
+                wire: wire.clone(),
                 chunks,
                 weights,
                 workers,
@@ -108,7 +124,7 @@ impl Simulated {
         }
         let mut simulated = Simulated {
             net,
-            layout: Arc::clone(layout),
+            wire,
             placement,
             weights,
             terms,
@@ -131,13 +147,14 @@ impl Simulated {
 
     /// A worker's end of the job, and its ends of the links.
     fn connect(&mut self, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
-        let Simulated { net, layout, placement, .. } = self;
+        let Simulated { net, wire, placement, .. } = self;
         let Terms { consistency, schedule, slice_bytes, credit, hub_credit, .. } = self.terms;
-        let (gradients, spans) = Windows::gradients(layout)?;
-        let at_hub = Arc::new(RecvWindow::local(layout.window_bytes())?);
-        let at_worker = Arc::new(RecvWindow::local(layout.window_bytes())?);
+        let layout = wire.layout();
+        let (gradients, spans) = Windows::gradients(wire)?;
+        let at_hub = Arc::new(RecvWindow::local(wire.window_bytes())?);
+        let at_worker = Arc::new(RecvWindow::local(wire.window_bytes())?);
         let (weights, own) = if consistency.steps_alone() {
-            let (weights, own) = placement.weights_window(layout)?;
+            let (weights, own) = placement.weights_window(wire)?;
             (weights, own.into_iter().map(Some).collect())
         } else {
             (Arc::clone(&self.weights), self.cores.iter().map(|_| None).collect::<Vec<_>>())
@@ -154,7 +171,7 @@ impl Simulated {
                 core.set_credit(JOB, rank, bytes);
             }
         }
-        let windows = Windows::new(Arc::clone(layout), spans, vec![at_worker; placement.cores()], false)?;
+        let windows = Windows::new(wire, rank, spans, vec![at_worker; placement.cores()], false)?;
         let slices = Slices::new(layout, placement, schedule, slice_bytes);
         let (port, placement, layout) = (net.port(), placement.clone(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, placement, layout, windows, slices);

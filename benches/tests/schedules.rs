@@ -11,7 +11,7 @@ use fabric::conformance::Watchdog;
 use fabric::sim::{self, Faults, Net};
 use fabric::{Arrival, Port, RecvWindow};
 use pbox_core::control::OnLoss;
-use pbox_core::{Consistency, Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices};
+use pbox_core::{Consistency, Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices, Wire};
 use support::training::Training;
 use support::{config, hub, join_by_hand, join_request, refusal, refused, says};
 use worker_shim::{Credit, Exchange, Session, Windows};
@@ -28,13 +28,14 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
         Arc::new(Layout::new(vec![Key::f32("first", [320]), Key::f32("last", [6400])], CHUNK).unwrap());
     let placement = Placement::new(&layout, 1);
     let net = Net::new(1, Faults::NONE);
-    let (gradients, spans) = Windows::gradients(&layout).unwrap();
-    let (weights, _) = placement.weights_window(&layout).unwrap();
+    let wire = Wire::plain(Arc::clone(&layout));
+    let (gradients, spans) = Windows::gradients(&wire).unwrap();
+    let (weights, _) = placement.weights_window(&wire).unwrap();
     let window = || Arc::new(RecvWindow::local(layout.window_bytes()).unwrap());
     let (here, there) = (window(), window());
     let ours = sim::Windows { send: gradients, recv: Arc::clone(&here) };
     let (end, far) = net.link(ours, sim::Windows { send: weights, recv: there }, placement.capacities()[0]);
-    let windows = Windows::new(Arc::clone(&layout), spans, vec![here], false).unwrap();
+    let windows = Windows::new(&wire, 0, spans, vec![here], false).unwrap();
     let slices = Slices::new(&layout, &placement, schedule, slice_bytes);
     let mut worker =
         Exchange::new(net.port(), vec![end], placement.clone(), Arc::clone(&layout), windows, slices);

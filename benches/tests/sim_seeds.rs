@@ -1,8 +1,9 @@
 //! Thousands of small clusters in BSP with random faults: every weight that a worker may read is the oracle's,
 //! and every run ends with all its rounds or with an error that names what went wrong.
 //!
-//! A seed decides everything: model, workers, cores, optimizer, the network's faults, and who dies or
-//! comes back when. A failure prints its seed.
+//! A seed decides everything: model, workers, cores, optimizer, compression, the network's faults, and who dies or
+//! comes back when. Compression is by bf16, of which every element's bits are known by itself; for other codecs see
+//! `sim_compressed`. A failure prints its seed.
 
 mod support;
 
@@ -11,11 +12,12 @@ use std::sync::Arc;
 
 use benches::simulated::{Simulated, Terms};
 use fabric::sim::{Net, seeds};
+use pbox_core::codec::Codec;
 use pbox_core::control::OnLoss;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{ChunkId, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule};
+use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule};
 use support::trouble::{Dice, ENDS, Strike, Trouble};
-use support::values::{mix, same_bits};
+use support::values::{mix, rounded, same_bits};
 
 const CLUSTERS: u64 = 5_000;
 /// Steps in which nothing moves, after which a run is over: more than the longest delay.
@@ -51,6 +53,7 @@ impl Cluster {
         // Where workers come and go there are no schedules by layers.
         let schedules = if terms.on_loss == OnLoss::Stop { &Schedule::ALL[..] } else { &Schedule::ALL[2..] };
         terms.schedule = schedules[dice.below(schedules.len() as u64) as usize];
+        terms.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
         terms.slice_bytes = dice.from(64..=512) as usize;
         let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         (terms.credit, terms.hub_credit) = (credit(), credit());
@@ -203,29 +206,59 @@ fn expected(
     };
     let keys: Vec<KeyId> = (0..layout.keys().len() as u32).map(KeyId).collect();
     let zeros = |key: &KeyId| vec![0.0; layout.key_span(*key).bytes / 4];
-    let mut weights: Vec<Vec<f32>> = keys.iter().map(zeros).collect();
-    let mut state: Vec<Vec<[f32; 2]>> = weights.iter().map(|key| vec![[0.0; 2]; key.len()]).collect();
+    let elements: usize = layout.parameters() as usize;
+    let mut hub = vec![Element::default(); elements];
     let mut by_round = Vec::new();
     for round in (0..=rounds).map(Round) {
+        let mut weights: Vec<Vec<f32>> = keys.iter().map(zeros).collect();
+        let mut hub = hub.iter_mut();
         for &key in &keys {
-            let values = weights[key.index()].iter_mut().zip(&mut state[key.index()]).enumerate();
-            for (i, (weight, state)) in values {
-                if !skipped.is_empty() && skipped.contains(&(chunk_of(key, i), round.0)) {
-                    continue;
+            for (i, weight) in weights[key.index()].iter_mut().enumerate() {
+                let element = hub.next().expect("as many as all keys have");
+                if !skipped.contains(&(chunk_of(key, i), round.0)) {
+                    element.advance(terms, round, |rank| value(terms, rank, round, key, i));
                 }
-                if round == Round(0) && terms.optimizer.keeps_weights() {
-                    *weight = value(terms, 0, round, key, i);
-                    continue;
-                }
-                let rate = terms.optimizer.learning_rate();
-                let step = Step::new(&terms.optimizer, terms.workers, round, rate, 1.0, 1.0);
-                let sum = oracle::sum((0..terms.workers).map(|rank| value(terms, rank, round, key, i)));
-                oracle::step(&terms.optimizer, &step, sum, weight, state);
+                *weight = element.seen;
             }
         }
-        by_round.push(weights.clone());
+        by_round.push(weights);
     }
     by_round
+}
+
+/// One element, as the hub has it and as the workers see it.
+#[derive(Clone, Default)]
+struct Element {
+    weight: f32,
+    state: [f32; 2],
+    seen: f32,
+    /// What means that were sent left out.
+    left_out: f32,
+}
+
+impl Element {
+    fn advance(&mut self, terms: &Terms, round: Round, pushed: impl Fn(u32) -> f32) {
+        let compressed = terms.compression.is_some();
+        let keeps_weights = terms.optimizer.keeps_weights();
+        if round == Round(0) && keeps_weights {
+            (self.weight, self.seen) = (pushed(0), pushed(0)); // raw
+            return;
+        }
+        let coded = |value| if compressed { rounded(Dtype::BF16, value) } else { value };
+        let rate = terms.optimizer.learning_rate();
+        let step = Step::new(&terms.optimizer, terms.workers, round, rate, 1.0, 1.0);
+        let sum = oracle::sum((0..terms.workers).map(|rank| coded(pushed(rank))));
+        oracle::step(&terms.optimizer, &step, sum, &mut self.weight, &mut self.state);
+        if !compressed {
+            self.seen = self.weight;
+        } else if keeps_weights {
+            self.seen += coded(self.weight - self.seen);
+        } else {
+            let whole = self.weight + self.left_out;
+            self.seen = coded(whole);
+            self.left_out = whole - self.seen;
+        }
+    }
 }
 
 #[test]

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use benches::simulated::Terms;
 use fabric::sim::{Net, seeds};
-use pbox_core::{Consistency, Key, KeyId, Layout, Schedule};
+use pbox_core::codec::Codec;
+use pbox_core::{Compression, Consistency, Key, KeyId, Layout, Schedule};
 use support::race::{Race, SGD};
 use support::trouble::{Dice, ENDS, Strike, Trouble};
 
@@ -41,6 +42,8 @@ impl Cluster {
         };
         let schedules = [Schedule::Sliced, Schedule::P3];
         terms.schedule = schedules[dice.below(schedules.len() as u64) as usize];
+        // Of the numbers that are pushed here, bf16 loses nothing.
+        terms.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
         terms.slice_bytes = dice.from(64..=512) as usize;
         let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         (terms.credit, terms.hub_credit) = (credit(), credit());

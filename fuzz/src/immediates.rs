@@ -12,7 +12,7 @@ use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round,
-    Schedule, Shard, ShardSpec,
+    Schedule, Shard, ShardSpec, Wire,
 };
 
 const JOB: JobId = JobId(3);
@@ -90,7 +90,8 @@ impl Bed {
         assert_eq!(layout.chunks().len(), CHUNKS);
         let placement = Placement::new(&layout, cores);
         let chunks = placement.chunks_by_core();
-        let weights_window = || placement.weights_window(&layout).expect("a window");
+        let wire = Wire::plain(Arc::clone(&layout));
+        let weights_window = || placement.weights_window(&wire).expect("a window");
         let (weights, claims) = weights_window();
         let optimizer = match shape.optimizer % 3 {
             0 => Optimizer::Average,
@@ -116,11 +117,11 @@ impl Bed {
         };
         for (ids, weights) in chunks.iter().cloned().zip(claims) {
             let workers = workers as u32;
-            let layout = Arc::clone(&layout);
+            let wire = wire.clone();
             let ablate = Ablate::default();
             let (restored, snapshot_every) = (None, None);
             let spec = ShardSpec {
-                layout,
+                wire,
                 chunks: ids,
                 weights,
                 workers,

@@ -193,7 +193,7 @@ impl Answers {
         full: &mut Vec<u32>,
     ) {
         let Some(link) = self.links[rank as usize] else { return };
-        let (chunk, span) = shard.chunk(place);
+        let (chunk, span) = (shard.chunk(place).0, shard.answer_span(place, rank, round));
         if self.queues[rank as usize].is_empty() {
             match port.post(link, span, Immediate::new(chunk, round).encode()) {
                 // A link that just closed is reported by the port.

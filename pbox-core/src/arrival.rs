@@ -83,25 +83,37 @@ impl Arrivals {
         Some((rounds().min()?, rounds().max()?))
     }
 
-    /// Notes that `rank`'s slot of chunk `index` is in; true when it was the last one of its round.
+    /// Whether it is `rank`'s turn to push chunk `index`, and for which round.
     #[inline]
-    pub fn arrive(&mut self, index: usize, rank: u32, round_bits: u8) -> Result<bool, OutOfTurn> {
-        let state = &mut self.chunks[index];
-        let round = state.round;
+    pub fn check(&self, index: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn> {
+        let round = self.chunks[index].round;
         if round.low_bits() != round_bits {
             return Err(OutOfTurn::OtherRound { expected: round });
         }
         if !self.roster.has(rank, round) {
             return Err(OutOfTurn::NotYet(round));
         }
-        let word = &mut self.bits[index * self.words_per_chunk + rank as usize / 64];
-        let bit = 1u64 << (rank % 64);
-        if *word & bit != 0 {
+        let (word, bit) = self.bit(index, rank);
+        if self.bits[word] & bit != 0 {
             return Err(OutOfTurn::Again(round));
         }
-        *word |= bit;
+        Ok(round)
+    }
+
+    /// Notes that `rank`'s slot of chunk `index` is in, whose turn it [is](Self::check); true when it was the last
+    /// one of its round.
+    #[inline]
+    pub fn note(&mut self, index: usize, rank: u32) -> bool {
+        let (word, bit) = self.bit(index, rank);
+        self.bits[word] |= bit;
+        let state = &mut self.chunks[index];
         state.count += 1;
-        Ok(state.count == self.roster.size(round))
+        state.count == self.roster.size(state.round)
+    }
+
+    #[inline(always)]
+    fn bit(&self, index: usize, rank: u32) -> (usize, u64) {
+        (index * self.words_per_chunk + rank as usize / 64, 1 << (rank % 64))
     }
 
     /// Whether the slots of all who take part are in.
@@ -131,6 +143,13 @@ impl Arrivals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Arrivals {
+        fn arrive(&mut self, index: usize, rank: u32, round_bits: u8) -> Result<bool, OutOfTurn> {
+            self.check(index, rank, round_bits)?;
+            Ok(self.note(index, rank))
+        }
+    }
 
     fn arrivals(chunks: usize, ranks: u32) -> Arrivals {
         let mut arrivals = Arrivals::new(chunks, ranks, Round(0));

@@ -100,11 +100,11 @@ impl Clocks {
         Some((rounds().min()?, rounds().max()?))
     }
 
-    /// Notes that `rank`'s slot of chunk `index` is in.
+    /// Whether it is `rank`'s turn to push chunk `index`, and for which round.
     #[inline]
-    pub fn arrive(&mut self, index: usize, rank: u32, round_bits: u8) -> Result<(), OutOfTurn> {
+    pub fn check(&self, index: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn> {
         let slowest = self.chunks[index].slowest;
-        let clock = &mut self.clocks[index * self.ranks + rank as usize];
+        let clock = &self.clocks[index * self.ranks + rank as usize];
         match clock.standing {
             Standing::Absent => Err(OutOfTurn::NotYet(slowest)),
             Standing::Pushed => Err(OutOfTurn::Unanswered(clock.next)),
@@ -112,11 +112,14 @@ impl Clocks {
             Standing::Idle if clock.next.low_bits() != round_bits => {
                 Err(OutOfTurn::OtherRound { expected: clock.next })
             }
-            Standing::Idle => {
-                clock.standing = Standing::Pushed;
-                Ok(())
-            }
+            Standing::Idle => Ok(clock.next),
         }
+    }
+
+    /// Notes that `rank`'s slot of chunk `index` is in, whose turn it [is](Self::check).
+    #[inline]
+    pub fn note(&mut self, index: usize, rank: u32) {
+        self.clocks[index * self.ranks + rank as usize].standing = Standing::Pushed;
     }
 
     /// The round that `rank` has pushed of chunk `index`, where it is not stepped yet.

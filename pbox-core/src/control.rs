@@ -8,19 +8,23 @@ mod parse;
 pub use parse::{ParseError, parse, parse_join};
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use fabric::any::Transport;
 use serde::{Deserialize, Serialize};
 
 use crate::chunk::Round;
+use crate::compression::Compression;
 use crate::consistency::Consistency;
 use crate::key::Key;
+use crate::layout::Layout;
 use crate::optimizer::{Ablate, Optimizer};
 use crate::schedule::Schedule;
 use crate::share::Share;
+use crate::wire::{FramingTerms, Wire};
 
 /// Version of the control protocol. Both ends must have the same.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// The most workers that a job may have.
 pub const MAX_WORKERS: u32 = 1024;
@@ -58,6 +62,12 @@ pub struct JoinRequest {
     pub workers: u32,
     /// Size of a chunk in bytes.
     pub chunk_bytes: usize,
+    /// How gradients and weights are made smaller; default not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
+    /// Where the randomness of compression comes from.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub seed: u64,
     /// What the hub does with a sum.
     pub optimizer: Optimizer,
     /// What the hub leaves out, for measurement.
@@ -83,6 +93,19 @@ pub struct JoinRequest {
     pub cores: Option<u32>,
     /// The model, in the order of the forward pass.
     pub keys: Vec<Key>,
+}
+
+fn is_zero(seed: &u64) -> bool {
+    *seed == 0
+}
+
+impl JoinRequest {
+    /// What of this layout crosses, and where it lies in the windows.
+    pub fn wire(&self, layout: Arc<Layout>) -> Wire {
+        let JoinRequest { seed, workers, consistency, .. } = *self;
+        let terms = |compression| FramingTerms::new(compression, seed, workers, &self.optimizer, consistency);
+        Wire::new(layout, self.compression.map(terms))
+    }
 }
 
 /// What becomes of a job when a worker is lost, or leaves before the others.

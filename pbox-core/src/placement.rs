@@ -23,6 +23,7 @@ use crate::chunk::ChunkId;
 use crate::layout::Layout;
 use crate::schedule::Schedule;
 use crate::share::{Share, pieces};
+use crate::wire::Wire;
 
 /// The longest run: what is needed for the memory's full speed, and no more, so that a layer is
 /// spread over the cores.
@@ -104,15 +105,25 @@ impl Placement {
 
     /// A weights window for the layout that was placed, and each core's part of it: its chunks, in the
     /// order of [`chunks_by_core`](Self::chunks_by_core). Of a share, only its own part is ever used.
-    pub fn weights_window(&self, layout: &Layout) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
+    pub fn weights_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let make = if self.owners.contains(&ELSEWHERE) { SendWindow::sparse } else { SendWindow::new };
-        let window = make(layout.window_bytes())?;
-        Ok(window.split(self.spans_by_core(layout)).expect("the layout's chunks are disjoint"))
+        let window = make(wire.window_bytes())?;
+        Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
+    }
+
+    /// As [`weights_window`](Self::weights_window), of the job. Where steps are each worker's own and weights are
+    /// sent in frames, the hub's own weights are no frames: then the window is never touched.
+    pub fn job_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
+        if wire.framing().is_none_or(|framing| !framing.terms().steps_alone) {
+            return self.weights_window(wire);
+        }
+        let window = SendWindow::sparse(wire.window_bytes())?;
+        Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
     }
 
     /// Where each core's chunks lie in a window of the layout that was placed.
-    pub fn spans_by_core(&self, layout: &Layout) -> Vec<Vec<Span>> {
-        let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| layout.chunk(id).span).collect();
+    pub fn spans_by_core(&self, wire: &Wire) -> Vec<Vec<Span>> {
+        let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| wire.span(id)).collect();
         self.chunks_by_core().into_iter().map(spans).collect()
     }
 

@@ -58,6 +58,18 @@ impl Roster {
         self.from[rank as usize].is_some_and(|from| from <= round)
     }
 
+    /// From which round on `rank` takes part, if it does.
+    #[inline]
+    pub fn first(&self, rank: u32) -> Round {
+        self.from[rank as usize].unwrap_or_default()
+    }
+
+    /// Whether somebody takes part from a round on, and not before.
+    #[inline]
+    pub fn has_newcomers(&self, round: Round) -> bool {
+        round <= self.settled && self.from.contains(&Some(round))
+    }
+
     /// Those who take part in a round, ascending.
     pub fn ranks(&self, round: Round) -> impl Iterator<Item = u32> {
         (0u32..)
@@ -81,6 +93,8 @@ mod tests {
         assert_eq!([1, 2, 4, 5, 6].map(|round| roster.size(Round(round))), [0, 3, 3, 4, 4]);
         assert_eq!(roster.ranks(Round(4)).collect::<Vec<_>>(), [0, 1, 3]);
         assert!(roster.has(2, Round(5)) && !roster.has(2, Round(4)));
+        assert_eq!([2, 4, 5, 6].map(|round| roster.has_newcomers(Round(round))), [true, false, true, false]);
+        assert_eq!([0, 2].map(|rank| roster.first(rank)), [Round(2), Round(5)]);
         assert!(roster.remove(1) && !roster.remove(1));
         assert_eq!([4, 5].map(|round| roster.size(Round(round))), [2, 3]);
         assert_eq!([1, 2, 9].map(|round| roster.first_after(Round(round))), [Some(Round(2)), None, None]);

@@ -18,19 +18,19 @@ use crate::clocks::Clocks;
 use crate::consistency::Consistency;
 use crate::kernels::Kernels;
 use crate::key::KeyId;
-use crate::layout::Layout;
 use crate::optimizer::{Ablate, Optimizer};
 use crate::restored::Restored;
 use crate::schedule::Schedule;
 use crate::taking::{Occasion, Taken, Taking};
 use crate::values::{Owned, Values};
 use crate::violation::Violation;
+use crate::wire::Wire;
 
 /// What a shard is made from.
 #[derive(Debug)]
 pub struct ShardSpec {
-    /// The job's layout.
-    pub layout: Arc<Layout>,
+    /// The job's layout, and what crosses of it.
+    pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
     /// The spans of these chunks in the job's weights, in the same order: with BSP the window that all
@@ -109,13 +109,14 @@ pub struct Shard {
 impl Shard {
     /// Allocates and touches the shard's own memory: call it on the thread that owns the core.
     pub fn new(spec: ShardSpec) -> Result<Self, MapError> {
-        let ShardSpec { layout, chunks, weights, workers, consistency, optimizer, ablate, .. } = spec;
+        let ShardSpec { wire, chunks, weights, workers, consistency, optimizer, ablate, .. } = spec;
+        let layout = wire.layout();
         let mut places = vec![None; layout.chunks().len()];
         (0..).zip(&chunks).for_each(|(place, id)| places[id.index()] = Some(place));
-        let mut values = Values::new(&layout, &chunks, weights, workers, optimizer, ablate)?;
+        let mut values = Values::new(&wire, &chunks, weights, workers, optimizer, ablate)?;
         let mut first = Round(0);
         if let Some(restored) = spec.restored {
-            values.restore(&layout, &restored);
+            values.restore(layout, &restored);
             first = restored.round();
         }
         let pace = match consistency {
@@ -198,6 +199,21 @@ impl Shard {
     pub(crate) fn chunk(&self, place: usize) -> (ChunkId, Span) {
         let &Owned { chunk, span, .. } = self.values.owned(place);
         (chunk, span)
+    }
+
+    /// What of a chunk is posted to worker `rank` as the answer of a round.
+    #[inline]
+    pub(crate) fn answer_span(&self, place: usize, rank: u32, round: Round) -> Span {
+        let first = match &self.pace {
+            Pace::Together(arrivals) => arrivals.roster().first(rank),
+            Pace::Alone(_) => Round(0), // no difference: an answer is all there is
+        };
+        self.values.answer_span(place, round, first)
+    }
+
+    /// A worker that has no weights yet is to be sent those of a chunk that is between two rounds.
+    pub(crate) fn show_newcomers(&mut self, place: usize) {
+        self.values.show_newcomers(place);
     }
 
     /// Number of workers that there may be.
@@ -338,6 +354,9 @@ impl Shard {
         let Pace::Together(arrivals) = &mut self.pace else { return None };
         let skipped = arrivals.skip_deserted(place);
         let round = arrivals.round(place);
+        if skipped > 0 {
+            self.values.show_newcomers(place);
+        }
         (round.0 - skipped + 1..=round.0).for_each(|round| self.reach(place, Round(round)));
         let last = Round(round.0.wrapping_sub(1));
         let finished = self.finished(place, 0, Recipients::All(last));
@@ -370,20 +389,27 @@ impl Shard {
             return Err(Violation::NotOurs { chunk, chunks: self.places.len() });
         };
         let wrong = |wrong| Violation::new(immediate, wrong);
+        let round = match &self.pace {
+            Pace::Together(arrivals) => arrivals.check(place, rank, immediate.round_bits),
+            Pace::Alone(clocks) => clocks.check(place, rank, immediate.round_bits),
+        };
+        let round = round.map_err(wrong)?;
+        let lies = |why| Violation::Frame { chunk, round, why };
+        self.values.check_push(place, rank, round).map_err(lies)?;
         match &mut self.pace {
             Pace::Together(arrivals) => {
-                let whole = arrivals.arrive(place, rank, immediate.round_bits).map_err(wrong)?;
+                let whole = arrivals.note(place, rank);
                 Ok((whole && !self.held).then(|| self.finish_round(kernels, place)))
             }
             Pace::Alone(clocks) => {
-                clocks.arrive(place, rank, immediate.round_bits).map_err(wrong)?;
+                clocks.note(place, rank);
                 Ok(if self.held { None } else { self.finish_push(kernels, place, rank) })
             }
         }
     }
 
     fn finished(&self, place: usize, steps: u32, to: Recipients) -> Finished {
-        Finished { place, bytes: self.chunk(place).1.bytes, steps, skipped: 0, to }
+        Finished { place, bytes: self.values.owned(place).bytes, steps, skipped: 0, to }
     }
 
     /// Sum and step of a chunk whose slots are all in; it is then in its next round.
@@ -392,7 +418,11 @@ impl Shard {
         let round = arrivals.round(place);
         // SAFETY: all who take part have pushed this chunk, and are answered after this function.
         unsafe { self.values.step(kernels, place, arrivals.roster().ranks(round), round, round) };
+        let newcomers = arrivals.roster().has_newcomers(round.next());
         arrivals.advance(place);
+        if newcomers {
+            self.values.show_newcomers(place);
+        }
         self.reach(place, round.next());
         self.finished(place, 1, Recipients::All(round))
     }

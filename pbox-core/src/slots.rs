@@ -87,6 +87,18 @@ impl Gradients {
         self.windows[rank as usize] = None;
     }
 
+    /// What worker `rank` wrote at `span`. Panics when either was not added.
+    ///
+    /// # Safety
+    /// By the protocol the worker does not write there while the result lives: it has posted the chunk, and was not
+    /// answered yet.
+    #[inline]
+    pub unsafe fn bytes(&self, rank: u32, span: Span) -> &[u8] {
+        let window = self.windows[rank as usize].as_ref().expect("a worker that pushed was added");
+        // SAFETY: the caller's word.
+        unsafe { window.elements(span) }.expect("checked by add")
+    }
+
     /// The slots of `ranks` at `span`, in their order. Panics when a worker or the span was not added,
     /// or does not hold whole elements.
     ///

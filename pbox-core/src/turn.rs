@@ -211,7 +211,9 @@ impl<P: Port> Core<P> {
                 continue; // lost meanwhile: nobody may wait for it
             }
             shard.admit(rank, from);
-            for at in shard.finished_before(from) {
+            let finished: Vec<usize> = shard.finished_before(from).collect();
+            for at in finished {
+                shard.show_newcomers(at);
                 // There is room for all: nothing was posted to it before. If it closed, the port says so.
                 answers.send_to(port, shard, at, rank, Round(from.0 - 1), full);
             }

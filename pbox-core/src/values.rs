@@ -8,6 +8,8 @@
 //!   SSP, ASP   slot of one  --step--> weights: the hub's own --at each answer--> that worker's window
 //! ```
 //!
+//! In a compressed job slots and windows hold frames, and the weights are the hub's own, in f32: see `framed`.
+//!
 //! On the `unsafe` list: the call that reads the workers' slots.
 
 use std::ops::Range;
@@ -17,19 +19,27 @@ use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use crate::chunk::{ChunkId, Round};
 use crate::element::{Element, typed};
-use crate::kernels::Kernels;
+use crate::frame::FrameError;
+use crate::framed::Framed;
+use crate::kernels::{Kernels, Slots};
 use crate::key::Dtype;
-use crate::layout::Layout;
+use crate::layout::{Chunk, Layout};
 use crate::optimizer::{Ablate, LearningRates, Optimizer};
 use crate::oracle::Step;
 use crate::restored::Restored;
 use crate::slots::Gradients;
+use crate::wire::Wire;
 
 /// One owned chunk.
 #[derive(Debug)]
 pub(crate) struct Owned {
     pub chunk: ChunkId,
+    /// Its place in the windows.
     pub span: Span,
+    /// Length of its values there, without frames.
+    pub bytes: usize,
+    elements: usize,
+    /// Of the weights as the hub has them.
     dtype: Dtype,
     /// Where what is kept of it begins: master weights, where the window is too coarse, then state.
     kept: usize,
@@ -43,7 +53,7 @@ pub(crate) struct Owned {
 #[derive(Debug)]
 pub(crate) struct Values {
     owned: Vec<Owned>,
-    weights: Spans,
+    weights: Weights,
     kept: Slab,
     gradients: Gradients,
     /// Weights windows of single workers, by rank.
@@ -53,10 +63,36 @@ pub(crate) struct Values {
     learning_rates: LearningRates,
 }
 
+/// Where the weights are that steps go to.
+#[derive(Debug)]
+enum Weights {
+    /// In a window, in the keys' types.
+    Window(Spans),
+    /// With the hub, in f32.
+    Framed(Box<Framed>),
+}
+
+impl Weights {
+    fn elements<E: Element>(&self, place: usize) -> &[E] {
+        match self {
+            Weights::Window(spans) => spans.elements(place),
+            Weights::Framed(framed) => framed.weights(place),
+        }
+    }
+
+    #[inline]
+    fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
+        match self {
+            Weights::Window(spans) => spans.elements_mut(place),
+            Weights::Framed(framed) => framed.weights_mut(place),
+        }
+    }
+}
+
 impl Values {
     /// Allocates and touches memory: on the thread that owns the core.
     pub fn new(
-        layout: &Layout,
+        wire: &Wire,
         chunks: &[ChunkId],
         mut weights: Spans,
         workers: u32,
@@ -64,25 +100,35 @@ impl Values {
         ablate: Ablate,
     ) -> Result<Self, MapError> {
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
+        let layout = wire.layout();
         let mut owned = Vec::with_capacity(chunks.len());
         let (mut kept_elements, mut values) = (0, 0);
-        for (place, &id) in chunks.iter().enumerate() {
+        for &id in chunks {
             let chunk = layout.chunk(id);
             let key = &layout.keys()[chunk.key.index()];
+            let dtype = if wire.framing().is_some() { Dtype::F32 } else { key.dtype };
+            let elements = chunk.span.bytes / key.dtype.bytes();
             owned.push(Owned {
                 chunk: id,
-                span: chunk.span,
-                dtype: key.dtype,
+                span: wire.span(id),
+                bytes: chunk.span.bytes,
+                elements,
+                dtype,
                 kept: kept_elements,
                 values,
                 lr_mult: key.lr_mult,
                 wd_mult: key.wd_mult,
             });
-            let elements = chunk.span.bytes / key.dtype.bytes();
-            kept_elements += elements * optimizer.kept_per_element(key.dtype);
+            kept_elements += elements * optimizer.kept_per_element(dtype);
             values += elements * (1 + optimizer.state_per_element());
-            weights.elements_mut::<u8>(place).fill(0);
         }
+        let weights = match wire.framing() {
+            Some(framing) => Weights::Framed(Box::new(Framed::new(framing, chunks, weights)?)),
+            None => {
+                (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
+                Weights::Window(weights)
+            }
+        };
         let mut kept = Slab::zeroed("master weights and optimizer state", kept_elements)?;
         kept.as_mut_slice().fill(0.0);
         Ok(Values {
@@ -102,14 +148,17 @@ impl Values {
         self.learning_rates = restored.learning_rates();
         for place in 0..self.owned.len() {
             typed!(self.owned[place].dtype, E => self.restore_in::<E>(place, layout, restored));
+            if let Weights::Framed(framed) = &mut self.weights {
+                framed.send_weights(place);
+            }
         }
     }
 
     fn restore_in<E: Element>(&mut self, place: usize, layout: &Layout, restored: &Restored) {
         let owned = &self.owned[place];
-        let key = layout.chunk(owned.chunk).key;
-        let start = (owned.span.offset - layout.key_span(key).offset) / size_of::<E>();
-        let elements = owned.span.bytes / size_of::<E>();
+        let Chunk { key, span } = layout.chunk(owned.chunk);
+        let start = (span.offset - layout.key_span(key).offset) / layout.keys()[key.index()].dtype.bytes();
+        let elements = owned.elements;
         let range = start..start + elements;
         let weights = restored.weights(key, range.clone());
         round_into::<E>(self.weights.elements_mut(place), weights);
@@ -149,8 +198,7 @@ impl Values {
     }
 
     fn snapshot_range(&self, owned: &Owned) -> Range<usize> {
-        let elements = owned.span.bytes / owned.dtype.bytes();
-        owned.values..owned.values + elements * (1 + self.optimizer.state_per_element())
+        owned.values..owned.values + owned.elements * (1 + self.optimizer.state_per_element())
     }
 
     /// A chunk's values for a snapshot: the weights, which are the master's where there is one, then the
@@ -161,7 +209,7 @@ impl Values {
 
     fn copy_in<E: Element>(&self, place: usize, values: &mut [f32]) {
         let owned = &self.owned[place];
-        let kept_elements = owned.span.bytes / size_of::<E>() * self.optimizer.kept_per_element(E::DTYPE);
+        let kept_elements = owned.elements * self.optimizer.kept_per_element(E::DTYPE);
         // What is kept is laid out as a snapshot is, but for weights that the window alone has.
         let (weights, kept) = values.split_at_mut(values.len() - kept_elements);
         weights.iter_mut().zip(self.weights.elements::<E>(place)).for_each(|(w, e)| *w = e.to_f32());
@@ -195,7 +243,48 @@ impl Values {
     #[inline]
     pub fn show(&mut self, place: usize, rank: u32) {
         if let Some(own) = &mut self.own_weights[rank as usize] {
-            own.elements_mut::<u8>(place).copy_from_slice(self.weights.elements(place));
+            match &self.weights {
+                Weights::Window(weights) => {
+                    own.elements_mut::<u8>(place).copy_from_slice(weights.elements(place));
+                }
+                Weights::Framed(framed) => framed.show_weights(place, own.elements_mut(place)),
+            }
+        }
+    }
+
+    /// Sees to it that one who has no weights yet is sent what the others have; they may still read their answer.
+    pub fn show_newcomers(&mut self, place: usize) {
+        if let Weights::Framed(framed) = &mut self.weights {
+            framed.show_raw(place);
+        }
+    }
+
+    /// What worker `rank` pushes for a round of its own, where that must be looked at before it counts.
+    ///
+    /// # Errors
+    /// When it is no frame of this chunk and round.
+    #[inline]
+    pub fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<(), FrameError> {
+        match &self.weights {
+            Weights::Window(_) => Ok(()),
+            Weights::Framed(framed) => self.check_frame(framed, place, rank, round),
+        }
+    }
+
+    fn check_frame(&self, framed: &Framed, place: usize, rank: u32, round: Round) -> Result<(), FrameError> {
+        let Owned { chunk, span, .. } = self.owned[place];
+        // SAFETY: the worker has posted this chunk, and is not answered before this returns. Whatever it writes all
+        // the same is looked at as bytes, each of which is a value.
+        let bytes = unsafe { self.gradients.bytes(rank, span) };
+        framed.framing().check_push(chunk, round, bytes)
+    }
+
+    /// What of a chunk is posted to a worker for a round, which takes part from `first` on.
+    #[inline]
+    pub fn answer_span(&self, place: usize, round: Round, first: Round) -> Span {
+        match &self.weights {
+            Weights::Window(_) => self.owned[place].span,
+            Weights::Framed(framed) => framed.frame(place, round, first),
         }
     }
 
@@ -213,10 +302,58 @@ impl Values {
         round: Round,
         number: Round,
     ) {
+        if let Weights::Framed(_) = self.weights {
+            // SAFETY: the caller's word.
+            return unsafe { self.step_framed(kernels, place, ranks, round, number) };
+        }
         typed!(self.owned[place].dtype, E => {
             // SAFETY: the caller's word.
             unsafe { self.step_in::<E>(kernels, place, ranks, round, number) }
         });
+    }
+
+    /// As [`step`](Self::step), of frames; and the answer.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    unsafe fn step_framed(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        mut ranks: impl Iterator<Item = u32>,
+        round: Round,
+        number: Round,
+    ) {
+        let Values { owned, weights: Weights::Framed(framed), kept, gradients, optimizer, ablate, .. } = self
+        else {
+            return;
+        };
+        let owned = &owned[place];
+        // SAFETY: all of them have pushed this chunk, and are answered after this function: the caller's word.
+        let pushed = |rank| unsafe { gradients.bytes(rank, owned.span) };
+        if round == Round(0) && optimizer.keeps_weights() {
+            return ranks.next().map_or((), |first| framed.begin(place, pushed(first)));
+        }
+        let mut workers = 0;
+        framed.begin_sum(place);
+        for rank in ranks {
+            if workers == 0 || !ablate.aggregate {
+                framed.add(kernels, place, pushed(rank));
+            }
+            workers += 1;
+        }
+        if let Some(rule) = rule(optimizer, *ablate) {
+            let learning_rate = self.learning_rates.at(round);
+            let step = Step::new(rule, workers, number, learning_rate, owned.lr_mult, owned.wd_mult);
+            let (sum, window) = framed.step_parts(place);
+            let kept_elements = owned.elements * rule.kept_per_element(Dtype::F32);
+            let kept = &mut kept.as_mut_slice()[owned.kept..][..kept_elements];
+            let start = [sum.as_ptr()];
+            // SAFETY: the one start is that of `sum`, which lives as long and is as long as this chunk.
+            let slots = unsafe { Slots::<f32>::new(&start, sum.len()) };
+            kernels.run(rule, &step, &slots, window, kept);
+        }
+        framed.answer(kernels, place, round);
     }
 
     /// # Safety
@@ -230,7 +367,7 @@ impl Values {
         number: Round,
     ) {
         let owned = &self.owned[place];
-        let elements = owned.span.bytes / size_of::<E>();
+        let elements = owned.elements;
         // SAFETY: all of them have pushed this chunk, and are answered after this function: the caller's
         // word.
         let mut slots = unsafe { self.gradients.slots::<E>(owned.span, ranks) };
@@ -245,19 +382,25 @@ impl Values {
             master.iter_mut().zip(weights).for_each(|(master, weight)| *master = weight.to_f32());
             return;
         }
-        let mut optimizer = &self.optimizer;
         if self.ablate.aggregate {
             slots = slots.first();
         }
+        let Some(rule) = rule(&self.optimizer, self.ablate) else { return };
         if self.ablate.optimize {
-            if self.ablate.aggregate {
-                return;
-            }
-            (optimizer, kept) = (&Optimizer::Average, &mut []);
+            kept = &mut [];
         }
         let learning_rate = self.learning_rates.at(round);
-        let step = Step::new(optimizer, workers, number, learning_rate, owned.lr_mult, owned.wd_mult);
-        kernels.run(optimizer, &step, &slots, weights, kept);
+        let step = Step::new(rule, workers, number, learning_rate, owned.lr_mult, owned.wd_mult);
+        kernels.run(rule, &step, &slots, weights, kept);
+    }
+}
+
+/// What is done with a sum; nothing where neither is wanted.
+fn rule(optimizer: &Optimizer, ablate: Ablate) -> Option<&Optimizer> {
+    match ablate {
+        Ablate { optimize: true, aggregate: true } => None,
+        Ablate { optimize: true, aggregate: false } => Some(&Optimizer::Average),
+        _ => Some(optimizer),
     }
 }
 

@@ -6,9 +6,10 @@ use std::fmt;
 
 use crate::arrival::OutOfTurn;
 use crate::chunk::{ChunkId, Immediate, Round};
+use crate::frame::FrameError;
 
 /// A worker broke the protocol. It loses its link; its job is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Violation {
     /// A chunk that does not exist, or that another core owns.
     NotOurs {
@@ -39,6 +40,15 @@ pub enum Violation {
         expected: Round,
         /// The low bits of the round that the immediate named.
         seen: u8,
+    },
+    /// A chunk whose frame is none of it.
+    Frame {
+        /// The chunk.
+        chunk: ChunkId,
+        /// The round it was pushed for.
+        round: Round,
+        /// What is wrong with it.
+        why: FrameError,
     },
     /// A chunk in a round that the worker takes no part in.
     NotYet {
@@ -73,6 +83,9 @@ impl fmt::Display for Violation {
                     expected.0,
                     expected.low_bits()
                 )
+            }
+            Violation::Frame { chunk, round, why } => {
+                write!(f, "pushed chunk {} for round {}, but {why}", chunk.0, round.0)
             }
             Violation::NotYet { chunk, round } => {
                 write!(

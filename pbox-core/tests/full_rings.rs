@@ -9,7 +9,7 @@ use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round,
-    Schedule, Shard, ShardSpec,
+    Schedule, Shard, ShardSpec, Wire,
 };
 
 const JOB: JobId = JobId(1);
@@ -21,9 +21,10 @@ const CAPACITY: u32 = 1;
 fn all_whose_rings_are_full_for_one_chunk_are_named() {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [32])], 64).unwrap());
     let placement = Placement::new(&layout, 1);
-    let (weights, mut claims) = placement.weights_window(&layout).unwrap();
+    let wire = Wire::plain(Arc::clone(&layout));
+    let (weights, mut claims) = placement.weights_window(&wire).unwrap();
     let shard = Shard::new(ShardSpec {
-        layout: Arc::clone(&layout),
+        wire,
         chunks: placement.chunks_by_core().remove(0),
         weights: claims.remove(0),
         workers: WORKERS,

@@ -15,10 +15,11 @@ use fabric::shm::{self, Listener, group};
 use fabric::{Arrival, LinkId, Port, Posted, SendWindow, Until};
 use machine_code::{Function, Program};
 use pbox_core::control::OnLoss;
+use pbox_core::frame::{self, HEADER_BYTES, Kind};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Optimizer, Placement, Round, Schedule,
-    Shard, ShardSpec,
+    Ablate, ChunkId, Compression, Consistency, Core, FramingTerms, Immediate, JobId, Key, Layout, Optimizer,
+    Placement, Round, Schedule, Shard, ShardSpec, Wire,
 };
 
 /// The system's allocator, and how often each thread has asked it.
@@ -69,20 +70,36 @@ fn layout() -> Arc<Layout> {
     Arc::new(Layout::new(keys, 1024).unwrap())
 }
 
+/// What varies from job to job.
+#[derive(Clone, Copy)]
+struct Job {
+    consistency: Consistency,
+    schedule: Schedule,
+    compression: Option<Compression>,
+}
+
+impl Job {
+    fn wire(&self) -> Wire {
+        let terms = |compression| FramingTerms::new(compression, 1, WORKERS, &NESTEROV, self.consistency);
+        Wire::new(layout(), self.compression.map(terms))
+    }
+}
+
 /// A core with one job, and its workers' ends on threads of their own.
-fn meet(listener: &Listener, consistency: Consistency, schedule: Schedule) -> Core<shm::Port> {
-    let layout = layout();
-    let placement = Placement::new(&layout, 1);
+fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
+    let Job { consistency, schedule, .. } = job;
+    let wire = job.wire();
+    let placement = Placement::new(wire.layout(), 1);
     let chunks = placement.chunks_by_core().remove(0);
     let window = || {
-        let (window, mut weights) = placement.weights_window(&layout).unwrap();
+        let (window, mut weights) = placement.weights_window(&wire).unwrap();
         (window, weights.remove(0))
     };
     let (shared, weights) = window();
     let (group, mut ports) = group(1).unwrap();
     let mut core = Core::new(ports.remove(0), Kernels::detect());
     let spec = ShardSpec {
-        layout: Arc::clone(&layout),
+        wire: wire.clone(),
         chunks,
         weights,
         workers: WORKERS,
@@ -104,7 +121,7 @@ fn meet(listener: &Listener, consistency: Consistency, schedule: Schedule) -> Co
             }
         };
         let mut joined =
-            hello.welcome(&group, &window, layout.window_bytes(), &placement.capacities()).unwrap();
+            hello.welcome(&group, &window, wire.window_bytes(), &placement.capacities()).unwrap();
         core.add_worker(JobId(0), rank, Arc::new(joined.recv), own, joined.endpoints.remove(0)).unwrap();
         if schedule == Schedule::P3 {
             core.set_credit(JobId(0), rank, 4096);
@@ -116,19 +133,22 @@ fn meet(listener: &Listener, consistency: Consistency, schedule: Schedule) -> Co
 }
 
 /// Pushes every chunk and waits for every answer, round after round, sleeping in between.
-fn work(address: &str, rounds: u32, done: &AtomicU32) {
-    let layout = layout();
-    let chunks = layout.chunks().len() as u32;
-    let window = SendWindow::new(layout.window_bytes()).unwrap();
+fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
+    let wire = job.wire();
+    let chunks = wire.layout().chunks().len() as u32;
+    let spans = (0..chunks).map(|chunk| wire.span(ChunkId(chunk))).collect();
+    let window = SendWindow::new(wire.window_bytes()).unwrap();
+    let (window, mut spans) = window.split(vec![spans]).unwrap();
     let (group, mut ports) = group(1).unwrap();
     let mut joined =
-        shm::connect(address, [0; 16], &group, &window, layout.window_bytes(), &[chunks], TIMEOUT).unwrap();
+        shm::connect(address, [0; 16], &group, &window, wire.window_bytes(), &[chunks], TIMEOUT).unwrap();
     let mut port = ports.remove(0);
     let link: LinkId = port.attach(joined.endpoints.remove(0));
     let mut arrivals = [Arrival::default(); 64];
     for round in (0..rounds).map(Round) {
         for chunk in (0..chunks).map(ChunkId) {
-            let posted = port.post(link, layout.chunk(chunk).span, Immediate::new(chunk, round).encode());
+            write_frame(&wire, chunk, round, spans[0].elements_mut(chunk.index()));
+            let posted = port.post(link, wire.span(chunk), Immediate::new(chunk, round).encode());
             assert_eq!(posted, Posted::Accepted);
         }
         port.flush();
@@ -147,28 +167,55 @@ fn work(address: &str, rounds: u32, done: &AtomicU32) {
     }
 }
 
+/// What a worker pushes, where it pushes frames.
+fn write_frame(wire: &Wire, chunk: ChunkId, round: Round, bytes: &mut [u8]) {
+    let Some(framing) = wire.framing() else { return };
+    let frames = framing.frames(chunk);
+    match framing.push_kind(round) {
+        Kind::Raw => frames.begin_raw(bytes).fill(0),
+        Kind::Coded => {
+            let values = vec![round.0 as f32; frames.elements];
+            let payload = &mut bytes[HEADER_BYTES..frames.coded_bytes];
+            let draw = framing.draw(0, round, chunk);
+            let encoded = framing.codec().encode(Kernels::detect(), &values, &mut [], draw, payload);
+            frame::write_header(bytes, Kind::Coded, encoded.bytes);
+        }
+    }
+}
+
 #[test]
 fn turns_allocate_nothing() {
     let _watchdog = Watchdog::new("turns_allocate_nothing");
+    let plain = Job { consistency: Consistency::Bsp, schedule: Schedule::Sliced, compression: None };
+    allocates_nothing(Job { schedule: Schedule::Layerwise, ..plain });
     for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 1 }, Consistency::Asp] {
         for schedule in [Schedule::Sliced, Schedule::P3] {
-            allocates_nothing(consistency, schedule);
+            allocates_nothing(Job { consistency, schedule, ..plain });
+        }
+        for codec in CODECS {
+            let compression = Some(codec.parse().unwrap());
+            allocates_nothing(Job { consistency, compression, ..plain });
         }
     }
-    allocates_nothing(Consistency::Bsp, Schedule::Layerwise);
 }
 
-fn allocates_nothing(consistency: Consistency, schedule: Schedule) {
+/// One of each, as a text.
+const CODECS: [&str; 2] = ["f16", "bf16"];
+
+fn allocates_nothing(job: Job) {
     const WARM_UP: u32 = 3;
     const ROUNDS: u32 = 200;
-    let address = format!("phub-test-round-path-{}-{consistency}-{schedule}", std::process::id());
+    let Job { consistency, schedule, compression } = job;
+    let compressed = compression.map_or("plain".into(), |each| each.to_string());
+    let address =
+        format!("phub-test-round-path-{}-{consistency}-{schedule}-{compressed}", std::process::id());
     let listener = Listener::bind(&address).unwrap();
     let done = AtomicU32::new(0);
     std::thread::scope(|scope| {
         for _ in 0..WORKERS {
-            scope.spawn(|| work(&address, WARM_UP + ROUNDS, &done));
+            scope.spawn(|| work(&address, job, WARM_UP + ROUNDS, &done));
         }
-        let mut core = meet(&listener, consistency, schedule);
+        let mut core = meet(&listener, job);
         let steps_a_round = if consistency == Consistency::Bsp { 1 } else { u64::from(WORKERS) };
         let chunks = layout().chunks().len() as u64 * steps_a_round;
         let mut notices = Vec::new();

@@ -8,7 +8,7 @@ use std::time::Instant;
 use fabric::SendWindow;
 use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking, OnLoss};
 use pbox_core::manifest::first_difference;
-use pbox_core::{JobId, Layout, LearningRates, Placement, Restored, Round};
+use pbox_core::{JobId, LearningRates, Placement, Restored, Round, Wire};
 use tokio::sync::watch;
 
 use crate::registry::Checkpoints;
@@ -71,7 +71,7 @@ pub(crate) struct Job {
     pub name: String,
     /// What the first worker asked for; the others must ask for the same.
     pub terms: JoinRequest,
-    pub layout: Arc<Layout>,
+    pub wire: Wire,
     pub cores: Cores,
     /// The weights: what all workers read, or with SSP and ASP the hub's own. Gone once the job failed.
     pub weights: Option<Arc<SendWindow>>,
@@ -91,7 +91,7 @@ impl Job {
         id: JobId,
         name: String,
         terms: JoinRequest,
-        layout: Arc<Layout>,
+        wire: Wire,
         cores: Cores,
         weights: Arc<SendWindow>,
         restored: Option<&Restored>,
@@ -105,7 +105,7 @@ impl Job {
             id,
             name,
             terms,
-            layout,
+            wire,
             cores,
             weights: Some(weights),
             members: (0..workers).map(|_| None).collect(),
@@ -139,6 +139,8 @@ impl Job {
             [
                 ("optimizer", format!("{:?}", request.optimizer)),
                 ("ablate", format!("{:?}", request.ablate)),
+                ("compression", request.compression.map_or("none".into(), |each| each.to_string())),
+                ("seed", request.seed.to_string()),
                 ("consistency", request.consistency.to_string()),
                 ("on_loss", format!("{:?}", request.on_loss)),
                 ("schedule", request.schedule.to_string()),
@@ -324,8 +326,8 @@ impl Job {
             name: self.name.clone(),
             state: self.state(),
             workers: self.terms.workers,
-            keys: self.layout.keys().len(),
-            model_bytes: self.layout.model_bytes(),
+            keys: self.wire.layout().keys().len(),
+            model_bytes: self.wire.layout().model_bytes(),
             checkpoint: self.checkpoints.last.clone(),
             checkpoint_error: self.checkpoints.error.clone(),
         }

@@ -1,12 +1,16 @@
 //! What a worker must know to join: each setting once, with its default.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::IdlePolicy;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
 use pbox_core::control::OnLoss;
-use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Key, MAX_HUBS, Optimizer, SPLIT_ABOVE, Schedule};
+use pbox_core::{
+    Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, FramingTerms, Key, Layout, MAX_HUBS, Optimizer,
+    SPLIT_ABOVE, Schedule, Wire,
+};
 
 use crate::credit::Credit;
 use crate::error::SessionError;
@@ -40,6 +44,11 @@ pub struct SessionConfig {
     pub optimizer: Optimizer,
     /// Size of a chunk; a multiple of 64. Default 32 KiB.
     pub chunk_bytes: usize,
+    /// How gradients and weights are made smaller before they cross. Default: not at all. Weights are then always
+    /// read from memory of the worker's own. All workers must say the same, here and of the seed.
+    pub compression: Option<Compression>,
+    /// Where the randomness of compression comes from: equal seeds, equal bits. Default 0.
+    pub seed: u64,
     /// What the hub leaves out, for measurement. Default nothing.
     pub ablate: Ablate,
     /// How far workers may be apart. Default: not at all (BSP). With SSP and ASP every push is a step of its
@@ -84,6 +93,13 @@ impl SessionConfig {
         self.credit.unwrap_or_else(|| Credit::of(self.schedule))
     }
 
+    /// What of this layout crosses, and where it lies in the windows.
+    pub(crate) fn wire(&self, layout: Arc<Layout>) -> Wire {
+        let SessionConfig { seed, workers, consistency, .. } = *self;
+        let terms = |compression| FramingTerms::new(compression, seed, workers, &self.optimizer, consistency);
+        Wire::new(layout, self.compression.map(terms))
+    }
+
     /// Each hub's address.
     pub(crate) fn hubs(&self) -> Result<Vec<&str>, SessionError> {
         let hubs: Vec<&str> = self.hub.split(',').map(str::trim).collect();
@@ -118,6 +134,8 @@ impl SessionConfig {
             keys,
             optimizer,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
+            compression: None,
+            seed: 0,
             ablate: Ablate::default(),
             consistency: Consistency::Bsp,
             on_loss: OnLoss::Stop,

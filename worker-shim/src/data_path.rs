@@ -50,7 +50,8 @@ pub(crate) fn open(
     deadline: Instant,
 ) -> Result<DataPath, SessionError> {
     let places = places(config, hubs, layout)?;
-    let (window, gradients) = Windows::gradients(layout)?;
+    let wire = config.wire(Arc::clone(layout));
+    let (window, gradients) = Windows::gradients(&wire)?;
     let rdma = rdma(config, hubs);
     let has_rdma = rdma.as_ref().map(|_| ()).map_err(String::clone);
     let (group, mut ports) = any::group(1, rdma.ok())?;
@@ -65,7 +66,7 @@ pub(crate) fn open(
         ways.push(way);
     }
     let private = config.weights == WeightsMode::Private || hubs.len() > 1;
-    let windows = Windows::new(Arc::clone(layout), gradients, weights, private)?;
+    let windows = Windows::new(&wire, config.rank, gradients, weights, private)?;
     let parts: Vec<Placement> = places.into_iter().map(|place| place.placement).collect();
     let placement = Placement::over_hubs(&parts);
     Ok(DataPath { port: ports.remove(0), endpoints, placement, windows, ways, cores })

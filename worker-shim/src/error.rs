@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fabric::WindowError;
 use fabric::any::ConnectError;
+use pbox_core::codec::InvalidCodec;
 use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::ManifestError;
 use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp, NeedsLayers};
@@ -82,6 +83,9 @@ pub enum SessionError {
     /// The schedule needs a simpler job.
     #[error("this worker's settings: {0}")]
     Schedule(#[from] NeedsLayers),
+    /// The codec's settings are out of range.
+    #[error("this worker's compression: {0}")]
+    Compression(#[from] InvalidCodec),
     /// No learning rate.
     #[error("learning rate {seen}: expected a finite number")]
     LearningRate {

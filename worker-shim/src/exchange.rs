@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use fabric::{Arrival, CloseReason, LinkId, Port, Until};
+use pbox_core::frame::FrameError;
 use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Placement, Round, Slices};
 
 use crate::outbox::{LinkClosed, Outbox};
@@ -20,7 +21,7 @@ use crate::windows::Windows;
 const BATCH: usize = 256;
 
 /// A call out of order, or a hub that broke the protocol.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ExchangeError {
     /// The key does not exist.
     #[error("key {key} does not exist; the manifest has {keys} keys, numbered from 0")]
@@ -62,6 +63,16 @@ pub enum ExchangeError {
         /// What was expected.
         expected: String,
     },
+    /// The hub's answer is not what was to come.
+    #[error("the hub broke the protocol: it answered chunk {chunk} in round {round}, but {why}")]
+    Frame {
+        /// The chunk.
+        chunk: u32,
+        /// Its round.
+        round: u32,
+        /// What is wrong with it.
+        why: FrameError,
+    },
     /// A link closed.
     #[error("the link to the hub's core {core} closed: {reason}")]
     Closed {
@@ -79,6 +90,15 @@ impl ExchangeError {
         let here = matches!(reason, CloseReason::Failed(_));
         ExchangeError::Closed { core, reason: reason.to_string(), here }
     }
+}
+
+/// Bytes of gradients and weights that have crossed, as they cross: of a compressed job, of its frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// To the hub.
+    pub sent: u64,
+    /// From it.
+    pub received: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -107,6 +127,7 @@ pub struct Exchange<P: Port> {
     unnoticed: Vec<bool>,
     /// Answers that came before the first round was known; `None` once it is.
     early: Option<Vec<(LinkId, Immediate)>>,
+    received: u64,
     arrivals: Box<[Arrival; BATCH]>,
 }
 
@@ -139,6 +160,7 @@ impl<P: Port> Exchange<P> {
             unnoticed: vec![false; slices.count()],
             slices,
             early: Some(Vec::new()),
+            received: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
         }
     }
@@ -150,6 +172,7 @@ impl<P: Port> Exchange<P> {
     /// When answers came that such a worker does not wait for.
     pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
         let early = self.early.take().unwrap_or_default();
+        self.windows.begin(first);
         if first > Round(0) {
             self.under_way.fill(true);
             for (key, id) in self.keys.iter_mut().zip((0..).map(KeyId)) {
@@ -200,6 +223,7 @@ impl<P: Port> Exchange<P> {
             self.under_way[chunk as usize] = true;
             self.outstanding[core] += 1;
         }
+        self.windows.push(key);
         for slice in self.slices.of_key(key) {
             self.unnoticed[slice as usize] = self.slices.schedule().pulls();
             self.outboxes[self.slices.slice(slice).core].push(&self.slices, slice);
@@ -209,11 +233,15 @@ impl<P: Port> Exchange<P> {
 
     /// Posts what links take now. One that is full does not hold up the others.
     fn pump(&mut self) -> Result<(), ExchangeError> {
-        let Exchange { port, outboxes, layout, slices, keys, .. } = self;
+        let Exchange { port, outboxes, windows, slices, keys, .. } = self;
+        let mut outgoing = |key: KeyId, chunk| {
+            let round = keys[key.index()].round;
+            (windows.outgoing(chunk, round), round)
+        };
         loop {
             let mut posted = false;
             for (core, outbox) in outboxes.iter_mut().enumerate().filter(|(_, outbox)| !outbox.is_empty()) {
-                match outbox.pump(port, layout, slices, |key| keys[key.index()].round) {
+                match outbox.pump(port, slices, &mut outgoing) {
                     Ok(any) => posted |= any,
                     Err(LinkClosed) => return Err(closed_link(port, core)),
                 }
@@ -299,7 +327,9 @@ impl<P: Port> Exchange<P> {
         }
         // SAFETY: the hub has answered this chunk and writes it again only after this worker's next
         // push of it.
-        unsafe { self.windows.arrived(layout_chunk.span, core) };
+        let bytes = unsafe { self.windows.arrived(chunk, key.round, core) };
+        let lies = |why| ExchangeError::Frame { chunk: chunk.0, round: key.round.0, why };
+        self.received += bytes.map_err(lies)? as u64;
         self.under_way[chunk.index()] = false;
         self.outstanding[core] -= 1;
         key.outstanding -= 1;
@@ -307,6 +337,16 @@ impl<P: Port> Exchange<P> {
             key.round = key.round.next();
         }
         Ok(())
+    }
+
+    /// Bytes that have crossed so far.
+    pub fn traffic(&self) -> Traffic {
+        Traffic { sent: self.outboxes.iter().map(Outbox::posted_bytes).sum(), received: self.received }
+    }
+
+    /// Gradients that were NaN or infinite when they were encoded; none are where nothing is.
+    pub fn not_finite(&self) -> u64 {
+        self.windows.not_finite()
     }
 
     /// Whether no push of the key is under way.

@@ -141,6 +141,8 @@ fn join_request(config: &SessionConfig, share: Share) -> JoinRequest {
         rank: config.rank,
         workers: config.workers,
         chunk_bytes: config.chunk_bytes,
+        compression: config.compression,
+        seed: config.seed,
         optimizer: config.optimizer,
         ablate: config.ablate,
         consistency: config.consistency,

@@ -28,6 +28,7 @@
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
 mod background;
+mod coder;
 mod config;
 mod control;
 mod credit;
@@ -47,7 +48,7 @@ pub use config::{SessionConfig, WeightsMode};
 pub use credit::{AT_FIRST, Credit, LAPS, NotACredit, TRIALS, Trial};
 pub use data_path::Way;
 pub use error::SessionError;
-pub use exchange::{Exchange, ExchangeError};
+pub use exchange::{Exchange, ExchangeError, Traffic};
 pub use session::Session;
 pub use windows::Windows;
 

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use fabric::{Imm, LinkId, Port, Posted, Span};
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, SendQueue, Slices};
+use pbox_core::{ChunkId, Immediate, KeyId, Round, SendQueue, Slices};
 
 /// What control messages carry: an immediate, and no bytes.
 const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
@@ -26,13 +26,14 @@ pub(crate) struct Outbox {
     queue: SendQueue<u32>,
     /// The slice that is begun, and its chunks that are left.
     begun: Option<(u32, Range<usize>)>,
+    posted_bytes: u64,
 }
 
 impl Outbox {
     /// For the link to a core that at most so many slices go to.
     pub fn new(link: LinkId, slices: usize) -> Self {
         let controls = VecDeque::with_capacity(slices);
-        Outbox { link, controls, queue: SendQueue::new(slices), begun: None }
+        Outbox { link, controls, queue: SendQueue::new(slices), begun: None, posted_bytes: 0 }
     }
 
     /// The link that it is for.
@@ -51,21 +52,25 @@ impl Outbox {
         self.controls.push_back(message.encode());
     }
 
+    /// Bytes that the link took so far.
+    pub fn posted_bytes(&self) -> u64 {
+        self.posted_bytes
+    }
+
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.begun.is_none() && self.queue.is_empty() && self.controls.is_empty()
     }
 
-    /// Posts what the link takes; whether it took anything.
+    /// Posts what the link takes; whether it took anything. `outgoing` is what of a chunk is posted, and its round.
     ///
     /// # Errors
     /// When the link is closed.
     pub fn pump<P: Port>(
         &mut self,
         port: &mut P,
-        layout: &Layout,
         slices: &Slices,
-        round: impl Fn(KeyId) -> Round,
+        mut outgoing: impl FnMut(KeyId, ChunkId) -> (Span, Round),
     ) -> Result<bool, LinkClosed> {
         let mut posted = false;
         while let Some(&message) = self.controls.front() {
@@ -77,11 +82,15 @@ impl Outbox {
             self.controls.pop_front();
         }
         while let Some((number, rest)) = self.next(slices) {
-            let round = round(slices.slice(number).key);
+            let key = slices.slice(number).key;
             for at in rest.clone() {
                 let chunk: ChunkId = slices.chunks(number)[at];
-                match port.post(self.link, layout.chunk(chunk).span, Immediate::new(chunk, round).encode()) {
-                    Posted::Accepted => posted = true,
+                let (span, round) = outgoing(key, chunk);
+                match port.post(self.link, span, Immediate::new(chunk, round).encode()) {
+                    Posted::Accepted => {
+                        posted = true;
+                        self.posted_bytes += span.bytes as u64;
+                    }
                     Posted::Full => {
                         self.begun = Some((number, at..rest.end)).filter(|_| at > 0);
                         return Ok(posted);

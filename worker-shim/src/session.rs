@@ -12,7 +12,7 @@ use crate::config::SessionConfig;
 use crate::credit::{Credit, Trial, Tuner};
 use crate::data_path::{self, DataPath, Way};
 use crate::error::SessionError;
-use crate::exchange::{Exchange, ExchangeError};
+use crate::exchange::{Exchange, ExchangeError, Traffic};
 use crate::hub::{Hub, LetIn};
 use crate::windows::Windows;
 
@@ -59,6 +59,7 @@ impl Session {
         config.optimizer.check()?;
         config.consistency.check(&config.optimizer)?;
         config.schedule.check(config.consistency, config.on_loss)?;
+        config.compression.map_or(Ok(()), |compression| compression.check())?;
         pbox_core::manifest::check(&config.keys)?;
         let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
         let let_in = LetIn::join_all(&config)?;
@@ -373,6 +374,17 @@ impl Session {
     /// The layout of the job.
     pub fn layout(&self) -> &Arc<Layout> {
         self.exchange.layout()
+    }
+
+    /// Bytes of gradients and weights that have crossed so far, as they cross.
+    pub fn traffic(&self) -> Traffic {
+        self.exchange.traffic()
+    }
+
+    /// Gradients that were NaN or infinite when a codec encoded them, since the join. What becomes of such a value
+    /// is the codec's to say ([`pbox_core::codec`]): most send it as zero.
+    pub fn not_finite(&self) -> u64 {
+        self.exchange.not_finite()
     }
 
     /// The ranks that take part now, ascending. All, unless the job goes on without some.

@@ -1,4 +1,5 @@
-//! A worker's windows: gradients that it writes, weights that it reads.
+//! A worker's windows: gradients that it writes, weights that it reads. In a compressed job both hold frames, and
+//! gradients and weights lie in memory of the worker's own; `coder` is between the two.
 //!
 //! On the `unsafe` list: reading the weights window while the protocol says that the hub does not
 //! write it. Knows spans, not rounds; `exchange` says when a key may be touched.
@@ -6,57 +7,133 @@
 use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Slab, Span, Spans, WindowError};
-use pbox_core::{Element, KeyId, Layout};
+use pbox_core::frame::FrameError;
+use pbox_core::{ChunkId, Element, KeyId, Layout, Round, Wire};
 use zerocopy::{FromBytes, IntoBytes};
+
+use crate::coder::Coder;
 
 /// The two windows of one worker, by key.
 #[derive(Debug)]
 pub struct Windows {
     layout: Arc<Layout>,
-    gradients: Spans,
+    gradients: Gradients,
     /// By core: the window in which its hub's answers come, the same for all cores of a hub.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
 }
 
+/// Where gradients are written.
+#[derive(Debug)]
+enum Gradients {
+    /// In the window, in place; a span for each key.
+    Window(Spans),
+    /// In memory laid out as the model is; what leaves are frames.
+    Framed { values: Slab, coder: Box<Coder> },
+}
+
+impl Gradients {
+    fn of_key<E: Element>(&mut self, layout: &Layout, key: KeyId) -> &mut [E] {
+        match self {
+            Gradients::Window(spans) => spans.elements_mut(key.index()),
+            Gradients::Framed { values, .. } => {
+                let bytes = &mut values.as_mut_slice().as_mut_bytes()[bytes(layout.key_span(key))];
+                <[E]>::mut_from_bytes(bytes).expect("a key starts on 64 bytes and holds whole elements")
+            }
+        }
+    }
+}
+
 impl Windows {
-    /// A gradient window for the layout, and its spans by key. The window goes to the transport.
-    pub fn gradients(layout: &Layout) -> Result<(Arc<SendWindow>, Spans), WindowError> {
-        let keys = (0..layout.keys().len()).map(|key| layout.key_span(KeyId(key as u32))).collect();
-        let split = SendWindow::new(layout.window_bytes())?.split(vec![keys]);
-        let (window, mut spans) = split.expect("a layout's keys are disjoint, aligned and inside");
+    /// A gradient window, and its spans: by key, or where the job has frames by chunk. The window goes to the
+    /// transport.
+    pub fn gradients(wire: &Wire) -> Result<(Arc<SendWindow>, Spans), WindowError> {
+        let layout = wire.layout();
+        let spans = match wire.framing() {
+            None => (0..layout.keys().len() as u32).map(|key| layout.key_span(KeyId(key))).collect(),
+            Some(_) => (0..layout.chunks().len() as u32).map(|chunk| wire.span(ChunkId(chunk))).collect(),
+        };
+        let split = SendWindow::new(wire.window_bytes())?.split(vec![spans]);
+        let (window, mut spans) = split.expect("keys and frames are disjoint, aligned and inside");
         Ok((window, spans.remove(0)))
     }
 
-    /// A worker's windows: `gradients` from [`gradients`](Self::gradients), `weights` of each core as the
-    /// transport shows its hub's. With `private`, weights are read from a copy.
+    /// The windows of worker `rank`: `gradients` from [`gradients`](Self::gradients), `weights` of each core as the
+    /// transport shows its hub's. With `private`, weights are read from a copy; where the job has frames they always
+    /// are.
     ///
     /// # Panics
     /// When there is no core, or the cores are of several hubs and `private` is not set: a key's weights may lie
     /// in several windows then, and only the copy has them in one piece.
     pub fn new(
-        layout: Arc<Layout>,
+        wire: &Wire,
+        rank: u32,
         gradients: Spans,
         weights: Vec<Arc<RecvWindow>>,
         private: bool,
     ) -> Result<Self, WindowError> {
-        assert_eq!(gradients.len(), layout.keys().len(), "one span a key");
-        let expected = layout.window_bytes();
+        let layout = Arc::clone(wire.layout());
+        let expected = wire.window_bytes();
         for window in &weights {
             if window.bytes() < expected {
                 return Err(WindowError::TooSmall { expected, seen: window.bytes() as u64 });
             }
         }
+        let private = private || wire.framing().is_some();
         let one = weights.iter().all(|window| Arc::ptr_eq(window, &weights[0]));
         assert!(!weights.is_empty() && (one || private), "weights of several hubs are copied");
-        let elements = expected.div_ceil(size_of::<f32>());
+        let elements = layout.window_bytes().div_ceil(size_of::<f32>());
         let private = private.then(|| Slab::zeroed("private weights", elements)).transpose()?;
+        let gradients = match wire.framing() {
+            None => {
+                assert_eq!(gradients.len(), layout.keys().len(), "one span a key");
+                Gradients::Window(gradients)
+            }
+            Some(framing) => {
+                let coder = Box::new(Coder::new(framing, rank, gradients)?);
+                Gradients::Framed { values: Slab::zeroed("gradients", elements)?, coder }
+            }
+        };
         Ok(Windows { layout, gradients, weights, private })
+    }
+
+    /// This worker takes part from round `first` on.
+    pub(crate) fn begin(&mut self, first: Round) {
+        if let Gradients::Framed { coder, .. } = &mut self.gradients {
+            coder.begin(first);
+        }
+    }
+
+    /// The key's gradient is another one from now on, to be encoded when it leaves.
+    pub(crate) fn push(&mut self, key: KeyId) {
+        if let Gradients::Framed { coder, .. } = &mut self.gradients {
+            coder.push(self.layout.key_chunks(key));
+        }
+    }
+
+    /// What of a chunk is to be posted for its push in a round: encoded now, where it is and was not yet.
+    #[inline]
+    pub(crate) fn outgoing(&mut self, chunk: ChunkId, round: Round) -> Span {
+        let span = self.layout.chunk(chunk).span;
+        match &mut self.gradients {
+            Gradients::Window(_) => span,
+            Gradients::Framed { values, coder } => {
+                coder.encode(chunk, round, &values.as_slice().as_bytes()[bytes(span)])
+            }
+        }
+    }
+
+    /// Gradients that were NaN or infinite when they were encoded.
+    pub(crate) fn not_finite(&self) -> u64 {
+        match &self.gradients {
+            Gradients::Window(_) => 0,
+            Gradients::Framed { coder, .. } => coder.not_finite(),
+        }
     }
 
     /// A key's gradient, to write. `E` is the key's type, here and below: `exchange` has checked it.
     pub(crate) fn gradient_mut<E: Element>(&mut self, key: KeyId) -> &mut [E] {
-        self.gradients.elements_mut(key.index())
+        self.gradients.of_key(&self.layout, key)
     }
 
     /// A key's weights.
@@ -77,20 +154,37 @@ impl Windows {
         let Windows { layout, gradients, weights, private } = self;
         // SAFETY: as in `weights`.
         let weights = unsafe { read(private, &weights[0], layout.key_span(key)) };
-        (weights, gradients.elements_mut(key.index()))
+        (weights, gradients.of_key(layout, key))
     }
 
-    /// Copies a span's weights, which came from this core, where they are kept private; nothing otherwise.
+    /// Takes in a chunk's answer for a round, which came from this core: copies or decodes it, where weights are kept
+    /// private. How many bytes came.
+    ///
+    /// # Errors
+    /// When it is no frame of this chunk and round.
     ///
     /// # Safety
-    /// As for [`weights`](Self::weights), for the chunk at this span.
-    pub(crate) unsafe fn arrived(&mut self, span: Span, core: usize) {
+    /// As for [`weights`](Self::weights), for this chunk.
+    pub(crate) unsafe fn arrived(
+        &mut self,
+        chunk: ChunkId,
+        round: Round,
+        core: usize,
+    ) -> Result<usize, FrameError> {
+        let span = self.layout.chunk(chunk).span;
         if let Some(copy) = &mut self.private {
+            let copy = &mut copy.as_mut_slice().as_mut_bytes()[bytes(span)];
+            if let Gradients::Framed { coder, .. } = &mut self.gradients {
+                // SAFETY: the caller's word; the chunk's frames are inside by `new`.
+                let frames = unsafe { self.weights[core].elements::<u8>(coder.span(chunk)) };
+                return coder.decode(chunk, round, frames.expect("inside the window, by new"), copy);
+            }
             // SAFETY: the caller's word; the span is a part of a key's, inside by `new`.
             let fresh =
                 unsafe { self.weights[core].elements::<u8>(span) }.expect("inside the window, by new");
-            copy.as_mut_slice().as_mut_bytes()[bytes(span)].copy_from_slice(fresh);
+            copy.copy_from_slice(fresh);
         }
+        Ok(span.bytes)
     }
 }
 

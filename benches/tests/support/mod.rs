@@ -126,6 +126,8 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         workers,
         chunk_bytes: 64,
         optimizer: SGD,
+        compression: None,
+        seed: 0,
         ablate: Ablate::default(),
         consistency: Consistency::Bsp,
         on_loss: OnLoss::Stop,

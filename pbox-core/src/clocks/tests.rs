@@ -8,6 +8,14 @@ use super::*;
 
 const RANKS: u32 = 4;
 
+impl Clocks {
+    fn arrive(&mut self, index: usize, rank: u32, round_bits: u8) -> Result<(), OutOfTurn> {
+        self.check(index, rank, round_bits)?;
+        self.note(index, rank);
+        Ok(())
+    }
+}
+
 fn ssp(staleness: u32) -> Consistency {
     Consistency::Ssp { staleness }
 }

@@ -90,7 +90,7 @@ mod tests {
     fn a_field_that_is_given_twice_is_refused() {
         for (once, twice) in [
             (r#""rank":0"#, r#""rank":0,"rank":1"#),
-            (r#""protocol":"#, r#""protocol":4,"protocol":"#),
+            (r#""protocol":"#, r#""protocol":5,"protocol":"#),
             (r#""keys":[]"#, r#""keys":[],"keys":[]"#),
         ] {
             let error = parse_join(join().replace(once, twice).as_bytes()).unwrap_err().to_string();

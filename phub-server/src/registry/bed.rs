@@ -30,6 +30,8 @@ pub fn request() -> JoinRequest {
         workers: 1,
         chunk_bytes: 64,
         optimizer: Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 },
+        compression: None,
+        seed: 0,
         ablate: Ablate::default(),
         consistency: Consistency::Bsp,
         on_loss: OnLoss::Stop,

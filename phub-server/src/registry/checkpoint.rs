@@ -229,7 +229,7 @@ impl Registry {
         let (id, before, parts) = (collected.job, collected.before, std::mem::take(&mut collected.parts));
         let about = self.of_job(id, |job| {
             let rates = job.learning_rates.from(before);
-            (job.name.clone(), Arc::clone(&job.layout), job.terms.optimizer, rates)
+            (job.name.clone(), Arc::clone(job.wire.layout()), job.terms.optimizer, rates)
         });
         let Ok((name, layout, optimizer, rates)) = about else {
             return Err("the job ended meanwhile".into());

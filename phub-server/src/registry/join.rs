@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Spans, any};
 use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, OnLoss, check_job_name};
-use pbox_core::{JobId, Layout, Placement, manifest};
+use pbox_core::{JobId, Placement, Wire, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
 use crate::core_thread::{Command, pin};
@@ -18,7 +18,7 @@ pub(crate) struct Admission {
     pub weights: Arc<SendWindow>,
     /// Each core's part of them, where they are the worker's own.
     own: Vec<Option<Spans>>,
-    layout: Arc<Layout>,
+    wire: Wire,
     placement: Arc<Placement>,
     /// The hub's cores that have chunks of the job, by their number.
     cores: Vec<usize>,
@@ -106,7 +106,7 @@ impl Registry {
         let (mut admission, steps_alone) = self.shared_admission(token)?;
         if steps_alone {
             // Not under the lock: the window is as large as the model.
-            let (weights, own) = admission.placement.weights_window(&admission.layout).map_err(|error| {
+            let (weights, own) = admission.placement.weights_window(&admission.wire).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
                 // Its token was good for this one connection.
                 self.lose(&mut self.lock(), admission.job, admission.rank, &reason);
@@ -120,8 +120,8 @@ impl Registry {
     /// Has a worker's window, where it is memory of the hub's own, allocated on the nodes of the cores that will
     /// read it. On a handshake's thread, which goes from core to core for it.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
-        let Admission { cores, layout, placement, .. } = admission;
-        let spans = placement.spans_by_core(layout);
+        let Admission { cores, wire, placement, .. } = admission;
+        let spans = placement.spans_by_core(wire);
         for (&core, spans) in cores.iter().zip(spans) {
             pin(self.cores[core].lane.cpu);
             spans.into_iter().for_each(|span| window.populate(span));
@@ -141,10 +141,10 @@ impl Registry {
             rank,
             weights,
             own: job.cores.numbers.iter().map(|_| None).collect(),
-            layout: Arc::clone(&job.layout),
+            wire: job.wire.clone(),
             placement: Arc::clone(&job.cores.placement),
             cores: job.cores.numbers.clone(),
-            window_bytes: job.layout.window_bytes(),
+            window_bytes: job.wire.window_bytes(),
             capacities: job.cores.capacities.clone(),
         };
         Ok((admission, job.terms.consistency.steps_alone()))
@@ -199,6 +199,9 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     }
     schedule.check(consistency, on_loss).map_err(|error| Refusal::Bad(error.to_string()))?;
     request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
+    if let Some(compression) = request.compression {
+        compression.check().map_err(|error| Refusal::Bad(format!("compression: {error}")))?;
+    }
     request.consistency.check(&request.optimizer).map_err(|error| Refusal::Bad(error.to_string()))?;
     manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use fabric::{SendWindow, Spans};
 use pbox_core::control::JoinRequest;
-use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec};
+use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec, Wire};
 
 use super::{Inner, Refusal, Registry};
 use crate::core_thread::Command;
@@ -60,7 +60,7 @@ impl Drop for Making<'_> {
 pub(super) struct Made {
     name: String,
     terms: JoinRequest,
-    layout: Arc<Layout>,
+    wire: Wire,
     restored: Option<Arc<Restored>>,
     cores: Cores,
     /// Of each core, in the order of the placement.
@@ -80,16 +80,17 @@ impl Registry {
     pub(super) fn make(&self, name: &str, terms: &JoinRequest) -> Result<Made, Refusal> {
         let bad = |error: String| Refusal::Bad(format!("job {name:?}: {error}"));
         let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes).map_err(|e| bad(e.to_string()))?;
-        check_memory(&layout, terms, self.checkpoint_every.is_some())
+        let wire = terms.wire(Arc::new(layout));
+        check_memory(&wire, terms, self.checkpoint_every.is_some())
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
         let restored = self.restore(name, terms)?;
-        let layout = Arc::new(layout);
-        let numbers = self.choose_cores(name, &layout, terms);
-        let placement = Placement::of_share(&layout, terms.schedule, terms.share, numbers.len());
+        let layout = wire.layout();
+        let numbers = self.choose_cores(name, layout, terms);
+        let placement = Placement::of_share(layout, terms.schedule, terms.share, numbers.len());
         let chunks = placement.chunks_by_core();
         let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
         let (weights, claims) = placement
-            .weights_window(&layout)
+            .job_window(&wire)
             .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
         let mut capacities = vec![0; self.cores.len()];
         for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
@@ -97,22 +98,23 @@ impl Registry {
         }
         let cores = Cores { numbers, placement: Arc::new(placement), capacities, owners };
         let (name, terms) = (name.to_owned(), terms.clone());
-        Ok(Made { name, terms, layout, restored, cores, chunks, weights, claims })
+        Ok(Made { name, terms, wire, restored, cores, chunks, weights, claims })
     }
 
     /// The job is there, and its cores hear of it.
     pub(super) fn begin(&self, inner: &mut Inner, made: Made) {
-        let Made { name, terms, layout, restored, cores, chunks, weights, claims } = made;
+        let Made { name, terms, wire, restored, cores, chunks, weights, claims } = made;
+        let layout = wire.layout();
         let id = JobId(inner.next_job);
         inner.next_job += 1;
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
             model_mb = layout.model_bytes() as f64 / 1e6, share = %terms.share, cores = ?cores.numbers,
-            optimizer = ?terms.optimizer, consistency = %terms.consistency, schedule = %terms.schedule, workers = terms.workers, "new job"
+            optimizer = ?terms.optimizer, compression = ?terms.compression, consistency = %terms.consistency, schedule = %terms.schedule, workers = terms.workers, "new job"
         );
         for ((&core, chunks), weights) in cores.numbers.iter().zip(chunks).zip(claims) {
             let spec = Box::new(ShardSpec {
-                layout: Arc::clone(&layout),
+                wire: wire.clone(),
                 chunks,
                 weights,
                 workers: terms.workers,
@@ -126,7 +128,7 @@ impl Registry {
             self.cores[core].send(Command::AddJob { job: id, spec, on_loss: terms.on_loss });
         }
         inner.names.insert(name.clone(), id);
-        let job = Job::new(id, name, terms, layout, cores, weights, restored.as_deref());
+        let job = Job::new(id, name, terms, wire, cores, weights, restored.as_deref());
         inner.jobs.insert(id, job);
     }
 
@@ -175,7 +177,7 @@ impl Registry {
             layout.model_bytes() / (u64::from(hubs) * cores as u64)
         };
         for job in inner.jobs.values().filter(|job| !job.failed()) {
-            let bytes = of_a_core(&job.layout, job.terms.share.hubs, job.cores.numbers.len());
+            let bytes = of_a_core(job.wire.layout(), job.terms.share.hubs, job.cores.numbers.len());
             job.cores.numbers.iter().for_each(|&core| load[core] += bytes);
         }
         for Load { cores, bytes } in inner.making.values() {
@@ -193,14 +195,18 @@ impl Registry {
 
 /// Refuses a job that the kernel would kill the hub for: weights, master weights and state, room for
 /// snapshots of them where these are taken all the time, and every worker's window, or windows, where the
-/// weights are its own; they are all of this machine's memory.
-fn check_memory(layout: &Layout, terms: &JoinRequest, snapshots: bool) -> Result<(), String> {
-    let of_a_worker = 1 + u64::from(terms.consistency.steps_alone());
-    let windows = u64::from(terms.workers) * of_a_worker + 1;
-    let windows = windows.saturating_mul(layout.window_bytes() as u64);
+/// weights are its own; they are all of this machine's memory. With compression the windows are of frames, and beside
+/// them is what the workers have.
+fn check_memory(wire: &Wire, terms: &JoinRequest, snapshots: bool) -> Result<(), String> {
+    let (layout, steps_alone) = (wire.layout(), terms.consistency.steps_alone());
+    let of_a_worker = 1 + u64::from(steps_alone);
+    // Frames are no place for the hub's own weights.
+    let of_the_job = u64::from(wire.framing().is_none() || !steps_alone);
+    let windows = u64::from(terms.workers) * of_a_worker + of_the_job;
+    let windows = windows.saturating_mul(wire.window_bytes() as u64);
     let of_a_snapshot = 4 * layout.parameters() * (1 + terms.optimizer.state_per_element() as u64);
     let snapshots = if snapshots { of_a_snapshot } else { 0 };
-    let of_all = windows.saturating_add(layout.kept_bytes(&terms.optimizer)).saturating_add(snapshots);
+    let of_all = windows.saturating_add(wire.kept_bytes(&terms.optimizer)).saturating_add(snapshots);
     // Of the whole windows, the hub touches its share.
     let needed = of_all / u64::from(terms.share.hubs);
     let available = fabric::available_bytes().unwrap_or(u64::MAX);

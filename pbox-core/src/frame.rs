@@ -1,0 +1,115 @@
+//! Frames: what crosses in a compressed job instead of a chunk's bare values. A header, then the payload.
+//!
+//! ```text
+//!   0          1        4                 8
+//!   [ kind: u8 ][ 0 0 0 ][ payload bytes: u32 ][ payload ... ]      little endian
+//! ```
+//!
+//! Pure functions of bytes, at both ends. What a payload means is its codec's, or the key's type. Every function is
+//! total: the bytes are another process's, and may change under whoever looks at them.
+
+use crate::codec::PayloadError;
+
+/// Bytes before a payload. Not fewer: values of four bytes in it stay aligned.
+pub const HEADER_BYTES: usize = 8;
+
+/// What a frame holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The chunk's values as they are, in the key's type.
+    Raw = 1,
+    /// What a codec made of them.
+    Coded = 2,
+}
+
+impl Kind {
+    fn name(of: u8) -> &'static str {
+        match of {
+            1 => "raw",
+            2 => "coded",
+            _ => "neither raw nor coded",
+        }
+    }
+}
+
+/// A frame that is not what was to come.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+pub enum FrameError {
+    #[error("its frame is {} (kind {seen}), expected {}", Kind::name(*.seen), Kind::name(*.expected as u8))]
+    Kind { expected: Kind, seen: u8 },
+
+    #[error("its frame says {seen} bytes of payload, where the chunk has {expected}")]
+    Raw { expected: usize, seen: u32 },
+
+    #[error("its frame says {seen} bytes of payload, where there is room for {room}")]
+    Room { room: usize, seen: u32 },
+
+    #[error("its frame holds {0}")]
+    Payload(#[from] PayloadError),
+}
+
+/// Writes the header of a frame.
+///
+/// # Panics
+/// When the frame has no room for one.
+pub fn write_header(frame: &mut [u8], kind: Kind, payload_bytes: usize) {
+    let bytes =
+        u32::try_from(payload_bytes).expect("a chunk has at most 1 GiB, and its payload 4 times that");
+    frame[..4].copy_from_slice(&[kind as u8, 0, 0, 0]);
+    frame[4..HEADER_BYTES].copy_from_slice(&bytes.to_le_bytes());
+}
+
+/// The payload of a frame, which lies at the beginning of `room`.
+///
+/// # Errors
+/// When it is of another kind, or says that it is longer than the room.
+pub fn payload(room: &[u8], expected: Kind) -> Result<&[u8], FrameError> {
+    let (header, room) = room.split_at(HEADER_BYTES);
+    let kind = header[0];
+    if kind != expected as u8 {
+        return Err(FrameError::Kind { expected, seen: kind });
+    }
+    let seen = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
+    room.get(..seen as usize).ok_or(FrameError::Room { room: room.len(), seen })
+}
+
+/// As [`payload`], for raw frames of a chunk of so many bytes.
+pub fn raw(room: &[u8], bytes: usize) -> Result<&[u8], FrameError> {
+    let payload = payload(room, Kind::Raw)?;
+    if payload.len() != bytes {
+        return Err(FrameError::Raw { expected: bytes, seen: payload.len() as u32 });
+    }
+    Ok(payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_says_what_it_holds() {
+        let mut frame = [7; 20];
+        write_header(&mut frame, Kind::Coded, 5);
+        assert_eq!(payload(&frame, Kind::Coded), Ok(&[7; 5][..]));
+        write_header(&mut frame, Kind::Raw, 12);
+        assert_eq!(raw(&frame, 12), Ok(&[7; 12][..]));
+    }
+
+    #[test]
+    fn a_frame_that_lies_is_told_what_was_expected() {
+        let says = |frame: &[u8], kind| payload(frame, kind).unwrap_err().to_string();
+        let mut frame = [0; 20];
+        assert_eq!(says(&frame, Kind::Raw), "its frame is neither raw nor coded (kind 0), expected raw");
+        write_header(&mut frame, Kind::Raw, 12);
+        assert_eq!(says(&frame, Kind::Coded), "its frame is raw (kind 1), expected coded");
+        assert_eq!(raw(&frame, 8), Err(FrameError::Raw { expected: 8, seen: 12 }));
+        write_header(&mut frame, Kind::Coded, 13);
+        assert_eq!(
+            says(&frame, Kind::Coded),
+            "its frame says 13 bytes of payload, where there is room for 12"
+        );
+        frame[4..8].fill(0xff);
+        assert_eq!(payload(&frame, Kind::Coded), Err(FrameError::Room { room: 12, seen: u32::MAX }));
+    }
+}
