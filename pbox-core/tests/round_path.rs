@@ -200,7 +200,8 @@ fn turns_allocate_nothing() {
 }
 
 /// One of each, as a text.
-const CODECS: [&str; 2] = ["f16", "bf16"];
+const CODECS: [&str; 8] =
+    ["f16", "bf16", "qsgd:4", "onebit", "terngrad", "topk:0.1", "randomk:0.1", "dgc:0.1:0.9:none:4"];
 
 fn allocates_nothing(job: Job) {
     const WARM_UP: u32 = 3;
