@@ -73,6 +73,30 @@ fn any_number_of_workers_ends_with_the_weights_of_one_process() {
     }
 }
 
+/// Every codec trains: after 12 epochs the loss is below 0.52 (without compression 0.48, at the start 0.7), and all
+/// workers have the same bits. A run repeats.
+#[test]
+fn every_codec_trains() {
+    for codec in
+        ["f16", "bf16", "qsgd:4:64", "onebit", "terngrad", "topk:0.05", "randomk:0.2", "dgc:0.05:0.9:none:20"]
+    {
+        let run = || {
+            let output = train(&["--workers", "3", "--epochs", "12", "--compress", codec]);
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let complaints = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{codec}: {}\n{said}\n{complaints}", output.status);
+            said
+        };
+        let said = run();
+        assert!(said.contains("the same weights, bit for bit"), "{said}");
+        let losses = losses(&said);
+        assert!(losses[11] < 0.52, "{codec}: {losses:?}");
+        eprintln!("{codec}: {losses:?}");
+        let fingerprint = |said: &str| said.lines().last().map(str::to_owned);
+        assert_eq!(fingerprint(&run()), fingerprint(&said), "{codec}");
+    }
+}
+
 #[test]
 fn a_run_repeats() {
     assert_eq!(good_run("3").1, good_run("3").1);

@@ -94,7 +94,7 @@ impl SessionConfig {
     }
 
     /// What of this layout crosses, and where it lies in the windows.
-    pub(crate) fn wire(&self, layout: Arc<Layout>) -> Wire {
+    pub fn wire(&self, layout: Arc<Layout>) -> Wire {
         let SessionConfig { seed, workers, consistency, .. } = *self;
         let terms = |compression| FramingTerms::new(compression, seed, workers, &self.optimizer, consistency);
         Wire::new(layout, self.compression.map(terms))

@@ -1,6 +1,7 @@
 //! The example's settings.
 
 use benches::train::MAX_WORKERS;
+use pbox_core::Compression;
 
 /// Train a small network on real data over a parameter hub, and compare with one process.
 ///
@@ -30,6 +31,11 @@ pub struct Args {
     /// Control port of a hub that runs on this machine. Default: start one for this run.
     #[arg(long, value_name = "HOST:PORT")]
     pub hub: Option<String>,
+
+    /// How gradients and weights are made smaller, as phub-probe has it: bf16, qsgd:8:512, topk:0.01. The result is
+    /// then no longer that of one process; all workers must still end with the same weights.
+    #[arg(long, value_name = "CODEC[:SETTING...]")]
+    pub compress: Option<Compression>,
 
     /// Names the split, the first weights and the order of the samples.
     #[arg(long, default_value_t = 1, value_name = "S")]
@@ -85,6 +91,7 @@ impl Args {
             ("--job", job.to_owned()),
             ("--role", "worker".to_owned()),
         ];
-        numbers.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
+        let compress = self.compress.map(|compression| ("--compress", compression.to_string()));
+        numbers.into_iter().chain(compress).flat_map(|(name, value)| [name.to_owned(), value]).collect()
     }
 }

@@ -21,6 +21,8 @@ pub struct Report {
     train_accuracy: f64,
     test_accuracy: f64,
     majority_accuracy: f64,
+    compression: Option<String>,
+    /// With the one process.
     bit_for_bit: bool,
     fingerprint: String,
 }
@@ -32,7 +34,7 @@ pub fn tell(line: &str) {
 }
 
 impl Report {
-    /// Of `weights`, which every worker and the one-process run ended with.
+    /// Of `weights`, which every worker ended with, and without compression the one-process run.
     pub fn new(args: &Args, task: &Task, weights: &Weights, seconds: f64) -> Self {
         let accuracy = |samples: &Samples| {
             let classes = task.network.classify(samples, |key| weights.key(key));
@@ -48,7 +50,8 @@ impl Report {
             train_accuracy: accuracy(&task.train),
             test_accuracy: accuracy(&task.test),
             majority_accuracy: task.test.majority_accuracy(&task.train),
-            bit_for_bit: true,
+            compression: args.compress.map(|compression| compression.to_string()),
+            bit_for_bit: args.compress.is_none(),
             fingerprint: format!("{:016x}", weights.fingerprint()),
         }
     }
@@ -71,10 +74,16 @@ impl Report {
         row("training set", percent(self.train_accuracy));
         row(
             "weights",
-            format!(
-                "the same weights, bit for bit: all {} of {} worker(s) and of the one process",
-                self.parameters, self.workers
-            ),
+            match &self.compression {
+                None => format!(
+                    "the same weights, bit for bit: all {} of {} worker(s) and of the one process",
+                    self.parameters, self.workers
+                ),
+                Some(codec) => format!(
+                    "the same weights, bit for bit: all {} of {} worker(s), by way of {codec}",
+                    self.parameters, self.workers
+                ),
+            },
         );
         row("fingerprint", self.fingerprint.clone());
         text

@@ -1,4 +1,5 @@
-//! The parent: starts hub and workers, hears how the loss falls, compares with the one-process run.
+//! The parent: starts hub and workers, hears how the loss falls, compares with the one-process run; with compression
+//! the workers with each other.
 
 use std::time::Instant;
 
@@ -21,13 +22,17 @@ pub fn run(args: &Args) -> Result<()> {
     let trained = over_hub(args, &task)?;
     let seconds = begin.elapsed().as_secs_f64();
 
-    if !args.json {
-        tell("one process, the same shards one after another ...");
-    }
-    let mut shards: Vec<Shard> =
-        (0..args.workers).map(|rank| Shard::new(&task.plan, &task.train, rank)).collect();
-    let expected = one_process(&task.plan, &task.network, &mut shards);
-    compare(&trained, &expected, &task)?;
+    let expected = match args.compress {
+        Some(_) => trained[0].clone(),
+        None => {
+            if !args.json {
+                tell("one process, the same shards one after another ...");
+            }
+            let shard = |rank| Shard::new(&task.plan, &task.train, rank);
+            one_process(&task.plan, &task.network, &mut (0..args.workers).map(shard).collect::<Vec<_>>())
+        }
+    };
+    compare(args, &trained, &expected, &task)?;
 
     let report = Report::new(args, &task, &trained[0], seconds);
     report.print(args.json)?;
@@ -102,10 +107,11 @@ fn hear(worker: &mut Role) -> Result<Word> {
 }
 
 /// Every element of every worker, bit by bit.
-fn compare(trained: &[Weights], expected: &Weights, task: &Task) -> Result<()> {
+fn compare(args: &Args, trained: &[Weights], expected: &Weights, task: &Task) -> Result<()> {
+    let other = if args.compress.is_some() { "worker 0" } else { "the one-process run" };
     for (rank, weights) in trained.iter().enumerate() {
         if let Some(difference) = weights.difference(expected, &task.network) {
-            bail!("worker {rank} and the one-process run ended with different weights: {difference}");
+            bail!("worker {rank} and {other} ended with different weights: {difference}");
         }
     }
     Ok(())

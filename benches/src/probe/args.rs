@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fabric::IdlePolicy;
 use fabric::verbs::NicList;
-use pbox_core::{Ablate, Consistency, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer, Schedule};
+use pbox_core::{Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer, Schedule};
 use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, IdleChoice};
 use worker_shim::{Credit, SessionConfig, WeightsMode};
@@ -67,6 +67,13 @@ pub struct Args {
     /// Where workers read weights: in place, or in a copy of their own.
     #[arg(long, default_value = "shared", value_enum)]
     pub weights: WeightsChoice,
+
+    /// How gradients and weights are made smaller: a codec, and its settings after colons. f16 and bf16: half the bytes.
+    /// qsgd:BITS:BUCKET, terngrad: levels at random, right on average. onebit: signs and two means. topk:RATIO,
+    /// randomk:RATIO, dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS: a share of the values, the rest later. Results are not
+    /// exact then: what is checked is that all workers have the same bits.
+    #[arg(long, value_name = "CODEC[:SETTING...]")]
+    pub compress: Option<Compression>,
 
     /// Work that the hub leaves out, to see what it costs: aggregate (use one gradient instead of
     /// the sum), optimize (send the mean instead of stepping).
@@ -264,10 +271,13 @@ impl Args {
         }
     }
 
-    /// Whether there is a limit to be compared with: a hub that leaves work out, or steps once a push, does
+    /// Whether there is a limit to be compared with: a hub that leaves work out, decodes, or steps once a push, does
     /// other work than the limit's, and one that waits for computing less.
     pub fn has_limit(&self) -> bool {
-        self.compute.compute.is_none() && self.ablate.is_empty() && !self.consistency.steps_alone()
+        self.compute.compute.is_none()
+            && self.compress.is_none()
+            && self.ablate.is_empty()
+            && !self.consistency.steps_alone()
     }
 
     /// Bytes that may be under way on each link.
@@ -281,6 +291,7 @@ impl Args {
         let rank = self.rank.unwrap_or_default();
         let mut config = SessionConfig::new(hub, &*self.job, rank, self.workers, keys, self.optimizer());
         config.chunk_bytes = self.chunk_bytes;
+        config.compression = self.compress;
         config.ablate = self.ablate();
         config.consistency = self.consistency;
         config.schedule = self.schedule;

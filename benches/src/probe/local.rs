@@ -2,10 +2,13 @@
 //! rounds, some passes of the limit, some rounds again. The memory's speed of a shared machine changes from
 //! second to second; what counts is the ratio within a leg.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, bail};
-use pbox_core::Layout;
+use pbox_core::{Layout, Wire};
 
 use super::args::{Args, Transport, WeightsChoice};
+use super::crossed::Crossed;
 use super::limit::Limit;
 use super::report::{Leg, Report, progress_bar};
 use super::worker::{Word, describe_hubs};
@@ -17,8 +20,8 @@ const ROUNDS_PER_LEG: u32 = 5;
 
 pub(super) fn run(args: &Args) -> Result<Report> {
     let (_, keys) = args.keys()?;
-    let layout = Layout::new(keys, args.chunk_bytes)?;
-    check_memory(args, &layout)?;
+    let layout = Layout::new(keys.clone(), args.chunk_bytes)?;
+    check_memory(args, &args.session_config(keys).wire(Arc::new(layout.clone())))?;
     let progress = progress_bar(args);
 
     let start = |hub| Role::start(format!("hub {hub}"), &args.for_role("hub"));
@@ -71,13 +74,14 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         let passes = limit.as_ref().map(|limit| limit.measure(rounds)).transpose()?;
         legs.push(Leg::new(&by_worker, passes.unwrap_or_default()));
     }
-    let (mut worker_rss, mut credits) = (0, Vec::new());
+    let (mut worker_rss, mut credits, mut crossed) = (0, Vec::new(), Vec::new());
     for worker in &mut workers {
         worker.tell("done")?;
         match hear(worker)? {
-            Word::Right { rss_bytes, credit } => {
+            Word::Right { rss_bytes, credit, crossed: of_this } => {
                 worker_rss = worker_rss.max(rss_bytes);
                 credits.push(credit);
+                crossed.push(of_this);
             }
             other => bail!("expected the last look from a worker, heard {other:?}"),
         }
@@ -88,23 +92,29 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     hubs.into_iter().try_for_each(Role::finish)?;
 
     progress.finish_and_clear();
+    if !args.consistency.steps_alone() {
+        Crossed::check(&crossed)?;
+    }
     let credit = credits.swap_remove(0);
-    Report::new(args, &transport, &layout, &legs, worker_rss, &looks, credit)?
+    Report::new(args, &transport, &layout, &legs, worker_rss, &looks, credit, crossed[0])?
         .with_compute(args, &layout, &computed)
 }
 
 /// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, a
 /// window of weights for each worker where steps are its own, and copies where they are private; and the
 /// same with neither for the limit.
-fn check_memory(args: &Args, layout: &Layout) -> Result<()> {
-    let private = args.weights == WeightsChoice::Private;
-    let of_a_worker = 1 + u32::from(private) + u32::from(args.consistency.steps_alone());
+fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
+    let layout = wire.layout();
+    // What is compressed has gradients and weights in memory of the worker's own.
+    let private =
+        u32::from(args.weights == WeightsChoice::Private).max(2 * u32::from(args.compress.is_some()));
+    let of_a_worker = 1 + private + u32::from(args.consistency.steps_alone());
     // Elsewhere than on shared memory both ends have each window.
     let of_a_worker =
         of_a_worker + if matches!(args.transport, Transport::Tcp | Transport::Verbs) { 2 } else { 0 };
     let copies = of_a_worker * args.workers + 1;
-    let windows = u64::from(copies) * layout.window_bytes() as u64;
-    let kept = layout.kept_bytes(&args.optimizer());
+    let windows = u64::from(copies) * wire.window_bytes() as u64;
+    let kept = wire.kept_bytes(&args.optimizer());
     let limit = u64::from(args.workers + 1) * layout.window_bytes() as u64 + kept;
     let needed = windows + kept + if args.has_limit() { limit } else { 0 };
     let available = fabric::available_bytes().unwrap_or(u64::MAX);

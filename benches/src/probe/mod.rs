@@ -5,6 +5,7 @@
 mod args;
 mod compute_args;
 mod credit_report;
+mod crossed;
 mod expected;
 mod hub_role;
 #[allow(unsafe_code)]

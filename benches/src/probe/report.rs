@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::args::Args;
 use super::credit_report::{CreditReport, Tried};
+use super::crossed::Crossed;
 use crate::compute::{ComputeReport, Times};
 
 /// The result of a run.
@@ -37,6 +38,13 @@ pub struct Report {
     credit_tried: Vec<Tried>,
     #[serde(skip)]
     credit_words: String,
+    /// How gradients and weights are made smaller.
+    compression: Option<String>,
+    /// Of a worker in a round.
+    sent_bytes: f64,
+    received_bytes: f64,
+    #[serde(skip)]
+    volume_words: String,
     ablated: Vec<String>,
     weights: &'static str,
     pages: &'static str,
@@ -98,6 +106,7 @@ impl Leg {
 
 impl Report {
     /// From what was measured, and the hub's own words before and after each leg.
+    #[allow(clippy::too_many_arguments)] // each is measured elsewhere, and said here
     pub(super) fn new(
         args: &Args,
         transport: &str,
@@ -106,6 +115,7 @@ impl Report {
         worker_rss: u64,
         hub: &[(HubReply, HubReply)],
         credit: CreditReport,
+        crossed: Crossed,
     ) -> Result<Self> {
         let (model, _) = args.keys()?;
         let after = &hub.last().expect("a run has a leg").1;
@@ -137,8 +147,13 @@ impl Report {
             credit_words: credit.words(args.credit()),
             credit_bytes: credit.bytes,
             credit_tried: credit.tried,
+            compression: args.compress.map(|compression| compression.to_string()),
+            sent_bytes: crossed.sent,
+            received_bytes: crossed.received,
+            volume_words: crossed.words(layout.model_bytes()),
             ablated: args.ablate.iter().map(|what| format!("{what:?}").to_lowercase()).collect(),
             weights: match args.weights {
+                _ if args.compress.is_some() => "private",
                 super::args::WeightsChoice::Shared => "shared",
                 super::args::WeightsChoice::Private => "private",
             },
@@ -153,7 +168,8 @@ impl Report {
             limit_gb_per_s: (!passes.is_empty()).then(|| moved / quantile(&passes, 0.5)),
             limit_ratio: ratios.get(ratios.len() / 2).copied(),
             limit_ratio_spread: ratios.first().copied().zip(ratios.last().copied()).map(Into::into),
-            checked: true, // the first wrong result ended the run with an error
+            // The first wrong result ended the run with an error.
+            checked: args.compress.is_none() || !args.consistency.steps_alone(),
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
             worker_rss_mb: worker_rss as f64 / 1e6,
             compute: None,
@@ -206,6 +222,10 @@ impl Report {
         );
         let unit = self.slice_bytes.map_or("whole layers".into(), |bytes| format!("slices of {bytes} bytes"));
         row("schedule", format!("{}, {unit}; credit {}", self.schedule, self.credit_words));
+        if let Some(compression) = &self.compression {
+            row("compression", compression.clone());
+            row("volume", self.volume_words.clone());
+        }
         if !self.ablated.is_empty() {
             row("left out", self.ablated.join(" and "));
         }
@@ -225,7 +245,18 @@ impl Report {
             "bsp" => "exact",
             _ => "exact, of an allowed number of steps",
         };
-        row("checked", format!("every chunk by a line in 16 rounds, every element after the last: {exact}"));
+        row(
+            "checked",
+            match self.compression {
+                None => {
+                    format!("every chunk by a line in 16 rounds, every element after the last: {exact}")
+                }
+                Some(_) if self.consistency == "bsp" => {
+                    "all workers of this machine have the same bits after the last round".into()
+                }
+                Some(_) => "nothing: results are not exact, and workers are apart".into(),
+            },
+        );
         row(
             "memory",
             format!(

@@ -14,6 +14,7 @@ use phub_server::CoreSelection;
 
 use super::args::Args;
 use super::credit_report::CreditReport;
+use super::crossed::{Crossed, digest};
 use super::expected::{Expected, allowed};
 use super::report::{Leg, Report, progress_bar};
 use crate::simulated::{Simulated, Terms};
@@ -42,6 +43,7 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
     let net = Net::new(1, Faults { delay: 0..4, ..Faults::NONE });
     let consistency = args.consistency;
     let terms = Terms {
+        compression: args.compress,
         ablate: args.ablate(),
         consistency,
         schedule: args.schedule,
@@ -68,7 +70,9 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         }
     }
 
-    let mut expected = Expected::<E>::new(optimizer, args.ablate(), args.consistency, workers);
+    let mut expected =
+        Expected::<E>::new(optimizer, args.ablate(), args.consistency, workers).compressed(args.compress);
+    let crossed_before = job.workers[0].traffic();
     let before = describe(&job);
     let progress = progress_bar(args);
     let mut round_ns = Vec::new();
@@ -85,8 +89,18 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         progress.inc(1);
     }
     progress.finish_and_clear();
+    let mut crossed = Vec::new();
     for worker in &job.workers {
         keys().try_for_each(|key| expected.check(&layout, key, worker.weights(key)?))?;
+        let mut all = 0;
+        for key in keys() {
+            let weights: &[E] = worker.weights(key)?;
+            all = digest(all, weights.iter().map(|weight| weight.to_f32().to_bits()));
+        }
+        crossed.push(Crossed::new(crossed_before, worker.traffic(), args.rounds, all));
+    }
+    if !args.consistency.steps_alone() {
+        Crossed::check(&crossed)?;
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
     Report::new(
@@ -97,6 +111,7 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         rss_bytes,
         &[(before, describe(&job))],
         CreditReport::said(args.credit().at_first()),
+        crossed[0],
     )
 }
 

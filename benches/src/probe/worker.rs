@@ -9,10 +9,11 @@ use half::{bf16, f16};
 use pbox_core::control::HubReply;
 use pbox_core::{Consistency, Dtype, Element, KeyId};
 use serde::{Deserialize, Serialize};
-use worker_shim::Session;
+use worker_shim::{Session, Traffic};
 
 use super::args::Args;
 use super::credit_report::CreditReport;
+use super::crossed::{Crossed, digest};
 use super::expected::{Expected, allowed};
 use super::report::{Leg, Report};
 use crate::child;
@@ -42,12 +43,14 @@ pub(super) enum Word {
     Leg(Vec<u64>),
     /// The iterations of a leg are done, with compute that takes time.
     Computed(Times),
-    /// Every element was right after the last round.
+    /// Every element was right after the last round, as far as that is known.
     Right {
         /// The process's resident memory.
         rss_bytes: u64,
         /// Its links'.
         credit: CreditReport,
+        /// And what crossed on them.
+        crossed: Crossed,
     },
 }
 
@@ -62,6 +65,8 @@ struct Worker<E> {
     rounds: u32,
     /// Before the iterations of a trace.
     exchanges: u32,
+    /// What had crossed before the measured rounds.
+    before: Traffic,
 }
 
 impl<E: Element> Worker<E> {
@@ -77,15 +82,18 @@ impl<E: Element> Worker<E> {
             Expected::<E>::fill_gradient(args.consistency, rank, key, session.gradient_mut(key)?);
         }
         let (workers, consistency) = (args.workers, args.consistency);
-        let expected = Expected::new(optimizer, args.ablate(), consistency, workers);
+        let expected =
+            Expected::new(optimizer, args.ablate(), consistency, workers).compressed(args.compress);
         let exchanges = args.compute.exchanges;
         let more = if args.compute.compute.is_some() { exchanges + computing::LEAD_IN } else { 0 };
         let rounds = WARM_UP + more + args.rounds + u32::from(consistency.steps_alone());
+        let before = session.traffic();
         let mut worker =
-            Worker { session, expected, consistency, rank, workers, round: 0, rounds, exchanges };
+            Worker { session, expected, consistency, rank, workers, round: 0, rounds, exchanges, before };
         for _ in 0..WARM_UP {
             worker.round()?;
         }
+        worker.before = worker.session.traffic();
         Ok(worker)
     }
 
@@ -119,6 +127,16 @@ impl<E: Element> Worker<E> {
     fn check(&self) -> Result<()> {
         let check = |key| self.expected.check(self.session.layout(), key, self.session.weights(key)?);
         self.session.keys().try_for_each(check)
+    }
+
+    /// What crossed in the measured rounds, and what came of it.
+    fn crossed(&self) -> Result<Crossed> {
+        let mut all = 0;
+        for key in self.session.keys() {
+            let weights: &[E] = self.session.weights(key)?;
+            all = digest(all, weights.iter().map(|weight| weight.to_f32().to_bits()));
+        }
+        Ok(Crossed::new(self.before, self.session.traffic(), self.round - WARM_UP, all))
     }
 
     /// Once all workers have done all measured rounds, where their steps are their own: after one more,
@@ -184,7 +202,7 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
     worker.check()?;
-    say(&Word::Right { rss_bytes, credit: CreditReport::of(&worker.session) });
+    say(&Word::Right { rss_bytes, credit: CreditReport::of(&worker.session), crossed: worker.crossed()? });
     child::wait_for_word("leave")?;
     worker.check_total()?;
     Ok(worker.session.leave()?)
@@ -227,6 +245,7 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
         rss_bytes,
         &[(before, after)],
         CreditReport::of(&worker.session),
+        worker.crossed()?,
     )?
     .with_compute(args, worker.session.layout(), &computed)?;
     worker.session.leave()?;

@@ -4,6 +4,7 @@
 // Each test file is a crate of its own and uses its own part of this.
 #![allow(dead_code)]
 
+pub mod model;
 pub mod program;
 pub mod race;
 pub mod training;

@@ -3,9 +3,10 @@
 
 use fabric::any::Transport;
 use half::{bf16, f16};
-use pbox_core::{Dtype, Element, Key, KeyId, Optimizer, Schedule};
+use pbox_core::{Compression, Dtype, Element, Key, KeyId, Optimizer, Schedule};
 use worker_shim::{Credit, Session, SessionConfig, SessionError, WeightsMode};
 
+use super::model::Model;
 use super::values::{self, Reference, mix, same_bits};
 use super::{config_at, together};
 
@@ -15,6 +16,7 @@ pub struct Training {
     pub job: String,
     pub keys: Vec<Key>,
     pub optimizer: Optimizer,
+    pub compression: Option<Compression>,
     pub workers: u32,
     pub chunk_bytes: usize,
     pub rounds: u32,
@@ -36,6 +38,7 @@ impl Training {
             job: job.into(),
             keys,
             optimizer,
+            compression: None,
             workers: 3,
             chunk_bytes: pbox_core::DEFAULT_CHUNK_BYTES,
             rounds: 6,
@@ -55,6 +58,7 @@ impl Training {
         config.keys = self.keys.clone();
         config.optimizer = self.optimizer;
         config.chunk_bytes = self.chunk_bytes;
+        (config.compression, config.seed) = (self.compression, self.seed);
         config.weights = self.weights;
         (config.schedule, config.slice_bytes) = (self.schedule, self.slice_bytes);
         config.credit = self.credit;
@@ -69,6 +73,9 @@ impl Training {
 
     /// What every worker must see after each round; first after the broadcast.
     fn expected(&self) -> Vec<Vec<Vec<f32>>> {
+        if let Some(compression) = self.compression {
+            return self.expected_of(compression);
+        }
         let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
         let mut expected = vec![reference.weights.clone()];
         for round in 0..self.rounds {
@@ -76,6 +83,31 @@ impl Training {
             expected.push(reference.weights.clone());
         }
         expected
+    }
+
+    fn expected_of(&self, compression: Compression) -> Vec<Vec<Vec<f32>>> {
+        let mut model = self.model(compression);
+        let mut expected = vec![model.all_weights()];
+        for round in 0..self.rounds {
+            self.advance(&mut model, round);
+            expected.push(model.all_weights());
+        }
+        expected
+    }
+
+    /// The job after its broadcast.
+    pub fn model(&self, compression: Compression) -> Model {
+        let Training { keys, chunk_bytes, seed, workers, optimizer, .. } = self;
+        let mut model = Model::new(keys, *chunk_bytes, compression, *seed, *workers, *optimizer);
+        if optimizer.keeps_weights() {
+            model.broadcast(|key, i| values::weight(*seed, key, i));
+        }
+        model
+    }
+
+    /// A round of the job.
+    pub fn advance(&self, model: &mut Model, round: u32) {
+        model.advance(self.rate(round), |rank, key, i| values::gradient(self.seed, rank, round, key, i));
     }
 
     /// What every worker must see after so many rounds.

@@ -34,6 +34,16 @@ pub fn fill_weights(seed: u64, key: KeyId, into: &mut [f32]) {
     fill_gradient(seed, BROADCAST, 0, key, into);
 }
 
+/// One element of what [`fill_gradient`] writes.
+pub fn gradient(seed: u64, rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
+    value(seed, rank, round, key.index(), element)
+}
+
+/// One element of what [`fill_weights`] writes.
+pub fn weight(seed: u64, key: KeyId, element: usize) -> f32 {
+    value(seed, BROADCAST, 0, key.index(), element)
+}
+
 /// A number as a key of this type holds it.
 pub fn rounded(dtype: Dtype, value: f32) -> f32 {
     match dtype {

@@ -1,0 +1,72 @@
+//! What the probe says of the bytes that cross in a round, and of what all workers have after the last one.
+//!
+//! Plain data, which a worker process tells its parent.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+use worker_shim::Traffic;
+
+/// Of one worker.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Crossed {
+    /// Bytes to the hub in a round.
+    pub sent: f64,
+    /// Bytes from it.
+    pub received: f64,
+    /// Of the bits of all weights.
+    pub digest: u64,
+}
+
+impl Crossed {
+    /// Between two looks with so many rounds between them.
+    pub fn new(before: Traffic, after: Traffic, rounds: u32, digest: u64) -> Self {
+        let of_a_round = |before: u64, after: u64| (after - before) as f64 / f64::from(rounds.max(1));
+        Crossed {
+            sent: of_a_round(before.sent, after.sent),
+            received: of_a_round(before.received, after.received),
+            digest,
+        }
+    }
+
+    /// Checks that all workers have the same bits.
+    pub fn check(by_worker: &[Crossed]) -> Result<()> {
+        match by_worker.iter().position(|one| one.digest != by_worker[0].digest) {
+            Some(rank) => bail!("workers 0 and {rank} have different weights after the last round"),
+            None => Ok(()),
+        }
+    }
+
+    /// In words, beside a model of so many bytes.
+    pub fn words(&self, model_bytes: u64) -> String {
+        let of = |bytes: f64| {
+            format!("{:.2} MB ({:.1}% of the model)", bytes / 1e6, 100.0 * bytes / model_bytes as f64)
+        };
+        format!("{} to the hub, {} back; of a worker in a round", of(self.sent), of(self.received))
+    }
+}
+
+/// A number that stands for all these bits (FNV-1a over each element's).
+pub(super) fn digest(start: u64, bits: impl Iterator<Item = u32>) -> u64 {
+    bits.fold(start, |hash, bits| (hash ^ u64::from(bits)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_with_other_bits_are_named() {
+        let of = |bits: [u32; 2]| {
+            Crossed::new(
+                Traffic::default(),
+                Traffic { sent: 10, received: 30 },
+                2,
+                digest(1, bits.into_iter()),
+            )
+        };
+        assert!(Crossed::check(&[of([1, 2]), of([1, 2])]).is_ok());
+        let error = Crossed::check(&[of([1, 2]), of([1, 2]), of([2, 1])]).unwrap_err().to_string();
+        assert!(error.contains("workers 0 and 2"), "{error}");
+        assert_eq!((of([0, 0]).sent, of([0, 0]).received), (5.0, 15.0));
+    }
+}

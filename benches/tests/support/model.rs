@@ -1,0 +1,181 @@
+//! What a compressed job must come to, written out plainly: chunk by chunk, one after another, codecs as they are.
+//! No frames, no windows, no links.
+
+use pbox_core::codec::{Codec, Draw};
+use pbox_core::kernels::Kernels;
+use pbox_core::oracle::{self, Step};
+use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Optimizer, Round};
+
+use super::values::rounded;
+
+/// A job in BSP whose workers all take part.
+pub struct Model {
+    layout: Layout,
+    codec: Codec,
+    answer: Codec,
+    seed: u64,
+    workers: u32,
+    optimizer: Optimizer,
+    /// The hub's next round.
+    pub round: Round,
+    chunks: Vec<Chunk>,
+}
+
+struct Chunk {
+    /// As the hub has them; where none are kept, what its means left out.
+    weights: Vec<f32>,
+    state: Vec<[f32; 2]>,
+    /// As the workers have them.
+    seen: Vec<f32>,
+    /// By rank, what its encoder keeps.
+    kept: Vec<Vec<f32>>,
+}
+
+impl Model {
+    pub fn new(
+        keys: &[Key],
+        chunk_bytes: usize,
+        compression: Compression,
+        seed: u64,
+        workers: u32,
+        optimizer: Optimizer,
+    ) -> Self {
+        let layout = Layout::new(keys.to_vec(), chunk_bytes).unwrap();
+        let codec = compression.codec();
+        let chunk = |chunk: &pbox_core::Chunk| {
+            let elements = chunk.span.bytes / layout.keys()[chunk.key.index()].dtype.bytes();
+            Chunk {
+                weights: vec![0.0; elements],
+                state: vec![[0.0; 2]; elements],
+                seen: vec![0.0; elements],
+                kept: vec![vec![0.0; elements * codec.state_per_element()]; workers as usize],
+            }
+        };
+        let chunks = layout.chunks().iter().map(chunk).collect();
+        let answer = codec.answer(workers);
+        Model { layout, codec, answer, seed, workers, optimizer, round: Round(0), chunks }
+    }
+
+    /// Begins with rank 0's weights, which `value` gives.
+    pub fn broadcast(&mut self, value: impl Fn(KeyId, usize) -> f32) {
+        for id in 0..self.chunks.len() {
+            let (key, first, dtype) = self.place(id);
+            for (i, weight) in self.chunks[id].weights.iter_mut().enumerate() {
+                *weight = rounded(dtype, value(key, first + i));
+            }
+            self.chunks[id].seen = self.chunks[id].weights.clone();
+        }
+        self.round = self.round.next();
+    }
+
+    /// The hub goes on from a checkpoint, with workers that have nothing.
+    pub fn restart(&mut self) {
+        for id in 0..self.chunks.len() {
+            let (_, _, dtype) = self.place(id);
+            let Chunk { weights, seen, kept, .. } = &mut self.chunks[id];
+            *seen = weights.iter().map(|&weight| rounded(dtype, weight)).collect();
+            kept.iter_mut().for_each(|kept| kept.fill(0.0));
+        }
+    }
+
+    /// One round on; `value` is what a rank pushes.
+    pub fn advance(&mut self, learning_rate: f32, value: impl Fn(u32, KeyId, usize) -> f32) {
+        for id in 0..self.chunks.len() {
+            let (key, first, dtype) = self.place(id);
+            let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];
+            let number = if self.optimizer.keeps_weights() { self.round } else { Round(1) };
+            let step = Step::new(&self.optimizer, self.workers, number, learning_rate, lr_mult, wd_mult);
+            let elements = self.chunks[id].weights.len();
+            let mut sum = vec![0.0; elements];
+            for rank in 0..self.workers {
+                let pushed: Vec<f32> =
+                    (0..elements).map(|i| rounded(dtype, value(rank, key, first + i))).collect();
+                let mut kept = std::mem::take(&mut self.chunks[id].kept[rank as usize]);
+                self.through(&self.codec, &pushed, &mut kept, rank, id, &mut sum);
+                self.chunks[id].kept[rank as usize] = kept;
+            }
+            self.step(id, dtype, &step, &sum);
+        }
+        self.round = self.round.next();
+    }
+
+    fn step(&mut self, id: usize, dtype: Dtype, step: &Step, sum: &[f32]) {
+        let keeps_weights = self.optimizer.keeps_weights();
+        let Chunk { weights, state, seen, .. } = &mut self.chunks[id];
+        let whole: Vec<f32> = if keeps_weights {
+            for ((weight, state), sum) in weights.iter_mut().zip(state).zip(sum) {
+                oracle::step(&self.optimizer, step, *sum, weight, state);
+            }
+            weights.iter().zip(&*seen).map(|(weight, seen)| weight - seen).collect()
+        } else {
+            let mean = |sum: &f32| {
+                let mut mean = 0.0;
+                oracle::step(&self.optimizer, step, *sum, &mut mean, &mut []);
+                mean
+            };
+            sum.iter().zip(&*weights).map(|(sum, left_out)| mean(sum) + left_out).collect()
+        };
+        // f32 is added to in place; of others the sum is rounded.
+        let mut seen = std::mem::take(seen);
+        if !keeps_weights {
+            seen.fill(0.0);
+        }
+        let exact = seen.clone();
+        if dtype == Dtype::F32 {
+            self.through(&self.answer, &whole, &mut [], u32::MAX, id, &mut seen);
+        } else {
+            let mut decoded = vec![0.0; seen.len()];
+            self.through(&self.answer, &whole, &mut [], u32::MAX, id, &mut decoded);
+            let sums = exact.iter().zip(&decoded).map(|(exact, decoded)| rounded(dtype, exact + decoded));
+            seen = sums.collect();
+        }
+        let chunk = &mut self.chunks[id];
+        if !keeps_weights {
+            chunk.weights = whole.iter().zip(&seen).map(|(whole, seen)| whole - seen).collect();
+        }
+        chunk.seen = seen;
+    }
+
+    /// Encodes values and adds what is decoded.
+    fn through(
+        &self,
+        codec: &Codec,
+        values: &[f32],
+        kept: &mut [f32],
+        rank: u32,
+        id: usize,
+        sum: &mut [f32],
+    ) {
+        let scalar = Kernels::available().last().expect("scalar kernels run everywhere");
+        let mut payload = vec![0; codec.payload_bytes(values.len())];
+        let draw = Draw { seed: self.seed, rank, round: self.round, chunk: ChunkId(id as u32) };
+        let encoded = codec.encode(scalar, values, kept, draw, &mut payload);
+        codec.add(scalar, &payload[..encoded.bytes], sum);
+    }
+
+    /// A key's weights, as the workers have them.
+    pub fn weights(&self, key: KeyId) -> Vec<f32> {
+        let chunks = self.layout.key_chunks(key);
+        self.chunks[chunks.start as usize..chunks.end as usize]
+            .iter()
+            .flat_map(|chunk| chunk.seen.clone())
+            .collect()
+    }
+
+    /// All keys' weights.
+    pub fn all_weights(&self) -> Vec<Vec<f32>> {
+        (0..self.layout.keys().len() as u32).map(|key| self.weights(KeyId(key))).collect()
+    }
+
+    /// A chunk's key, the place of its first element there, and the key's type.
+    fn place(&self, id: usize) -> (KeyId, usize, Dtype) {
+        let chunk = self.layout.chunks()[id];
+        let dtype = self.layout.keys()[chunk.key.index()].dtype;
+        let first = (chunk.span.offset - self.layout.key_span(chunk.key).offset) / dtype.bytes();
+        (chunk.key, first, dtype)
+    }
+}
+
+/// One of each codec, as a text.
+pub const CODECS: [&str; 8] =
+    ["f16", "bf16", "qsgd:4:64", "onebit", "terngrad", "topk:0.1", "randomk:0.2", "dgc:0.1:0.9:none:4"];
