@@ -110,3 +110,25 @@ fn a_search_for_credit_is_told_with_what_it_tried() {
     let best = tried.iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap();
     assert_eq!(all["credit_bytes"], best["bytes"], "{all}");
 }
+
+/// What crosses is less, and all workers come to the same bits.
+#[test]
+fn compressed_rounds_say_what_crosses() {
+    let _watchdog = Watchdog::new("compressed_rounds_say_what_crosses");
+    for transport in ["tcp", "sim"] {
+        let plain = report(&["--transport", transport]);
+        assert_eq!(
+            (&plain["compression"], plain["sent_bytes"].as_f64()),
+            (&serde_json::Value::Null, Some(465_612.0))
+        );
+        for codec in ["bf16", "qsgd:8:512", "topk:0.01"] {
+            let report = report(&["--transport", transport, "--compress", codec]);
+            assert_eq!(report["compression"], codec);
+            assert_eq!(report["checked"], true, "{report}");
+            for crossed in ["sent_bytes", "received_bytes"] {
+                let (crossed, whole) = (report[crossed].as_f64().unwrap(), plain[crossed].as_f64().unwrap());
+                assert!(crossed > 0.0 && crossed < 0.51 * whole, "{codec}: {crossed} of {whole}");
+            }
+        }
+    }
+}

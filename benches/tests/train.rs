@@ -73,7 +73,7 @@ fn any_number_of_workers_ends_with_the_weights_of_one_process() {
     }
 }
 
-/// Every codec trains: after 12 epochs the loss is below 0.52 (without compression 0.48, at the start 0.7), and all
+/// Every codec trains: after 12 epochs the loss is below 0.49, where it is 0.46 without compression, and all
 /// workers have the same bits. A run repeats.
 #[test]
 fn every_codec_trains() {
@@ -90,8 +90,7 @@ fn every_codec_trains() {
         let said = run();
         assert!(said.contains("the same weights, bit for bit"), "{said}");
         let losses = losses(&said);
-        assert!(losses[11] < 0.52, "{codec}: {losses:?}");
-        eprintln!("{codec}: {losses:?}");
+        assert!(losses[11] < 0.49, "{codec}: {losses:?}");
         let fingerprint = |said: &str| said.lines().last().map(str::to_owned);
         assert_eq!(fingerprint(&run()), fingerprint(&said), "{codec}");
     }
