@@ -35,6 +35,7 @@ mod schedule;
 mod shard;
 mod share;
 mod slices;
+pub mod slim;
 #[allow(unsafe_code)]
 mod slots;
 mod snapshot;

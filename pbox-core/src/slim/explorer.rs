@@ -1,0 +1,158 @@
+//! Drawing the explorer: which elements of a chunk a worker sends in a round beside the core (section 3.3, step 2).
+//!
+//! A part of the protocol: with [`Explorer::Seeded`](super::Explorer::Seeded) both ends draw, and must draw the same.
+
+use crate::chunk::{ChunkId, Round};
+
+use super::SlimDp;
+use super::set::{count, has, insert, there};
+
+/// Who draws, and for what: all of it is in the seed.
+#[derive(Clone, Copy, Debug)]
+pub struct Drawer {
+    /// The worker.
+    pub rank: u32,
+    /// The round of the push.
+    pub round: Round,
+    /// The chunk.
+    pub chunk: ChunkId,
+}
+
+/// SplitMix64 (Steele, Lea and Flood, 2014): a counter and a mixing function, so that any seed will do.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn new(drawer: Drawer) -> Self {
+        let Drawer { rank, round, chunk } = drawer;
+        let mut mix = SplitMix64(u64::from(chunk.0) << 32 | u64::from(round.0));
+        let seed = mix.next() ^ u64::from(rank);
+        SplitMix64(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `end`, which has at most 17 bits: the upper half of a product, uneven by at most one in 2^15.
+    fn below(&mut self, end: usize) -> usize {
+        ((self.next() >> 32) * end as u64 >> 32) as usize
+    }
+
+    /// From 0 to 1, without 1.
+    fn part(&mut self) -> f64 {
+        (self.next() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+    }
+}
+
+impl SlimDp {
+    /// Core and explorer of a chunk of so many `elements`, to `set`; how many are explored.
+    ///
+    /// Of the elements outside the core, the same part in every chunk, `(alpha - beta) / (1 - beta)`: together they
+    /// are `alpha - beta` of the model. What is not whole of it is rounded at random, so that keys of few elements are
+    /// explored as often as others.
+    pub fn explore(&self, elements: usize, core: &[u64], set: &mut [u64], drawer: Drawer) -> usize {
+        let mut random = SplitMix64::new(drawer);
+        let others = elements - count(core);
+        let explored = ((self.explored(others) + random.part()) as usize).min(others);
+        set.copy_from_slice(core);
+        if explored <= others / 2 {
+            draw(&mut random, elements, set, explored);
+            return explored;
+        }
+        // Those that are left out are fewer: they are drawn, and all others taken.
+        draw(&mut random, elements, set, others - explored);
+        for (index, (word, core)) in set.iter_mut().zip(core).enumerate() {
+            *word = (!*word & there(elements, index)) | core;
+        }
+        explored
+    }
+
+    /// How many of so many others are explored, before it is rounded.
+    pub(super) fn explored(&self, others: usize) -> f64 {
+        let outside = 1.0 - f64::from(self.beta);
+        let part = if outside > 0.0 { (f64::from(self.alpha) - f64::from(self.beta)) / outside } else { 0.0 };
+        others as f64 * part
+    }
+}
+
+/// Adds `more` elements to the set, at most half of those that are not in it.
+fn draw(random: &mut SplitMix64, elements: usize, set: &mut [u64], more: usize) {
+    let mut drawn = 0;
+    while drawn < more {
+        let place = random.below(elements);
+        if !has(set, place) {
+            insert(set, place);
+            drawn += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::set::words;
+    use super::*;
+
+    fn drawer(round: u32) -> Drawer {
+        Drawer { rank: 1, round: Round(round), chunk: ChunkId(7) }
+    }
+
+    #[test]
+    fn every_element_outside_the_core_is_explored_alike() {
+        let (slim, elements, rounds) = (SlimDp::new(0.3, 0.1), 200, 4000);
+        let mut core = vec![0; words(elements)];
+        (0..20).for_each(|place| insert(&mut core, place * 3));
+        let mut explored = vec![0u32; elements];
+        for round in 0..rounds {
+            let mut set = core.clone();
+            let count = slim.explore(elements, &core, &mut set, drawer(round));
+            assert_eq!(count, 40, "(alpha - beta) * 200");
+            (0..elements)
+                .for_each(|place| explored[place] += u32::from(has(&set, place) && !has(&core, place)));
+        }
+        // 4000 draws of probability 2/9: mean 889, standard deviation 26.
+        for (place, &times) in explored.iter().enumerate() {
+            let in_core = has(&core, place);
+            assert!(
+                if in_core { times == 0 } else { (758..1020).contains(&times) },
+                "{place}: {times} times"
+            );
+        }
+    }
+
+    #[test]
+    fn few_elements_are_explored_now_and_then() {
+        let slim = SlimDp::new(0.2, 0.1);
+        let count: usize = (0..9000).map(|round| slim.explore(4, &[0], &mut [0], drawer(round))).sum();
+        assert!((3600..4400).contains(&count), "{count} of 9000 draws of 4/9");
+    }
+
+    #[test]
+    fn both_ends_draw_the_same_and_workers_draw_apart() {
+        let slim = SlimDp::new(0.9, 0.1);
+        let draw = |drawer| {
+            let mut set = [0; 4];
+            slim.explore(256, &[1; 4], &mut set, drawer);
+            set
+        };
+        assert_eq!(draw(drawer(1)), draw(drawer(1)));
+        assert_ne!(draw(drawer(1)), draw(drawer(2)));
+        assert_ne!(draw(drawer(1)), draw(Drawer { rank: 2, ..drawer(1) }));
+        assert_ne!(draw(drawer(1)), draw(Drawer { chunk: ChunkId(8), ..drawer(1) }));
+    }
+
+    #[test]
+    fn all_or_nothing_can_be_explored() {
+        let mut set = [0];
+        assert_eq!(SlimDp::new(1.0, 0.2).explore(64, &[1 << 63], &mut set, drawer(0)), 63);
+        assert_eq!(set, [u64::MAX]);
+        assert_eq!(SlimDp::new(1.0, 0.0).explore(5, &[2], &mut set, drawer(0)), 4);
+        assert_eq!(set, [0b11111]);
+        assert_eq!(SlimDp::new(0.2, 0.2).explore(64, &[3], &mut set, drawer(0)), 0);
+        assert_eq!(set, [3]);
+        assert_eq!(SlimDp::new(1.0, 1.0).explore(64, &[u64::MAX], &mut set, drawer(0)), 0);
+    }
+}

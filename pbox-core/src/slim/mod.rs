@@ -1,0 +1,173 @@
+//! Slim-DP: send only what matters (Sun et al., section 3). Pure: what is sent in which round, and what the bytes
+//! mean; `shard` steps with it, the worker's session pushes with it.
+//!
+//! ```text
+//!   round  0          1      2 .. q-1          q       q+1 ..            r mod q = 0
+//!   push   broadcast  whole  core + explorer   whole   core + explorer   whole
+//!                       \-- select --> core from round 3 on   \-- select --> another core from round q+2 on
+//! ```
+//!
+//! The *core* is what matters most of the whole model: the `beta` of all parameters with the largest significance
+//! `|w| + c |g|`, the same for all workers. The *explorer* is `alpha - beta` of all parameters, drawn from the others
+//! by each worker in each round. Only these are pushed, and of these the weights come back.
+
+mod board;
+mod explorer;
+mod payload;
+mod selector;
+mod set;
+mod significance;
+
+use serde::{Deserialize, Serialize};
+
+use crate::chunk::Round;
+
+/// What Slim-DP is asked to send. The same for all workers of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlimDp {
+    /// What part of the parameters is sent in a round: above 0, at most 1.
+    pub alpha: f32,
+    /// What part of the parameters is the core: from 0 to `alpha`. With `beta = alpha` nothing is explored, and
+    /// training does not converge (section 4.4).
+    pub beta: f32,
+    /// Rounds from one selection of the core to the next, at least 1.
+    #[serde(default = "default_q")]
+    pub q: u32,
+    /// How much a gradient counts beside a weight. Left out: such that over the whole model both count the same,
+    /// `mean |w| / mean |g|` at each selection, which no scale of weights, gradients or learning rate changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub c: Option<f32>,
+    /// How the hub learns which parameters a worker explores.
+    #[serde(default)]
+    pub explorer: Explorer,
+}
+
+/// How the hub learns which parameters a worker explores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Explorer {
+    /// Their places are sent, 16 bits each (section 3.5 sends a key with each value).
+    Keys,
+    /// Both ends draw them from the same seed, and no places are sent.
+    #[default]
+    Seeded,
+}
+
+/// The paper selects every 20,000 or 50,000 mini-batches of runs of some 400,000 (section 4.1).
+fn default_q() -> u32 {
+    20_000
+}
+
+/// Places of a chunk have 16 bits.
+pub const MAX_ELEMENTS: usize = 1 << 16;
+
+/// Settings that Slim-DP cannot work with.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum InvalidSlimDp {
+    /// Alpha is no part of a whole.
+    #[error(
+        "Slim-DP: alpha is {seen}: expected the part of the parameters to send, above 0 and at most 1, as 0.2"
+    )]
+    Alpha {
+        /// What was asked for.
+        seen: f32,
+    },
+    /// Beta is no part of alpha.
+    #[error(
+        "Slim-DP: beta is {seen} with alpha {alpha}: expected the core's part of the parameters, from 0 to alpha; half of alpha is the paper's choice"
+    )]
+    Beta {
+        /// What was asked for.
+        seen: f32,
+        /// Beside this.
+        alpha: f32,
+    },
+    /// No rounds between selections.
+    #[error("Slim-DP: q is 0: expected the rounds from one selection of the core to the next, at least 1")]
+    Q,
+    /// No coefficient.
+    #[error(
+        "Slim-DP: c is {seen}: expected how much a gradient counts beside a weight, finite and not negative; leave it out to have both count the same"
+    )]
+    C {
+        /// What was asked for.
+        seen: f32,
+    },
+    /// Chunks with more elements than places.
+    #[error(
+        "Slim-DP with chunks of {elements} elements: at most {MAX_ELEMENTS} have a place of 16 bits; use smaller chunks"
+    )]
+    Chunk {
+        /// Of the largest chunk.
+        elements: usize,
+    },
+}
+
+impl SlimDp {
+    /// Alpha and beta, and for the rest what is usual.
+    pub fn new(alpha: f32, beta: f32) -> Self {
+        SlimDp { alpha, beta, q: default_q(), c: None, explorer: Explorer::default() }
+    }
+
+    /// Whether it can be done with chunks of at most so many elements.
+    pub fn check(&self, elements: usize) -> Result<(), InvalidSlimDp> {
+        let &SlimDp { alpha, beta, q, c, .. } = self;
+        if !(alpha > 0.0 && alpha <= 1.0) {
+            return Err(InvalidSlimDp::Alpha { seen: alpha });
+        }
+        if !(0.0..=alpha).contains(&beta) {
+            return Err(InvalidSlimDp::Beta { seen: beta, alpha });
+        }
+        if q == 0 {
+            return Err(InvalidSlimDp::Q);
+        }
+        if let Some(seen) = c.filter(|c| !(0.0..f32::INFINITY).contains(c)) {
+            return Err(InvalidSlimDp::C { seen });
+        }
+        if elements > MAX_ELEMENTS {
+            return Err(InvalidSlimDp::Chunk { elements });
+        }
+        Ok(())
+    }
+
+    /// Whether everybody pushes everything in a round, and the core is selected after it, where `first` is the first
+    /// round that the job trains in: 1, or that of its checkpoint.
+    pub fn selects(&self, round: Round, first: Round) -> bool {
+        round == first || (round > first && round.0.is_multiple_of(self.q))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_make_no_sense_are_named() {
+        let slim = SlimDp::new(0.2, 0.1);
+        assert_eq!(slim.check(8192), Ok(()));
+        assert_eq!(SlimDp::new(1.0, 1.0).check(1 << 16), Ok(()));
+        for seen in [0.0, -0.5, 1.5, f32::INFINITY] {
+            assert_eq!(SlimDp::new(seen, 0.0).check(1), Err(InvalidSlimDp::Alpha { seen }));
+        }
+        assert!(matches!(SlimDp::new(f32::NAN, 0.0).check(1), Err(InvalidSlimDp::Alpha { .. })));
+        assert_eq!(SlimDp::new(0.2, 0.3).check(1), Err(InvalidSlimDp::Beta { seen: 0.3, alpha: 0.2 }));
+        assert_eq!(SlimDp::new(0.2, -0.1).check(1), Err(InvalidSlimDp::Beta { seen: -0.1, alpha: 0.2 }));
+        assert_eq!(SlimDp { q: 0, ..slim }.check(1), Err(InvalidSlimDp::Q));
+        let with = |c| SlimDp { c: Some(c), ..slim }.check(1);
+        assert_eq!(with(-1.0), Err(InvalidSlimDp::C { seen: -1.0 }));
+        assert_eq!(with(f32::INFINITY), Err(InvalidSlimDp::C { seen: f32::INFINITY }));
+        assert!(matches!(with(f32::NAN), Err(InvalidSlimDp::C { .. })));
+        assert_eq!(slim.check(65_537), Err(InvalidSlimDp::Chunk { elements: 65_537 }));
+    }
+
+    #[test]
+    fn the_core_is_selected_at_first_and_every_q_rounds() {
+        let slim = SlimDp { q: 4, ..SlimDp::new(0.2, 0.1) };
+        let selects = |first: u32| -> Vec<u32> {
+            (1..14).filter(|&round| slim.selects(Round(round), Round(first))).collect()
+        };
+        assert_eq!(selects(1), [1, 4, 8, 12]);
+        assert_eq!(selects(6), [6, 8, 12]);
+    }
+}

@@ -1,0 +1,145 @@
+use super::super::set::words;
+use super::*;
+use crate::chunk::{ChunkId, Round};
+use half::bf16;
+use proptest::prelude::*;
+
+const ELEMENTS: usize = 300;
+
+fn drawer() -> Drawer {
+    Drawer { rank: 2, round: Round(9), chunk: ChunkId(4) }
+}
+
+fn core() -> Vec<u64> {
+    let mut core = vec![0; words(ELEMENTS)];
+    (0..ELEMENTS).step_by(10).for_each(|place| insert(&mut core, place));
+    core
+}
+
+fn with(explorer: Explorer) -> SlimDp {
+    SlimDp { explorer, ..SlimDp::new(0.3, 0.1) }
+}
+
+/// What a worker pushes comes out of the hub's sum, and the weights of the same elements come back.
+fn exchange<E: Element>(explorer: Explorer) {
+    let (slim, core) = (with(explorer), core());
+    let signature = set::signature(&core);
+    let values: Vec<E> = (0..ELEMENTS).map(|place| E::from_f32(place as f32 + 1.0)).collect();
+    let mut pushed = vec![0; core.len()];
+    let mut payload = vec![0xaa; payload_bytes(ELEMENTS, size_of::<E>())];
+    let bytes = slim.push_set(&core, &mut pushed, drawer(), &values, &mut payload);
+    let explored = count(&pushed) - count(&core);
+    assert_eq!(explored, 60, "(alpha - beta) of all");
+    let places = if explorer == Explorer::Keys { (explored * 2).next_multiple_of(8) } else { 0 };
+    assert_eq!(bytes, HEADER + places + 90 * size_of::<E>(), "alpha of all values");
+
+    let payload = &payload[..bytes];
+    assert_eq!(slim.check_push(ELEMENTS, size_of::<E>(), &core, signature, payload), Ok(Push::Set));
+    let (mut at_hub, mut sum) = (vec![0; core.len()], vec![0.5; ELEMENTS]);
+    assert!(!slim.add_push::<E>(&core, &mut at_hub, drawer(), payload, &mut sum));
+    assert_eq!(at_hub, pushed);
+    for (place, &sum) in sum.iter().enumerate() {
+        let pushed = if has(&pushed, place) { values[place].to_f32() } else { 0.0 };
+        assert_eq!(sum, 0.5 + pushed, "element {place}");
+    }
+
+    let weights: Vec<E> = (0..ELEMENTS).map(|place| E::from_f32(-(place as f32))).collect();
+    let next: Vec<u64> = core.iter().map(|word| word << 1 & there(64, 0)).collect();
+    let mut payload = vec![0; payload_bytes(ELEMENTS, size_of::<E>())];
+    let bytes = answer(Some(&at_hub), &next, set::signature(&next), true, &weights, &mut payload);
+    let (mut at_worker, mut merged) = (core.clone(), values.clone());
+    assert_eq!(merge(&payload[..bytes], &pushed, &mut at_worker, &mut merged), Ok(true));
+    assert_eq!(at_worker, next);
+    for (place, &merged) in merged.iter().enumerate() {
+        assert_eq!(
+            merged,
+            if has(&pushed, place) { weights[place] } else { values[place] },
+            "element {place}"
+        );
+    }
+}
+
+#[test]
+fn core_and_explorer_go_and_come() {
+    for explorer in [Explorer::Keys, Explorer::Seeded] {
+        exchange::<f32>(explorer);
+        exchange::<bf16>(explorer);
+    }
+}
+
+#[test]
+fn another_core_is_seen_and_mended() {
+    let (slim, core) = (with(Explorer::Seeded), core());
+    let values = vec![1.0f32; ELEMENTS];
+    let mut payload = vec![0; payload_bytes(ELEMENTS, 4)];
+    let stale = vec![0; core.len()];
+    let mut set = stale.clone();
+    let bytes = slim.push_set(&stale, &mut set, drawer(), &values, &mut payload);
+    let signature = set::signature(&core);
+    let push = slim.check_push(ELEMENTS, 4, &core, signature, &payload[..bytes]);
+    assert_eq!(push, Ok(Push::OtherCore));
+
+    let bytes = push_whole(0, &values, &mut payload);
+    assert_eq!(slim.check_push(ELEMENTS, 4, &core, signature, &payload[..bytes]), Ok(Push::Whole));
+    let mut sum = vec![0.0; ELEMENTS];
+    assert!(slim.add_push::<f32>(&core, &mut set, drawer(), &payload[..bytes], &mut sum));
+    assert_eq!(sum, values);
+
+    // An answer that tells of a core without bringing it leaves the worker without one.
+    let (mut at_worker, mut weights) = (stale.clone(), vec![0.0; ELEMENTS]);
+    let bytes = answer(None, &core, signature, false, &values, &mut payload);
+    assert_eq!(merge(&payload[..bytes], &set, &mut at_worker, &mut weights), Ok(false));
+    assert_eq!(weights, values);
+    let bytes = answer(None, &core, signature, true, &values, &mut payload);
+    assert_eq!(merge(&payload[..bytes], &set, &mut at_worker, &mut weights), Ok(true));
+    assert_eq!(at_worker, core);
+}
+
+#[test]
+fn payloads_that_lie_are_named() {
+    let (slim, core) = (with(Explorer::Keys), core());
+    let signature = set::signature(&core);
+    let values = vec![1.0f32; ELEMENTS];
+    let mut payload = vec![0; payload_bytes(ELEMENTS, 4)];
+    let mut set = vec![0; core.len()];
+    let bytes = slim.push_set(&core, &mut set, drawer(), &values, &mut payload);
+    payload.truncate(bytes);
+    let check = |payload: &[u8]| slim.check_push(ELEMENTS, 4, &core, signature, payload);
+    let changed = |at: usize, value: u8| {
+        let mut payload = payload.clone();
+        payload[at] = value;
+        check(&payload)
+    };
+    assert_eq!(check(&payload[..10]), Err(PayloadError::Length { expected: 16, seen: 10 }));
+    assert_eq!(check(&payload[..bytes - 4]), Err(PayloadError::Length { expected: 480, seen: 476 }));
+    assert_eq!(changed(8, 7), Err(PayloadError::Kind { seen: 7 }));
+    assert_eq!(changed(8, 1), Err(PayloadError::Length { expected: 1200, seen: 480 }));
+    assert_eq!(changed(12, 200), Err(PayloadError::Explored { seen: 200, expected: slim.explored(270) }));
+    assert_eq!(
+        changed(HEADER + 3, 0xff),
+        Err(PayloadError::Place { place: 0xff00 | u16::from(payload[HEADER + 2]), elements: ELEMENTS })
+    );
+    assert_eq!(changed(HEADER, 0), Err(PayloadError::Place { place: 0, elements: ELEMENTS }), "of the core");
+
+    let bytes = answer(Some(&set), &core, signature, true, &values, &mut payload);
+    let (mut at_worker, mut weights) = (vec![0; core.len()], values.clone());
+    payload[HEADER] ^= 2;
+    let lies = merge(&payload[..bytes], &set, &mut at_worker, &mut weights);
+    assert_eq!(lies, Err(PayloadError::Core), "which its signature is not of");
+    payload[HEADER] ^= 2;
+    let short = merge(&payload[..bytes - 1], &set, &mut at_worker, &mut weights);
+    assert!(matches!(short, Err(PayloadError::Length { .. })));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_borne(payload: Vec<u8>, core: [u64; 2], elements in 65usize..=128, seeded: bool) {
+        let core = [core[0], core[1] & there(elements, 1)];
+        let slim = with(if seeded { Explorer::Seeded } else { Explorer::Keys });
+        let (mut set, mut sum) = ([0; 2], vec![0.0; elements]);
+        let _ = slim.check_push(elements, 4, &core, set::signature(&core), &payload);
+        slim.add_push::<f32>(&core, &mut set, drawer(), &payload, &mut sum);
+        let (mut at_worker, mut weights) = (core, vec![0.0f32; elements]);
+        let _ = merge(&payload, &set, &mut at_worker, &mut weights);
+    }
+}

@@ -1,0 +1,109 @@
+//! A set of elements of one chunk, as a bit for each; and what is sent of them: their values, in the order of their
+//! places.
+
+use zerocopy::IntoBytes;
+
+use crate::element::Element;
+
+/// Words of a set of so many elements.
+pub fn words(elements: usize) -> usize {
+    elements.div_ceil(u64::BITS as usize)
+}
+
+/// The bits of the set's word `index` that stand for elements, where there are so many.
+pub fn there(elements: usize, index: usize) -> u64 {
+    u64::MAX >> (64 - (elements - index * 64).min(64))
+}
+
+/// How many are in the set.
+pub fn count(set: &[u64]) -> usize {
+    set.iter().map(|word| word.count_ones() as usize).sum()
+}
+
+/// Whether it has an element.
+#[inline]
+pub fn has(set: &[u64], place: usize) -> bool {
+    set[place / 64] >> (place % 64) & 1 == 1
+}
+
+/// Brings in an element.
+#[inline]
+pub fn insert(set: &mut [u64], place: usize) {
+    set[place / 64] |= 1 << (place % 64);
+}
+
+/// The places of all, ascending.
+#[inline]
+pub fn places(set: &[u64]) -> impl Iterator<Item = usize> {
+    set.iter().enumerate().flat_map(|(index, &word)| Ones(word).map(move |bit| index * 64 + bit))
+}
+
+struct Ones(u64);
+
+impl Iterator for Ones {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let bit = self.0.trailing_zeros();
+        self.0 &= self.0.wrapping_sub(1);
+        (bit < 64).then_some(bit as usize)
+    }
+}
+
+/// What two ends compare to know that they have the same set: a digest (XXH3) of its words.
+pub fn signature(set: &[u64]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(set.as_bytes())
+}
+
+/// The values of the set's elements, one after the other; the bytes that they take.
+pub fn gather<E: Element>(set: &[u64], values: &[E], out: &mut [u8]) -> usize {
+    let mut bytes = 0;
+    for (place, out) in places(set).zip(out.chunks_exact_mut(size_of::<E>())) {
+        values[place].write_to(out).expect("as long as an element");
+        bytes += size_of::<E>();
+    }
+    bytes
+}
+
+/// The reverse of [`gather`]: does `with` each element of the set and its value. What the bytes or the elements do
+/// not reach is left alone.
+pub fn scatter<E: Element, T>(set: &[u64], bytes: &[u8], to: &mut [T], mut with: impl FnMut(&mut T, E)) {
+    for (place, value) in places(set).zip(bytes.chunks_exact(size_of::<E>())) {
+        if let Some(to) = to.get_mut(place) {
+            with(to, E::read_from_bytes(value).expect("as long as an element"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn values_go_where_they_came_from(members in proptest::collection::vec(any::<bool>(), 1..300)) {
+            let mut set = vec![0; words(members.len())];
+            members.iter().enumerate().filter(|(_, is)| **is).for_each(|(place, _)| insert(&mut set, place));
+            let values: Vec<f32> = (0..members.len()).map(|place| place as f32).collect();
+            let mut bytes = vec![0; members.len() * 4];
+            let length = gather(&set, &values, &mut bytes);
+            prop_assert_eq!(length, count(&set) * 4);
+            let mut back = vec![-1.0; members.len()];
+            scatter::<f32, f32>(&set, &bytes[..length], &mut back, |to, value| *to = value);
+            for (place, &is) in members.iter().enumerate() {
+                prop_assert_eq!(has(&set, place), is);
+                prop_assert_eq!(back[place], if is { place as f32 } else { -1.0 });
+            }
+        }
+
+        #[test]
+        fn nothing_is_reached_that_is_not_there(set: Vec<u64>, bytes: Vec<u8>, elements in 0usize..200) {
+            let mut to = vec![0u8; elements];
+            scatter::<f32, u8>(&set, &bytes, &mut to, |to, _| *to += 1);
+            let reached = places(&set).take(bytes.len() / 4).filter(|&place| place < elements).count();
+            prop_assert_eq!(to.iter().map(|&count| count as usize).sum::<usize>(), reached);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! How much parameters matter, `|w| + c |g|` (section 3.2), of one core's chunks: gathered as they are stepped, then
+//! counted by size.
+//!
+//! Sizes are compared by their bits, which for numbers that are not negative have the same order.
+
+/// The bits of a size that count for nothing but to be compared; what is not a number is above all others, so that it
+/// is sent and seen.
+fn size(value: f32) -> u32 {
+    value.abs().to_bits().min(f32::INFINITY.to_bits())
+}
+
+/// Sums over one chunk: of `|w|` and of `|g|`, of what is finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sums {
+    pub weights: f64,
+    pub gradients: f64,
+}
+
+impl Sums {
+    /// Of a chunk.
+    pub fn of(weights: &[f32], gradients: &[f32]) -> Sums {
+        Sums { weights: sum(weights), gradients: sum(gradients) }
+    }
+}
+
+/// Eight partial sums, which the compiler makes a vector of.
+fn sum(values: &[f32]) -> f64 {
+    let mut sums = [0.0; 8];
+    for values in values.chunks(8) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += f64::from(if value.is_finite() { value.abs() } else { 0.0 });
+        }
+    }
+    sums.iter().sum()
+}
+
+/// The coefficient with which weights and gradients count the same.
+pub fn balance(sums: impl IntoIterator<Item = Sums>) -> f32 {
+    let add =
+        |a: Sums, b: Sums| Sums { weights: a.weights + b.weights, gradients: a.gradients + b.gradients };
+    let all = sums.into_iter().fold(Sums::default(), add);
+    let c = (all.weights / all.gradients) as f32;
+    if c.is_finite() { c } else { 0.0 }
+}
+
+/// Makes of gradients what they and the weights matter.
+pub fn weigh(weights: &[f32], gradients: &mut [f32], c: f32) {
+    for (gradient, weight) in gradients.iter_mut().zip(weights) {
+        let significance = weight.abs() + c * gradient.abs();
+        *gradient = f32::from_bits(size(significance));
+    }
+}
+
+/// Buckets of a histogram: one for each value of half of a size's bits.
+pub const BUCKETS: usize = 1 << 16;
+
+/// Counts sizes by their upper half.
+pub fn count_upper(significance: &[f32], histogram: &mut [u32]) {
+    significance.iter().for_each(|value| histogram[(size(*value) >> 16) as usize] += 1);
+}
+
+/// Counts those with this upper half by their lower one.
+pub fn count_lower(significance: &[f32], upper: u32, histogram: &mut [u32]) {
+    let within = significance.iter().map(|value| size(*value)).filter(|size| size >> 16 == upper);
+    within.for_each(|size| histogram[(size & 0xffff) as usize] += 1);
+}
+
+/// The elements of at least this size, to `set`.
+pub fn select(significance: &[f32], least: u32, set: &mut [u64]) {
+    for (word, values) in set.iter_mut().zip(significance.chunks(64)) {
+        let bits = values.iter().enumerate().map(|(bit, value)| u64::from(size(*value) >= least) << bit);
+        *word = bits.sum();
+    }
+}
