@@ -151,8 +151,7 @@ impl SlimDp {
         if self.explorer == Explorer::Keys {
             let places = &mut payload[HEADER..start];
             places.fill(0);
-            let outside = set::places(set).filter(|&place| !has(core, place));
-            outside.zip(places.chunks_exact_mut(2)).for_each(|(place, out)| {
+            set::places_outside(set, core).zip(places.chunks_exact_mut(2)).for_each(|(place, out)| {
                 out.copy_from_slice(&(place as u16).to_le_bytes());
             });
         }

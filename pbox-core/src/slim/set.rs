@@ -35,7 +35,18 @@ pub fn insert(set: &mut [u64], place: usize) {
 /// The places of all, ascending.
 #[inline]
 pub fn places(set: &[u64]) -> impl Iterator<Item = usize> {
-    set.iter().enumerate().flat_map(|(index, &word)| Ones(word).map(move |bit| index * 64 + bit))
+    places_of(set.iter().copied())
+}
+
+/// The places of all that are not in `others`, ascending.
+#[inline]
+pub fn places_outside(set: &[u64], others: &[u64]) -> impl Iterator<Item = usize> {
+    places_of(set.iter().zip(others).map(|(word, others)| word & !others))
+}
+
+#[inline]
+fn places_of(words: impl Iterator<Item = u64>) -> impl Iterator<Item = usize> {
+    words.enumerate().flat_map(|(index, word)| Ones(word).map(move |bit| index * 64 + bit))
 }
 
 struct Ones(u64);
