@@ -14,11 +14,15 @@
 mod board;
 mod explorer;
 mod payload;
+mod pusher;
 mod selector;
 mod set;
 mod significance;
 
 use serde::{Deserialize, Serialize};
+
+pub use payload::{PayloadError, payload_bytes};
+pub use pusher::Pusher;
 
 use crate::chunk::Round;
 

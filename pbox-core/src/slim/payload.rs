@@ -36,8 +36,10 @@ pub enum PayloadError {
         /// What it has.
         seen: usize,
     },
-    /// Neither a set nor a whole chunk.
-    #[error("a Slim-DP payload of kind {seen}: expected 0 for a set, 1 for a whole chunk")]
+    /// Neither a set nor a whole chunk, or not the one that was asked for.
+    #[error(
+        "a Slim-DP payload of kind {seen}: expected 0 for a set, 1 for a whole chunk, and of an answer what was pushed"
+    )]
     Kind {
         /// What it says.
         seen: u32,
@@ -113,6 +115,10 @@ fn expect(expected: usize, payload: &[u8]) -> Result<(), PayloadError> {
     if expected == seen { Ok(()) } else { Err(PayloadError::Length { expected, seen }) }
 }
 
+fn what(set: Option<&[u64]>) -> u32 {
+    if set.is_some() { SET } else { WHOLE }
+}
+
 /// Most bytes of a payload of a chunk of so many elements of so many bytes.
 pub fn payload_bytes(elements: usize, element_bytes: usize) -> usize {
     let places = (elements * 2).next_multiple_of(8);
@@ -120,8 +126,9 @@ pub fn payload_bytes(elements: usize, element_bytes: usize) -> usize {
 }
 
 /// Writes all values of a chunk; the bytes that they take.
-pub fn push_whole<E: Element>(signature: u64, values: &[E], payload: &mut [u8]) -> usize {
-    Header::write(signature, WHOLE, 0, payload);
+pub fn push_whole<E: Element>(values: &[E], payload: &mut [u8]) -> usize {
+    Header::write(0, WHOLE, 0, payload); // of no core
+
     let bytes = HEADER + size_of_val(values);
     payload[HEADER..bytes].copy_from_slice(values.as_bytes());
     bytes
@@ -158,20 +165,21 @@ impl SlimDp {
         start + gather(set, values, &mut payload[start..])
     }
 
-    /// Whether these bytes are a push of a chunk of so many elements of so many bytes, of which `core` is the hub's.
+    /// What these bytes push, of a chunk of so many elements of so many bytes; `core` is the hub's, with its signature,
+    /// where it has one.
     pub fn check_push(
         &self,
         elements: usize,
         element_bytes: usize,
-        core: &[u64],
-        signature: u64,
+        core: Option<(&[u64], u64)>,
         payload: &[u8],
     ) -> Result<Push, PayloadError> {
         let (header, rest) = Header::read(payload)?;
-        match header.what {
-            WHOLE => expect(elements * element_bytes, rest).map(|()| Push::Whole),
-            SET if header.signature != signature => Ok(Push::OtherCore),
-            SET => {
+        let core = core.filter(|(_, signature)| *signature == header.signature);
+        match (header.what, core) {
+            (WHOLE, _) => expect(elements * element_bytes, rest).map(|()| Push::Whole),
+            (SET, None) => Ok(Push::OtherCore),
+            (SET, Some((core, _))) => {
                 let core_count = count(core);
                 let (seen, expected) = (header.count, self.explored(elements - core_count));
                 if (seen as f64 - expected).abs() > 1.0 || seen > elements - core_count {
@@ -184,7 +192,7 @@ impl SlimDp {
                 }
                 Ok(Push::Set)
             }
-            seen => Err(PayloadError::Kind { seen }),
+            (seen, _) => Err(PayloadError::Kind { seen }),
         }
     }
 
@@ -254,8 +262,7 @@ pub fn answer<E: Element>(
     payload: &mut [u8],
 ) -> usize {
     let words = if new { core.len() } else { 0 };
-    let what = if set.is_some() { SET } else { WHOLE };
-    Header::write(signature, what, words, payload);
+    Header::write(signature, what(set), words, payload);
     let mut bytes = HEADER;
     for word in &core[..words] {
         payload[bytes..bytes + 8].copy_from_slice(&word.to_le_bytes());
@@ -270,23 +277,22 @@ pub fn answer<E: Element>(
     }
 }
 
-/// Merges an answer into a worker's weights: those of `set`, which was pushed, or all. `core` becomes the one to push
+/// Merges an answer into a worker's weights: those of `set`, which was pushed, or where there is none, all. `core` becomes the one to push
 /// with next, if it came; whether it is the hub's now. Where it is not, the next push has to be whole: then it comes.
 ///
 /// # Errors
 /// When the hub sent something else than was asked for; nothing is changed then.
 pub fn merge<E: Element>(
     payload: &[u8],
-    set: &[u64],
+    set: Option<&[u64]>,
     core: &mut [u64],
     weights: &mut [E],
 ) -> Result<bool, PayloadError> {
     let (header, rest) = Header::read(payload)?;
-    let values = match header.what {
-        SET => count(set),
-        WHOLE => weights.len(),
-        seen => return Err(PayloadError::Kind { seen }),
-    };
+    if header.what != what(set) {
+        return Err(PayloadError::Kind { seen: header.what });
+    }
+    let values = set.map_or(weights.len(), count);
     if header.count != 0 && header.count != core.len() {
         return Err(PayloadError::Core);
     }
@@ -299,9 +305,9 @@ pub fn merge<E: Element>(
             return Err(PayloadError::Core);
         }
     }
-    match header.what {
-        SET => scatter::<E, E>(set, rest, weights, |weight, value| *weight = value),
-        _ => weights.as_mut_bytes().copy_from_slice(rest),
+    match set {
+        Some(set) => scatter::<E, E>(set, rest, weights, |weight, value| *weight = value),
+        None => weights.as_mut_bytes().copy_from_slice(rest),
     }
     core.iter_mut().zip(words.chunks_exact(8)).for_each(|(core, bytes)| *core = word(bytes));
     Ok(set::signature(core) == header.signature)

@@ -34,7 +34,7 @@ fn exchange<E: Element>(explorer: Explorer) {
     assert_eq!(bytes, HEADER + places + 90 * size_of::<E>(), "alpha of all values");
 
     let payload = &payload[..bytes];
-    assert_eq!(slim.check_push(ELEMENTS, size_of::<E>(), &core, signature, payload), Ok(Push::Set));
+    assert_eq!(slim.check_push(ELEMENTS, size_of::<E>(), Some((&core, signature)), payload), Ok(Push::Set));
     let (mut at_hub, mut sum) = (vec![0; core.len()], vec![0.5; ELEMENTS]);
     assert!(!slim.add_push::<E>(&core, &mut at_hub, drawer(), payload, &mut sum));
     assert_eq!(at_hub, pushed);
@@ -48,7 +48,7 @@ fn exchange<E: Element>(explorer: Explorer) {
     let mut payload = vec![0; payload_bytes(ELEMENTS, size_of::<E>())];
     let bytes = answer(Some(&at_hub), &next, set::signature(&next), true, &weights, &mut payload);
     let (mut at_worker, mut merged) = (core.clone(), values.clone());
-    assert_eq!(merge(&payload[..bytes], &pushed, &mut at_worker, &mut merged), Ok(true));
+    assert_eq!(merge(&payload[..bytes], Some(&pushed), &mut at_worker, &mut merged), Ok(true));
     assert_eq!(at_worker, next);
     for (place, &merged) in merged.iter().enumerate() {
         assert_eq!(
@@ -76,11 +76,11 @@ fn another_core_is_seen_and_mended() {
     let mut set = stale.clone();
     let bytes = slim.push_set(&stale, &mut set, drawer(), &values, &mut payload);
     let signature = set::signature(&core);
-    let push = slim.check_push(ELEMENTS, 4, &core, signature, &payload[..bytes]);
+    let push = slim.check_push(ELEMENTS, 4, Some((&core, signature)), &payload[..bytes]);
     assert_eq!(push, Ok(Push::OtherCore));
 
-    let bytes = push_whole(0, &values, &mut payload);
-    assert_eq!(slim.check_push(ELEMENTS, 4, &core, signature, &payload[..bytes]), Ok(Push::Whole));
+    let bytes = push_whole(&values, &mut payload);
+    assert_eq!(slim.check_push(ELEMENTS, 4, Some((&core, signature)), &payload[..bytes]), Ok(Push::Whole));
     let mut sum = vec![0.0; ELEMENTS];
     assert!(slim.add_push::<f32>(&core, &mut set, drawer(), &payload[..bytes], &mut sum));
     assert_eq!(sum, values);
@@ -88,10 +88,12 @@ fn another_core_is_seen_and_mended() {
     // An answer that tells of a core without bringing it leaves the worker without one.
     let (mut at_worker, mut weights) = (stale.clone(), vec![0.0; ELEMENTS]);
     let bytes = answer(None, &core, signature, false, &values, &mut payload);
-    assert_eq!(merge(&payload[..bytes], &set, &mut at_worker, &mut weights), Ok(false));
+    let merged = merge(&payload[..bytes], Some(&set), &mut at_worker, &mut weights);
+    assert_eq!(merged, Err(PayloadError::Kind { seen: WHOLE }), "of what was pushed as a set");
+    assert_eq!(merge(&payload[..bytes], None, &mut at_worker, &mut weights), Ok(false));
     assert_eq!(weights, values);
     let bytes = answer(None, &core, signature, true, &values, &mut payload);
-    assert_eq!(merge(&payload[..bytes], &set, &mut at_worker, &mut weights), Ok(true));
+    assert_eq!(merge(&payload[..bytes], None, &mut at_worker, &mut weights), Ok(true));
     assert_eq!(at_worker, core);
 }
 
@@ -104,7 +106,7 @@ fn payloads_that_lie_are_named() {
     let mut set = vec![0; core.len()];
     let bytes = slim.push_set(&core, &mut set, drawer(), &values, &mut payload);
     payload.truncate(bytes);
-    let check = |payload: &[u8]| slim.check_push(ELEMENTS, 4, &core, signature, payload);
+    let check = |payload: &[u8]| slim.check_push(ELEMENTS, 4, Some((&core, signature)), payload);
     let changed = |at: usize, value: u8| {
         let mut payload = payload.clone();
         payload[at] = value;
@@ -124,10 +126,10 @@ fn payloads_that_lie_are_named() {
     let bytes = answer(Some(&set), &core, signature, true, &values, &mut payload);
     let (mut at_worker, mut weights) = (vec![0; core.len()], values.clone());
     payload[HEADER] ^= 2;
-    let lies = merge(&payload[..bytes], &set, &mut at_worker, &mut weights);
+    let lies = merge(&payload[..bytes], Some(&set), &mut at_worker, &mut weights);
     assert_eq!(lies, Err(PayloadError::Core), "which its signature is not of");
     payload[HEADER] ^= 2;
-    let short = merge(&payload[..bytes - 1], &set, &mut at_worker, &mut weights);
+    let short = merge(&payload[..bytes - 1], Some(&set), &mut at_worker, &mut weights);
     assert!(matches!(short, Err(PayloadError::Length { .. })));
 }
 
@@ -137,9 +139,10 @@ proptest! {
         let core = [core[0], core[1] & there(elements, 1)];
         let slim = with(if seeded { Explorer::Seeded } else { Explorer::Keys });
         let (mut set, mut sum) = ([0; 2], vec![0.0; elements]);
-        let _ = slim.check_push(elements, 4, &core, set::signature(&core), &payload);
+        let _ = slim.check_push(elements, 4, Some((&core[..], set::signature(&core))), &payload);
         slim.add_push::<f32>(&core, &mut set, drawer(), &payload, &mut sum);
         let (mut at_worker, mut weights) = (core, vec![0.0f32; elements]);
-        let _ = merge(&payload, &set, &mut at_worker, &mut weights);
+        let _ = merge(&payload, Some(&set), &mut at_worker, &mut weights);
+        let _ = merge(&payload, None, &mut at_worker, &mut weights);
     }
 }
