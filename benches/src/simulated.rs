@@ -8,6 +8,7 @@ use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
+use pbox_core::slim::Board;
 use pbox_core::{
     Ablate, Compression, Consistency, Core, FramingTerms, JobId, Layout, Notice, Optimizer, Placement, Round,
     Schedule, Shard, ShardSpec, Slices, Wire,
@@ -67,6 +68,11 @@ impl Terms {
         let terms = |compression| FramingTerms::new(compression, SEED, *workers, optimizer, *consistency);
         Wire::new(Arc::clone(layout), self.compression.map(terms))
     }
+
+    /// Whether every worker has a weights window of its own.
+    fn own_weights(&self) -> bool {
+        self.consistency.steps_alone() || self.compression.is_some_and(|each| each.answers_apart())
+    }
 }
 
 /// Of what is random in compression.
@@ -105,13 +111,16 @@ impl Simulated {
         let (weights, claims) = placement.job_window(&wire)?;
 
         let mut hub = Vec::new();
-        for (chunks, weights) in placement.chunks_by_core().into_iter().zip(claims) {
+        let chunks_by_core = placement.chunks_by_core();
+        let board = Board::of_job(&wire, &chunks_by_core);
+        for (chunks, weights) in chunks_by_core.into_iter().zip(claims) {
             let spec = ShardSpec {
                 wire: wire.clone(),
                 chunks,
                 weights,
                 workers,
                 consistency,
+                board: board.clone(),
                 schedule,
                 restored: None,
                 snapshot_every: None,
@@ -148,12 +157,12 @@ impl Simulated {
     /// A worker's end of the job, and its ends of the links.
     fn connect(&mut self, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
         let Simulated { net, wire, placement, .. } = self;
-        let Terms { consistency, schedule, slice_bytes, credit, hub_credit, .. } = self.terms;
+        let Terms { schedule, slice_bytes, credit, hub_credit, .. } = self.terms;
         let layout = wire.layout();
         let (gradients, spans) = Windows::gradients(wire)?;
         let at_hub = Arc::new(RecvWindow::local(wire.window_bytes())?);
         let at_worker = Arc::new(RecvWindow::local(wire.window_bytes())?);
-        let (weights, own) = if consistency.steps_alone() {
+        let (weights, own) = if self.terms.own_weights() {
             let (weights, own) = placement.weights_window(wire)?;
             (weights, own.into_iter().map(Some).collect())
         } else {

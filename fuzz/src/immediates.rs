@@ -121,6 +121,7 @@ impl Bed {
             let ablate = Ablate::default();
             let (restored, snapshot_every) = (None, None);
             let spec = ShardSpec {
+                board: None,
                 wire,
                 chunks: ids,
                 weights,

@@ -181,6 +181,15 @@ impl Answers {
         }
     }
 
+    /// Asks a worker to push a chunk again; as with a notice, there is room for it.
+    #[cold]
+    pub fn ask_again<P: Port>(&mut self, port: &mut P, rank: u32, control: Immediate, full: &mut Vec<u32>) {
+        let Some(link) = self.links[rank as usize] else { return };
+        if port.post(link, NO_BYTES, control.encode()) == Posted::Full {
+            full.push(rank);
+        }
+    }
+
     /// One chunk to one worker, behind what waits for it already, by its priority.
     #[inline]
     pub fn send_to<P: Port>(

@@ -106,6 +106,11 @@ impl JoinRequest {
         let terms = |compression| FramingTerms::new(compression, seed, workers, &self.optimizer, consistency);
         Wire::new(layout, self.compression.map(terms))
     }
+
+    /// Whether every worker has a weights window of its own.
+    pub fn own_weights(&self) -> bool {
+        self.consistency.steps_alone() || self.compression.is_some_and(|each| each.answers_apart())
+    }
 }
 
 /// What becomes of a job when a worker is lost, or leaves before the others.

@@ -9,6 +9,7 @@
 //! total: the bytes are another process's, and may change under whoever looks at them.
 
 use crate::codec::PayloadError;
+use crate::slim;
 
 /// Bytes before a payload. Not fewer: values of four bytes in it stay aligned.
 pub const HEADER_BYTES: usize = 8;
@@ -47,6 +48,9 @@ pub enum FrameError {
 
     #[error("its frame holds {0}")]
     Payload(#[from] PayloadError),
+
+    #[error("its frame holds {0}")]
+    Slim(#[from] slim::PayloadError),
 }
 
 /// Writes the header of a frame.

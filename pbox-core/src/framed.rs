@@ -19,15 +19,16 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::chunk::{ChunkId, Round};
 use crate::element::{Element, typed};
-use crate::frame::{self, HEADER_BYTES, Kind};
+use crate::frame::{self, FrameError, HEADER_BYTES, Kind};
 use crate::kernels::Kernels;
 use crate::merge::{Answer, base, merge};
-use crate::wire::{Frames, Framing};
+use crate::wire::{Codecs, Frames, Framing};
 
 /// A shard's chunks in a compressed job.
 #[derive(Debug)]
 pub(crate) struct Framed {
     framing: Arc<Framing>,
+    codecs: Codecs,
     chunks: Vec<Chunk>,
     /// The window that all workers read; untouched where each has its own.
     window: Spans,
@@ -56,7 +57,12 @@ struct Chunk {
 
 impl Framed {
     /// Allocates and touches memory: on the thread that owns the core.
-    pub fn new(framing: &Arc<Framing>, ids: &[ChunkId], mut window: Spans) -> Result<Self, MapError> {
+    pub fn new(
+        framing: &Arc<Framing>,
+        codecs: Codecs,
+        ids: &[ChunkId],
+        mut window: Spans,
+    ) -> Result<Self, MapError> {
         let alone = framing.terms().steps_alone;
         let (mut elements, mut shadow_bytes, mut longest) = (0, 0, 0);
         let mut chunks = Vec::with_capacity(ids.len());
@@ -79,6 +85,7 @@ impl Framed {
         };
         Ok(Framed {
             framing: Arc::clone(framing),
+            codecs,
             chunks,
             window,
             weights: slab("weights", elements)?,
@@ -87,11 +94,6 @@ impl Framed {
             difference: vec![0.0; longest],
             scratch: vec![0.0; longest],
         })
-    }
-
-    /// The job's frames.
-    pub fn framing(&self) -> &Framing {
-        &self.framing
     }
 
     fn frames(&self, place: usize) -> Frames {
@@ -160,6 +162,18 @@ impl Framed {
         });
     }
 
+    /// Checks the frame that a worker has pushed; `bytes` are the chunk's in its window.
+    pub fn check_push(&self, place: usize, round: Round, bytes: &[u8]) -> Result<(), FrameError> {
+        let frames = self.frames(place);
+        match self.framing.push_kind(round) {
+            Kind::Raw => frames.raw(bytes).map(|_| ()),
+            Kind::Coded => {
+                let payload = frames.coded(bytes)?;
+                Ok(self.codecs.push.check_payload(frames.elements, payload)?)
+            }
+        }
+    }
+
     /// Sum of decoded pushes of a chunk: each adds to it.
     pub fn begin_sum(&mut self, place: usize) {
         let elements = self.chunks[place].weights.len();
@@ -169,7 +183,7 @@ impl Framed {
     /// Adds a push; `bytes` are the chunk's in a worker's window. Total: they may have changed since they were
     /// checked.
     pub fn add(&mut self, kernels: &Kernels, place: usize, bytes: &[u8]) {
-        let (frames, codec) = (self.frames(place), self.framing.codec());
+        let (frames, codec) = (self.frames(place), self.codecs.push);
         if let Ok(payload) = frames.coded(bytes) {
             codec.add(kernels, payload, &mut self.sum[..frames.elements]);
         }
@@ -194,7 +208,7 @@ impl Framed {
 
     fn answer_in<E: Element>(&mut self, kernels: &Kernels, place: usize, round: Round) {
         let frames = self.frames(place);
-        let (codec, keeps_weights) = (self.framing.answer(), self.framing.terms().keeps_weights);
+        let (codec, keeps_weights) = (self.codecs.answer, self.framing.terms().keeps_weights);
         let chunk = &mut self.chunks[place];
         let difference = &mut self.difference[..frames.elements];
         let weights = &mut self.weights.as_mut_slice()[chunk.weights.clone()];

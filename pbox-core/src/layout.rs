@@ -165,6 +165,12 @@ impl Layout {
         self.keys.iter().zip(&self.key_spans).map(|(key, span)| (span.bytes / key.dtype.bytes()) as u64).sum()
     }
 
+    /// Elements of the chunk that has the most.
+    pub fn most_elements(&self) -> usize {
+        let of_key = |(key, span): (&Key, &Span)| span.bytes.min(self.chunk_bytes) / key.dtype.bytes();
+        self.keys.iter().zip(&self.key_spans).map(of_key).max().unwrap_or(0)
+    }
+
     /// Bytes that the hub keeps beside the weights window: master weights and optimizer state, in f32.
     pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
         let of_key = |(key, span): (&Key, &Span)| {

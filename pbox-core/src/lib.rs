@@ -47,7 +47,7 @@ mod violation;
 mod wire;
 
 pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
-pub use compression::{Compression, NotACompression};
+pub use compression::{Compression, InvalidCompression, NotACompression};
 pub use consistency::{Consistency, NeedsBsp, NotAConsistency};
 pub use element::Element;
 pub use key::{Dtype, Key, KeyId};
@@ -64,4 +64,4 @@ pub use snapshot::{Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
 pub use taking::{Occasion, Taken};
 pub use turn::{Core, JobId, Notice, Tally};
 pub use violation::Violation;
-pub use wire::{Frames, Framing, FramingTerms, Wire};
+pub use wire::{Codecs, Frames, Framing, FramingTerms, Wire};

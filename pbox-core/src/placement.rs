@@ -111,10 +111,10 @@ impl Placement {
         Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
     }
 
-    /// As [`weights_window`](Self::weights_window), of the job. Where steps are each worker's own and weights are
-    /// sent in frames, the hub's own weights are no frames: then the window is never touched.
+    /// As [`weights_window`](Self::weights_window), of the job. Where weights are
+    /// each worker's own and sent in frames, the hub's own weights are no frames: then the window is never touched.
     pub fn job_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
-        if wire.framing().is_none_or(|framing| !framing.terms().steps_alone) {
+        if wire.framing().is_none_or(|framing| !framing.terms().own_weights()) {
             return self.weights_window(wire);
         }
         let window = SendWindow::sparse(wire.window_bytes())?;

@@ -9,18 +9,21 @@
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::Waker;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use crate::arrival::Arrivals;
 use crate::chunk::{ChunkId, Immediate, Round};
 use crate::clocks::Clocks;
+use crate::compression::Compression;
 use crate::consistency::Consistency;
 use crate::kernels::Kernels;
 use crate::key::KeyId;
 use crate::optimizer::{Ablate, Optimizer};
 use crate::restored::Restored;
 use crate::schedule::Schedule;
+use crate::slim::{Board, Selection};
 use crate::taking::{Occasion, Taken, Taking};
 use crate::values::{Owned, Values};
 use crate::violation::Violation;
@@ -40,6 +43,8 @@ pub struct ShardSpec {
     pub workers: u32,
     /// How far workers may be apart.
     pub consistency: Consistency,
+    /// In a job with Slim-DP: where the hub's cores meet to select what matters.
+    pub board: Option<Arc<Board>>,
     /// In what order weights are sent.
     pub schedule: Schedule,
     /// The state to go on with; without one, weights and state are zero and round 0 begins.
@@ -83,6 +88,17 @@ pub(crate) enum Recipients {
     Waiting(Range<u32>),
 }
 
+/// What came of a push.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Arrived {
+    /// It waits for others.
+    Noted,
+    /// It was the last one.
+    Finished(Finished),
+    /// It cannot be read here, and does not count: the worker is to push the chunk again for this round.
+    Unread(Round),
+}
+
 /// Who has pushed what: all in step (BSP), or each on its own (SSP, ASP).
 #[derive(Debug)]
 enum Pace {
@@ -113,11 +129,16 @@ impl Shard {
         let layout = wire.layout();
         let mut places = vec![None; layout.chunks().len()];
         (0..).zip(&chunks).for_each(|(place, id)| places[id.index()] = Some(place));
-        let mut values = Values::new(&wire, &chunks, weights, workers, optimizer, ablate)?;
-        let mut first = Round(0);
-        if let Some(restored) = spec.restored {
-            values.restore(layout, &restored);
-            first = restored.round();
+        let first = spec.restored.as_ref().map_or(Round(0), |restored| restored.round());
+        let selection = match (wire.framing().map(|framing| framing.terms().compression), spec.board) {
+            (Some(Compression::Slim(slim)), Some(board)) => {
+                Some(Selection { slim, first: first.max(Round(1)), board })
+            }
+            _ => None,
+        };
+        let mut values = Values::new(&wire, &chunks, weights, workers, optimizer, ablate, selection)?;
+        if let Some(restored) = &spec.restored {
+            values.restore(layout, restored);
         }
         let pace = match consistency {
             Consistency::Bsp => Pace::Together(Arrivals::new(chunks.len(), workers, first)),
@@ -208,7 +229,7 @@ impl Shard {
             Pace::Together(arrivals) => arrivals.roster().first(rank),
             Pace::Alone(_) => Round(0), // no difference: an answer is all there is
         };
-        self.values.answer_span(place, round, first)
+        self.values.answer_span(place, rank, round, first)
     }
 
     /// A worker that has no weights yet is to be sent those of a chunk that is between two rounds.
@@ -233,8 +254,8 @@ impl Shard {
         gradients: Arc<RecvWindow>,
         weights: Option<Spans>,
     ) -> Result<(), SpanError> {
-        let alone = matches!(self.pace, Pace::Alone(_));
-        assert_eq!(weights.is_some(), alone, "a weights window for each worker, where each has its own pace");
+        let apart = matches!(self.pace, Pace::Alone(_)) || self.values.answers_apart();
+        assert_eq!(weights.is_some(), apart, "a weights window for each worker that is answered apart");
         self.values.add_worker(rank, gradients, weights)
     }
 
@@ -333,7 +354,8 @@ impl Shard {
     fn settle_chunk(&mut self, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now, ranks) = match &mut self.pace {
             Pace::Together(arrivals) if arrivals.is_whole(place) => {
-                return Some(self.finish_round(kernels, place));
+                let is_awaited = self.values.is_awaited(arrivals.round(place));
+                return (!is_awaited).then(|| self.finish_round(kernels, place));
             }
             Pace::Together(_) => return self.skip_deserted(place),
             Pace::Alone(clocks) => (clocks.round(place), clocks.settle(place), clocks.ranks_at_most()),
@@ -383,7 +405,7 @@ impl Shard {
         kernels: &Kernels,
         rank: u32,
         immediate: Immediate,
-    ) -> Result<Option<Finished>, Violation> {
+    ) -> Result<Arrived, Violation> {
         let chunk = immediate.chunk;
         let Some(place) = self.place(chunk) else {
             return Err(Violation::NotOurs { chunk, chunks: self.places.len() });
@@ -395,17 +417,36 @@ impl Shard {
         };
         let round = round.map_err(wrong)?;
         let lies = |why| Violation::Frame { chunk, round, why };
-        self.values.check_push(place, rank, round).map_err(lies)?;
-        match &mut self.pace {
+        if !self.values.check_push(place, rank, round).map_err(lies)? {
+            return Ok(Arrived::Unread(round));
+        }
+        let finished = match &mut self.pace {
             Pace::Together(arrivals) => {
-                let whole = arrivals.note(place, rank);
-                Ok((whole && !self.held).then(|| self.finish_round(kernels, place)))
+                let whole = arrivals.note(place, rank) && !self.held && !self.values.is_awaited(round);
+                whole.then(|| self.finish_round(kernels, place))
             }
             Pace::Alone(clocks) => {
                 clocks.note(place, rank);
-                Ok(if self.held { None } else { self.finish_push(kernels, place, rank) })
+                if self.held { None } else { self.finish_push(kernels, place, rank) }
             }
-        }
+        };
+        Ok(finished.map_or(Arrived::Noted, Arrived::Finished))
+    }
+
+    /// Where selections of Slim-DP's core concern other cores, too, what to wake this one with.
+    pub(crate) fn wake_for_selections(&self, waker: Waker) {
+        self.values.wake_for_selections(waker);
+    }
+
+    /// Whether a selection of Slim-DP's core may go on between turns.
+    #[inline]
+    pub(crate) fn is_selecting(&self) -> bool {
+        self.values.is_selecting()
+    }
+
+    /// Goes on with a selection by one chunk; whether it did. `settle` where it is then over.
+    pub(crate) fn select(&mut self) -> bool {
+        self.values.select()
     }
 
     fn finished(&self, place: usize, steps: u32, to: Recipients) -> Finished {

@@ -17,7 +17,7 @@ use crate::answers::Answers;
 use crate::chunk::{ChunkId, Immediate, Round};
 use crate::control::OnLoss;
 use crate::kernels::Kernels;
-use crate::shard::{Finished, Front, Shard};
+use crate::shard::{Arrived, Finished, Front, Shard};
 use crate::taking::{Occasion, Taken};
 
 /// A job of this hub; numbers are not used again.
@@ -106,6 +106,8 @@ pub struct Core<P: Port> {
     full: Vec<u32>,
     /// Answers wait for links with credit.
     waiting: bool,
+    /// Cores of Slim-DP are being selected.
+    selecting: bool,
     arrivals: [Arrival; ARRIVALS_PER_TURN],
     tally: Tally,
 }
@@ -121,6 +123,7 @@ impl<P: Port> Core<P> {
             dropped: Vec::new(),
             full: Vec::new(),
             waiting: false,
+            selecting: false,
             arrivals: [Arrival::default(); ARRIVALS_PER_TURN],
             tally: Tally::default(),
         }
@@ -130,6 +133,7 @@ impl<P: Port> Core<P> {
     /// when they are admitted by [`release`](Self::release).
     pub fn add_job(&mut self, id: JobId, shard: Shard, on_loss: OnLoss) {
         let answers = Answers::new(&shard);
+        shard.wake_for_selections(self.port.waker());
         let job = Some(Job { id, shard, answers, on_loss });
         match self.jobs.iter_mut().find(|job| job.is_none()) {
             Some(free) => *free = job,
@@ -278,6 +282,7 @@ impl<P: Port> Core<P> {
             self.port.detach(link);
         }
         let pumped = self.waiting && self.pump();
+        let selected = self.selecting && self.select(notices);
         let count = self.port.poll(&mut self.arrivals);
         for index in 0..count {
             let Arrival { link, imm } = self.arrivals[index];
@@ -294,8 +299,17 @@ impl<P: Port> Core<P> {
                 Err(violation) => Err(violation),
             };
             match done {
-                Ok(None) => {}
-                Ok(Some(finished)) => self.answer(place, finished, notices),
+                Ok(Arrived::Noted) => {}
+                Ok(Arrived::Finished(finished)) => self.answer(place, finished, notices),
+                Ok(Arrived::Unread(round)) => {
+                    answers.ask_again(
+                        &mut self.port,
+                        rank,
+                        Immediate::control(immediate.chunk, round),
+                        &mut self.full,
+                    );
+                    self.sent(place, notices);
+                }
                 Err(violation) => self.drop_worker(place, rank, violation.to_string(), notices),
             }
         }
@@ -307,7 +321,7 @@ impl<P: Port> Core<P> {
                 None => self.port.detach(closed.link),
             }
         }
-        pumped || count > 0 || !self.dropped.is_empty()
+        pumped || selected || count > 0 || !self.dropped.is_empty()
     }
 
     /// Its port, to wait on.
@@ -329,6 +343,7 @@ impl<P: Port> Core<P> {
         if job.shard.has_taken() {
             job.tell_taken(notices);
         }
+        self.selecting |= job.shard.is_selecting();
         job.answers.send(&mut self.port, &mut job.shard, &finished, &mut self.full);
         // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not
         // wait for the rest of this turn.
@@ -357,6 +372,24 @@ impl<P: Port> Core<P> {
         }
         self.port.flush();
         sent > 0
+    }
+
+    /// Goes on with selections of Slim-DP's cores, a chunk for each job; whether it did.
+    #[cold]
+    fn select(&mut self, notices: &mut Vec<Notice>) -> bool {
+        let mut worked = false;
+        for place in 0..self.jobs.len() {
+            let Some(shard) = self.jobs[place].as_mut().map(|job| &mut job.shard) else { continue };
+            if !shard.is_selecting() {
+                continue;
+            }
+            worked |= shard.select();
+            if !shard.is_selecting() {
+                self.settle(place, notices); // chunks may have waited for it
+            }
+        }
+        self.selecting = self.jobs.iter().flatten().any(|job| job.shard.is_selecting());
+        worked
     }
 
     fn place(&self, id: JobId) -> Option<usize> {

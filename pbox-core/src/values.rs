@@ -14,6 +14,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::Waker;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
@@ -27,6 +28,7 @@ use crate::layout::{Chunk, Layout};
 use crate::optimizer::{Ablate, LearningRates, Optimizer};
 use crate::oracle::Step;
 use crate::restored::Restored;
+use crate::slim::{Selection, Slimmed};
 use crate::slots::Gradients;
 use crate::wire::Wire;
 
@@ -61,6 +63,7 @@ pub(crate) struct Values {
     optimizer: Optimizer,
     ablate: Ablate,
     learning_rates: LearningRates,
+    answers_apart: bool,
 }
 
 /// Where the weights are that steps go to.
@@ -70,6 +73,8 @@ enum Weights {
     Window(Spans),
     /// With the hub, in f32.
     Framed(Box<Framed>),
+    /// The same, in a job with Slim-DP.
+    Slim(Box<Slimmed>),
 }
 
 impl Weights {
@@ -77,6 +82,7 @@ impl Weights {
         match self {
             Weights::Window(spans) => spans.elements(place),
             Weights::Framed(framed) => framed.weights(place),
+            Weights::Slim(slimmed) => slimmed.weights(place),
         }
     }
 
@@ -85,6 +91,7 @@ impl Weights {
         match self {
             Weights::Window(spans) => spans.elements_mut(place),
             Weights::Framed(framed) => framed.weights_mut(place),
+            Weights::Slim(slimmed) => slimmed.weights_mut(place),
         }
     }
 }
@@ -98,6 +105,7 @@ impl Values {
         workers: u32,
         optimizer: Optimizer,
         ablate: Ablate,
+        selection: Option<Selection>,
     ) -> Result<Self, MapError> {
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
         let layout = wire.layout();
@@ -122,9 +130,15 @@ impl Values {
             kept_elements += elements * optimizer.kept_per_element(dtype);
             values += elements * (1 + optimizer.state_per_element());
         }
-        let weights = match wire.framing() {
-            Some(framing) => Weights::Framed(Box::new(Framed::new(framing, chunks, weights)?)),
-            None => {
+        let framing = wire.framing().map(|framing| (framing, framing.codecs()));
+        let weights = match (framing, selection) {
+            (Some((framing, Some(codecs))), _) => {
+                Weights::Framed(Box::new(Framed::new(framing, codecs, chunks, weights)?))
+            }
+            (Some((framing, None)), Some(selection)) if !chunks.is_empty() => {
+                Weights::Slim(Box::new(Slimmed::new(framing, chunks, workers, selection)?))
+            }
+            _ => {
                 (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
                 Weights::Window(weights)
             }
@@ -138,6 +152,7 @@ impl Values {
             gradients: Gradients::new(workers),
             own_weights: (0..workers).map(|_| None).collect(),
             learning_rates: LearningRates::new(optimizer.learning_rate()),
+            answers_apart: wire.framing().is_some_and(|framing| framing.terms().compression.answers_apart()),
             optimizer,
             ablate,
         })
@@ -227,7 +242,13 @@ impl Values {
         self.gradients.add(rank, gradients, self.owned.iter().map(|owned| owned.span))?;
         self.own_weights[rank as usize] = weights.map(|mut weights| {
             assert_eq!(weights.len(), self.owned.len(), "one span a chunk");
-            (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
+            for place in 0..weights.len() {
+                weights.elements_mut::<u8>(place).fill(0);
+                if let Weights::Slim(slimmed) = &self.weights {
+                    // Where a job goes on from a checkpoint, these are what it is sent first.
+                    slimmed.show_weights(place, weights.elements_mut(place));
+                }
+            }
             weights
         });
         Ok(())
@@ -248,6 +269,7 @@ impl Values {
                     own.elements_mut::<u8>(place).copy_from_slice(weights.elements(place));
                 }
                 Weights::Framed(framed) => framed.show_weights(place, own.elements_mut(place)),
+                Weights::Slim(slimmed) => slimmed.show_weights(place, own.elements_mut(place)),
             }
         }
     }
@@ -259,32 +281,70 @@ impl Values {
         }
     }
 
-    /// What worker `rank` pushes for a round of its own, where that must be looked at before it counts.
+    /// What worker `rank` pushes for a round of its own, where that must be looked at before it counts; false where it
+    /// does not count, and must come again.
     ///
     /// # Errors
     /// When it is no frame of this chunk and round.
     #[inline]
-    pub fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<(), FrameError> {
+    pub fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError> {
         match &self.weights {
-            Weights::Window(_) => Ok(()),
-            Weights::Framed(framed) => self.check_frame(framed, place, rank, round),
+            Weights::Window(_) => Ok(true),
+            _ => self.check_frame(place, rank, round),
         }
     }
 
-    fn check_frame(&self, framed: &Framed, place: usize, rank: u32, round: Round) -> Result<(), FrameError> {
-        let Owned { chunk, span, .. } = self.owned[place];
+    fn check_frame(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError> {
+        let Owned { span, .. } = self.owned[place];
         // SAFETY: the worker has posted this chunk, and is not answered before this returns. Whatever it writes all
         // the same is looked at as bytes, each of which is a value.
         let bytes = unsafe { self.gradients.bytes(rank, span) };
-        framed.framing().check_push(chunk, round, bytes)
+        match &self.weights {
+            Weights::Window(_) => Ok(true),
+            Weights::Framed(framed) => framed.check_push(place, round, bytes).map(|()| true),
+            Weights::Slim(slimmed) => slimmed.check_push(place, round, bytes),
+        }
     }
 
     /// What of a chunk is posted to a worker for a round, which takes part from `first` on.
     #[inline]
-    pub fn answer_span(&self, place: usize, round: Round, first: Round) -> Span {
+    pub fn answer_span(&self, place: usize, rank: u32, round: Round, first: Round) -> Span {
         match &self.weights {
             Weights::Window(_) => self.owned[place].span,
             Weights::Framed(framed) => framed.frame(place, round, first),
+            Weights::Slim(slimmed) => slimmed.frame(place, rank, round, first),
+        }
+    }
+
+    /// Whether a chunk that has all pushes of a round must wait for a selection of Slim-DP's core.
+    #[inline]
+    pub fn is_awaited(&self, round: Round) -> bool {
+        matches!(&self.weights, Weights::Slim(slimmed) if slimmed.is_awaited(round))
+    }
+
+    /// Whether each worker is sent something else, in rounds that end for all at once.
+    pub fn answers_apart(&self) -> bool {
+        self.answers_apart
+    }
+
+    /// What to wake the core with that owns these values, when a selection can go on.
+    pub fn wake_for_selections(&self, waker: Waker) {
+        if let Weights::Slim(slimmed) = &self.weights {
+            slimmed.wake_for_selections(waker);
+        }
+    }
+
+    /// Whether a selection may go on between turns.
+    #[inline]
+    pub fn is_selecting(&self) -> bool {
+        matches!(&self.weights, Weights::Slim(slimmed) if slimmed.is_selecting())
+    }
+
+    /// Goes on with a selection by one chunk; whether it did.
+    pub fn select(&mut self) -> bool {
+        match &mut self.weights {
+            Weights::Slim(slimmed) => slimmed.select(),
+            _ => false,
         }
     }
 
@@ -302,9 +362,12 @@ impl Values {
         round: Round,
         number: Round,
     ) {
-        if let Weights::Framed(_) = self.weights {
+        match self.weights {
+            Weights::Window(_) => {}
             // SAFETY: the caller's word.
-            return unsafe { self.step_framed(kernels, place, ranks, round, number) };
+            Weights::Framed(_) => return unsafe { self.step_framed(kernels, place, ranks, round, number) },
+            // SAFETY: the caller's word.
+            Weights::Slim(_) => return unsafe { self.step_slim(kernels, place, ranks, round) },
         }
         typed!(self.owned[place].dtype, E => {
             // SAFETY: the caller's word.
@@ -324,11 +387,8 @@ impl Values {
         round: Round,
         number: Round,
     ) {
-        let Values { owned, weights: Weights::Framed(framed), kept, gradients, optimizer, ablate, .. } = self
-        else {
-            return;
-        };
-        let owned = &owned[place];
+        let Values { owned, weights, kept, gradients, optimizer, ablate, learning_rates, .. } = self;
+        let (Weights::Framed(framed), owned) = (weights, &owned[place]) else { return };
         // SAFETY: all of them have pushed this chunk, and are answered after this function: the caller's word.
         let pushed = |rank| unsafe { gradients.bytes(rank, owned.span) };
         if round == Round(0) && optimizer.keeps_weights() {
@@ -343,17 +403,56 @@ impl Values {
             workers += 1;
         }
         if let Some(rule) = rule(optimizer, *ablate) {
-            let learning_rate = self.learning_rates.at(round);
-            let step = Step::new(rule, workers, number, learning_rate, owned.lr_mult, owned.wd_mult);
+            let step =
+                Step::new(rule, workers, number, learning_rates.at(round), owned.lr_mult, owned.wd_mult);
             let (sum, window) = framed.step_parts(place);
-            let kept_elements = owned.elements * rule.kept_per_element(Dtype::F32);
-            let kept = &mut kept.as_mut_slice()[owned.kept..][..kept_elements];
-            let start = [sum.as_ptr()];
-            // SAFETY: the one start is that of `sum`, which lives as long and is as long as this chunk.
-            let slots = unsafe { Slots::<f32>::new(&start, sum.len()) };
-            kernels.run(rule, &step, &slots, window, kept);
+            step_sum(kernels, rule, &step, sum, window, kept_mut(kept, owned, rule));
         }
         framed.answer(kernels, place, round);
+    }
+
+    /// As [`step`](Self::step), in a job with Slim-DP; and the answers.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    unsafe fn step_slim(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        mut ranks: impl Iterator<Item = u32>,
+        round: Round,
+    ) {
+        let Values {
+            owned, weights, kept, gradients, own_weights, optimizer, ablate, learning_rates, ..
+        } = self;
+        let (Weights::Slim(slimmed), owned) = (weights, &owned[place]) else { return };
+        // SAFETY: all of them have pushed this chunk, and are answered after this function: the caller's word.
+        let pushed = |rank| unsafe { gradients.bytes(rank, owned.span) };
+        if round == Round(0) {
+            if let Some(first) = ranks.next() {
+                slimmed.begin(place, pushed(first));
+            }
+            let windows = own_weights.iter_mut().flatten();
+            return windows.for_each(|own| slimmed.show_weights(place, own.elements_mut(place)));
+        }
+        let mut workers = 0;
+        slimmed.begin_sum(place);
+        for rank in ranks {
+            slimmed.add(place, workers, rank, round, pushed(rank));
+            workers += 1;
+        }
+        if let Some(rule) = rule(optimizer, *ablate) {
+            let rate = learning_rates.at(round);
+            let step = Step::new(rule, workers as u32, round, rate, owned.lr_mult, owned.wd_mult);
+            let (sum, window) = slimmed.step_parts(place);
+            step_sum(kernels, rule, &step, sum, window, kept_mut(kept, owned, rule));
+        }
+        slimmed.stepped(place, round, workers as u32);
+        for number in 0..workers {
+            if let Some(own) = &mut own_weights[slimmed.rank(number) as usize] {
+                slimmed.answer(place, number, own.elements_mut(place));
+            }
+        }
     }
 
     /// # Safety
@@ -393,6 +492,26 @@ impl Values {
         let step = Step::new(rule, workers, number, learning_rate, owned.lr_mult, owned.wd_mult);
         kernels.run(rule, &step, &slots, weights, kept);
     }
+}
+
+/// What a rule keeps of a chunk whose weights are f32.
+fn kept_mut<'a>(kept: &'a mut Slab, owned: &Owned, rule: &Optimizer) -> &'a mut [f32] {
+    &mut kept.as_mut_slice()[owned.kept..][..owned.elements * rule.kept_per_element(Dtype::F32)]
+}
+
+/// The step of a chunk whose pushes are summed already.
+fn step_sum(
+    kernels: &Kernels,
+    rule: &Optimizer,
+    step: &Step,
+    sum: &[f32],
+    weights: &mut [f32],
+    kept: &mut [f32],
+) {
+    let start = [sum.as_ptr()];
+    // SAFETY: the one start is that of `sum`, which lives as long and is as long as this chunk.
+    let slots = unsafe { Slots::<f32>::new(&start, sum.len()) };
+    kernels.run(rule, step, &slots, weights, kept);
 }
 
 /// What is done with a sum; nothing where neither is wanted.

@@ -23,6 +23,7 @@ use crate::frame::{self, FrameError, HEADER_BYTES, Kind};
 use crate::key::Dtype;
 use crate::layout::Layout;
 use crate::optimizer::Optimizer;
+use crate::slim;
 
 /// Frames start on a cache line, as keys do.
 const FRAME_ALIGN: usize = 64;
@@ -56,9 +57,18 @@ pub struct Wire {
 #[derive(Debug)]
 pub struct Framing {
     terms: FramingTerms,
-    answer: Codec,
+    codecs: Option<Codecs>,
     frames: Vec<Frames>,
     window_bytes: usize,
+}
+
+/// What values are written by, where a codec does that.
+#[derive(Clone, Copy, Debug)]
+pub struct Codecs {
+    /// Pushes.
+    pub push: Codec,
+    /// Answers.
+    pub answer: Codec,
 }
 
 /// Room for one chunk's frames, and what they are of.
@@ -85,6 +95,11 @@ impl FramingTerms {
     ) -> Self {
         let (keeps_weights, steps_alone) = (optimizer.keeps_weights(), consistency.steps_alone());
         FramingTerms { compression, seed, workers, keeps_weights, steps_alone }
+    }
+
+    /// Whether every worker has a weights window of its own.
+    pub fn own_weights(&self) -> bool {
+        self.steps_alone || self.compression.answers_apart()
     }
 }
 
@@ -128,20 +143,33 @@ impl Wire {
     pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
         let Some(framing) = &self.framing else { return self.layout.kept_bytes(optimizer) };
         let of_an_element = (1 + optimizer.state_per_element()) * size_of::<f32>();
-        let shadow = if framing.terms.steps_alone { 0 } else { self.layout.model_bytes() };
-        self.layout.parameters() * of_an_element as u64 + shadow
+        let parameters = self.layout.parameters();
+        let beside = match framing.terms.compression {
+            Compression::Codec(_) if framing.terms.steps_alone => 0,
+            Compression::Codec(_) => self.layout.model_bytes(),
+            // What parameters matter, and a bit for each in the core.
+            Compression::Slim(_) => parameters * 4 + parameters / 8,
+        };
+        parameters * of_an_element as u64 + beside
     }
 }
 
 impl Framing {
     fn new(layout: &Layout, terms: FramingTerms) -> Self {
-        let codec = terms.compression.codec();
-        let mut framing =
-            Framing { terms, answer: codec.answer(terms.workers), frames: Vec::new(), window_bytes: 0 };
+        let codecs = match terms.compression {
+            Compression::Codec(push) => Some(Codecs { push, answer: push.answer(terms.workers) }),
+            Compression::Slim(_) => None,
+        };
+        let mut framing = Framing { terms, codecs, frames: Vec::new(), window_bytes: 0 };
         for chunk in layout.chunks() {
             let dtype = layout.keys()[chunk.key.index()].dtype;
             let elements = chunk.span.bytes / dtype.bytes();
-            let payload = codec.payload_bytes(elements).max(framing.answer.payload_bytes(elements));
+            let payload = match &codecs {
+                Some(Codecs { push, answer }) => {
+                    push.payload_bytes(elements).max(answer.payload_bytes(elements))
+                }
+                None => slim::payload_bytes(elements, dtype.bytes()),
+            };
             let room = |payload: usize| (HEADER_BYTES + payload).next_multiple_of(FRAME_ALIGN);
             let coded_bytes = room(payload);
             let span = Span { offset: framing.window_bytes, bytes: coded_bytes + room(chunk.span.bytes) };
@@ -156,14 +184,9 @@ impl Framing {
         &self.terms
     }
 
-    /// The codec of pushes.
-    pub fn codec(&self) -> Codec {
-        self.terms.compression.codec()
-    }
-
-    /// The codec of answers.
-    pub fn answer(&self) -> Codec {
-        self.answer
+    /// What values are written by, where a codec does that.
+    pub fn codecs(&self) -> Option<Codecs> {
+        self.codecs
     }
 
     /// A chunk's frames; panics beyond the last.
@@ -190,18 +213,6 @@ impl Framing {
     /// The same for the hub's answers.
     pub fn answer_draw(&self, round: Round, chunk: ChunkId) -> Draw {
         self.draw(HUB, round, chunk)
-    }
-
-    /// Checks the frame that a worker has pushed; `bytes` are the chunk's in its window.
-    pub fn check_push(&self, chunk: ChunkId, round: Round, bytes: &[u8]) -> Result<(), FrameError> {
-        let frames = self.frames(chunk);
-        match self.push_kind(round) {
-            Kind::Raw => frames.raw(bytes).map(|_| ()),
-            Kind::Coded => {
-                let payload = frames.coded(bytes)?;
-                Ok(self.codec().check_payload(frames.elements, payload)?)
-            }
-        }
     }
 }
 

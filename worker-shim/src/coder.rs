@@ -16,7 +16,8 @@ use half::{bf16, f16};
 use pbox_core::codec::Encoded;
 use pbox_core::frame::{self, FrameError, HEADER_BYTES, Kind};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Answer, ChunkId, Dtype, Element, Framing, Round, merge};
+use pbox_core::slim::Pusher;
+use pbox_core::{Answer, ChunkId, Codecs, Compression, Dtype, Element, Framing, Round, merge};
 use zerocopy::FromBytes;
 
 /// One worker's coder.
@@ -31,32 +32,51 @@ pub(crate) struct Coder {
     frames: Spans,
     /// By chunk: what is to be posted; `None` where the gradient is not encoded yet.
     encoded: Vec<Option<Span>>,
-    /// What the codec keeps, f32 by chunk.
-    state: Slab,
-    /// Where each chunk's begins.
-    states: Vec<usize>,
+    method: Method,
     /// Values of one chunk, where they are of another type.
     scratch: Vec<f32>,
     not_finite: u64,
 }
 
+/// How a chunk's values become a payload, and back.
+#[derive(Debug)]
+enum Method {
+    Codec {
+        codecs: Codecs,
+        /// What the codec keeps, f32 by chunk.
+        state: Slab,
+        /// Where each chunk's begins.
+        states: Vec<usize>,
+    },
+    Slim(Pusher),
+}
+
 impl Coder {
     /// `frames` are the chunks' spans in the gradient window.
     pub fn new(framing: &Arc<Framing>, rank: u32, frames: Spans) -> Result<Self, MapError> {
-        let mut states = vec![0];
-        let mut longest = 0;
-        for chunk in 0..frames.len() {
-            let elements = framing.frames(ChunkId(chunk as u32)).elements;
-            states.push(states[chunk] + elements * framing.codec().state_per_element());
-            longest = longest.max(elements);
-        }
+        let elements = || (0..frames.len() as u32).map(|chunk| framing.frames(ChunkId(chunk)).elements);
+        let method = match (framing.codecs(), framing.terms().compression) {
+            (Some(codecs), _) => {
+                let mut states = vec![0];
+                for elements in elements() {
+                    states.push(states[states.len() - 1] + elements * codecs.push.state_per_element());
+                }
+                Method::Codec {
+                    codecs,
+                    state: Slab::zeroed("state of the codec", states[frames.len()])?,
+                    states,
+                }
+            }
+            (None, Compression::Slim(slim)) => Method::Slim(Pusher::new(slim, rank, elements())),
+            (None, Compression::Codec(_)) => unreachable!("a codec's framing has its codecs"),
+        };
+        let longest = elements().max().unwrap_or(0);
         Ok(Coder {
             kernels: Kernels::detect(),
             rank,
             first: Round(0),
             encoded: vec![None; frames.len()],
-            state: Slab::zeroed("state of the codec", states[frames.len()])?,
-            states,
+            method,
             frames,
             framing: Arc::clone(framing),
             scratch: vec![0.0; longest],
@@ -67,6 +87,9 @@ impl Coder {
     /// This worker takes part from round `first` on.
     pub fn begin(&mut self, first: Round) {
         self.first = first;
+        if let Method::Slim(pusher) = &mut self.method {
+            pusher.begin(first.max(Round(1)));
+        }
     }
 
     /// These chunks have another gradient than was encoded last.
@@ -108,20 +131,56 @@ impl Coder {
     }
 
     fn encode_coded(&mut self, chunk: ChunkId, round: Round, gradient: &[u8]) -> Encoded {
-        let Coder { framing, kernels, frames, state, states, scratch, .. } = self;
+        let Coder { framing, kernels, frames, method, scratch, .. } = self;
         let room = framing.frames(chunk);
-        let values = match room.dtype {
-            Dtype::F32 => <[f32]>::ref_from_bytes(gradient).expect("whole elements, on 64 bytes"),
-            Dtype::F16 => widen::<f16>(gradient, scratch),
-            Dtype::BF16 => widen::<bf16>(gradient, scratch),
-        };
-        let state = &mut state.as_mut_slice()[states[chunk.index()]..states[chunk.index() + 1]];
         let frame = frames.elements_mut::<u8>(chunk.index());
         let payload = &mut frame[HEADER_BYTES..room.coded_bytes];
-        let draw = framing.draw(self.rank, round, chunk);
-        let encoded = framing.codec().encode(kernels, values, state, draw, payload);
+        let encoded = match method {
+            Method::Codec { codecs, state, states } => {
+                let values = match room.dtype {
+                    Dtype::F32 => elements::<f32>(gradient),
+                    Dtype::F16 => widen::<f16>(gradient, scratch),
+                    Dtype::BF16 => widen::<bf16>(gradient, scratch),
+                };
+                let state = &mut state.as_mut_slice()[states[chunk.index()]..states[chunk.index() + 1]];
+                let draw = framing.draw(self.rank, round, chunk);
+                codecs.push.encode(kernels, values, state, draw, payload)
+            }
+            Method::Slim(pusher) => {
+                let bytes = match room.dtype {
+                    Dtype::F32 => pusher.push::<f32>(chunk, round, elements(gradient), payload),
+                    Dtype::F16 => pusher.push::<f16>(chunk, round, elements(gradient), payload),
+                    Dtype::BF16 => pusher.push::<bf16>(chunk, round, elements(gradient), payload),
+                };
+                Encoded { bytes, not_finite: 0 }
+            }
+        };
         frame::write_header(frame, Kind::Coded, encoded.bytes);
         encoded
+    }
+
+    /// The hub cannot read a chunk's push: it is encoded anew, in a way that it can. False where there is no such way.
+    pub fn push_again(&mut self, chunk: ChunkId) -> bool {
+        let Method::Slim(pusher) = &mut self.method else { return false };
+        self.encoded[chunk.index()] = None;
+        pusher.forget_core(chunk)
+    }
+
+    /// Whether weights that are not sent stay what the worker makes them.
+    pub fn keeps_own_weights(&self) -> bool {
+        matches!(self.method, Method::Slim(_))
+    }
+
+    /// Whether a key's push must wait until all keys are pushed for this round.
+    pub fn needs_all(&self, round: Round) -> bool {
+        matches!(&self.method, Method::Slim(pusher) if pusher.selects(round))
+    }
+
+    /// Breaks what this end knows of a chunk, as a fault in memory would: for tests.
+    pub fn break_core(&mut self, chunk: ChunkId) {
+        if let Method::Slim(pusher) = &mut self.method {
+            pusher.break_core(chunk);
+        }
     }
 
     /// Takes the answer of a round, from the chunk's bytes in the weights window, into `weights`. How many bytes it
@@ -136,7 +195,7 @@ impl Coder {
         bytes: &[u8],
         weights: &mut [u8],
     ) -> Result<usize, FrameError> {
-        let (frames, codec) = (self.framing.frames(chunk), self.framing.answer());
+        let frames = self.framing.frames(chunk);
         let payload = match self.framing.answer_kind(round, self.first) {
             Kind::Raw => {
                 let values = frames.raw(bytes)?;
@@ -145,29 +204,44 @@ impl Coder {
             }
             Kind::Coded => {
                 let payload = frames.coded(bytes)?;
-                codec.check_payload(frames.elements, payload)?;
                 match frames.dtype {
-                    Dtype::F32 => self.merge::<f32>(payload, weights),
-                    Dtype::F16 => self.merge::<f16>(payload, weights),
-                    Dtype::BF16 => self.merge::<bf16>(payload, weights),
-                }
+                    Dtype::F32 => self.merge::<f32>(chunk, payload, weights),
+                    Dtype::F16 => self.merge::<f16>(chunk, payload, weights),
+                    Dtype::BF16 => self.merge::<bf16>(chunk, payload, weights),
+                }?;
                 payload
             }
         };
         Ok(HEADER_BYTES + payload.len())
     }
 
-    fn merge<E: Element>(&mut self, payload: &[u8], weights: &mut [u8]) {
-        let keeps_weights = self.framing.terms().keeps_weights;
-        let answer = if keeps_weights { Answer::Difference } else { Answer::Values };
+    fn merge<E: Element>(
+        &mut self,
+        chunk: ChunkId,
+        payload: &[u8],
+        weights: &mut [u8],
+    ) -> Result<(), FrameError> {
         let weights = <[E]>::mut_from_bytes(weights).expect("whole elements, on 64 bytes");
-        merge(&self.framing.answer(), self.kernels, payload, answer, weights, &mut self.scratch);
+        match &mut self.method {
+            Method::Codec { codecs, .. } => {
+                codecs.answer.check_payload(weights.len(), payload)?;
+                let keeps_weights = self.framing.terms().keeps_weights;
+                let answer = if keeps_weights { Answer::Difference } else { Answer::Values };
+                merge(&codecs.answer, self.kernels, payload, answer, weights, &mut self.scratch);
+                Ok(())
+            }
+            Method::Slim(pusher) => Ok(pusher.merge(chunk, payload, weights)?),
+        }
     }
+}
+
+fn elements<E: Element>(bytes: &[u8]) -> &[E] {
+    <[E]>::ref_from_bytes(bytes).expect("whole elements, on 64 bytes")
 }
 
 /// Values in f32.
 fn widen<'a, E: Element>(values: &[u8], wide: &'a mut [f32]) -> &'a [f32] {
-    let values = <[E]>::ref_from_bytes(values).expect("whole elements, on 64 bytes");
+    let values = elements::<E>(values);
     let wide = &mut wide[..values.len()];
     wide.iter_mut().zip(values).for_each(|(wide, value)| *wide = value.to_f32());
     wide

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fabric::WindowError;
 use fabric::any::ConnectError;
-use pbox_core::codec::InvalidCodec;
+use pbox_core::InvalidCompression;
 use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::ManifestError;
 use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp, NeedsLayers};
@@ -83,9 +83,9 @@ pub enum SessionError {
     /// The schedule needs a simpler job.
     #[error("this worker's settings: {0}")]
     Schedule(#[from] NeedsLayers),
-    /// The codec's settings are out of range.
+    /// The job cannot have this compression.
     #[error("this worker's compression: {0}")]
-    Compression(#[from] InvalidCodec),
+    Compression(#[from] InvalidCompression),
     /// No learning rate.
     #[error("learning rate {seen}: expected a finite number")]
     LearningRate {

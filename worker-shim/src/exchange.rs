@@ -53,6 +53,26 @@ pub enum ExchangeError {
         /// What was tried.
         doing: &'static str,
     },
+    /// The weights are the hub's.
+    #[error(
+        "key {key:?}: its weights are the hub's to write; only with Slim-DP a worker makes steps of its own"
+    )]
+    HubsWeights {
+        /// Its name.
+        key: String,
+    },
+    /// A key of the round before is not pushed yet.
+    #[error(
+        "key {key:?} cannot be pushed for round {round} before key {missing:?} is pushed for the round before: Slim-DP selects its core after that one, from all keys; push every key once a round"
+    )]
+    NeedsAll {
+        /// What was pushed.
+        key: String,
+        /// For this round.
+        round: u32,
+        /// What was not.
+        missing: String,
+    },
     /// The hub answered something that was not asked.
     #[error("the hub broke the protocol: answer for chunk {chunk}, round ending in {round_bits}, {expected}")]
     UnexpectedAnswer {
@@ -207,6 +227,17 @@ impl<P: Port> Exchange<P> {
         Ok(unsafe { self.windows.tensors(key) })
     }
 
+    /// A key's weights, to write: with Slim-DP, what is not sent stays what the worker makes of it.
+    ///
+    /// # Errors
+    /// While the key is under way, and in any other job.
+    pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
+        self.idle_as::<E>(key, "writing its weights")?;
+        let name = || self.layout.keys()[key.index()].name.clone();
+        let error = ExchangeError::HubsWeights { key: name() };
+        self.windows.weights_mut(key).ok_or(error)
+    }
+
     /// Bounds the bytes that each link holds; what is beyond it waits here, in the order of the schedule.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link(), bytes));
@@ -216,6 +247,7 @@ impl<P: Port> Exchange<P> {
     /// the key belong to the hub.
     pub fn push(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.idle(key, "pushing it again")?;
+        self.check_all_pushed_before(key)?;
         let chunks = self.layout.key_chunks(key);
         self.keys[key.index()].outstanding = chunks.len() as u32;
         for chunk in chunks {
@@ -229,6 +261,23 @@ impl<P: Port> Exchange<P> {
             self.outboxes[self.slices.slice(slice).core].push(&self.slices, slice);
         }
         self.pump()
+    }
+
+    /// With Slim-DP, a selection of the core waits for all keys of its round, and the next round for the selection.
+    fn check_all_pushed_before(&self, key: KeyId) -> Result<(), ExchangeError> {
+        let round = self.keys[key.index()].round;
+        let Some(former) = round.0.checked_sub(1).map(Round).filter(|&former| self.windows.needs_all(former))
+        else {
+            return Ok(());
+        };
+        let missing = |key: &KeyState| key.round < former || (key.round == former && key.outstanding == 0);
+        let name = |index: usize| self.layout.keys()[index].name.clone();
+        match self.keys.iter().position(missing) {
+            None => Ok(()),
+            Some(index) => {
+                Err(ExchangeError::NeedsAll { key: name(key.index()), round: round.0, missing: name(index) })
+            }
+        }
     }
 
     /// Posts what links take now. One that is full does not hold up the others.
@@ -305,6 +354,11 @@ impl<P: Port> Exchange<P> {
         let layout_chunk = self.layout.chunk(chunk);
         let key = &mut self.keys[layout_chunk.key.index()];
         let slice = self.slices.of_chunk(chunk);
+        let core_link = self.outboxes[core].link() == link;
+        if core_link && answer == Immediate::control(chunk, key.round) && self.windows.push_again(chunk) {
+            self.outboxes[core].push_again(layout_chunk.key, chunk);
+            return Ok(());
+        }
         let unnoticed = self.unnoticed[slice as usize];
         let (expected, kind) = match unnoticed {
             true => (Immediate::control(chunk, key.round), "a notice"),
@@ -342,6 +396,12 @@ impl<P: Port> Exchange<P> {
     /// Bytes that have crossed so far.
     pub fn traffic(&self) -> Traffic {
         Traffic { sent: self.outboxes.iter().map(Outbox::posted_bytes).sum(), received: self.received }
+    }
+
+    /// Breaks what this worker knows of a chunk, as a fault in memory would: for tests of how that is mended.
+    #[doc(hidden)]
+    pub fn break_core(&mut self, chunk: ChunkId) {
+        self.windows.break_core(chunk);
     }
 
     /// Gradients that were NaN or infinite when they were encoded; none are where nothing is.

@@ -26,6 +26,8 @@ pub(crate) struct Outbox {
     queue: SendQueue<u32>,
     /// The slice that is begun, and its chunks that are left.
     begun: Option<(u32, Range<usize>)>,
+    /// Chunks that the hub could not read.
+    again: Vec<(KeyId, ChunkId)>,
     posted_bytes: u64,
 }
 
@@ -33,7 +35,14 @@ impl Outbox {
     /// For the link to a core that at most so many slices go to.
     pub fn new(link: LinkId, slices: usize) -> Self {
         let controls = VecDeque::with_capacity(slices);
-        Outbox { link, controls, queue: SendQueue::new(slices), begun: None, posted_bytes: 0 }
+        Outbox {
+            link,
+            controls,
+            queue: SendQueue::new(slices),
+            begun: None,
+            again: Vec::new(),
+            posted_bytes: 0,
+        }
     }
 
     /// The link that it is for.
@@ -52,6 +61,11 @@ impl Outbox {
         self.controls.push_back(message.encode());
     }
 
+    /// A chunk is to be posted again, before all others.
+    pub fn push_again(&mut self, key: KeyId, chunk: ChunkId) {
+        self.again.push((key, chunk));
+    }
+
     /// Bytes that the link took so far.
     pub fn posted_bytes(&self) -> u64 {
         self.posted_bytes
@@ -59,7 +73,7 @@ impl Outbox {
 
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.begun.is_none() && self.queue.is_empty() && self.controls.is_empty()
+        self.begun.is_none() && self.queue.is_empty() && self.controls.is_empty() && self.again.is_empty()
     }
 
     /// Posts what the link takes; whether it took anything. `outgoing` is what of a chunk is posted, and its round.
@@ -80,6 +94,16 @@ impl Outbox {
                 Posted::Closed => return Err(LinkClosed),
             }
             self.controls.pop_front();
+        }
+        while let Some(&(key, chunk)) = self.again.last() {
+            let (span, round) = outgoing(key, chunk);
+            match port.post(self.link, span, Immediate::new(chunk, round).encode()) {
+                Posted::Accepted => posted = true,
+                Posted::Full => return Ok(posted),
+                Posted::Closed => return Err(LinkClosed),
+            }
+            self.posted_bytes += span.bytes as u64;
+            self.again.pop();
         }
         while let Some((number, rest)) = self.next(slices) {
             let key = slices.slice(number).key;

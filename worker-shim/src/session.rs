@@ -59,9 +59,18 @@ impl Session {
         config.optimizer.check()?;
         config.consistency.check(&config.optimizer)?;
         config.schedule.check(config.consistency, config.on_loss)?;
-        config.compression.map_or(Ok(()), |compression| compression.check())?;
         pbox_core::manifest::check(&config.keys)?;
         let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
+        if let Some(compression) = &config.compression {
+            compression.check()?;
+            compression.check_beside(
+                &config.optimizer,
+                config.consistency,
+                config.schedule,
+                config.on_loss,
+            )?;
+            compression.check_layout(&layout)?;
+        }
         let let_in = LetIn::join_all(&config)?;
         let DataPath { port, endpoints, placement, windows, ways, cores } =
             data_path::open(&config, &let_in, &layout, deadline)?;
@@ -170,6 +179,15 @@ impl Session {
     /// As for [`gradient_mut`](Self::gradient_mut).
     pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), SessionError> {
         Ok(self.exchange.tensors(key)?)
+    }
+
+    /// A key's weights, to write. With Slim-DP a worker makes its own step, and pushes what that changed: of what is
+    /// sent it then gets the hub's weights, the rest stays as it was made.
+    ///
+    /// # Errors
+    /// As for [`gradient_mut`](Self::gradient_mut), and in any other job.
+    pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], SessionError> {
+        Ok(self.exchange.weights_mut(key)?)
     }
 
     /// Sends a key's gradient to the hub and returns at once. Until [`wait`](Self::wait), the key's

@@ -146,6 +146,36 @@ impl Windows {
         unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
     }
 
+    /// A key's weights, to write: what is not sent stays as it is. `None` where the hub's weights are all that there
+    /// is.
+    pub(crate) fn weights_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
+        let keeps_own =
+            matches!(&self.gradients, Gradients::Framed { coder, .. } if coder.keeps_own_weights());
+        let copy = self.private.as_mut().filter(|_| keeps_own)?;
+        let bytes = &mut copy.as_mut_slice().as_mut_bytes()[bytes(self.layout.key_span(key))];
+        Some(<[E]>::mut_from_bytes(bytes).expect("a key starts on 64 bytes and holds whole elements"))
+    }
+
+    /// The hub cannot read a chunk's push; false where this worker has no other way to say it.
+    pub(crate) fn push_again(&mut self, chunk: ChunkId) -> bool {
+        match &mut self.gradients {
+            Gradients::Framed { coder, .. } => coder.push_again(chunk),
+            Gradients::Window(_) => false,
+        }
+    }
+
+    /// Whether no key is pushed for the round after this one before all are pushed for this one.
+    pub(crate) fn needs_all(&self, round: Round) -> bool {
+        matches!(&self.gradients, Gradients::Framed { coder, .. } if coder.needs_all(round))
+    }
+
+    /// Breaks what this end knows of a chunk, as a fault in memory would: for tests.
+    pub(crate) fn break_core(&mut self, chunk: ChunkId) {
+        if let Gradients::Framed { coder, .. } = &mut self.gradients {
+            coder.break_core(chunk);
+        }
+    }
+
     /// A key's weights, and its gradient to write.
     ///
     /// # Safety

@@ -16,13 +16,17 @@ mod explorer;
 mod payload;
 mod pusher;
 mod selector;
-mod set;
+pub mod set;
 mod significance;
+mod slimmed;
 
 use serde::{Deserialize, Serialize};
 
+pub use board::Board;
+pub use explorer::Drawer;
 pub use payload::{PayloadError, payload_bytes};
 pub use pusher::Pusher;
+pub(crate) use slimmed::{Selection, Slimmed};
 
 use crate::chunk::Round;
 
@@ -40,7 +44,7 @@ pub struct SlimDp {
     pub q: u32,
     /// How much a gradient counts beside a weight. Left out: such that over the whole model both count the same,
     /// `mean |w| / mean |g|` at each selection, which no scale of weights, gradients or learning rate changes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub c: Option<f32>,
     /// How the hub learns which parameters a worker explores.
     #[serde(default)]
@@ -114,8 +118,8 @@ impl SlimDp {
         SlimDp { alpha, beta, q: default_q(), c: None, explorer: Explorer::default() }
     }
 
-    /// Whether it can be done with chunks of at most so many elements.
-    pub fn check(&self, elements: usize) -> Result<(), InvalidSlimDp> {
+    /// Checks that every setting is one that it can work with.
+    pub fn check(&self) -> Result<(), InvalidSlimDp> {
         let &SlimDp { alpha, beta, q, c, .. } = self;
         if !(alpha > 0.0 && alpha <= 1.0) {
             return Err(InvalidSlimDp::Alpha { seen: alpha });
@@ -129,10 +133,12 @@ impl SlimDp {
         if let Some(seen) = c.filter(|c| !(0.0..f32::INFINITY).contains(c)) {
             return Err(InvalidSlimDp::C { seen });
         }
-        if elements > MAX_ELEMENTS {
-            return Err(InvalidSlimDp::Chunk { elements });
-        }
         Ok(())
+    }
+
+    /// Checks that chunks of so many elements are small enough.
+    pub fn check_chunks(&self, elements: usize) -> Result<(), InvalidSlimDp> {
+        if elements > MAX_ELEMENTS { Err(InvalidSlimDp::Chunk { elements }) } else { Ok(()) }
     }
 
     /// Whether everybody pushes everything in a round, and the core is selected after it, where `first` is the first
@@ -149,20 +155,21 @@ mod tests {
     #[test]
     fn settings_that_make_no_sense_are_named() {
         let slim = SlimDp::new(0.2, 0.1);
-        assert_eq!(slim.check(8192), Ok(()));
-        assert_eq!(SlimDp::new(1.0, 1.0).check(1 << 16), Ok(()));
+        assert_eq!(slim.check(), Ok(()));
+        assert_eq!(SlimDp::new(1.0, 1.0).check(), Ok(()));
         for seen in [0.0, -0.5, 1.5, f32::INFINITY] {
-            assert_eq!(SlimDp::new(seen, 0.0).check(1), Err(InvalidSlimDp::Alpha { seen }));
+            assert_eq!(SlimDp::new(seen, 0.0).check(), Err(InvalidSlimDp::Alpha { seen }));
         }
-        assert!(matches!(SlimDp::new(f32::NAN, 0.0).check(1), Err(InvalidSlimDp::Alpha { .. })));
-        assert_eq!(SlimDp::new(0.2, 0.3).check(1), Err(InvalidSlimDp::Beta { seen: 0.3, alpha: 0.2 }));
-        assert_eq!(SlimDp::new(0.2, -0.1).check(1), Err(InvalidSlimDp::Beta { seen: -0.1, alpha: 0.2 }));
-        assert_eq!(SlimDp { q: 0, ..slim }.check(1), Err(InvalidSlimDp::Q));
-        let with = |c| SlimDp { c: Some(c), ..slim }.check(1);
+        assert!(matches!(SlimDp::new(f32::NAN, 0.0).check(), Err(InvalidSlimDp::Alpha { .. })));
+        assert_eq!(SlimDp::new(0.2, 0.3).check(), Err(InvalidSlimDp::Beta { seen: 0.3, alpha: 0.2 }));
+        assert_eq!(SlimDp::new(0.2, -0.1).check(), Err(InvalidSlimDp::Beta { seen: -0.1, alpha: 0.2 }));
+        assert_eq!(SlimDp { q: 0, ..slim }.check(), Err(InvalidSlimDp::Q));
+        let with = |c| SlimDp { c: Some(c), ..slim }.check();
         assert_eq!(with(-1.0), Err(InvalidSlimDp::C { seen: -1.0 }));
         assert_eq!(with(f32::INFINITY), Err(InvalidSlimDp::C { seen: f32::INFINITY }));
         assert!(matches!(with(f32::NAN), Err(InvalidSlimDp::C { .. })));
-        assert_eq!(slim.check(65_537), Err(InvalidSlimDp::Chunk { elements: 65_537 }));
+        assert_eq!(slim.check_chunks(65_536), Ok(()));
+        assert_eq!(slim.check_chunks(65_537), Err(InvalidSlimDp::Chunk { elements: 65_537 }));
     }
 
     #[test]

@@ -78,9 +78,12 @@ impl Pusher {
         slim.push_set(core, set, Drawer { rank: *rank, round, chunk }, values, payload)
     }
 
-    /// The hub does not have this core: the chunk is pushed whole from now on, until another one comes.
-    pub fn forget_core(&mut self, chunk: ChunkId) {
-        self.chunks[chunk.index()].has_core = false;
+    /// The hub does not have this core: the chunk is pushed whole from now on, until another one comes. False where it
+    /// was whole already.
+    pub fn forget_core(&mut self, chunk: ChunkId) -> bool {
+        let chunk = &mut self.chunks[chunk.index()];
+        chunk.has_core = false;
+        !chunk.whole
     }
 
     /// Merges the answer to the last push of a chunk into the weights.

@@ -6,6 +6,7 @@
 //! same round in every run.
 
 use std::sync::Arc;
+use std::task::Waker;
 
 use fabric::{MapError, Slab};
 
@@ -87,6 +88,11 @@ impl Selector {
             selecting: first,
             findings: 0,
         })
+    }
+
+    /// What to wake the core with, when a selection can go on.
+    pub fn wake_with(&self, waker: Waker) {
+        self.board.wake(waker);
     }
 
     /// Whether a chunk that has all pushes of a round must wait for the selection of the round before.

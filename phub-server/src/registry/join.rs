@@ -103,8 +103,8 @@ impl Registry {
     /// What the bearer of a token may connect to. The first bearer: a token is good for one
     /// connection.
     pub fn admission(&self, token: Token) -> Result<Admission, String> {
-        let (mut admission, steps_alone) = self.shared_admission(token)?;
-        if steps_alone {
+        let (mut admission, own_weights) = self.shared_admission(token)?;
+        if own_weights {
             // Not under the lock: the window is as large as the model.
             let (weights, own) = admission.placement.weights_window(&admission.wire).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
@@ -147,7 +147,7 @@ impl Registry {
             window_bytes: job.wire.window_bytes(),
             capacities: job.cores.capacities.clone(),
         };
-        Ok((admission, job.terms.consistency.steps_alone()))
+        Ok((admission, job.terms.own_weights()))
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
@@ -200,7 +200,9 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     schedule.check(consistency, on_loss).map_err(|error| Refusal::Bad(error.to_string()))?;
     request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
     if let Some(compression) = request.compression {
-        compression.check().map_err(|error| Refusal::Bad(format!("compression: {error}")))?;
+        let beside = || compression.check_beside(&request.optimizer, consistency, schedule, on_loss);
+        let checked = compression.check().and_then(|()| beside());
+        checked.map_err(|error| Refusal::Bad(format!("compression: {error}")))?;
     }
     request.consistency.check(&request.optimizer).map_err(|error| Refusal::Bad(error.to_string()))?;
     manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))

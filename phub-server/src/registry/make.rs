@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use fabric::{SendWindow, Spans};
 use pbox_core::control::JoinRequest;
+use pbox_core::slim::Board;
 use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec, Wire};
 
 use super::{Inner, Refusal, Registry};
@@ -80,6 +81,9 @@ impl Registry {
     pub(super) fn make(&self, name: &str, terms: &JoinRequest) -> Result<Made, Refusal> {
         let bad = |error: String| Refusal::Bad(format!("job {name:?}: {error}"));
         let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes).map_err(|e| bad(e.to_string()))?;
+        if let Some(compression) = terms.compression {
+            compression.check_layout(&layout).map_err(|error| bad(error.to_string()))?;
+        }
         let wire = terms.wire(Arc::new(layout));
         check_memory(&wire, terms, self.checkpoint_every.is_some())
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
@@ -112,6 +116,7 @@ impl Registry {
             model_mb = layout.model_bytes() as f64 / 1e6, share = %terms.share, cores = ?cores.numbers,
             optimizer = ?terms.optimizer, compression = ?terms.compression, consistency = %terms.consistency, schedule = %terms.schedule, workers = terms.workers, "new job"
         );
+        let board = Board::of_job(&wire, &chunks);
         for ((&core, chunks), weights) in cores.numbers.iter().zip(chunks).zip(claims) {
             let spec = Box::new(ShardSpec {
                 wire: wire.clone(),
@@ -119,6 +124,7 @@ impl Registry {
                 weights,
                 workers: terms.workers,
                 consistency: terms.consistency,
+                board: board.clone(),
                 schedule: terms.schedule,
                 restored: restored.clone(),
                 snapshot_every: self.checkpoint_every.filter(|_| terms.optimizer.keeps_weights()),
@@ -198,10 +204,10 @@ impl Registry {
 /// weights are its own; they are all of this machine's memory. With compression the windows are of frames, and beside
 /// them is what the workers have.
 fn check_memory(wire: &Wire, terms: &JoinRequest, snapshots: bool) -> Result<(), String> {
-    let (layout, steps_alone) = (wire.layout(), terms.consistency.steps_alone());
-    let of_a_worker = 1 + u64::from(steps_alone);
+    let (layout, own_weights) = (wire.layout(), terms.own_weights());
+    let of_a_worker = 1 + u64::from(own_weights);
     // Frames are no place for the hub's own weights.
-    let of_the_job = u64::from(wire.framing().is_none() || !steps_alone);
+    let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
     let windows = u64::from(terms.workers) * of_a_worker + of_the_job;
     let windows = windows.saturating_mul(wire.window_bytes() as u64);
     let of_a_snapshot = 4 * layout.parameters() * (1 + terms.optimizer.state_per_element() as u64);
