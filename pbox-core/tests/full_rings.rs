@@ -24,6 +24,7 @@ fn all_whose_rings_are_full_for_one_chunk_are_named() {
     let wire = Wire::plain(Arc::clone(&layout));
     let (weights, mut claims) = placement.weights_window(&wire).unwrap();
     let shard = Shard::new(ShardSpec {
+        board: None,
         wire,
         chunks: placement.chunks_by_core().remove(0),
         weights: claims.remove(0),

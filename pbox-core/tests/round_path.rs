@@ -99,6 +99,7 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
     let (group, mut ports) = group(1).unwrap();
     let mut core = Core::new(ports.remove(0), Kernels::detect());
     let spec = ShardSpec {
+        board: None,
         wire: wire.clone(),
         chunks,
         weights,
@@ -177,7 +178,7 @@ fn write_frame(wire: &Wire, chunk: ChunkId, round: Round, bytes: &mut [u8]) {
             let values = vec![round.0 as f32; frames.elements];
             let payload = &mut bytes[HEADER_BYTES..frames.coded_bytes];
             let draw = framing.draw(0, round, chunk);
-            let encoded = framing.codec().encode(Kernels::detect(), &values, &mut [], draw, payload);
+            let encoded = framing.codecs().unwrap().push.encode(Kernels::detect(), &values, &mut [], draw, payload);
             frame::write_header(bytes, Kind::Coded, encoded.bytes);
         }
     }

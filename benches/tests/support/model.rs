@@ -41,7 +41,7 @@ impl Model {
         optimizer: Optimizer,
     ) -> Self {
         let layout = Layout::new(keys.to_vec(), chunk_bytes).unwrap();
-        let codec = compression.codec();
+        let Compression::Codec(codec) = compression else { panic!("a model of codecs") };
         let chunk = |chunk: &pbox_core::Chunk| {
             let elements = chunk.span.bytes / layout.keys()[chunk.key.index()].dtype.bytes();
             Chunk {

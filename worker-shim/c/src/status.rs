@@ -97,10 +97,16 @@ fn of_cause(error: &SessionError) -> PhubStatus {
         E::Missing { .. } | E::PeerLeft { .. } | E::Stalled { .. } => PhubStatus::Others,
         E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,
         E::Exchange(ExchangeError::NoSuchKey { .. } | ExchangeError::OtherType { .. }) => PhubStatus::Invalid,
-        E::Exchange(ExchangeError::UnderWay { .. }) => PhubStatus::Order,
-        E::Exchange(ExchangeError::UnexpectedAnswer { .. } | ExchangeError::Closed { .. }) => {
-            PhubStatus::Lost
-        }
+        E::Exchange(
+            ExchangeError::UnderWay { .. }
+            | ExchangeError::HubsWeights { .. }
+            | ExchangeError::NeedsAll { .. },
+        ) => PhubStatus::Order,
+        E::Exchange(
+            ExchangeError::UnexpectedAnswer { .. }
+            | ExchangeError::Frame { .. }
+            | ExchangeError::Closed { .. },
+        ) => PhubStatus::Lost,
         E::Window(_) | E::System(_) => PhubStatus::Exhausted,
         E::Panicked => PhubStatus::Internal,
     }
