@@ -178,7 +178,8 @@ fn write_frame(wire: &Wire, chunk: ChunkId, round: Round, bytes: &mut [u8]) {
             let values = vec![round.0 as f32; frames.elements];
             let payload = &mut bytes[HEADER_BYTES..frames.coded_bytes];
             let draw = framing.draw(0, round, chunk);
-            let encoded = framing.codecs().unwrap().push.encode(Kernels::detect(), &values, &mut [], draw, payload);
+            let encoded =
+                framing.codecs().unwrap().push.encode(Kernels::detect(), &values, &mut [], draw, payload);
             frame::write_header(bytes, Kind::Coded, encoded.bytes);
         }
     }
@@ -245,7 +246,7 @@ fn allocates_nothing(job: Job) {
 }
 
 /// Functions at which the walk stops: what they do happens once a worker or never, not once a chunk.
-const COLD: [&str; 12] = [
+const COLD: [&str; 13] = [
     // A worker that broke the protocol or hung up, and the words for it.
     "Core<P>::drop_worker",
     "::to_string",
@@ -256,6 +257,8 @@ const COLD: [&str; 12] = [
     // A chunk that is copied into a snapshot, whose memory is mapped when the first one is.
     "Shard::copy_to_snapshot",
     "Job::tell_taken",
+    // Where cores meet to select what Slim-DP sends, three times in so many rounds.
+    "slim::board::Board::",
     // A ring with values that no correct peer writes.
     "Link::corrupt",
     // Memory: `turns_allocate_nothing` has seen that no turn gets there.

@@ -88,6 +88,8 @@ impl Board {
     }
 
     /// One part's sums by chunk id.
+    #[cold]
+    #[inline(never)] // a lock, which the round path does not have
     pub fn give_sums(&self, sums: impl Iterator<Item = (usize, Sums)>) {
         let mut inner = self.lock();
         sums.for_each(|(chunk, sum)| inner.sums[chunk] = sum);
@@ -98,6 +100,8 @@ impl Board {
     }
 
     /// One part's counts of significances: by upper bits after the coefficient is found, by lower ones after that.
+    #[cold]
+    #[inline(never)] // a lock, which the round path does not have
     pub fn give_counts(&self, counts: &[u32]) {
         let mut inner = self.lock();
         inner.histogram.iter_mut().zip(counts).for_each(|(all, &count)| *all += u64::from(count));
@@ -122,6 +126,8 @@ impl Board {
     }
 
     /// What was found as the so-manieth finding since the board was made, from 1; `None` as long as it is not.
+    #[cold]
+    #[inline(never)] // a lock, which the round path does not have
     pub fn found(&self, finding: u64) -> Option<Found> {
         let inner = self.lock();
         inner.found.filter(|_| inner.findings == finding)
