@@ -282,7 +282,7 @@ impl<P: Port> Core<P> {
             self.port.detach(link);
         }
         let pumped = self.waiting && self.pump();
-        let selected = self.selecting && self.select(notices);
+        let selected = self.selecting && self.go_on_selecting(notices);
         let count = self.port.poll(&mut self.arrivals);
         for index in 0..count {
             let Arrival { link, imm } = self.arrivals[index];
@@ -376,7 +376,8 @@ impl<P: Port> Core<P> {
 
     /// Goes on with selections of Slim-DP's cores, a chunk for each job; whether it did.
     #[cold]
-    fn select(&mut self, notices: &mut Vec<Notice>) -> bool {
+    #[inline(never)]
+    fn go_on_selecting(&mut self, notices: &mut Vec<Notice>) -> bool {
         let mut worked = false;
         for place in 0..self.jobs.len() {
             let Some(shard) = self.jobs[place].as_mut().map(|job| &mut job.shard) else { continue };

@@ -246,7 +246,7 @@ fn allocates_nothing(job: Job) {
 }
 
 /// Functions at which the walk stops: what they do happens once a worker or never, not once a chunk.
-const COLD: [&str; 13] = [
+const COLD: [&str; 14] = [
     // A worker that broke the protocol or hung up, and the words for it.
     "Core<P>::drop_worker",
     "::to_string",
@@ -259,6 +259,7 @@ const COLD: [&str; 13] = [
     "Job::tell_taken",
     // Where cores meet to select what Slim-DP sends, three times in so many rounds.
     "slim::board::Board::",
+    "::go_on_selecting",
     // A ring with values that no correct peer writes.
     "Link::corrupt",
     // Memory: `turns_allocate_nothing` has seen that no turn gets there.
