@@ -8,7 +8,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use benches::simulated::{Simulated, Terms};
+use benches::simulated::{SEED, Simulated, Terms};
 use fabric::sim::{Faults, Net, seeds};
 use pbox_core::oracle::{self, Step};
 use pbox_core::slim::{Drawer, Explorer, SlimDp, set};
@@ -79,7 +79,12 @@ impl Model {
                 let mut all = vec![0; set::words(elements)];
                 match &chunk.core {
                     Some(core) if !selects && !forgotten.contains(&(rank, id)) => {
-                        self.slim.explore(elements, core, &mut all, Drawer { rank, round, chunk: id });
+                        self.slim.explore(
+                            elements,
+                            core,
+                            &mut all,
+                            Drawer { seed: SEED, rank, round, chunk: id },
+                        );
                     }
                     _ => (0..elements).for_each(|place| set::insert(&mut all, place)),
                 }

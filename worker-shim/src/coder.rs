@@ -67,7 +67,9 @@ impl Coder {
                     states,
                 }
             }
-            (None, Compression::Slim(slim)) => Method::Slim(Pusher::new(slim, rank, elements())),
+            (None, Compression::Slim(slim)) => {
+                Method::Slim(Pusher::new(slim, framing.terms().seed, rank, elements()))
+            }
             (None, Compression::Codec(_)) => unreachable!("a codec's framing has its codecs"),
         };
         let longest = elements().max().unwrap_or(0);

@@ -10,6 +10,8 @@ use super::set::{count, has, insert, there};
 /// Who draws, and for what: all of it is in the seed.
 #[derive(Clone, Copy, Debug)]
 pub struct Drawer {
+    /// The job's.
+    pub seed: u64,
     /// The worker.
     pub rank: u32,
     /// The round of the push.
@@ -23,10 +25,10 @@ struct SplitMix64(u64);
 
 impl SplitMix64 {
     fn new(drawer: Drawer) -> Self {
-        let Drawer { rank, round, chunk } = drawer;
-        let mut mix = SplitMix64(u64::from(chunk.0) << 32 | u64::from(round.0));
-        let seed = mix.next() ^ u64::from(rank);
-        SplitMix64(seed)
+        let Drawer { seed, rank, round, chunk } = drawer;
+        let mut mix = SplitMix64(seed);
+        let mut mix = SplitMix64(mix.next() ^ (u64::from(chunk.0) << 32 | u64::from(round.0)));
+        SplitMix64(mix.next() ^ u64::from(rank))
     }
 
     fn next(&mut self) -> u64 {
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     fn drawer(round: u32) -> Drawer {
-        Drawer { rank: 1, round: Round(round), chunk: ChunkId(7) }
+        Drawer { seed: 5, rank: 1, round: Round(round), chunk: ChunkId(7) }
     }
 
     #[test]
@@ -142,6 +144,7 @@ mod tests {
         assert_ne!(draw(drawer(1)), draw(drawer(2)));
         assert_ne!(draw(drawer(1)), draw(Drawer { rank: 2, ..drawer(1) }));
         assert_ne!(draw(drawer(1)), draw(Drawer { chunk: ChunkId(8), ..drawer(1) }));
+        assert_ne!(draw(drawer(1)), draw(Drawer { seed: 6, ..drawer(1) }));
     }
 
     #[test]

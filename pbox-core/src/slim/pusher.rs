@@ -15,6 +15,7 @@ use super::{SlimDp, set};
 #[derive(Debug)]
 pub struct Pusher {
     slim: SlimDp,
+    seed: u64,
     rank: u32,
     /// The first round that is trained in.
     first: Round,
@@ -37,7 +38,7 @@ struct Chunk {
 
 impl Pusher {
     /// For chunks of so many elements, by id.
-    pub fn new(slim: SlimDp, rank: u32, elements: impl Iterator<Item = usize>) -> Self {
+    pub fn new(slim: SlimDp, seed: u64, rank: u32, elements: impl Iterator<Item = usize>) -> Self {
         let mut end = 0;
         let chunk = |elements| {
             let start = end;
@@ -45,7 +46,7 @@ impl Pusher {
             Chunk { words: start..end, has_core: false, whole: false }
         };
         let chunks: Vec<Chunk> = elements.map(chunk).collect();
-        Pusher { slim, rank, first: Round(1), chunks, cores: vec![0; end], sets: vec![0; end] }
+        Pusher { slim, seed, rank, first: Round(1), chunks, cores: vec![0; end], sets: vec![0; end] }
     }
 
     /// The job trains from round `first` on.
@@ -68,14 +69,14 @@ impl Pusher {
         payload: &mut [u8],
     ) -> usize {
         let whole = self.selects(round);
-        let Pusher { slim, rank, chunks, cores, sets, .. } = self;
+        let Pusher { slim, seed, rank, chunks, cores, sets, .. } = self;
         let of_chunk = &mut chunks[chunk.index()];
         of_chunk.whole = whole || !of_chunk.has_core;
         if of_chunk.whole {
             return push_whole(values, payload);
         }
         let (core, set) = (&cores[of_chunk.words.clone()], &mut sets[of_chunk.words.clone()]);
-        slim.push_set(core, set, Drawer { rank: *rank, round, chunk }, values, payload)
+        slim.push_set(core, set, Drawer { seed: *seed, rank: *rank, round, chunk }, values, payload)
     }
 
     /// The hub does not have this core: the chunk is pushed whole from now on, until another one comes. False where it

@@ -181,7 +181,7 @@ impl Slimmed {
         let (core, sum) = (&self.cores[core.clone()], &mut self.sum[..frames.elements]);
         let pushed = &mut self.pushed[number];
         let set = &mut pushed.set[..core.len()];
-        let drawer = Drawer { rank, round, chunk: id };
+        let drawer = Drawer { seed: self.framing.terms().seed, rank, round, chunk: id };
         let payload = frames.coded(bytes).unwrap_or_default();
         pushed.rank = rank;
         pushed.whole = typed!(frames.dtype, E => self.slim.add_push::<E>(core, set, drawer, payload, sum));

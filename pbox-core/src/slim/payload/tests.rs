@@ -7,7 +7,7 @@ use proptest::prelude::*;
 const ELEMENTS: usize = 300;
 
 fn drawer() -> Drawer {
-    Drawer { rank: 2, round: Round(9), chunk: ChunkId(4) }
+    Drawer { seed: 1, rank: 2, round: Round(9), chunk: ChunkId(4) }
 }
 
 fn core() -> Vec<u64> {
