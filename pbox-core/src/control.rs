@@ -91,6 +91,10 @@ pub struct JoinRequest {
     /// How many of the hub's cores the job gets; default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
+    /// Rank 0 brings weights and optimizer state, as they are before this round: a new job begins when they are
+    /// there. Default: it begins with a broadcast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_before: Option<Round>,
     /// The model, in the order of the forward pass.
     pub keys: Vec<Key>,
 }
@@ -140,6 +144,16 @@ pub struct JoinReply {
     pub transports: Vec<TransportAddress>,
     /// A worker that is not heard of for so long is taken for dead.
     pub heartbeat_limit_ms: u64,
+    /// Length of the state that the job waits for, where this worker offered one and the job has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_bytes: Option<u64>,
+}
+
+/// `POST /v1/jobs/{job}/state?token=...`: the state is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateReply {
+    /// The round that the job begins with.
+    pub round: Round,
 }
 
 /// How to reach the hub's data path.

@@ -106,6 +106,16 @@ enum Pace {
     Alone(Clocks),
 }
 
+impl Pace {
+    /// All chunks begin with round `first`, and nobody takes part.
+    fn new(consistency: Consistency, chunks: usize, workers: u32, first: Round) -> Self {
+        match consistency {
+            Consistency::Bsp => Pace::Together(Arrivals::new(chunks, workers, first)),
+            alone => Pace::Alone(Clocks::new(alone, chunks, workers, first)),
+        }
+    }
+}
+
 /// One core's part of one job.
 #[derive(Debug)]
 pub struct Shard {
@@ -116,6 +126,7 @@ pub struct Shard {
     /// By place.
     keys: Vec<KeyId>,
     schedule: Schedule,
+    consistency: Consistency,
     pace: Pace,
     values: Values,
     held: bool,
@@ -140,20 +151,25 @@ impl Shard {
         if let Some(restored) = &spec.restored {
             values.restore(layout, restored);
         }
-        let pace = match consistency {
-            Consistency::Bsp => Pace::Together(Arrivals::new(chunks.len(), workers, first)),
-            alone => Pace::Alone(Clocks::new(alone, chunks.len(), workers, first)),
-        };
         Ok(Shard {
             places,
             chunks: chunks.len(),
             keys: chunks.iter().map(|&id| layout.chunk(id).key).collect(),
             schedule: spec.schedule,
-            pace,
+            consistency,
+            pace: Pace::new(consistency, chunks.len(), workers, first),
             held: false,
             taking: Taking::new(chunks, values.snapshot_elements(), spec.snapshot_every, first),
             values,
         })
+    }
+
+    /// Begins with a state that was brought after the shard was made. Nobody takes part yet.
+    pub(crate) fn restore(&mut self, layout: &Layout, restored: &Restored) {
+        let first = restored.round();
+        self.values.restore(layout, restored);
+        self.pace = Pace::new(self.consistency, self.chunks, self.workers(), first);
+        self.taking.begin_at(first);
     }
 
     /// Takes a snapshot of the state before round `before`, which no chunk may be past: of the chunks

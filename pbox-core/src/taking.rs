@@ -63,8 +63,17 @@ impl Taking {
     /// For parts of `chunks` with `elements` values. One is due `every` so many rounds, the first after
     /// round `first`.
     pub fn new(chunks: Vec<ChunkId>, elements: usize, every: Option<NonZeroU32>, first: Round) -> Self {
-        let due = every.map_or(NEVER, |every| Round((first.0 / every + 1).saturating_mul(every.get())));
-        Taking { chunks, elements, every, due, current: None, out: false, spare: None, taken: Vec::new() }
+        let taken = Vec::new();
+        let mut taking =
+            Taking { chunks, elements, every, due: NEVER, current: None, out: false, spare: None, taken };
+        taking.begin_at(first);
+        taking
+    }
+
+    /// The job begins with round `first`.
+    pub fn begin_at(&mut self, first: Round) {
+        let after = |every: NonZeroU32| Round((first.0 / every + 1).saturating_mul(every.get()));
+        self.due = self.every.map_or(NEVER, after);
     }
 
     /// Whether a chunk that has come to `round` concerns a snapshot.

@@ -17,6 +17,8 @@ use crate::answers::Answers;
 use crate::chunk::{ChunkId, Immediate, Round};
 use crate::control::OnLoss;
 use crate::kernels::Kernels;
+use crate::layout::Layout;
+use crate::restored::Restored;
 use crate::shard::{Arrived, Finished, Front, Shard};
 use crate::taking::{Occasion, Taken};
 
@@ -224,6 +226,13 @@ impl<P: Port> Core<P> {
         }
         self.sent(place, notices);
         self.settle(place, notices);
+    }
+
+    /// Has a job, in which nobody takes part yet, begin with a state.
+    pub fn restore(&mut self, id: JobId, layout: &Layout, restored: &Restored) {
+        if let Some(place) = self.place(id) {
+            self.jobs[place].as_mut().expect("found by place").shard.restore(layout, restored);
+        }
     }
 
     /// Takes a snapshot of a job's state before a round that no chunk is past, while the job is

@@ -2,6 +2,7 @@
 
 mod body;
 mod limits;
+mod sent;
 mod serve;
 
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use pbox_core::control::{
 use serde::Serialize;
 
 use crate::registry::{Refusal, Registry};
-use body::{BodyError, Held, Received};
+use body::{BodyError, Held, Parts, Received};
 
 pub use limits::ControlLimits;
 pub(crate) use serve::serve;
@@ -30,6 +31,8 @@ POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and hears the news
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
+GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
+POST /v1/jobs/{job}/state?token=... rank 0 brings the state that a new job begins with
 POST /v1/jobs/{job}/leave           a worker is done
 ";
 
@@ -57,6 +60,7 @@ pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
         .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
+        .route("/v1/jobs/{job}/state", get(state).post(bring_state))
         .route("/v1/jobs/{job}/leave", post(leave))
         .fallback(async || Refusal::Gone("no such page; GET / lists what there is".into()))
         .with_state(Desk { registry, limits, held: Held::default() })
@@ -104,6 +108,21 @@ async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, reques
 
 async fn checkpoint(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
     Ok(json(StatusCode::OK, &desk.registry.checkpoint(&job).await?))
+}
+
+async fn state(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
+    Ok(sent::response(desk.registry.state(&job).await?))
+}
+
+async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let Desk { registry, limits, .. } = desk;
+    let token = request.uri().query().and_then(|query| query.strip_prefix("token=")).unwrap_or_default();
+    let mut coming = registry.state_comes(&job, token)?;
+    let mut parts = Parts::new(request, coming.bytes(), &limits)?;
+    while let Some(part) = parts.next().await? {
+        coming.take(&part);
+    }
+    Ok(json(StatusCode::OK, &registry.begin_with(coming)?))
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use fabric::{Idle, IdlePolicy, Port, RecvWindow, Slab, Spans, Until};
 use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, Front, JobId, Notice, Occasion, Round, Shard, ShardSpec, Taken};
+use pbox_core::{Core, Front, JobId, Layout, Notice, Occasion, Restored, Round, Shard, ShardSpec, Taken};
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 use crate::lanes::Lane;
@@ -45,6 +45,12 @@ pub(crate) enum Command<E> {
     },
     RemoveJob {
         job: JobId,
+    },
+    /// Begin the job, in which nobody takes part yet, with a state that was brought.
+    Restore {
+        job: JobId,
+        layout: Arc<Layout>,
+        restored: Arc<Restored>,
     },
     /// Finish no round of the job until the release, and say which are in flight.
     Hold {
@@ -248,6 +254,7 @@ impl<P: Port> CoreThread<P> {
                 self.tell(notices);
                 self.report(Report::Removed { job, rank });
             }
+            Command::Restore { job, layout, restored } => self.core.restore(job, &layout, &restored),
             Command::Hold { job, done } => {
                 let _ = done.send(self.core.hold(job));
             }

@@ -40,6 +40,17 @@ enum Standing {
     Going,
 }
 
+/// Whether a job waits for the state that rank 0 brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Brought {
+    /// It does not: it has begun or need not, or the state is there.
+    Nothing,
+    /// It does, for the state before this round.
+    Awaited(Round),
+    /// The state is on its way.
+    Coming,
+}
+
 /// What follows from a worker's links being at all cores.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
@@ -83,6 +94,7 @@ pub(crate) struct Job {
     /// As the workers set them.
     pub learning_rates: LearningRates,
     pub checkpoints: Checkpoints,
+    brought: Brought,
     news: watch::Sender<HeartbeatReply>,
 }
 
@@ -113,6 +125,7 @@ impl Job {
             cutting: Arc::default(),
             learning_rates,
             checkpoints: Checkpoints::default(),
+            brought: Brought::Nothing,
             news: watch::Sender::new(news),
         }
     }
@@ -210,15 +223,52 @@ impl Job {
         match self.state() {
             JobState::Running => Arrival::Newcomer(rank),
             JobState::Failed { .. } => Arrival::Waiting,
-            JobState::Gathering { .. } => {
-                let there = |member: &Option<Member>| member.as_ref().is_some_and(|m| m.cores >= cores);
-                let ranks = (0u32..).zip(&self.members);
-                let missing: Vec<u32> = ranks.filter(|(_, m)| !there(m)).map(|(rank, _)| rank).collect();
-                let complete = missing.is_empty();
-                self.publish(|news| news.state = JobState::Gathering { missing });
-                if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
-            }
+            JobState::Gathering { .. } => self.gathered(),
         }
+    }
+
+    /// Says who is missing of a job that has not begun.
+    fn gathered(&mut self) -> Arrival {
+        let cores = self.cores.numbers.len();
+        let there = |rank: u32, member: &Option<Member>| {
+            let with_state = rank > 0 || self.brought == Brought::Nothing;
+            with_state && member.as_ref().is_some_and(|m| m.cores >= cores)
+        };
+        let ranks = (0u32..).zip(&self.members);
+        let missing: Vec<u32> = ranks.filter(|&(rank, m)| !there(rank, m)).map(|(rank, _)| rank).collect();
+        let complete = missing.is_empty();
+        self.publish(|news| news.state = JobState::Gathering { missing });
+        if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
+    }
+
+    /// Rank 0 can bring a state: how many bytes, where the job has none of its own.
+    pub fn offer_state(&mut self, before: Round) -> Option<u64> {
+        let has_none = self.first_round == Round(0);
+        if !has_none || !matches!(self.state(), JobState::Gathering { .. }) {
+            return None;
+        }
+        self.brought = Brought::Awaited(before);
+        Some(self.state_bytes())
+    }
+
+    /// Length of its state: f32 of weights and of what the optimizer keeps beside them.
+    fn state_bytes(&self) -> u64 {
+        4 * self.layout.parameters() * (1 + self.terms.optimizer.state_per_element() as u64)
+    }
+
+    /// The state begins to come: before which round, and how many bytes. Once.
+    pub fn state_comes(&mut self) -> Option<(Round, u64)> {
+        let Brought::Awaited(before) = self.brought else { return None };
+        self.brought = Brought::Coming;
+        Some((before, self.state_bytes()))
+    }
+
+    /// The state is there.
+    pub fn begin_with(&mut self, restored: &Restored) -> Arrival {
+        self.brought = Brought::Nothing;
+        self.first_round = restored.round();
+        self.learning_rates = restored.learning_rates();
+        self.gathered()
     }
 
     /// These workers take part from round `from` on. Those that were lost meanwhile do not.

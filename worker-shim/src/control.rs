@@ -1,17 +1,24 @@
 //! The client of the control port: one blocking call a request.
 
+use std::io::{self, Read};
 use std::time::Duration;
 
 use pbox_core::control::ErrorReply;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use ureq::http::Response;
+use ureq::{Body, SendBody};
 
 use crate::error::SessionError;
+
+/// A hub that takes a state more slowly than this is taken for stuck.
+const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
 /// Speaks to one job's part of a hub's control port.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     agent: ureq::Agent,
+    timeout: Duration,
     hub: String,
     job: String,
 }
@@ -23,7 +30,7 @@ impl Control {
             .http_status_as_error(false)
             .build()
             .new_agent();
-        Control { agent, hub: hub.to_owned(), job: job.to_owned() }
+        Control { agent, timeout, hub: hub.to_owned(), job: job.to_owned() }
     }
 
     /// `POST /v1/jobs/{job}/{verb}`.
@@ -34,16 +41,43 @@ impl Control {
         request: &Q,
     ) -> Result<R, SessionError> {
         let url = format!("http://{}/v1/jobs/{}/{verb}", self.hub, self.job);
-        let mut response = self
-            .agent
-            .post(&url)
-            .send_json(request)
-            .map_err(|error| SessionError::Unreachable { hub: self.hub.clone(), cause: error.to_string() })?;
+        let response = self.agent.post(&url).send_json(request);
+        self.answer(what, response.map_err(|error| self.unreachable(error))?)
+    }
+
+    /// `POST /v1/jobs/{job}/state?token=...`: so many bytes of `values`, which may take longer than other requests.
+    pub fn send<R: DeserializeOwned>(
+        &self,
+        what: &'static str,
+        token: &str,
+        values: Box<dyn Read + Send>,
+        bytes: u64,
+    ) -> Result<R, SessionError> {
+        let url = format!("http://{}/v1/jobs/{}/state?token={token}", self.hub, self.job);
+        let while_sending = self.timeout + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
+        let request = self.agent.post(&url).config().timeout_global(Some(while_sending)).build();
+        // With its length said, the hub sees what is cut off.
+        let request = request.header("content-length", bytes.to_string());
+        let mut values = Exactly { values, left: bytes, wrong: None };
+        let response = request.send(SendBody::from_reader(&mut values));
+        if let Some(why) = values.wrong {
+            return Err(SessionError::State { job: self.job.clone(), why, bytes });
+        }
+        self.answer(what, response.map_err(|error| self.unreachable(error))?)
+    }
+
+    fn unreachable(&self, cause: impl ToString) -> SessionError {
+        SessionError::Unreachable { hub: self.hub.clone(), cause: cause.to_string() }
+    }
+
+    fn answer<R: DeserializeOwned>(
+        &self,
+        what: &'static str,
+        mut response: Response<Body>,
+    ) -> Result<R, SessionError> {
         let status = response.status();
-        let body = response.body_mut().read_to_string().map_err(|error| SessionError::Unreachable {
-            hub: self.hub.clone(),
-            cause: format!("reading its answer: {error}"),
-        })?;
+        let body = response.body_mut().read_to_string();
+        let body = body.map_err(|error| self.unreachable(format!("reading its answer: {error}")))?;
         let nonsense = || SessionError::Nonsense {
             hub: self.hub.clone(),
             what,
@@ -54,5 +88,37 @@ impl Control {
         }
         let ErrorReply { error } = serde_json::from_str(&body).map_err(|_| nonsense())?;
         Err(SessionError::Refused { hub: self.hub.clone(), what, why: error })
+    }
+}
+
+/// So many bytes, or an error: a body whose length was said cannot end earlier.
+struct Exactly {
+    values: Box<dyn Read + Send>,
+    left: u64,
+    /// What is wrong with the values.
+    wrong: Option<String>,
+}
+
+impl Read for Exactly {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let most = room.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        if most == 0 {
+            return Ok(0);
+        }
+        let mut wrong = |why: String| {
+            self.wrong = Some(why);
+            io::Error::other("the values are wrong")
+        };
+        let count =
+            self.values.read(&mut room[..most]).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        self.left -= count as u64;
+        let left = self.left;
+        if count == 0 {
+            return Err(wrong(format!("ends {left} bytes too early")));
+        }
+        if left == 0 && self.values.read(&mut [0]).is_ok_and(|more| more > 0) {
+            return Err(wrong("is too long".into()));
+        }
+        Ok(count)
     }
 }

@@ -178,6 +178,18 @@ pub enum SessionError {
         /// Chunks of the key.
         chunks: u32,
     },
+    /// The state that this worker brings is none.
+    #[error(
+        "job {job:?}: the state that this worker brings {why}; expected {bytes} bytes: f32 of all keys' weights, then of what the optimizer keeps"
+    )]
+    State {
+        /// The job.
+        job: String,
+        /// What is wrong with it.
+        why: String,
+        /// How long it must be.
+        bytes: u64,
+    },
     /// A call out of order, or a peer that broke the protocol.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),

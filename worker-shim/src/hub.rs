@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pbox_core::Round;
 use pbox_core::Share;
-use pbox_core::control::{JobState, JoinReply, JoinRequest, LeaveRequest, PROTOCOL};
+use pbox_core::control::{JobState, JoinReply, JoinRequest, LeaveRequest, PROTOCOL, StateReply};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -15,6 +15,7 @@ use crate::config::SessionConfig;
 use crate::control::Control;
 use crate::error::SessionError;
 use crate::heartbeat::{Heartbeat, News};
+use crate::state::State;
 
 /// How long a hub that let this worker in is told that nothing will come of it.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
@@ -32,17 +33,22 @@ pub(crate) struct LetIn {
 
 impl LetIn {
     /// Joins the job at each of its hubs.
-    pub fn join_all(config: &SessionConfig) -> Result<Vec<LetIn>, SessionError> {
+    pub fn join_all(config: &SessionConfig, state: Option<Round>) -> Result<Vec<LetIn>, SessionError> {
         let addresses = config.hubs()?;
         let hubs = addresses.len() as u32;
         let share = |hub| Share { hub, hubs, split_above: config.split_above };
-        let join = |(address, hub): (&str, u32)| LetIn::join(config, address, share(hub));
+        let join = |(address, hub): (&str, u32)| LetIn::join(config, address, share(hub), state);
         addresses.into_iter().zip(0..).map(join).collect()
     }
 
-    fn join(config: &SessionConfig, address: &str, share: Share) -> Result<Self, SessionError> {
+    fn join(
+        config: &SessionConfig,
+        address: &str,
+        share: Share,
+        state: Option<Round>,
+    ) -> Result<Self, SessionError> {
         let control = Control::new(address, &config.job, config.join_limit);
-        let reply: JoinReply = control.post("join", "join", &join_request(config, share))?;
+        let reply: JoinReply = control.post("join", "join", &join_request(config, share, state))?;
         let tell = (!share.is_whole()).then(|| Control::new(address, &config.job, FAREWELL_LIMIT));
         Ok(LetIn { address: address.to_owned(), reply, tell, control })
     }
@@ -61,7 +67,16 @@ impl LetIn {
         )?;
         self.tell = None;
         let (address, token) = (self.address.clone(), self.reply.token.clone());
-        Ok(Hub { address, job: job.to_owned(), control: self.control.clone(), token, heartbeat, cores })
+        let state_bytes = self.reply.state_bytes;
+        Ok(Hub {
+            address,
+            job: job.to_owned(),
+            control: self.control.clone(),
+            token,
+            heartbeat,
+            cores,
+            state_bytes,
+        })
     }
 }
 
@@ -81,6 +96,8 @@ pub(crate) struct Hub {
     pub token: String,
     /// Its cores, by their number in the placement.
     pub cores: Range<usize>,
+    /// Length of the state that it waits for.
+    pub state_bytes: Option<u64>,
     job: String,
     control: Control,
     heartbeat: Heartbeat,
@@ -122,10 +139,21 @@ impl Hub {
         what: &'static str,
         request: &Q,
     ) -> Result<R, SessionError> {
-        self.control.post(verb, what, request).map_err(|error| match error {
+        self.control.post(verb, what, request).map_err(|error| self.lost_where_unreachable(error))
+    }
+
+    fn lost_where_unreachable(&self, error: SessionError) -> SessionError {
+        match error {
             SessionError::Unreachable { cause, .. } => self.ended().unwrap_or_else(|| self.lost(cause)),
             other => other,
-        })
+        }
+    }
+
+    /// Brings the state that it waits for.
+    pub fn bring(&self, state: State, bytes: u64) -> Result<(), SessionError> {
+        let State { values, .. } = state;
+        let reply = self.control.send("bring a state", &self.token, values, bytes);
+        reply.map(|_: StateReply| ()).map_err(|error| self.lost_where_unreachable(error))
     }
 
     /// Leaves the job there, from this round on.
@@ -135,7 +163,7 @@ impl Hub {
     }
 }
 
-fn join_request(config: &SessionConfig, share: Share) -> JoinRequest {
+fn join_request(config: &SessionConfig, share: Share, state_before: Option<Round>) -> JoinRequest {
     JoinRequest {
         protocol: PROTOCOL,
         rank: config.rank,
@@ -151,6 +179,7 @@ fn join_request(config: &SessionConfig, share: Share) -> JoinRequest {
         credit_bytes: config.credit().at_first().map(|bytes| bytes as u64),
         share,
         cores: config.cores,
+        state_before,
         keys: config.keys.clone(),
     }
 }

@@ -40,6 +40,7 @@ mod heartbeat;
 mod hub;
 mod outbox;
 mod session;
+mod state;
 #[allow(unsafe_code)]
 mod windows;
 
@@ -50,6 +51,7 @@ pub use data_path::Way;
 pub use error::SessionError;
 pub use exchange::{Exchange, ExchangeError, Traffic};
 pub use session::Session;
+pub use state::State;
 pub use windows::Windows;
 
 /// The README's example compiles.

@@ -14,6 +14,7 @@ use crate::data_path::{self, DataPath, Way};
 use crate::error::SessionError;
 use crate::exchange::{Exchange, ExchangeError, Traffic};
 use crate::hub::{Hub, LetIn};
+use crate::state::State;
 use crate::windows::Windows;
 
 /// After a link closed: how long to wait for the hub to say why.
@@ -46,12 +47,20 @@ impl Session {
     /// Joins a job and waits until all its workers are there. The first worker to come makes the
     /// job; the others must agree on everything but their rank.
     pub fn join(config: SessionConfig) -> Result<Self, SessionError> {
-        Self::join_unless(config, &|| false)
+        Self::join_unless(config, None, &|| false)
+    }
+
+    /// As [`join`](Self::join), of rank 0 with a state that it brings for all: a new job then begins with its weights
+    /// and optimizer state, and without a broadcast. A job that has weights already, or a checkpoint at its hub, goes on
+    /// with those; [`next_round`](Self::next_round) tells.
+    pub fn join_with(config: SessionConfig, state: State) -> Result<Self, SessionError> {
+        Self::join_unless(config, Some(state), &|| false)
     }
 
     /// As [`join`](Self::join), for a caller that may give it up while others are waited for.
     pub(crate) fn join_unless(
         config: SessionConfig,
+        state: Option<State>,
         given_up: &dyn Fn() -> bool,
     ) -> Result<Self, SessionError> {
         let deadline = Instant::now() + config.join_limit;
@@ -71,7 +80,7 @@ impl Session {
             )?;
             compression.check_layout(&layout)?;
         }
-        let let_in = LetIn::join_all(&config)?;
+        let let_in = LetIn::join_all(&config, state.as_ref().map(|state| state.before))?;
         let DataPath { port, endpoints, placement, windows, ways, cores } =
             data_path::open(&config, &let_in, &layout, deadline)?;
         let kept =
@@ -89,6 +98,11 @@ impl Session {
             ways,
         };
         session.exchange.set_credit(session.credit);
+        if let Some(state) = state
+            && let Some(bytes) = session.hubs[0].state_bytes
+        {
+            session.hubs[0].bring(state, bytes)?; // a job over several hubs was refused
+        }
         let first = session.gather(deadline, given_up)?;
         session.exchange.begin(first)?;
         session.ready |= first > Round(0);

@@ -134,6 +134,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         on_loss: OnLoss::Stop,
         schedule: Schedule::default(),
         credit_bytes: None,
+        state_before: None,
         share: Share::default(),
         cores: None,
         keys: small_model(),

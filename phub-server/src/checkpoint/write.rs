@@ -125,26 +125,31 @@ fn reserve(file: &File, bytes: u64) -> Result<(), Errno> {
 }
 
 fn fill(file: &File, plan: &Plan, snapshot: &Snapshot) -> io::Result<()> {
-    let mut stream = Stream { file, hash: Xxh3::new(), piece: vec![0; PIECE_BYTES], filled: 0 };
+    let hash = stream(file, plan, snapshot)?;
+    file.write_all_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)
+}
+
+/// Writes the file from its beginning to its end, in pieces; the digest of what was written.
+pub(super) fn stream(sink: impl Write, plan: &Plan, snapshot: &Snapshot) -> io::Result<Xxh3> {
+    let mut stream = Stream { sink, hash: Xxh3::new(), piece: vec![0; PIECE_BYTES], filled: 0 };
     stream.bytes(&plan.header)?;
     for entry in &plan.entries {
         for values in snapshot.tensor(entry.key, entry.tensor) {
             stream.values(values)?;
         }
     }
-    let hash = stream.end()?;
-    file.write_all_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)
+    stream.end()
 }
 
 /// Small slices in, large writes out, digested on the way.
-struct Stream<'a> {
-    file: &'a File,
+struct Stream<W> {
+    sink: W,
     hash: Xxh3,
     piece: Vec<u8>,
     filled: usize,
 }
 
-impl Stream<'_> {
+impl<W: Write> Stream<W> {
     fn bytes(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let room = self.room(1)?;
@@ -180,7 +185,7 @@ impl Stream<'_> {
         let piece = &self.piece[..self.filled];
         self.hash.update(piece);
         self.filled = 0;
-        self.file.write_all(piece)
+        self.sink.write_all(piece)
     }
 
     fn end(mut self) -> io::Result<Xxh3> {

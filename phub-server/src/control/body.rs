@@ -4,8 +4,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use axum::body::{Body, HttpBody};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -81,34 +82,58 @@ pub(super) async fn read(
     limits: &ControlLimits,
     held: &Held,
 ) -> Result<Received, BodyError> {
-    let mut body: Body = request.into_body();
-    // Said beforehand, it need not be sent.
-    if body.size_hint().lower() > limit as u64 {
-        return Err(BodyError::TooLarge { limit });
-    }
-    let begun = Instant::now();
+    let mut parts = Parts::new(request, limit, limits)?;
     let mut received = Received { bytes: Vec::new(), held: held.clone() };
-    loop {
-        let seen = received.bytes.len();
-        let rate = limits.body_bytes_per_s;
-        let stall = Instant::now() + limits.body_stall;
-        let slowest =
-            begun + limits.body_stall + std::time::Duration::from_secs(1) * (seen as u64 / rate) as u32;
-        let frame = match timeout_at(stall.min(slowest), body.frame()).await {
-            Ok(Some(Ok(frame))) => frame,
-            Ok(None) => return Ok(received),
-            Ok(Some(Err(cause))) => return Err(BodyError::Broken { seen, cause }),
-            Err(_) => {
-                let after_s = begun.elapsed().as_secs_f64();
-                let stall_s = limits.body_stall.as_secs_f64();
-                return Err(BodyError::Stalled { seen, after_s, stall_s, rate });
-            }
-        };
-        // Trailers say nothing here.
-        let Ok(part) = frame.into_data() else { continue };
-        if part.len() > limit - seen {
+    while let Some(part) = parts.next().await? {
+        received.take(&part, limits)?;
+    }
+    Ok(received)
+}
+
+/// A body part by part, for those who do not keep it as it is.
+pub(super) struct Parts<'a> {
+    body: Body,
+    limit: usize,
+    limits: &'a ControlLimits,
+    begun: Instant,
+    seen: usize,
+}
+
+impl<'a> Parts<'a> {
+    /// Of a body of at most `limit` bytes.
+    pub fn new(request: Request, limit: usize, limits: &'a ControlLimits) -> Result<Self, BodyError> {
+        let body: Body = request.into_body();
+        // Said beforehand, it need not be sent.
+        if body.size_hint().lower() > limit as u64 {
             return Err(BodyError::TooLarge { limit });
         }
-        received.take(&part, limits)?;
+        Ok(Parts { body, limit, limits, begun: Instant::now(), seen: 0 })
+    }
+
+    /// The next part; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
+        let Parts { limit, limits, begun, seen, .. } = *self;
+        loop {
+            let rate = limits.body_bytes_per_s;
+            let stall = Instant::now() + limits.body_stall;
+            let slowest = begun + limits.body_stall + Duration::from_secs(seen as u64 / rate);
+            let frame = match timeout_at(stall.min(slowest), self.body.frame()).await {
+                Ok(Some(Ok(frame))) => frame,
+                Ok(None) => return Ok(None),
+                Ok(Some(Err(cause))) => return Err(BodyError::Broken { seen, cause }),
+                Err(_) => {
+                    let after_s = begun.elapsed().as_secs_f64();
+                    let stall_s = limits.body_stall.as_secs_f64();
+                    return Err(BodyError::Stalled { seen, after_s, stall_s, rate });
+                }
+            };
+            // Trailers say nothing here.
+            let Ok(part) = frame.into_data() else { continue };
+            if part.len() > limit - seen {
+                return Err(BodyError::TooLarge { limit });
+            }
+            self.seen += part.len();
+            return Ok(Some(part));
+        }
     }
 }

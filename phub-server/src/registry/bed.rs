@@ -39,6 +39,7 @@ pub fn request() -> JoinRequest {
         credit_bytes: None,
         share: Share::default(),
         cores: None,
+        state_before: None,
         keys: vec![Key::f32("a", [16])],
     }
 }

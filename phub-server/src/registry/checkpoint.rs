@@ -24,7 +24,7 @@ use crate::core_thread::Command;
 use crate::job::Job;
 
 /// How long whoever asks waits for the round in flight: workers compute in between.
-const ROUND_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const ROUND_LIMIT: Duration = Duration::from_secs(30);
 /// The same at a stop of the hub, when nobody may push any more.
 const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(2);
 
@@ -69,12 +69,19 @@ struct Collecting {
 /// The parts of a snapshot, with the hub's core that each came from. When this goes, so that nobody will
 /// write it any more, the cores get what is there of their parts.
 #[derive(Debug)]
-struct Collected {
+pub(super) struct Collected {
     registry: Weak<Registry>,
     job: JobId,
     before: Round,
     cores: Vec<usize>,
     parts: Vec<SnapshotPart>,
+}
+
+impl Collected {
+    /// What was made of the parts is not needed any more.
+    pub(super) fn give_back(mut self, snapshot: Snapshot) {
+        self.parts = snapshot.into_parts();
+    }
 }
 
 impl Drop for Collected {
@@ -179,6 +186,12 @@ impl Registry {
         id: JobId,
         limit: Duration,
     ) -> Result<CheckpointReply, String> {
+        let collected = self.collect(id, limit).await?;
+        self.save(collected).await
+    }
+
+    /// A job's state, as it is before the round that is furthest ahead.
+    pub(super) async fn collect(self: &Arc<Self>, id: JobId, limit: Duration) -> Result<Collected, String> {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
             let saved = self.freed.notified();
@@ -187,13 +200,13 @@ impl Registry {
             let (before, parts) = self.ask_for_snapshot(id).await?;
             let overdue = || {
                 format!(
-                    "no checkpoint: round {} did not end within {limit:?}, because not all workers have pushed all of it",
+                    "its state cannot be had: round {} did not end within {limit:?}, because not all workers have pushed all of it",
                     before.0.saturating_sub(1)
                 )
             };
             let collected = tokio::time::timeout_at(deadline, parts).await.map_err(|_| overdue())?;
             match collected.map_err(|_| "the job ended meanwhile".to_owned())? {
-                Ok(collected) => return self.save(collected).await,
+                Ok(collected) => return Ok(collected),
                 // Another one is being written: after it.
                 Err(why) => tokio::time::timeout_at(deadline, saved).await.map_err(|_| why)?,
             }
@@ -212,7 +225,9 @@ impl Registry {
         let (done, parts) = oneshot::channel();
         let asked = self.of_job(id, |job| {
             if before == Round(0) || !job.terms.optimizer.keeps_weights() {
-                return Err("no checkpoint: it has no weights yet, or its optimizer keeps none".to_owned());
+                return Err(
+                    "its state cannot be had: it has no weights yet, or its optimizer keeps none".to_owned()
+                );
             }
             job.checkpoints.asked += 1;
             let occasion = Occasion::Asked(job.checkpoints.asked);
@@ -226,23 +241,14 @@ impl Registry {
 
     /// Writes a snapshot to the job's file, also if whoever waits for it does so no more.
     async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
-        let (id, before, parts) = (collected.job, collected.before, std::mem::take(&mut collected.parts));
-        let about = self.of_job(id, |job| {
-            let rates = job.learning_rates.from(before);
-            (job.name.clone(), Arc::clone(job.wire.layout()), job.terms.optimizer, rates)
-        });
-        let Ok((name, layout, optimizer, rates)) = about else {
-            return Err("the job ended meanwhile".into());
-        };
-        let snapshot =
-            Snapshot::new(layout, optimizer, before, rates, parts).map_err(|error| error.to_string())?;
+        let (id, before) = (collected.job, collected.before);
+        let (name, snapshot) = self.snapshot(&mut collected)?;
         let registry = Arc::clone(self);
         let (done, written) = oneshot::channel();
         let write = move || {
             let result = registry.write(&name, &snapshot);
             // Whoever reads that it is written may count on the next one being taken: memory first.
-            collected.parts = snapshot.into_parts();
-            drop(collected);
+            collected.give_back(snapshot);
             registry.note(id, before, &result);
             drop(registry); // before the hub that waits for this looks who else has it
             let _ = done.send(result);
@@ -257,6 +263,18 @@ impl Registry {
         };
         self.note(id, before, &Err(failed.clone()));
         Err(failed)
+    }
+
+    /// The parts put together, and the job's name. The parts are to be given back.
+    pub(super) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
+        let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
+        let about = self.of_job(collected.job, |job| {
+            let rates = job.learning_rates.from(before);
+            (job.name.clone(), Arc::clone(&job.layout), job.terms.optimizer, rates)
+        });
+        let (name, layout, optimizer, rates) = about.map_err(|_| "the job ended meanwhile".to_owned())?;
+        let snapshot = Snapshot::new(layout, optimizer, before, rates, parts);
+        Ok((name, snapshot.map_err(|error| error.to_string())?))
     }
 
     /// On a thread of its own: it waits for the disk.

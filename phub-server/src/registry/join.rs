@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Spans, any};
 use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, OnLoss, check_job_name};
-use pbox_core::{JobId, Placement, Wire, manifest};
+use pbox_core::{JobId, Layout, Placement, Round, Wire, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
 use crate::core_thread::{Command, pin};
@@ -89,6 +89,7 @@ impl Registry {
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
         let credit = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         job.add_member(rank, request.credit_bytes.map(credit));
+        let state_bytes = request.state_before.and_then(|before| job.offer_state(before));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
             token: format!("{:032x}", u128::from_be_bytes(token)),
@@ -97,6 +98,7 @@ impl Registry {
             ports: self.cores.len() as u32,
             transports: self.transports.clone(),
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
+            state_bytes,
         })
     }
 
@@ -197,6 +199,9 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
              another round; use on_loss stop, or one hub"
         )));
     }
+    if request.state_before.is_some() {
+        check_state(request).map_err(Refusal::Bad)?;
+    }
     schedule.check(consistency, on_loss).map_err(|error| Refusal::Bad(error.to_string()))?;
     request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
     if let Some(compression) = request.compression {
@@ -206,6 +211,29 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     }
     request.consistency.check(&request.optimizer).map_err(|error| Refusal::Bad(error.to_string()))?;
     manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))
+}
+
+/// Whether a worker can bring a state.
+fn check_state(request: &JoinRequest) -> Result<(), String> {
+    let JoinRequest { rank, optimizer, share, state_before, .. } = request;
+    if *rank != 0 {
+        return Err(format!("rank {rank} brings a state: rank 0's is everybody's, as in a broadcast"));
+    }
+    if state_before.is_some_and(|round| round == Round(0) || round.0 == u32::MAX) {
+        return Err(format!(
+            "a state before round {state_before:?}: expected 1, the round after the broadcast, or more, below {}",
+            u32::MAX
+        ));
+    }
+    if !optimizer.keeps_weights() {
+        return Err(format!("a state for {}, which keeps none: leave state_before out", optimizer.name()));
+    }
+    if !share.is_whole() {
+        return Err(format!(
+            "{share}: a job over several hubs begins with a broadcast; use one hub, or bring no state"
+        ));
+    }
+    Ok(())
 }
 
 fn new_token() -> Result<Token, Refusal> {

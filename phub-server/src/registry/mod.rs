@@ -3,7 +3,8 @@
 //!
 //! Here: what is heard of workers, and what follows. `join`: how they come in. `make`: how a job is made for
 //! the first of them. `loss`: how workers are lost and jobs fail. `cut`: how a running
-//! job is stopped between two rounds for them. `checkpoint`: how its state comes to its file.
+//! job is stopped between two rounds for them. `checkpoint`: how its state comes to its file. `state`: how a state is
+//! brought, and given to those who ask.
 
 #[cfg(test)]
 mod bed;
@@ -12,6 +13,7 @@ mod cut;
 mod join;
 mod loss;
 mod make;
+mod state;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -31,6 +33,7 @@ use crate::job::{Arrival, Job};
 pub(crate) use checkpoint::Checkpoints;
 pub use checkpoint::Unsaved;
 pub(crate) use join::Admission;
+pub(crate) use state::Sent;
 
 /// How long a failed job, and the reason why a worker is not wanted any more, are kept for those who
 /// have not heard of it.

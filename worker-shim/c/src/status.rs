@@ -87,7 +87,9 @@ fn of_cause(error: &SessionError) -> PhubStatus {
         E::Hubs { .. } | E::JobName(_) | E::Optimizer(_) | E::Consistency(_) | E::Schedule(_) => {
             PhubStatus::Invalid
         }
-        E::Compression(_) | E::LearningRate { .. } | E::Manifest(_) | E::Layout(_) => PhubStatus::Invalid,
+        E::Compression(_) | E::LearningRate { .. } | E::Manifest(_) | E::Layout(_) | E::State { .. } => {
+            PhubStatus::Invalid
+        }
         E::Unreachable { .. } | E::Nonsense { .. } | E::NoTransport { .. } | E::Connect(_) => {
             PhubStatus::Unreachable
         }

@@ -95,7 +95,8 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         | SessionError::Consistency(_)
         | SessionError::LearningRate { .. }
         | SessionError::Manifest(_)
-        | SessionError::Layout(_) => SettingsError::new_err(words),
+        | SessionError::Layout(_)
+        | SessionError::State { .. } => SettingsError::new_err(words),
     }
 }
 

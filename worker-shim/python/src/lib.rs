@@ -8,6 +8,7 @@ mod errors;
 mod hub;
 mod session;
 mod setting;
+mod state;
 mod window;
 
 use pyo3::prelude::*;

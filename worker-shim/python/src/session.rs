@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use pbox_core::control::OnLoss;
-use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer};
+use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
 use pyo3::prelude::*;
-use worker_shim::{Background, BackgroundError, SessionConfig, Way, WeightsMode};
+use worker_shim::{Background, BackgroundError, SessionConfig, State, Way, WeightsMode};
 
 use crate::errors::{OrderError, SettingsError, of_cause, of_session};
 use crate::setting::{choice, parse};
+use crate::state::Pieces;
 use crate::window::Window;
 
 /// Name, shape, type, and the multipliers of learning rate and weight decay.
@@ -52,7 +53,8 @@ impl Session {
     /// Joins a job and waits until all its workers are there.
     #[new]
     #[pyo3(signature = (hub, job, rank, world_size, keys, optimizer, consistency, on_loss, schedule, slice_bytes,
-                        credit, weights, transport, cores, nics, chunk_bytes, join_limit_s, wait_limit_s))]
+                        credit, weights, transport, cores, nics, chunk_bytes, join_limit_s, wait_limit_s,
+                        state))]
     #[allow(clippy::too_many_arguments)] // one a setting; Python names them
     fn new(
         py: Python<'_>,
@@ -74,6 +76,7 @@ impl Session {
         chunk_bytes: Option<usize>,
         join_limit_s: f64,
         wait_limit_s: f64,
+        state: Option<(u32, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
         let seconds = |setting: &str, seconds: f64| {
             let limit = Duration::try_from_secs_f64(seconds);
@@ -98,7 +101,12 @@ impl Session {
         config.join_limit = seconds("join_limit", join_limit_s)?;
         config.wait_limit = seconds("wait_limit", wait_limit_s)?;
         let private = config.weights == WeightsMode::Private;
-        let background = interruptible(py, |interrupted| Background::join(config, interrupted))?;
+        let state = state.map(|(before, pieces)| {
+            Ok::<_, PyErr>(State { before: Round(before), values: Box::new(Pieces::new(&pieces)?) })
+        });
+        let state = state.transpose()?;
+        let background =
+            interruptible(py, |interrupted| Background::join_with(config, state, interrupted))?;
         Ok(Session { background, private })
     }
 

@@ -28,6 +28,7 @@ use crate::config::SessionConfig;
 use crate::data_path::Way;
 use crate::error::SessionError;
 use crate::session::Session;
+use crate::state::State;
 use crate::windows::Windows;
 use shared::{Ending, Shared};
 
@@ -120,13 +121,24 @@ impl Background {
         config: SessionConfig,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Self, BackgroundError> {
+        Self::join_with(config, None, interrupted)
+    }
+
+    /// As [`join`](Self::join), with a state that rank 0 brings, as [`Session::join_with`].
+    pub fn join_with(
+        config: SessionConfig,
+        state: Option<State>,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, BackgroundError> {
         let shared = Arc::new(Shared::new(&config));
         let memory = Arc::new(Memory::default());
         let (tell, told) = sync_channel(1);
         let thread = {
             let (shared, memory) = (Arc::clone(&shared), Arc::clone(&memory));
             let named = std::thread::Builder::new().name("phub-session".into());
-            named.spawn(move || thread::run(config, &shared, &memory, tell)).map_err(SessionError::from)?
+            named
+                .spawn(move || thread::run(config, state, &shared, &memory, tell))
+                .map_err(SessionError::from)?
         };
         let joined: Joined = loop {
             match told.recv_timeout(ASK) {

@@ -14,15 +14,22 @@ use super::{Idle, Joined, KeyMemory, Memory};
 use crate::config::SessionConfig;
 use crate::error::SessionError;
 use crate::session::Session;
+use crate::state::State;
 
 /// How long a session that is dropped waits for what is under way: another worker's push may come in
 /// the same moment, and then it leaves in good order.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The whole life of the thread.
-pub(super) fn run(config: SessionConfig, shared: &Shared, memory: &Memory, tell: SyncSender<Joined>) {
+pub(super) fn run(
+    config: SessionConfig,
+    state: Option<State>,
+    shared: &Shared,
+    memory: &Memory,
+    tell: SyncSender<Joined>,
+) {
     let idle = config.idle;
-    let mut session = match Session::join_unless(config, &|| shared.is_given_up()) {
+    let mut session = match Session::join_unless(config, state, &|| shared.is_given_up()) {
         Ok(session) => session,
         Err(error) => return shared.ended(Some(error)),
     };

@@ -1,0 +1,69 @@
+//! A checkpoint file that is no file: sent to whoever asks for a job's state.
+//!
+//! The digest stands before the values that it is of, and what is sent cannot be written over. So the values
+//! are read twice, first for the digest alone.
+//!
+//! Owned by the thread that sends. Must not know to whom.
+
+use std::io::{self, Write};
+
+use pbox_core::Snapshot;
+
+use super::error::UnusableKeys;
+use super::format::{DIGEST_AT, DIGEST_BYTES, Plan, digest_text};
+use super::write::stream;
+
+/// The bytes of a checkpoint file.
+#[derive(Debug)]
+pub struct Image<'a> {
+    plan: Plan,
+    snapshot: &'a Snapshot,
+}
+
+impl<'a> Image<'a> {
+    /// The file that a job of this name would have.
+    pub fn new(job: &str, snapshot: &'a Snapshot) -> Result<Self, UnusableKeys> {
+        Ok(Image { plan: Plan::new(job, snapshot)?, snapshot })
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> u64 {
+        self.plan.file_bytes
+    }
+
+    /// Writes it, some MiB at a time.
+    pub fn write_to(mut self, sink: impl Write) -> io::Result<()> {
+        let hash = stream(io::sink(), &self.plan, self.snapshot)?;
+        self.plan.header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(digest_text(&hash).as_bytes());
+        stream(sink, &self.plan, self.snapshot).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fabric::Slab;
+    use pbox_core::{ChunkId, Key, Layout, Optimizer, Round, SnapshotPart};
+
+    use super::*;
+    use crate::checkpoint::CheckpointStore;
+
+    #[test]
+    fn an_image_is_the_file() {
+        let optimizer = Optimizer::Momentum { learning_rate: 0.5, weight_decay: 0.0, momentum: 0.5 };
+        let layout = Arc::new(Layout::new(vec![Key::f32("a", [18])], 64).unwrap());
+        let mut values = Slab::zeroed("test", 36).unwrap();
+        values.as_mut_slice().iter_mut().zip(1u16..).for_each(|(value, n)| *value = n.into());
+        let parts = vec![SnapshotPart { chunks: vec![ChunkId(0), ChunkId(1)], values }];
+        let snapshot = Snapshot::new(layout, optimizer, Round(3), vec![(Round(0), 0.5)], parts).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        store.save("job", &snapshot).unwrap();
+        let image = Image::new("job", &snapshot).unwrap();
+        let (bytes, mut sent) = (image.bytes(), Vec::new());
+        image.write_to(&mut sent).unwrap();
+        assert_eq!(sent, std::fs::read(store.path("job").unwrap()).unwrap());
+        assert_eq!(sent.len() as u64, bytes);
+    }
+}

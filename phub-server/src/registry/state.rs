@@ -1,0 +1,206 @@
+//! A job's state by the control port: brought by rank 0 before the job begins, given to those who ask while it runs.
+//!
+//! ```text
+//!   join, state_before 91 --> the job waits --> values, as long as they must be --> cores --> it begins with round 91
+//!   GET state --> hold, cut --> cores copy chunk by chunk --> parts --> a checkpoint file, piece by piece
+//! ```
+//!
+//! What is brought goes on as what a checkpoint has: whoever comes later sees no difference.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Bytes;
+use fabric::Slab;
+use pbox_core::control::StateReply;
+use pbox_core::{JobId, Layout, Optimizer, Restored, RestoredKey, Round, Snapshot};
+use tokio::sync::{mpsc, oneshot};
+use zerocopy::IntoBytes;
+
+use super::checkpoint::ROUND_LIMIT;
+use super::{Refusal, Registry};
+use crate::checkpoint::{Image, check_keys};
+use crate::core_thread::Command;
+use crate::job::Arrival;
+
+/// Pieces of a state on their way to a client, beside the one that is being made.
+const PIECES: usize = 1;
+/// A client that takes a state more slowly than this, all in all, keeps its memory from the job's next checkpoint.
+const SENT_BYTES_PER_S: u64 = 1 << 20;
+/// What it may take longer.
+const GRACE_S: u64 = 30;
+
+/// A state on its way in.
+#[derive(Debug)]
+pub(crate) struct Coming {
+    job: JobId,
+    before: Round,
+    layout: Arc<Layout>,
+    optimizer: Optimizer,
+    values: Slab,
+    filled: usize,
+}
+
+impl Coming {
+    /// How long it must be.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.values.as_slice())
+    }
+
+    /// Takes the next part in; together they are not longer than [`bytes`](Self::bytes).
+    pub fn take(&mut self, part: &[u8]) {
+        // f32 of this machine's order, which is the windows' and the file's: little endian.
+        let values = self.values.as_mut_slice().as_mut_bytes();
+        values[self.filled..][..part.len()].copy_from_slice(part);
+        self.filled += part.len();
+    }
+
+    /// As a checkpoint's values, whose order it has.
+    fn restored(self) -> Restored {
+        let keys = self.layout.keys().iter();
+        let elements: Vec<usize> =
+            keys.map(|key| key.elements().expect("checked with the layout") as usize).collect();
+        let all: usize = elements.iter().sum();
+        let mut begin = 0;
+        let keys = elements.iter().map(|&elements| {
+            let tensors = 0..=self.optimizer.state_per_element();
+            let key = RestoredKey { elements, starts: tensors.map(|tensor| tensor * all + begin).collect() };
+            begin += elements;
+            key
+        });
+        let rates = vec![(Round(0), self.optimizer.learning_rate())];
+        Restored::new(self.before, rates, self.values, keys.collect())
+    }
+}
+
+/// A checkpoint file on its way to a client.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub bytes: u64,
+    pub pieces: mpsc::Receiver<Bytes>,
+}
+
+impl Registry {
+    /// Makes room for the state that a worker brings, where its job waits for one.
+    pub fn state_comes(&self, job: &str, token: &str) -> Result<Coming, Refusal> {
+        let name = job;
+        let (id, before, bytes, layout, optimizer) = {
+            let mut inner = self.lock();
+            let (id, rank) = inner.find(job, token)?;
+            let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
+            let awaited = if rank == 0 { job.state_comes() } else { None };
+            let (before, bytes) = awaited.ok_or_else(|| {
+                Refusal::Conflict(format!(
+                    "job {name:?} waits for no state of worker {rank}: rank 0 offers one in its join, and brings it \
+                     once, where the answer has state_bytes"
+                ))
+            })?;
+            (id, before, bytes, Arc::clone(&job.layout), job.terms.optimizer)
+        };
+        let no_room = |why: String| Refusal::Exhausted(format!("job {name:?}: no room for its state: {why}"));
+        let available = fabric::available_bytes().unwrap_or(u64::MAX);
+        if bytes > available {
+            return Err(no_room(format!("it has {bytes} bytes, this machine has {available} available")));
+        }
+        let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
+        let values = values.map_err(|error| no_room(error.to_string()))?;
+        Ok(Coming { job: id, before, layout, optimizer, values, filled: 0 })
+    }
+
+    /// The state is here: the job begins with it, when all its workers are.
+    pub fn begin_with(self: &Arc<Self>, coming: Coming) -> Result<StateReply, Refusal> {
+        let (seen, expected) = (coming.filled, coming.bytes());
+        if seen != expected {
+            return Err(Refusal::Bad(format!(
+                "the state has {seen} bytes, expected {expected}: f32 of all keys' weights in the order of the join, then \
+                 of their first optimizer state, then of their second; join again to bring it"
+            )));
+        }
+        let (id, layout) = (coming.job, Arc::clone(&coming.layout));
+        let restored = Arc::new(coming.restored());
+        let round = restored.round();
+        let arrival = self.of_job(id, |job| {
+            tracing::info!(job = job.name, round = round.0, "begins with the state that worker 0 brought");
+            self.command(job, |job| Command::Restore {
+                job,
+                layout: Arc::clone(&layout),
+                restored: Arc::clone(&restored),
+            });
+            job.begin_with(&restored)
+        });
+        match arrival
+            .map_err(|_| Refusal::Gone("the job has failed meanwhile; its workers know why".into()))?
+        {
+            Arrival::Complete(ranks) => self.admit(id, ranks),
+            Arrival::Waiting | Arrival::Newcomer(_) => {}
+        }
+        Ok(StateReply { round })
+    }
+
+    /// A job's state as a checkpoint file: as it is before the round that is furthest ahead.
+    pub async fn state(self: &Arc<Self>, name: &str) -> Result<Sent, Refusal> {
+        let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
+        let id = self.lock().names.get(name).copied();
+        let id =
+            id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))?;
+        let can_have = self.of_job(id, |job| match job.terms.share.is_whole() {
+            true => check_keys(job.layout.keys(), &job.terms.optimizer).map_err(|error| error.to_string()),
+            false => Err(format!("{}: no hub of several has all of a job's state", job.terms.share)),
+        });
+        can_have.unwrap_or_else(|_| Err("it has ended".into())).map_err(conflict)?;
+        let mut collected = self.collect(id, ROUND_LIMIT).await.map_err(conflict)?;
+        let (name, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
+        let (tell, told) = oneshot::channel();
+        let (sink, pieces) = mpsc::channel(PIECES);
+        let send = move || {
+            send(&name, &snapshot, tell, Sink { pieces: sink, begun: Instant::now(), sent: 0 });
+            collected.give_back(snapshot);
+        };
+        let spawned = std::thread::Builder::new().name("phub-state".into()).spawn(send);
+        spawned.map_err(|error| Refusal::Exhausted(format!("no thread to send the state: {error}")))?;
+        let bytes =
+            told.await.map_err(|_| Refusal::Exhausted("sending the state failed; see the log".into()))?;
+        Ok(Sent { bytes: bytes.map_err(Refusal::Conflict)?, pieces })
+    }
+}
+
+/// Sends a state, on a thread of its own: it waits for the client.
+fn send(name: &str, snapshot: &Snapshot, tell: oneshot::Sender<Result<u64, String>>, sink: Sink) {
+    let image = match Image::new(name, snapshot) {
+        Ok(image) => image,
+        Err(error) => return drop(tell.send(Err(format!("job {name:?}: {error}")))),
+    };
+    let bytes = image.bytes();
+    if tell.send(Ok(bytes)).is_err() {
+        return; // nobody waits any more
+    }
+    match image.write_to(sink) {
+        Ok(()) => tracing::info!(job = name, round = snapshot.round().0, bytes, "state sent"),
+        Err(error) => tracing::warn!(job = name, %error, "state not sent"),
+    }
+}
+
+/// Where the pieces go.
+struct Sink {
+    pieces: mpsc::Sender<Bytes>,
+    begun: Instant,
+    sent: u64,
+}
+
+impl Write for Sink {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the client is gone");
+        self.pieces.blocking_send(Bytes::copy_from_slice(piece)).map_err(gone)?;
+        self.sent += piece.len() as u64;
+        if self.begun.elapsed().as_secs() > GRACE_S + self.sent / SENT_BYTES_PER_S {
+            let slow = format!("the client takes less than {SENT_BYTES_PER_S} bytes a second");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, slow));
+        }
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,41 @@
+//! A state that a Python iterator gives piece by piece, as a reader: a model's state is not in memory twice.
+//!
+//! Read on the session's thread, which takes the GIL for each piece.
+
+use std::io::{self, Read};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// Pieces of `bytes` from an iterator.
+pub struct Pieces {
+    iterator: Py<PyAny>,
+    piece: Py<PyBytes>,
+    read: usize,
+}
+
+impl Pieces {
+    /// Of whatever can be iterated.
+    pub fn new(pieces: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let iterator = pieces.try_iter()?.into_any().unbind();
+        Ok(Pieces { iterator, piece: PyBytes::new(pieces.py(), &[]).unbind(), read: 0 })
+    }
+}
+
+impl Read for Pieces {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        Python::attach(|py| {
+            while self.read == self.piece.bind(py).as_bytes().len() {
+                let mut iterator = self.iterator.bind(py).try_iter().map_err(io::Error::other)?;
+                let Some(piece) = iterator.next() else { return Ok(0) };
+                let piece = piece.and_then(|piece| Ok(piece.cast_into::<PyBytes>()?));
+                (self.piece, self.read) = (piece.map_err(io::Error::other)?.unbind(), 0);
+            }
+            let left = &self.piece.bind(py).as_bytes()[self.read..];
+            let count = left.len().min(room.len());
+            room[..count].copy_from_slice(&left[..count]);
+            self.read += count;
+            Ok(count)
+        })
+    }
+}
