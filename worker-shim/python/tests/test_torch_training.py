@@ -182,3 +182,62 @@ def test_torchrun_starts_workers_again_after_one_is_lost(tmp_path):
     script.write_text(RESTARTED_SCRIPT)
     lines = torchrun(2, script, "--max_restarts=1")
     assert lines == [f"rank {rank}: [-2.0, -2.0, -2.0]" for rank in range(2)]
+
+
+TWO_HOSTS_SCRIPT = """
+import numpy
+import phub
+
+me = phub.worker()
+with phub.Session(keys={"only": (3,)}, optimizer=phub.Sgd(learning_rate=1.0)) as session:
+    session.broadcast({"only": numpy.zeros(3)})
+    for number in range(4):
+        session.push_pull("only", numpy.full(3, me.rank))
+    print(f"rank {me.rank}: {session.weights('only').tolist()} by {session.ways[0].transport}")
+"""
+
+# Two machines as network namespaces, with a cable between them, in namespaces that end with the script.
+TWO_HOSTS = """
+set -eu
+script=$1
+shift
+mount -t tmpfs tmpfs /run
+ip netns add first
+ip netns add second
+ip link add eth0 netns first type veth peer name eth0 netns second
+for host in first second; do
+    case $host in first) number=1 ;; *) number=2 ;; esac
+    ip -n $host addr add 10.0.0.$number/24 dev eth0
+    ip -n $host link set eth0 up
+    ip -n $host link set lo up
+done
+for rank in 1 0; do
+    case $rank in 0) host=first ;; *) host=second ;; esac
+    ip netns exec $host "$@" --nnodes=2 --node_rank=$rank --nproc_per_node=2 --master_addr=10.0.0.1 \\
+        --master_port=29541 "$script" &
+    pids="${pids:-} $!"
+done
+for pid in $pids; do wait $pid; done
+"""
+APART = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
+
+
+def test_torchrun_on_two_hosts(tmp_path):
+    try:
+        subprocess.run([*APART, "sh", "-c", "mount -t tmpfs tmpfs /run && ip netns add one"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", b"").decode()
+        pytest.skip(f"NOT RUN: no network namespaces can be made here (root is needed): {error} {said}")
+    script = tmp_path / "train.py"
+    script.write_text(TWO_HOSTS_SCRIPT)
+    run = subprocess.run(
+        [*APART, "sh", "-c", TWO_HOSTS, "hosts", str(script), sys.executable, "-m", "torch.distributed.run", *OUTPUT],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = sorted(line[line.index("rank ") :] for line in run.stdout.splitlines() if "rank " in line)
+    ways = ["shm", "shm", "tcp", "tcp"]
+    assert lines == [f"rank {rank}: [-6.0, -6.0, -6.0] by {way}" for rank, way in enumerate(ways)]

@@ -40,6 +40,7 @@ from ._phub import (
     __version__,
 )
 from ._session import Checkpoint, Key, Session, Way
+from ._state import State
 
 __all__ = [
     "Adam",
@@ -69,6 +70,7 @@ __all__ = [
     "SettingsError",
     "Sgd",
     "StalledError",
+    "State",
     "UnreachableError",
     "Way",
     "Worker",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Union
+from typing import Tuple, Union
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,15 @@ class AdamW:
 
 
 Optimizer = Union[Average, Sgd, Momentum, Nesterov, Adam, AdamW]
+
+
+def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
+    """PyTorch's words for what the hub keeps of each parameter beside its weight, in the hub's order."""
+    if isinstance(optimizer, (Momentum, Nesterov)):
+        return ("momentum_buffer",)
+    if isinstance(optimizer, (Adam, AdamW)):
+        return ("exp_avg", "exp_avg_sq")
+    return ()
 
 
 def to_json(optimizer: Optimizer) -> str:

@@ -1,5 +1,6 @@
 """The native part: keys by number, no defaults. `phub` is what to use."""
 
+from collections.abc import Iterable
 from typing import Any, final
 
 __all__ = [
@@ -73,6 +74,7 @@ class Session:
         chunk_bytes: int | None,
         join_limit_s: float,
         wait_limit_s: float,
+        state: tuple[int, Iterable[bytes]] | None,
     ) -> Session: ...
     def gradient(self, key: int) -> Window: ...
     def weights(self, key: int) -> Window: ...

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Un
 import numpy as np
 import numpy.typing as npt
 
-from . import _optimizers, _phub
+from . import _optimizers, _phub, _state
 from ._hub import Hub, serve
 from ._launch import Worker, worker
 
@@ -111,6 +111,7 @@ class Session:
         chunk_bytes: Optional[int] = None,
         join_limit: float = 60.0,
         wait_limit: float = 1800.0,
+        state: Optional[_state.State] = None,
     ) -> None:
         """Joins a job and waits until all its workers are there. The first one to come makes the job; the others
         must say the same of everything but their rank.
@@ -138,6 +139,9 @@ class Session:
             chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
             join_limit: seconds to wait for the other workers at the start.
             wait_limit: seconds to wait for a key while all workers live.
+            state: what a new job begins with, in place of a broadcast: weights and optimizer state, such as another
+                session's `state()`. Rank 0's counts, others' are not looked at. A job that has weights already, or a
+                checkpoint at its hub, goes on with its own: `next_round` tells.
 
         Raises:
             SettingsError, UnreachableError, RefusedError, ConnectError, MissingWorkersError, ...: see each.
@@ -154,6 +158,7 @@ class Session:
         address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me)
         self.hub_address = address
         described = [(name, list(key.shape), key.dtype, key.lr_mult, key.wd_mult) for name, key in self._keys.items()]
+        shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
         deadline = time.monotonic() + join_limit
         while True:
             try:
@@ -176,6 +181,9 @@ class Session:
                     chunk_bytes,
                     max(deadline - time.monotonic(), 0.001),
                     wait_limit,
+                    None
+                    if state is None or self.rank != 0
+                    else (state.round, _state.pieces(state, shapes, optimizer)),
                 )
                 break
             except _phub.UnreachableError:
@@ -307,6 +315,19 @@ class Session:
             RefusedError: the hub writes no checkpoints, or cannot.
         """
         return Checkpoint(*self._native.checkpoint())
+
+    def state(self) -> _state.State:
+        """The job's weights and optimizer state as they are now, from the hub: as they are before `next_round`, when
+        nothing of this worker is under way. The other workers may go on meanwhile. It is all in f32, and may be as long
+        as three models.
+
+        Raises:
+            RefusedError: there are no weights yet, the optimizer is `Average`, or the job is on several hubs.
+            HubLostError: the hub is gone.
+        """
+        if self._owner != os.getpid():
+            raise _phub.ForkError(f"job {self.job!r}: this session belongs to process {self._owner}")
+        return _state.fetch(self.hub_address.split(",")[0], self.job)
 
     def members(self) -> List[int]:
         """The ranks that take part now."""

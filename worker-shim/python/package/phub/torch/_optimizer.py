@@ -8,18 +8,83 @@ from typing import Any, Callable, Dict, Iterable, Optional, Tuple, Union
 import torch
 
 from .._hub import Hub
+from .._optimizers import state_names
 from .._phub import OrderError, SettingsError
 from .._session import Key, Session
 from ._exchange import Exchange
 from ._settings import UnsupportedOptimizerError, dtype_of, read
+from ._state import from_torch, to_torch
 
 __all__ = ["DistributedOptimizer", "UnsupportedOptimizerError"]
+
+
+class Join:
+    """How an optimizer comes to its job, and to another one with a state that is loaded."""
+
+    keeps_state: bool
+    """Whether the hub keeps more than weights."""
+
+    def __init__(
+        self,
+        kind: type,
+        parameters: Dict[str, torch.nn.Parameter],
+        session: Dict[str, Any],
+        exchange: Tuple[int, Optional[float], bool],
+    ) -> None:
+        """`kind`: the optimizer's own class. `session`, `exchange`: settings of both."""
+        self._parameters, self._session, self._exchange = parameters, session, exchange
+        self._kind, self._job, self._loaded = kind, "", 0
+
+    def first(self, optimizer: torch.optim.Optimizer) -> Exchange:
+        """Joins with what torch's optimizer has kept so far."""
+        exchange = self._join(optimizer, {})
+        self._job = exchange.session.job
+        return exchange
+
+    def again(self, optimizer: torch.optim.Optimizer, former: Exchange) -> Exchange:
+        """Leaves the job for one that begins with what was loaded."""
+        # Before anybody leaves: a state that does not fit ends nothing.
+        try:
+            from_torch(optimizer, self._parameters, read(optimizer, self._kind).optimizer)
+        except BaseException:
+            optimizer.state.clear()
+            raise
+        former.leave()
+        self._loaded += 1
+        return self._join(optimizer, {"job": f"{self._job[:56]}.{self._loaded}"})
+
+    def _join(self, optimizer: torch.optim.Optimizer, changed: Dict[str, Any]) -> Exchange:
+        settings = read(optimizer, self._kind)
+        state = from_torch(optimizer, self._parameters, settings.optimizer)
+        self.keeps_state = bool(state_names(settings.optimizer))
+        groups = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
+        keys = {}
+        for name, parameter in self._parameters.items():
+            multipliers = settings.groups[groups[id(parameter)]]
+            shape, dtype = tuple(parameter.shape), dtype_of(name, parameter)
+            keys[name] = Key(shape, dtype, multipliers.learning_rate, multipliers.weight_decay)
+        joined = Session(keys=keys, optimizer=settings.optimizer, state=state, **{**self._session, **changed})
+        try:
+            if state is not None and joined.rank == 0 and joined.next_round != state.round:
+                warnings.warn(
+                    f"job {joined.job!r} has a state at its hub already, before round {joined.next_round}, and goes on "
+                    f"with that: what was loaded is not used; take another job name, or remove the hub's checkpoint",
+                    stacklevel=4,
+                )
+            exchange = Exchange(joined, self._parameters, optimizer.param_groups, settings, *self._exchange)
+            exchange.start()
+        except BaseException:
+            joined.close()
+            raise
+        optimizer.state.clear()  # it is the hub's
+        return exchange
 
 
 class _AtTheHub(torch.optim.Optimizer):
     """What an optimizer does otherwise when the hub makes its steps. Mixed into the optimizer's own class."""
 
     _phub: Exchange
+    _phub_join: Join
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         """Ends a round: what the backward pass has not sent goes out. The parameters are the new ones when a module
@@ -49,17 +114,38 @@ class _AtTheHub(torch.optim.Optimizer):
             raise OrderError("the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
         super().add_param_group(param_group)
 
+    def state_dict(self) -> Dict[str, Any]:
+        """As torch's own: the groups, and the state that the hub keeps, which comes over the network for this. It is as
+        it is between this worker's last step and its next one; the others may go on meanwhile. Whoever needs it calls
+        it, such as rank 0 alone.
+
+        Raises:
+            RefusedError: a job over several hubs has no such state.
+        """
+        session = self._phub.session
+        if self._phub_join.keeps_state and session.next_round > 1:
+            self.synchronize()
+            state = session.state()
+            for key, parameter in self._phub.parameters.items():
+                self.state[parameter] = to_torch(state, key, parameter)
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
-        """Takes the groups' settings. The optimizer's state is the hub's: a hub with checkpoints goes on from its
-        own."""
-        if state_dict.get("state"):
-            warnings.warn(
-                "the hub keeps the optimizer's state (momentum and the like): what is in this state_dict is not "
-                "loaded; a hub that writes checkpoints goes on from its own (see phub.torch.load_checkpoint)",
-                stacklevel=2,
-            )
-        super().load_state_dict({**state_dict, "state": {}})
+        """Takes the groups' settings, and the state of the optimizer to the hub: every worker leaves the job, and a new
+        one, whose name has a number more, begins with rank 0's parameters as they are now and with rank 0's state. So
+        the model is loaded first, and every worker calls this. A `state_dict` without state changes the groups only.
+
+        Raises:
+            SettingsError: the state is another model's or another optimizer's.
+        """
+        self.synchronize()
+        super().load_state_dict(state_dict)
         self._phub.groups_are(self.param_groups)
+        if state_dict.get("state"):
+            self._phub = self._phub_join.again(self, self._phub)
 
 
 def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and BytePS know
@@ -79,7 +165,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     """Lets the hub make an optimizer's steps, with the mean of all workers' gradients.
 
     The optimizer stays the object that it is, so that learning-rate schedulers, which are made after this, work.
-    Rank 0's parameters become everybody's. A parameter's gradient goes out as soon as the backward pass has made
+    Rank 0's parameters become everybody's, and so does what its optimizer keeps of them, when a `state_dict` was loaded
+    into it or it has made steps: then the hub goes on from there. A parameter's gradient goes out as soon as the backward pass has made
     it; `step()` ends the round and waits for nothing; each module waits for its own parameters when it is called.
     Parameters that are read elsewhere (an average of weights, a norm) need `optimizer.synchronize()` before, but
     for `state_dict()` of a model. They must not be written: the hub's are the ones that count.
@@ -110,27 +197,14 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
     if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
         raise SettingsError("DistributedOptimizer trains in step (consistency 'bsp', on_loss 'stop'); see phub.Session")
-    settings = read(optimizer)
+    read(optimizer)  # what the hub cannot run is said first
     parameters = _named(optimizer, named_parameters)
-    groups = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
-    keys = {}
-    for name, parameter in parameters.items():
-        multipliers = settings.groups[groups[id(parameter)]]
-        shape, dtype = tuple(parameter.shape), dtype_of(name, parameter)
-        keys[name] = Key(shape, dtype, multipliers.learning_rate, multipliers.weight_decay)
-    session.update(schedule=schedule, weights=weights)
-    joined = Session(hub, rank, world_size, keys=keys, optimizer=settings.optimizer, **session)
-    try:
-        exchange = Exchange(
-            joined, parameters, optimizer.param_groups, settings, backward_passes_per_step, clip_value, overlap
-        )
-        exchange.start()
-    except BaseException:
-        joined.close()
-        raise
+    session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule, weights=weights)
     kind = type(optimizer)
+    join = Join(kind, parameters, session, (backward_passes_per_step, clip_value, overlap))
+    exchange = join.first(optimizer)
     optimizer.__class__ = type(kind.__name__, (_AtTheHub, kind), {"__doc__": kind.__doc__})
-    optimizer._phub = exchange  # type: ignore[attr-defined]
+    optimizer._phub, optimizer._phub_join = exchange, join  # type: ignore[attr-defined]
     return optimizer
 
 

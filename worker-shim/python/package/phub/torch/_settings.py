@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
@@ -73,13 +73,13 @@ class Settings:
         return rate
 
 
-def read(optimizer: torch.optim.Optimizer) -> Settings:
-    """The hub's settings for a torch optimizer.
+def read(optimizer: torch.optim.Optimizer, kind: Optional[type] = None) -> Settings:
+    """The hub's settings for a torch optimizer, which is of this kind; default its class.
 
     Raises:
         UnsupportedOptimizerError: the hub cannot run it; the message says which setting, and what to do.
     """
-    kind, groups = type(optimizer), optimizer.param_groups
+    kind, groups = kind or type(optimizer), optimizer.param_groups
     if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         raise UnsupportedOptimizerError(f"{kind.__module__}.{kind.__qualname__}: {_HOW}")
     for number, group in enumerate(groups):

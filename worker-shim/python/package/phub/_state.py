@@ -1,0 +1,169 @@
+"""A job's state: weights and what the optimizer keeps beside them, as a hub's checkpoint has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import math
+from typing import Any, Dict, Iterator, Mapping, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _optimizers, _phub
+
+Array = npt.NDArray[Any]
+
+_STATE = "optimizer/"
+# Bytes that go from Python to the hub at a time.
+_PIECE = 1 << 20
+# How long the hub may be silent, in seconds: it waits half of that for the end of a round.
+_SILENCE = 60.0
+
+
+class _Reader(Protocol):
+    def read(self, length: int, /) -> bytes: ...
+
+    def readinto(self, room: Any, /) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What a job goes on with: given by `Session.state()`, or made by hand; taken by `Session(state=...)`.
+
+    Attributes:
+        round: the round that comes next; 1 when no step was made, since round 0 is the broadcast. Adam counts its steps
+            by it.
+        tensors: f32 arrays of the keys' shapes, by name: each key's weights under its own, what the optimizer keeps
+            under "optimizer/momentum_buffer/KEY", or "optimizer/exp_avg/KEY" and "optimizer/exp_avg_sq/KEY".
+    """
+
+    round: int
+    tensors: Mapping[str, Array]
+
+    def of(self, name: str, key: str) -> Array:
+        """What the optimizer keeps of a key, by PyTorch's word for it."""
+        return self.tensors[f"{_STATE}{name}/{key}"]
+
+    @property
+    def names(self) -> list[str]:
+        """What the optimizer keeps, by PyTorch's words."""
+        return sorted({name.split("/")[1] for name in self.tensors if name.startswith(_STATE)})
+
+
+def name_of(state: str, key: str) -> str:
+    """The tensor that holds what the optimizer keeps of a key."""
+    return f"{_STATE}{state}/{key}"
+
+
+def read(stream: _Reader, source: str) -> State:
+    """A state from a checkpoint file, or from what a hub sends.
+
+    Raises:
+        SettingsError: it is no whole checkpoint.
+    """
+    try:
+        length = int.from_bytes(_exactly(stream, 8), "little")
+        header = json.loads(_exactly(stream, length))
+        round_ = int(header.pop("__metadata__")["round"])
+        tensors: Dict[str, Array] = {}
+        for name, entry in sorted(header.items(), key=lambda item: int(item[1]["data_offsets"][0])):
+            values = np.empty(tuple(entry["shape"]), "<f4")
+            begin, end = entry["data_offsets"]
+            if end - begin != values.nbytes:
+                raise ValueError(f"{name}: {end - begin} bytes of shape {values.shape}")
+            _fill(stream, _bytes(values))
+            tensors[name] = values
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, MemoryError) as error:
+        raise _phub.SettingsError(f"{source}: not a whole checkpoint of a hub: {error!r}") from error
+    return State(round_, tensors)
+
+
+def _exactly(stream: _Reader, length: int) -> bytes:
+    content = stream.read(length)
+    if len(content) < length:
+        raise EOFError(f"{len(content)} bytes where {length} were expected")
+    return content
+
+
+def _bytes(values: Array) -> memoryview:
+    """An array's memory."""
+    return values.reshape(-1).view(np.uint8).data
+
+
+def _fill(stream: _Reader, room: memoryview) -> None:
+    filled = 0
+    while filled < len(room):
+        count = stream.readinto(room[filled:])
+        if not count:
+            raise EOFError(f"{filled} bytes where {len(room)} were expected")
+        filled += count
+
+
+def fetch(hub: str, job: str) -> State:
+    """The state of a job that runs.
+
+    Raises:
+        RefusedError, HubLostError: the hub said no; it is gone.
+    """
+    connection = http.client.HTTPConnection(hub, timeout=_SILENCE)
+    try:
+        connection.request("GET", f"/v1/jobs/{job}/state")
+        answer = connection.getresponse()
+        if answer.status != 200:
+            why = json.loads(answer.read())["error"]
+            raise _phub.RefusedError(f"the hub at {hub} refused to give the state: {why}")
+        return read(answer, f"the state from the hub at {hub}")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _phub.HubLostError(f"the state of job {job!r} did not come from the hub at {hub}: {error!r}") from error
+    finally:
+        connection.close()
+
+
+def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optimizer) -> Iterator[bytes]:
+    """The state as a hub takes it, checked before the first piece is asked for.
+
+    Args:
+        state: what is to be brought.
+        shapes: the job's keys in their order, with their shapes.
+        optimizer: the job's.
+
+    Raises:
+        SettingsError: it is another model's or another optimizer's.
+    """
+    names = [*shapes] + [name_of(each, key) for each in _optimizers.state_names(optimizer) for key in shapes]
+    expected = dict(zip(names, [*shapes.values()] * len(names)))
+    if isinstance(optimizer, _optimizers.Average):
+        raise _phub.SettingsError("state: Average keeps none")
+    if not 1 <= state.round < 2**32 - 1:
+        raise _phub.SettingsError(f"state: round {state.round}: expected 1, the round after the broadcast, or more")
+    for name in names:
+        shape = np.shape(state.tensors[name]) if name in state.tensors else None
+        if shape != tuple(expected[name]):
+            seen = "not there" if shape is None else f"of shape {shape}"
+            raise _phub.SettingsError(f"state: {name!r} is {seen}; expected shape {tuple(expected[name])}")
+    strange = next((name for name in state.tensors if name not in expected), None)
+    if strange is not None:
+        kind = type(optimizer).__name__
+        raise _phub.SettingsError(f"state: {strange!r} is nothing that this job has, with {kind} and {len(shapes)} keys")
+
+    def send() -> Iterator[bytes]:
+        for name in names:
+            bytes_ = _bytes(np.ascontiguousarray(state.tensors[name], "<f4"))
+            for begin in range(0, len(bytes_), _PIECE):
+                yield bytes(bytes_[begin : begin + _PIECE])
+
+    return send()
+
+
+def steps_of(step: Any, source: str) -> int:
+    """A number of steps, as torch keeps it.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    steps = float(step)
+    if not math.isfinite(steps) or steps < 1 or steps != int(steps) or steps >= 2**32 - 2:
+        raise _phub.SettingsError(f"{source}: {steps} steps were made; expected a whole number from 1")
+    return int(steps)

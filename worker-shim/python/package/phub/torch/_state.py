@@ -1,0 +1,83 @@
+"""The hub's optimizer state in torch's own form, and back."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Optional
+
+import torch
+
+from .. import _optimizers
+from .._phub import SettingsError
+from .._state import State, name_of, steps_of
+
+# What torch counts, and the hub sees by its round.
+_STEP = "step"
+
+
+def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
+    """What torch's optimizer keeps of a parameter, in the parameter's type, on its device."""
+    kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter) for each in state.names}
+    if "exp_avg" in kept:
+        kept[_STEP] = torch.tensor(float(steps(state)))
+    return kept
+
+
+def steps(state: State) -> int:
+    """The steps that are in it: round 0 is the broadcast."""
+    return max(state.round - 1, 0)
+
+
+def from_torch(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.nn.Parameter],
+    at_hub: _optimizers.Optimizer,
+) -> Optional[State]:
+    """The parameters, and what torch's optimizer keeps of them; `None` where it keeps nothing.
+
+    Raises:
+        SettingsError: it is another model's or another optimizer's; parameters have made different numbers of steps.
+    """
+    kept = {key: _kept(optimizer, parameter) for key, parameter in parameters.items()}
+    if not any(kept.values()):
+        return None
+    names = _optimizers.state_names(at_hub)
+    is_momentum = names == ("momentum_buffer",)
+    tensors: Dict[str, Any] = {key: _array(parameter) for key, parameter in parameters.items()}
+    made: Dict[str, int] = {}
+    for key, parameter in parameters.items():
+        seen = sorted(set(kept[key]) - {_STEP})
+        if is_momentum and not seen:
+            # It never had a gradient: torch begins its momentum with the first one, and so do zeros.
+            kept[key]["momentum_buffer"] = torch.zeros_like(parameter)
+        elif seen != sorted(names):
+            raise SettingsError(
+                f"parameter {key!r}: torch's optimizer keeps {', '.join(seen) or 'nothing'} of it, and "
+                f"{type(at_hub).__name__} keeps {', '.join(names) or 'nothing'}: the state is another optimizer's, or of "
+                f"a parameter that never had a gradient"
+            )
+        for name in names:
+            value = kept[key][name]
+            if tuple(value.shape) != tuple(parameter.shape):
+                raise SettingsError(
+                    f"parameter {key!r}: its {name} is of shape {tuple(value.shape)}; expected {tuple(parameter.shape)}"
+                )
+            tensors[name_of(name, key)] = _array(value)
+        if not is_momentum:
+            made[key] = steps_of(kept[key].get(_STEP, 0), f"parameter {key!r}")
+    first = next(iter(made), "")
+    other = next((key for key in made if made[key] != made[first]), None)
+    if other is not None:
+        raise SettingsError(
+            f"parameter {first!r} has made {made[first]} steps, and {other!r} {made[other]}: the hub counts one number "
+            f"for all"
+        )
+    return State(made.get(first, 0) + 1, tensors)
+
+
+def _kept(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> Dict[str, Any]:
+    kept = optimizer.state[parameter] if parameter in optimizer.state else {}
+    return {name: value for name, value in kept.items() if value is not None}
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return tensor.detach().to("cpu", torch.float32).contiguous().numpy()

@@ -1,0 +1,213 @@
+"""The hub's optimizer state in torch's own form: a training that was stopped goes on with the bits of one that was not,
+and as torch's own optimizer does."""
+
+import io
+
+import numpy as np
+import pytest
+from conftest import in_processes
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+import models  # noqa: E402
+from test_torch_optimizer import OPTIMIZERS, Net, data, wrap  # noqa: E402
+
+import phub.torch  # noqa: E402
+
+KEEPING = ("momentum", "nesterov", "adam", "adamw")
+
+
+def train(model, optimizer, first, last):
+    for number in range(first, last):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(data(number)[0]), data(number)[1]).backward()
+        optimizer.step()
+
+
+def file_of(what):
+    file = io.BytesIO()
+    torch.save(what, file)
+    return file.getvalue()
+
+
+def through_a_file(what):
+    return torch.load(io.BytesIO(file_of(what)))
+
+
+@pytest.fixture(scope="module")
+def saved():
+    """By optimizer: model and state after five steps at a hub that is gone, and the model after ten in one go."""
+    results = {}
+    for name in KEEPING:
+        with phub.serve(cores=1) as hub:
+            model = Net()
+            optimizer = wrap(OPTIMIZERS[name](model.parameters()), model, hub)
+            train(model, optimizer, 0, 5)
+            halfway = through_a_file((model.state_dict(), optimizer.state_dict()))
+            train(model, optimizer, 5, 10)
+            optimizer.leave()
+            results[name] = (*halfway, models.digest(model))
+    return results
+
+
+def fresh(name, weights):
+    """As a script has them that is started again."""
+    model = Net()
+    model.first.weight.data.zero_()  # not by chance the same
+    model.load_state_dict(weights)
+    return model, OPTIMIZERS[name](model.parameters())
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_state_that_is_loaded_before_the_wrap_goes_on_bit_for_bit(hub, saved, name):
+    weights, state, expected = saved[name]
+    model, optimizer = fresh(name, weights)
+    optimizer.load_state_dict(state)
+    optimizer = wrap(optimizer, model, hub)
+    assert not optimizer.state
+    train(model, optimizer, 5, 10)
+    optimizer.leave()
+    assert models.digest(model) == expected
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_state_that_is_loaded_after_the_wrap_goes_on_bit_for_bit(hub, saved, name):
+    weights, state, expected = saved[name]
+    model = Net()
+    optimizer = wrap(OPTIMIZERS[name](model.parameters()), model, hub)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    train(model, optimizer, 0, 2)  # of no consequence
+    optimizer.synchronize()
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    assert optimizer.session.job == "job.1"
+    train(model, optimizer, 5, 10)
+    scheduler.step()
+    optimizer.leave()
+    assert models.digest(model) == expected
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_the_state_is_torchs_own(saved, name):
+    weights, state, expected = saved[name]
+    model, optimizer = fresh(name, weights)
+    train(model, OPTIMIZERS[name](model.parameters()), 0, 1)
+    model, optimizer = fresh(name, weights)
+    optimizer.load_state_dict(state)
+    local = OPTIMIZERS[name](model.parameters())
+    train(model, local, 0, 1)
+    assert {*state["state"][0]} == {*local.state_dict()["state"][0]}
+    model, optimizer = fresh(name, weights)
+    optimizer.load_state_dict(state)
+    train(model, optimizer, 5, 10)
+    theirs = torch.frombuffer(bytearray(expected), dtype=torch.float32)
+    ours = torch.frombuffer(bytearray(models.digest(model)), dtype=torch.float32)
+    torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+def part(rank, kind, hub, job, world_size, first, last, loaded):
+    """Rounds of a job; what rank 0 would save after them."""
+    model = models.fresh(kind)
+    optimizer = models.optimizer_of(kind, model)
+    if loaded is not None and rank == 0:
+        weights, state = torch.load(io.BytesIO(loaded))
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+    settings = {"hub": hub, "rank": rank, "world_size": world_size, "job": job}
+    optimizer = phub.torch.DistributedOptimizer(optimizer, model.named_parameters(), **settings)
+    for number, (inputs, targets) in enumerate(models.batches(kind, last, rank, world_size)):
+        if number >= first:
+            optimizer.zero_grad()
+            models.loss_of(model, inputs, targets).backward()
+            optimizer.step()
+    # The other ranks do not ask, and may be a round ahead of what rank 0 has asked for.
+    kept = file_of((model.state_dict(), optimizer.state_dict())) if rank == 0 else None
+    optimizer.leave()
+    return kept, models.digest(model)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "transformer"])
+def test_workers_go_on_with_the_state_of_rank_0(kind):
+    with phub.serve(cores=1) as hub:
+        whole = in_processes(2, part, kind, hub.address, "whole", 2, 0, 6, None)
+        halfway = in_processes(2, part, kind, hub.address, "half", 2, 0, 3, None)[0][0]
+    with phub.serve(cores=1) as hub:
+        rest = in_processes(2, part, kind, hub.address, "rest", 2, 3, 6, halfway)
+    assert [digest for _, digest in rest] == [digest for _, digest in whole]
+
+
+def changed(state, change):
+    state = through_a_file(state)
+    change(state["state"])
+    return state
+
+
+@pytest.mark.parametrize(
+    "name, change, words",
+    [
+        ("nesterov", lambda state: state[0].update(momentum_buffer=torch.zeros(3)), r"'first.weight': its momentum_buffer is of shape \(3,\)"),
+        ("nesterov", lambda state: state[0].update(exp_avg=torch.zeros(8, 6)), "keeps exp_avg, momentum_buffer of it, and Nesterov"),
+        ("adam", lambda state: state[0].pop("exp_avg"), "keeps exp_avg_sq of it, and Adam keeps exp_avg, exp_avg_sq"),
+        ("adam", lambda state: state.pop(2), "'second.weight': torch's optimizer keeps nothing of it"),
+        ("adam", lambda state: state[1].update(step=torch.tensor(9.0)), "'first.weight' has made 5 steps, and 'first.bias' 9"),
+        ("adam", lambda state: state[1].update(step=torch.tensor(float("inf"))), "inf steps were made; expected a whole number"),
+        ("adam", lambda state: state[1].update(step=torch.tensor(2.5)), "2.5 steps were made"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(hub, saved, name, change, words):
+    weights, state, _ = saved[name]
+    model, optimizer = fresh(name, weights)
+    optimizer.load_state_dict(changed(state, change))
+    with pytest.raises(phub.SettingsError, match=words):
+        wrap(optimizer, model, hub)
+    model, optimizer = fresh(name, weights)
+    optimizer = wrap(optimizer, model, hub)
+    with pytest.raises(phub.SettingsError, match=words):
+        optimizer.load_state_dict(changed(state, change))
+    train(model, optimizer, 0, 1)  # the job lives on
+    assert optimizer.session.job == "job"
+
+
+def test_a_job_that_has_a_checkpoint_says_that_it_goes_on_with_that(tmp_path, saved):
+    weights, state, expected = saved["adam"]
+    with phub.serve(cores=1, checkpoints=tmp_path) as hub:
+        model, optimizer = fresh("adam", weights)
+        optimizer.load_state_dict(state)
+        optimizer = wrap(optimizer, model, hub)
+        train(model, optimizer, 5, 10)
+        optimizer.leave()
+        model, optimizer = fresh("adam", weights)
+        optimizer.load_state_dict(state)
+        with pytest.warns(UserWarning, match="'job' has a state at its hub already, before round 11"):
+            optimizer = wrap(optimizer, model, hub)
+        assert models.digest(model) == expected
+
+
+def test_a_state_by_hand(hub):
+    settings = {"rank": 0, "world_size": 1, "keys": {"a": (2, 3), "b": (1,)}}
+    nesterov = phub.Nesterov(0.5, 0.5)
+    with phub.Session(hub, optimizer=nesterov, job="first", **settings) as session:
+        session.broadcast({"a": np.ones((2, 3)), "b": np.ones(1)})
+        session.push_pull("a", np.full((2, 3), 2.0))
+        session.push_pull("b", [4.0])
+        state = session.state()
+    assert state.round == 2 and state.names == ["momentum_buffer"]
+    np.testing.assert_array_equal(state.of("momentum_buffer", "a"), np.full((2, 3), 2.0))
+    np.testing.assert_array_equal(state.tensors["b"], [-2.0])
+    with phub.Session(hub, optimizer=nesterov, job="second", state=state, **settings) as session:
+        assert session.next_round == 2
+        np.testing.assert_array_equal(session.weights("b"), [-2.0])
+        session.push_pull("a", np.zeros((2, 3)))  # the momentum goes on: m = 1, w = -0.5 - 0.5 * 0.5 * 1
+        np.testing.assert_array_equal(session.weights("a"), np.full((2, 3), -0.75))
+        session.push_pull("b", [0.0])
+    adam = phub.Adam(0.1)
+    with pytest.raises(phub.SettingsError, match="'optimizer/exp_avg/a' is not there"):
+        phub.Session(hub, optimizer=adam, job="third", state=state, **settings)
+    with pytest.raises(phub.SettingsError, match="round 0: expected 1"):
+        phub.Session(hub, optimizer=nesterov, job="third", state=phub.State(0, state.tensors), **settings)
+    with pytest.raises(phub.SettingsError, match="'optimizer/momentum_buffer/a' is nothing that this job has, with Sgd"):
+        phub.Session(hub, optimizer=phub.Sgd(0.1), job="third", state=state, **settings)
+    with phub.Session(hub, optimizer=adam, job="fourth", **settings) as session:
+        with pytest.raises(phub.RefusedError, match="no weights yet"):
+            session.state()
