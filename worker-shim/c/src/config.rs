@@ -171,8 +171,12 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
     if !config.is_null() {
-        // SAFETY: the caller's word.
-        drop(unsafe { Box::from_raw(config) });
+        let free = || {
+            // SAFETY: the caller's word.
+            drop(unsafe { Box::from_raw(config) });
+            Ok(())
+        };
+        enter(free);
     }
 }
 

@@ -10,6 +10,9 @@
 mod config;
 #[allow(unsafe_code)]
 mod entry;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod panics;
 #[allow(unsafe_code)]
 mod session;
 mod status;

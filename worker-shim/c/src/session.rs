@@ -38,7 +38,7 @@ impl OnWait {
 
 impl PhubSession {
     /// Calls something that waits.
-    fn waiting<R>(
+    pub(crate) fn waiting<R>(
         &self,
         wait: impl FnOnce(&Background, &mut dyn FnMut() -> bool) -> Result<R, BackgroundError>,
     ) -> Result<R, Failure> {

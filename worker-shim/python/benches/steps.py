@@ -1,10 +1,13 @@
-"""Samples a second with phub.torch beside DistributedDataParallel over gloo, on the same work in the same run, and what
-the hooks cost a step.
+"""Samples a second with phub.torch beside DistributedDataParallel over gloo, on the same work in the same run; how much
+of each one's communication is hidden behind compute; and what the hooks cost a step.
 
     torchrun --standalone --nproc-per-node 4 worker-shim/python/benches/steps.py [--model vgg|resnet] [--legs 8]
 
 Legs of both alternate, so that a machine whose load changes is the same to both; what counts is the median of the
-ratios of neighbours. `--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters.
+ratios of neighbours. What is hidden is `1 - (step - compute) / communication`, in legs that are neighbours, too. Compute
+is what all workers need at once for the same work without communication: forward and backward, with DDP also the step.
+Communication is what the same bytes need without compute: all keys pushed and waited for, or all of DDP's buckets reduced.
+`--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters.
 """
 
 import argparse
@@ -16,6 +19,11 @@ import time
 import torch
 
 import phub.torch
+
+# So small that weights stay what they are, whatever is pushed.
+RATE = 1e-9
+# Elements of one of DDP's buckets, 25 MiB.
+BUCKET = 25 * 2**18
 
 
 class Block(torch.nn.Module):
@@ -68,6 +76,37 @@ def steps(model, optimizer, images, labels, count):
     return time.perf_counter() - begun
 
 
+def exchange(session, count):
+    """Seconds of so many rounds without compute."""
+    begun = time.perf_counter()
+    for _ in range(count):
+        session.push(*reversed(session.keys))
+        session.wait()
+    return time.perf_counter() - begun
+
+
+def reduce(buckets, count):
+    """Seconds of as many reductions of a model's gradients without compute."""
+    begun = time.perf_counter()
+    for _ in range(count):
+        for work in [torch.distributed.all_reduce(bucket, async_op=True) for bucket in buckets]:
+            work.wait()
+    return time.perf_counter() - begun
+
+
+class NoSteps(torch.optim.SGD):
+    """An optimizer that makes none."""
+
+    def step(self, closure=None):
+        pass
+
+
+def spread(values):
+    """Median, lowest and highest."""
+    ordered = sorted(values)
+    return {"median": statistics.median(ordered), "lowest": ordered[0], "highest": ordered[-1]}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["vgg", "resnet"], default="vgg")
@@ -87,44 +126,50 @@ def main():
     gloo = torch.nn.parallel.DistributedDataParallel(make())
     hub = make()
     systems = {
-        "gloo": (gloo, torch.optim.SGD(gloo.parameters(), lr=0.01, momentum=0.9)),
+        "gloo": (gloo, torch.optim.SGD(gloo.parameters(), lr=RATE, momentum=0.9)),
         "hub": (
             hub,
             phub.torch.DistributedOptimizer(
-                torch.optim.SGD(hub.parameters(), lr=0.01, momentum=0.9),
+                torch.optim.SGD(hub.parameters(), lr=RATE, momentum=0.9),
                 hub.named_parameters(),
                 transport=arguments.transport,
                 schedule=arguments.schedule,
             ),
         ),
     }
-    if me.world_size == 1:
-        alone = make()
-        systems["alone"] = (alone, torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9))
-    seconds = {name: [] for name in systems}
+    alone = make()
+    systems["alone"] = (alone, torch.optim.SGD(alone.parameters(), lr=RATE, momentum=0.9))
+    systems["without step"] = (alone, NoSteps(alone.parameters(), lr=RATE))
+    legs = {name: lambda on=on: steps(*on, images, labels, arguments.steps) for name, on in systems.items()}
+    parameters = sum(each.numel() for each in hub.parameters())
+    buckets = torch.zeros(parameters).split(BUCKET)
+    legs["gloo's bytes"] = lambda: reduce(buckets, arguments.steps)
+    legs["hub's bytes"] = lambda: exchange(systems["hub"][1].session, arguments.steps)
+    seconds = {name: [] for name in legs}
     for leg in range(arguments.legs + 1):
-        for name, (model, optimizer) in systems.items():
+        for name, run in legs.items():
             torch.distributed.barrier()
-            took = steps(model, optimizer, images, labels, arguments.steps)
+            took = run()
             if leg > 0:  # the first is for buckets and coverage to be learnt
                 seconds[name].append(took)
     if me.rank == 0:
-        ratios = {
-            name: sorted(theirs / ours for theirs, ours in zip(seconds[name], seconds["hub"]))
-            for name in systems
-            if name != "hub"
-        }
+        hidden = {}
+        for name, compute in {"hub": "without step", "gloo": "alone"}.items():
+            each = zip(seconds[name], seconds[compute], seconds[f"{name}'s bytes"])
+            hidden[name] = spread(1 - (step - compute) / moved for step, compute, moved in each)
+        rivals = ["gloo", *(["alone"] if me.world_size == 1 else [])]
+        ratios = {name: [theirs / ours for theirs, ours in zip(seconds[name], seconds["hub"])] for name in rivals}
         samples = arguments.batch * arguments.steps * me.world_size
         report = {
             "model": arguments.model,
             "workers": me.world_size,
             "way": systems["hub"][1].session.ways[0].transport,
-            "parameters": sum(each.numel() for each in hub.parameters()),
-            "samples_per_second": {name: samples / statistics.median(took) for name, took in seconds.items()},
-            "hub_is_faster_by": {
-                name: {"median": statistics.median(each), "lowest": each[0], "highest": each[-1]}
-                for name, each in ratios.items()
-            },
+            "parameters": parameters,
+            "samples_per_second": {name: samples / statistics.median(seconds[name]) for name in systems},
+            "seconds_of_a_step": {name: statistics.median(took) / arguments.steps for name, took in seconds.items()},
+            "hub_is_faster_by": {name: spread(each) for name, each in ratios.items()},
+            "hidden": hidden,
+            "legs": {name: [took / arguments.steps for took in each] for name, each in seconds.items()},
         }
         print(json.dumps(report))
     os.sys.stdout.flush()

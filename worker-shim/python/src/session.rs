@@ -105,8 +105,7 @@ impl Session {
             Ok::<_, PyErr>(State { before: Round(before), values: Box::new(Pieces::new(&pieces)?) })
         });
         let state = state.transpose()?;
-        let background =
-            interruptible(py, |interrupted| Background::join_with(config, state, interrupted))?;
+        let background = interruptible(py, |interrupted| Background::join_with(config, state, interrupted))?;
         Ok(Session { background, private })
     }
 
