@@ -92,14 +92,11 @@ def test_a_state_that_is_loaded_after_the_wrap_goes_on_bit_for_bit(hub, saved, n
 def test_the_state_is_torchs_own(saved, name):
     weights, state, expected = saved[name]
     model, optimizer = fresh(name, weights)
-    train(model, OPTIMIZERS[name](model.parameters()), 0, 1)
-    model, optimizer = fresh(name, weights)
-    optimizer.load_state_dict(state)
     local = OPTIMIZERS[name](model.parameters())
     train(model, local, 0, 1)
     assert {*state["state"][0]} == {*local.state_dict()["state"][0]}
     model, optimizer = fresh(name, weights)
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(through_a_file(state))  # torch counts on in what it was given
     train(model, optimizer, 5, 10)
     theirs = torch.frombuffer(bytearray(expected), dtype=torch.float32)
     ours = torch.frombuffer(bytearray(models.digest(model)), dtype=torch.float32)
