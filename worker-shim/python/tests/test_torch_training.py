@@ -224,7 +224,8 @@ APART = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
 
 def test_torchrun_on_two_hosts(tmp_path):
     try:
-        subprocess.run([*APART, "sh", "-c", "mount -t tmpfs tmpfs /run && ip netns add one"], check=True, capture_output=True)
+        trial = "mount -t tmpfs tmpfs /run && ip netns add one"
+        subprocess.run([*APART, "sh", "-c", trial], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", b"").decode()
         pytest.skip(f"NOT RUN: no network namespaces can be made here (root is needed): {error} {said}")

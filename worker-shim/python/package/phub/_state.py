@@ -146,7 +146,9 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
     strange = next((name for name in state.tensors if name not in expected), None)
     if strange is not None:
         kind = type(optimizer).__name__
-        raise _phub.SettingsError(f"state: {strange!r} is nothing that this job has, with {kind} and {len(shapes)} keys")
+        raise _phub.SettingsError(
+            f"state: {strange!r} is nothing that this job has, with {kind} and {len(shapes)} keys"
+        )
 
     def send() -> Iterator[bytes]:
         for name in names:

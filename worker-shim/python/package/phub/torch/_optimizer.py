@@ -166,8 +166,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
 
     The optimizer stays the object that it is, so that learning-rate schedulers, which are made after this, work.
     Rank 0's parameters become everybody's, and so does what its optimizer keeps of them, when a `state_dict` was loaded
-    into it or it has made steps: then the hub goes on from there. A parameter's gradient goes out as soon as the backward pass has made
-    it; `step()` ends the round and waits for nothing; each module waits for its own parameters when it is called.
+    into it or it has made steps: then the hub goes on from there. A parameter's gradient goes out as soon as the
+    backward pass has made it; `step()` ends the round and waits for nothing; each module waits for its own parameters when it is called.
     Parameters that are read elsewhere (an average of weights, a norm) need `optimizer.synchronize()` before, but
     for `state_dict()` of a model. They must not be written: the hub's are the ones that count.
 
