@@ -20,6 +20,7 @@ use crate::compression::Compression;
 use crate::consistency::Consistency;
 use crate::kernels::Kernels;
 use crate::key::KeyId;
+use crate::layout::Layout;
 use crate::optimizer::{Ablate, Optimizer};
 use crate::restored::Restored;
 use crate::schedule::Schedule;

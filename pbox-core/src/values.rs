@@ -163,9 +163,17 @@ impl Values {
         self.learning_rates = restored.learning_rates();
         for place in 0..self.owned.len() {
             typed!(self.owned[place].dtype, E => self.restore_in::<E>(place, layout, restored));
-            if let Weights::Framed(framed) = &mut self.weights {
-                framed.send_weights(place);
+            let windows = self.own_weights.iter_mut().flatten();
+            match &mut self.weights {
+                Weights::Window(_) => {}
+                Weights::Framed(framed) => framed.send_weights(place),
+                Weights::Slim(slimmed) => {
+                    windows.for_each(|own| slimmed.show_weights(place, own.elements_mut(place)));
+                }
             }
+        }
+        if let Weights::Slim(slimmed) = &mut self.weights {
+            slimmed.begin_at(restored.round().max(Round(1)));
         }
     }
 

@@ -253,7 +253,7 @@ impl Job {
 
     /// Length of its state: f32 of weights and of what the optimizer keeps beside them.
     fn state_bytes(&self) -> u64 {
-        4 * self.layout.parameters() * (1 + self.terms.optimizer.state_per_element() as u64)
+        4 * self.wire.layout().parameters() * (1 + self.terms.optimizer.state_per_element() as u64)
     }
 
     /// The state begins to come: before which round, and how many bytes. Once.

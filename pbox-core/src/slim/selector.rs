@@ -90,6 +90,11 @@ impl Selector {
         })
     }
 
+    /// The job trains from round `first` on; nothing was noted yet.
+    pub fn begin_at(&mut self, first: Round) {
+        (self.first, self.selecting) = (first, first);
+    }
+
     /// What to wake the core with, when a selection can go on.
     pub fn wake_with(&self, waker: Waker) {
         self.board.wake(waker);

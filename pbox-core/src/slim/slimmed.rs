@@ -146,6 +146,11 @@ impl Slimmed {
         }
     }
 
+    /// The job trains from round `first` on.
+    pub fn begin_at(&mut self, first: Round) {
+        self.selector.begin_at(first);
+    }
+
     /// A raw frame of the weights, in a worker's window.
     pub fn show_weights(&self, place: usize, window: &mut [u8]) {
         let frames = self.frames(place);

@@ -270,7 +270,7 @@ impl Registry {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
         let about = self.of_job(collected.job, |job| {
             let rates = job.learning_rates.from(before);
-            (job.name.clone(), Arc::clone(&job.layout), job.terms.optimizer, rates)
+            (job.name.clone(), Arc::clone(job.wire.layout()), job.terms.optimizer, rates)
         });
         let (name, layout, optimizer, rates) = about.map_err(|_| "the job ended meanwhile".to_owned())?;
         let snapshot = Snapshot::new(layout, optimizer, before, rates, parts);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Spans, any};
 use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, OnLoss, check_job_name};
-use pbox_core::{JobId, Layout, Placement, Round, Wire, manifest};
+use pbox_core::{JobId, Placement, Round, Wire, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
 use crate::core_thread::{Command, pin};

@@ -96,7 +96,7 @@ impl Registry {
                      once, where the answer has state_bytes"
                 ))
             })?;
-            (id, before, bytes, Arc::clone(&job.layout), job.terms.optimizer)
+            (id, before, bytes, Arc::clone(job.wire.layout()), job.terms.optimizer)
         };
         let no_room = |why: String| Refusal::Exhausted(format!("job {name:?}: no room for its state: {why}"));
         let available = fabric::available_bytes().unwrap_or(u64::MAX);
@@ -145,7 +145,9 @@ impl Registry {
         let id =
             id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))?;
         let can_have = self.of_job(id, |job| match job.terms.share.is_whole() {
-            true => check_keys(job.layout.keys(), &job.terms.optimizer).map_err(|error| error.to_string()),
+            true => {
+                check_keys(job.wire.layout().keys(), &job.terms.optimizer).map_err(|error| error.to_string())
+            }
             false => Err(format!("{}: no hub of several has all of a job's state", job.terms.share)),
         });
         can_have.unwrap_or_else(|_| Err("it has ended".into())).map_err(conflict)?;
