@@ -56,6 +56,7 @@ pub use merge::{Answer, merge};
 pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 pub use placement::{Placement, runs};
 pub use restored::{Restored, RestoredKey};
+pub use schedule::batch;
 pub use schedule::{NeedsLayers, NotASchedule, Schedule, SendQueue};
 pub use shard::{Front, Shard, ShardSpec};
 pub use share::{InvalidShare, MAX_HUBS, SPLIT_ABOVE, Share};

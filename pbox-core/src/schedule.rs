@@ -20,6 +20,8 @@ use crate::consistency::Consistency;
 use crate::control::OnLoss;
 use crate::key::KeyId;
 
+pub mod batch;
+
 /// In what order a job's gradients and weights leave. The same at all its workers and at the hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -1,0 +1,73 @@
+//! The paper's two greedy algorithms, as printed, and what it leaves open.
+//!
+//! Both look for batches whose pulls are longer than the computing that hides them (its constraint 5): batch `k + 1`
+//! is pulled while batch `k` is computed. `a..b` are layers from 0 here, where the paper counts from 1.
+//!
+//! What the paper does not say:
+//! - *Ties.* Line 5 of algorithm 1 determines `l1` and not `l2`: of all pairs that are left, the smallest `l2` is
+//!   taken, whose pull exceeds the computing least, as lines 7 to 13 do it. In algorithm 2 likewise the largest
+//!   `l(N-2)`; they can only differ in layers that take no time. In later steps the smaller batch.
+//! - *No choice satisfies the constraint*: every pull that is left fits behind the computing. Then the choice that is
+//!   nearest to the constraint is taken. In the first step that is the first layer, and then all the rest; later,
+//!   from the front all the rest, from the back the one layer before.
+//! - *One layer* is one batch: here there are two at least.
+
+use std::ops::Range;
+
+use super::{Profile, Sums, Timeline};
+
+/// The one with the shorter makespan; algorithm 1's where they are equal.
+pub(super) fn better(profile: &Profile) -> Vec<Range<usize>> {
+    let sums = Sums::new(profile);
+    let [front, back] = [front(&sums), back(&sums)];
+    let makespan = |batches| Timeline::new(profile, batches).makespan;
+    if makespan(&back) < makespan(&front) { back } else { front }
+}
+
+/// Algorithm 1: from the first layer on.
+pub(super) fn front(sums: &Sums) -> Vec<Range<usize>> {
+    let layers = sums.forward.len() - 1;
+    let pairs = (1..layers).flat_map(|l1| (l1 + 1..=layers).map(move |l2| (l1, l2)));
+    let satisfying = pairs.filter(|&(l1, l2)| sums.pull(l1..l2) > sums.forward(0..l1));
+    let first = satisfying.min_by(|a, b| {
+        let longest = sums.forward(0..b.0).total_cmp(&sums.forward(0..a.0));
+        longest.then(sums.pull(0..a.0).total_cmp(&sums.pull(0..b.0))).then(a.cmp(b))
+    });
+    let (l1, l2) = first.unwrap_or((1, layers));
+    let mut batches = vec![0..l1, l1..l2];
+    while let Some(last) = batches.last().filter(|last| last.end < layers).cloned() {
+        let computing = sums.forward(last.clone());
+        let satisfying = (last.end + 1..=layers).filter(|&end| sums.pull(last.end..end) > computing);
+        // The computing is given: the least excess is the shortest pull.
+        let chosen = satisfying
+            .min_by(|&a, &b| sums.pull(last.end..a).total_cmp(&sums.pull(last.end..b)).then(a.cmp(&b)));
+        batches.push(last.end..chosen.unwrap_or(layers));
+    }
+    batches
+}
+
+/// Algorithm 2: from the last layer back.
+pub(super) fn back(sums: &Sums) -> Vec<Range<usize>> {
+    let layers = sums.forward.len() - 1;
+    // Batch N - 1 is `a..b`, batch N from `b` on.
+    let pairs = || (1..layers).flat_map(|b| (0..b).map(move |a| (a, b)));
+    let excess = |a, b| sums.pull(b..layers) - sums.forward(a..b);
+    let satisfying = pairs().filter(|&(a, b)| excess(a, b) > 0.0);
+    let last = satisfying.min_by(|&(a, b), &(c, d)| {
+        let longest = sums.forward(c..d).total_cmp(&sums.forward(a..b));
+        longest.then(sums.forward(b..layers).total_cmp(&sums.forward(d..layers))).then((d, c).cmp(&(b, a)))
+    });
+    let nearest = || pairs().max_by(|&(a, b), &(c, d)| excess(a, b).total_cmp(&excess(c, d)));
+    let (a, b) = last.or_else(nearest).expect("two layers have a pair");
+    let mut batches = vec![b..layers, a..b];
+    while let Some(next) = batches.last().filter(|next| next.start > 0).cloned() {
+        let (pull, end) = (sums.pull(next.clone()), next.start);
+        let satisfying = (0..end).filter(|&begin| pull > sums.forward(begin..end));
+        // The pull is given: the least excess is the longest computing.
+        let chosen =
+            satisfying.min_by(|&x, &y| sums.forward(y..end).total_cmp(&sums.forward(x..end)).then(y.cmp(&x)));
+        batches.push(chosen.unwrap_or(end - 1)..end);
+    }
+    batches.reverse();
+    batches
+}
