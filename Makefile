@@ -29,8 +29,9 @@ rxe:  ## the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for
 	bash tools/rxe/run.sh $(CHECKS)
 
 FIGURES =
-figures: setup  ## P3's experiments on rate-limited links (root; hours; FIGURES="--quick" for minutes)
+figures: setup  ## P3's and iBatch's experiments on rate-limited links (root; an hour; FIGURES="--quick" for minutes)
 	sh tools/figures/run.sh $(FIGURES)
+	sh tools/figures/run.sh ibatch
 
 corpora: setup  ## the inputs that fuzzing has kept, by a stable compiler
 	$(CARGO) test --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target/corpora

@@ -3,6 +3,7 @@
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
 pub mod child;
+pub mod cluster;
 pub mod compute;
 pub mod peers;
 pub mod probe;

@@ -201,6 +201,33 @@ fn the_probe_computes_and_its_results_are_exact() {
 }
 
 #[test]
+fn the_probe_pulls_in_batches_and_says_what_it_planned() {
+    let _watchdog = Watchdog::new("the_probe_pulls_in_batches_and_says_what_it_planned");
+    let files = Files::new();
+    for (batching, transport) in [("ibatch", "tcp"), ("greedy", "shm"), ("layer", "shm"), ("all", "tcp")] {
+        let arguments = ["--pull", batching, "--transport", transport, "--pull-start-up-us", "500"];
+        let report = files.report(&arguments);
+        assert_eq!((&report["checked"], &report["schedule"]), (&true.into(), &"kvstore".into()), "{report}");
+        let pull = &report["pull"];
+        assert_eq!(pull["batching"], batching, "{report}");
+        let batches = pull["batches"].as_array().unwrap();
+        assert_eq!(batches.iter().map(|batch| batch.as_u64().unwrap()).sum::<u64>(), 2, "{report}");
+        assert!(pull["measured_ms"].as_f64().unwrap() > 0.5, "a start-up is waited for: {report}");
+        let profile = &pull["profile"];
+        assert_eq!(profile.is_null(), matches!(batching, "layer" | "all"), "{report}");
+        if !profile.is_null() {
+            let predictions = profile["predictions"].as_array().unwrap();
+            let of =
+                |name: &str| predictions.iter().find(|prediction| prediction["batching"] == name).unwrap();
+            assert_eq!(of(batching)["to_last_layer_ms"], profile["predicted_ms"], "{report}");
+            assert_eq!(of(batching)["batches"], pull["batches"], "{report}");
+            assert_eq!(of("layer")["batches"], serde_json::json!([1, 1]), "{report}");
+        }
+    }
+    assert!(files.report(&[])["pull"].is_null());
+}
+
+#[test]
 fn a_network_that_is_shrunk_keeps_its_times_and_its_keys() {
     let _watchdog = Watchdog::new("a_network_that_is_shrunk_keeps_its_times_and_its_keys");
     let report = Files::new().report(&["--shrink", "10", "--exchanges", "1"]);
@@ -222,6 +249,11 @@ fn settings_that_make_no_sense() {
         says(error_of(&["--compute", "resnet50", "--time-scale", wrong]), &words);
         says(error_of(&["--compute", "resnet50", "--bandwidth-gbps", wrong]), &words);
     }
+    says(error_of(&["--pull", "layer"]), &["--compute", "required"]);
+    says(error_of(&["--pull-start-up-us", "5"]), &["--pull", "required"]);
+    says(error_of(&["--compute", "resnet50", "--pull", "best"]), &["ibatch, greedy, layer or all"]);
+    let with_p3 = ["--compute", "resnet50", "--pull", "all", "--schedule", "p3"];
+    says(error_of(&with_p3), &["pull all with schedule p3", "only kvstore"]);
     for counted in ["--shrink", "--exchanges"] {
         says(error_of(&[counted, "2"]), &["--compute", "required"]);
         says(error_of(&["--compute", "resnet50", counted, "0"]), &["0 is not in", counted]);

@@ -15,4 +15,4 @@ elif [ -z "${PHUB_FIGURES_BINARIES:-}" ]; then
     export PHUB_FIGURES_BINARIES="${CARGO_TARGET_DIR:-target}/debug"
 fi
 cd "$here"
-python3 -B -m unittest -v test_figures test_rig
+python3 -B -m unittest -v test_figures test_ibatch test_rig

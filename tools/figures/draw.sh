@@ -11,4 +11,6 @@ if ! "$venv/bin/python" -c "import matplotlib" 2>/dev/null; then
         exit 1
     fi
 fi
-"$venv/bin/python" "$here/plot.py" "$@"
+program=plot
+[ "${1:-}" != ibatch ] || { program=ibatch_plot && shift; }
+"$venv/bin/python" "$here/$program.py" "$@"

@@ -1,6 +1,7 @@
 #!/bin/sh
 # What `make figures` runs: P3's experiments on links of a limited rate, between machines that are network
-# namespaces (docs/figures.md). Needs root. `tools/figures/run.sh --help` lists the options.
+# namespaces (docs/figures.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs
+# iBatch's instead.
 #
 # All of it runs in namespaces of its own, for network, mounts and processes: when this script ends, also by
 # Ctrl-C or SIGKILL, the kernel removes whatever it made.
@@ -8,7 +9,9 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 
-case " $* " in *" --help "* | *" -h "*) exec python3 "$here/figures.py" --help ;; esac
+program=figures
+[ "${1:-}" != ibatch ] || { program=ibatch && shift; }
+case " $* " in *" --help "* | *" -h "*) exec python3 "$here/$program.py" --help ;; esac
 sh "$here/ready.sh" || exit 1
 if [ -z "${PHUB_FIGURES_BINARIES:-}" ]; then
     # shellcheck disable=SC2046
@@ -19,6 +22,11 @@ binaries=${PHUB_FIGURES_BINARIES:-${CARGO_TARGET_DIR:-target}/release}
 # shellcheck disable=SC2016
 setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child --mount-proc sh -c '
     mount -t tmpfs none /run/netns && exec python3 "$@"' figures \
-    "$here/figures.py" --binaries "$binaries" "$@"
+    "$here/$program.py" --binaries "$binaries" "$@"
+if [ "$program" = ibatch ]; then
+    python3 -B "$here/ibatch_model.py" --binaries "$binaries" "$@"
+    case " $* " in *" --no-pictures "*) ;; *) sh "$here/draw.sh" ibatch "$@" ;; esac
+    exit 0
+fi
 python3 -B "$here/report.py" "$@"
 case " $* " in *" --no-pictures "*) ;; *) sh "$here/draw.sh" "$@" ;; esac

@@ -14,6 +14,7 @@ use pbox_core::{
 
 use crate::credit::Credit;
 use crate::error::SessionError;
+use crate::pulling::Pull;
 
 /// Where a worker reads its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,6 +67,10 @@ pub struct SessionConfig {
     /// Bytes that may be under way on each link, each way. Default: what the schedule needs ([`Credit::of`]), 1 MiB
     /// with [`Schedule::P3`], any number with the others.
     pub credit: Option<Credit>,
+    /// With [`Schedule::KvStore`]: pull weights in batches of layers. All keys of a round are pushed then before one is
+    /// waited for, and a key is there when all of its batch is. Default: each key is pulled as soon as it can be, whatever
+    /// the caller computes meanwhile.
+    pub pull: Option<Pull>,
     /// With several hubs and a schedule by layer, tensors of more parameters are split over the hubs, others go whole
     /// to one. Default 10^6, as P3's baseline has it. All workers must say the same.
     pub split_above: u64,
@@ -98,6 +103,16 @@ impl SessionConfig {
         let SessionConfig { seed, workers, consistency, .. } = *self;
         let terms = |compression| FramingTerms::new(compression, seed, workers, &self.optimizer, consistency);
         Wire::new(layout, self.compression.map(terms))
+    }
+
+    /// Checks what batches there are to pull.
+    pub(crate) fn check_pull(&self) -> Result<(), SessionError> {
+        let Some(pull) = &self.pull else { return Ok(()) };
+        if !self.schedule.pulls() {
+            let (batching, schedule) = (pull.batching, self.schedule);
+            return Err(SessionError::PullsNothing { batching, schedule });
+        }
+        pull.layers(self.keys.len()).map(|_| ())
     }
 
     /// Each hub's address.
@@ -142,6 +157,7 @@ impl SessionConfig {
             schedule: Schedule::default(),
             slice_bytes: None,
             credit: None,
+            pull: None,
             split_above: SPLIT_ABOVE,
             cores: None,
             transport: None,

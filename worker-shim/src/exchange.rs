@@ -15,7 +15,10 @@ use pbox_core::frame::FrameError;
 use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Placement, Round, Slices};
 
 use crate::outbox::{LinkClosed, Outbox};
+use crate::pulls::Pulls;
 use crate::windows::Windows;
+
+mod batches;
 
 /// Arrivals looked at in one go.
 const BATCH: usize = 256;
@@ -93,6 +96,16 @@ pub enum ExchangeError {
         /// What is wrong with it.
         why: FrameError,
     },
+    /// The key is in a batch that cannot be pulled.
+    #[error(
+        "key {key:?} is pulled in batches, and never comes before key {unpushed:?} is pushed: push every key of a round before waiting for one, or pull at once"
+    )]
+    Unpushed {
+        /// Its name.
+        key: String,
+        /// The other's.
+        unpushed: String,
+    },
     /// A link closed.
     #[error("the link to the hub's core {core} closed: {reason}")]
     Closed {
@@ -125,7 +138,7 @@ pub struct Traffic {
 struct KeyState {
     /// The round of the push under way, else of the next one.
     round: Round,
-    /// Answers that have not come.
+    /// Answers that have not come, and one more as long as its batch is not there.
     outstanding: u32,
 }
 
@@ -145,6 +158,10 @@ pub struct Exchange<P: Port> {
     slices: Slices,
     /// By slice: it is pushed, and the hub has not yet said that its weights can be pulled.
     unnoticed: Vec<bool>,
+    /// Where weights are pulled in batches, and not as soon as they can be.
+    pulls: Option<Pulls>,
+    /// Whether batches that are due wait for [`pull_batch`](Self::pull_batch).
+    by_hand: bool,
     /// Answers that came before the first round was known; `None` once it is.
     early: Option<Vec<(LinkId, Immediate)>>,
     received: u64,
@@ -179,6 +196,8 @@ impl<P: Port> Exchange<P> {
             windows,
             unnoticed: vec![false; slices.count()],
             slices,
+            pulls: None,
+            by_hand: false,
             early: Some(Vec::new()),
             received: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
@@ -249,14 +268,16 @@ impl<P: Port> Exchange<P> {
         self.idle(key, "pushing it again")?;
         self.check_all_pushed_before(key)?;
         let chunks = self.layout.key_chunks(key);
-        self.keys[key.index()].outstanding = chunks.len() as u32;
+        let slices = self.slices.of_key(key);
+        self.keys[key.index()].outstanding = chunks.len() as u32 + u32::from(self.pulls.is_some());
+        self.pulls.iter_mut().for_each(|pulls| pulls.pushed(key, slices.len()));
         for chunk in chunks {
             let core = self.placement.owner(ChunkId(chunk));
             self.under_way[chunk as usize] = true;
             self.outstanding[core] += 1;
         }
         self.windows.push(key);
-        for slice in self.slices.of_key(key) {
+        for slice in slices {
             self.unnoticed[slice as usize] = self.slices.schedule().pulls();
             self.outboxes[self.slices.slice(slice).core].push(&self.slices, slice);
         }
@@ -376,7 +397,11 @@ impl<P: Port> Exchange<P> {
                 return Err(unexpected("where a notice names the first chunk of its layer".into()));
             }
             self.unnoticed[slice as usize] = false;
-            self.outboxes[core].control(expected);
+            match &mut self.pulls {
+                None => self.outboxes[core].control(expected),
+                Some(pulls) => pulls.noticed(layout_chunk.key),
+            }
+            self.pull_if_due();
             return Ok(());
         }
         // SAFETY: the hub has answered this chunk and writes it again only after this worker's next
@@ -389,6 +414,8 @@ impl<P: Port> Exchange<P> {
         key.outstanding -= 1;
         if key.outstanding == 0 {
             key.round = key.round.next();
+        } else if key.outstanding == 1 && self.pulls.is_some() {
+            self.take_in_batch(layout_chunk.key);
         }
         Ok(())
     }
@@ -426,7 +453,7 @@ impl<P: Port> Exchange<P> {
 
     /// Answers that a key still waits for.
     pub fn outstanding(&self, key: KeyId) -> u32 {
-        self.keys[key.index()].outstanding
+        self.layout.key_chunks(key).filter(|&chunk| self.under_way[chunk as usize]).count() as u32
     }
 
     /// What to sleep for when only this key matters: as many answers as may hold its last one, on

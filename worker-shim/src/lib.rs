@@ -39,6 +39,9 @@ mod exchange;
 mod heartbeat;
 mod hub;
 mod outbox;
+mod planner;
+mod pulling;
+mod pulls;
 mod session;
 mod state;
 #[allow(unsafe_code)]
@@ -50,6 +53,8 @@ pub use credit::{AT_FIRST, Credit, LAPS, NotACredit, TRIALS, Trial};
 pub use data_path::Way;
 pub use error::SessionError;
 pub use exchange::{Exchange, ExchangeError, Traffic};
+pub use planner::{DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, PullPlan};
+pub use pulling::Pull;
 pub use session::Session;
 pub use state::State;
 pub use windows::Windows;

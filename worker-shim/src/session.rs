@@ -14,6 +14,8 @@ use crate::data_path::{self, DataPath, Way};
 use crate::error::SessionError;
 use crate::exchange::{Exchange, ExchangeError, Traffic};
 use crate::hub::{Hub, LetIn};
+use crate::planner::PullPlan;
+use crate::pulling::Pulling;
 use crate::state::State;
 use crate::windows::Windows;
 
@@ -39,6 +41,8 @@ pub struct Session {
     credit: Option<usize>,
     /// The search for the best, and the last round with its beginning.
     tuner: Option<(Tuner, Option<(Round, Instant)>)>,
+    /// Where weights are pulled in batches.
+    pulling: Option<Pulling>,
     /// Weights are there: they were broadcast, or the optimizer keeps none.
     ready: bool,
 }
@@ -68,6 +72,7 @@ impl Session {
         config.optimizer.check()?;
         config.consistency.check(&config.optimizer)?;
         config.schedule.check(config.consistency, config.on_loss)?;
+        config.check_pull()?;
         pbox_core::manifest::check(&config.keys)?;
         let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
         if let Some(compression) = &config.compression {
@@ -93,10 +98,14 @@ impl Session {
             exchange: Exchange::new(port, endpoints, placement, layout, windows, slices),
             credit: config.credit().at_first(),
             tuner: (config.credit() == Credit::Auto).then(Default::default),
+            pulling: None,
             config,
             hubs,
             ways,
         };
+        if let Some(pull) = &session.config.pull {
+            session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
+        }
         session.exchange.set_credit(session.credit);
         if let Some(state) = state
             && let Some(bytes) = session.hubs[0].state_bytes
@@ -132,7 +141,7 @@ impl Session {
                 break missing;
             }
             // A hub that is killed shows by its links; news wake the port as well.
-            self.exchange.progress().map_err(|error| self.explain(error))?;
+            self.take_in()?;
             self.exchange.port().wait(Until::Any, left.min(LOOK));
         };
         let _ = self.send_leave();
@@ -215,6 +224,11 @@ impl Session {
         self.send(key)
     }
 
+    /// Where weights are pulled in batches: what is planned, once there is a plan, and what came of it.
+    pub fn pull_plan(&self) -> Option<&PullPlan> {
+        self.pulling.as_ref().and_then(Pulling::plan)
+    }
+
     /// Where this is the first push of a round: how long the one before took, and what follows for the credit.
     fn tune(&mut self, key: KeyId) {
         let Some((tuner, last)) = &mut self.tuner else { return };
@@ -247,20 +261,36 @@ impl Session {
     }
 
     fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
+        self.pulling.iter_mut().for_each(|pulling| pulling.before_push(&mut self.exchange));
         self.exchange.push(key).map_err(|error| self.explain(error))
     }
 
     /// Waits until the key's answer is there.
     pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.check_exists(key)?;
-        self.wait_for(|exchange| (!exchange.is_ready(key)).then(|| (key, exchange.until_key(key))))
+        self.pulling.iter_mut().for_each(|pulling| pulling.asked(key));
+        self.wait_for(|exchange| (!exchange.is_ready(key)).then(|| (key, exchange.until_key(key))))?;
+        self.pulling.iter_mut().for_each(|pulling| pulling.used(key));
+        Ok(())
+    }
+
+    /// Takes in what has come; how many chunks.
+    fn take_in(&mut self) -> Result<usize, SessionError> {
+        let taken = self.exchange.progress().and_then(|count| {
+            self.pulling.iter_mut().try_for_each(|pulling| pulling.look(&mut self.exchange))?;
+            Ok(count)
+        });
+        taken.map_err(|error| self.explain(error))
     }
 
     /// Whether the key's answer is there; takes in what has come, and waits for nothing.
     pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
         self.check_exists(key)?;
-        self.exchange.progress().map_err(|error| self.explain(error))?;
-        Ok(self.exchange.is_ready(key))
+        self.pulling.iter_mut().for_each(|pulling| pulling.asked(key));
+        self.take_in()?;
+        let is_ready = self.exchange.is_ready(key);
+        self.pulling.iter_mut().filter(|_| is_ready).for_each(|pulling| pulling.used(key));
+        Ok(is_ready)
     }
 
     /// Lets the exchange go on until `until`, for a caller that has nothing to do itself meanwhile, as beside a
@@ -271,11 +301,12 @@ impl Session {
     /// When the job or the hub is lost. That a key's answer does not come is an error of [`wait`](Self::wait) alone.
     pub fn progress(&mut self, until: Instant) -> Result<(), SessionError> {
         loop {
-            self.exchange.progress().map_err(|error| self.explain(error))?;
+            self.take_in()?;
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
             }
+            let left = self.sleep_limit().map_or(left, |limit| limit.min(left));
             // Nobody needs the answers before `until`: one wake-up for the most of them.
             let sleep_for = self.exchange.until_all();
             self.exchange.port().wait(sleep_for, left);
@@ -308,17 +339,32 @@ impl Session {
         let mut polls = 0u32;
         loop {
             polls = polls.wrapping_add(1);
-            match self.exchange.progress() {
-                Ok(0) => {}
-                Ok(_) => idle.reset(),
-                Err(error) => return Err(self.explain(error)),
+            if self.take_in()? > 0 {
+                idle.reset();
             }
             let Some((key, until)) = open(&self.exchange) else { return Ok(()) };
-            if idle.step(self.exchange.port(), until) || polls.is_multiple_of(POLLS_PER_LOOK) {
+            self.exchange.check_can_come(key)?;
+            if self.idle(&mut idle, until) || polls.is_multiple_of(POLLS_PER_LOOK) {
                 let since = *waiting_since.get_or_insert_with(Instant::now);
                 self.still_possible(key, since)?;
             }
         }
+    }
+
+    /// Idles once; whether it slept.
+    fn idle(&mut self, idle: &mut Idle, until: Until) -> bool {
+        match self.sleep_limit() {
+            Some(limit) => {
+                self.exchange.port().wait(until, limit);
+                true
+            }
+            None => idle.step(self.exchange.port(), until),
+        }
+    }
+
+    /// Until a pull is to begin.
+    fn sleep_limit(&self) -> Option<Duration> {
+        self.pulling.as_ref().and_then(Pulling::sleep_limit)
     }
 
     /// Whether a key that is under way can still complete; asked after each sleep, and now and then
@@ -451,7 +497,7 @@ impl Session {
         idle: &mut Idle,
         awaited: &[(KeyId, Instant)],
     ) -> Result<bool, SessionError> {
-        if self.exchange.progress().map_err(|error| self.explain(error))? > 0 {
+        if self.take_in()? > 0 {
             idle.reset();
             return Ok(true);
         }
@@ -462,8 +508,12 @@ impl Session {
         };
         match awaited.is_empty() {
             // Whoever computes needs the core more than an answer that nobody waits for.
-            true => self.exchange.port().wait(until, self.config.idle.nap.max(LOOK)),
-            false if !idle.step(self.exchange.port(), until) => return Ok(false),
+            true => {
+                let nap = self.config.idle.nap.max(LOOK);
+                let limit = self.sleep_limit().map_or(nap, |limit| limit.min(nap));
+                self.exchange.port().wait(until, limit);
+            }
+            false if !self.idle(idle, until) => return Ok(false),
             false => {}
         }
         if let Some(error) = self.ended() {

@@ -10,6 +10,7 @@ use phub_server::{CoreSelection, IdleChoice};
 use worker_shim::{Credit, SessionConfig, WeightsMode};
 
 use super::compute_args::ComputeArgs;
+use super::pull_args::PullArgs;
 use crate::compute::{BUILT_IN, Plan};
 
 /// Measure what a parameter hub does on this machine when computing takes no time.
@@ -31,6 +32,10 @@ pub struct Args {
     /// Compute that takes time.
     #[command(flatten)]
     pub compute: ComputeArgs,
+
+    /// Weights in batches.
+    #[command(flatten)]
+    pub pull: PullArgs,
 
     /// Rounds that are measured, after two that are not.
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -85,9 +90,10 @@ pub struct Args {
     pub chunk_bytes: usize,
 
     /// In what order gradients and weights leave: kvstore (whole layers, notify and pull), layerwise (whole
-    /// layers), sliced (slices as they are pushed), or p3 (slices, first layer first).
-    #[arg(long, default_value_t, value_name = "kvstore|layerwise|sliced|p3")]
-    pub schedule: Schedule,
+    /// layers), sliced (slices as they are pushed), or p3 (slices, first layer first). Default: sliced; with --pull
+    /// kvstore.
+    #[arg(long, value_name = "kvstore|layerwise|sliced|p3")]
+    pub schedule: Option<Schedule>,
 
     /// The most bytes of a slice, the unit of sliced and p3; default one chunk. P3's paper has 200000, 50,000 f32.
     #[arg(long, value_name = "BYTES")]
@@ -280,13 +286,19 @@ impl Args {
             && !self.consistency.steps_alone()
     }
 
+    /// In what order gradients and weights leave.
+    pub fn schedule(&self) -> Schedule {
+        let pulling = if self.pull.pull.is_some() { Schedule::KvStore } else { Schedule::default() };
+        self.schedule.unwrap_or(pulling)
+    }
+
     /// Bytes that may be under way on each link.
     pub fn credit(&self) -> Credit {
-        self.credit.unwrap_or_else(|| Credit::of(self.schedule))
+        self.credit.unwrap_or_else(|| Credit::of(self.schedule()))
     }
 
     /// For a worker of this run.
-    pub fn session_config(&self, keys: Vec<Key>) -> SessionConfig {
+    pub fn session_config(&self, keys: Vec<Key>, plan: Option<&Plan>) -> SessionConfig {
         let hub = self.hub.clone().unwrap_or_default();
         let rank = self.rank.unwrap_or_default();
         let mut config = SessionConfig::new(hub, &*self.job, rank, self.workers, keys, self.optimizer());
@@ -294,9 +306,10 @@ impl Args {
         config.compression = self.compress;
         config.ablate = self.ablate();
         config.consistency = self.consistency;
-        config.schedule = self.schedule;
+        config.schedule = self.schedule();
         config.slice_bytes = self.slice_bytes;
         config.credit = self.credit;
+        config.pull = self.pull.pull(plan);
         config.split_above = self.compute.split_above();
         config.transport = self.transport.choice();
         config.nics = self.nics.clone();

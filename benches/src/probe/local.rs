@@ -74,14 +74,15 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         let passes = limit.as_ref().map(|limit| limit.measure(rounds)).transpose()?;
         legs.push(Leg::new(&by_worker, passes.unwrap_or_default()));
     }
-    let (mut worker_rss, mut credits, mut crossed) = (0, Vec::new(), Vec::new());
+    let (mut worker_rss, mut credits, mut crossed, mut pulls) = (0, Vec::new(), Vec::new(), Vec::new());
     for worker in &mut workers {
         worker.tell("done")?;
         match hear(worker)? {
-            Word::Right { rss_bytes, credit, crossed: of_this } => {
+            Word::Right { rss_bytes, credit, crossed: of_this, pull } => {
                 worker_rss = worker_rss.max(rss_bytes);
                 credits.push(credit);
                 crossed.push(of_this);
+                pulls.push(pull);
             }
             other => bail!("expected the last look from a worker, heard {other:?}"),
         }
@@ -96,8 +97,9 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         Crossed::check(&crossed)?;
     }
     let credit = credits.swap_remove(0);
-    Report::new(args, &transport, &layout, &legs, worker_rss, &looks, credit, crossed[0])?
-        .with_compute(args, &layout, &computed)
+    Ok(Report::new(args, &transport, &layout, &legs, worker_rss, &looks, credit, crossed[0])?
+        .with_compute(args, &layout, &computed)?
+        .with_pull(pulls.swap_remove(0)))
 }
 
 /// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, a

@@ -11,6 +11,8 @@ mod hub_role;
 #[allow(unsafe_code)]
 mod limit;
 mod local;
+mod pull_args;
+mod pull_report;
 mod report;
 mod simulated;
 mod worker;
@@ -23,7 +25,7 @@ use args::{Role, Transport};
 /// Runs the probe in the role that the arguments name.
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.consistency.check(&args.optimizer())?;
-    args.schedule.check(args.consistency, Default::default())?;
+    args.schedule().check(args.consistency, Default::default())?;
     match args.role {
         Some(Role::Hub) => return hub_role::run(&args),
         Some(Role::Worker) => return worker::run_as_child(&args),

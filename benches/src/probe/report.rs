@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::args::Args;
 use super::credit_report::{CreditReport, Tried};
 use super::crossed::Crossed;
+use super::pull_report::PullReport;
 use crate::compute::{ComputeReport, Times};
 
 /// The result of a run.
@@ -63,6 +64,8 @@ pub struct Report {
     hub_rss_mb: f64,
     worker_rss_mb: f64,
     compute: Option<ComputeReport>,
+    /// Rank 0's.
+    pull: Option<PullReport>,
     per_core: Vec<CoreShare>,
 }
 
@@ -141,8 +144,8 @@ impl Report {
             kernels: after.kernels.clone(),
             optimizer: args.optimizer().name(),
             consistency: args.consistency.to_string(),
-            schedule: args.schedule,
-            slice_bytes: (!args.schedule.by_layer()).then(|| args.slice_bytes.unwrap_or(args.chunk_bytes)),
+            schedule: args.schedule(),
+            slice_bytes: (!args.schedule().by_layer()).then(|| args.slice_bytes.unwrap_or(args.chunk_bytes)),
             credit: args.credit().to_string(),
             credit_words: credit.words(args.credit()),
             credit_bytes: credit.bytes,
@@ -173,6 +176,7 @@ impl Report {
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
             worker_rss_mb: worker_rss as f64 / 1e6,
             compute: None,
+            pull: None,
             per_core: CoreShare::of(hub, seconds),
         })
     }
@@ -185,6 +189,11 @@ impl Report {
             |plan| ComputeReport::new(&plan, args.compute.time_scale, &key_bytes, bandwidth, by_worker);
         self.compute = args.plan()?.map(report);
         Ok(self)
+    }
+
+    /// And how a worker pulled, where that was in batches.
+    pub(super) fn with_pull(self, pull: Option<PullReport>) -> Self {
+        Report { pull, ..self }
     }
 
     /// Prints it.
@@ -232,6 +241,9 @@ impl Report {
         row("goodput", format!("{:.2} GB/s (workers x model / median round)", self.goodput_gb_per_s));
         for (name, value) in self.compute.iter().flat_map(ComputeReport::rows) {
             row(name, value);
+        }
+        if let Some(pull) = &self.pull {
+            row("pulls", pull.words().to_owned());
         }
         if let (Some(limit), Some(ratio)) = (self.limit_gb_per_s, self.limit_ratio) {
             row(

@@ -46,7 +46,7 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         compression: args.compress,
         ablate: args.ablate(),
         consistency,
-        schedule: args.schedule,
+        schedule: args.schedule(),
         slice_bytes: args.slice_bytes.unwrap_or(args.chunk_bytes),
         credit: args.credit().at_first(),
         hub_credit: args.credit().at_first(),

@@ -15,9 +15,10 @@ use super::args::Args;
 use super::credit_report::CreditReport;
 use super::crossed::{Crossed, digest};
 use super::expected::{Expected, allowed};
+use super::pull_report::PullReport;
 use super::report::{Leg, Report};
 use crate::child;
-use crate::compute::Times;
+use crate::compute::{Plan, Times};
 
 /// A chunk is looked at by one of the workers every so many rounds, and all of it after the last round: a
 /// wrong bit stays in weights and state. A line of every chunk in every round was a miss of cache and TLB
@@ -51,6 +52,8 @@ pub(super) enum Word {
         credit: CreditReport,
         /// And what crossed on them.
         crossed: Crossed,
+        /// How it pulled, where that was in batches.
+        pull: Option<PullReport>,
     },
 }
 
@@ -67,13 +70,15 @@ struct Worker<E> {
     exchanges: u32,
     /// What had crossed before the measured rounds.
     before: Traffic,
+    /// Of these, before the measured ones.
+    lead_in: u32,
 }
 
 impl<E: Element> Worker<E> {
-    fn join(args: &Args) -> Result<Self> {
+    fn join(args: &Args, plan: Option<&Plan>) -> Result<Self> {
         let (_, keys) = args.keys()?;
         let rank = args.rank.unwrap_or_default();
-        let mut session = Session::join(args.session_config(keys))?;
+        let mut session = Session::join(args.session_config(keys, plan))?;
         let optimizer = args.optimizer();
         if optimizer.keeps_weights() {
             session.broadcast_weights(Expected::<E>::fill_weights)?;
@@ -85,11 +90,22 @@ impl<E: Element> Worker<E> {
         let expected =
             Expected::new(optimizer, args.ablate(), consistency, workers).compressed(args.compress);
         let exchanges = args.compute.exchanges;
-        let more = if args.compute.compute.is_some() { exchanges + computing::LEAD_IN } else { 0 };
+        let lead_in = computing::LEAD_IN + args.pull.profile_rounds();
+        let more = if plan.is_some() { exchanges + lead_in } else { 0 };
         let rounds = WARM_UP + more + args.rounds + u32::from(consistency.steps_alone());
         let before = session.traffic();
-        let mut worker =
-            Worker { session, expected, consistency, rank, workers, round: 0, rounds, exchanges, before };
+        let mut worker = Worker {
+            session,
+            expected,
+            consistency,
+            rank,
+            workers,
+            round: 0,
+            rounds,
+            exchanges,
+            before,
+            lead_in,
+        };
         for _ in 0..WARM_UP {
             worker.round()?;
         }
@@ -180,7 +196,7 @@ pub(super) fn run_as_child(args: &Args) -> Result<()> {
 fn child_of<E: Element>(args: &Args) -> Result<()> {
     let say = |word: &Word| println!("{}", serde_json::to_string(word).expect("words are plain data"));
     let plan = args.plan()?;
-    let mut worker = Worker::<E>::join(args)?;
+    let mut worker = Worker::<E>::join(args, plan.as_ref())?;
     say(&Word::Ready { transport: transports(&worker.session) });
     let mut said = Instant::now();
     loop {
@@ -202,7 +218,8 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
     worker.check()?;
-    say(&Word::Right { rss_bytes, credit: CreditReport::of(&worker.session), crossed: worker.crossed()? });
+    let (credit, pull) = (CreditReport::of(&worker.session), PullReport::of(&worker.session));
+    say(&Word::Right { rss_bytes, credit, crossed: worker.crossed()?, pull });
     child::wait_for_word("leave")?;
     worker.check_total()?;
     Ok(worker.session.leave()?)
@@ -220,7 +237,7 @@ pub(super) fn run_alone(args: &Args) -> Result<Report> {
 fn alone<E: Element>(args: &Args) -> Result<Report> {
     let hub = args.hub.as_deref().expect("--hub chose this role");
     let plan = args.plan()?;
-    let mut worker = Worker::<E>::join(args)?;
+    let mut worker = Worker::<E>::join(args, plan.as_ref())?;
     let before = describe_hubs(hub)?;
     let progress = super::report::progress_bar(args);
     let mut computed = Vec::new();
@@ -247,7 +264,8 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
         CreditReport::of(&worker.session),
         worker.crossed()?,
     )?
-    .with_compute(args, worker.session.layout(), &computed)?;
+    .with_compute(args, worker.session.layout(), &computed)?
+    .with_pull(PullReport::of(&worker.session));
     worker.session.leave()?;
     Ok(report)
 }

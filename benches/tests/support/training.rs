@@ -4,7 +4,7 @@
 use fabric::any::Transport;
 use half::{bf16, f16};
 use pbox_core::{Compression, Dtype, Element, Key, KeyId, Optimizer, Schedule};
-use worker_shim::{Credit, Session, SessionConfig, SessionError, WeightsMode};
+use worker_shim::{Credit, Pull, Session, SessionConfig, SessionError, WeightsMode};
 
 use super::model::Model;
 use super::values::{self, Reference, mix, same_bits};
@@ -25,6 +25,7 @@ pub struct Training {
     pub schedule: Schedule,
     pub slice_bytes: Option<usize>,
     pub credit: Option<Credit>,
+    pub pull: Option<Pull>,
     /// How each rank comes to the hub.
     pub transport: fn(u32) -> Option<Transport>,
     /// The learning rate from a round on.
@@ -47,6 +48,7 @@ impl Training {
             schedule: Schedule::default(),
             slice_bytes: None,
             credit: None,
+            pull: None,
             transport: |_| None,
             rates: Vec::new(),
         }
@@ -62,6 +64,7 @@ impl Training {
         config.weights = self.weights;
         (config.schedule, config.slice_bytes) = (self.schedule, self.slice_bytes);
         config.credit = self.credit;
+        config.pull = self.pull.clone();
         config.transport = (self.transport)(rank);
         config
     }

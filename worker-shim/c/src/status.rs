@@ -87,6 +87,7 @@ fn of_cause(error: &SessionError) -> PhubStatus {
         E::Hubs { .. } | E::JobName(_) | E::Optimizer(_) | E::Consistency(_) | E::Schedule(_) => {
             PhubStatus::Invalid
         }
+        E::PullsNothing { .. } | E::PullLayers { .. } | E::PullUnseen { .. } => PhubStatus::Invalid,
         E::Compression(_) | E::LearningRate { .. } | E::Manifest(_) | E::Layout(_) | E::State { .. } => {
             PhubStatus::Invalid
         }
@@ -101,6 +102,7 @@ fn of_cause(error: &SessionError) -> PhubStatus {
         E::Exchange(ExchangeError::NoSuchKey { .. } | ExchangeError::OtherType { .. }) => PhubStatus::Invalid,
         E::Exchange(
             ExchangeError::UnderWay { .. }
+            | ExchangeError::Unpushed { .. }
             | ExchangeError::HubsWeights { .. }
             | ExchangeError::NeedsAll { .. },
         ) => PhubStatus::Order,

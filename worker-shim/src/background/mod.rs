@@ -130,6 +130,11 @@ impl Background {
         state: Option<State>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Self, BackgroundError> {
+        if let Some(batching) = config.pull.as_ref().map(|pull| pull.batching)
+            && batching.needs_profile()
+        {
+            return Err(SessionError::PullUnseen { batching }.into());
+        }
         let shared = Arc::new(Shared::new(&config));
         let memory = Arc::new(Memory::default());
         let (tell, told) = sync_channel(1);

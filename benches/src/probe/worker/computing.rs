@@ -21,7 +21,7 @@ impl<E: Element> Worker<E> {
         mut progress: impl FnMut(u32),
     ) -> Result<Times> {
         let exchanges = self.measure(self.exchanges, |_| ())?;
-        let Worker { session, expected, consistency, rank, workers, round, rounds, .. } = self;
+        let Worker { session, expected, consistency, rank, workers, round, rounds, lead_in, .. } = self;
         let mut worker = Clocked::new(session, |session| {
             expected.expect(allowed(*consistency, *workers, *round, *rounds));
             check_lines(session, expected, *rank, *workers, *round)?;
@@ -29,7 +29,7 @@ impl<E: Element> Worker<E> {
             Ok(())
         });
         let mut iteration = Iteration::new(plan, Duration::ZERO);
-        for _ in 0..LEAD_IN {
+        for _ in 0..*lead_in {
             iteration.run(&mut worker)?;
         }
         iteration.restart();

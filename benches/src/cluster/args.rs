@@ -1,0 +1,142 @@
+//! The simulated cluster's settings, and what it says: one JSON object.
+
+use anyhow::Result;
+use pbox_core::batch::Batching;
+use pbox_core::{Key, Layout, SPLIT_ABOVE, models};
+use serde::Serialize;
+
+use super::{Cluster, ITERATIONS, Spread, join, key_bytes_by_hub, layers, simulate};
+use crate::compute::trace;
+
+/// Simulates machines with a worker, a hub and a link each that pull weights in batches: what an iteration takes by each
+/// way to choose the batches. Prints one JSON object.
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = "phub-cluster", version)]
+pub struct Args {
+    /// The network: a built-in trace.
+    #[arg(long, default_value = "vgg19-22k", value_name = "TRACE")]
+    pub compute: String,
+
+    /// Multiplies the trace's times.
+    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    pub time_scale: f64,
+
+    /// Every tensor is an Nth of its size.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub shrink: u64,
+
+    /// Machines.
+    #[arg(long, default_value_t = 72, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub nodes: u32,
+
+    /// Of each machine's link, each way.
+    #[arg(long, default_value_t = 10.0, value_name = "GBPS")]
+    pub gbps: f64,
+
+    /// Before each pull.
+    #[arg(long, default_value_t = 0.0, value_name = "MS")]
+    pub start_up_ms: f64,
+
+    /// Of a message without bytes.
+    #[arg(long, default_value_t = 0.0, value_name = "MS")]
+    pub latency_ms: f64,
+
+    /// Gradients leave when the whole backward pass is done, and not layer by layer.
+    #[arg(long)]
+    pub push_at_the_end: bool,
+
+    /// How tensors lie on the hubs.
+    #[arg(long, default_value = "hubs", value_enum)]
+    pub spread: Spread,
+
+    /// Neighbouring layers whose names are the same up to this character are one.
+    #[arg(long, value_name = "CHAR")]
+    pub join_by: Option<char>,
+
+    /// Size of a chunk.
+    #[arg(long, default_value_t = pbox_core::DEFAULT_CHUNK_BYTES, value_name = "BYTES")]
+    pub chunk_bytes: usize,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    compute: String,
+    nodes: u32,
+    /// Milliseconds, here and below.
+    start_up: f64,
+    /// Forward and backward with no communication.
+    computing: f64,
+    forward: f64,
+    /// By layer that has weights.
+    layers: Vec<LayerAnswer>,
+    /// That no schedule is under.
+    bound: f64,
+    batchings: Vec<BatchingAnswer>,
+}
+
+#[derive(Serialize)]
+struct LayerAnswer {
+    transfer: f64,
+    forward: f64,
+}
+
+#[derive(Serialize)]
+struct BatchingAnswer {
+    batching: String,
+    /// Layers of each batch.
+    batches: Vec<usize>,
+    iteration: f64,
+    pull: f64,
+    pull_and_forward: f64,
+    to_last_layer: f64,
+}
+
+/// Simulates, and prints.
+pub fn run(args: &Args) -> Result<()> {
+    let mut keys = models::model(&args.compute)?.keys;
+    for key in keys.iter_mut().filter(|_| args.shrink > 1) {
+        key.shape = vec![key.elements().unwrap_or(0).div_ceil(args.shrink)];
+    }
+    let plan = trace(&args.compute)?.plan(&keys, args.time_scale)?;
+    let plan = args.join_by.map(|by| join(plan.clone(), by)).unwrap_or(plan);
+    let hubs = args.nodes as usize;
+    let key_bytes: Vec<u64> = keys.iter().filter_map(Key::bytes).collect();
+    let layout = Layout::new(keys, args.chunk_bytes)?;
+    let split_above = SPLIT_ABOVE / args.shrink;
+    let cluster = Cluster {
+        nodes: hubs,
+        link_bytes_per_s: args.gbps * 1e9 / 8.0,
+        start_up: args.start_up_ms / 1e3,
+        latency: args.latency_ms / 1e3,
+        push_at_the_end: args.push_at_the_end,
+        layers: layers(&plan, &key_bytes_by_hub(&layout, args.spread, hubs, split_above), hubs),
+    };
+    let profile = cluster.profile();
+    let ms = |seconds: f64| seconds * 1e3;
+    let batching = |batching: Batching| {
+        let batches = batching.batches(&profile);
+        let ran = simulate(&cluster, &batches, ITERATIONS);
+        BatchingAnswer {
+            batching: batching.to_string(),
+            batches: batches.iter().map(ExactSizeIterator::len).collect(),
+            iteration: ms(ran.iteration),
+            pull: ms(ran.pull),
+            pull_and_forward: ms(ran.pull_and_forward),
+            to_last_layer: ms(ran.to_last_layer),
+        }
+    };
+    let answer = Answer {
+        compute: args.compute.clone(),
+        nodes: args.nodes,
+        start_up: ms(profile.start_up),
+        computing: ms(plan.compute().as_secs_f64()),
+        forward: ms(profile.layers.iter().map(|layer| layer.forward).sum()),
+        layers: (profile.layers.iter())
+            .map(|layer| LayerAnswer { transfer: ms(layer.transfer), forward: ms(layer.forward) })
+            .collect(),
+        bound: ms(cluster.bound(&plan, &key_bytes)),
+        batchings: Batching::ALL.map(batching).into(),
+    };
+    println!("{}", serde_json::to_string(&answer)?);
+    Ok(())
+}

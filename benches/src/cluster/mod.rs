@@ -1,0 +1,111 @@
+//! A cluster that is simulated: how fast machines would train whose links, computing and start-up are known, and which
+//! are more than there are (iBatch's 72). For the figures; checked against what is measured on few.
+//!
+//! ```text
+//!   trace (what computes how long) + placement (which hub has which bytes) + links -> Cluster
+//!   pulled layer by layer -> profile -> batches -> pulled in batches -> what an iteration takes
+//! ```
+//!
+//! Owned by whoever asks. Must not know sessions, transports, or a real clock.
+
+mod args;
+mod network;
+mod simulation;
+
+pub use args::{Args, run};
+pub use simulation::{Cluster, ClusterLayer, Ran, simulate};
+
+use pbox_core::batch::{LayerCost, Profile};
+use pbox_core::{Key, Layout, Placement, Schedule, Share};
+
+use crate::compute::{Plan, Step, shortest_iteration};
+
+/// Iterations, of which the last one counts: from the second on they are alike.
+const ITERATIONS: u32 = 3;
+
+/// How tensors lie on a cluster's hubs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Spread {
+    /// As this hub's baseline has it: large tensors in parts on all, small ones on one each.
+    Hubs,
+    /// Each one evenly, as systems do that cut one long vector of all of them.
+    Even,
+}
+
+/// Joins neighbouring layers whose names are the same up to a character: modules of a network that the paper counts as
+/// one layer.
+fn join(plan: Plan, by: char) -> Plan {
+    let module = |name: &str| name.split(by).next().unwrap_or_default().to_owned();
+    let mut steps: Vec<Step> = Vec::new();
+    for step in plan.steps {
+        match steps.last_mut() {
+            Some(last) if last.name == module(&step.name) => {
+                last.keys.extend(step.keys);
+                last.forward += step.forward;
+                last.backward += step.backward;
+            }
+            _ => steps.push(Step { name: module(&step.name), ..step }),
+        }
+    }
+    Plan { steps, ..plan }
+}
+
+/// The layers of a plan on hubs that have these bytes of each key. What has no keys computes as a part of the layer
+/// before it.
+fn layers(plan: &Plan, bytes: &[Vec<f64>], hubs: usize) -> Vec<ClusterLayer> {
+    let mut layers: Vec<ClusterLayer> = Vec::new();
+    for step in &plan.steps {
+        let (forward, backward) = (step.forward.as_secs_f64(), step.backward.as_secs_f64());
+        match layers.last_mut() {
+            Some(layer) if step.keys.is_empty() => {
+                layer.forward += forward;
+                layer.backward += backward;
+            }
+            _ => {
+                let of_hub = |hub: usize| step.keys.iter().map(|key| bytes[key.index()][hub]).sum();
+                layers.push(ClusterLayer { forward, backward, by_hub: (0..hubs).map(of_hub).collect() });
+            }
+        }
+    }
+    layers
+}
+
+fn key_bytes_by_hub(layout: &Layout, spread: Spread, hubs: usize, split_above: u64) -> Vec<Vec<f64>> {
+    if spread == Spread::Even {
+        let even = |key: &Key| vec![key.bytes().unwrap_or(0) as f64 / hubs as f64; hubs];
+        return layout.keys().iter().map(even).collect();
+    }
+    let share = |hub| Share { hub, hubs: hubs as u32, split_above };
+    let parts: Vec<Placement> =
+        (0..hubs as u32).map(|hub| Placement::of_share(layout, Schedule::KvStore, share(hub), 1)).collect();
+    let mut bytes = vec![vec![0.0; hubs]; layout.keys().len()];
+    for (hub, chunks) in Placement::over_hubs(&parts).chunks_by_core().into_iter().enumerate() {
+        for chunk in chunks.into_iter().map(|chunk| layout.chunk(chunk)) {
+            bytes[chunk.key.index()][hub] += chunk.span.bytes as f64;
+        }
+    }
+    bytes
+}
+
+impl Cluster {
+    /// What a session would measure of it, pulling layer by layer.
+    pub fn profile(&self) -> Profile {
+        let each: Vec<_> = (0..self.layers.len()).map(|layer| layer..layer + 1).collect();
+        let pulls = simulate(self, &each, ITERATIONS).pulls;
+        let start_up = self.start_up + self.latency;
+        let cost = |(pull, layer): (&f64, &ClusterLayer)| LayerCost {
+            transfer: f64::max(0.0, pull - start_up),
+            forward: layer.forward,
+        };
+        Profile { start_up, layers: pulls.iter().zip(&self.layers).map(cost).collect() }
+    }
+
+    /// The shortest iteration that any schedule allows on these links: gradients out and weights in share them.
+    pub fn bound(&self, plan: &Plan, key_bytes: &[u64]) -> f64 {
+        let crossing = 2.0 * (self.nodes - 1) as f64 / self.nodes as f64;
+        shortest_iteration(plan, key_bytes, self.link_bytes_per_s / crossing).as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests;

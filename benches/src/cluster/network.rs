@@ -1,0 +1,72 @@
+//! Flows that share links: who gets how much. Pure; knows no layers and no workers.
+//!
+//! A flow uses several links at once, each by a share of its rate: a batch that comes from four hubs uses each of
+//! their links by a quarter, and the worker's own by all of it. Rates are max-min fair, as those of TCP are meant to
+//! be: all rise together, until a link is full, and those that use it stay where they are.
+
+/// One direction of a machine's link, by number.
+pub(super) type LinkId = usize;
+
+/// Bytes on their way.
+#[derive(Clone, Debug)]
+pub(super) struct Flow {
+    /// What is left.
+    pub bytes: f64,
+    /// The links that it uses, and by which share of its rate.
+    pub shares: Vec<(LinkId, f64)>,
+    /// In bytes a second; [`share_out`] sets it.
+    pub rate: f64,
+}
+
+/// Sets the flows' rates, on so many links of one capacity, in bytes a second.
+pub(super) fn share_out(flows: &mut [Flow], links: usize, capacity: f64) {
+    let mut free = vec![capacity; links];
+    let mut rising: Vec<usize> = (0..flows.len()).collect();
+    flows.iter_mut().for_each(|flow| flow.rate = 0.0);
+    while !rising.is_empty() {
+        let mut load = vec![0.0; links];
+        for &(link, share) in rising.iter().flat_map(|&flow| &flows[flow].shares) {
+            load[link] += share;
+        }
+        let room = |link: usize| if load[link] > 0.0 { free[link] / load[link] } else { f64::INFINITY };
+        let rise = (0..links).map(room).fold(f64::INFINITY, f64::min);
+        let full: Vec<bool> = (0..links).map(|link| room(link) <= rise * (1.0 + 1e-9)).collect();
+        for &flow in &rising {
+            flows[flow].rate += rise;
+            flows[flow].shares.iter().for_each(|&(link, share)| free[link] -= rise * share);
+        }
+        // A flow that uses no link would rise for ever.
+        rising.retain(|&flow| {
+            !flows[flow].shares.is_empty() && !flows[flow].shares.iter().any(|&(link, _)| full[link])
+        });
+        free.iter_mut().for_each(|free| *free = free.max(0.0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(shares: &[&[(LinkId, f64)]]) -> Vec<f64> {
+        let flow = |shares: &&[(LinkId, f64)]| Flow { bytes: 1.0, shares: shares.to_vec(), rate: 0.0 };
+        let mut flows: Vec<Flow> = shares.iter().map(flow).collect();
+        share_out(&mut flows, 4, 12.0);
+        flows.iter().map(|flow| flow.rate).collect()
+    }
+
+    #[test]
+    fn a_flow_alone_fills_its_narrowest_link() {
+        assert_eq!(rates(&[&[(0, 1.0), (1, 0.5)]]), [12.0]);
+        assert_eq!(rates(&[&[(0, 0.25), (1, 0.5)]]), [24.0]);
+    }
+
+    #[test]
+    fn flows_share_a_link_and_what_one_cannot_use_is_the_others() {
+        assert_eq!(rates(&[&[(0, 1.0)], &[(0, 1.0)], &[(1, 1.0)]]), [6.0, 6.0, 12.0]);
+        // The second is held up by link 1, which it shares with two others; the first has the rest of link 0.
+        assert_eq!(
+            rates(&[&[(0, 1.0)], &[(0, 1.0), (1, 1.0)], &[(1, 1.0)], &[(1, 1.0)]]),
+            [8.0, 4.0, 4.0, 4.0]
+        );
+    }
+}

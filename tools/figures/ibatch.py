@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Measures iBatch's pulls on machines made of namespaces, and simulates those that do not fit. Started by run.sh ibatch."""
+
+import argparse
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+from machines import MTU, Machines
+from run import PORT, Failed, attend, await_hub, start_hub
+
+BATCHINGS = ["ibatch", "greedy", "layer", "all"]
+# The measured cluster: computing and pulls about as long as each other, where batches matter.
+MODEL, SHRINK, TIME, MBIT, START_UP_MS = "vgg19-22k", 48, 1.6, 300, 8
+# The paper's figure 3: GoogLeNet on six machines; model, shrink, time.
+FIGURE_3 = {"machines": 6, "setting": ("googlenet", 8, 2)}
+# Eight machines share the cores of four: everything is twice as slow.
+COUNTS = [2, 4, 8]
+ITERATIONS = 8
+# Of a machine's frames, what is not header.
+GOODPUT = (MTU - 52) / (MTU + 14)
+SOCKET_BYTES, CHUNK_BYTES = 8 << 10, 4096
+LIMIT_S = 180
+COLUMNS = ["model", "machines", "batching", "repeat", "iteration_ms", "to_last_layer_ms", "predicted_ms", "start_up_ms",
+           "simulated_iteration_ms", "simulated_to_last_layer_ms"]
+
+
+def slower(count):
+    """How much slower everything is on so many machines, whose cores are the same ones."""
+    return max(1, count / 4)
+
+
+def simulate(binaries, **options):
+    """What phub-cluster says."""
+    words = [word for name, value in options.items() for word in option(name, value)]
+    done = subprocess.run([f"{binaries}/phub-cluster", *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Failed(done.stderr.strip())
+    return json.loads(done.stdout)
+
+
+def option(name, value):
+    """In the program's words; a switch is there or not."""
+    name = "--" + name.replace("_", "-")
+    return [name] * value if isinstance(value, bool) else [name, str(value)]
+
+
+def measure(machines, binaries, batching, model=MODEL, shrink=SHRINK, time_scale=TIME, iterations=ITERATIONS):
+    """What each worker reports."""
+    count = machines.count
+    machines.limit([MBIT / slower(count)] * count, SOCKET_BYTES)
+    processes = []
+    try:
+        hubs = [start_hub(machines, binaries, machine, alone=False) for machine in range(count)]
+        processes += hubs
+        for hub in hubs:
+            await_hub(hub)
+        addresses = ",".join(f"{machines.address(machine)}:{PORT}" for machine in range(count))
+        options = {"hub": addresses, "workers": count, "compute": model, "time-scale": time_scale * slower(count),
+                   "shrink": shrink, "exchanges": 1, "rounds": iterations, "chunk-bytes": CHUNK_BYTES,
+                   "pull": batching, "pull-start-up-us": round(1000 * START_UP_MS * slower(count))}
+        words = [word for name, value in options.items() for word in option(name, value)]
+        workers = []
+        for rank in range(count):
+            command = [f"{binaries}/phub-probe", "--json", *words, "--rank", str(rank)]
+            workers.append(subprocess.Popen(machines.inside(rank, command), stdin=subprocess.DEVNULL,
+                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        processes += workers
+        return attend(workers, [], 1, LIMIT_S)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()
+
+
+def simulated(binaries, count):
+    """The measured cluster, on the simulation's clock."""
+    slow = slower(count)
+    answer = simulate(binaries, compute=MODEL, shrink=SHRINK, time_scale=TIME * slow, nodes=count,
+                      gbps=MBIT / slow / 1000 * GOODPUT, start_up_ms=START_UP_MS * slow, chunk_bytes=CHUNK_BYTES)
+    return {batching["batching"]: batching for batching in answer["batchings"]}
+
+
+def row(count, batching, repeat, reports, simulation):
+    """Of a run: means of all workers."""
+    mean = lambda of: statistics.mean(of(report) for report in reports)  # noqa: E731
+    profile = reports[0]["pull"]["profile"]
+    values = {
+        "iteration_ms": mean(lambda report: report["compute"]["iteration_ms"]),
+        "to_last_layer_ms": mean(lambda report: report["pull"]["measured_ms"]),
+        "predicted_ms": profile and mean(lambda report: report["pull"]["profile"]["predicted_ms"]),
+        "start_up_ms": profile and mean(lambda report: report["pull"]["profile"]["start_up_ms"]),
+        "simulated_iteration_ms": simulation["iteration"],
+        "simulated_to_last_layer_ms": simulation["to_last_layer"],
+    }
+    numbers = {name: "" if value is None else f"{value:.2f}" for name, value in values.items()}
+    return {"model": MODEL, "machines": count, "batching": batching, "repeat": repeat, **numbers}
+
+
+def layers(reports):
+    """Figure 3: of GoogLeNet's parts, the paper's layers, what each takes to pull and to compute."""
+    profile = reports[0]["pull"]["profile"]
+    parts = {}
+    named = zip(reports[0]["compute"]["layers"], profile["transfer_ms"], strict=True)
+    for layer, transfer_ms in named:
+        part = parts.setdefault(layer["name"].split("/")[0], [profile["start_up_ms"], 0.0])
+        part[0] += transfer_ms
+        part[1] += layer["forward_ms"]
+    return [{"layer": name, "pull_ms": f"{pull:.3f}", "forward_ms": f"{forward:.3f}"}
+            for name, (pull, forward) in parts.items()]
+
+
+def write(path, columns, rows):
+    """A CSV file."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main():
+    """Measures, and writes a row for each run; then the profile of figure 3."""
+    parser = argparse.ArgumentParser(prog="tools/figures/run.sh ibatch", description=__doc__)
+    parser.add_argument("--counts", default=",".join(map(str, COUNTS)), help="of machines (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
+    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")
+    parser.add_argument("--no-pictures", action="store_true", help="leave at the CSV")
+    parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ibatch: ended by SIGTERM"))
+    os.makedirs(args.out, exist_ok=True)
+    rows = []
+    for count in map(int, args.counts.split(",")):
+        machines = Machines(count)
+        simulation = simulated(args.binaries, count)
+        for repeat in range(args.repeats):
+            for batching in BATCHINGS:
+                began = time.monotonic()
+                reports = measure(machines, args.binaries, batching)
+                rows.append(row(count, batching, repeat, reports, simulation[batching]))
+                print(f"{rows[-1]}  {time.monotonic() - began:.0f} s", flush=True)
+        machines.remove()
+        write(f"{args.out}/ibatch.csv", COLUMNS, rows)
+    machines = Machines(FIGURE_3["machines"])
+    reports = measure(machines, args.binaries, "ibatch", *FIGURE_3["setting"], iterations=2)
+    write(f"{args.out}/ibatch-layers.csv", ["layer", "pull_ms", "forward_ms"], layers(reports))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("ibatch: interrupted")
+    except (Failed, RuntimeError) as error:
+        sys.exit(f"ibatch: {error}")

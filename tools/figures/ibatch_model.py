@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""iBatch's cluster of up to 72 nodes, simulated: writes ibatch-model.csv and says what the paper's figures say.
+
+Two numbers of the paper's text set what it does not say, both of VGG19-22K: how fast a node computes (default PS: 26
+times one node on 72) and what a pull's start-up is (on 30, layer by layer 21 and default PS 22). Everything else
+follows: eight blades of 10 Gb/s carry all nodes, each node is worker and server, tensors lie evenly on all servers.
+"""
+
+import argparse
+import csv
+import os
+
+from ibatch import simulate
+
+MODELS = ["googlenet", "inception3", "vgg19", "vgg19-22k"]
+# Modules, which the paper counts as layers, are what is before this character in a layer's name.
+JOIN_BY = {"googlenet": {"join_by": "/"}, "inception3": {"join_by": "."}}
+NODES = [1, 2, 4, 6, 8, 12, 18, 24, 30, 40, 50, 60, 72]
+BLADES, BLADE_GBPS = 8, 10
+DEFAULT_AT_72, DEFAULT_AT_30, LAYER_AT_30 = 26, 22, 21
+# Where pulling all takes as long as computing forward, and around it.
+LOADS = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4]
+COLUMNS = ["figure", "model", "nodes", "load", "batching", "iteration_ms", "speedup", "pull_ms", "pull_and_forward_ms",
+           "forward_ms", "overlap_ms", "bound_ms", "batches"]
+
+
+def cluster(binaries, model, nodes, scale, start_up_ms, gbps=None, **more):
+    """The paper's: gradients leave after the backward pass."""
+    gbps = gbps or BLADE_GBPS * min(1, BLADES / nodes)
+    return simulate(binaries, compute=model, nodes=nodes, gbps=gbps, time_scale=scale, start_up_ms=start_up_ms,
+                    spread="even", **JOIN_BY.get(model, {}), **{"push_at_the_end": True, **more})
+
+
+def of(answer, batching):
+    """One way to choose batches."""
+    return next(each for each in answer["batchings"] if each["batching"] == batching)
+
+
+def speedup(answer, batching):
+    """Over one node that communicates nothing."""
+    return answer["nodes"] * answer["computing"] / of(answer, batching)["iteration"]
+
+
+def solve(low, high, rises_at):
+    """Where a condition begins to hold."""
+    for _ in range(24):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if rises_at(middle) else (middle, high)
+    return high
+
+
+def calibrate(binaries):
+    """The trace's time scale, and the start-up in ms: each in turn, as the second moves the first a little."""
+    start_up_ms, scale = 0.0, 1.0
+    for _ in range(4):
+        scale = solve(0.1, 1000, lambda scale, ms=start_up_ms: speedup(
+            cluster(binaries, "vgg19-22k", 72, scale, ms), "all") >= DEFAULT_AT_72)
+
+        def is_slow(start_up_ms, scale=scale):
+            answer = cluster(binaries, "vgg19-22k", 30, scale, start_up_ms)
+            return speedup(answer, "layer") / speedup(answer, "all") <= LAYER_AT_30 / DEFAULT_AT_30
+        start_up_ms = solve(0.01, 10000, is_slow)
+    return scale, start_up_ms
+
+
+def rows_of(figure, answer, load=""):
+    """One for each way to choose batches."""
+    for each in answer["batchings"]:
+        yield {
+            "figure": figure, "model": answer["compute"], "nodes": answer["nodes"], "load": load,
+            "batching": each["batching"], "iteration_ms": f"{each['iteration']:.1f}",
+            "speedup": f"{answer['nodes'] * answer['computing'] / each['iteration']:.2f}",
+            "pull_ms": f"{each['pull']:.1f}", "pull_and_forward_ms": f"{each['pull_and_forward']:.1f}",
+            "forward_ms": f"{answer['forward']:.1f}",
+            "overlap_ms": f"{each['pull'] + answer['forward'] - each['pull_and_forward']:.1f}",
+            "bound_ms": f"{answer['bound']:.1f}", "batches": len(each["batches"]),
+        }
+
+
+def main():
+    """Calibrates, simulates, writes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
+    parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY")
+    args, _ = parser.parse_known_args()
+    os.makedirs(args.out, exist_ok=True)
+    scale, start_up_ms = calibrate(args.binaries)
+    print(f"calibrated: times of the trace x {scale:.2f}, a start-up of {start_up_ms:.0f} ms")
+    rows = []
+    for model in MODELS:
+        for nodes in NODES:
+            rows += rows_of("5", cluster(args.binaries, model, nodes, scale, start_up_ms))
+    # The same nodes with our pushes, which leave as they are made.
+    for nodes in NODES:
+        answer = cluster(args.binaries, "vgg19-22k", nodes, scale, start_up_ms, push_at_the_end=False)
+        rows += rows_of("5-pushed-as-made", answer)
+    # How much depends on what the paper does not say: nodes that compute faster or slower beside their links.
+    at_72 = cluster(args.binaries, "vgg19-22k", 72, scale, start_up_ms)
+    ratio = of(at_72, "all")["pull"] / at_72["forward"]
+    for load in LOADS:
+        answer = cluster(args.binaries, "vgg19-22k", 72, scale * ratio / load, start_up_ms)
+        rows += rows_of("load", answer, load)
+    with open(f"{args.out}/ibatch-model.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    say(rows)
+
+
+def say(rows):
+    """The tables of docs/figures.md."""
+    print("\n| figure | model | nodes | load | default PS | layer | greedy | ibatch | iteration: over default, layer |"
+          " pull and forward: over default, layer |")
+    for first in range(0, len(rows), 4):
+        four = {row["batching"]: row for row in rows[first:first + 4]}
+        row = four["all"]
+        if row["nodes"] not in (6, 30, 72):
+            continue
+        gain = lambda what, other: 100 * (float(four[other][what]) / float(four["ibatch"][what]) - 1)  # noqa: E731
+        speedups = " | ".join(four[name]["speedup"] for name in ["all", "layer", "greedy", "ibatch"])
+        print(f"| {row['figure']} | {row['model']} | {row['nodes']} | {row['load']} | {speedups} | "
+              f"{gain('iteration_ms', 'all'):.0f}%, {gain('iteration_ms', 'layer'):.0f}% | "
+              f"{gain('pull_and_forward_ms', 'all'):.0f}%, {gain('pull_and_forward_ms', 'layer'):.0f}% |")
+
+
+if __name__ == "__main__":
+    main()

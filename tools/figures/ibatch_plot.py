@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Draws iBatch's figures 3, 5 and 7 as SVG and PNG from what ibatch.py and ibatch_model.py wrote. Must not measure."""
+
+import argparse
+import csv
+
+import matplotlib.pyplot as plt
+
+NAMES = {"googlenet": "GoogLeNet", "inception3": "Inception-V3", "vgg19": "VGG19", "vgg19-22k": "VGG19-22K"}
+WAYS = {"ibatch": ("iBatch, optimum", "#1e8449"), "greedy": ("iBatch, greedy", "#7dbb8f"),
+        "layer": ("layer by layer", "#2b7bba"), "all": ("default PS", "#c0392b")}
+# What the paper's text says of VGG19-22K.
+PAPER = {"ibatch": [(30, 25), (72, 45)], "layer": [(30, 21), (72, 32)], "all": [(30, 22), (72, 26)]}
+plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "figures", "font.size": 8, "axes.spines.top": False,
+                     "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3, "legend.frameon": False})
+
+
+def main():
+    """Each figure for which there is something."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
+    args, _ = parser.parse_known_args()
+    rows = read(f"{args.out}/ibatch-model.csv")
+    draw_layers(args.out, read(f"{args.out}/ibatch-layers.csv"))
+    draw_speedup(args.out, [row for row in rows if row["figure"] == "5"])
+    draw_parts(args.out, [row for row in rows if row["figure"] == "5" and row["nodes"] == "72"])
+
+
+def read(path):
+    """Its rows."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def draw_layers(out, rows):
+    """Figure 3: what the parts of GoogLeNet take to pull and to compute."""
+    figure, axes = plt.subplots(figsize=(6, 2.4))
+    places = range(len(rows))
+    for shift, column, label in [(-0.2, "pull_ms", "pull, with its start-up"), (0.2, "forward_ms", "forward")]:
+        axes.bar([place + shift for place in places], [float(row[column]) for row in rows], 0.4, label=label)
+    axes.set_xticks(list(places), [row["layer"].replace("inception_", "") for row in rows], rotation=45, ha="right")
+    axes.set_ylabel("ms, of the machines measured")
+    axes.legend()
+    save(figure, out, "ibatch-layers")
+
+
+def draw_speedup(out, rows):
+    """Figure 5: times one node, by the number of nodes."""
+    figure, panels = plt.subplots(1, 4, figsize=(11, 2.9), sharey=True)
+    for axes, (model, name) in zip(panels, NAMES.items()):
+        axes.plot([0, 72], [0, 72], "--", color="#999999", linewidth=0.8, label="linear")
+        for way, (label, colour) in WAYS.items():
+            those = [row for row in rows if row["model"] == model and row["batching"] == way]
+            axes.plot([int(row["nodes"]) for row in those], [float(row["speedup"]) for row in those], color=colour,
+                      linewidth=1.2, label=label)
+            if model == "vgg19-22k" and way in PAPER:
+                axes.plot(*zip(*PAPER[way]), "x", color=colour, markersize=5)
+        axes.set_title(name)
+        axes.set_xlabel("nodes")
+    panels[0].set_ylabel("speedup")
+    panels[0].legend(fontsize=7)
+    save(figure, out, "ibatch-speedup")
+
+
+def draw_parts(out, rows):
+    """Figure 7: what of pull and forward overlaps, on 72 nodes, over the default's time."""
+    models = ["inception3", "vgg19", "vgg19-22k"]
+    figure, panels = plt.subplots(1, len(models), figsize=(9, 2.8), sharey=True)
+    for axes, model in zip(panels, models):
+        those = {row["batching"]: row for row in rows if row["model"] == model}
+        whole = float(those["all"]["pull_and_forward_ms"])
+        for place, way in enumerate(["all", "layer", "greedy", "ibatch"]):
+            overlap = float(those[way]["overlap_ms"])
+            parts = [overlap, float(those[way]["pull_ms"]) - overlap, float(those[way]["forward_ms"]) - overlap]
+            bottom = 0
+            for part, colour in zip(parts, ["#7d3c98", "#c0392b", "#2b7bba"]):
+                axes.bar(place, part / whole, 0.6, bottom=bottom, color=colour)
+                bottom += part / whole
+        axes.set_xticks(range(4), ["default\nPS", "layer\nby layer", "greedy", "optimum"])
+        axes.set_title(NAMES[model])
+    panels[0].set_ylabel("of the default PS")
+    for label, colour in [("both at once", "#7d3c98"), ("pull alone", "#c0392b"), ("forward alone", "#2b7bba")]:
+        panels[-1].bar(0, 0, color=colour, label=label)
+    panels[-1].legend(fontsize=7)
+    save(figure, out, "ibatch-parts")
+
+
+def save(figure, out, name):
+    """As SVG, whose bytes depend on nothing else, and PNG."""
+    figure.tight_layout()
+    figure.savefig(f"{out}/{name}.svg", metadata={"Date": None})
+    figure.savefig(f"{out}/{name}.png", dpi=110)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

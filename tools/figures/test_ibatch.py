@@ -1,0 +1,51 @@
+"""iBatch's figures: what is pure of them."""
+
+import unittest
+
+from ibatch import layers, option, row, slower
+from ibatch_model import rows_of, solve, speedup
+
+
+class Measuring(unittest.TestCase):
+    def test_switches_and_values_in_the_programs_words(self):
+        self.assertEqual(option("push_at_the_end", True), ["--push-at-the-end"])
+        self.assertEqual(option("push_at_the_end", False), [])
+        self.assertEqual(option("start_up_ms", 8), ["--start-up-ms", "8"])
+
+    def test_more_machines_than_the_cores_carry_are_slower(self):
+        self.assertEqual([slower(count) for count in (2, 4, 8)], [1, 1, 2])
+
+    def test_a_row_is_the_mean_of_the_workers(self):
+        simulation = {"iteration": 100, "to_last_layer": 50}
+        reports = [{"compute": {"iteration_ms": ms}, "pull": {"measured_ms": ms / 2, "profile": None}} for ms in (90, 110)]
+        made = row(2, "all", 0, reports, simulation)
+        self.assertEqual((made["iteration_ms"], made["to_last_layer_ms"]), ("100.00", "50.00"))
+        self.assertEqual((made["predicted_ms"], made["simulated_iteration_ms"]), ("", "100.00"))
+
+    def test_a_part_has_one_start_up_and_all_its_transfers(self):
+        names = ["conv1", "inception_3a/1x1", "inception_3a/3x3"]
+        report = {"pull": {"profile": {"start_up_ms": 2, "transfer_ms": [1, 2, 3]}},
+                  "compute": {"layers": [{"name": name, "forward_ms": 5} for name in names]}}
+        self.assertEqual(layers([report]), [{"layer": "conv1", "pull_ms": "3.000", "forward_ms": "5.000"},
+                                            {"layer": "inception_3a", "pull_ms": "7.000", "forward_ms": "10.000"}])
+
+
+class Model(unittest.TestCase):
+    answer = {"compute": "vgg19", "nodes": 4, "computing": 300, "forward": 100, "bound": 310,
+              "batchings": [{"batching": "all", "batches": [19], "iteration": 600, "pull": 80, "pull_and_forward": 180}]}
+
+    def test_speedup_is_over_one_node_that_communicates_nothing(self):
+        self.assertEqual(speedup(self.answer, "all"), 2)
+
+    def test_what_overlaps_is_what_the_whole_is_shorter_by(self):
+        answer = dict(self.answer)
+        answer["batchings"] = [{**self.answer["batchings"][0], "pull_and_forward": 120}]
+        self.assertEqual([each["overlap_ms"] for each in rows_of("5", answer)], ["60.0"])
+        self.assertEqual([each["overlap_ms"] for each in rows_of("5", self.answer)], ["0.0"])
+
+    def test_where_a_condition_begins_to_hold(self):
+        self.assertAlmostEqual(solve(0.1, 1000, lambda value: value >= 26), 26, places=3)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,288 @@
+//! From what a session sees of its pulls and of its caller's computing to batches: profile, plan, and a new profile
+//! when the plan's prediction does not come true any more.
+//!
+//! Owned by the session, which tells it what happens when. Pure but for the times that it is told: no link, no key's
+//! bytes.
+//!
+//! ```text
+//!   round:  due(batch) there(batch) ... asked(key) used(key) ...     end_of_round -> other batches?
+//!
+//!   PROFILE_ROUNDS of one layer a batch, as many of one batch -> profile -> batches, prediction
+//!            ^                                                                   |
+//!            +---- off by DRIFT for some rounds in a row ------------------------+
+//! ```
+//!
+//! *Pull* of a batch: from due to there. *Start-up*: what all layers take one by one, and save when they are pulled
+//! together, divided by the pulls that are saved; so it is known however alike layers are. *Forward* of a layer: from when the caller has its weights to when it asks for
+//! the next layer's. The last layer's has no such end, and is taken for 0: it hides no pull, so no plan depends on it.
+
+use std::fmt;
+use std::ops::Range;
+use std::time::Instant;
+
+use pbox_core::KeyId;
+use pbox_core::batch::{Batching, LayerCost, Profile, Timeline};
+
+/// Rounds of a profile with a pull for each layer, and then again with one for all. What counts is the median, so that
+/// one of them may be disturbed.
+pub const PROFILE_ROUNDS: u32 = 3;
+/// The share by which a round may be off its prediction.
+pub const DRIFT: f64 = 0.2;
+/// How many rounds in a row are off before there is a new profile; twice as many after each that was made for that,
+/// because a profile costs rounds that pull layer by layer, and what it cannot predict it does not mend.
+pub const DRIFT_ROUNDS: u32 = 4;
+const MOST_DRIFT_ROUNDS: u32 = 1024;
+
+/// A plan, and what came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PullPlan {
+    /// By what the batches are chosen.
+    pub batching: Batching,
+    /// What was measured, in seconds; `None` where the batches depend on nothing.
+    pub profile: Option<Profile>,
+    /// Ranges of layers.
+    pub batches: Vec<Range<usize>>,
+    /// By the profile, from the first pull to when the last layer can be computed, in seconds.
+    pub predicted_s: Option<f64>,
+    /// The mean of the rounds since; `None` before the first.
+    pub measured_s: Option<f64>,
+    /// Rounds since.
+    pub rounds: u32,
+    /// How many profiles there were.
+    pub profiles: u32,
+}
+
+impl fmt::Display for PullPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let layers: Vec<String> = self.batches.iter().map(|batch| batch.len().to_string()).collect();
+        write!(f, "{}, {} batches of {} layers", self.batching, layers.len(), layers.join(", "))?;
+        if let (Some(profile), Some(predicted)) = (&self.profile, self.predicted_s) {
+            let [start_up, predicted] = [profile.start_up, predicted].map(|seconds| seconds * 1e3);
+            write!(f, "; start-up {start_up:.2} ms; to the last layer {predicted:.2} ms predicted")?;
+        }
+        self.measured_s
+            .map_or(Ok(()), |measured| write!(f, "; to the last layer {:.2} ms measured", measured * 1e3))
+    }
+}
+
+/// What happened in a round.
+#[derive(Debug, Default)]
+struct Events {
+    due: Vec<Instant>,
+    there: Vec<Instant>,
+    /// By layer.
+    asked: Vec<Option<Instant>>,
+    used: Vec<Option<Instant>>,
+    /// By key.
+    has_used: Vec<bool>,
+}
+
+/// What a round took; seconds.
+#[derive(Debug)]
+struct Lap {
+    pulls: Vec<f64>,
+    forward: Vec<f64>,
+    to_last_layer: f64,
+}
+
+/// Plans a worker's pulls.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    batching: Batching,
+    layer_of: Vec<usize>,
+    layers: usize,
+    batches: Vec<Range<usize>>,
+    events: Events,
+    /// Rounds of the profile that is being made.
+    laps: Vec<Lap>,
+    is_profiling: bool,
+    /// The last one, also while there is a new profile.
+    plan: Option<PullPlan>,
+    profiles: u32,
+    /// Rounds in a row that were off, and how many may be.
+    off: u32,
+    patience: u32,
+}
+
+impl Planner {
+    /// For layers that have each of so many keys once. Where batches depend on a profile, they are one layer each at
+    /// first.
+    pub fn new(batching: Batching, layers: &[Vec<KeyId>], keys: usize) -> Self {
+        let mut layer_of = vec![0; keys];
+        for (number, layer) in layers.iter().enumerate() {
+            layer.iter().for_each(|key| layer_of[key.index()] = number);
+        }
+        let layers = layers.len();
+        let mut planner = Planner {
+            batching,
+            layer_of,
+            layers,
+            batches: each(layers),
+            events: Events::new(layers, keys),
+            laps: Vec::new(),
+            is_profiling: batching.needs_profile(),
+            plan: None,
+            profiles: 0,
+            off: 0,
+            patience: DRIFT_ROUNDS,
+        };
+        if !batching.needs_profile() {
+            planner.choose(None, Profile { start_up: 0.0, layers: vec![LayerCost::default(); layers] });
+        }
+        planner
+    }
+
+    /// The batches of the first round.
+    pub fn batches(&self) -> &[Range<usize>] {
+        &self.batches
+    }
+
+    /// The next batch can be pulled.
+    pub fn due(&mut self, now: Instant) {
+        self.events.due.push(now);
+    }
+
+    /// All of a batch is there.
+    pub fn there(&mut self, now: Instant) {
+        self.events.there.push(now);
+    }
+
+    /// The caller wants a key's weights.
+    pub fn asked(&mut self, key: KeyId, now: Instant) {
+        if !self.events.has_used[key.index()] {
+            self.events.asked[self.layer_of[key.index()]].get_or_insert(now);
+        }
+    }
+
+    /// The caller has a key's weights.
+    pub fn used(&mut self, key: KeyId, now: Instant) {
+        if !std::mem::replace(&mut self.events.has_used[key.index()], true) {
+            self.events.used[self.layer_of[key.index()]] = Some(now);
+        }
+    }
+
+    /// A key is pushed, and no batch of its round can be due yet: what was used before was of the round before.
+    pub fn forget_what_was_used(&mut self) {
+        if self.events.due.is_empty() && self.events.has_used.contains(&true) {
+            self.events = Events::new(self.layers, self.layer_of.len());
+        }
+    }
+
+    /// Whether all batches of the round have come.
+    pub fn is_round_over(&self) -> bool {
+        self.events.there.len() >= self.batches.len()
+    }
+
+    /// The round is over: the batches of the next one, where they change. Passed over are rounds in which not every
+    /// layer was asked for, and those that overlap the next one, whose keys are not all quiet.
+    pub fn end_of_round(&mut self, is_quiet: bool) -> Option<&[Range<usize>]> {
+        let events = std::mem::replace(&mut self.events, Events::new(self.layers, self.layer_of.len()));
+        let lap = events.lap(self.batches.len()).filter(|_| is_quiet)?;
+        let Some(plan) = self.plan.as_mut().filter(|_| !self.is_profiling) else {
+            self.laps.push(lap);
+            return self.go_on_with_profile();
+        };
+        let mean = plan.measured_s.unwrap_or(0.0);
+        plan.rounds += 1;
+        plan.measured_s = Some(mean + (lap.to_last_layer - mean) / f64::from(plan.rounds));
+        let is_off =
+            plan.predicted_s.is_some_and(|predicted| (lap.to_last_layer / predicted - 1.0).abs() > DRIFT);
+        self.off = if is_off { self.off + 1 } else { 0 };
+        if self.off < self.patience {
+            return None;
+        }
+        (self.off, self.patience) = (0, MOST_DRIFT_ROUNDS.min(2 * self.patience));
+        self.is_profiling = true;
+        self.batches = each(self.layers);
+        Some(&self.batches)
+    }
+
+    /// What is planned, and how well it was.
+    pub fn plan(&self) -> Option<&PullPlan> {
+        self.plan.as_ref()
+    }
+
+    /// After another round of it.
+    fn go_on_with_profile(&mut self) -> Option<&[Range<usize>]> {
+        let rounds = PROFILE_ROUNDS as usize;
+        if self.laps.len() == rounds {
+            self.batches = std::iter::once(0..self.layers).collect();
+            return Some(&self.batches);
+        }
+        (self.laps.len() == 2 * rounds).then(|| self.make_plan())
+    }
+
+    fn make_plan(&mut self) -> &[Range<usize>] {
+        let laps = std::mem::take(&mut self.laps);
+        let (by_layer, at_once) = laps.split_at(PROFILE_ROUNDS as usize);
+        let pull = |of: &[Lap], batch: usize| median(of.iter().map(|lap| lap.pulls[batch]).collect());
+        let pulls: Vec<f64> = (0..self.layers).map(|layer| pull(by_layer, layer)).collect();
+        let start_up = start_up(&pulls, pull(at_once, 0));
+        let cost = |(layer, pull): (usize, &f64)| LayerCost {
+            transfer: f64::max(0.0, pull - start_up),
+            forward: median(laps.iter().map(|lap| lap.forward[layer]).collect()),
+        };
+        let profile = Profile { start_up, layers: pulls.iter().enumerate().map(cost).collect() };
+        self.profiles += 1;
+        let timeline = Timeline::new(&profile, &self.batching.batches(&profile));
+        self.choose(Some(timeline.last_begun), profile);
+        &self.batches
+    }
+
+    fn choose(&mut self, predicted_s: Option<f64>, profile: Profile) {
+        self.batches = self.batching.batches(&profile);
+        self.is_profiling = false;
+        self.plan = Some(PullPlan {
+            batching: self.batching,
+            profile: predicted_s.map(|_| profile),
+            batches: self.batches.clone(),
+            predicted_s,
+            measured_s: None,
+            rounds: 0,
+            profiles: self.profiles,
+        });
+    }
+}
+
+impl Events {
+    fn new(layers: usize, keys: usize) -> Self {
+        let (asked, used) = (vec![None; layers], vec![None; layers]);
+        Events { asked, used, has_used: vec![false; keys], ..Events::default() }
+    }
+
+    /// `None` where something was not seen.
+    fn lap(&self, batches: usize) -> Option<Lap> {
+        if self.due.len() != batches || self.there.len() != batches {
+            return None;
+        }
+        let used: Vec<Instant> = self.used.iter().copied().collect::<Option<_>>()?;
+        let asked: Vec<Instant> = self.asked.iter().copied().collect::<Option<_>>()?;
+        let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
+        let next = asked.iter().skip(1).chain(used.last());
+        Some(Lap {
+            pulls: self.due.iter().zip(&self.there).map(|(&due, &there)| seconds(due, there)).collect(),
+            forward: used.iter().zip(next).map(|(&used, &next)| seconds(used, next)).collect(),
+            to_last_layer: seconds(*self.due.first()?, *used.last()?),
+        })
+    }
+}
+
+fn each(layers: usize) -> Vec<Range<usize>> {
+    (0..layers).map(|layer| layer..layer + 1).collect()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// What a pull takes however small it is: by the pulls of each layer, and the one of all of them. No more than the
+/// fastest, and nothing where there is one layer.
+fn start_up(pulls: &[f64], at_once: f64) -> f64 {
+    let saved = (pulls.len() - 1) as f64;
+    let each = (pulls.iter().sum::<f64>() - at_once) / saved.max(1.0);
+    each.clamp(0.0, pulls.iter().copied().fold(f64::INFINITY, f64::min))
+}
+
+#[cfg(test)]
+mod tests;

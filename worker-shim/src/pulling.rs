@@ -1,0 +1,129 @@
+//! A session's pulls in batches: what the exchange does, when the session saw it, and what the planner makes of it.
+//!
+//! Owned by the session; the clock between an exchange that has none and a planner that is told the time.
+
+use std::time::{Duration, Instant};
+
+use fabric::Port;
+use pbox_core::KeyId;
+use pbox_core::batch::Batching;
+
+use crate::error::SessionError;
+use crate::exchange::{Exchange, ExchangeError};
+use crate::planner::{Planner, PullPlan};
+
+/// How weights are pulled in batches of layers, so that pulling overlaps the forward pass (iBatch).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pull {
+    /// Which layers are pulled together. Where that depends on what they take, the session measures pulls and computing in
+    /// its first rounds, plans, and measures anew when what it predicts does not come true.
+    pub batching: Batching,
+    /// Keys that are needed together, in the order of the forward pass, each key once. Default (empty): each key by
+    /// itself, in the order of the manifest.
+    pub layers: Vec<Vec<KeyId>>,
+    /// Before each pull, for measurement: imitates a system in which it takes so long to begin one. Default 0.
+    pub start_up: Duration,
+}
+
+impl Pull {
+    /// In batches of keys.
+    pub fn new(batching: Batching) -> Self {
+        Pull { batching, layers: Vec::new(), start_up: Duration::ZERO }
+    }
+
+    /// The layers of a model of so many keys.
+    pub(crate) fn layers(&self, keys: usize) -> Result<Vec<Vec<KeyId>>, SessionError> {
+        let each = || (0..keys as u32).map(|key| vec![KeyId(key)]).collect();
+        let layers = if self.layers.is_empty() { each() } else { self.layers.clone() };
+        let mut times = vec![0; keys];
+        for key in layers.iter().flatten() {
+            match times.get_mut(key.index()) {
+                Some(times) => *times += 1,
+                None => {
+                    return Err(SessionError::PullLayers { why: format!("key {} does not exist", key.0) });
+                }
+            }
+        }
+        let wrong = |why: String| Err(SessionError::PullLayers { why });
+        if let Some(empty) = layers.iter().position(Vec::is_empty) {
+            return wrong(format!("layer {empty} has no keys"));
+        }
+        match times.iter().position(|&times| times != 1) {
+            Some(key) => wrong(format!("key {key} is in {} layers", times[key])),
+            None => Ok(layers),
+        }
+    }
+}
+
+/// A session's pulls in batches.
+#[derive(Debug)]
+pub(crate) struct Pulling {
+    planner: Planner,
+    start_up: Duration,
+    /// When the batch that is due is pulled, where a start-up is imitated.
+    pulled_at: Option<Instant>,
+    /// Batches that were due, and that came, when it last looked.
+    seen: (u64, u64),
+}
+
+impl Pulling {
+    /// From now on, by this exchange, whose model has so many keys.
+    pub fn begin<P: Port>(pull: &Pull, exchange: &mut Exchange<P>) -> Result<Self, SessionError> {
+        let keys = exchange.layout().keys().len();
+        let layers = pull.layers(keys)?;
+        let planner = Planner::new(pull.batching, &layers, keys);
+        exchange.pull_in_batches(layers, !pull.start_up.is_zero());
+        exchange.set_batches(planner.batches());
+        Ok(Pulling { planner, start_up: pull.start_up, pulled_at: None, seen: (0, 0) })
+    }
+
+    /// After each look of the exchange: takes down what came and what is due, and pulls what has waited long enough.
+    pub fn look<P: Port>(&mut self, exchange: &mut Exchange<P>) -> Result<(), ExchangeError> {
+        let (due, there) = exchange.batches();
+        if (due, there) != self.seen {
+            let now = Instant::now();
+            // The next one is due when the one before is there.
+            (self.seen.1..there).for_each(|_| self.planner.there(now));
+            (self.seen.0..due).for_each(|_| self.planner.due(now));
+            self.seen = (due, there);
+            self.pulled_at = exchange.batch_is_due().then(|| now + self.start_up);
+        }
+        if self.pulled_at.is_some_and(|at| at <= Instant::now()) {
+            self.pulled_at = None;
+            exchange.pull_batch()?;
+        }
+        Ok(())
+    }
+
+    /// The most that may be slept, where a pull begins after that.
+    pub fn sleep_limit(&self) -> Option<Duration> {
+        self.pulled_at.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// The caller wants a key's weights.
+    pub fn asked(&mut self, key: KeyId) {
+        self.planner.asked(key, Instant::now());
+    }
+
+    /// The caller has a key's weights.
+    pub fn used(&mut self, key: KeyId) {
+        self.planner.used(key, Instant::now());
+    }
+
+    /// Before a push: where it is the first after a round, other batches may be better.
+    pub fn before_push<P: Port>(&mut self, exchange: &mut Exchange<P>) {
+        if !self.planner.is_round_over() {
+            return self.planner.forget_what_was_used();
+        }
+        // A caller that pushes while others of its keys are under way has no rounds that could be told apart.
+        let is_quiet = exchange.first_under_way().is_none();
+        if let Some(batches) = self.planner.end_of_round(is_quiet) {
+            exchange.set_batches(batches);
+        }
+    }
+
+    /// What is planned.
+    pub fn plan(&self) -> Option<&PullPlan> {
+        self.planner.plan()
+    }
+}
