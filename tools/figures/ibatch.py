@@ -21,7 +21,7 @@ MODEL, SHRINK, TIME, MBIT, START_UP_MS = "vgg19-22k", 48, 1.6, 300, 8
 FIGURE_3 = {"machines": 6, "setting": ("googlenet", 8, 2)}
 # Eight machines share the cores of four: everything is twice as slow.
 COUNTS = [2, 4, 8]
-ITERATIONS = 8
+ITERATIONS = 5
 # Of a machine's frames, what is not header.
 GOODPUT = (MTU - 52) / (MTU + 14)
 SOCKET_BYTES, CHUNK_BYTES = 8 << 10, 4096
@@ -116,6 +116,31 @@ def layers(reports):
             for name, (pull, forward) in parts.items()]
 
 
+def say(rows):
+    """The table of docs/figures.md: medians, lowest and highest; what was promised is over what came."""
+    print("\n| machines | batches | iteration, ms | simulated | to the last layer, ms | predicted | simulated |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for count in dict.fromkeys(row["machines"] for row in rows):
+        for batching in BATCHINGS:
+            those = [row for row in rows if row["machines"] == count and row["batching"] == batching]
+            print(f"| {count} | {batching} | {spread(those, 'iteration_ms')} | "
+                  f"{off(those, 'simulated_iteration_ms', 'iteration_ms')} | {spread(those, 'to_last_layer_ms')} | "
+                  f"{off(those, 'predicted_ms', 'to_last_layer_ms')} | "
+                  f"{off(those, 'simulated_to_last_layer_ms', 'to_last_layer_ms')} |")
+
+
+def spread(rows, name):
+    """Of a column."""
+    values = [float(row[name]) for row in rows]
+    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+def off(rows, promised, came):
+    """How far each row's promise was off, from the lowest to the highest, where there is one."""
+    shares = sorted(100 * (float(row[promised]) / float(row[came]) - 1) for row in rows if row[promised])
+    return f"{shares[0]:+.0f} to {shares[-1]:+.0f}%" if shares else ""
+
+
 def write(path, columns, rows):
     """A CSV file."""
     with open(path, "w", newline="") as file:
@@ -147,6 +172,7 @@ def main():
                 print(f"{rows[-1]}  {time.monotonic() - began:.0f} s", flush=True)
         machines.remove()
         write(f"{args.out}/ibatch.csv", COLUMNS, rows)
+    say(rows)
     machines = Machines(FIGURE_3["machines"])
     reports = measure(machines, args.binaries, "ibatch", *FIGURE_3["setting"], iterations=2)
     write(f"{args.out}/ibatch-layers.csv", ["layer", "pull_ms", "forward_ms"], layers(reports))

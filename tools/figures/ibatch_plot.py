@@ -24,6 +24,7 @@ def main():
     draw_layers(args.out, read(f"{args.out}/ibatch-layers.csv"))
     draw_speedup(args.out, [row for row in rows if row["figure"] == "5"])
     draw_parts(args.out, [row for row in rows if row["figure"] == "5" and row["nodes"] == "72"])
+    draw_gains(args.out, [row for row in rows if row["figure"] == "load"])
 
 
 def read(path):
@@ -83,6 +84,24 @@ def draw_parts(out, rows):
         panels[-1].bar(0, 0, color=colour, label=label)
     panels[-1].legend(fontsize=7)
     save(figure, out, "ibatch-parts")
+
+
+def draw_gains(out, rows):
+    """No figure of the paper's: what the optimum gains on 72 nodes, by how long pulls are beside computing forward."""
+    figure, panels = plt.subplots(1, 2, figsize=(7, 2.6), sharey=True)
+    whole = {"pull_and_forward_ms": "pull and forward", "iteration_ms": "a whole iteration"}
+    for axes, (column, title) in zip(panels, whole.items()):
+        for way, paper in [("all", 73), ("layer", 41)]:
+            label, colour = WAYS[way]
+            times = [{row["load"]: float(row[column]) for row in rows if row["batching"] == each} for each in (way, "ibatch")]
+            gains = [100 * (times[0][load] / times[1][load] - 1) for load in times[0]]
+            axes.plot([float(load) for load in times[0]], gains, "o-", markersize=3, color=colour, label=f"over {label}")
+            axes.axhline(paper, color=colour, linestyle=":", linewidth=0.8)
+        axes.set_title(title)
+        axes.set_xlabel("pull / forward")
+    panels[0].set_ylabel("gain, %; dotted: the paper's")
+    panels[0].legend()
+    save(figure, out, "ibatch-gains")
 
 
 def save(figure, out, name):

@@ -14,7 +14,7 @@ use pbox_core::{
 
 use crate::credit::Credit;
 use crate::error::SessionError;
-use crate::pulling::Pull;
+use crate::pulling::{Pull, PullError};
 
 /// Where a worker reads its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,11 +106,11 @@ impl SessionConfig {
     }
 
     /// Checks what batches there are to pull.
-    pub(crate) fn check_pull(&self) -> Result<(), SessionError> {
+    pub(crate) fn check_pull(&self) -> Result<(), PullError> {
         let Some(pull) = &self.pull else { return Ok(()) };
         if !self.schedule.pulls() {
             let (batching, schedule) = (pull.batching, self.schedule);
-            return Err(SessionError::PullsNothing { batching, schedule });
+            return Err(PullError::Nothing { batching, schedule });
         }
         pull.layers(self.keys.len()).map(|_| ())
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use fabric::WindowError;
 use fabric::any::ConnectError;
 use pbox_core::InvalidCompression;
-use pbox_core::batch::Batching;
 use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::ManifestError;
-use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp, NeedsLayers, Schedule};
+use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp, NeedsLayers};
 
 use crate::exchange::ExchangeError;
+use crate::pulling::PullError;
 
 /// A session's error. After one from `push` or `wait` that is not about the caller's own order of
 /// calls, the session is over: drop it.
@@ -87,30 +87,9 @@ pub enum SessionError {
     /// The job cannot have this compression.
     #[error("this worker's compression: {0}")]
     Compression(#[from] InvalidCompression),
-    /// Batches of a schedule that pulls nothing.
-    #[error(
-        "this worker's settings: pull {batching} with schedule {schedule}: only kvstore pulls weights; use it, or leave the batches out"
-    )]
-    PullsNothing {
-        /// What was asked for.
-        batching: Batching,
-        /// With what.
-        schedule: Schedule,
-    },
-    /// The layers of the batches are not the model.
-    #[error("this worker's settings: layers to pull: {why}; expected every key once")]
-    PullLayers {
-        /// What is wrong with them.
-        why: String,
-    },
-    /// A session on its own thread does not see when its callers compute.
-    #[error(
-        "this worker's settings: pull {batching} in the background: the forward pass is not seen there, by which it is planned; use layer or all, or a session on the caller's thread"
-    )]
-    PullUnseen {
-        /// What was asked for.
-        batching: Batching,
-    },
+    /// Weights cannot be pulled so.
+    #[error("this worker's settings: {0}")]
+    Pull(#[from] PullError),
     /// No learning rate.
     #[error("learning rate {seen}: expected a finite number")]
     LearningRate {

@@ -54,7 +54,7 @@ pub use data_path::Way;
 pub use error::SessionError;
 pub use exchange::{Exchange, ExchangeError, Traffic};
 pub use planner::{DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, PullPlan};
-pub use pulling::Pull;
+pub use pulling::{Pull, PullError};
 pub use session::Session;
 pub use state::State;
 pub use windows::Windows;

@@ -5,10 +5,9 @@
 use std::time::{Duration, Instant};
 
 use fabric::Port;
-use pbox_core::KeyId;
 use pbox_core::batch::Batching;
+use pbox_core::{KeyId, Schedule};
 
-use crate::error::SessionError;
 use crate::exchange::{Exchange, ExchangeError};
 use crate::planner::{Planner, PullPlan};
 
@@ -25,6 +24,35 @@ pub struct Pull {
     pub start_up: Duration,
 }
 
+/// A session that cannot pull so.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PullError {
+    /// Batches of a schedule that pulls nothing.
+    #[error(
+        "pull {batching} with schedule {schedule}: only kvstore pulls weights; use it, or leave the batches out"
+    )]
+    Nothing {
+        /// What was asked for.
+        batching: Batching,
+        /// With what.
+        schedule: Schedule,
+    },
+    /// The layers are not the model.
+    #[error("layers to pull: {why}; expected every key once")]
+    Layers {
+        /// What is wrong with them.
+        why: String,
+    },
+    /// A session on its own thread does not see when its callers compute.
+    #[error(
+        "pull {batching} in the background: the forward pass is not seen there, by which it is planned; use layer or all, or a session on the caller's thread"
+    )]
+    Unseen {
+        /// What was asked for.
+        batching: Batching,
+    },
+}
+
 impl Pull {
     /// In batches of keys.
     pub fn new(batching: Batching) -> Self {
@@ -32,7 +60,7 @@ impl Pull {
     }
 
     /// The layers of a model of so many keys.
-    pub(crate) fn layers(&self, keys: usize) -> Result<Vec<Vec<KeyId>>, SessionError> {
+    pub(crate) fn layers(&self, keys: usize) -> Result<Vec<Vec<KeyId>>, PullError> {
         let each = || (0..keys as u32).map(|key| vec![KeyId(key)]).collect();
         let layers = if self.layers.is_empty() { each() } else { self.layers.clone() };
         let mut times = vec![0; keys];
@@ -40,11 +68,11 @@ impl Pull {
             match times.get_mut(key.index()) {
                 Some(times) => *times += 1,
                 None => {
-                    return Err(SessionError::PullLayers { why: format!("key {} does not exist", key.0) });
+                    return Err(PullError::Layers { why: format!("key {} does not exist", key.0) });
                 }
             }
         }
-        let wrong = |why: String| Err(SessionError::PullLayers { why });
+        let wrong = |why: String| Err(PullError::Layers { why });
         if let Some(empty) = layers.iter().position(Vec::is_empty) {
             return wrong(format!("layer {empty} has no keys"));
         }
@@ -68,7 +96,7 @@ pub(crate) struct Pulling {
 
 impl Pulling {
     /// From now on, by this exchange, whose model has so many keys.
-    pub fn begin<P: Port>(pull: &Pull, exchange: &mut Exchange<P>) -> Result<Self, SessionError> {
+    pub fn begin<P: Port>(pull: &Pull, exchange: &mut Exchange<P>) -> Result<Self, PullError> {
         let keys = exchange.layout().keys().len();
         let layers = pull.layers(keys)?;
         let planner = Planner::new(pull.batching, &layers, keys);

@@ -21,7 +21,7 @@ const ROUNDS_PER_LEG: u32 = 5;
 pub(super) fn run(args: &Args) -> Result<Report> {
     let (_, keys) = args.keys()?;
     let layout = Layout::new(keys.clone(), args.chunk_bytes)?;
-    check_memory(args, &args.session_config(keys).wire(Arc::new(layout.clone())))?;
+    check_memory(args, &args.session_config(keys, None).wire(Arc::new(layout.clone())))?;
     let progress = progress_bar(args);
 
     let start = |hub| Role::start(format!("hub {hub}"), &args.for_role("hub"));

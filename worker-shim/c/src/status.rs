@@ -87,10 +87,12 @@ fn of_cause(error: &SessionError) -> PhubStatus {
         E::Hubs { .. } | E::JobName(_) | E::Optimizer(_) | E::Consistency(_) | E::Schedule(_) => {
             PhubStatus::Invalid
         }
-        E::PullsNothing { .. } | E::PullLayers { .. } | E::PullUnseen { .. } => PhubStatus::Invalid,
-        E::Compression(_) | E::LearningRate { .. } | E::Manifest(_) | E::Layout(_) | E::State { .. } => {
-            PhubStatus::Invalid
-        }
+        E::Compression(_)
+        | E::LearningRate { .. }
+        | E::Manifest(_)
+        | E::Layout(_)
+        | E::State { .. }
+        | E::Pull(_) => PhubStatus::Invalid,
         E::Unreachable { .. } | E::Nonsense { .. } | E::NoTransport { .. } | E::Connect(_) => {
             PhubStatus::Unreachable
         }

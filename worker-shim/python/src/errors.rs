@@ -91,6 +91,7 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         SessionError::JobName(_)
         | SessionError::Hubs { .. }
         | SessionError::Schedule(_)
+        | SessionError::Pull(_)
         | SessionError::Optimizer(_)
         | SessionError::Consistency(_)
         | SessionError::LearningRate { .. }

@@ -27,6 +27,7 @@ use pbox_core::{KeyId, Layout, Round};
 use crate::config::SessionConfig;
 use crate::data_path::Way;
 use crate::error::SessionError;
+use crate::pulling::PullError;
 use crate::session::Session;
 use crate::state::State;
 use crate::windows::Windows;
@@ -133,7 +134,7 @@ impl Background {
         if let Some(batching) = config.pull.as_ref().map(|pull| pull.batching)
             && batching.needs_profile()
         {
-            return Err(SessionError::PullUnseen { batching }.into());
+            return Err(SessionError::from(PullError::Unseen { batching }).into());
         }
         let shared = Arc::new(Shared::new(&config));
         let memory = Arc::new(Memory::default());
