@@ -59,7 +59,8 @@ impl Cluster {
         (terms.credit, terms.hub_credit) = (credit(), credit());
         let skipped = BTreeSet::new();
         let expected = expected(&layout, &terms, rounds, &skipped);
-        let job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
+        let mut job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
+        pull_in_batches(&mut dice, &mut job);
         Cluster { dice, trouble, layout, terms, rounds, skipped, expected, job }
     }
 
@@ -166,6 +167,20 @@ impl Cluster {
             Some(format!("worker {rank} waits for {name:?} in round {}", worker.round(key).0))
         };
         self.living().find_map(waits).unwrap_or_else(|| "nobody waits, and not all is done".into())
+    }
+}
+
+/// Where weights are pulled, some workers do it in batches of their own.
+fn pull_in_batches(dice: &mut Dice, job: &mut Simulated) {
+    for worker in &mut job.workers {
+        let keys = worker.layout().keys().len();
+        if !worker.pulls() || dice.below(2) == 0 {
+            continue;
+        }
+        worker.pull_in_batches((0..keys as u32).rev().map(|key| vec![KeyId(key)]).collect(), false);
+        let ends: Vec<usize> = (1..keys).filter(|_| dice.below(2) == 0).chain([keys]).collect();
+        let cut = |begin: &mut usize, &end: &usize| Some(std::mem::replace(begin, end)..end);
+        worker.set_batches(&ends.iter().scan(0, cut).collect::<Vec<_>>());
     }
 }
 

@@ -16,9 +16,14 @@ impl<P: Port> Exchange<P> {
     /// there. For a schedule that pulls, before the first push. `by_hand`: a batch that is due waits for
     /// [`pull_batch`](Self::pull_batch).
     pub fn pull_in_batches(&mut self, layers: Vec<Vec<KeyId>>, by_hand: bool) {
-        assert!(self.slices.schedule().pulls(), "the schedule {} pulls nothing", self.slices.schedule());
+        assert!(self.pulls(), "the schedule {} pulls nothing", self.slices.schedule());
         self.pulls = Some(Pulls::new(layers, self.keys.len()));
         self.by_hand = by_hand;
+    }
+
+    /// Whether the schedule is one that pulls.
+    pub fn pulls(&self) -> bool {
+        self.slices.schedule().pulls()
     }
 
     /// Other batches, ranges of the layers in order, while nothing is under way.
