@@ -109,7 +109,8 @@ PhubStatus phub_config_add_key(PhubConfig *config,
 
 // Changes a setting that has a default: "chunk_bytes", "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 // "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
-// private), "transport" (shm, verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds).
+// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
+// verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds).
 //
 // What must hold:
 // `config` is from phub_config_new and not yet freed, and texts end with a zero byte.

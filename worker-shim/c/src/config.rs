@@ -102,7 +102,8 @@ pub unsafe extern "C" fn phub_config_add_key(
 
 /// Changes a setting that has a default: "chunk_bytes", "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 /// "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
-/// private), "transport" (shm, verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds).
+/// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
+/// verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds).
 ///
 /// # Safety
 /// `config` is from phub_config_new and not yet freed, and texts end with a zero byte.
@@ -136,6 +137,9 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
         "schedule" => config.schedule = read(name, value)?,
         "slice_bytes" => config.slice_bytes = Some(read(name, value)?),
         "credit" => config.credit = Some(read(name, value)?),
+        "compression" if value == "none" => config.compression = None,
+        "compression" => config.compression = Some(read(name, value)?),
+        "seed" => config.seed = read(name, value)?,
         "consistency" => config.consistency = read(name, value)?,
         "on_loss" => {
             config.on_loss = match value {
@@ -157,7 +161,7 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
         "join_limit" => config.join_limit = seconds()?,
         "wait_limit" => config.wait_limit = seconds()?,
         _ => {
-            let names = "chunk_bytes, schedule, slice_bytes, credit, consistency, on_loss, weights, transport, nics, cores, join_limit, wait_limit";
+            let names = "chunk_bytes, schedule, slice_bytes, credit, compression, seed, consistency, on_loss, weights, transport, nics, cores, join_limit, wait_limit";
             return Err(Failure::invalid(format!("setting {name:?}: there are {names}")));
         }
     }

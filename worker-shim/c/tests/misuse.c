@@ -48,6 +48,10 @@ static void wrong_settings(const char *hub) {
     EXPECT(phub_config_set(config, "chunk_bytes", "many"), INVALID, "\"chunk_bytes\", \"many\"");
     EXPECT(phub_config_set(config, "on_loss", "shrug"), INVALID, "stop or continue");
     EXPECT(phub_config_set(config, "join_limit", "-1"), INVALID, "join_limit");
+    EXPECT(phub_config_set(config, "compression", "zip"), INVALID, "no codec has this name");
+    FINE(phub_config_set(config, "compression", "qsgd:8:512"));
+    FINE(phub_config_set(config, "compression", "none"));
+    FINE(phub_config_set(config, "seed", "7"));
     FINE(phub_config_set(config, "schedule", "p3"));
     FINE(phub_config_set(config, "transport", "shm"));
     phub_config_free(config);
