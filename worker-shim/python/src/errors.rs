@@ -84,7 +84,9 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         SessionError::PeerLeft { .. } => PeerLeftError::new_err(words),
         SessionError::HubLost { .. } => HubLostError::new_err(words),
         SessionError::Stalled { .. } => StalledError::new_err(words),
-        SessionError::Exchange(ExchangeError::UnexpectedAnswer { .. }) => ProtocolError::new_err(words),
+        SessionError::Exchange(ExchangeError::UnexpectedAnswer { .. } | ExchangeError::Frame { .. }) => {
+            ProtocolError::new_err(words)
+        }
         SessionError::Exchange(ExchangeError::Closed { .. }) => HubLostError::new_err(words),
         SessionError::Exchange(_) => OrderError::new_err(words),
         SessionError::System(_) | SessionError::Panicked => ResourceError::new_err(words),
@@ -94,6 +96,7 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         | SessionError::Pull(_)
         | SessionError::Optimizer(_)
         | SessionError::Consistency(_)
+        | SessionError::Compression(_)
         | SessionError::LearningRate { .. }
         | SessionError::Manifest(_)
         | SessionError::Layout(_)

@@ -52,9 +52,9 @@ fn key((name, shape, dtype, lr_mult, wd_mult): KeyTuple) -> PyResult<Key> {
 impl Session {
     /// Joins a job and waits until all its workers are there.
     #[new]
-    #[pyo3(signature = (hub, job, rank, world_size, keys, optimizer, consistency, on_loss, schedule, slice_bytes,
-                        credit, weights, transport, cores, nics, chunk_bytes, join_limit_s, wait_limit_s,
-                        state))]
+    #[pyo3(signature = (hub, job, rank, world_size, keys, optimizer, compression, seed, consistency, on_loss,
+                        schedule, slice_bytes, credit, weights, transport, cores, nics, chunk_bytes, join_limit_s,
+                        wait_limit_s, state))]
     #[allow(clippy::too_many_arguments)] // one a setting; Python names them
     fn new(
         py: Python<'_>,
@@ -64,6 +64,8 @@ impl Session {
         world_size: u32,
         keys: Vec<KeyTuple>,
         optimizer: &str,
+        compression: Option<&str>,
+        seed: u64,
         consistency: &str,
         on_loss: &str,
         schedule: &str,
@@ -86,6 +88,12 @@ impl Session {
         let optimizer: Optimizer = serde_json::from_str(optimizer)
             .map_err(|error| SettingsError::new_err(format!("optimizer {optimizer}: {error}")))?;
         let mut config = SessionConfig::new(hub, job, rank, world_size, keys, optimizer);
+        let said = |text: &str| {
+            let read = serde_json::from_str(text);
+            read.map_err(|error| SettingsError::new_err(format!("compression {text}: {error}")))
+        };
+        config.compression = compression.map(said).transpose()?;
+        config.seed = seed;
         config.consistency = parse::<Consistency>("consistency", consistency)?;
         config.on_loss =
             choice("on_loss", on_loss, &[("stop", OnLoss::Stop), ("continue", OnLoss::Continue)])?;
@@ -100,7 +108,9 @@ impl Session {
         config.chunk_bytes = chunk_bytes.unwrap_or(config.chunk_bytes);
         config.join_limit = seconds("join_limit", join_limit_s)?;
         config.wait_limit = seconds("wait_limit", wait_limit_s)?;
-        let private = config.weights == WeightsMode::Private;
+        // With Slim-DP, what is not sent stays what the worker makes of it.
+        let keeps_own = config.compression.is_some_and(|each| each.answers_apart());
+        let private = config.weights == WeightsMode::Private || keeps_own;
         let state = state.map(|(before, pieces)| {
             Ok::<_, PyErr>(State { before: Round(before), values: Box::new(Pieces::new(&pieces)?) })
         });
@@ -164,6 +174,17 @@ impl Session {
 
     fn members(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         interruptible(py, |interrupted| self.background.with(|session| session.members(), interrupted))
+    }
+
+    fn not_finite(&self, py: Python<'_>) -> PyResult<u64> {
+        interruptible(py, |interrupted| self.background.with(|session| session.not_finite(), interrupted))
+    }
+
+    /// Bytes sent and received.
+    fn traffic(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let traffic =
+            interruptible(py, |interrupted| self.background.with(|session| session.traffic(), interrupted))?;
+        Ok((traffic.sent, traffic.received))
     }
 
     #[getter]

@@ -57,6 +57,35 @@ def test_rounds_step_the_weights_in_the_window(hub):
     second.leave()
 
 
+@pytest.mark.parametrize(
+    "codec",
+    [phub.F16(), phub.Bf16(), phub.Qsgd(bits=4, bucket=64), phub.OneBit(), phub.TernGrad(), phub.TopK(0.1)]
+    + [phub.RandomK(0.1), phub.Dgc(0.1, warmup_rounds=3)],
+)
+def test_compressed_workers_have_the_same_weights(hub, codec):
+    sessions = pair(hub, keys={"weight": (300, 40)}, compression=codec, seed=5)
+    before = sessions[0].traffic
+    for _ in range(3):
+        for rank, session in enumerate(sessions):
+            session.gradient("weight")[:] = np.random.default_rng(rank).normal(size=(300, 40))
+            session.push("weight")
+        for session in sessions:
+            session.wait("weight")
+        np.testing.assert_array_equal(*(session.weights("weight") for session in sessions))
+    assert np.abs(sessions[0].weights("weight")).max() > 0.0
+    now = sessions[0].traffic
+    assert 0 < now.sent - before.sent < 3 * 0.51 * 48_000
+    assert 0 < now.received - before.received < 3 * 0.51 * 48_000
+    assert sessions[0].not_finite == 0
+    for session in sessions:
+        session.leave()
+
+
+def test_a_compression_that_is_none_is_told_why(hub):
+    with pytest.raises(phub.SettingsError, match="bits"):
+        join(hub, compression=phub.Qsgd(bits=9))
+
+
 def test_a_job_on_two_hubs():
     with phub.serve(cores=1) as first, phub.serve(cores=1) as second:
         with join(f"{first.address},{second.address}", keys={"large": (50_000,), "small": (3,)}) as session:

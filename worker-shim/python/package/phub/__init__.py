@@ -16,6 +16,7 @@
 `phub.torch` has an optimizer for PyTorch. Every exception is a `phub.Error`.
 """
 
+from ._compression import Bf16, Compression, Dgc, F16, OneBit, Qsgd, RandomK, SlimDP, TernGrad, TopK
 from ._hub import Hub, serve
 from ._launch import Worker, worker
 from ._optimizers import Adam, AdamW, Average, Momentum, Nesterov, Optimizer, Sgd
@@ -39,16 +40,20 @@ from ._phub import (
     UnreachableError,
     __version__,
 )
-from ._session import Checkpoint, Key, Session, Way
+from ._session import Checkpoint, Key, Session, Traffic, Way
 from ._state import State
 
 __all__ = [
     "Adam",
     "AdamW",
     "Average",
+    "Bf16",
     "Checkpoint",
+    "Compression",
     "ConnectError",
+    "Dgc",
     "Error",
+    "F16",
     "ForkError",
     "Hub",
     "HubLostError",
@@ -59,11 +64,14 @@ __all__ = [
     "MissingWorkersError",
     "Momentum",
     "Nesterov",
+    "OneBit",
     "Optimizer",
     "OrderError",
     "OutOfMemoryError",
     "PeerLeftError",
     "ProtocolError",
+    "Qsgd",
+    "RandomK",
     "RefusedError",
     "ResourceError",
     "Session",
@@ -71,6 +79,10 @@ __all__ = [
     "Sgd",
     "StalledError",
     "State",
+    "SlimDP",
+    "TernGrad",
+    "TopK",
+    "Traffic",
     "UnreachableError",
     "Way",
     "Worker",

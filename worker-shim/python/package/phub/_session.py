@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Un
 import numpy as np
 import numpy.typing as npt
 
-from . import _optimizers, _phub, _state
+from . import _compression, _optimizers, _phub, _state
 from ._hub import Hub, serve
 from ._launch import Worker, worker
 
@@ -51,6 +51,14 @@ class Checkpoint:
     round: int
     bytes: int
     milliseconds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes of gradients and weights."""
+
+    sent: int
+    received: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +107,8 @@ class Session:
         keys: Mapping[str, Union[Key, Sequence[int], Array]],
         optimizer: _optimizers.Optimizer,
         job: Optional[str] = None,
+        compression: Optional[_compression.Compression] = None,
+        seed: int = 0,
         consistency: str = "bsp",
         on_loss: str = "stop",
         schedule: str = "sliced",
@@ -126,6 +136,9 @@ class Session:
                 by name.
             optimizer: what the hub does with the sum, such as `phub.Adam(learning_rate=1e-3)`.
             job: name of the job. Default: by the launcher.
+            compression: how gradients and weights are made smaller, such as `phub.Qsgd(bits=8)` or `phub.TopK(0.01)`.
+                Default: not at all.
+            seed: where the randomness of compression comes from.
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
             on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
             schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
@@ -169,6 +182,8 @@ class Session:
                     self.world_size,
                     described,
                     _optimizers.to_json(optimizer),
+                    None if compression is None else _compression.to_json(compression),
+                    seed,
                     consistency,
                     on_loss,
                     schedule,
@@ -240,7 +255,7 @@ class Session:
     def weights(self, key: str) -> Array:
         """A key's weights (with `Average`: the mean of the gradients), to read while the key is not under way: an
         array of the key's shape and type over the window itself. It changes with each wait; NumPy refuses to write
-        it, unless `weights` is "private"."""
+        it, unless `weights` is "private" or the compression `SlimDP`."""
         return self._array(key, "weights")
 
     # ---- rounds
@@ -332,6 +347,16 @@ class Session:
     def members(self) -> List[int]:
         """The ranks that take part now."""
         return self._native.members()
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes of gradients and weights that have crossed so far, as they cross."""
+        return Traffic(*self._native.traffic())
+
+    @property
+    def not_finite(self) -> int:
+        """Gradients that were NaN or infinite when they were compressed, since the join."""
+        return self._native.not_finite()
 
     @property
     def ways(self) -> List[Way]:
