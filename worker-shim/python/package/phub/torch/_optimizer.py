@@ -7,11 +7,13 @@ from typing import Any, Callable, Dict, Iterable, Optional, Tuple, Union
 
 import torch
 
+from .._compression import SlimDP
 from .._hub import Hub
 from .._optimizers import state_names
 from .._phub import OrderError, SettingsError
 from .._session import Key, Session
 from ._exchange import Exchange
+from ._local import LocalExchange, StepsItself
 from ._settings import UnsupportedOptimizerError, dtype_of, read
 from ._state import from_torch, to_torch
 
@@ -174,6 +176,10 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     A learning rate may change at any step, if the ratios of the groups stay. A parameter without a gradient counts
     as one with a gradient of zeros: momentum and weight decay go on, unlike in torch.
 
+    With `compression=phub.SlimDP(...)` the optimizer, which may be any, makes its own steps, and the hub has the mean of
+    what they changed: `step()` returns when what was sent is there. Its state, clipping and accumulation are as without
+    phub.
+
     Args:
         optimizer: `torch.optim.SGD`, with momentum and Nesterov or without, `Adam` or `AdamW`.
         named_parameters: `model.named_parameters()`, in the order of the forward pass; every parameter of the
@@ -197,10 +203,22 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
     if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
         raise SettingsError("DistributedOptimizer trains in step (consistency 'bsp', on_loss 'stop'); see phub.Session")
+    kind = type(optimizer)
+    if isinstance(session.get("compression"), SlimDP):
+        if backward_passes_per_step > 1 or clip_value is not None:
+            raise SettingsError(
+                "with SlimDP the optimizer makes its own steps: sum gradients of several backward passes and clip them as "
+                "without phub, before step()"
+            )
+        parameters = _named(optimizer, named_parameters)
+        session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
+        local = LocalExchange(parameters, session)
+        optimizer.__class__ = type(kind.__name__, (StepsItself, kind), {"__doc__": kind.__doc__})
+        optimizer._phub = local  # type: ignore[attr-defined]
+        return optimizer
     read(optimizer)  # what the hub cannot run is said first
     parameters = _named(optimizer, named_parameters)
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule, weights=weights)
-    kind = type(optimizer)
     join = Join(kind, parameters, session, (backward_passes_per_step, clip_value, overlap))
     exchange = join.first(optimizer)
     optimizer.__class__ = type(kind.__name__, (_AtTheHub, kind), {"__doc__": kind.__doc__})

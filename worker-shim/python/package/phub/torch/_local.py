@@ -1,0 +1,87 @@
+"""Slim-DP under torch: an optimizer makes its own steps, and what they changed is exchanged (algorithm 1)."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from .._optimizers import Sgd
+from .._phub import OrderError
+from .._session import Key, Session
+from ._settings import dtype_of
+from ._windows import tensor
+
+
+class LocalExchange:
+    """Parameters by key. Of what is sent they become the hub's, the rest stays as the worker's own steps make it."""
+
+    def __init__(self, parameters: Dict[str, torch.nn.Parameter], settings: Dict[str, Any]) -> None:
+        self.parameters = parameters
+        keys = {name: Key(tuple(each.shape), dtype_of(name, each)) for name, each in parameters.items()}
+        # The mean of what the workers' steps changed is what the hub's weights change by.
+        self.session = Session(keys=keys, optimizer=Sgd(1.0), **settings)
+        try:
+            self._changes = {name: tensor(self.session, name, "gradient") for name in parameters}
+            self._weights = {name: tensor(self.session, name, "weights") for name in parameters}
+            self.begin_step()  # rank 0's parameters are everybody's first
+            self.session.broadcast()
+            self._take()
+        except BaseException:
+            self.session.close()
+            raise
+
+    @torch.no_grad()
+    def begin_step(self) -> None:
+        """Notes what the parameters are."""
+        for name, parameter in self.parameters.items():
+            self._changes[name].copy_(parameter)
+
+    @torch.no_grad()
+    def end_step(self) -> None:
+        """Sends what the step has changed, and takes what came of everybody's."""
+        for name, parameter in self.parameters.items():
+            self._changes[name].sub_(parameter.to(self._changes[name].device))
+            self._weights[name].copy_(parameter)
+            self.session.push(name)
+        self.session.wait()
+        self._take()
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self._weights[name])
+
+    def leave(self) -> None:
+        """Leaves the job. Parameters keep their values."""
+        self.session.leave()
+
+
+class StepsItself(torch.optim.Optimizer):
+    """What an optimizer does beside its own step. Mixed into the optimizer's own class."""
+
+    _phub: LocalExchange
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """This optimizer's own step; then what it changed goes out, and the hub's values of what was sent come."""
+        self._phub.begin_step()
+        loss = super().step(closure)  # type: ignore[arg-type]
+        self._phub.end_step()
+        return loss
+
+    def synchronize(self) -> None:
+        """Nothing: parameters are there when `step` returns."""
+
+    def leave(self) -> None:
+        """Leaves the job. At the end of a script that happens by itself."""
+        self._phub.leave()
+
+    @property
+    def session(self) -> Session:
+        """The session with the hub."""
+        return self._phub.session
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        if hasattr(self, "_phub"):
+            raise OrderError("the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
+        super().add_param_group(param_group)

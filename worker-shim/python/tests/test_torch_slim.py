@@ -1,0 +1,86 @@
+"""Slim-DP with PyTorch: optimizers that make their own steps, and exchange what these changed."""
+
+import pytest
+from conftest import in_processes
+
+import phub
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+import models  # noqa: E402
+
+import phub.torch  # noqa: E402
+
+ROUNDS = 14
+
+
+def train(rank, hub, world_size, job, slim):
+    """Losses, the parameters, and what crossed."""
+    model = models.fresh("cnn")
+    if rank > 0:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()  # rank 0's count
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = phub.torch.DistributedOptimizer(
+        optimizer, model.named_parameters(), hub=hub, rank=rank, world_size=world_size, job=job, compression=slim
+    )
+    losses, crossed = [], [0]
+    for inputs, targets in models.batches("cnn", ROUNDS, rank, world_size):
+        optimizer.zero_grad()
+        loss = models.loss_of(model, inputs, targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        crossed.append(optimizer.session.traffic.sent)
+    optimizer.leave()
+    parameters = [each.detach().numpy() for each in model.parameters()]
+    return losses, models.digest(model), sum(each.nbytes for each in parameters), crossed
+
+
+def alone():
+    model = models.fresh("cnn")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for inputs, targets in models.batches("cnn", ROUNDS):
+        optimizer.zero_grad()
+        loss = models.loss_of(model, inputs, targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_who_sends_everything_walks_the_way_of_one_process(hub):
+    # The mean of steps with momentum is the step with the mean gradient's momentum.
+    results = in_processes(2, train, hub.address, 2, "all", phub.SlimDP(1.0, 0.5, q=4))
+    means = [sum(losses) / 2 for losses in zip(*(result[0] for result in results))]
+    assert means == pytest.approx(alone(), rel=1e-3)
+    assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("explorer", ["seeded", "keys"])
+def test_a_part_is_sent_and_the_rest_is_the_workers_own(hub, explorer):
+    slim = phub.SlimDP(0.3, 0.15, q=10, explorer=explorer)
+    results = in_processes(2, train, hub.address, 2, f"part-{explorer}", slim)
+    for losses, _, model_bytes, crossed in results:
+        assert losses[-1] < 0.9 * losses[0]
+        parts = [(after - before) / model_bytes for before, after in zip(crossed[1:], crossed[2:])]
+        # Rounds 1, 2 and 10 are whole; of the others the first one is parts[1].
+        expected = 0.3 if explorer == "seeded" else 0.375
+        assert parts[0] == pytest.approx(1, abs=0.1)
+        assert parts[1] == pytest.approx(expected, abs=0.1)
+    assert results[0][1] != results[1][1]
+    again = in_processes(2, train, hub.address, 2, f"again-{explorer}", slim)
+    assert [result[1] for result in again] == [result[1] for result in results], "two runs have equal bits"
+
+
+def test_what_its_own_steps_do_is_not_the_hubs(hub):
+    optimizer = torch.optim.SGD(models.fresh("cnn").parameters(), lr=0.1)
+    with pytest.raises(phub.SettingsError, match="makes its own steps"):
+        phub.torch.DistributedOptimizer(optimizer, hub=hub.address, compression=phub.SlimDP(0.3, 0.1), clip_value=1.0)
+    with pytest.raises(phub.SettingsError, match="beta is 0.4 with alpha 0.3"):
+        phub.torch.DistributedOptimizer(
+            optimizer, hub=hub.address, rank=0, world_size=1, job="beta", compression=phub.SlimDP(0.3, 0.4)
+        )
