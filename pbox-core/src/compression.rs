@@ -173,7 +173,14 @@ impl<'de> Deserialize<'de> for Compression {
             said.remove("codec");
             return SlimDp::deserialize(Value::Object(said)).map(Compression::Slim).map_err(D::Error::custom);
         }
-        Codec::deserialize(Value::Object(said)).map(Compression::Codec).map_err(D::Error::custom)
+        let fields: Vec<String> = said.keys().cloned().collect();
+        let codec = Codec::deserialize(Value::Object(said)).map_err(D::Error::custom)?;
+        // Beside a variant without fields, serde itself takes any.
+        let has = serde_json::to_value(codec).map_err(D::Error::custom)?;
+        match fields.iter().find(|field| has.get(field.as_str()).is_none()) {
+            Some(field) => Err(D::Error::custom(format!("codec {} has no setting {field:?}", codec.name()))),
+            None => Ok(Compression::Codec(codec)),
+        }
     }
 }
 
@@ -255,7 +262,14 @@ mod tests {
             assert_eq!(serde_json::from_str::<Compression>(json).unwrap(), compression);
         }
         assert_eq!("qsgd:4".parse::<Compression>().unwrap().to_string(), "qsgd:4:512");
-        for wrong in [r#""bf16""#, "{}", r#"{"codec":"zip"}"#, r#"{"codec":"qsgd","bits":8,"buckets":1}"#] {
+        for wrong in [
+            r#""bf16""#,
+            "{}",
+            r#"{"codec":"zip"}"#,
+            r#"{"codec":"qsgd","bits":8,"buckets":1}"#,
+            r#"{"codec":"bf16","bits":8}"#,
+            r#"{"codec":"slim","alpha":1}"#,
+        ] {
             assert!(serde_json::from_str::<Compression>(wrong).is_err(), "{wrong}");
         }
     }
