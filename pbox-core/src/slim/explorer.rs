@@ -41,7 +41,7 @@ impl SplitMix64 {
 
     /// A number below `end`, which has at most 17 bits: the upper half of a product, uneven by at most one in 2^15.
     fn below(&mut self, end: usize) -> usize {
-        ((self.next() >> 32) * end as u64 >> 32) as usize
+        (((self.next() >> 32) * end as u64) >> 32) as usize
     }
 
     /// From 0 to 1, without 1.

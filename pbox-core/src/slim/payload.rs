@@ -13,7 +13,7 @@
 //! next. An answer has the core with it where that is a new one, or the worker cannot know it. With a seeded explorer
 //! `count` of a push is how many are explored, and no places follow.
 
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::element::Element;
 
@@ -88,19 +88,13 @@ struct Header {
 
 impl Header {
     fn read(payload: &[u8]) -> Result<(Header, &[u8]), PayloadError> {
-        let seen = payload.len();
-        let short = |_| PayloadError::Length { expected: HEADER, seen };
-        let (signature, rest) = u64::read_from_prefix(payload).map_err(|error| short(drop(error)))?;
-        let (what, rest) = u32::read_from_prefix(rest).map_err(|error| short(drop(error)))?;
-        let (count, rest) = u32::read_from_prefix(rest).map_err(|error| short(drop(error)))?;
-        Ok((
-            Header {
-                signature: u64::from_le(signature),
-                what: u32::from_le(what),
-                count: u32::from_le(count) as usize,
-            },
-            rest,
-        ))
+        let (header, rest) = payload
+            .split_first_chunk::<HEADER>()
+            .ok_or(PayloadError::Length { expected: HEADER, seen: payload.len() })?;
+        let word =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let signature = u64::from(word(4)) << 32 | u64::from(word(0));
+        Ok((Header { signature, what: word(8), count: word(12) as usize }, rest))
     }
 
     fn write(signature: u64, what: u32, count: usize, payload: &mut [u8]) {
