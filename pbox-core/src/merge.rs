@@ -21,7 +21,7 @@ pub enum Answer {
 /// Merges a payload into what a worker has of a chunk. `scratch` is at least as long; f32 keys do without it.
 ///
 /// A value of a 16-bit key that had become infinite or NaN counts as zero: what is added to it is the whole weight,
-/// by [`base`].
+/// by `base`.
 ///
 /// # Panics
 /// When `scratch` is too short.
