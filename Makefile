@@ -1,5 +1,5 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: help run test check bench setup loom corpora python fuzz miri asan neon rxe figures clean
+.PHONY: help run test check bench setup loom corpora python fuzz miri asan neon rxe figures compression clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.
@@ -32,6 +32,11 @@ FIGURES =
 figures: setup  ## P3's and iBatch's experiments on rate-limited links (root; an hour; FIGURES="--quick" for minutes)
 	sh tools/figures/run.sh $(FIGURES)
 	sh tools/figures/run.sh ibatch
+
+COMPRESSION =
+compression: python  ## accuracy of Slim-DP, codecs, P3, ASGD by rounds and time on rate-limited links (root; 15 minutes)
+	$(CARGO) build --release --bin phub-server $(FEATURES)
+	sh tools/compression/run.sh $(COMPRESSION)
 
 corpora: setup  ## the inputs that fuzzing has kept, by a stable compiler
 	$(CARGO) test --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target/corpora

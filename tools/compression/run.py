@@ -21,7 +21,7 @@ WORKERS = 4
 SOCKET_BYTES = 256 << 10
 FIELDS = ["task", "method", "seed", "round", "seconds", "accuracy", "mbit"]
 METHODS = ["plump", "p3", "quant", "slim", "core", "dgc", "asgd"]
-ROUNDS = {"digits": 440, "text": 1100}
+ROUNDS = {"digits": 440, "text": 800}
 
 
 def arguments():
@@ -54,7 +54,8 @@ def main():
               for method in args.methods.split(",")]
     left = [run for run in wanted if (*run, args.mbit) not in done]
     machines = Machines(WORKERS + 1)
-    machines.limit([args.mbit] * (WORKERS + 1), SOCKET_BYTES)
+    # The hub has as many links as PBox has, in one: all workers' together.
+    machines.limit([args.mbit] * WORKERS + [args.mbit * WORKERS], SOCKET_BYTES)
     for number, run in enumerate(left, start=1):
         rows = one(machines, args, *run)
         with open(path, "a", newline="") as file:
