@@ -121,13 +121,14 @@ fn compressed_rounds_say_what_crosses() {
             (&plain["compression"], plain["sent_bytes"].as_f64()),
             (&serde_json::Value::Null, Some(465_612.0))
         );
-        for codec in ["bf16", "qsgd:8:512", "topk:0.01"] {
+        for codec in ["bf16", "qsgd:8:512", "topk:0.01", "slim:0.2:0.1:20000:none:seeded"] {
             let report = report(&["--transport", transport, "--compress", codec]);
             assert_eq!(report["compression"], codec);
-            assert_eq!(report["checked"], true, "{report}");
+            // With Slim-DP each worker has weights of its own, and two rounds are whole, of five where none is left out.
+            assert_eq!(report["checked"], !codec.starts_with("slim"), "{report}");
             for crossed in ["sent_bytes", "received_bytes"] {
                 let (crossed, whole) = (report[crossed].as_f64().unwrap(), plain[crossed].as_f64().unwrap());
-                assert!(crossed > 0.0 && crossed < 0.51 * whole, "{codec}: {crossed} of {whole}");
+                assert!(crossed > 0.0 && crossed < 0.55 * whole, "{codec}: {crossed} of {whole}");
             }
         }
     }

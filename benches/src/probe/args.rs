@@ -76,7 +76,8 @@ pub struct Args {
     /// How gradients and weights are made smaller: a codec, and its settings after colons. f16 and bf16: half the bytes.
     /// qsgd:BITS:BUCKET, terngrad: levels at random, right on average. onebit: signs and two means. topk:RATIO,
     /// randomk:RATIO, dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS: a share of the values, the rest later. Results are not
-    /// exact then: what is checked is that all workers have the same bits.
+    /// exact then: what is checked is that all workers have the same bits. slim:ALPHA:BETA:Q:C:EXPLORER: what matters
+    /// most, as it is; workers keep the rest, and nothing is checked.
     #[arg(long, value_name = "CODEC[:SETTING...]")]
     pub compress: Option<Compression>,
 
@@ -284,6 +285,11 @@ impl Args {
             && self.compress.is_none()
             && self.ablate.is_empty()
             && !self.consistency.steps_alone()
+    }
+
+    /// Whether all workers have the same weights after a round.
+    pub fn ends_alike(&self) -> bool {
+        !self.consistency.steps_alone() && !self.compress.is_some_and(|each| each.answers_apart())
     }
 
     /// In what order gradients and weights leave.

@@ -93,7 +93,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     hubs.into_iter().try_for_each(Role::finish)?;
 
     progress.finish_and_clear();
-    if !args.consistency.steps_alone() {
+    if args.ends_alike() {
         Crossed::check(&crossed)?;
     }
     let credit = credits.swap_remove(0);

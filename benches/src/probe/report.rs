@@ -172,7 +172,7 @@ impl Report {
             limit_ratio: ratios.get(ratios.len() / 2).copied(),
             limit_ratio_spread: ratios.first().copied().zip(ratios.last().copied()).map(Into::into),
             // The first wrong result ended the run with an error.
-            checked: args.compress.is_none() || !args.consistency.steps_alone(),
+            checked: args.compress.is_none() || args.ends_alike(),
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
             worker_rss_mb: worker_rss as f64 / 1e6,
             compute: None,
@@ -263,10 +263,10 @@ impl Report {
                 None => {
                     format!("every chunk by a line in 16 rounds, every element after the last: {exact}")
                 }
-                Some(_) if self.consistency == "bsp" => {
+                Some(_) if self.checked => {
                     "all workers of this machine have the same bits after the last round".into()
                 }
-                Some(_) => "nothing: results are not exact, and workers are apart".into(),
+                Some(_) => "nothing: results are not exact, and each worker's are its own".into(),
             },
         );
         row(

@@ -99,7 +99,7 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         }
         crossed.push(Crossed::new(crossed_before, worker.traffic(), args.rounds, all));
     }
-    if !args.consistency.steps_alone() {
+    if args.ends_alike() {
         Crossed::check(&crossed)?;
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""How long a round takes with nothing to compute, on links of a limited rate, by what is sent: what a method saves of
+the time of communication, its encoding and decoding included.
+
+Four workers and a hub, each a machine, as in run.py. All are measured once, then again, so that what changes on the
+machine falls on all of them.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "figures"))
+
+from machines import Machines  # noqa: E402
+
+WORKERS = 4
+SOCKET_BYTES = 256 << 10
+METHODS = ["none", "bf16", "qsgd:8:512", "slim:0.2:0.1", "slim:0.2:0.1:20000:none:keys", "slim:0.3:0.15", "topk:0.01"]
+
+
+def arguments():
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--binaries", default="target/release", help="where phub-server and phub-probe are")
+    parser.add_argument("--model", default="resnet50", help="of phub-probe")
+    parser.add_argument("--mbit", type=int, default=1000, help="rate of each worker's link, both ways; the hub has all")
+    parser.add_argument("--rounds", type=int, default=8, help="measured rounds of each run")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each method")
+    parser.add_argument("--out", default="target/compression", help="folder of saved.json")
+    return parser.parse_args()
+
+
+def main():
+    """Runs all, prints a table."""
+    args = arguments()
+    machines = Machines(WORKERS + 1)
+    machines.limit([args.mbit] * WORKERS + [args.mbit * WORKERS], SOCKET_BYTES)
+    reports = {method: [] for method in METHODS}
+    for repeat in range(args.repeats):
+        for method in METHODS:
+            reports[method].append(one(machines, args, method, repeat))
+            print(f"[{repeat + 1}/{args.repeats}] {method}: {reports[method][-1]['round_ms_p50']:.0f} ms", file=sys.stderr)
+    os.makedirs(args.out, exist_ok=True)
+    with open(os.path.join(args.out, "saved.json"), "w") as file:
+        json.dump(reports, file, indent=1)
+    print("| sent | ms a round | MB to the hub, back | of the time saved |\n| --- | --- | --- | --- |")
+    whole = [report["round_ms_p50"] for report in reports["none"]]
+    for method, of_method in reports.items():
+        times = [report["round_ms_p50"] for report in of_method]
+        saved = [100 * (1 - time / one) for time, one in zip(times, whole)]
+        crossed = f"{of_method[0]['sent_bytes'] / 1e6:.1f}, {of_method[0]['received_bytes'] / 1e6:.1f}"
+        print(f"| `{method}` | {spread(times)} | {crossed} | {spread(saved)}% |")
+
+
+def one(machines, args, method, repeat):
+    """The report of rank 0."""
+    hub_at = f"{machines.address(WORKERS)}:7077"
+    serve = [os.path.join(args.binaries, "phub-server"), "serve", "--listen", hub_at, "--idle", "sleep"]
+    hub = subprocess.Popen(machines.inside(WORKERS, serve), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    workers = []
+    try:
+        if "control port" not in hub.stdout.readline():
+            raise RuntimeError("the hub ended before it listened")
+        for rank in reversed(range(WORKERS)):
+            options = ["--hub", hub_at, "--rank", rank, "--workers", WORKERS, "--model", args.model, "--transport", "tcp",
+                       "--rounds", args.rounds, "--job", f"run-{repeat}"]
+            if method != "none":
+                options += ["--compress", method]
+            command = [os.path.join(args.binaries, "phub-probe"), "--json", *map(str, options)]
+            out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+            workers.append(subprocess.Popen(machines.inside(rank, command), stdout=out, text=True))
+        said, _ = workers[-1].communicate(timeout=300)
+        if any(worker.wait(timeout=60) for worker in workers):
+            raise RuntimeError(f"{method}: a worker failed")
+    finally:
+        for process in [*workers, hub]:
+            process.kill()
+            process.wait()
+    return json.loads(said)
+
+
+def spread(values):
+    """Median, lowest and highest."""
+    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+if __name__ == "__main__":
+    main()
