@@ -252,9 +252,9 @@ impl<P: Port> Exchange<P> {
     /// While the key is under way, and in any other job.
     pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
         self.idle_as::<E>(key, "writing its weights")?;
-        let name = || self.layout.keys()[key.index()].name.clone();
-        let error = ExchangeError::HubsWeights { key: name() };
-        self.windows.weights_mut(key).ok_or(error)
+        let Exchange { windows, layout, .. } = self;
+        let name = || layout.keys()[key.index()].name.clone();
+        windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
     }
 
     /// Bounds the bytes that each link holds; what is beyond it waits here, in the order of the schedule.
