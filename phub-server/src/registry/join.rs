@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Spans, any};
-use pbox_core::control::{JoinReply, JoinRequest, MAX_WORKERS, OnLoss, check_job_name};
+use pbox_core::control::{JobState, JoinReply, JoinRequest, MAX_WORKERS, OnLoss, check_job_name};
 use pbox_core::{JobId, Placement, Round, Wire, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
@@ -135,7 +135,10 @@ impl Registry {
         let mut inner = self.lock();
         let &(id, rank) = inner.tokens.get(&token).ok_or("the token is not one of this hub's; join first")?;
         let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
-        let weights = job.weights.clone().ok_or_else(|| format!("job {:?} has failed", job.name))?;
+        let weights = job.weights.clone().ok_or_else(|| match job.state() {
+            JobState::Failed { reason } => format!("job {:?} has failed: {reason}", job.name),
+            _ => format!("job {:?} has ended", job.name),
+        })?;
         job.connect(rank)?;
         let admission = Admission {
             token,

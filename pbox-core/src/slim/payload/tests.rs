@@ -1,3 +1,5 @@
+//! Payloads there and back, forgotten cores, lies, and arbitrary bytes.
+
 use super::super::set::words;
 use super::*;
 use crate::chunk::{ChunkId, Round};
