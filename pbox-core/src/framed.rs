@@ -114,15 +114,7 @@ impl Framed {
 
     /// Begins with these values as weights: a broadcast's raw frame. One that is torn begins with zeros.
     pub fn begin(&mut self, place: usize, bytes: &[u8]) {
-        let frames = self.frames(place);
-        // The frame was checked when it came, and is another process's memory: by now it may be another one.
-        if let Ok(values) = frames.raw(bytes) {
-            typed!(frames.dtype, E => {
-                let values = <[E]>::ref_from_bytes(values).expect("whole elements behind a header of 8 bytes");
-                let weights = self.weights_mut::<f32>(place);
-                weights.iter_mut().zip(values).for_each(|(weight, value)| *weight = value.to_f32());
-            });
-        }
+        self.frames(place).read_raw(bytes, self.weights_mut(place));
         self.send_weights(place);
     }
 
@@ -154,12 +146,7 @@ impl Framed {
 
     /// A raw frame of the weights, in a window of one worker's own.
     pub fn show_weights(&self, place: usize, window: &mut [u8]) {
-        let frames = self.frames(place);
-        typed!(frames.dtype, E => {
-            let values = <[E]>::mut_from_bytes(frames.begin_raw(window)).expect("whole elements behind a header");
-            let weights = self.weights::<f32>(place);
-            values.iter_mut().zip(weights).for_each(|(value, &weight)| *value = E::from_f32(weight));
-        });
+        self.frames(place).write_raw(self.weights(place), window);
     }
 
     /// Checks the frame that a worker has pushed; `bytes` are the chunk's in its window.

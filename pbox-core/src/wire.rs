@@ -14,11 +14,13 @@
 use std::sync::Arc;
 
 use fabric::Span;
+use zerocopy::FromBytes;
 
 use crate::chunk::{ChunkId, Round};
 use crate::codec::{Codec, Draw};
 use crate::compression::Compression;
 use crate::consistency::Consistency;
+use crate::element::{Element, typed};
 use crate::frame::{self, FrameError, HEADER_BYTES, Kind};
 use crate::key::Dtype;
 use crate::layout::Layout;
@@ -236,6 +238,24 @@ impl Frames {
     /// The values of the raw frame among the chunk's bytes.
     pub fn raw<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], FrameError> {
         frame::raw(&bytes[self.coded_bytes..], self.value_bytes())
+    }
+
+    /// Takes the values of the raw frame among the chunk's bytes, which was checked when it came. They are another
+    /// process's memory: one that is torn by now changes nothing.
+    pub fn read_raw(&self, bytes: &[u8], weights: &mut [f32]) {
+        let Ok(values) = self.raw(bytes) else { return };
+        typed!(self.dtype, E => {
+            let values = <[E]>::ref_from_bytes(values).expect("whole elements behind a header of 8 bytes");
+            weights.iter_mut().zip(values).for_each(|(weight, value)| *weight = value.to_f32());
+        });
+    }
+
+    /// Writes a raw frame of these weights, rounded to the key's type, among the chunk's bytes.
+    pub fn write_raw(&self, weights: &[f32], bytes: &mut [u8]) {
+        typed!(self.dtype, E => {
+            let values = <[E]>::mut_from_bytes(self.begin_raw(bytes)).expect("whole elements behind a header");
+            values.iter_mut().zip(weights).for_each(|(value, &weight)| *value = E::from_f32(weight));
+        });
     }
 
     /// Begins a raw frame among the chunk's bytes; where its values go.

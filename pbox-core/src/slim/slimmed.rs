@@ -135,15 +135,7 @@ impl Slimmed {
 
     /// Begins with these values as weights: a broadcast's raw frame. One that is torn begins with zeros.
     pub fn begin(&mut self, place: usize, bytes: &[u8]) {
-        let frames = self.frames(place);
-        // The frame was checked when it came, and is another process's memory: by now it may be another one.
-        if let Ok(values) = frames.raw(bytes) {
-            typed!(frames.dtype, E => {
-                let values = <[E]>::ref_from_bytes(values).expect("whole elements behind a header of 8 bytes");
-                let weights = self.weights_mut::<f32>(place);
-                weights.iter_mut().zip(values).for_each(|(weight, value)| *weight = value.to_f32());
-            });
-        }
+        self.frames(place).read_raw(bytes, self.weights_mut(place));
     }
 
     /// The job trains from round `first` on.
@@ -153,12 +145,7 @@ impl Slimmed {
 
     /// A raw frame of the weights, in a worker's window.
     pub fn show_weights(&self, place: usize, window: &mut [u8]) {
-        let frames = self.frames(place);
-        typed!(frames.dtype, E => {
-            let values = <[E]>::mut_from_bytes(frames.begin_raw(window)).expect("whole elements behind a header");
-            let weights = self.weights::<f32>(place);
-            values.iter_mut().zip(weights).for_each(|(value, &weight)| *value = E::from_f32(weight));
-        });
+        self.frames(place).write_raw(self.weights(place), window);
     }
 
     /// Checks a worker's push of a chunk; false where it is of a core that the hub does not have, and must come again.
