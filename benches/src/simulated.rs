@@ -10,8 +10,8 @@ use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::slim::Board;
 use pbox_core::{
-    Ablate, Compression, Consistency, Core, FramingTerms, JobId, Layout, Notice, Optimizer, Placement, Round,
-    Schedule, Shard, ShardSpec, Slices, Wire,
+    Ablate, Compression, Consistency, Core, FramingTerms, JobId, KeyId, Layout, Notice, Optimizer, Placement,
+    Round, Schedule, Shard, ShardSpec, Slices, Wire,
 };
 use worker_shim::{Exchange, ExchangeError, Windows};
 
@@ -34,6 +34,8 @@ pub struct Terms {
     pub on_loss: OnLoss,
     /// In what order things leave.
     pub schedule: Schedule,
+    /// Where weights are pulled: rank 0 pulls in batches of so many keys, the last key first, rank 1 of one more, and so on.
+    pub batch_keys: Option<usize>,
     /// The most bytes of a slice.
     pub slice_bytes: usize,
     /// Bytes that each link may hold at a worker.
@@ -54,6 +56,7 @@ impl Terms {
             consistency: Consistency::Bsp,
             on_loss: OnLoss::Stop,
             schedule: Schedule::default(),
+            batch_keys: None,
             slice_bytes: 0,
             credit: None,
             hub_credit: None,
@@ -185,6 +188,13 @@ impl Simulated {
         let (port, placement, layout) = (net.port(), placement.clone(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, placement, layout, windows, slices);
         exchange.set_credit(credit);
+        if let Some(batch) = self.terms.batch_keys.filter(|_| exchange.pulls()) {
+            let keys = exchange.layout().keys().len();
+            exchange.pull_in_batches((0..keys as u32).rev().map(|key| vec![KeyId(key)]).collect(), false);
+            let step = batch + rank as usize;
+            let batches = (0..keys).step_by(step).map(|start| start..keys.min(start + step));
+            exchange.set_batches(&batches.collect::<Vec<_>>());
+        }
         Ok((exchange, ends))
     }
 

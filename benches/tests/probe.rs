@@ -52,11 +52,17 @@ fn every_consistency_is_exact() {
     let _watchdog = Watchdog::new("every_consistency_is_exact");
     for consistency in ["ssp:0", "ssp:2", "asp"] {
         for transport in ["shm", "sim"] {
-            for (optimizer, dtype) in
-                [("nesterov", "f32"), ("adamw", "f32"), ("adam", "bf16"), ("sgd", "f16")]
-            {
-                let asked =
-                    ["--consistency", consistency, "--transport", transport, "--optimizer", optimizer];
+            for (optimizer, dtype, schedule) in [
+                ("nesterov", "f32", "sliced"),
+                ("adamw", "f32", "kvstore"),
+                ("adam", "bf16", "layerwise"),
+                ("sgd", "f16", "p3"),
+            ] {
+                let asked = [
+                    ["--consistency", consistency, "--transport", transport],
+                    ["--optimizer", optimizer, "--schedule", schedule],
+                ]
+                .concat();
                 let report = report(&[&asked[..], &["--dtype", dtype, "--weights", "private"]].concat());
                 assert_eq!(report["checked"], true, "{asked:?}: {report}");
                 assert_eq!(report["consistency"], consistency, "{report}");

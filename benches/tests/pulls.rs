@@ -12,7 +12,8 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use fabric::sim::{Faults, Net};
 use pbox_core::batch::Batching;
-use pbox_core::{Key, KeyId, Layout, Optimizer, Schedule};
+use pbox_core::control::OnLoss;
+use pbox_core::{Consistency, Key, KeyId, Layout, Optimizer, Round, Schedule};
 use support::training::Training;
 use support::{config, hub, push_all, ready_all, refused, says};
 use worker_shim::{Background, Pull, Session, SessionConfig};
@@ -124,9 +125,15 @@ fn pulling(config: SessionConfig, batching: Batching) -> SessionConfig {
 fn a_session_profiles_and_plans() {
     let _watchdog = Watchdog::new("a_session_profiles_and_plans");
     let hub = hub(1);
-    for batching in [Batching::Optimum, Batching::Greedy] {
-        let job = batching.name();
-        let mut sessions = ready_all(2, |rank| pulling(config(&hub, job, rank, 2), batching));
+    for (batching, consistency) in [
+        (Batching::Optimum, Consistency::Bsp),
+        (Batching::Greedy, Consistency::Bsp),
+        (Batching::Optimum, Consistency::Ssp { staleness: 1 }),
+        (Batching::Optimum, Consistency::Asp),
+    ] {
+        let job = format!("{batching}-{consistency}").replace(':', "-");
+        let config = |rank| SessionConfig { consistency, ..pulling(config(&hub, &job, rank, 2), batching) };
+        let mut sessions = ready_all(2, config);
         let mut rounds = 0;
         while sessions.iter().any(|session| session.pull_plan().is_none()) {
             assert!(rounds <= 2 * worker_shim::PROFILE_ROUNDS, "a profile has an end");
@@ -145,9 +152,49 @@ fn a_session_profiles_and_plans() {
             let plan = session.pull_plan().unwrap();
             assert_eq!((plan.batching, plan.profiles), (batching, 1));
             assert_eq!(plan.profile.as_ref().unwrap().layers.len(), session.keys().count());
-            assert!(plan.to_string().starts_with(&format!("{job}, ")), "{plan}");
+            assert!(plan.to_string().starts_with(&format!("{batching}, ")), "{plan}");
             session.leave().unwrap();
         }
+    }
+}
+
+/// Its join waits for no weights, and its first forward pass is a round like any other.
+#[test]
+fn one_that_comes_to_a_running_job_pulls_in_batches() {
+    let _watchdog = Watchdog::new("one_that_comes_to_a_running_job_pulls_in_batches");
+    let hub = hub(2);
+    for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 2 }] {
+        let job = consistency.to_string().replace(':', "-");
+        let config = |rank| SessionConfig {
+            consistency,
+            on_loss: OnLoss::Continue,
+            ..pulling(config(&hub, &job, rank, 2), Batching::Layer)
+        };
+        let mut sessions = ready_all(2, config);
+        drop(sessions.pop());
+        let [stays] = &mut sessions[..] else { unreachable!("one is left") };
+        // Until the other one is known to be gone, and one more.
+        while stays.members().len() > 1 {
+            push_all(stays).and_then(|()| stays.wait_all()).unwrap();
+        }
+        let mut comes = Session::join(config(1)).unwrap();
+        let from = comes.next_round();
+        assert!(from > Round(0), "{consistency}");
+        comes.broadcast_weights::<f32>(|_, _| unreachable!("there are weights")).unwrap();
+        for key in comes.keys() {
+            comes.wait(key).unwrap();
+            assert_eq!(
+                comes.weights::<f32>(key).unwrap(),
+                stays.weights::<f32>(key).unwrap(),
+                "{consistency}"
+            );
+        }
+        for session in [&mut *stays, &mut comes] {
+            push_all(session).unwrap();
+        }
+        assert_eq!(comes.pull_plan().unwrap().rounds, 1, "its first weights came in batches, key by key");
+        comes.wait_all().unwrap();
+        stays.wait_all().unwrap();
     }
 }
 

@@ -10,10 +10,9 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use fabric::sim::{self, Faults, Net};
 use fabric::{Arrival, Port, RecvWindow};
-use pbox_core::control::OnLoss;
-use pbox_core::{Consistency, Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices, Wire};
+use pbox_core::{Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices, Wire};
 use support::training::Training;
-use support::{config, hub, join_by_hand, join_request, refusal, refused, says};
+use support::{config, hub, join_by_hand, join_request, refusal, says};
 use worker_shim::{Credit, Exchange, Session, Windows};
 
 const CHUNK: usize = 256;
@@ -189,24 +188,6 @@ fn credit_is_found() {
 fn what_does_not_fit_is_refused() {
     let _watchdog = Watchdog::new("what_does_not_fit_is_refused");
     let hub = hub(1);
-    let with = |change: &dyn Fn(&mut worker_shim::SessionConfig)| {
-        let mut config = config(&hub, "job", 0, 2);
-        change(&mut config);
-        refused(config)
-    };
-    let error = with(&|config| {
-        (config.schedule, config.consistency) = (Schedule::KvStore, Consistency::Asp);
-    });
-    says(error, &["schedule kvstore with consistency asp", "use sliced or p3"]);
-    let error = with(&|config| {
-        (config.schedule, config.on_loss) = (Schedule::Layerwise, OnLoss::Continue);
-    });
-    says(error, &["schedule layerwise with on_loss continue"]);
-    let mut by_hand = join_request(0, 2);
-    (by_hand.schedule, by_hand.on_loss) = (Schedule::Layerwise, OnLoss::Continue);
-    let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&by_hand).unwrap());
-    assert_eq!(status, 400);
-    says(error, &["schedule layerwise with on_loss continue"]);
     let mut by_hand = join_request(0, 2);
     by_hand.credit_bytes = Some(0);
     let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&by_hand).unwrap());

@@ -50,17 +50,15 @@ impl Cluster {
         terms.on_loss = trouble.on_loss();
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=5) as u32;
-        // Where workers come and go there are no schedules by layers.
-        let schedules = if terms.on_loss == OnLoss::Stop { &Schedule::ALL[..] } else { &Schedule::ALL[2..] };
-        terms.schedule = schedules[dice.below(schedules.len() as u64) as usize];
+        terms.schedule = Schedule::ALL[dice.below(4) as usize];
+        terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
         terms.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
         terms.slice_bytes = dice.from(64..=512) as usize;
         let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         (terms.credit, terms.hub_credit) = (credit(), credit());
         let skipped = BTreeSet::new();
         let expected = expected(&layout, &terms, rounds, &skipped);
-        let mut job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
-        pull_in_batches(&mut dice, &mut job);
+        let job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
         Cluster { dice, trouble, layout, terms, rounds, skipped, expected, job }
     }
 
@@ -167,20 +165,6 @@ impl Cluster {
             Some(format!("worker {rank} waits for {name:?} in round {}", worker.round(key).0))
         };
         self.living().find_map(waits).unwrap_or_else(|| "nobody waits, and not all is done".into())
-    }
-}
-
-/// Where weights are pulled, some workers do it in batches of their own.
-fn pull_in_batches(dice: &mut Dice, job: &mut Simulated) {
-    for worker in &mut job.workers {
-        let keys = worker.layout().keys().len();
-        if !worker.pulls() || dice.below(2) == 0 {
-            continue;
-        }
-        worker.pull_in_batches((0..keys as u32).rev().map(|key| vec![KeyId(key)]).collect(), false);
-        let ends: Vec<usize> = (1..keys).filter(|_| dice.below(2) == 0).chain([keys]).collect();
-        let cut = |begin: &mut usize, &end: &usize| Some(std::mem::replace(begin, end)..end);
-        worker.set_batches(&ends.iter().scan(0, cut).collect::<Vec<_>>());
     }
 }
 

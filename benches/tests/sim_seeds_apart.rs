@@ -40,8 +40,8 @@ impl Cluster {
             0 => Consistency::Asp,
             staleness => Consistency::Ssp { staleness: staleness as u32 - 1 },
         };
-        let schedules = [Schedule::Sliced, Schedule::P3];
-        terms.schedule = schedules[dice.below(schedules.len() as u64) as usize];
+        terms.schedule = Schedule::ALL[dice.below(4) as usize];
+        terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
         // Of the numbers that are pushed here, bf16 loses nothing.
         terms.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
         terms.slice_bytes = dice.from(64..=512) as usize;

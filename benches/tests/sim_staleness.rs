@@ -8,7 +8,7 @@ use std::sync::Arc;
 use benches::simulated::{Simulated, Terms};
 use fabric::sim::{Faults, Net, seeds};
 use pbox_core::control::OnLoss;
-use pbox_core::{Consistency, Key, KeyId, Layout, Notice};
+use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Schedule};
 use support::race::{Race, SGD};
 
 const WORKERS: u32 = 3;
@@ -33,6 +33,7 @@ fn race(seed: u64, consistency: Consistency, on_loss: OnLoss) -> Race {
     let net = Net::new(seed, Faults { delay: 0..20, reorder: true, ..Faults::NONE });
     let mut terms = Terms::new(WORKERS, 1 + (seed % 3) as usize, SGD);
     (terms.consistency, terms.on_loss) = (consistency, on_loss);
+    terms.schedule = Schedule::ALL[(seed / 5 % 4) as usize];
     Race::new(seed, net, &layout(), terms, ROUNDS)
 }
 

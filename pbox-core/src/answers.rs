@@ -8,8 +8,6 @@
 //!
 //! Where all links take what is posted, which is so as long as they have no credit, nothing waits here.
 
-use std::ops::Range;
-
 use fabric::{LinkId, Port, Posted, Span};
 
 use crate::chunk::{ChunkId, Immediate, Round};
@@ -67,6 +65,7 @@ impl Answers {
         let queue = &mut self.queues[rank as usize];
         self.waiting -= queue.len();
         queue.clear();
+        self.parts.iter_mut().for_each(|parts| parts.forget(rank));
         self.links[rank as usize].take()
     }
 
@@ -96,62 +95,44 @@ impl Answers {
         full: &mut Vec<u32>,
     ) {
         match finished.to {
-            Recipients::All(round) => match &mut self.parts {
-                None => self.send_to_all(port, shard, finished.place, round, full),
-                Some(parts) => {
-                    if let Some(places) = parts.step(finished.place) {
-                        self.send_layer(port, shard, places, round, full);
+            Recipients::All(round) => {
+                for rank in 0..self.links.len() as u32 {
+                    if shard.is_answered(rank, round) {
+                        self.ready(port, shard, finished.place, rank, round, full);
                     }
                 }
-            },
+            }
             Recipients::Waiting(ref ranks) => {
                 for rank in ranks.clone() {
-                    if let Some(round) = shard.answer(finished.place, rank) {
-                        self.send_to(port, shard, finished.place, rank, round, full);
+                    if let Some(round) = shard.allow(finished.place, rank) {
+                        self.ready(port, shard, finished.place, rank, round, full);
                     }
                 }
             }
         }
     }
 
-    /// To every worker that takes part in the next round.
+    /// A worker may have its answer of a round for one chunk: it goes out now, or with all of the layer's part, or when
+    /// the worker pulls that.
     #[inline]
-    fn send_to_all<P: Port>(
+    pub fn ready<P: Port>(
         &mut self,
         port: &mut P,
-        shard: &Shard,
+        shard: &mut Shard,
         place: usize,
+        rank: u32,
         round: Round,
         full: &mut Vec<u32>,
     ) {
-        for rank in 0..self.links.len() as u32 {
-            if shard.is_answered(rank, round) {
-                self.send_to(port, shard, place, rank, round, full);
-            }
+        let Some(link) = self.links[rank as usize] else { return };
+        let Some(parts) = &mut self.parts else { return self.send_to(port, shard, place, rank, round, full) };
+        let Some(places) = parts.ready(place, rank) else { return };
+        if !parts.are_pulled() {
+            return places.for_each(|place| self.send_to(port, shard, place, rank, round, full));
         }
-    }
-
-    /// Every chunk of a layer's part to all, or word to all that it is there.
-    fn send_layer<P: Port>(
-        &mut self,
-        port: &mut P,
-        shard: &Shard,
-        places: Range<usize>,
-        round: Round,
-        full: &mut Vec<u32>,
-    ) {
-        let Some(parts) = self.parts.as_mut().filter(|parts| parts.are_pulled()) else {
-            return places.for_each(|place| self.send_to_all(port, shard, place, round, full));
-        };
-        let notice = Immediate::control(shard.chunk(places.start).0, round).encode();
-        for rank in 0..self.links.len() as u32 {
-            let Some(link) = self.links[rank as usize] else { continue };
-            if shard.is_answered(rank, round) {
-                parts.notify(places.start, rank);
-                if port.post(link, NO_BYTES, notice) == Posted::Full {
-                    full.push(rank);
-                }
-            }
+        let notice = Immediate::control(shard.chunk(places.start).0, round);
+        if port.post(link, NO_BYTES, notice.encode()) == Posted::Full {
+            full.push(rank);
         }
     }
 
@@ -163,19 +144,20 @@ impl Answers {
     pub fn pull<P: Port>(
         &mut self,
         port: &mut P,
-        shard: &Shard,
+        shard: &mut Shard,
         rank: u32,
         immediate: Immediate,
         full: &mut Vec<u32>,
     ) -> Result<bool, Violation> {
         let Some(parts) = self.parts.as_mut().filter(|parts| parts.are_pulled()) else { return Ok(false) };
         let Some(place) = shard.place(immediate.chunk) else { return Ok(false) };
-        let round = shard.round(place);
-        match parts.pull(place, rank, round, immediate) {
+        let next = shard.next_round(place, rank);
+        let round = || Round(next.0 - 1); // a part is whole for it only after a round
+        match parts.pull(place, rank, next, immediate) {
             Pull::None => Ok(false),
-            Pull::Missing => Err(Violation::Unanswered { chunk: immediate.chunk, round: Round(round.0 - 1) }),
+            Pull::Missing => Err(Violation::Unanswered { chunk: immediate.chunk, round: round() }),
             Pull::Of(places) => {
-                places.for_each(|place| self.send_to(port, shard, place, rank, Round(round.0 - 1), full));
+                places.for_each(|place| self.send_to(port, shard, place, rank, round(), full));
                 Ok(true)
             }
         }
@@ -192,16 +174,17 @@ impl Answers {
 
     /// One chunk to one worker, behind what waits for it already, by its priority.
     #[inline]
-    pub fn send_to<P: Port>(
+    fn send_to<P: Port>(
         &mut self,
         port: &mut P,
-        shard: &Shard,
+        shard: &mut Shard,
         place: usize,
         rank: u32,
         round: Round,
         full: &mut Vec<u32>,
     ) {
         let Some(link) = self.links[rank as usize] else { return };
+        shard.answer(place, rank);
         let (chunk, span) = (shard.chunk(place).0, shard.answer_span(place, rank, round));
         if self.queues[rank as usize].is_empty() {
             match port.post(link, span, Immediate::new(chunk, round).encode()) {

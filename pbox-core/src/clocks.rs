@@ -2,7 +2,7 @@
 //! push is a step of its own: SSP and ASP. Beside it stands `arrival`, for BSP.
 //!
 //! ```text
-//!   Idle --push--> Pushed --step: clock + 1--> Waiting --slowest is near enough--> Idle
+//!   Idle --push--> Pushed --step: clock + 1--> Waiting --slowest is near enough--> Allowed --answer--> Idle
 //! ```
 //!
 //! Owned by the core. Eight bytes per (chunk, worker) and twelve per chunk; plain memory, no atomics.
@@ -39,6 +39,8 @@ enum Standing {
     Pushed,
     /// Its push is stepped and not answered.
     Waiting,
+    /// It may be answered: at once, or with all of its layer, or when it pulls that.
+    Allowed,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +110,7 @@ impl Clocks {
         match clock.standing {
             Standing::Absent => Err(OutOfTurn::NotYet(slowest)),
             Standing::Pushed => Err(OutOfTurn::Unanswered(clock.next)),
-            Standing::Waiting => Err(OutOfTurn::Unanswered(Round(clock.next.0 - 1))),
+            Standing::Waiting | Standing::Allowed => Err(OutOfTurn::Unanswered(Round(clock.next.0 - 1))),
             Standing::Idle if clock.next.low_bits() != round_bits => {
                 Err(OutOfTurn::OtherRound { expected: clock.next })
             }
@@ -176,15 +178,29 @@ impl Clocks {
         clock.standing == Standing::Waiting && self.consistency.allows(clock.next, slowest)
     }
 
-    /// `rank` is answered, where it [may be](Self::may_answer): the round that it had pushed.
+    /// `rank` is to be answered, where it [may be](Self::may_answer): the round that it had pushed. Once a push.
     #[inline]
-    pub fn answer(&mut self, index: usize, rank: u32) -> Option<Round> {
+    pub fn allow(&mut self, index: usize, rank: u32) -> Option<Round> {
         let may = self.may_answer(index, rank);
         let clock = &mut self.clocks[index * self.ranks + rank as usize];
         may.then(|| {
-            clock.standing = Standing::Idle;
+            clock.standing = Standing::Allowed;
             Round(clock.next.0 - 1)
         })
+    }
+
+    /// `rank`, which [may be](Self::allow), is answered.
+    #[inline]
+    pub fn answer(&mut self, index: usize, rank: u32) {
+        let clock = &mut self.clocks[index * self.ranks + rank as usize];
+        debug_assert_eq!(clock.standing, Standing::Allowed);
+        clock.standing = Standing::Idle;
+    }
+
+    /// The round that `rank` pushes next of chunk `index`.
+    #[inline]
+    pub fn next(&self, index: usize, rank: u32) -> Round {
+        self.clocks[index * self.ranks + rank as usize].next
     }
 }
 

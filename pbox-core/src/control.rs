@@ -24,7 +24,7 @@ use crate::share::Share;
 use crate::wire::{FramingTerms, Wire};
 
 /// Version of the control protocol. Both ends must have the same.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// The most workers that a job may have.
 pub const MAX_WORKERS: u32 = 1024;

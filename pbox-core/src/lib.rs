@@ -57,7 +57,7 @@ pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 pub use placement::{Placement, runs};
 pub use restored::{Restored, RestoredKey};
 pub use schedule::batch;
-pub use schedule::{NeedsLayers, NotASchedule, Schedule, SendQueue};
+pub use schedule::{NotASchedule, Schedule, SendQueue};
 pub use shard::{Front, Shard, ShardSpec};
 pub use share::{InvalidShare, MAX_HUBS, SPLIT_ABOVE, Share};
 pub use slices::{Slice, Slices};

@@ -5,7 +5,7 @@
 //! | schedule | a unit | order | weights come back |
 //! | --- | --- | --- | --- |
 //! | `kvstore` | a layer | as pushed | when the worker pulls what the hub has notified it of |
-//! | `layerwise` | a layer | as pushed | when the layer is stepped |
+//! | `layerwise` | a layer | as pushed | when the worker may have all of the layer |
 //! | `sliced` | a slice | as pushed | chunk by chunk |
 //! | `p3` | a slice | first layer first | chunk by chunk, first layer first |
 
@@ -16,8 +16,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::consistency::Consistency;
-use crate::control::OnLoss;
 use crate::key::KeyId;
 
 pub mod batch;
@@ -29,7 +27,7 @@ pub enum Schedule {
     /// MXNet's KVStore, the baseline of P3's paper: whole layers in the order of their pushes; the hub notifies,
     /// the worker pulls, and only then the weights are sent.
     KvStore,
-    /// Whole layers in the order of their pushes, sent back when they are stepped (wait-free backpropagation).
+    /// Whole layers in the order of their pushes, sent back as wholes (wait-free backpropagation).
     Layerwise,
     /// Slices in the order of their pushes, sent back chunk by chunk.
     #[default]
@@ -43,25 +41,6 @@ pub enum Schedule {
 #[error("schedule {seen:?}: expected kvstore, layerwise, sliced or p3")]
 pub struct NotASchedule {
     seen: String,
-}
-
-/// A schedule that is there to be measured against, in a job that asks for more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NeedsLayers {
-    /// Where steps are each worker's own, there is no round after which a layer is whole for all.
-    #[error("schedule {schedule} with consistency {consistency}: whole layers need bsp; use sliced or p3")]
-    Consistency {
-        /// What was asked for.
-        schedule: Schedule,
-        /// With what.
-        consistency: Consistency,
-    },
-    /// A worker that comes in the middle of a layer gets its chunks as they are.
-    #[error("schedule {schedule} with on_loss continue: whole layers need stop; use sliced or p3")]
-    OnLoss {
-        /// What was asked for.
-        schedule: Schedule,
-    },
 }
 
 impl Schedule {
@@ -84,7 +63,7 @@ impl Schedule {
         if self == Schedule::P3 { key.0 } else { 0 }
     }
 
-    /// Whether a key's chunks on a core are one unit, which is answered when all of it is stepped.
+    /// Whether a key's chunks on a core are one unit, which is answered as a whole.
     pub fn by_layer(self) -> bool {
         matches!(self, Schedule::KvStore | Schedule::Layerwise)
     }
@@ -92,18 +71,6 @@ impl Schedule {
     /// Whether weights are sent only when they are pulled.
     pub fn pulls(self) -> bool {
         self == Schedule::KvStore
-    }
-
-    /// Checks that a job can be run so.
-    pub fn check(self, consistency: Consistency, on_loss: OnLoss) -> Result<(), NeedsLayers> {
-        let schedule = self;
-        if self.by_layer() && consistency.steps_alone() {
-            return Err(NeedsLayers::Consistency { schedule, consistency });
-        }
-        if self.by_layer() && on_loss == OnLoss::Continue {
-            return Err(NeedsLayers::OnLoss { schedule });
-        }
-        Ok(())
     }
 }
 
@@ -226,18 +193,6 @@ mod tests {
         let error = "fifo".parse::<Schedule>().unwrap_err().to_string();
         assert!(error.contains("\"fifo\"") && error.contains("expected kvstore, layerwise"), "{error}");
         assert_eq!(Schedule::default(), Schedule::Sliced);
-    }
-
-    #[test]
-    fn whole_layers_need_bsp_and_all_workers() {
-        for schedule in Schedule::ALL {
-            assert_eq!(schedule.check(Consistency::Bsp, OnLoss::Stop), Ok(()));
-            let ssp = schedule.check(Consistency::Ssp { staleness: 1 }, OnLoss::Stop);
-            let lossy = schedule.check(Consistency::Bsp, OnLoss::Continue);
-            assert_eq!((ssp.is_err(), lossy.is_err()), (schedule.by_layer(), schedule.by_layer()));
-        }
-        let error = Schedule::KvStore.check(Consistency::Asp, OnLoss::Stop).unwrap_err().to_string();
-        assert!(error.contains("kvstore with consistency asp"), "{error}");
     }
 
     proptest! {

@@ -85,7 +85,7 @@ pub(crate) struct Finished {
 pub(crate) enum Recipients {
     /// Everybody who takes part in the round after this one, which is over.
     All(Round),
-    /// Those of these ranks that [`Shard::answer`] names.
+    /// Those of these ranks that [`Shard::allow`] names.
     Waiting(Range<u32>),
 }
 
@@ -339,14 +339,33 @@ impl Shard {
         }
     }
 
-    /// Answers worker `rank`, where it waits and is not too far ahead: its weights are in its window, and
-    /// it is to be told of this round.
+    /// Where worker `rank` waits for its answer of a chunk, and is not too far ahead: the round that it had pushed. It is
+    /// to be [answered](Self::answer).
     #[inline]
-    pub(crate) fn answer(&mut self, place: usize, rank: u32) -> Option<Round> {
-        let Pace::Alone(clocks) = &mut self.pace else { return None };
-        let round = clocks.answer(place, rank)?;
-        self.values.show(place, rank);
-        Some(round)
+    pub(crate) fn allow(&mut self, place: usize, rank: u32) -> Option<Round> {
+        match &mut self.pace {
+            Pace::Together(_) => None,
+            Pace::Alone(clocks) => clocks.allow(place, rank),
+        }
+    }
+
+    /// Worker `rank` is sent a chunk that it may have: from now on it may push it, and its weights as they are now are
+    /// in the window that it reads.
+    #[inline]
+    pub(crate) fn answer(&mut self, place: usize, rank: u32) {
+        if let Pace::Alone(clocks) = &mut self.pace {
+            clocks.answer(place, rank);
+            self.values.show(place, rank);
+        }
+    }
+
+    /// The round that worker `rank` pushes next of a chunk whose last push may be answered.
+    #[inline]
+    pub(crate) fn next_round(&self, place: usize, rank: u32) -> Round {
+        match &self.pace {
+            Pace::Together(arrivals) => arrivals.round(place),
+            Pace::Alone(clocks) => clocks.next(place, rank),
+        }
     }
 
     /// Where the chunks are that have finished the round before `from` for all, and are in `from`. Those who come to

@@ -221,7 +221,7 @@ impl<P: Port> Core<P> {
             for at in finished {
                 shard.show_newcomers(at);
                 // There is room for all: nothing was posted to it before. If it closed, the port says so.
-                answers.send_to(port, shard, at, rank, Round(from.0 - 1), full);
+                answers.ready(port, shard, at, rank, Round(from.0 - 1), full);
             }
         }
         self.sent(place, notices);

@@ -68,8 +68,9 @@ pub struct SessionConfig {
     /// with [`Schedule::P3`], any number with the others.
     pub credit: Option<Credit>,
     /// With [`Schedule::KvStore`]: pull weights in batches of layers. All keys of a round are pushed then before one is
-    /// waited for, and a key is there when all of its batch is. Default: each key is pulled as soon as it can be, whatever
-    /// the caller computes meanwhile.
+    /// waited for, and a key is there when all of its batch is. A worker that comes to a job that has weights pulls
+    /// those so, too: its first round begins with waiting for them. Default: each key is pulled as soon as it can be,
+    /// whatever the caller computes meanwhile.
     pub pull: Option<Pull>,
     /// With several hubs and a schedule by layer, tensors of more parameters are split over the hubs, others go whole
     /// to one. Default 10^6, as P3's baseline has it. All workers must say the same.

@@ -7,7 +7,7 @@ use fabric::any::ConnectError;
 use pbox_core::InvalidCompression;
 use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::ManifestError;
-use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp, NeedsLayers};
+use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp};
 
 use crate::exchange::ExchangeError;
 use crate::pulling::PullError;
@@ -81,9 +81,6 @@ pub enum SessionError {
     /// The optimizer needs BSP.
     #[error("this worker's settings: {0}")]
     Consistency(#[from] NeedsBsp),
-    /// The schedule needs a simpler job.
-    #[error("this worker's settings: {0}")]
-    Schedule(#[from] NeedsLayers),
     /// The job cannot have this compression.
     #[error("this worker's compression: {0}")]
     Compression(#[from] InvalidCompression),

@@ -205,7 +205,7 @@ impl<P: Port> Exchange<P> {
     }
 
     /// This worker takes part from round `first` on. When that is not 0, every key is under way until
-    /// its weights of the round before are there.
+    /// its weights of the round before are there, as if it had pushed that round.
     ///
     /// # Errors
     /// When answers came that such a worker does not wait for.
@@ -214,9 +214,10 @@ impl<P: Port> Exchange<P> {
         self.windows.begin(first);
         if first > Round(0) {
             self.under_way.fill(true);
-            for (key, id) in self.keys.iter_mut().zip((0..).map(KeyId)) {
-                let chunks = self.layout.key_chunks(id).len() as u32;
-                *key = KeyState { round: Round(first.0 - 1), outstanding: chunks };
+            self.unnoticed.fill(self.slices.schedule().pulls());
+            for key in (0..self.keys.len() as u32).map(KeyId) {
+                self.keys[key.index()] = KeyState { round: Round(first.0 - 1), outstanding: self.owed(key) };
+                self.pulls.iter_mut().for_each(|pulls| pulls.pushed(key, self.slices.of_key(key).len()));
             }
             self.outstanding.fill(0);
             for chunk in (0..self.under_way.len() as u32).map(ChunkId) {
@@ -269,7 +270,7 @@ impl<P: Port> Exchange<P> {
         self.check_all_pushed_before(key)?;
         let chunks = self.layout.key_chunks(key);
         let slices = self.slices.of_key(key);
-        self.keys[key.index()].outstanding = chunks.len() as u32 + u32::from(self.pulls.is_some());
+        self.keys[key.index()].outstanding = self.owed(key);
         self.pulls.iter_mut().for_each(|pulls| pulls.pushed(key, slices.len()));
         for chunk in chunks {
             let core = self.placement.owner(ChunkId(chunk));
@@ -494,6 +495,11 @@ impl<P: Port> Exchange<P> {
     /// The layout.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
+    }
+
+    /// Answers that a key waits for after a push, and one more for its batch where it is pulled in one.
+    fn owed(&self, key: KeyId) -> u32 {
+        self.layout.key_chunks(key).len() as u32 + u32::from(self.pulls.is_some())
     }
 
     fn idle(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {

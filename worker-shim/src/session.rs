@@ -43,6 +43,8 @@ pub struct Session {
     tuner: Option<(Tuner, Option<(Round, Instant)>)>,
     /// Where weights are pulled in batches.
     pulling: Option<Pulling>,
+    /// The round that this worker takes part from.
+    first: Round,
     /// Weights are there: they were broadcast, or the optimizer keeps none.
     ready: bool,
 }
@@ -71,7 +73,6 @@ impl Session {
         check_job_name(&config.job)?;
         config.optimizer.check()?;
         config.consistency.check(&config.optimizer)?;
-        config.schedule.check(config.consistency, config.on_loss)?;
         config.check_pull()?;
         pbox_core::manifest::check(&config.keys)?;
         let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
@@ -99,6 +100,7 @@ impl Session {
             credit: config.credit().at_first(),
             tuner: (config.credit() == Credit::Auto).then(Default::default),
             pulling: None,
+            first: Round(0),
             config,
             hubs,
             ways,
@@ -114,8 +116,11 @@ impl Session {
         }
         let first = session.gather(deadline, given_up)?;
         session.exchange.begin(first)?;
+        session.first = first;
         session.ready |= first > Round(0);
-        session.wait_all()?;
+        if session.pulling.is_none() {
+            session.wait_all()?;
+        }
         Ok(session)
     }
 
@@ -174,8 +179,9 @@ impl Session {
     /// As [`broadcast_weights`](Self::broadcast_weights), with what rank 0 has written to
     /// [`gradient_mut`](Self::gradient_mut) of each key as the weights.
     pub fn broadcast_written(&mut self) -> Result<(), SessionError> {
+        let is_first = self.next_round() == Round(0);
         self.begin_broadcast()?;
-        self.wait_all()
+        if is_first { self.wait_all() } else { Ok(()) }
     }
 
     /// The part of [`broadcast_written`](Self::broadcast_written) that does not wait.
@@ -473,7 +479,7 @@ impl Session {
     /// The first round that no key has begun. Round 0 is the broadcast, where there is one. After the
     /// join it is the round that this worker takes part from: not 0 when the job had begun.
     pub fn next_round(&self) -> Round {
-        self.keys().map(|key| self.exchange.round(key)).max().unwrap_or_default()
+        self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
     }
 
     /// Waits for whatever is under way, and leaves the job.

@@ -25,7 +25,6 @@ use args::{Role, Transport};
 /// Runs the probe in the role that the arguments name.
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.consistency.check(&args.optimizer())?;
-    args.schedule().check(args.consistency, Default::default())?;
     match args.role {
         Some(Role::Hub) => return hub_role::run(&args),
         Some(Role::Worker) => return worker::run_as_child(&args),

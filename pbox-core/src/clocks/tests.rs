@@ -35,7 +35,14 @@ fn push(clocks: &mut Clocks, rank: u32, round: u32) -> Vec<(u32, u32)> {
 }
 
 fn answers(clocks: &mut Clocks) -> Vec<(u32, u32)> {
-    (0..clocks.ranks_at_most()).filter_map(|rank| Some((rank, clocks.answer(0, rank)?.0))).collect()
+    let ranks = clocks.ranks_at_most();
+    let answer = |rank| {
+        let round = clocks.allow(0, rank)?;
+        assert_eq!(clocks.allow(0, rank), None, "once a push");
+        clocks.answer(0, rank);
+        Some((rank, round.0))
+    };
+    (0..ranks).filter_map(answer).collect()
 }
 
 #[test]
@@ -71,6 +78,17 @@ fn pushes_out_of_turn_are_seen() {
     clocks.remove(0);
     clocks.settle(0);
     assert_eq!(clocks.arrive(0, 0, 1), Err(OutOfTurn::NotYet(Round(0))));
+}
+
+#[test]
+fn one_that_may_be_answered_waits_until_it_is() {
+    let mut clocks = clocks(Consistency::Asp, 1);
+    clocks.arrive(0, 0, 0).unwrap();
+    clocks.advance(0, 0);
+    assert_eq!(clocks.allow(0, 0), Some(Round(0)));
+    assert_eq!(clocks.arrive(0, 0, 1), Err(OutOfTurn::Unanswered(Round(0))));
+    clocks.answer(0, 0);
+    assert_eq!(clocks.arrive(0, 0, 1), Ok(()));
 }
 
 #[test]

@@ -205,7 +205,6 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     if request.state_before.is_some() {
         check_state(request).map_err(Refusal::Bad)?;
     }
-    schedule.check(consistency, on_loss).map_err(|error| Refusal::Bad(error.to_string()))?;
     request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
     if let Some(compression) = request.compression {
         let beside = || compression.check_beside(&request.optimizer, consistency, schedule, on_loss);

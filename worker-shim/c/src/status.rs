@@ -84,9 +84,7 @@ impl From<SessionError> for Failure {
 fn of_cause(error: &SessionError) -> PhubStatus {
     use SessionError as E;
     match error {
-        E::Hubs { .. } | E::JobName(_) | E::Optimizer(_) | E::Consistency(_) | E::Schedule(_) => {
-            PhubStatus::Invalid
-        }
+        E::Hubs { .. } | E::JobName(_) | E::Optimizer(_) | E::Consistency(_) => PhubStatus::Invalid,
         E::Compression(_)
         | E::LearningRate { .. }
         | E::Manifest(_)

@@ -29,7 +29,9 @@ pub(super) fn run(
     tell: SyncSender<Joined>,
 ) {
     let idle = config.idle;
-    let mut session = match Session::join_unless(config, state, &|| shared.is_given_up()) {
+    let joined = Session::join_unless(config, state, &|| shared.is_given_up());
+    // Addresses are told of keys that are not under way.
+    let mut session = match joined.and_then(|mut session| session.wait_all().map(|()| session)) {
         Ok(session) => session,
         Err(error) => return shared.ended(Some(error)),
     };
