@@ -13,15 +13,14 @@ use std::task::Waker;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
-use crate::arrival::Arrivals;
 use crate::chunk::{ChunkId, Immediate, Round};
-use crate::clocks::Clocks;
 use crate::compression::Compression;
 use crate::consistency::Consistency;
 use crate::kernels::Kernels;
 use crate::key::KeyId;
 use crate::layout::Layout;
 use crate::optimizer::{Ablate, Optimizer};
+use crate::pace::{Front, Pace};
 use crate::restored::Restored;
 use crate::schedule::Schedule;
 use crate::slim::{Board, Selection};
@@ -58,15 +57,6 @@ pub struct ShardSpec {
     pub ablate: Ablate,
 }
 
-/// The rounds in flight of a shard's chunks. Where workers are apart, a chunk's round is that of its slowest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Front {
-    /// Of the chunk that is furthest behind.
-    pub lowest: Round,
-    /// Of the chunk that is furthest ahead.
-    pub highest: Round,
-}
-
 /// A chunk with new weights for somebody.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finished {
@@ -98,23 +88,6 @@ pub(crate) enum Arrived {
     Finished(Finished),
     /// It cannot be read here, and does not count: the worker is to push the chunk again for this round.
     Unread(Round),
-}
-
-/// Who has pushed what: all in step (BSP), or each on its own (SSP, ASP).
-#[derive(Debug)]
-enum Pace {
-    Together(Arrivals),
-    Alone(Clocks),
-}
-
-impl Pace {
-    /// All chunks begin with round `first`, and nobody takes part.
-    fn new(consistency: Consistency, chunks: usize, workers: u32, first: Round) -> Self {
-        match consistency {
-            Consistency::Bsp => Pace::Together(Arrivals::new(chunks, workers, first)),
-            alone => Pace::Alone(Clocks::new(alone, chunks, workers, first)),
-        }
-    }
 }
 
 /// One core's part of one job.
@@ -242,10 +215,7 @@ impl Shard {
     /// What of a chunk is posted to worker `rank` as the answer of a round.
     #[inline]
     pub(crate) fn answer_span(&self, place: usize, rank: u32, round: Round) -> Span {
-        let first = match &self.pace {
-            Pace::Together(arrivals) => arrivals.roster().first(rank),
-            Pace::Alone(_) => Round(0), // no difference: an answer is all there is
-        };
+        let first = self.pace.first_round(rank);
         self.values.answer_span(place, rank, round, first)
     }
 
@@ -256,10 +226,7 @@ impl Shard {
 
     /// Number of workers that there may be.
     pub fn workers(&self) -> u32 {
-        match &self.pace {
-            Pace::Together(arrivals) => arrivals.roster().ranks_at_most(),
-            Pace::Alone(clocks) => clocks.ranks_at_most(),
-        }
+        self.pace.ranks_at_most()
     }
 
     /// Brings in worker `rank`'s gradients and, unless all read the same, the spans of this core's chunks
@@ -278,10 +245,7 @@ impl Shard {
 
     /// Worker `rank` takes part from round `from` on. `settle` afterwards.
     pub fn admit(&mut self, rank: u32, from: Round) {
-        match &mut self.pace {
-            Pace::Together(arrivals) => arrivals.admit(rank, from),
-            Pace::Alone(clocks) => clocks.admit(rank, from),
-        }
+        self.pace.admit(rank, from);
     }
 
     /// Goes on without worker `rank`: what it pushed that is not stepped does not count.
@@ -290,10 +254,7 @@ impl Shard {
     /// # Errors
     /// When not all weights are broadcast: nobody else might have them.
     pub fn remove_worker(&mut self, rank: u32) -> Result<(), String> {
-        match &mut self.pace {
-            Pace::Together(arrivals) => arrivals.remove(rank),
-            Pace::Alone(clocks) => clocks.remove(rank),
-        }
+        self.pace.remove(rank);
         self.values.remove_worker(rank);
         match self.front() {
             Some(Front { lowest: Round(0), .. }) if self.values.optimizer().keeps_weights() => {
@@ -315,38 +276,25 @@ impl Shard {
 
     /// The rounds in flight; `None` where the core owns no chunk of the job.
     pub fn front(&self) -> Option<Front> {
-        let front = match &self.pace {
-            Pace::Together(arrivals) => arrivals.front(),
-            Pace::Alone(clocks) => clocks.front(),
-        };
-        front.map(|(lowest, highest)| Front { lowest, highest })
+        self.pace.front()
     }
 
     /// The round in flight of the chunk at a place.
     pub(crate) fn round(&self, place: usize) -> Round {
-        match &self.pace {
-            Pace::Together(arrivals) => arrivals.round(place),
-            Pace::Alone(clocks) => clocks.round(place),
-        }
+        self.pace.round(place)
     }
 
     /// Who is sent the weights of a round that is over for all: those who take part in the next one.
     #[inline]
     pub fn is_answered(&self, rank: u32, round: Round) -> bool {
-        match &self.pace {
-            Pace::Together(arrivals) => arrivals.roster().has(rank, round.next()),
-            Pace::Alone(_) => false,
-        }
+        self.pace.is_answered(rank, round)
     }
 
     /// Where worker `rank` waits for its answer of a chunk, and is not too far ahead: the round that it had pushed. It is
     /// to be [answered](Self::answer).
     #[inline]
     pub(crate) fn allow(&mut self, place: usize, rank: u32) -> Option<Round> {
-        match &mut self.pace {
-            Pace::Together(_) => None,
-            Pace::Alone(clocks) => clocks.allow(place, rank),
-        }
+        self.pace.allow(place, rank)
     }
 
     /// Worker `rank` is sent a chunk that it may have: from now on it may push it, and its weights as they are now are
@@ -362,20 +310,13 @@ impl Shard {
     /// The round that worker `rank` pushes next of a chunk whose last push may be answered.
     #[inline]
     pub(crate) fn next_round(&self, place: usize, rank: u32) -> Round {
-        match &self.pace {
-            Pace::Together(arrivals) => arrivals.round(place),
-            Pace::Alone(clocks) => clocks.next(place, rank),
-        }
+        self.pace.next_round(place, rank)
     }
 
     /// Where the chunks are that have finished the round before `from` for all, and are in `from`. Those who come to
     /// a job where each has its own pace are answered by `settle`.
     pub(crate) fn finished_before(&self, from: Round) -> impl Iterator<Item = usize> {
-        let at_cut = move |place: &usize| match &self.pace {
-            Pace::Together(arrivals) => from > Round(0) && arrivals.round(*place) == from,
-            Pace::Alone(_) => false,
-        };
-        (0..self.chunks).filter(at_cut)
+        (0..self.chunks).filter(move |&place| self.pace.has_finished_before(place, from))
     }
 
     /// Does for the next chunk, from `place` on, what it has been held from or what follows from a changed
@@ -423,11 +364,7 @@ impl Shard {
 
     /// Changes the learning rate from a round on.
     pub fn set_learning_rate(&mut self, from: Round, rate: f32) {
-        // A worker asks between rounds: in BSP no chunk is before the round that it has just finished.
-        let oldest = match &self.pace {
-            Pace::Together(_) => Round(from.0.saturating_sub(1)),
-            Pace::Alone(clocks) => clocks.front().map_or(from, |(lowest, _)| lowest.min(from)),
-        };
+        let oldest = self.pace.oldest(from);
         let rates = self.values.learning_rates();
         rates.change(from, rate);
         rates.forget_before(oldest);
@@ -447,11 +384,7 @@ impl Shard {
             return Err(Violation::NotOurs { chunk, chunks: self.places.len() });
         };
         let wrong = |wrong| Violation::new(immediate, wrong);
-        let round = match &self.pace {
-            Pace::Together(arrivals) => arrivals.check(place, rank, immediate.round_bits),
-            Pace::Alone(clocks) => clocks.check(place, rank, immediate.round_bits),
-        };
-        let round = round.map_err(wrong)?;
+        let round = self.pace.check(place, rank, immediate.round_bits).map_err(wrong)?;
         let lies = |why| Violation::Frame { chunk, round, why };
         if !self.values.check_push(place, rank, round).map_err(lies)? {
             return Ok(Arrived::Unread(round));

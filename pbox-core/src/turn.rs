@@ -18,8 +18,9 @@ use crate::chunk::{ChunkId, Immediate, Round};
 use crate::control::OnLoss;
 use crate::kernels::Kernels;
 use crate::layout::Layout;
+use crate::pace::Front;
 use crate::restored::Restored;
-use crate::shard::{Arrived, Finished, Front, Shard};
+use crate::shard::{Arrived, Finished, Shard};
 use crate::taking::{Occasion, Taken};
 
 /// A job of this hub; numbers are not used again.

@@ -160,7 +160,8 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
                 count => {
                     for &Arrival { imm, .. } in &arrivals[..count] {
                         if imm == Immediate::control(Immediate::decode(imm).chunk, round).encode() {
-                            port.post(link, Span { offset: 0, bytes: 0 }, imm); // a notice, and its pull
+                            // A notice, and its pull.
+                            assert_eq!(port.post(link, Span { offset: 0, bytes: 0 }, imm), Posted::Accepted);
                         } else {
                             missing -= 1;
                         }

@@ -1,0 +1,106 @@
+//! What an exchange has to say against a call, or of its hub.
+
+use fabric::CloseReason;
+use pbox_core::frame::FrameError;
+
+/// A call out of order, or a hub that broke the protocol.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ExchangeError {
+    /// The key does not exist.
+    #[error("key {key} does not exist; the manifest has {keys} keys, numbered from 0")]
+    NoSuchKey {
+        /// What was asked for.
+        key: u32,
+        /// How many there are.
+        keys: usize,
+    },
+    /// The key has another type.
+    #[error(
+        "key {key:?} is {seen}, and was asked for as {asked}: ask for the type that the manifest gives it"
+    )]
+    OtherType {
+        /// Its name.
+        key: String,
+        /// Its type.
+        seen: &'static str,
+        /// What was asked for.
+        asked: &'static str,
+    },
+    /// The key is under way.
+    #[error("key {key:?} is under way in round {round}: wait for it before {doing}")]
+    UnderWay {
+        /// Its name.
+        key: String,
+        /// Its round.
+        round: u32,
+        /// What was tried.
+        doing: &'static str,
+    },
+    /// The weights are the hub's.
+    #[error(
+        "key {key:?}: its weights are the hub's to write; only with Slim-DP a worker makes steps of its own"
+    )]
+    HubsWeights {
+        /// Its name.
+        key: String,
+    },
+    /// A key of the round before is not pushed yet.
+    #[error(
+        "key {key:?} cannot be pushed for round {round} before key {missing:?} is pushed for the round before: Slim-DP selects its core after that one, from all keys; push every key once a round"
+    )]
+    NeedsAll {
+        /// What was pushed.
+        key: String,
+        /// For this round.
+        round: u32,
+        /// What was not.
+        missing: String,
+    },
+    /// The hub answered something that was not asked.
+    #[error("the hub broke the protocol: answer for chunk {chunk}, round ending in {round_bits}, {expected}")]
+    UnexpectedAnswer {
+        /// The chunk that the answer named.
+        chunk: u32,
+        /// The low bits of its round.
+        round_bits: u8,
+        /// What was expected.
+        expected: String,
+    },
+    /// The hub's answer is not what was to come.
+    #[error("the hub broke the protocol: it answered chunk {chunk} in round {round}, but {why}")]
+    Frame {
+        /// The chunk.
+        chunk: u32,
+        /// Its round.
+        round: u32,
+        /// What is wrong with it.
+        why: FrameError,
+    },
+    /// The key is in a batch that cannot be pulled.
+    #[error(
+        "key {key:?} is pulled in batches, and never comes before key {unpushed:?} is pushed: push every key of a round before waiting for one, or pull at once"
+    )]
+    Unpushed {
+        /// Its name.
+        key: String,
+        /// The other's.
+        unpushed: String,
+    },
+    /// A link closed.
+    #[error("the link to the hub's core {core} closed: {reason}")]
+    Closed {
+        /// Which one.
+        core: usize,
+        /// Why.
+        reason: String,
+        /// Whether this end's transport failed it, and not the hub.
+        here: bool,
+    },
+}
+
+impl ExchangeError {
+    pub(super) fn closed(core: usize, reason: &CloseReason) -> Self {
+        let here = matches!(reason, CloseReason::Failed(_));
+        ExchangeError::Closed { core, reason: reason.to_string(), here }
+    }
+}
