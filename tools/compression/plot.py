@@ -4,9 +4,15 @@
 import argparse
 import collections
 import csv
+import os
 import statistics
+import sys
 
 import matplotlib.pyplot as plt
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "figures"))
+
+import style  # noqa: E402
 
 TITLES = {
     "plump": "Plump-DP", "p3": "P3", "quant": "Quant-DP", "slim": "Slim-DP", "core": "Slim-DP, core alone",
@@ -16,17 +22,6 @@ COLOURS = {
     "plump": "#c0392b", "p3": "#1e8449", "quant": "#2b7bba", "slim": "#e08e2b", "core": "#8d6e63", "dgc": "#7d3c98",
     "asgd": "#7f8c8d",
 }
-plt.rcParams.update({
-    "svg.fonttype": "none",
-    "svg.hashsalt": "compression",
-    "font.size": 8,
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-})
 
 
 def main():
@@ -66,9 +61,7 @@ def draw(runs, out):
             axis.set_title(f"{task}, by {label}")
         axes[0].set_ylabel("test samples that are right, %")
         axes[0].legend(loc="lower right")
-    figure.tight_layout()
-    figure.savefig(f"{out}/accuracy.svg", metadata={"Date": None})
-    figure.savefig(f"{out}/accuracy.png", dpi=150)
+    style.save(figure, f"{out}/accuracy", dpi=150)
 
 
 def tell(runs):

@@ -5,14 +5,13 @@ import argparse
 import csv
 
 import matplotlib.pyplot as plt
+import style
 
 NAMES = {"googlenet": "GoogLeNet", "inception3": "Inception-V3", "vgg19": "VGG19", "vgg19-22k": "VGG19-22K"}
 WAYS = {"ibatch": ("iBatch, optimum", "#1e8449"), "greedy": ("iBatch, greedy", "#7dbb8f"),
         "layer": ("layer by layer", "#2b7bba"), "all": ("default PS", "#c0392b")}
 # What the paper's text says of VGG19-22K.
 PAPER = {"ibatch": [(30, 25), (72, 45)], "layer": [(30, 21), (72, 32)], "all": [(30, 22), (72, 26)]}
-plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "figures", "font.size": 8, "axes.spines.top": False,
-                     "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3, "legend.frameon": False})
 
 
 def main():
@@ -42,7 +41,7 @@ def draw_layers(out, rows):
     axes.set_xticks(list(places), [row["layer"].replace("inception_", "") for row in rows], rotation=45, ha="right")
     axes.set_ylabel("ms, of the machines measured")
     axes.legend()
-    save(figure, out, "ibatch-layers")
+    style.save(figure, f"{out}/ibatch-layers", dpi=110)
 
 
 def draw_speedup(out, rows):
@@ -60,7 +59,7 @@ def draw_speedup(out, rows):
         axes.set_xlabel("nodes")
     panels[0].set_ylabel("speedup")
     panels[0].legend(fontsize=7)
-    save(figure, out, "ibatch-speedup")
+    style.save(figure, f"{out}/ibatch-speedup", dpi=110)
 
 
 def draw_parts(out, rows):
@@ -83,7 +82,7 @@ def draw_parts(out, rows):
     for label, colour in [("both at once", "#7d3c98"), ("pull alone", "#c0392b"), ("forward alone", "#2b7bba")]:
         panels[-1].bar(0, 0, color=colour, label=label)
     panels[-1].legend(fontsize=7)
-    save(figure, out, "ibatch-parts")
+    style.save(figure, f"{out}/ibatch-parts", dpi=110)
 
 
 def draw_gains(out, rows):
@@ -101,15 +100,7 @@ def draw_gains(out, rows):
         axes.set_xlabel("pull / forward")
     panels[0].set_ylabel("gain, %; dotted: the paper's")
     panels[0].legend()
-    save(figure, out, "ibatch-gains")
-
-
-def save(figure, out, name):
-    """As SVG, whose bytes depend on nothing else, and PNG."""
-    figure.tight_layout()
-    figure.savefig(f"{out}/{name}.svg", metadata={"Date": None})
-    figure.savefig(f"{out}/{name}.png", dpi=110)
-    plt.close(figure)
+    style.save(figure, f"{out}/ibatch-gains", dpi=110)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,13 @@ import csv
 import os
 
 import matplotlib.pyplot as plt
+import style
 from figures import arguments
 from points import APART, FIGURES, NAMES, SCHEDULES, SHOWN_AT, SWEEPS, chosen
 from scale import BATCH, MODELS
 from table import Table
 
 COLOURS = {"kvstore": "#c0392b", "layerwise": "#e08e2b", "sliced": "#2b7bba", "p3": "#1e8449", "asp": "#7d3c98"}
-plt.rcParams.update({
-    "svg.fonttype": "none",
-    "svg.hashsalt": "figures",
-    "font.size": 8,
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-})
 
 
 def main():
@@ -202,13 +192,11 @@ def legend(axes, loc):
 
 
 def save(figure, out, name, worth):
-    """As SVG and PNG, where something is on it."""
-    if worth:
-        figure.tight_layout()
-        figure.savefig(f"{out}/{name}.svg", metadata={"Date": None})
-        figure.savefig(f"{out}/{name}.png", dpi=130)
-        print(f"{out}/{name}.svg and .png")
-    plt.close(figure)
+    """Where something is on it."""
+    if not worth:
+        return plt.close(figure)
+    style.save(figure, f"{out}/{name}", dpi=130)
+    print(f"{out}/{name}.svg and .png")
 
 
 if __name__ == "__main__":
