@@ -42,7 +42,6 @@ mod slots;
 mod snapshot;
 mod taking;
 mod turn;
-#[allow(unsafe_code)]
 mod values;
 mod violation;
 mod wire;

@@ -1,4 +1,4 @@
-//! The values of a shard: weights, what is kept beside them, the workers' windows, and the step.
+//! The values of a shard: weights, what is kept beside them, the workers' windows, and the [`step`].
 //!
 //! Owned by the core, as a part of its shard, and laid out by place: the chunks' order in the shard.
 //! Knows who steps only by what it is told.
@@ -8,9 +8,12 @@
 //!   SSP, ASP   slot of one  --step--> weights: the hub's own --at each answer--> that worker's window
 //! ```
 //!
-//! In a compressed job slots and windows hold frames, and the weights are the hub's own, in f32: see `framed`.
-//!
-//! On the `unsafe` list: the call that reads the workers' slots.
+//! In a compressed job slots and windows hold frames, and the weights are the hub's own, in f32: what follows from where
+//! they are is in [`weights`].
+
+#[allow(unsafe_code)]
+mod step;
+mod weights;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,17 +23,15 @@ use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use crate::chunk::{ChunkId, Round};
 use crate::element::{Element, typed};
-use crate::frame::FrameError;
-use crate::framed::Framed;
-use crate::kernels::{Kernels, Slots};
 use crate::key::Dtype;
 use crate::layout::{Chunk, Layout};
 use crate::optimizer::{Ablate, LearningRates, Optimizer};
-use crate::oracle::Step;
 use crate::restored::Restored;
-use crate::slim::{Selection, Slimmed};
+use crate::slim::Selection;
 use crate::slots::Gradients;
 use crate::wire::Wire;
+
+use weights::Weights;
 
 /// One owned chunk.
 #[derive(Debug)]
@@ -66,42 +67,12 @@ pub(crate) struct Values {
     answers_apart: bool,
 }
 
-/// Where the weights are that steps go to.
-#[derive(Debug)]
-enum Weights {
-    /// In a window, in the keys' types.
-    Window(Spans),
-    /// With the hub, in f32.
-    Framed(Box<Framed>),
-    /// The same, in a job with Slim-DP.
-    Slim(Box<Slimmed>),
-}
-
-impl Weights {
-    fn elements<E: Element>(&self, place: usize) -> &[E] {
-        match self {
-            Weights::Window(spans) => spans.elements(place),
-            Weights::Framed(framed) => framed.weights(place),
-            Weights::Slim(slimmed) => slimmed.weights(place),
-        }
-    }
-
-    #[inline]
-    fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
-        match self {
-            Weights::Window(spans) => spans.elements_mut(place),
-            Weights::Framed(framed) => framed.weights_mut(place),
-            Weights::Slim(slimmed) => slimmed.weights_mut(place),
-        }
-    }
-}
-
 impl Values {
     /// Allocates and touches memory: on the thread that owns the core.
     pub fn new(
         wire: &Wire,
         chunks: &[ChunkId],
-        mut weights: Spans,
+        weights: Spans,
         workers: u32,
         optimizer: Optimizer,
         ablate: Ablate,
@@ -130,19 +101,7 @@ impl Values {
             kept_elements += elements * optimizer.kept_per_element(dtype);
             values += elements * (1 + optimizer.state_per_element());
         }
-        let framing = wire.framing().map(|framing| (framing, framing.codecs()));
-        let weights = match (framing, selection) {
-            (Some((framing, Some(codecs))), _) => {
-                Weights::Framed(Box::new(Framed::new(framing, codecs, chunks, weights)?))
-            }
-            (Some((framing, None)), Some(selection)) if !chunks.is_empty() => {
-                Weights::Slim(Box::new(Slimmed::new(framing, chunks, workers, selection)?))
-            }
-            _ => {
-                (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
-                Weights::Window(weights)
-            }
-        };
+        let weights = Weights::new(wire, chunks, weights, workers, selection)?;
         let mut kept = Slab::zeroed("master weights and optimizer state", kept_elements)?;
         kept.as_mut_slice().fill(0.0);
         Ok(Values {
@@ -163,18 +122,9 @@ impl Values {
         self.learning_rates = restored.learning_rates();
         for place in 0..self.owned.len() {
             typed!(self.owned[place].dtype, E => self.restore_in::<E>(place, layout, restored));
-            let windows = self.own_weights.iter_mut().flatten();
-            match &mut self.weights {
-                Weights::Window(_) => {}
-                Weights::Framed(framed) => framed.send_weights(place),
-                Weights::Slim(slimmed) => {
-                    windows.for_each(|own| slimmed.show_weights(place, own.elements_mut(place)));
-                }
-            }
+            self.weights.restored(place, &mut self.own_weights);
         }
-        if let Weights::Slim(slimmed) = &mut self.weights {
-            slimmed.begin_at(restored.round().max(Round(1)));
-        }
+        self.weights.begin_at(restored.round());
     }
 
     fn restore_in<E: Element>(&mut self, place: usize, layout: &Layout, restored: &Restored) {
@@ -250,13 +200,7 @@ impl Values {
         self.gradients.add(rank, gradients, self.owned.iter().map(|owned| owned.span))?;
         self.own_weights[rank as usize] = weights.map(|mut weights| {
             assert_eq!(weights.len(), self.owned.len(), "one span a chunk");
-            for place in 0..weights.len() {
-                weights.elements_mut::<u8>(place).fill(0);
-                if let Weights::Slim(slimmed) = &self.weights {
-                    // Where a job goes on from a checkpoint, these are what it is sent first.
-                    slimmed.show_weights(place, weights.elements_mut(place));
-                }
-            }
+            self.weights.begin_own(&mut weights);
             weights
         });
         Ok(())
@@ -272,62 +216,25 @@ impl Values {
     #[inline]
     pub fn show(&mut self, place: usize, rank: u32) {
         if let Some(own) = &mut self.own_weights[rank as usize] {
-            match &self.weights {
-                Weights::Window(weights) => {
-                    own.elements_mut::<u8>(place).copy_from_slice(weights.elements(place));
-                }
-                Weights::Framed(framed) => framed.show_weights(place, own.elements_mut(place)),
-                Weights::Slim(slimmed) => slimmed.show_weights(place, own.elements_mut(place)),
-            }
+            self.weights.show(place, own);
         }
     }
 
     /// Sees to it that one who has no weights yet is sent what the others have; they may still read their answer.
     pub fn show_newcomers(&mut self, place: usize) {
-        if let Weights::Framed(framed) = &mut self.weights {
-            framed.show_raw(place);
-        }
-    }
-
-    /// What worker `rank` pushes for a round of its own, where that must be looked at before it counts; false where it
-    /// does not count, and must come again.
-    ///
-    /// # Errors
-    /// When it is no frame of this chunk and round.
-    #[inline]
-    pub fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError> {
-        match &self.weights {
-            Weights::Window(_) => Ok(true),
-            _ => self.check_frame(place, rank, round),
-        }
-    }
-
-    fn check_frame(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError> {
-        let Owned { span, .. } = self.owned[place];
-        // SAFETY: the worker has posted this chunk, and is not answered before this returns. Whatever it writes all
-        // the same is looked at as bytes, each of which is a value.
-        let bytes = unsafe { self.gradients.bytes(rank, span) };
-        match &self.weights {
-            Weights::Window(_) => Ok(true),
-            Weights::Framed(framed) => framed.check_push(place, round, bytes).map(|()| true),
-            Weights::Slim(slimmed) => slimmed.check_push(place, round, bytes),
-        }
+        self.weights.show_newcomers(place);
     }
 
     /// What of a chunk is posted to a worker for a round, which takes part from `first` on.
     #[inline]
     pub fn answer_span(&self, place: usize, rank: u32, round: Round, first: Round) -> Span {
-        match &self.weights {
-            Weights::Window(_) => self.owned[place].span,
-            Weights::Framed(framed) => framed.frame(place, round, first),
-            Weights::Slim(slimmed) => slimmed.frame(place, rank, round, first),
-        }
+        self.weights.answer_span(place, self.owned[place].span, rank, round, first)
     }
 
     /// Whether a chunk that has all pushes of a round must wait for a selection of Slim-DP's core.
     #[inline]
     pub fn is_awaited(&self, round: Round) -> bool {
-        matches!(&self.weights, Weights::Slim(slimmed) if slimmed.is_awaited(round))
+        self.weights.is_awaited(round)
     }
 
     /// Whether each worker is sent something else, in rounds that end for all at once.
@@ -337,197 +244,18 @@ impl Values {
 
     /// What to wake the core with that owns these values, when a selection can go on.
     pub fn wake_for_selections(&self, waker: Waker) {
-        if let Weights::Slim(slimmed) = &self.weights {
-            slimmed.wake_for_selections(waker);
-        }
+        self.weights.wake_for_selections(waker);
     }
 
     /// Whether a selection may go on between turns.
     #[inline]
     pub fn is_selecting(&self) -> bool {
-        matches!(&self.weights, Weights::Slim(slimmed) if slimmed.is_selecting())
+        self.weights.is_selecting()
     }
 
     /// Goes on with a selection by one chunk; whether it did.
     pub fn select(&mut self) -> bool {
-        match &mut self.weights {
-            Weights::Slim(slimmed) => slimmed.select(),
-            _ => false,
-        }
-    }
-
-    /// Sum of the slots of `ranks` and step of a chunk in `round`, as the chunk's step of this `number`
-    /// from 1. In round 0, where weights are kept, the first slot becomes the weights.
-    ///
-    /// # Safety
-    /// All of `ranks` have pushed the chunk, and none of them is answered before this returns.
-    #[inline]
-    pub unsafe fn step(
-        &mut self,
-        kernels: &Kernels,
-        place: usize,
-        ranks: impl Iterator<Item = u32>,
-        round: Round,
-        number: Round,
-    ) {
-        match self.weights {
-            Weights::Window(_) => {}
-            // SAFETY: the caller's word.
-            Weights::Framed(_) => return unsafe { self.step_framed(kernels, place, ranks, round, number) },
-            // SAFETY: the caller's word.
-            Weights::Slim(_) => return unsafe { self.step_slim(kernels, place, ranks, round) },
-        }
-        typed!(self.owned[place].dtype, E => {
-            // SAFETY: the caller's word.
-            unsafe { self.step_in::<E>(kernels, place, ranks, round, number) }
-        });
-    }
-
-    /// As [`step`](Self::step), of frames; and the answer.
-    ///
-    /// # Safety
-    /// As for [`step`](Self::step).
-    unsafe fn step_framed(
-        &mut self,
-        kernels: &Kernels,
-        place: usize,
-        mut ranks: impl Iterator<Item = u32>,
-        round: Round,
-        number: Round,
-    ) {
-        let Values { owned, weights, kept, gradients, optimizer, ablate, learning_rates, .. } = self;
-        let (Weights::Framed(framed), owned) = (weights, &owned[place]) else { return };
-        // SAFETY: all of them have pushed this chunk, and are answered after this function: the caller's word.
-        let pushed = |rank| unsafe { gradients.bytes(rank, owned.span) };
-        if round == Round(0) && optimizer.keeps_weights() {
-            return ranks.next().map_or((), |first| framed.begin(place, pushed(first)));
-        }
-        let mut workers = 0;
-        framed.begin_sum(place);
-        for rank in ranks {
-            if workers == 0 || !ablate.aggregate {
-                framed.add(kernels, place, pushed(rank));
-            }
-            workers += 1;
-        }
-        if let Some(rule) = rule(optimizer, *ablate) {
-            let step =
-                Step::new(rule, workers, number, learning_rates.at(round), owned.lr_mult, owned.wd_mult);
-            let (sum, window) = framed.step_parts(place);
-            step_sum(kernels, rule, &step, sum, window, kept_mut(kept, owned, rule));
-        }
-        framed.answer(kernels, place, round);
-    }
-
-    /// As [`step`](Self::step), in a job with Slim-DP; and the answers.
-    ///
-    /// # Safety
-    /// As for [`step`](Self::step).
-    unsafe fn step_slim(
-        &mut self,
-        kernels: &Kernels,
-        place: usize,
-        mut ranks: impl Iterator<Item = u32>,
-        round: Round,
-    ) {
-        let Values {
-            owned, weights, kept, gradients, own_weights, optimizer, ablate, learning_rates, ..
-        } = self;
-        let (Weights::Slim(slimmed), owned) = (weights, &owned[place]) else { return };
-        // SAFETY: all of them have pushed this chunk, and are answered after this function: the caller's word.
-        let pushed = |rank| unsafe { gradients.bytes(rank, owned.span) };
-        if round == Round(0) {
-            if let Some(first) = ranks.next() {
-                slimmed.begin(place, pushed(first));
-            }
-            let windows = own_weights.iter_mut().flatten();
-            return windows.for_each(|own| slimmed.show_weights(place, own.elements_mut(place)));
-        }
-        let mut workers = 0;
-        slimmed.begin_sum(place);
-        for rank in ranks {
-            slimmed.add(place, workers, rank, round, pushed(rank));
-            workers += 1;
-        }
-        if let Some(rule) = rule(optimizer, *ablate) {
-            let rate = learning_rates.at(round);
-            let step = Step::new(rule, workers as u32, round, rate, owned.lr_mult, owned.wd_mult);
-            let (sum, window) = slimmed.step_parts(place);
-            step_sum(kernels, rule, &step, sum, window, kept_mut(kept, owned, rule));
-        }
-        slimmed.stepped(place, round, workers as u32);
-        for number in 0..workers {
-            if let Some(own) = &mut own_weights[slimmed.rank(number) as usize] {
-                slimmed.answer(place, number, own.elements_mut(place));
-            }
-        }
-    }
-
-    /// # Safety
-    /// As for [`step`](Self::step).
-    unsafe fn step_in<E: Element>(
-        &mut self,
-        kernels: &Kernels,
-        place: usize,
-        ranks: impl Iterator<Item = u32>,
-        round: Round,
-        number: Round,
-    ) {
-        let owned = &self.owned[place];
-        let elements = owned.elements;
-        // SAFETY: all of them have pushed this chunk, and are answered after this function: the caller's
-        // word.
-        let mut slots = unsafe { self.gradients.slots::<E>(owned.span, ranks) };
-        let workers = slots.workers() as u32;
-        let weights = self.weights.elements_mut::<E>(place);
-        let kept_elements = elements * self.optimizer.kept_per_element(E::DTYPE);
-        let mut kept = &mut self.kept.as_mut_slice()[owned.kept..][..kept_elements];
-        if round == Round(0) && self.optimizer.keeps_weights() {
-            // The first round is the broadcast of rank 0's weights.
-            weights.copy_from_slice(slots.slot(0));
-            let (master, _state) = kept.split_at_mut(elements * self.optimizer.master_per_element(E::DTYPE));
-            master.iter_mut().zip(weights).for_each(|(master, weight)| *master = weight.to_f32());
-            return;
-        }
-        if self.ablate.aggregate {
-            slots = slots.first();
-        }
-        let Some(rule) = rule(&self.optimizer, self.ablate) else { return };
-        if self.ablate.optimize {
-            kept = &mut [];
-        }
-        let learning_rate = self.learning_rates.at(round);
-        let step = Step::new(rule, workers, number, learning_rate, owned.lr_mult, owned.wd_mult);
-        kernels.run(rule, &step, &slots, weights, kept);
-    }
-}
-
-/// What a rule keeps of a chunk whose weights are f32.
-fn kept_mut<'a>(kept: &'a mut Slab, owned: &Owned, rule: &Optimizer) -> &'a mut [f32] {
-    &mut kept.as_mut_slice()[owned.kept..][..owned.elements * rule.kept_per_element(Dtype::F32)]
-}
-
-/// The step of a chunk whose pushes are summed already.
-fn step_sum(
-    kernels: &Kernels,
-    rule: &Optimizer,
-    step: &Step,
-    sum: &[f32],
-    weights: &mut [f32],
-    kept: &mut [f32],
-) {
-    let start = [sum.as_ptr()];
-    // SAFETY: the one start is that of `sum`, which lives as long and is as long as this chunk.
-    let slots = unsafe { Slots::<f32>::new(&start, sum.len()) };
-    kernels.run(rule, step, &slots, weights, kept);
-}
-
-/// What is done with a sum; nothing where neither is wanted.
-fn rule(optimizer: &Optimizer, ablate: Ablate) -> Option<&Optimizer> {
-    match ablate {
-        Ablate { optimize: true, aggregate: true } => None,
-        Ablate { optimize: true, aggregate: false } => Some(&Optimizer::Average),
-        _ => Some(optimizer),
+        self.weights.select()
     }
 }
 
