@@ -1,0 +1,88 @@
+//! What a session asks of its hubs over their control ports, and what it hears of them.
+//!
+//! On the caller's thread. The requests themselves are `hub`'s.
+
+use std::time::{Duration, Instant};
+
+use pbox_core::control::{CheckpointReply, LearningRateRequest};
+
+use crate::error::SessionError;
+use crate::exchange::ExchangeError;
+use crate::hub::Hub;
+
+use super::Session;
+
+/// After a link closed: how long to wait for the hub to say why.
+const REASON_LIMIT: Duration = Duration::from_secs(2);
+
+impl Session {
+    /// Changes the learning rate from the next round on, for all workers. Called between rounds;
+    /// every worker may call it with the same value. With SSP and ASP a push is stepped at the rate of its
+    /// own round: workers that are ahead have used the former one.
+    pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
+        if !learning_rate.is_finite() {
+            return Err(SessionError::LearningRate { seen: learning_rate });
+        }
+        if let Some(key) = self.exchange.first_under_way() {
+            return Err(ExchangeError::UnderWay {
+                key: self.exchange.layout().keys()[key.index()].name.clone(),
+                round: self.exchange.round(key).0,
+                doing: "changing the learning rate",
+            }
+            .into());
+        }
+        let from_round = self.next_round();
+        self.hubs.iter().try_for_each(|hub| {
+            let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
+            hub.ask::<_, serde_json::Value>("learning-rate", "change the learning rate", &request).map(|_| ())
+        })
+    }
+
+    /// Writes the job's weights and optimizer state to its checkpoint at the hub now: as they are before
+    /// the round that is furthest ahead. Returns when they are on the disk.
+    ///
+    /// # Errors
+    /// When the hub writes no checkpoints, or cannot.
+    pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
+        // Of several hubs, the first refuses: they have none.
+        self.hubs[0].ask("checkpoint", "write a checkpoint", &serde_json::json!({}))
+    }
+
+    /// The ranks that take part now, ascending. All, unless the job goes on without some.
+    pub fn members(&self) -> Vec<u32> {
+        self.hubs[0].news().members.iter().map(|member| member.rank).collect()
+    }
+
+    /// Waits for whatever is under way, and leaves the job.
+    pub fn leave(mut self) -> Result<(), SessionError> {
+        self.wait_all()?;
+        self.send_leave()
+    }
+
+    /// Leaves, as things are.
+    pub(crate) fn send_leave(&self) -> Result<(), SessionError> {
+        let round = self.next_round();
+        // Every hub is told, whatever one of them answers.
+        self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)
+    }
+
+    /// The error that ends this session, if the news of some hub hold one.
+    pub(super) fn ended(&self) -> Option<SessionError> {
+        self.hubs.iter().find_map(Hub::ended)
+    }
+
+    /// A closed link is a symptom; its hub, if it lives, says the cause over the control port.
+    pub(super) fn explain(&self, error: ExchangeError) -> SessionError {
+        let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
+        let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);
+        match hub.ended_until(Instant::now() + REASON_LIMIT) {
+            // What failed at this end, the hub cannot know: it saw this worker go.
+            Some(SessionError::JobFailed { job, reason }) if here => {
+                let reason = format!("{reason}; at this worker, rank {}: {error}", self.config.rank);
+                SessionError::JobFailed { job, reason }
+            }
+            Some(ended) => ended,
+            None => hub.lost(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Joining: from the settings to a worker that takes part.
+//!
+//! On the caller's thread.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use fabric::{Port, Until};
+use pbox_core::control::{JobState, check_job_name};
+use pbox_core::{Layout, Round, Slices};
+
+use crate::config::SessionConfig;
+use crate::credit::Credit;
+use crate::data_path::{self, DataPath};
+use crate::error::SessionError;
+use crate::exchange::Exchange;
+use crate::hub::{Hub, LetIn};
+use crate::pulling::Pulling;
+use crate::state::State;
+
+use super::{LOOK, Session};
+
+impl Session {
+    /// Joins a job and waits until all its workers are there. The first worker to come makes the
+    /// job; the others must agree on everything but their rank.
+    pub fn join(config: SessionConfig) -> Result<Self, SessionError> {
+        Self::join_unless(config, None, &|| false)
+    }
+
+    /// As [`join`](Self::join), of rank 0 with a state that it brings for all: a new job then begins with its weights
+    /// and optimizer state, and without a broadcast. A job that has weights already, or a checkpoint at its hub, goes on
+    /// with those; [`next_round`](Self::next_round) tells.
+    pub fn join_with(config: SessionConfig, state: State) -> Result<Self, SessionError> {
+        Self::join_unless(config, Some(state), &|| false)
+    }
+
+    /// As [`join`](Self::join), for a caller that may give it up while others are waited for.
+    pub(crate) fn join_unless(
+        config: SessionConfig,
+        state: Option<State>,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<Self, SessionError> {
+        let deadline = Instant::now() + config.join_limit;
+        check_job_name(&config.job)?;
+        config.optimizer.check()?;
+        config.consistency.check(&config.optimizer)?;
+        config.check_pull()?;
+        pbox_core::manifest::check(&config.keys)?;
+        let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
+        if let Some(compression) = &config.compression {
+            compression.check()?;
+            compression.check_beside(
+                &config.optimizer,
+                config.consistency,
+                config.schedule,
+                config.on_loss,
+            )?;
+            compression.check_layout(&layout)?;
+        }
+        let let_in = LetIn::join_all(&config, state.as_ref().map(|state| state.before))?;
+        let DataPath { port, endpoints, placement, windows, ways, cores } =
+            data_path::open(&config, &let_in, &layout, deadline)?;
+        let kept =
+            let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, &config.job, port.waker()));
+        let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;
+        let slice_bytes = config.slice_bytes.unwrap_or(config.chunk_bytes);
+        let slices = Slices::new(&layout, &placement, config.schedule, slice_bytes);
+        let mut session = Session {
+            ready: !config.optimizer.keeps_weights(),
+            exchange: Exchange::new(port, endpoints, placement, layout, windows, slices),
+            credit: config.credit().at_first(),
+            tuner: (config.credit() == Credit::Auto).then(Default::default),
+            pulling: None,
+            first: Round(0),
+            config,
+            hubs,
+            ways,
+        };
+        if let Some(pull) = &session.config.pull {
+            session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
+        }
+        session.exchange.set_credit(session.credit);
+        if let Some(state) = state
+            && let Some(bytes) = session.hubs[0].state_bytes
+        {
+            session.hubs[0].bring(state, bytes)?; // a job over several hubs was refused
+        }
+        let first = session.gather(deadline, given_up)?;
+        session.exchange.begin(first)?;
+        session.first = first;
+        session.ready |= first > Round(0);
+        if session.pulling.is_none() {
+            session.wait_all()?;
+        }
+        Ok(session)
+    }
+
+    /// Waits until this worker takes part; from which round on.
+    fn gather(&mut self, deadline: Instant, given_up: &dyn Fn() -> bool) -> Result<Round, SessionError> {
+        let rank = self.config.rank;
+        let missing = loop {
+            let mut missing = None;
+            let mut from = Round(0);
+            for news in self.hubs.iter().map(Hub::news) {
+                match (news.members.iter().find(|member| member.rank == rank), news.state) {
+                    (Some(me), _) => from = from.max(me.from),
+                    (None, JobState::Gathering { missing: those }) => missing = Some(those),
+                    (None, _) => missing = Some(vec![rank]),
+                }
+            }
+            let Some(missing) = missing else { return Ok(from) };
+            if let Some(error) = self.ended() {
+                return Err(error);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || given_up() {
+                break missing;
+            }
+            // A hub that is killed shows by its links; news wake the port as well.
+            self.take_in()?;
+            self.exchange.port().wait(Until::Any, left.min(LOOK));
+        };
+        let _ = self.send_leave();
+        Err(SessionError::Missing {
+            job: self.config.job.clone(),
+            waited: self.config.join_limit,
+            missing,
+            workers: self.config.workers,
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! Waiting: for one key, for all, for a time, or for one turn of somebody else's loop.
+//!
+//! On the caller's thread. Knows when to give up, not how answers come.
+
+use std::time::{Duration, Instant};
+
+use fabric::{Idle, Port, Until, any};
+use pbox_core::KeyId;
+use pbox_core::control::Left;
+
+use crate::error::SessionError;
+use crate::exchange::{Exchange, ExchangeError};
+use crate::pulling::Pulling;
+
+use super::{LOOK, Session};
+
+/// A worker that spins looks at the news after so many polls: often enough for an error, seldom
+/// enough for the lock that the news are under.
+const POLLS_PER_LOOK: u32 = 4096;
+
+impl Session {
+    /// Waits until the key's answer is there.
+    pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
+        self.check_exists(key)?;
+        self.pulling.iter_mut().for_each(|pulling| pulling.asked(key));
+        self.wait_for(|exchange| (!exchange.is_ready(key)).then(|| (key, exchange.until_key(key))))?;
+        self.pulling.iter_mut().for_each(|pulling| pulling.used(key));
+        Ok(())
+    }
+
+    /// Whether the key's answer is there; takes in what has come, and waits for nothing.
+    pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
+        self.check_exists(key)?;
+        self.pulling.iter_mut().for_each(|pulling| pulling.asked(key));
+        self.take_in()?;
+        let is_ready = self.exchange.is_ready(key);
+        self.pulling.iter_mut().filter(|_| is_ready).for_each(|pulling| pulling.used(key));
+        Ok(is_ready)
+    }
+
+    /// Lets the exchange go on until `until`, for a caller that has nothing to do itself meanwhile, as beside a
+    /// GPU that computes: sends what had to wait, takes in what comes, and sleeps in between. Returns some 50 us
+    /// late, by the kernel's timer slack, and more on a core that is taken; never much earlier.
+    ///
+    /// # Errors
+    /// When the job or the hub is lost. That a key's answer does not come is an error of [`wait`](Self::wait) alone.
+    pub fn progress(&mut self, until: Instant) -> Result<(), SessionError> {
+        loop {
+            self.take_in()?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            let left = self.sleep_limit().map_or(left, |limit| limit.min(left));
+            // Nobody needs the answers before `until`: one wake-up for the most of them.
+            let sleep_for = self.exchange.until_all();
+            self.exchange.port().wait(sleep_for, left);
+            if let Some(error) = self.ended() {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Waits until every key's answer is there.
+    pub fn wait_all(&mut self) -> Result<(), SessionError> {
+        self.wait_for(|exchange| exchange.first_under_way().map(|key| (key, exchange.until_all())))
+    }
+
+    /// One turn of a session that is not waited for by its own thread: takes in what has come; where that is
+    /// nothing, idles once, until an awaited key may be there or the [`waker`](Self::waker) wakes. Whether something
+    /// came.
+    pub(crate) fn turn(
+        &mut self,
+        idle: &mut Idle,
+        awaited: &[(KeyId, Instant)],
+    ) -> Result<bool, SessionError> {
+        if self.take_in()? > 0 {
+            idle.reset();
+            return Ok(true);
+        }
+        let until = match awaited {
+            [] => self.exchange.until_all(),
+            &[(key, _)] => self.exchange.until_key(key),
+            _ => Until::Any,
+        };
+        match awaited.is_empty() {
+            // Whoever computes needs the core more than an answer that nobody waits for.
+            true => {
+                let nap = self.config.idle.nap.max(LOOK);
+                let limit = self.sleep_limit().map_or(nap, |limit| limit.min(nap));
+                self.exchange.port().wait(until, limit);
+            }
+            false if !self.idle(idle, until) => return Ok(false),
+            false => {}
+        }
+        if let Some(error) = self.ended() {
+            return Err(error);
+        }
+        let open = |&&(key, _): &&(KeyId, Instant)| !self.has_answer(key);
+        awaited.iter().filter(open).try_for_each(|&(key, since)| self.still_possible(key, since))?;
+        Ok(false)
+    }
+
+    /// Waits until `open` names no key any more; it names one that is under way, and what to sleep
+    /// for.
+    fn wait_for(
+        &mut self,
+        open: impl Fn(&Exchange<any::Port>) -> Option<(KeyId, Until)>,
+    ) -> Result<(), SessionError> {
+        let mut idle = Idle::new(self.config.idle);
+        let mut waiting_since = None;
+        let mut polls = 0u32;
+        loop {
+            polls = polls.wrapping_add(1);
+            if self.take_in()? > 0 {
+                idle.reset();
+            }
+            let Some((key, until)) = open(&self.exchange) else { return Ok(()) };
+            self.exchange.check_can_come(key)?;
+            if self.idle(&mut idle, until) || polls.is_multiple_of(POLLS_PER_LOOK) {
+                let since = *waiting_since.get_or_insert_with(Instant::now);
+                self.still_possible(key, since)?;
+            }
+        }
+    }
+
+    /// Takes in what has come; how many chunks.
+    pub(super) fn take_in(&mut self) -> Result<usize, SessionError> {
+        let taken = self.exchange.progress().and_then(|count| {
+            self.pulling.iter_mut().try_for_each(|pulling| pulling.look(&mut self.exchange))?;
+            Ok(count)
+        });
+        taken.map_err(|error| self.explain(error))
+    }
+
+    /// Idles once; whether it slept.
+    fn idle(&mut self, idle: &mut Idle, until: Until) -> bool {
+        match self.sleep_limit() {
+            Some(limit) => {
+                self.exchange.port().wait(until, limit);
+                true
+            }
+            None => idle.step(self.exchange.port(), until),
+        }
+    }
+
+    /// Until a pull is to begin.
+    fn sleep_limit(&self) -> Option<Duration> {
+        self.pulling.as_ref().and_then(Pulling::sleep_limit)
+    }
+
+    /// Whether a key that is under way can still complete; asked after each sleep, and now and then
+    /// by those who never sleep.
+    fn still_possible(&self, key: KeyId, since: Instant) -> Result<(), SessionError> {
+        if let Some(error) = self.ended() {
+            return Err(error);
+        }
+        let round = self.exchange.round(key);
+        let name = || self.exchange.layout().keys()[key.index()].name.clone();
+        let waits_for = |left: &&Left| !self.config.consistency.allows(round.next(), left.round);
+        if let Some(left) = self.hubs.iter().find_map(|hub| hub.news().left.iter().find(waits_for).copied()) {
+            return Err(SessionError::PeerLeft {
+                job: self.config.job.clone(),
+                rank: left.rank,
+                left_at: left.round.0,
+                round: round.0,
+                key: name(),
+            });
+        }
+        if since.elapsed() > self.config.wait_limit {
+            return Err(SessionError::Stalled {
+                job: self.config.job.clone(),
+                waited: self.config.wait_limit,
+                round: round.0,
+                key: name(),
+                missing: self.exchange.outstanding(key),
+                chunks: self.exchange.layout().key_chunks(key).len() as u32,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_exists(&self, key: KeyId) -> Result<(), SessionError> {
+        match self.exchange.layout().keys().len() {
+            keys if key.index() >= keys => Err(ExchangeError::NoSuchKey { key: key.0, keys }.into()),
+            _ => Ok(()),
+        }
+    }
+}
