@@ -16,6 +16,7 @@ use crate::control::OnLoss;
 use crate::layout::Layout;
 use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
+use crate::settings;
 use crate::slim::{InvalidSlimDp, SlimDp};
 
 /// How a job's gradients and weights are made smaller. In JSON it is the codec's, `{"codec": "bf16"}`, or
@@ -168,19 +169,12 @@ impl Serialize for Compression {
 
 impl<'de> Deserialize<'de> for Compression {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut said = Map::deserialize(deserializer)?;
+        let mut said = settings::fields(deserializer)?;
         if said.get("codec").is_some_and(|name| name == SLIM) {
             said.remove("codec");
             return SlimDp::deserialize(Value::Object(said)).map(Compression::Slim).map_err(D::Error::custom);
         }
-        let fields: Vec<String> = said.keys().cloned().collect();
-        let codec = Codec::deserialize(Value::Object(said)).map_err(D::Error::custom)?;
-        // Beside a variant without fields, serde itself takes any.
-        let has = serde_json::to_value(codec).map_err(D::Error::custom)?;
-        match fields.iter().find(|field| has.get(field.as_str()).is_none()) {
-            Some(field) => Err(D::Error::custom(format!("codec {} has no setting {field:?}", codec.name()))),
-            None => Ok(Compression::Codec(codec)),
-        }
+        Codec::deserialize(Value::Object(said)).map(Compression::Codec).map_err(D::Error::custom)
     }
 }
 
@@ -262,15 +256,27 @@ mod tests {
             assert_eq!(serde_json::from_str::<Compression>(json).unwrap(), compression);
         }
         assert_eq!("qsgd:4".parse::<Compression>().unwrap().to_string(), "qsgd:4:512");
-        for wrong in [
-            r#""bf16""#,
-            "{}",
-            r#"{"codec":"zip"}"#,
-            r#"{"codec":"qsgd","bits":8,"buckets":1}"#,
-            r#"{"codec":"bf16","bits":8}"#,
-            r#"{"codec":"slim","alpha":1}"#,
-        ] {
+        for wrong in [r#""bf16""#, "{}", r#"{"codec":"zip"}"#, r#"{"codec":"slim","alpha":1}"#] {
             assert!(serde_json::from_str::<Compression>(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn settings_that_it_does_not_have_are_refused() {
+        for codec in Codec::NAMES.into_iter().chain([SLIM]) {
+            let settings = match codec {
+                "qsgd" => r#""bits":8,"#,
+                "topk" | "randomk" | "dgc" => r#""ratio":0.1,"#,
+                SLIM => r#""alpha":0.2,"beta":0.1,"#,
+                _ => "",
+            };
+            let read = |more: &str| {
+                serde_json::from_str::<Compression>(&format!(r#"{{"codec":"{codec}",{settings}{more}}}"#))
+            };
+            let error = read(r#""buckets":1"#).unwrap_err().to_string();
+            assert!(error.starts_with("unknown field `buckets`, "), "{codec}: {error}");
+            let error = read(&format!(r#""codec":"{codec}""#)).unwrap_err().to_string();
+            assert!(error.starts_with("duplicate field `codec`"), "{codec}: {error}");
         }
     }
 

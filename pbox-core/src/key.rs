@@ -49,6 +49,7 @@ impl Dtype {
 
 /// One tensor of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Key {
     /// Name, unique in its job, e.g. `layer1.0.conv1.weight`.
     pub name: String,

@@ -32,6 +32,7 @@ mod placement;
 mod restored;
 mod roster;
 mod schedule;
+mod settings;
 #[allow(unsafe_code)]
 mod shard;
 mod share;

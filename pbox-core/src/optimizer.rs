@@ -6,12 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::chunk::Round;
 use crate::key::Dtype;
+use crate::settings;
 
 /// What comes back to the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Optimizer {
     /// The mean of the gradients: an all-reduce.
+    #[serde(deserialize_with = "settings::none")]
     Average,
     /// `w -= lr * (g + wd * w)`, where `g` is the mean of the gradients.
     Sgd {
@@ -300,6 +302,19 @@ mod tests {
         ] {
             assert_eq!(bad.unwrap_err().to_string(), words);
         }
+    }
+
+    #[test]
+    fn settings_that_it_does_not_have_are_refused() {
+        for (json, field) in [
+            (r#"{"name":"average","learning_rate":0.1}"#, "learning_rate"),
+            (r#"{"x":1,"name":"average"}"#, "x"),
+            (r#"{"name":"sgd","learning_rate":0.1,"momentum":0.9}"#, "momentum"),
+        ] {
+            let error = serde_json::from_str::<Optimizer>(json).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("unknown field `{field}`, ")), "{json}: {error}");
+        }
+        assert_eq!(serde_json::from_str::<Optimizer>(r#"{"name":"average"}"#).unwrap(), Optimizer::Average);
     }
 
     #[test]

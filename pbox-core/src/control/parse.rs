@@ -99,6 +99,24 @@ mod tests {
     }
 
     #[test]
+    fn a_field_that_is_unknown_is_refused_wherever_it_stands() {
+        let key = r#"{"name":"w","shape":[1],"dtype":"f32""#;
+        let with = |what: &str, said: &str| join().replace(what, said);
+        for (body, field) in [
+            (with(r#""rank":0"#, r#""rank":0,"job":"x""#), "job"),
+            (with(r#""average"}"#, r#""average","momentum":0.9}"#), "momentum"),
+            (with("[]", &format!(r#"[{key},"lr":0.5}}]"#)), "lr"),
+            (with("[]", r#"[],"ablate":{"decode":true}"#), "decode"),
+            (with("[]", r#"[],"consistency":{"ssp":{"staleness":1,"slack":2}}"#), "slack"),
+            (with("[]", r#"[],"compression":{"codec":"f16","ratio":0.1}"#), "ratio"),
+            (with("[]", r#"[],"share":{"hub":0,"hubs":2,"core":1}"#), "core"),
+        ] {
+            let error = parse_join(body.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(&format!("unknown field `{field}`")), "{body}: {error}");
+        }
+    }
+
+    #[test]
     fn an_error_repeats_little_of_what_it_complains_about() {
         let body = join().replace("rank", &"x".repeat(100_000));
         let error = parse_join(body.as_bytes()).unwrap_err().to_string();
