@@ -20,6 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::chunk::{ChunkId, Round};
 use crate::element::{Element, typed};
 use crate::frame::{self, FrameError, HEADER_BYTES, Kind};
+use crate::hub_weights::HubWeights;
 use crate::kernels::Kernels;
 use crate::merge::{Answer, base, merge};
 use crate::wire::{Codecs, Frames, Framing};
@@ -32,7 +33,7 @@ pub(crate) struct Framed {
     chunks: Vec<Chunk>,
     /// The window that all workers read; untouched where each has its own.
     window: Spans,
-    weights: Slab,
+    weights: HubWeights,
     /// Nothing where every worker has its own weights.
     shadow: Slab,
     /// Sum of a chunk's decoded pushes.
@@ -45,8 +46,6 @@ pub(crate) struct Framed {
 #[derive(Debug)]
 struct Chunk {
     id: ChunkId,
-    /// Its values among the weights.
-    weights: Range<usize>,
     /// Its values among the shadow's bytes.
     shadow: Range<usize>,
     /// Payload of the last coded answer.
@@ -64,32 +63,28 @@ impl Framed {
         mut window: Spans,
     ) -> Result<Self, MapError> {
         let alone = framing.terms().steps_alone;
-        let (mut elements, mut shadow_bytes, mut longest) = (0, 0, 0);
+        let (mut shadow_bytes, mut longest) = (0, 0);
         let mut chunks = Vec::with_capacity(ids.len());
         for (place, &id) in ids.iter().enumerate() {
             let frames = framing.frames(id);
             let bytes = if alone { 0 } else { frames.value_bytes() };
-            let (weights, shadow) =
-                (elements..elements + frames.elements, shadow_bytes..shadow_bytes + bytes);
-            (elements, shadow_bytes, longest) =
-                (weights.end, shadow.end.next_multiple_of(4), longest.max(frames.elements));
-            chunks.push(Chunk { id, weights, shadow, coded_bytes: 0, is_raw_fresh: false });
+            let shadow = shadow_bytes..shadow_bytes + bytes;
+            (shadow_bytes, longest) = (shadow.end.next_multiple_of(4), longest.max(frames.elements));
+            chunks.push(Chunk { id, shadow, coded_bytes: 0, is_raw_fresh: false });
             if !alone {
                 window.elements_mut::<u8>(place).fill(0);
             }
         }
-        let slab = |what, elements| {
-            let mut slab = Slab::zeroed(what, elements)?;
-            slab.as_mut_slice().fill(0.0);
-            Ok(slab)
-        };
+        let weights = HubWeights::new(ids.iter().map(|&id| framing.frames(id).elements))?;
+        let mut shadow = Slab::zeroed("what the workers have", shadow_bytes.div_ceil(4))?;
+        shadow.as_mut_slice().fill(0.0);
         Ok(Framed {
             framing: Arc::clone(framing),
             codecs,
             chunks,
             window,
-            weights: slab("weights", elements)?,
-            shadow: slab("what the workers have", shadow_bytes.div_ceil(4))?,
+            weights,
+            shadow,
             sum: vec![0.0; longest],
             difference: vec![0.0; longest],
             scratch: vec![0.0; longest],
@@ -100,21 +95,19 @@ impl Framed {
         *self.framing.frames(self.chunks[place].id)
     }
 
-    /// The weights of a chunk. In f32, which is what `E` is.
-    pub fn weights<E: Element>(&self, place: usize) -> &[E] {
-        let weights = &self.weights.as_slice()[self.chunks[place].weights.clone()];
-        <[E]>::ref_from_bytes(weights.as_bytes()).expect("the hub's own weights are f32")
+    /// The weights.
+    pub fn weights(&self) -> &HubWeights {
+        &self.weights
     }
 
     /// The same, to write.
-    pub fn weights_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
-        let weights = &mut self.weights.as_mut_slice()[self.chunks[place].weights.clone()];
-        <[E]>::mut_from_bytes(weights.as_mut_bytes()).expect("the hub's own weights are f32")
+    pub fn weights_mut(&mut self) -> &mut HubWeights {
+        &mut self.weights
     }
 
     /// Begins with these values as weights: a broadcast's raw frame. One that is torn begins with zeros.
     pub fn begin(&mut self, place: usize, bytes: &[u8]) {
-        self.frames(place).read_raw(bytes, self.weights_mut(place));
+        self.frames(place).read_raw(bytes, self.weights.of_mut(place));
         self.send_weights(place);
     }
 
@@ -124,10 +117,9 @@ impl Framed {
             return;
         }
         typed!(self.frames(place).dtype, E => {
-            let Chunk { weights, shadow, is_raw_fresh, .. } = &mut self.chunks[place];
-            let weights = &self.weights.as_slice()[weights.clone()];
+            let Chunk { shadow, is_raw_fresh, .. } = &mut self.chunks[place];
             let shadow = shadow_mut::<E>(&mut self.shadow, shadow);
-            shadow.iter_mut().zip(weights).for_each(|(have, &weight)| *have = E::from_f32(weight));
+            shadow.iter_mut().zip(self.weights.of(place)).for_each(|(have, &weight)| *have = E::from_f32(weight));
             *is_raw_fresh = false;
         });
         self.show_raw(place);
@@ -146,7 +138,7 @@ impl Framed {
 
     /// A raw frame of the weights, in a window of one worker's own.
     pub fn show_weights(&self, place: usize, window: &mut [u8]) {
-        self.frames(place).write_raw(self.weights(place), window);
+        self.frames(place).write_raw(self.weights.of(place), window);
     }
 
     /// Checks the frame that a worker has pushed; `bytes` are the chunk's in its window.
@@ -163,7 +155,7 @@ impl Framed {
 
     /// Sum of decoded pushes of a chunk: each adds to it.
     pub fn begin_sum(&mut self, place: usize) {
-        let elements = self.chunks[place].weights.len();
+        let elements = self.frames(place).elements;
         self.sum[..elements].fill(0.0);
     }
 
@@ -178,11 +170,11 @@ impl Framed {
 
     /// The sum, and where its step goes: the weights, or where none are kept, what the answer is made of.
     pub fn step_parts(&mut self, place: usize) -> (&[f32], &mut [f32]) {
-        let weights = self.chunks[place].weights.clone();
-        let sum = &self.sum[..weights.len()];
+        let elements = self.frames(place).elements;
+        let sum = &self.sum[..elements];
         match self.framing.terms().keeps_weights {
-            true => (sum, &mut self.weights.as_mut_slice()[weights]),
-            false => (sum, &mut self.difference[..weights.len()]),
+            true => (sum, self.weights.of_mut(place)),
+            false => (sum, &mut self.difference[..elements]),
         }
     }
 
@@ -198,7 +190,7 @@ impl Framed {
         let (codec, keeps_weights) = (self.codecs.answer, self.framing.terms().keeps_weights);
         let chunk = &mut self.chunks[place];
         let difference = &mut self.difference[..frames.elements];
-        let weights = &mut self.weights.as_mut_slice()[chunk.weights.clone()];
+        let weights = self.weights.of_mut(place);
         let have = shadow_mut::<E>(&mut self.shadow, &chunk.shadow);
         if keeps_weights {
             let each = difference.iter_mut().zip(&*weights).zip(&*have);

@@ -17,6 +17,7 @@ pub mod control;
 mod element;
 pub mod frame;
 mod framed;
+mod hub_weights;
 #[allow(unsafe_code)]
 pub mod kernels;
 mod key;

@@ -58,41 +58,22 @@ impl<const N: usize> Numbers<N> {
     }
 }
 
-impl<const N: usize> Add for Numbers<N> {
-    type Output = Self;
+macro_rules! each {
+    ($Operator:ident, $operator:ident) => {
+        impl<const N: usize> $Operator for Numbers<N> {
+            type Output = Self;
 
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        self.with(other, f32::add)
-    }
+            #[inline(always)]
+            fn $operator(self, other: Self) -> Self {
+                self.with(other, f32::$operator)
+            }
+        }
+    };
 }
-
-impl<const N: usize> Sub for Numbers<N> {
-    type Output = Self;
-
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        self.with(other, f32::sub)
-    }
-}
-
-impl<const N: usize> Mul for Numbers<N> {
-    type Output = Self;
-
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        self.with(other, f32::mul)
-    }
-}
-
-impl<const N: usize> Div for Numbers<N> {
-    type Output = Self;
-
-    #[inline(always)]
-    fn div(self, other: Self) -> Self {
-        self.with(other, f32::div)
-    }
-}
+each!(Add, add);
+each!(Sub, sub);
+each!(Mul, mul);
+each!(Div, div);
 
 impl<const N: usize> Lanes for Numbers<N> {
     const LANES: usize = N;

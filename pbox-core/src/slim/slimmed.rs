@@ -14,12 +14,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 
-use fabric::{MapError, Slab, Span};
+use fabric::{MapError, Span};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::chunk::{ChunkId, Round};
 use crate::element::{Element, typed};
 use crate::frame::{self, FrameError, HEADER_BYTES, Kind};
+use crate::hub_weights::HubWeights;
 use crate::wire::{Frames, Framing};
 
 use super::board::Board;
@@ -43,7 +44,7 @@ pub(crate) struct Slimmed {
     slim: SlimDp,
     framing: Arc<Framing>,
     chunks: Vec<Chunk>,
-    weights: Slab,
+    weights: HubWeights,
     /// The cores of all chunks.
     cores: Vec<u64>,
     selector: Selector,
@@ -62,8 +63,6 @@ pub(crate) struct Slimmed {
 #[derive(Debug)]
 struct Chunk {
     id: ChunkId,
-    /// Its values among the weights.
-    weights: Range<usize>,
     /// Its words among the cores.
     core: Range<usize>,
     signature: u64,
@@ -88,17 +87,16 @@ impl Slimmed {
         workers: u32,
         Selection { slim, first, board }: Selection,
     ) -> Result<Self, MapError> {
-        let (mut elements, mut words, mut longest) = (0, 0, 0);
+        let (mut words, mut longest) = (0, 0);
         let mut chunks = Vec::with_capacity(ids.len());
         for &id in ids {
             let of_chunk = framing.frames(id).elements;
-            let (weights, core) = (elements..elements + of_chunk, words..words + set::words(of_chunk));
-            (elements, words, longest) = (weights.end, core.end, longest.max(of_chunk));
+            let core = words..words + set::words(of_chunk);
+            (words, longest) = (core.end, longest.max(of_chunk));
             let answers = vec![0; workers as usize];
-            chunks.push(Chunk { id, weights, core, signature: 0, has_core: false, answers });
+            chunks.push(Chunk { id, core, signature: 0, has_core: false, answers });
         }
-        let mut weights = Slab::zeroed("weights", elements)?;
-        weights.as_mut_slice().fill(0.0);
+        let weights = HubWeights::new(ids.iter().map(|&id| framing.frames(id).elements))?;
         let of_chunks = ids.iter().map(|&id| (id.index(), framing.frames(id).elements));
         let selector = Selector::new(slim, first, board, of_chunks)?;
         let pushed = |_| Pushed { rank: 0, whole: false, set: vec![0; set::words(longest)] };
@@ -121,21 +119,19 @@ impl Slimmed {
         *self.framing.frames(self.chunks[place].id)
     }
 
-    /// The weights of a chunk. In f32, which is what `E` is.
-    pub fn weights<E: Element>(&self, place: usize) -> &[E] {
-        let weights = &self.weights.as_slice()[self.chunks[place].weights.clone()];
-        <[E]>::ref_from_bytes(weights.as_bytes()).expect("the hub's own weights are f32")
+    /// The weights.
+    pub fn weights(&self) -> &HubWeights {
+        &self.weights
     }
 
     /// The same, to write.
-    pub fn weights_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
-        let weights = &mut self.weights.as_mut_slice()[self.chunks[place].weights.clone()];
-        <[E]>::mut_from_bytes(weights.as_mut_bytes()).expect("the hub's own weights are f32")
+    pub fn weights_mut(&mut self) -> &mut HubWeights {
+        &mut self.weights
     }
 
     /// Begins with these values as weights: a broadcast's raw frame. One that is torn begins with zeros.
     pub fn begin(&mut self, place: usize, bytes: &[u8]) {
-        self.frames(place).read_raw(bytes, self.weights_mut(place));
+        self.frames(place).read_raw(bytes, self.weights.of_mut(place));
     }
 
     /// The job trains from round `first` on.
@@ -145,7 +141,7 @@ impl Slimmed {
 
     /// A raw frame of the weights, in a worker's window.
     pub fn show_weights(&self, place: usize, window: &mut [u8]) {
-        self.frames(place).write_raw(self.weights(place), window);
+        self.frames(place).write_raw(self.weights.of(place), window);
     }
 
     /// Checks a worker's push of a chunk; false where it is of a core that the hub does not have, and must come again.
@@ -161,7 +157,7 @@ impl Slimmed {
 
     /// A sum of pushes begins: each adds to it.
     pub fn begin_sum(&mut self, place: usize) {
-        let elements = self.chunks[place].weights.len();
+        let elements = self.frames(place).elements;
         self.sum[..elements].fill(0.0);
     }
 
@@ -181,8 +177,7 @@ impl Slimmed {
 
     /// The sum, and where its step goes.
     pub fn step_parts(&mut self, place: usize) -> (&[f32], &mut [f32]) {
-        let weights = self.chunks[place].weights.clone();
-        (&self.sum[..weights.len()], &mut self.weights.as_mut_slice()[weights])
+        (&self.sum[..self.frames(place).elements], self.weights.of_mut(place))
     }
 
     /// After the step of a round with the pushes of so many workers: another core comes into force where one was
@@ -190,7 +185,7 @@ impl Slimmed {
     pub fn stepped(&mut self, place: usize, round: Round, workers: u32) {
         let frames = self.frames(place);
         let chunk = &mut self.chunks[place];
-        let weights = &self.weights.as_slice()[chunk.weights.clone()];
+        let weights = self.weights.of(place);
         let mean = &mut self.sum[..frames.elements];
         let share = 1.0 / workers as f32;
         mean.iter_mut().for_each(|sum| *sum *= share);
@@ -255,10 +250,10 @@ impl Slimmed {
 
     /// Goes on with a selection by one chunk; whether it did.
     pub fn select(&mut self) -> bool {
-        let Slimmed { selector, chunks, weights, scratch, .. } = self;
+        let Slimmed { selector, weights, scratch, .. } = self;
         let read = |place: usize, values: &mut Vec<f32>| {
             values.clear();
-            values.extend_from_slice(&weights.as_slice()[chunks[place].weights.clone()]);
+            values.extend_from_slice(weights.of(place));
         };
         selector.go_on(read, scratch)
     }

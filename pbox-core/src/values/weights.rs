@@ -53,8 +53,8 @@ impl Weights {
     pub fn elements<E: Element>(&self, place: usize) -> &[E] {
         match self {
             Weights::Window(spans) => spans.elements(place),
-            Weights::Framed(framed) => framed.weights(place),
-            Weights::Slim(slimmed) => slimmed.weights(place),
+            Weights::Framed(framed) => framed.weights().elements(place),
+            Weights::Slim(slimmed) => slimmed.weights().elements(place),
         }
     }
 
@@ -63,8 +63,8 @@ impl Weights {
     pub fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
         match self {
             Weights::Window(spans) => spans.elements_mut(place),
-            Weights::Framed(framed) => framed.weights_mut(place),
-            Weights::Slim(slimmed) => slimmed.weights_mut(place),
+            Weights::Framed(framed) => framed.weights_mut().elements_mut(place),
+            Weights::Slim(slimmed) => slimmed.weights_mut().elements_mut(place),
         }
     }
 
