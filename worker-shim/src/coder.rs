@@ -141,8 +141,8 @@ impl Coder {
             Method::Codec { codecs, state, states } => {
                 let values = match room.dtype {
                     Dtype::F32 => elements::<f32>(gradient),
-                    Dtype::F16 => widen::<f16>(gradient, scratch),
-                    Dtype::BF16 => widen::<bf16>(gradient, scratch),
+                    Dtype::F16 => widen::<f16>(kernels, gradient, scratch),
+                    Dtype::BF16 => widen::<bf16>(kernels, gradient, scratch),
                 };
                 let state = &mut state.as_mut_slice()[states[chunk.index()]..states[chunk.index() + 1]];
                 let draw = framing.draw(self.rank, round, chunk);
@@ -242,9 +242,9 @@ fn elements<E: Element>(bytes: &[u8]) -> &[E] {
 }
 
 /// Values in f32.
-fn widen<'a, E: Element>(values: &[u8], wide: &'a mut [f32]) -> &'a [f32] {
+fn widen<'a, E: Element>(kernels: &Kernels, values: &[u8], wide: &'a mut [f32]) -> &'a [f32] {
     let values = elements::<E>(values);
     let wide = &mut wide[..values.len()];
-    wide.iter_mut().zip(values).for_each(|(wide, value)| *wide = value.to_f32());
+    kernels.widen(values, wide);
     wide
 }

@@ -27,7 +27,7 @@ pub(super) const KERNELS: Kernels = Kernels {
 /// Nearest, ties to even, whatever the processor's mode.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
-/// Shows that the processor has the instruction set: only `run` and `work` make one.
+/// Shows that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make one.
 #[derive(Clone, Copy)]
 struct Avx2(());
 
@@ -42,6 +42,8 @@ where
         nesterov: run::<E, Nesterov>,
         adam: run::<E, Adam>,
         adamw: run::<E, AdamW>,
+        widen: widen::<E>,
+        narrow: narrow::<E>,
     }
 }
 
@@ -51,6 +53,22 @@ where
     Avx2: Convert<E>,
 {
     body::run::<E, R, _>(Avx2(()), step, slots, window, kept);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+fn widen<E: Element>(elements: &[E], wide: &mut [f32])
+where
+    Avx2: Convert<E>,
+{
+    body::widen(Avx2(()), elements, wide);
+}
+
+#[target_feature(enable = "avx2,f16c")]
+fn narrow<E: Element>(values: &[f32], elements: &mut [E])
+where
+    Avx2: Convert<E>,
+{
+    body::narrow(Avx2(()), values, elements);
 }
 
 #[target_feature(enable = "avx2,f16c")]

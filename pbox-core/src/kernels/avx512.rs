@@ -27,7 +27,7 @@ pub(super) const KERNELS: Kernels = Kernels {
 /// Nearest, ties to even, whatever the processor's mode.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// Shows that the processor has the instruction set: only `run` and `work` make one.
+/// Shows that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make one.
 #[derive(Clone, Copy)]
 struct Avx512(());
 
@@ -42,6 +42,8 @@ where
         nesterov: run::<E, Nesterov>,
         adam: run::<E, Adam>,
         adamw: run::<E, AdamW>,
+        widen: widen::<E>,
+        narrow: narrow::<E>,
     }
 }
 
@@ -51,6 +53,22 @@ where
     Avx512: Convert<E>,
 {
     body::run::<E, R, _>(Avx512(()), step, slots, window, kept);
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+fn widen<E: Element>(elements: &[E], wide: &mut [f32])
+where
+    Avx512: Convert<E>,
+{
+    body::widen(Avx512(()), elements, wide);
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+fn narrow<E: Element>(values: &[f32], elements: &mut [E])
+where
+    Avx512: Convert<E>,
+{
+    body::narrow(Avx512(()), values, elements);
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]

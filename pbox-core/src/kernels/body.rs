@@ -44,6 +44,32 @@ pub(super) fn run<E: Element, R: Rule, I: Convert<E> + Convert<f32>>(
     }
 }
 
+/// The elements in f32; as many as there are places.
+#[inline(always)]
+pub(super) fn widen<E: Element, I: Convert<E> + Convert<f32>>(isa: I, elements: &[E], wide: &mut [f32]) {
+    let lanes = I::Lanes::LANES;
+    let (mut places, mut blocks) = (wide.chunks_exact_mut(lanes), elements.chunks_exact(lanes));
+    for (place, block) in (&mut places).zip(&mut blocks) {
+        isa.narrow(isa.widen(block), place);
+    }
+    for (place, element) in places.into_remainder().iter_mut().zip(blocks.remainder()) {
+        *place = element.to_f32();
+    }
+}
+
+/// The values as elements; as many as there are places.
+#[inline(always)]
+pub(super) fn narrow<E: Element, I: Convert<E> + Convert<f32>>(isa: I, values: &[f32], elements: &mut [E]) {
+    let lanes = I::Lanes::LANES;
+    let (mut places, mut blocks) = (elements.chunks_exact_mut(lanes), values.chunks_exact(lanes));
+    for (place, block) in (&mut places).zip(&mut blocks) {
+        isa.narrow(isa.widen(block), place);
+    }
+    for (place, &value) in places.into_remainder().iter_mut().zip(blocks.remainder()) {
+        *place = E::from_f32(value);
+    }
+}
+
 /// Whether the weights live beside the window, because the window is too coarse.
 #[inline(always)]
 fn has_master<E: Element, R: Rule>() -> bool {

@@ -39,6 +39,12 @@ use work::{InstructionSet, Work};
 /// It is unsafe for what it is compiled for: the processor must have the instruction set.
 type Kernel<E> = unsafe fn(&Step, &Slots<E>, window: &mut [E], kept: &mut [f32]);
 
+/// The elements in f32. Unsafe for the same reason.
+type Widen<E> = unsafe fn(&[E], wide: &mut [f32]);
+
+/// The other way.
+type Narrow<E> = unsafe fn(&[f32], elements: &mut [E]);
+
 /// The kernels of one instruction set.
 pub struct Kernels {
     name: &'static str,
@@ -104,6 +110,29 @@ impl Kernels {
         // SAFETY: the caller can only have a table from `available`, which saw that the processor
         // has its instruction set.
         unsafe { kernel(step, slots, window, kept) }
+    }
+
+    /// The elements in f32, with the bits of [`Element::to_f32`], but for those of a NaN.
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn widen<E: Element>(&self, elements: &[E], wide: &mut [f32]) {
+        assert_eq!(elements.len(), wide.len(), "a place for each element");
+        let widen = E::table(self).widen;
+        // SAFETY: the caller can only have a table from `available`, which saw that the processor
+        // has its instruction set.
+        unsafe { widen(elements, wide) }
+    }
+
+    /// The values as elements, with the bits of [`Element::from_f32`], but for those of a NaN.
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn narrow<E: Element>(&self, values: &[f32], elements: &mut [E]) {
+        assert_eq!(values.len(), elements.len(), "a place for each value");
+        let narrow = E::table(self).narrow;
+        // SAFETY: as in `widen`.
+        unsafe { narrow(values, elements) }
     }
 
     /// Does work that is no sum, compiled for the instruction set: `codec` has it.

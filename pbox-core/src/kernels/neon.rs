@@ -25,7 +25,7 @@ pub(super) const KERNELS: Kernels = Kernels {
     bf16: table(),
 };
 
-/// Shows that the processor has the instruction set: only `run` and `work` make one.
+/// Shows that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make one.
 #[derive(Clone, Copy)]
 struct Neon(());
 
@@ -40,6 +40,8 @@ where
         nesterov: run::<E, Nesterov>,
         adam: run::<E, Adam>,
         adamw: run::<E, AdamW>,
+        widen: widen::<E>,
+        narrow: narrow::<E>,
     }
 }
 
@@ -49,6 +51,22 @@ where
     Neon: Convert<E>,
 {
     body::run::<E, R, _>(Neon(()), step, slots, window, kept);
+}
+
+#[target_feature(enable = "neon")]
+fn widen<E: Element>(elements: &[E], wide: &mut [f32])
+where
+    Neon: Convert<E>,
+{
+    body::widen(Neon(()), elements, wide);
+}
+
+#[target_feature(enable = "neon")]
+fn narrow<E: Element>(values: &[f32], elements: &mut [E])
+where
+    Neon: Convert<E>,
+{
+    body::narrow(Neon(()), values, elements);
 }
 
 #[target_feature(enable = "neon")]

@@ -33,11 +33,21 @@ const fn table<E: Element>() -> Table<E> {
         nesterov: run::<E, Nesterov>,
         adam: run::<E, Adam>,
         adamw: run::<E, AdamW>,
+        widen: widen::<E>,
+        narrow: narrow::<E>,
     }
 }
 
 fn run<E: Element, R: Rule>(step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32]) {
     body::run::<E, R, _>(Scalar::<8>, step, slots, window, kept);
+}
+
+fn widen<E: Element>(elements: &[E], wide: &mut [f32]) {
+    body::widen(Scalar::<8>, elements, wide);
+}
+
+fn narrow<E: Element>(values: &[f32], elements: &mut [E]) {
+    body::narrow(Scalar::<8>, values, elements);
 }
 
 pub(super) fn work<W: Work>(work: W) -> W::Output {

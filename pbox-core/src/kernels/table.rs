@@ -2,10 +2,10 @@
 
 use half::{bf16, f16};
 
-use super::{Kernel, Kernels};
+use super::{Kernel, Kernels, Narrow, Widen};
 use crate::optimizer::Optimizer;
 
-/// One kernel for each optimizer.
+/// One kernel for each optimizer, and the conversions.
 pub struct Table<E> {
     pub(super) average: Kernel<E>,
     pub(super) sgd: Kernel<E>,
@@ -13,6 +13,8 @@ pub struct Table<E> {
     pub(super) nesterov: Kernel<E>,
     pub(super) adam: Kernel<E>,
     pub(super) adamw: Kernel<E>,
+    pub(super) widen: Widen<E>,
+    pub(super) narrow: Narrow<E>,
 }
 
 impl<E> Table<E> {

@@ -158,6 +158,29 @@ fn comes_through<E: Element>(all: &[E]) {
 }
 
 #[test]
+fn elements_of_any_number_are_converted() {
+    converts(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>());
+    converts(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>());
+    converts(&[0.1f32, -0.0, f32::MAX, f32::INFINITY, 1e-40].repeat(16));
+}
+
+/// All of them, and as many of the last ones as leave any rest, to memory that is not aligned to vectors.
+fn converts<E: Element>(all: &[E]) {
+    for kernels in Kernels::available() {
+        for from in [0].into_iter().chain(all.len() - 70..=all.len()) {
+            let all = &all[from..];
+            let mut wide = vec![7.0; all.len() + 1];
+            kernels.widen(all, &mut wide[1..]);
+            assert!(bits(&wide[1..]) == bits(all), "{kernels:?} {:?} from {from}", E::DTYPE);
+            let mut narrow = vec![E::from_f32(7.0); all.len() + 1];
+            kernels.narrow(&wide[1..], &mut narrow[1..]);
+            assert!(bits(&narrow[1..]) == bits(all), "{kernels:?} {:?} from {from}", E::DTYPE);
+            assert_eq!((wide[0], narrow[0]), (7.0, E::from_f32(7.0)), "nothing else is written");
+        }
+    }
+}
+
+#[test]
 fn every_tie_is_rounded_to_even() {
     rounds_to_even::<f16>();
     rounds_to_even::<bf16>();
@@ -183,5 +206,7 @@ fn rounds_to_even<E: Element>() {
         kernels.run(&optimizer, &step, &view, &mut window, &mut kept);
         assert!(bits(&window) == bits(&expected), "{kernels:?} {:?} window", E::DTYPE);
         assert!(bits(&kept) == bits(&master), "{kernels:?} {:?} master weights", E::DTYPE);
+        kernels.narrow(&master, &mut window);
+        assert!(bits(&window) == bits(&expected), "{kernels:?} {:?} narrowed", E::DTYPE);
     }
 }
