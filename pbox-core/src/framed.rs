@@ -22,7 +22,7 @@ use crate::element::{Element, typed};
 use crate::frame::{self, FrameError, HEADER_BYTES, Kind};
 use crate::hub_weights::HubWeights;
 use crate::kernels::Kernels;
-use crate::merge::{Answer, base, merge};
+use crate::merge::{self, Answer, merge};
 use crate::wire::{Codecs, Frames, Framing};
 
 /// A shard's chunks in a compressed job.
@@ -193,8 +193,7 @@ impl Framed {
         let weights = self.weights.of_mut(place);
         let have = shadow_mut::<E>(&mut self.shadow, &chunk.shadow);
         if keeps_weights {
-            let each = difference.iter_mut().zip(&*weights).zip(&*have);
-            each.for_each(|((difference, weight), &have)| *difference = weight - base(have));
+            merge::difference(kernels, weights, have, difference);
         } else {
             difference.iter_mut().zip(&*weights).for_each(|(mean, left_out)| *mean += left_out);
         }
