@@ -7,8 +7,8 @@ from typing import Any, Callable, Dict, Optional
 import torch
 
 from .._optimizers import Sgd
-from .._phub import OrderError
 from .._session import Key, Session
+from ._joined import Joined
 from ._settings import dtype_of
 from ._windows import tensor
 
@@ -57,8 +57,8 @@ class LocalExchange:
         self.session.leave()
 
 
-class StepsItself(torch.optim.Optimizer):
-    """What an optimizer does beside its own step. Mixed into the optimizer's own class."""
+class StepsItself(Joined):
+    """What an optimizer does beside its own step."""
 
     _phub: LocalExchange
 
@@ -71,17 +71,3 @@ class StepsItself(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Nothing: parameters are there when `step` returns."""
-
-    def leave(self) -> None:
-        """Leaves the job. At the end of a script that happens by itself."""
-        self._phub.leave()
-
-    @property
-    def session(self) -> Session:
-        """The session with the hub."""
-        return self._phub.session
-
-    def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        if hasattr(self, "_phub"):
-            raise OrderError("the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
-        super().add_param_group(param_group)

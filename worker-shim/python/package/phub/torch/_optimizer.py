@@ -13,6 +13,7 @@ from .._optimizers import state_names
 from .._phub import OrderError, SettingsError
 from .._session import Key, Session
 from ._exchange import Exchange
+from ._joined import Joined, mix_in
 from ._local import LocalExchange, StepsItself
 from ._settings import UnsupportedOptimizerError, dtype_of, read
 from ._state import from_torch, to_torch
@@ -82,8 +83,8 @@ class Join:
         return exchange
 
 
-class _AtTheHub(torch.optim.Optimizer):
-    """What an optimizer does otherwise when the hub makes its steps. Mixed into the optimizer's own class."""
+class _AtTheHub(Joined):
+    """What an optimizer does otherwise when the hub makes its steps."""
 
     _phub: Exchange
     _phub_join: Join
@@ -101,20 +102,6 @@ class _AtTheHub(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Waits until all parameters are the new ones: before they are read outside of a module's forward."""
         self._phub.synchronize()
-
-    def leave(self) -> None:
-        """Waits for all parameters, and leaves the job. At the end of a script that happens by itself."""
-        self._phub.leave()
-
-    @property
-    def session(self) -> Session:
-        """The session with the hub."""
-        return self._phub.session
-
-    def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        if hasattr(self, "_phub"):
-            raise OrderError("the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
-        super().add_param_group(param_group)
 
     def state_dict(self) -> Dict[str, Any]:
         """As torch's own: the groups, and the state that the hub keeps, which comes over the network for this. It is as
@@ -203,7 +190,6 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
     if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
         raise SettingsError("DistributedOptimizer trains in step (consistency 'bsp', on_loss 'stop'); see phub.Session")
-    kind = type(optimizer)
     if isinstance(session.get("compression"), SlimDP):
         if backward_passes_per_step > 1 or clip_value is not None:
             raise SettingsError(
@@ -212,17 +198,14 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             )
         parameters = _named(optimizer, named_parameters)
         session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
-        local = LocalExchange(parameters, session)
-        optimizer.__class__ = type(kind.__name__, (StepsItself, kind), {"__doc__": kind.__doc__})
-        optimizer._phub = local  # type: ignore[attr-defined]
+        mix_in(optimizer, StepsItself, LocalExchange(parameters, session))
         return optimizer
     read(optimizer)  # what the hub cannot run is said first
     parameters = _named(optimizer, named_parameters)
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule, weights=weights)
-    join = Join(kind, parameters, session, (backward_passes_per_step, clip_value, overlap))
-    exchange = join.first(optimizer)
-    optimizer.__class__ = type(kind.__name__, (_AtTheHub, kind), {"__doc__": kind.__doc__})
-    optimizer._phub, optimizer._phub_join = exchange, join  # type: ignore[attr-defined]
+    join = Join(type(optimizer), parameters, session, (backward_passes_per_step, clip_value, overlap))
+    mix_in(optimizer, _AtTheHub, join.first(optimizer))
+    optimizer._phub_join = join  # type: ignore[attr-defined]
     return optimizer
 
 

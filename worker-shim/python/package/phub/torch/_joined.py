@@ -1,0 +1,46 @@
+"""What an optimizer has that takes part in a job, whoever makes its steps."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Protocol, Type
+
+import torch
+
+from .._phub import OrderError
+from .._session import Session
+
+
+class Membership(Protocol):
+    """A model's exchange with the hub."""
+
+    session: Session
+
+    def leave(self) -> None:
+        """Waits for what is under way, and leaves the job. Parameters keep their values."""
+
+
+class Joined(torch.optim.Optimizer):
+    """Mixed into the optimizer's own class."""
+
+    _phub: Membership
+
+    def leave(self) -> None:
+        """Waits for all parameters, and leaves the job. At the end of a script that happens by itself."""
+        self._phub.leave()
+
+    @property
+    def session(self) -> Session:
+        """The session with the hub."""
+        return self._phub.session
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        if hasattr(self, "_phub"):
+            raise OrderError("the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
+        super().add_param_group(param_group)
+
+
+def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: Membership) -> None:
+    """Makes the optimizer, which stays the object that it is, one of `joined` as well."""
+    kind = type(optimizer)
+    optimizer.__class__ = type(kind.__name__, (joined, kind), {"__doc__": kind.__doc__})
+    optimizer._phub = membership  # type: ignore[attr-defined]
