@@ -16,7 +16,7 @@ use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Optimizer, Round, Schedule};
 use support::training::Training;
 use support::{config, hub, push_all, ready_all, refused, says};
-use worker_shim::{Background, Pull, Session, SessionConfig};
+use worker_shim::{Pull, Session, SessionConfig};
 
 const KEYS: u32 = 6;
 const CUTS: [&[Range<usize>]; 4] =
@@ -212,6 +212,36 @@ fn a_wait_that_would_never_end_is_an_error() {
     session.leave().unwrap();
 }
 
+/// A session that learns in what order its layers are needed measures and plans anew.
+#[test]
+fn other_layers_are_pulled_by_between_rounds() {
+    let _watchdog = Watchdog::new("other_layers_are_pulled_by_between_rounds");
+    let hub = hub(1);
+    let mut session = Session::join(pulling(config(&hub, "job", 0, 1), Batching::All)).unwrap();
+    session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
+    let keys: Vec<KeyId> = session.keys().collect();
+    let round = |session: &mut Session| {
+        keys.iter().for_each(|&key| session.push(key).unwrap());
+        keys.iter().rev().for_each(|&key| session.wait(key).unwrap());
+    };
+    round(&mut session);
+    assert_eq!(session.pull_plan().unwrap().batches, [0..3; 1]);
+    session.push(keys[0]).unwrap();
+    let together = vec![vec![keys[2]], vec![keys[1], keys[0]]];
+    says(session.pull_by(together.clone()).unwrap_err(), &["under way", "pulling by other layers"]);
+    keys[1..].iter().for_each(|&key| session.push(key).unwrap());
+    session.wait_all().unwrap();
+    says(session.pull_by(vec![vec![keys[0]]]).unwrap_err(), &["every key once"]);
+    session.pull_by(together).unwrap();
+    assert_eq!(session.pull_plan().unwrap().batches, [0..2; 1]);
+    round(&mut session);
+    round(&mut session);
+    assert_eq!(session.pull_plan().unwrap().rounds, 1, "of the new plan, up to the last push");
+    session.leave().unwrap();
+    let mut session = Session::join(config(&hub, "plain", 0, 1)).unwrap();
+    says(session.pull_by(Vec::new()).unwrap_err(), &["without batches", "SessionConfig::pull"]);
+}
+
 #[test]
 fn what_cannot_be_pulled_so_is_refused() {
     let _watchdog = Watchdog::new("what_cannot_be_pulled_so_is_refused");
@@ -229,6 +259,4 @@ fn what_cannot_be_pulled_so_is_refused() {
     says(with(vec![vec![KeyId(0), KeyId(99)]]), &["key 99 does not exist"]);
     says(with(vec![vec![KeyId(0), KeyId(0)]]), &["key 0 is in 2 layers"]);
     says(with(vec![vec![KeyId(1)]]), &["key 0 is in 0 layers"]);
-    let error = Background::join(config(), &mut || false).unwrap_err();
-    says(error, &["pull ibatch in the background", "use layer or all"]);
 }

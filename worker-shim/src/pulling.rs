@@ -43,14 +43,9 @@ pub enum PullError {
         /// What is wrong with them.
         why: String,
     },
-    /// A session on its own thread does not see when its callers compute.
-    #[error(
-        "pull {batching} in the background: the forward pass is not seen there, by which it is planned; use layer or all, or a session on the caller's thread"
-    )]
-    Unseen {
-        /// What was asked for.
-        batching: Batching,
-    },
+    /// Layers of a session that pulls without batches.
+    #[error("layers to pull by, in a session without batches; expected SessionConfig::pull at the join")]
+    NoBatches,
 }
 
 impl Pull {
@@ -129,13 +124,13 @@ impl Pulling {
     }
 
     /// The caller wants a key's weights.
-    pub fn asked(&mut self, key: KeyId) {
-        self.planner.asked(key, Instant::now());
+    pub fn asked(&mut self, key: KeyId, at: Instant) {
+        self.planner.asked(key, at);
     }
 
     /// The caller has a key's weights.
-    pub fn used(&mut self, key: KeyId) {
-        self.planner.used(key, Instant::now());
+    pub fn used(&mut self, key: KeyId, at: Instant) {
+        self.planner.used(key, at);
     }
 
     /// Before a push: where it is the first after a round, other batches may be better.

@@ -5,6 +5,7 @@
 
 mod hubs;
 mod join;
+mod pull;
 mod wait;
 
 use std::sync::Arc;
@@ -20,7 +21,6 @@ use crate::data_path::Way;
 use crate::error::SessionError;
 use crate::exchange::{Exchange, Traffic};
 use crate::hub::Hub;
-use crate::planner::PullPlan;
 use crate::pulling::Pulling;
 use crate::windows::Windows;
 
@@ -158,11 +158,6 @@ impl Session {
             self.credit = Some(bytes);
             self.exchange.set_credit(self.credit);
         }
-    }
-
-    /// Where weights are pulled in batches: what is planned, once there is a plan, and what came of it.
-    pub fn pull_plan(&self) -> Option<&PullPlan> {
-        self.pulling.as_ref().and_then(Pulling::plan)
     }
 
     /// Bytes that each link to the hub may hold, and with [`Credit::Auto`](crate::Credit::Auto) what was tried so far.

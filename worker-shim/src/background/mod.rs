@@ -6,13 +6,15 @@
 //!
 //! ```text
 //!   callers                          session's thread
-//!   push(key) ---> keys to push ---> session.push
+//!   push(key) ---> notes        ---> session.push
 //!   with(f)   ---> calls        ---> f(&mut session)
 //!   wait(key) <--- key states   <--- answers
+//!             ---> notes        ---> what its planner sees of the forward pass
 //! ```
 //!
 //! Must not know tensors' types, nor what its callers compute.
 
+mod notes;
 mod shared;
 mod thread;
 
@@ -27,7 +29,6 @@ use pbox_core::{KeyId, Layout, Round};
 use crate::config::SessionConfig;
 use crate::data_path::Way;
 use crate::error::SessionError;
-use crate::pulling::PullError;
 use crate::session::Session;
 use crate::state::State;
 use crate::windows::Windows;
@@ -131,11 +132,6 @@ impl Background {
         state: Option<State>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Self, BackgroundError> {
-        if let Some(batching) = config.pull.as_ref().map(|pull| pull.batching)
-            && batching.needs_profile()
-        {
-            return Err(SessionError::from(PullError::Unseen { batching }).into());
-        }
         let shared = Arc::new(Shared::new(&config));
         let memory = Arc::new(Memory::default());
         let (tell, told) = sync_channel(1);
@@ -173,15 +169,27 @@ impl Background {
         self.shared.push(key)
     }
 
-    /// Waits until the key's answer is there.
+    /// Waits until the key's answer is there. Where weights are pulled in batches, the times of these waits, and of
+    /// [`is_ready`](Self::is_ready), are what the forward pass is seen by.
+    ///
+    /// # Errors
+    /// The session's, whoever waits. That a key cannot come before another one is pushed
+    /// ([`ExchangeError::Unpushed`](crate::ExchangeError::Unpushed)) does not end it.
     pub fn wait(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.check_process()?;
         self.shared.wait(key, interrupted)
     }
 
-    /// Waits until every key's answer is there.
+    /// Waits until every key's answer is there. It is no forward pass.
     pub fn wait_all(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
-        (0..self.keys.len() as u32).try_for_each(|key| self.wait(KeyId(key), interrupted))
+        (0..self.keys.len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
+    }
+
+    /// Waits until the key's answer is there, as a part of [`wait_all`](Self::wait_all): for a caller that does not
+    /// compute with it next.
+    pub fn settle(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
+        self.check_process()?;
+        self.shared.settle(key, interrupted)
     }
 
     /// Whether the key's answer is there. It looks at what is known, and lets the thread look again.

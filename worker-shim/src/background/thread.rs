@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use pbox_core::Dtype;
 
+use super::notes::Note;
 use super::shared::{Ending, Shared};
 use super::{Idle, Joined, KeyMemory, Memory};
 use crate::config::SessionConfig;
@@ -72,15 +73,18 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
     let mut dropped_since = None;
     loop {
         let orders = shared.take();
-        for &key in &orders.pushes {
-            session.push(key)?;
-        }
+        let pushes = take_down(session, &orders.notes)?;
         let answers: Vec<_> = orders.calls.into_iter().map(|call| call(session)).collect();
-        if !answers.is_empty() || !orders.pushes.is_empty() {
+        if !answers.is_empty() || pushes > 0 {
             idle.reset();
             shared.publish(session);
         }
         answers.into_iter().for_each(|answer| answer());
+        for &(key, _) in &orders.awaited {
+            if let Err(error) = session.check_can_come(key) {
+                shared.cannot_come(key, error);
+            }
+        }
         match orders.ending {
             Some(ending) if session.is_quiet() => return Ok(ending),
             Some(Ending::Drop) if dropped_since.get_or_insert_with(Instant::now).elapsed() > GRACE => {
@@ -92,4 +96,21 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
             shared.publish(session);
         }
     }
+}
+
+/// Does what callers noted, in their order: what a caller used before a push is of the round before. How many
+/// pushes there were.
+fn take_down(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError> {
+    let mut pushes = 0;
+    for &note in notes {
+        match note {
+            Note::Pushed(key) => {
+                session.push(key)?;
+                pushes += 1;
+            }
+            Note::Asked(key, at) => session.asked(key, at),
+            Note::Used(key, at) => session.used(key, at),
+        }
+    }
+    Ok(pushes)
 }

@@ -23,14 +23,7 @@ impl Session {
         if !learning_rate.is_finite() {
             return Err(SessionError::LearningRate { seen: learning_rate });
         }
-        if let Some(key) = self.exchange.first_under_way() {
-            return Err(ExchangeError::UnderWay {
-                key: self.exchange.layout().keys()[key.index()].name.clone(),
-                round: self.exchange.round(key).0,
-                doing: "changing the learning rate",
-            }
-            .into());
-        }
+        self.check_quiet("changing the learning rate")?;
         let from_round = self.next_round();
         self.hubs.iter().try_for_each(|hub| {
             let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };

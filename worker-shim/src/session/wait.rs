@@ -22,19 +22,21 @@ impl Session {
     /// Waits until the key's answer is there.
     pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.check_exists(key)?;
-        self.pulling.iter_mut().for_each(|pulling| pulling.asked(key));
+        self.asked(key, Instant::now());
         self.wait_for(|exchange| (!exchange.is_ready(key)).then(|| (key, exchange.until_key(key))))?;
-        self.pulling.iter_mut().for_each(|pulling| pulling.used(key));
+        self.used(key, Instant::now());
         Ok(())
     }
 
     /// Whether the key's answer is there; takes in what has come, and waits for nothing.
     pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
         self.check_exists(key)?;
-        self.pulling.iter_mut().for_each(|pulling| pulling.asked(key));
+        self.asked(key, Instant::now());
         self.take_in()?;
         let is_ready = self.exchange.is_ready(key);
-        self.pulling.iter_mut().filter(|_| is_ready).for_each(|pulling| pulling.used(key));
+        if is_ready {
+            self.used(key, Instant::now());
+        }
         Ok(is_ready)
     }
 
@@ -178,6 +180,13 @@ impl Session {
             });
         }
         Ok(())
+    }
+
+    /// That nothing is under way, for what would be in its midst.
+    pub(super) fn check_quiet(&self, doing: &'static str) -> Result<(), ExchangeError> {
+        let Some(key) = self.exchange.first_under_way() else { return Ok(()) };
+        let name = self.exchange.layout().keys()[key.index()].name.clone();
+        Err(ExchangeError::UnderWay { key: name, round: self.exchange.round(key).0, doing })
     }
 
     fn check_exists(&self, key: KeyId) -> Result<(), SessionError> {

@@ -1,0 +1,131 @@
+//! What callers did, in the order in which they did it: keys that they pushed, asked for, and have.
+//!
+//! Under the callers' lock, until the session's thread takes it. Knows neither sessions nor what becomes of a note.
+//!
+//! Only pushes are noted where nobody plans pulls. A key is noted once at most for each of the three between two of its
+//! pushes, so that callers that look again and again fill no memory.
+
+use std::time::Instant;
+
+use pbox_core::KeyId;
+
+/// One thing that a caller did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    Pushed(KeyId),
+    /// It wants the weights of a key that it has pushed.
+    Asked(KeyId, Instant),
+    /// It has them.
+    Used(KeyId, Instant),
+}
+
+/// Notes that the session's thread has not taken.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    notes: Vec<Note>,
+    /// By key; empty where only pushes are noted.
+    since_push: Vec<SincePush>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct SincePush {
+    /// It was asked for, or nothing was pushed yet.
+    is_asked: bool,
+    is_used: bool,
+}
+
+impl Notes {
+    /// Of so many keys; `times`: also when callers ask for keys and have them.
+    pub fn new(keys: usize, times: bool) -> Self {
+        let done = SincePush { is_asked: true, is_used: true };
+        Notes { notes: Vec::new(), since_push: vec![done; if times { keys } else { 0 }] }
+    }
+
+    pub fn pushed(&mut self, key: KeyId) {
+        self.notes.push(Note::Pushed(key));
+        if let Some(since_push) = self.since_push.get_mut(key.index()) {
+            *since_push = SincePush::default();
+        }
+    }
+
+    pub fn asked(&mut self, key: KeyId) {
+        let noted = self.since_push.get_mut(key.index()).map(|since_push| &mut since_push.is_asked);
+        if noted.is_some_and(|is_asked| !std::mem::replace(is_asked, true)) {
+            self.notes.push(Note::Asked(key, Instant::now()));
+        }
+    }
+
+    pub fn used(&mut self, key: KeyId) {
+        let noted = self.since_push.get_mut(key.index()).map(|since_push| &mut since_push.is_used);
+        if noted.is_some_and(|is_used| !std::mem::replace(is_used, true)) {
+            self.notes.push(Note::Used(key, Instant::now()));
+        }
+    }
+
+    /// Keys whose pushes have not been taken.
+    pub fn pushes(&self) -> impl Iterator<Item = KeyId> {
+        self.notes.iter().filter_map(|note| match note {
+            Note::Pushed(key) => Some(*key),
+            _ => None,
+        })
+    }
+
+    pub fn take(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYS: [KeyId; 2] = [KeyId(0), KeyId(1)];
+
+    /// What and which key, without the time.
+    fn taken(notes: &mut Notes) -> Vec<(&'static str, u32)> {
+        let words = |note| match note {
+            Note::Pushed(key) => ("pushed", key.0),
+            Note::Asked(key, _) => ("asked", key.0),
+            Note::Used(key, _) => ("used", key.0),
+        };
+        notes.take().into_iter().map(words).collect()
+    }
+
+    #[test]
+    fn each_is_noted_once_between_two_pushes_and_in_order() {
+        let mut notes = Notes::new(2, true);
+        for key in KEYS {
+            notes.asked(key); // nobody has pushed it
+            notes.used(key);
+        }
+        assert_eq!(taken(&mut notes), []);
+        for _round in 0..2 {
+            for key in KEYS {
+                notes.pushed(key);
+            }
+            for _look in 0..3 {
+                notes.asked(KEYS[1]);
+            }
+            for _look in 0..3 {
+                notes.used(KEYS[1]);
+            }
+            notes.asked(KEYS[0]);
+            assert_eq!(notes.pushes().collect::<Vec<_>>(), KEYS);
+            let expected = [("pushed", 0), ("pushed", 1), ("asked", 1), ("used", 1), ("asked", 0)];
+            assert_eq!(taken(&mut notes), expected);
+            assert_eq!(notes.pushes().next(), None);
+            notes.used(KEYS[0]);
+            notes.asked(KEYS[0]);
+            assert_eq!(taken(&mut notes), [("used", 0)]);
+        }
+    }
+
+    #[test]
+    fn times_are_not_noted_where_nobody_plans() {
+        let mut notes = Notes::new(2, false);
+        notes.pushed(KEYS[0]);
+        notes.asked(KEYS[0]);
+        notes.used(KEYS[0]);
+        assert_eq!(taken(&mut notes), [("pushed", 0)]);
+    }
+}
