@@ -69,6 +69,23 @@ typedef struct PhubSession PhubSession;
 // Says whether to wait no more: anything but 0.
 typedef int (*PhubInterrupted)(void *context);
 
+// In which batches of layers a session pulls its weights. Times are in seconds, from when the first batch can be pulled
+// to when the last layer can be computed, and not a number where there is none.
+typedef struct {
+  // How many batches there are; 0: there is no plan, because nothing is pulled in batches, or not enough is seen yet.
+  size_t batches;
+  // What each pull takes beside its bytes, by the profile; no number where batches depend on none.
+  double start_up;
+  // By the profile; no number where batches depend on none.
+  double predicted;
+  // The mean of the rounds since; no number before the first.
+  double measured;
+  // Rounds since.
+  uint32_t rounds;
+  // How many profiles there were.
+  uint32_t profiles;
+} PhubPullPlan;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -107,10 +124,23 @@ PhubStatus phub_config_add_key(PhubConfig *config,
                                float lr_mult,
                                float wd_mult);
 
+// Adds a layer to pull by: `count` keys, by their numbers, that are needed together. Layers are added in the order of
+// the forward pass, and have each key once. For the setting "pull"; without layers each key is one, in the order in
+// which keys were added.
+//
+// What must hold:
+// `config` is from phub_config_new and not yet freed, and `keys` leads to `count` numbers.
+PhubStatus phub_config_add_layer(PhubConfig *config,
+                                 const uint32_t *keys,
+                                 size_t count);
+
 // Changes a setting that has a default: "chunk_bytes", "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 // "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 // private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
-// verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds).
+// verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds), and with the schedule kvstore "pull":
+// none, or in which batches of layers weights are pulled: ibatch (those that overlap the forward pass best: it is seen
+// by when phub_wait is called for which key), greedy, layer, all. All keys of a round are then pushed before one is
+// waited for.
 //
 // What must hold:
 // `config` is from phub_config_new and not yet freed, and texts end with a zero byte.
@@ -172,7 +202,7 @@ PhubStatus phub_push(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_wait(const PhubSession *session, uint32_t key);
 
-// Waits until every key's answer is there.
+// Waits until every key's answer is there. To what plans the pulls ("pull") it is no forward pass.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
@@ -216,6 +246,21 @@ PhubStatus phub_leave(const PhubSession *session);
 // What must hold:
 // `session` is null, or from phub_join and not yet freed, and no other thread uses it.
 void phub_session_free(PhubSession *session);
+
+// The plan of a session that pulls in batches. It is made, or made anew, with the first push of a round.
+//
+// What must hold:
+// `session` is from phub_join and not yet freed, and `plan` leads to room for a result.
+PhubStatus phub_pull_plan(const PhubSession *session, PhubPullPlan *plan);
+
+// The plan in words, to print: how many layers each batch has, and the times. Like snprintf: `text` has room for `room`
+// bytes, with the zero byte at its end, and what is too long is cut. No plan is an empty text.
+//
+// What must hold:
+// `session` is from phub_join and not yet freed, and `text` leads to `room` bytes.
+PhubStatus phub_pull_plan_text(const PhubSession *session,
+                               char *text,
+                               size_t room);
 
 #ifdef __cplusplus
 }  // extern "C"

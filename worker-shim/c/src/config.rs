@@ -6,14 +6,18 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use pbox_core::control::OnLoss;
-use pbox_core::{Dtype, Key, Optimizer};
-use worker_shim::{SessionConfig, WeightsMode};
+use pbox_core::{Dtype, Key, KeyId, Optimizer};
+use worker_shim::{Pull, SessionConfig, WeightsMode};
 
 use crate::entry::{enter, given, put, text};
 use crate::status::{Failure, PhubStatus};
 
 /// Settings of a session.
-pub struct PhubConfig(pub(crate) SessionConfig);
+pub struct PhubConfig {
+    config: SessionConfig,
+    /// To pull by; none: each key by itself.
+    layers: Vec<Vec<KeyId>>,
+}
 
 /// Type of a key's elements, little endian.
 #[repr(C)]
@@ -50,7 +54,7 @@ pub unsafe extern "C" fn phub_config_new(
         let optimizer: Optimizer = serde_json::from_str(optimizer)
             .map_err(|error| Failure::invalid(format!("optimizer {optimizer}: {error}")))?;
         let made = SessionConfig::new(hub, job, rank, workers, Vec::new(), optimizer);
-        let made = Box::into_raw(Box::new(PhubConfig(made)));
+        let made = Box::into_raw(Box::new(PhubConfig { config: made, layers: Vec::new() }));
         // SAFETY: the caller's word.
         unsafe { put("config", config, made) }.inspect_err(|_| {
             // SAFETY: made above, and nobody has it.
@@ -93,9 +97,36 @@ pub unsafe extern "C" fn phub_config_add_key(
             _ => unsafe { std::slice::from_raw_parts(shape, dims) }.to_vec(),
         };
         // SAFETY: the caller's word; nobody else has the settings while they are made.
-        let PhubConfig(config) =
+        let PhubConfig { config, .. } =
             unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
         config.keys.push(Key { lr_mult, wd_mult, ..Key::of(dtype, name, shape) });
+        Ok(())
+    })
+}
+
+/// Adds a layer to pull by: `count` keys, by their numbers, that are needed together. Layers are added in the order of
+/// the forward pass, and have each key once. For the setting "pull"; without layers each key is one, in the order in
+/// which keys were added.
+///
+/// # Safety
+/// `config` is from phub_config_new and not yet freed, and `keys` leads to `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_config_add_layer(
+    config: *mut PhubConfig,
+    keys: *const u32,
+    count: usize,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word; nobody else has the settings while they are made.
+        let PhubConfig { layers, .. } =
+            unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
+        if count == 0 || keys.is_null() {
+            let words = format!("layer {}: it has no keys; expected those that it needs", layers.len());
+            return Err(Failure::invalid(words));
+        }
+        // SAFETY: not null, and the caller's word.
+        let keys = unsafe { std::slice::from_raw_parts(keys, count) };
+        layers.push(keys.iter().copied().map(KeyId).collect());
         Ok(())
     })
 }
@@ -103,7 +134,10 @@ pub unsafe extern "C" fn phub_config_add_key(
 /// Changes a setting that has a default: "chunk_bytes", "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 /// "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 /// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
-/// verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds).
+/// verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds), and with the schedule kvstore "pull":
+/// none, or in which batches of layers weights are pulled: ibatch (those that overlap the forward pass best: it is seen
+/// by when phub_wait is called for which key), greedy, layer, all. All keys of a round are then pushed before one is
+/// waited for.
 ///
 /// # Safety
 /// `config` is from phub_config_new and not yet freed, and texts end with a zero byte.
@@ -117,7 +151,7 @@ pub unsafe extern "C" fn phub_config_set(
         // SAFETY: the caller's word, for both.
         let (name, value) = unsafe { (text("name", name)?, text("value", value)?) };
         // SAFETY: the caller's word; nobody else has the settings while they are made.
-        let PhubConfig(config) =
+        let PhubConfig { config, .. } =
             unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
         set(config, name, value)
     })
@@ -140,6 +174,8 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
         "compression" if value == "none" => config.compression = None,
         "compression" => config.compression = Some(read(name, value)?),
         "seed" => config.seed = read(name, value)?,
+        "pull" if value == "none" => config.pull = None,
+        "pull" => config.pull = Some(Pull::new(read(name, value)?)),
         "consistency" => config.consistency = read(name, value)?,
         "on_loss" => {
             config.on_loss = match value {
@@ -161,7 +197,7 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
         "join_limit" => config.join_limit = seconds()?,
         "wait_limit" => config.wait_limit = seconds()?,
         _ => {
-            let names = "chunk_bytes, schedule, slice_bytes, credit, compression, seed, consistency, on_loss, weights, transport, nics, cores, join_limit, wait_limit";
+            let names = "chunk_bytes, schedule, slice_bytes, credit, pull, compression, seed, consistency, on_loss, weights, transport, nics, cores, join_limit, wait_limit";
             return Err(Failure::invalid(format!("setting {name:?}: there are {names}")));
         }
     }
@@ -188,7 +224,17 @@ pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.
-pub(crate) unsafe fn settings<'a>(config: *const PhubConfig) -> Result<&'a SessionConfig, Failure> {
+pub(crate) unsafe fn settings(config: *const PhubConfig) -> Result<SessionConfig, Failure> {
     // SAFETY: the caller's word.
-    unsafe { given("config", config) }.map(|PhubConfig(config)| config)
+    let PhubConfig { config, layers } = unsafe { given("config", config) }?;
+    let mut config = config.clone();
+    match &mut config.pull {
+        Some(pull) => pull.layers.clone_from(layers),
+        None if layers.is_empty() => {}
+        None => {
+            let words = "layers to pull by, and no batches: set \"pull\", or add no layers";
+            return Err(Failure::invalid(words));
+        }
+    }
+    Ok(config)
 }

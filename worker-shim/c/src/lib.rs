@@ -14,9 +14,12 @@ mod entry;
 #[allow(unsafe_code)]
 mod panics;
 #[allow(unsafe_code)]
+mod plan;
+#[allow(unsafe_code)]
 mod session;
 mod status;
 
 pub use config::{PhubConfig, PhubDtype};
+pub use plan::PhubPullPlan;
 pub use session::{PhubInterrupted, PhubSession};
 pub use status::PhubStatus;

@@ -78,7 +78,7 @@ pub unsafe extern "C" fn phub_join(
             return Err(Failure::invalid("session is null: expected room for a result"));
         }
         let on_wait = OnWait { interrupted, context };
-        let background = Background::join(config.clone(), &mut || on_wait.asks())?;
+        let background = Background::join(config, &mut || on_wait.asks())?;
         let joined = Box::new(PhubSession { background, on_wait });
         // SAFETY: not null, and the caller's word.
         unsafe { put("session", session, Box::into_raw(joined)) }
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn phub_wait(session: *const PhubSession, key: u32) -> Phu
     })
 }
 
-/// Waits until every key's answer is there.
+/// Waits until every key's answer is there. To what plans the pulls ("pull") it is no forward pass.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.

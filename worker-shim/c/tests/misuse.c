@@ -53,10 +53,88 @@ static void wrong_settings(const char *hub) {
     FINE(phub_config_set(config, "compression", "none"));
     FINE(phub_config_set(config, "seed", "7"));
     FINE(phub_config_set(config, "schedule", "p3"));
+    EXPECT(phub_config_set(config, "pull", "some"), INVALID, "ibatch, greedy, layer or all");
+    FINE(phub_config_set(config, "pull", "none"));
+    const uint32_t layer[] = {0};
+    EXPECT(phub_config_add_layer(NULL, layer, 1), INVALID, "config is null");
+    EXPECT(phub_config_add_layer(config, NULL, 1), INVALID, "layer 0: it has no keys");
+    EXPECT(phub_config_add_layer(config, layer, 0), INVALID, "layer 0: it has no keys");
     FINE(phub_config_set(config, "transport", "shm"));
     phub_config_free(config);
     phub_config_free(NULL);
     phub_session_free(NULL);
+}
+
+static void wrong_pulls(const char *hub) {
+    PhubSession *session;
+    PhubConfig *config = settings(hub, "pulls", 1);
+    const uint32_t all[] = {0, 1}, more[] = {2};
+    FINE(phub_config_add_key(config, "second", SHAPE, 2, PHUB_DTYPE_F32, 1, 1));
+    FINE(phub_config_add_layer(config, all, 2));
+    EXPECT(phub_join(&session, config, NULL, NULL), INVALID, "set \"pull\"");
+    FINE(phub_config_set(config, "pull", "ibatch"));
+    EXPECT(phub_join(&session, config, NULL, NULL), INVALID, "only kvstore");
+    FINE(phub_config_set(config, "schedule", "kvstore"));
+    FINE(phub_config_add_layer(config, more, 1));
+    EXPECT(phub_join(&session, config, NULL, NULL), INVALID, "key 2 does not exist");
+    phub_config_free(config);
+}
+
+/* Two keys that are needed together, and one: a plan after six rounds. */
+static void pulls(const char *hub) {
+    enum { KEYS = 3, ROUNDS = 8 };
+    PhubSession *session;
+    PhubConfig *config = settings(hub, "pulls", 1);
+    const uint32_t first[] = {1, 0}, last[] = {2};
+    FINE(phub_config_add_key(config, "second", SHAPE, 2, PHUB_DTYPE_F32, 1, 1));
+    FINE(phub_config_add_key(config, "third", SHAPE, 2, PHUB_DTYPE_F32, 1, 1));
+    FINE(phub_config_set(config, "schedule", "kvstore"));
+    FINE(phub_config_set(config, "pull", "ibatch"));
+    FINE(phub_config_add_layer(config, first, 2));
+    FINE(phub_config_add_layer(config, last, 1));
+    FINE(phub_join(&session, config, NULL, NULL));
+    phub_config_free(config);
+    FINE(phub_broadcast(session));
+    PhubPullPlan plan;
+    char text[200] = "?";
+    FINE(phub_pull_plan(session, &plan));
+    FINE(phub_pull_plan_text(session, text, sizeof text));
+    if (plan.batches != 0 || !isnan(plan.predicted) || text[0] != 0) {
+        fprintf(stderr, "no plan yet, and %zu batches: %s\n", plan.batches, text);
+        failures++;
+    }
+    FINE(phub_push(session, 1));
+    EXPECT(phub_wait(session, 1), ORDER, "push every key of a round before");
+    FINE(phub_push(session, 0));
+    FINE(phub_push(session, 2));
+    FINE(phub_wait_all(session));
+    for (int round = 0; round < ROUNDS; round++) {
+        for (uint32_t key = KEYS; key-- > 0;) {
+            FINE(phub_push(session, key));
+        }
+        for (uint32_t key = 0; key < KEYS; key++) {
+            FINE(phub_wait(session, key));
+        }
+    }
+    FINE(phub_pull_plan(session, &plan));
+    FINE(phub_pull_plan_text(session, text, sizeof text));
+    /* It is made with the seventh round's first push, and told of that round with the eighth's. */
+    if (plan.batches < 1 || plan.batches > 2 || plan.profiles != 1 || plan.rounds != 1 || isnan(plan.start_up) ||
+        isnan(plan.predicted) || isnan(plan.measured) || strncmp(text, "ibatch, ", 8) != 0) {
+        fprintf(stderr, "%zu batches, %u profiles, %u rounds: %s\n", plan.batches, plan.profiles, plan.rounds, text);
+        failures++;
+    }
+    char cut[7];
+    FINE(phub_pull_plan_text(session, cut, sizeof cut));
+    if (strcmp(cut, "ibatch") != 0) {
+        fprintf(stderr, "cut to %s\n", cut);
+        failures++;
+    }
+    EXPECT(phub_pull_plan(session, NULL), INVALID, "plan is null");
+    EXPECT(phub_pull_plan_text(session, NULL, 1), INVALID, "room for a text");
+    EXPECT(phub_pull_plan_text(session, text, 0), INVALID, "room for a text");
+    FINE(phub_leave(session));
+    phub_session_free(session);
 }
 
 static int give_up(void *asked) {
@@ -150,6 +228,8 @@ int main(int argc, char **argv) {
         return 2;
     }
     wrong_settings(argv[1]);
+    wrong_pulls(argv[1]);
+    pulls(argv[1]);
     wrong_joins(argv[1]);
     wrong_calls(argv[1]);
     return failures != 0;

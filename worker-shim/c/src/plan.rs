@@ -1,0 +1,89 @@
+//! What a session plans to pull, and how well that came true.
+
+use std::ffi::c_char;
+
+use worker_shim::PullPlan;
+
+use crate::entry::{enter, given, put};
+use crate::session::PhubSession;
+use crate::status::{Failure, PhubStatus};
+
+/// In which batches of layers a session pulls its weights. Times are in seconds, from when the first batch can be pulled
+/// to when the last layer can be computed, and not a number where there is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PhubPullPlan {
+    /// How many batches there are; 0: there is no plan, because nothing is pulled in batches, or not enough is seen yet.
+    pub batches: usize,
+    /// What each pull takes beside its bytes, by the profile; no number where batches depend on none.
+    pub start_up: f64,
+    /// By the profile; no number where batches depend on none.
+    pub predicted: f64,
+    /// The mean of the rounds since; no number before the first.
+    pub measured: f64,
+    /// Rounds since.
+    pub rounds: u32,
+    /// How many profiles there were.
+    pub profiles: u32,
+}
+
+impl PhubPullPlan {
+    fn of(plan: Option<&PullPlan>) -> Self {
+        let start_up = plan.and_then(|plan| plan.profile.as_ref()).map(|profile| profile.start_up);
+        PhubPullPlan {
+            batches: plan.map_or(0, |plan| plan.batches.len()),
+            start_up: start_up.unwrap_or(f64::NAN),
+            predicted: plan.and_then(|plan| plan.predicted_s).unwrap_or(f64::NAN),
+            measured: plan.and_then(|plan| plan.measured_s).unwrap_or(f64::NAN),
+            rounds: plan.map_or(0, |plan| plan.rounds),
+            profiles: plan.map_or(0, |plan| plan.profiles),
+        }
+    }
+}
+
+fn planned(session: &PhubSession) -> Result<Option<PullPlan>, Failure> {
+    session.waiting(|background, interrupted| {
+        background.with(|session| session.pull_plan().cloned(), interrupted)
+    })
+}
+
+/// The plan of a session that pulls in batches. It is made, or made anew, with the first push of a round.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed, and `plan` leads to room for a result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_pull_plan(session: *const PhubSession, plan: *mut PhubPullPlan) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's word, for both.
+        unsafe {
+            let planned = planned(given("session", session)?)?;
+            put("plan", plan, PhubPullPlan::of(planned.as_ref()))
+        }
+    })
+}
+
+/// The plan in words, to print: how many layers each batch has, and the times. Like snprintf: `text` has room for `room`
+/// bytes, with the zero byte at its end, and what is too long is cut. No plan is an empty text.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed, and `text` leads to `room` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_pull_plan_text(
+    session: *const PhubSession,
+    text: *mut c_char,
+    room: usize,
+) -> PhubStatus {
+    enter(|| {
+        if text.is_null() || room == 0 {
+            return Err(Failure::invalid("text is null or has no room: expected room for a text"));
+        }
+        // SAFETY: the caller's word.
+        let planned = planned(unsafe { given("session", session) }?)?;
+        let mut words = planned.map_or_else(String::new, |plan| plan.to_string()).into_bytes();
+        words.truncate(room - 1); // all of it is ASCII
+        words.push(0);
+        // SAFETY: not null, the caller's word that there are `room` bytes, and no more are written; a local is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), text, words.len()) };
+        Ok(())
+    })
+}
