@@ -6,6 +6,7 @@
 
 mod errors;
 mod hub;
+mod plan;
 mod session;
 mod setting;
 mod state;

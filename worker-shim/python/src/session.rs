@@ -5,9 +5,10 @@ use std::time::Duration;
 use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
 use pyo3::prelude::*;
-use worker_shim::{Background, BackgroundError, SessionConfig, State, Way, WeightsMode};
+use worker_shim::{Background, BackgroundError, Pull, SessionConfig, SessionError, State, Way, WeightsMode};
 
 use crate::errors::{OrderError, SettingsError, of_cause, of_session};
+use crate::plan::{PlanTuple, layers, of_plan};
 use crate::setting::{choice, parse};
 use crate::state::Pieces;
 use crate::window::Window;
@@ -53,8 +54,8 @@ impl Session {
     /// Joins a job and waits until all its workers are there.
     #[new]
     #[pyo3(signature = (hub, job, rank, world_size, keys, optimizer, compression, seed, consistency, on_loss,
-                        schedule, slice_bytes, credit, weights, transport, cores, nics, chunk_bytes, join_limit_s,
-                        wait_limit_s, state))]
+                        schedule, slice_bytes, credit, pull, pull_layers, weights, transport, cores, nics, chunk_bytes,
+                        join_limit_s, wait_limit_s, state))]
     #[allow(clippy::too_many_arguments)] // one a setting; Python names them
     fn new(
         py: Python<'_>,
@@ -71,6 +72,8 @@ impl Session {
         schedule: &str,
         slice_bytes: Option<usize>,
         credit: Option<&str>,
+        pull: Option<&str>,
+        pull_layers: Vec<Vec<u32>>,
         weights: &str,
         transport: Option<&str>,
         cores: Option<u32>,
@@ -100,6 +103,8 @@ impl Session {
         config.schedule = parse("schedule", schedule)?;
         config.slice_bytes = slice_bytes;
         config.credit = credit.map(|text| parse("credit", text)).transpose()?;
+        let pull = pull.map(|text| parse("pull", text)).transpose()?;
+        config.pull = pull.map(|batching| Pull { layers: layers(pull_layers), ..Pull::new(batching) });
         let modes = [("shared", WeightsMode::Shared), ("private", WeightsMode::Private)];
         config.weights = choice("weights", weights, &modes)?;
         config.transport = transport.map(|text| parse("transport", text)).transpose()?;
@@ -143,6 +148,10 @@ impl Session {
         interruptible(py, |interrupted| self.background.wait(KeyId(key), interrupted))
     }
 
+    fn settle(&self, py: Python<'_>, key: u32) -> PyResult<()> {
+        interruptible(py, |interrupted| self.background.settle(KeyId(key), interrupted))
+    }
+
     fn is_ready(&self, key: u32) -> PyResult<bool> {
         self.background.is_ready(KeyId(key)).map_err(|error| of_session(&error))
     }
@@ -157,18 +166,21 @@ impl Session {
     }
 
     fn set_learning_rate(&self, py: Python<'_>, learning_rate: f32) -> PyResult<()> {
-        let answer = interruptible(py, |interrupted| {
-            self.background.with(move |session| session.set_learning_rate(learning_rate), interrupted)
-        })?;
-        answer.map_err(|error| of_cause(&error))
+        self.call(py, move |session| session.set_learning_rate(learning_rate))
+    }
+
+    fn pull_by(&self, py: Python<'_>, pull_layers: Vec<Vec<u32>>) -> PyResult<()> {
+        self.call(py, |session| session.pull_by(layers(pull_layers)))
+    }
+
+    fn pull_plan(&self, py: Python<'_>) -> PyResult<Option<PlanTuple>> {
+        let plan = self.call(py, |session| Ok(session.pull_plan().cloned()))?;
+        Ok(plan.as_ref().map(of_plan))
     }
 
     /// Round, bytes and milliseconds of a checkpoint that is written now.
     fn checkpoint(&self, py: Python<'_>) -> PyResult<(u32, u64, u64)> {
-        let answer = interruptible(py, |interrupted| {
-            self.background.with(|session| session.checkpoint(), interrupted)
-        })?;
-        let written = answer.map_err(|error| of_cause(&error))?;
+        let written = self.call(py, |session| session.checkpoint())?;
         Ok((written.round.0, written.bytes, written.milliseconds))
     }
 
@@ -210,6 +222,16 @@ impl Session {
 }
 
 impl Session {
+    /// A call of the session's own, on its thread.
+    fn call<R: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut worker_shim::Session) -> Result<R, SessionError> + Send + 'static,
+    ) -> PyResult<R> {
+        let answer = interruptible(py, |interrupted| self.background.with(call, interrupted))?;
+        answer.map_err(|error| of_cause(&error))
+    }
+
     fn key(&self, key: u32) -> PyResult<(&Key, &worker_shim::KeyMemory)> {
         let mut keys = self.background.layout().keys().iter().zip(self.background.keys());
         let count = keys.len();

@@ -94,6 +94,84 @@ def test_a_job_on_two_hubs():
             np.testing.assert_array_equal(session.push_pull("large", np.ones(50_000)), 1.5)
 
 
+LAYERS = [["first", "also first"], ["second"], ["third"]]
+
+
+def pulling(hub, pull, **settings):
+    keys = {key: (50,) for layer in LAYERS for key in layer}
+    settings = {"schedule": "kvstore", "pull": pull, "pull_layers": LAYERS, **settings}
+    return join(hub, keys=keys, **settings)
+
+
+@pytest.mark.parametrize("pull", ["ibatch", "greedy", "layer", "all"])
+def test_weights_are_pulled_in_batches(hub, pull):
+    with pulling(hub, pull) as session:
+        session.broadcast({key: np.zeros(50) for key in session.keys})
+        needs_profile = pull in ("ibatch", "greedy")
+        for number in range(9):
+            if needs_profile and number <= 6:
+                assert session.pull_plan is None, "three rounds layer by layer, and three at once"
+            for key in reversed(session.keys):
+                session.gradient(key)[:] = 1.0
+                session.push(key)
+            for layer in LAYERS:
+                session.wait(*layer)
+                assert all((session.weights(key) == -0.5 * (number + 1)).all() for key in layer)
+        plan = session.pull_plan
+        assert plan.batching == pull and plan.profiles == (1 if needs_profile else 0)
+        assert [key for batch in plan.batches for key in batch] == [key for layer in LAYERS for key in layer]
+        assert {"layer": 3, "all": 1}.get(pull, len(plan.batches)) == len(plan.batches)
+        assert (plan.predicted is None) == (plan.start_up is None) == (not needs_profile)
+        assert plan.rounds > 0 and plan.measured > 0.0
+        assert str(plan).startswith(f"{pull}, {len(plan.batches)} batches of ")
+
+
+def test_waiting_for_all_is_no_forward_pass(hub):
+    with pulling(hub, "ibatch") as session:
+        session.broadcast()
+        for wait in (session.wait, session.settle):
+            for _ in range(10):
+                session.push()
+                wait()
+        assert session.pull_plan is None
+
+
+def test_other_layers_can_be_learnt(hub):
+    with pulling(hub, "layer", pull_layers=None) as session:
+        assert session.pull_plan.batches == [[key] for key in session.keys]
+        session.broadcast()
+        session.push()
+        with pytest.raises(phub.OrderError, match="under way.*pulling by other layers"):
+            session.pull_by(LAYERS)
+        session.wait()
+        session.pull_by(LAYERS[::-1])
+        assert session.pull_plan.batches == LAYERS[::-1]
+        session.push()
+        session.wait()
+
+
+def test_pulls_that_cannot_be(hub):
+    for settings, words in [
+        ({"pull": "some"}, "expected ibatch, greedy, layer or all"),
+        ({"pull": None}, "pull_layers without pull"),
+        ({"pull": "all", "schedule": "p3"}, "pull all with schedule p3: only kvstore"),
+        ({"pull": "all", "pull_layers": LAYERS[1:]}, "key 0 is in 0 layers"),
+        ({"pull": "all", "pull_layers": [["fourth"]]}, "'fourth' is none of this job's 4"),
+    ]:
+        with pytest.raises(phub.SettingsError, match=words):
+            pulling(hub, **settings)
+    session = pulling(hub, "all")
+    session.broadcast()
+    session.push("first")
+    with pytest.raises(phub.OrderError, match="push every key of a round"):
+        session.wait("first")
+    session.push("also first", "second", "third")
+    session.wait("first")
+    session.leave()
+    with join(hub, job="other") as session, pytest.raises(phub.SettingsError, match="without batches"):
+        session.pull_by([["weight"], ["bias"]])
+
+
 def test_windows_are_shown_without_copies_and_outlive_the_session(hub):
     session = join(hub)
     session.broadcast({"weight": np.full((3, 40), 5.0)})

@@ -40,6 +40,7 @@ from ._phub import (
     UnreachableError,
     __version__,
 )
+from ._pull import PullPlan
 from ._session import Checkpoint, Key, Session, Traffic, Way
 from ._state import State
 
@@ -70,6 +71,7 @@ __all__ = [
     "OutOfMemoryError",
     "PeerLeftError",
     "ProtocolError",
+    "PullPlan",
     "Qsgd",
     "RandomK",
     "RefusedError",

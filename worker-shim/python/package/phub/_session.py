@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Un
 import numpy as np
 import numpy.typing as npt
 
-from . import _compression, _optimizers, _phub, _state
+from . import _compression, _optimizers, _phub, _pull, _state
 from ._hub import Hub, serve
 from ._launch import Worker, worker
 
@@ -114,6 +114,8 @@ class Session:
         schedule: str = "sliced",
         slice_bytes: Optional[int] = None,
         credit: Union[int, str, None] = None,
+        pull: Optional[str] = None,
+        pull_layers: Optional[Sequence[Sequence[str]]] = None,
         weights: str = "shared",
         transport: Optional[str] = None,
         cores: Optional[int] = None,
@@ -145,6 +147,10 @@ class Session:
                 first keys overtake the others.
             slice_bytes: the most bytes of a unit of the schedule. Default: a chunk.
             credit: bytes that may be under way on each link, "auto" or "none". Default: what the schedule needs.
+            pull: with "kvstore", in which batches of layers weights are pulled: "ibatch" (those that overlap the
+                forward pass best), "greedy", "layer" or "all". What layers take is seen by when `wait` is called for
+                which key; all keys of a round are pushed before one is waited for. Default: each key as soon as it can be.
+            pull_layers: keys that are needed together, in the order of the forward pass. Default: each key by itself.
             weights: "shared": read in place, where nobody can write; "private": in a copy of this worker's.
             transport: "shm", "verbs" or "tcp". Default: the best that leads to the hub.
             cores: how many of the hub's cores the job gets. Default: all.
@@ -164,6 +170,11 @@ class Session:
         self._owner = os.getpid()
         self._keys = {name: _key(name, given) for name, given in keys.items()}
         self._numbers = {name: number for number, name in enumerate(self._keys)}
+        if pull is None and pull_layers is not None:
+            raise _phub.SettingsError("pull_layers without pull: say which batches of them, such as pull='ibatch'")
+        self.pull = pull
+        self._layers = [[key] for key in self._keys] if pull_layers is None else [list(each) for each in pull_layers]
+        layers = _pull.numbers(self._layers, self._numbers)
         me = worker()
         self.rank = me.rank if rank is None else rank
         self.world_size = me.world_size if world_size is None else world_size
@@ -189,6 +200,8 @@ class Session:
                     schedule,
                     slice_bytes,
                     None if credit is None else str(credit),
+                    pull,
+                    layers,
                     weights,
                     transport,
                     cores,
@@ -283,14 +296,23 @@ class Session:
 
     def wait(self, *keys: str) -> None:
         """Waits until the answers of these keys are there; without names, of all. The GIL is free meanwhile, and
-        Ctrl-C raises KeyboardInterrupt; the session lives on.
+        Ctrl-C raises KeyboardInterrupt; the session lives on. With `pull`, waits with names are what the forward pass
+        is seen by.
 
         Raises:
+            OrderError: with `pull`, a key that cannot come before others are pushed.
             PeerLeftError, StalledError: the answer cannot come.
             JobFailedError, HubLostError, ...: the session is over.
         """
-        for key in keys or self._keys:
+        for key in keys:
             self._native.wait(self._number(key))
+        if not keys:
+            self._native.wait_all()
+
+    def settle(self, *keys: str) -> None:
+        """As `wait`, for keys that are not computed with next: with `pull` it is no part of the forward pass."""
+        for key in keys or self._keys:
+            self._native.settle(self._number(key))
 
     def is_ready(self, key: str) -> bool:
         """Whether the key's answer is there. Waits for nothing."""
@@ -321,6 +343,18 @@ class Session:
         """Changes the learning rate from the next round on, for all workers. When nothing is under way; every worker
         may call it with the same value."""
         self._native.set_learning_rate(learning_rate)
+
+    def pull_by(self, layers: Sequence[Sequence[str]]) -> None:
+        """With `pull`: by other layers from now on, when nothing is under way. For a caller that learns only as it
+        computes in what order its layers are needed; what they take is measured anew. Workers need not agree."""
+        self._native.pull_by(_pull.numbers(layers, self._numbers))
+        self._layers = [list(layer) for layer in layers]
+
+    @property
+    def pull_plan(self) -> Optional[_pull.PullPlan]:
+        """With `pull`: in which batches weights are pulled, and how well the prediction came true; None as long as not
+        enough is seen for a plan."""
+        return _pull.plan(self._native.pull_plan(), self._layers)
 
     def checkpoint(self) -> Checkpoint:
         """Writes the job's weights and optimizer state to its checkpoint at the hub now, and returns when they are on

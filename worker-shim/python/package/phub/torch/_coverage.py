@@ -1,4 +1,4 @@
-"""Which module's forward pass has to wait for which parameters.
+"""Which module's forward pass has to wait for which parameters, and in what order modules are called.
 
 A module that is called waits for the parameters that it holds itself. Some modules use those of a child without
 calling it (MultiheadAttention its out_proj), so a module that was not called is covered by the nearest one above it
@@ -9,7 +9,7 @@ that is met later, or that is not in training, waits for everything below it.
 from __future__ import annotations
 
 import weakref
-from typing import Dict, List, MutableMapping, Set, Tuple
+from typing import Dict, Iterable, List, MutableMapping, Sequence, Set, Tuple
 
 import torch
 
@@ -22,11 +22,13 @@ class Coverage:
     def __init__(self, keys: Dict[int, str]) -> None:
         """`keys`: names by `id` of the parameter."""
         self._keys = keys
-        self._called: Set[Module] = set()
+        self._called: Dict[Module, None] = {}  # a set that keeps its order
         # By modules of any model in this process, which it does not keep alive.
         self._below: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._learnt: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._learning = True
+        self.layers: List[List[str]] = []
+        """Once learnt: parameters that are waited for together, in the order in which they are."""
 
     @property
     def is_learning(self) -> bool:
@@ -36,7 +38,7 @@ class Coverage:
     def called(self, module: Module) -> Tuple[str, ...]:
         """What to wait for before this module's forward."""
         if module.training and self._learning:
-            self._called.add(module)
+            self._called[module] = None
         elif module.training and module in self._learnt:
             return self._learnt[module]
         return self._all_below(module)
@@ -69,7 +71,9 @@ class Coverage:
             self._learnt[module] = tuple(sorted(keys))
         waited_for = set().union(*covered.values()) if covered else set()
         self._called.clear()
-        return [key for key in self._keys.values() if key not in waited_for]
+        uncovered = [key for key in self._keys.values() if key not in waited_for]
+        self.layers = _once([uncovered, *(self._learnt[module] for module in covered)])
+        return uncovered
 
     def _coverers(self, module: Module, parents: Dict[Module, List[Module]]) -> Set[Module]:
         """The module itself when it is called, else the nearest above it that are."""
@@ -95,3 +99,15 @@ class Coverage:
                 if any(id(each) in self._keys for each in below._parameters.values()):
                     owners[below] = None
         return list(owners)
+
+
+def _once(layers: Iterable[Sequence[str]]) -> List[List[str]]:
+    """Layers that have each key in the first of those that name it, and none without keys."""
+    seen: Set[str] = set()
+    found: List[List[str]] = []
+    for layer in layers:
+        new = [key for key in layer if key not in seen]
+        seen.update(new)
+        if new:
+            found.append(new)
+    return found

@@ -42,6 +42,7 @@ class Exchange:
         self._open: Set[str] = set()
         self._coverage = Coverage({id(parameter): key for key, parameter in parameters.items()})
         self._uncovered: List[str] = []
+        self._learns_layers = session.pull is not None
         self._handles: List[Any] = []
 
     # ---- the start
@@ -96,6 +97,11 @@ class Exchange:
         self._sent[key] = (gradient, -1 if gradient is None else gradient._version)
 
     def _begin_round(self) -> None:
+        if self._learns_layers and self._coverage.layers:
+            # Each worker by itself: what it pulls together is no other's business.
+            self.synchronize()
+            self.session.pull_by(self._coverage.layers)
+            self._learns_layers = False
         rate = self._settings.learning_rate(self._groups)
         if rate == self._rate:
             return
@@ -152,8 +158,10 @@ class Exchange:
         self._open.discard(key)
 
     def synchronize(self) -> None:
-        """Waits for all parameters."""
-        self._wait_for(list(self._open))
+        """Waits for all parameters, which is no forward pass."""
+        for key in list(self._open):
+            self._windows.settle(key)
+            self._open.discard(key)
 
     def groups_are(self, groups: List[Dict[str, Any]]) -> None:
         """The optimizer has new lists of its groups."""

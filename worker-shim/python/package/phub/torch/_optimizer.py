@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Dict, Iterable, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 
@@ -66,6 +66,8 @@ class Join:
             multipliers = settings.groups[groups[id(parameter)]]
             shape, dtype = tuple(parameter.shape), dtype_of(name, parameter)
             keys[name] = Key(shape, dtype, multipliers.learning_rate, multipliers.weight_decay)
+        if self._session.get("pull") is not None:
+            changed = {"pull_layers": _by_module(keys), **changed}
         joined = Session(keys=keys, optimizer=settings.optimizer, state=state, **{**self._session, **changed})
         try:
             if state is not None and joined.rank == 0 and joined.next_round != state.round:
@@ -148,6 +150,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     clip_value: Optional[float] = None,
     overlap: bool = True,
     schedule: str = "p3",
+    pull: Optional[str] = None,
     weights: str = "private",
     **session: Any,
 ) -> Any:
@@ -176,6 +179,9 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         clip_value: gradients are clipped to plus and minus this, each worker's before the sum.
         overlap: without it `step()` waits for all parameters.
         schedule: as for `phub.Session`. "p3" lets the first layers' parameters, which are needed first, overtake.
+        pull: as for `phub.Session`, with schedule="kvstore": parameters are pulled in batches of modules. Those of one
+            module, by their names, are a layer, in the order of `named_parameters`; from the second step on it is as
+            the first training pass has called them.
         weights: "private": parameters lie in memory of this worker, filled as answers come. "shared": they lie where
             the hub writes them, which saves the copy; whoever writes one then crashes the process.
         session: more settings of `phub.Session`, such as `job`, `on_loss`, `transport`.
@@ -190,7 +196,16 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
     if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
         raise SettingsError("DistributedOptimizer trains in step (consistency 'bsp', on_loss 'stop'); see phub.Session")
-    if isinstance(session.get("compression"), SlimDP):
+    slim = isinstance(session.get("compression"), SlimDP)
+    if pull is not None and (slim or not overlap):
+        raise SettingsError(
+            f"pull={pull!r} with {'SlimDP' if slim else 'overlap=False'}, which waits for all parameters in step(): "
+            f"batches are for parameters that are pulled while modules compute; leave pull out"
+        )
+    if "pull_layers" in session:
+        raise SettingsError("pull_layers: DistributedOptimizer takes layers from the modules; leave them out")
+    session["pull"] = pull
+    if slim:
         if backward_passes_per_step > 1 or clip_value is not None:
             raise SettingsError(
                 "with SlimDP the optimizer makes its own steps: sum gradients of several backward passes and clip them as "
@@ -207,6 +222,15 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     mix_in(optimizer, _AtTheHub, join.first(optimizer))
     optimizer._phub_join = join  # type: ignore[attr-defined]
     return optimizer
+
+
+def _by_module(names: Iterable[str]) -> List[List[str]]:
+    """Parameters of one module together, in the order of the first of each; numbers are each by itself."""
+    layers: Dict[str, List[str]] = {}
+    for name in names:
+        module, _, own = name.rpartition(".")
+        layers.setdefault(name if own.isdecimal() else module, []).append(name)
+    return list(layers.values())
 
 
 def _named(

@@ -42,8 +42,12 @@ class HostWindows:
         self._session.push(key)
 
     def wait(self, key: str) -> None:
-        """Waits until the parameter is the new one."""
+        """Waits until the parameter is the new one, for a module that computes with it next."""
         self._session.wait(key)
+
+    def settle(self, key: str) -> None:
+        """Waits until the parameter is the new one."""
+        self._session.settle(key)
 
     def close(self) -> None:
         """Nothing is left to be done."""
@@ -69,6 +73,8 @@ class CudaWindows:
                 self._pin(window)
         self._copies: "queue.SimpleQueue[Optional[Tuple[Any, str]]]" = queue.SimpleQueue()
         self._sent = {key: threading.Event() for key in session.keys}
+        for sent in self._sent.values():
+            sent.set()  # nothing is on its way
         self._error: Optional[BaseException] = None
         self._copied: Dict[str, Any] = {}
         self._thread = threading.Thread(target=self._send, name="phub-copies", daemon=True)
@@ -117,10 +123,23 @@ class CudaWindows:
             self._sent[key].set()
 
     def wait(self, key: str) -> None:
-        self._sent[key].wait()
+        self._wait_for_copies(key)
+        self._session.wait(key)
+        self._take(key)
+
+    def settle(self, key: str) -> None:
+        self._wait_for_copies(key)
+        self._session.settle(key)
+        self._take(key)
+
+    def _wait_for_copies(self, key: str) -> None:
+        # A key that is pulled in a batch cannot come before all of the batch are pushed.
+        for sent in [self._sent[key]] if self._session.pull is None else self._sent.values():
+            sent.wait()
         if self._error is not None:
             raise self._error
-        self._session.wait(key)
+
+    def _take(self, key: str) -> None:
         # The next answer cannot overwrite what is still being copied: it comes after the next push, and that after
         # a copy that comes after this one.
         self._parameters[key].data.copy_(self._windows[key][1], non_blocking=True)

@@ -1,0 +1,61 @@
+"""Weights that are pulled in batches of layers: which, and what came of it. Plain data; must not know sessions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from ._phub import SettingsError
+
+
+@dataclasses.dataclass(frozen=True)
+class PullPlan:
+    """In which batches a session pulls its weights. Printed, it is a line of words.
+
+    Attributes:
+        batching: by what they are chosen: "ibatch", "greedy", "layer" or "all".
+        batches: the keys of each batch.
+        start_up: what each pull takes beside its bytes, in seconds; None where batches depend on no profile.
+        predicted: by the profile, seconds from when the first batch can be pulled to when the last layer can be
+            computed; None where batches depend on none.
+        measured: the mean of the rounds since; None before the first.
+        rounds: rounds since.
+        profiles: how many profiles there were.
+    """
+
+    batching: str
+    batches: List[List[str]]
+    start_up: Optional[float]
+    predicted: Optional[float]
+    measured: Optional[float]
+    rounds: int
+    profiles: int
+    _words: str = dataclasses.field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self._words
+
+
+_Native = Tuple[str, List[Tuple[int, int]], Optional[float], Optional[float], Optional[float], int, int, str]
+
+
+def plan(native: Optional[_Native], layers: Sequence[Sequence[str]]) -> Optional[PullPlan]:
+    """What the native part says of these layers."""
+    if native is None:
+        return None
+    batching, batches, start_up, predicted, measured, rounds, profiles, words = native
+    keys = [[key for layer in layers[start:end] for key in layer] for start, end in batches]
+    return PullPlan(batching, keys, start_up, predicted, measured, rounds, profiles, words)
+
+
+def numbers(layers: Sequence[Sequence[str]], keys: Dict[str, int]) -> List[List[int]]:
+    """Layers of keys by number.
+
+    Raises:
+        SettingsError: a key that the job does not have.
+    """
+    for layer in layers:
+        for key in layer:
+            if key not in keys:
+                raise SettingsError(f"layers to pull by: key {key!r} is none of this job's {len(keys)}")
+    return [[keys[key] for key in layer] for layer in layers]
