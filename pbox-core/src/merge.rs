@@ -106,6 +106,29 @@ mod tests {
         assert_eq!(merged::<f16>(Answer::Values, &[1.0, f32::NAN], &[0.5, 2.0]), [0.5, 2.0]);
     }
 
+    /// Longer than what is converted at once, and no multiple of it.
+    #[test]
+    fn long_chunks_are_merged_element_by_element() {
+        fn check<E: Element>() {
+            let weights: Vec<f32> = (0..2 * BLOCK + 77).map(|i| (i as f32).sin()).collect();
+            let have: Vec<E> = weights.iter().map(|weight| E::from_f32(weight * 0.99)).collect();
+            let mut change = vec![0.0; weights.len()];
+            difference(Kernels::detect(), &weights, &have, &mut change);
+            let mut merged = have.clone();
+            let mut scratch = vec![7.0; have.len()];
+            let payload = payload(&change);
+            merge(&Codec::Bf16, Kernels::detect(), &payload, Answer::Difference, &mut merged, &mut scratch);
+            for (i, have) in have.iter().enumerate() {
+                assert_eq!(change[i], weights[i] - have.to_f32(), "{:?} {i}", E::DTYPE);
+                let sent = half::bf16::from_f32(change[i]).to_f32();
+                assert_eq!(merged[i], E::from_f32(have.to_f32() + sent), "{:?} {i}", E::DTYPE);
+            }
+        }
+        check::<f32>();
+        check::<f16>();
+        check::<half::bf16>();
+    }
+
     /// 65520 is the least that rounds to infinity in f16.
     #[test]
     fn a_weight_of_16_bits_comes_back_from_infinity() {
