@@ -92,7 +92,6 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         SessionError::System(_) | SessionError::Panicked => ResourceError::new_err(words),
         SessionError::JobName(_)
         | SessionError::Hubs { .. }
-        | SessionError::Schedule(_)
         | SessionError::Pull(_)
         | SessionError::Optimizer(_)
         | SessionError::Consistency(_)

@@ -10,7 +10,7 @@ import pytest
 import phub
 
 # A hang, not slowness: the longest test takes some seconds.
-WATCHDOG_S = 120
+WATCHDOG_S = 240
 STDERR = pytest.StashKey()
 
 
