@@ -18,6 +18,7 @@ class Method:
         rate: multiplies the task's learning rate.
         local: the worker steps by itself and pushes what its step changed, and the hub adds the mean of that
             (Slim-DP, algorithm 1); else it pushes gradients and the hub steps.
+        keep: of what the worker changed by itself, what was not sent is sent later.
     """
 
     title: str
@@ -26,21 +27,24 @@ class Method:
     schedule: str = "sliced"
     rate: float = 1.0
     local: bool = False
-
-
-def slim(alpha, beta):
-    """Slim-DP with a selection every hundred rounds."""
-    return phub.SlimDP(alpha=alpha, beta=beta, q=100)
+    keep: bool = False
 
 
 METHODS = {
     "plump": Method("Plump-DP"),
     "p3": Method("P3", schedule="p3"),
     "quant": Method("Quant-DP (QSGD, 8 bit, 512)", phub.Qsgd(bits=8, bucket=512)),
-    "slim": Method("Slim-DP (0.3, 0.15)", slim(0.3, 0.15), local=True),
-    "core": Method("Slim-DP, core alone (0.3, 0.3)", slim(0.3, 0.3), local=True),
+    "slim": Method("Slim-DP (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True),
+    "core": Method("Slim-DP, core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True),
+    "random": Method("Slim-DP, explorer alone (0.3, 0)", phub.SlimDP(0.3, 0.0), local=True),
+    "kept": Method("Slim-DP that keeps (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True, keep=True),
+    "kept-core": Method("Slim-DP that keeps, core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True, keep=True),
     # Momentum, which is the method's, sums ten gradients of one place: a tenth of the rate.
     "dgc": Method("DGC (1%)", phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.1),
+    # What is sent loses its momentum, and the largest is sent often: a fifth learns as fast as Plump-DP at first.
+    "dgc-fifth": Method("DGC (1%), a fifth", phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.2),
     # Four steps where the others have one.
     "asgd": Method("ASGD", consistency="asp", rate=0.25),
+    # Each of them as large as the others' one.
+    "asgd-whole": Method("ASGD, whole rate", consistency="asp"),
 }

@@ -22,6 +22,7 @@ SOCKET_BYTES = 256 << 10
 FIELDS = ["task", "method", "seed", "round", "seconds", "accuracy", "mbit"]
 METHODS = ["plump", "p3", "quant", "slim", "core", "dgc", "asgd"]
 ROUNDS = {"digits": 440, "text": 800}
+SELECT_EVERY = 100
 
 
 def arguments():
@@ -73,7 +74,8 @@ def one(machines, args, task, method, seed):
     try:
         for rank in reversed(range(WORKERS)):
             settings = {"hub": hub_at, "job": "run", "rank": rank, "workers": WORKERS, "task": task, "method": method,
-                        "seed": seed, "rounds": rounds, "every": max(1, rounds // 40), "batch": args.batch}
+                        "seed": seed, "rounds": rounds, "every": max(1, rounds // 40), "batch": args.batch,
+                        "q": SELECT_EVERY, "transport": "tcp", "hub_too": False}
             command = ["env", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", args.python,
                        os.path.join(HERE, "worker.py"), json.dumps(settings)]
             out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Accuracy by rounds and by time of each method on links of a limited rate (docs/figures.md). Needs root, a release
 # build, and a Python with the package phub, NumPy and scikit-learn (make python; PHUB_PYTHON_VENV). Options: --help.
-# `run.sh saved` measures what is saved of the time of communication, and needs no package.
+# `run.sh saved` measures what is saved of the time of communication, and needs no package. `run.sh length` trains until
+# accuracy is flat, over shared memory, and needs no root.
 #
 # All of it runs in namespaces of its own, for network, mounts and processes: when this script ends, also by
 # Ctrl-C or SIGKILL, the kernel removes whatever it made.
@@ -9,12 +10,16 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 python=${PHUB_PYTHON_VENV:-target/python/venv}/bin/python script=run.py
-if [ "${1:-}" = saved ]; then python=python3 script=saved.py && shift; fi
+case ${1:-} in
+saved) python=python3 script=saved.py && shift ;;
+length) script=length.py && shift ;;
+esac
 command -v "$python" >/dev/null || {
     echo "compression: no $python: make python, or set PHUB_PYTHON_VENV" >&2
     exit 1
 }
 case " $* " in *" --help "* | *" -h "*) exec "$python" "$here/$script" --help ;; esac
+if [ "$script" = length.py ]; then exec "$python" -B "$here/$script" "$@"; fi
 sh "$here/../figures/ready.sh" || exit 1
 # shellcheck disable=SC2016
 exec setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child --mount-proc sh -c '
