@@ -10,12 +10,12 @@ import statistics
 import matplotlib.pyplot as plt
 from plot import COLOURS, TITLES, spread
 
-TITLES = {**TITLES, "random": "Slim-DP, explorer alone", "kept": "Slim-DP that keeps",
-          "kept-core": "the same, core alone", "dgc-fifth": "DGC, a fifth of the rate", "asgd-whole": "ASGD, whole rate"}
-COLOURS = {**COLOURS, "random": "#16a085", "kept": "#2b7bba", "kept-core": "#1e8449", "dgc-fifth": "#7d3c98",
-           "asgd-whole": "#34495e"}
+TITLES = {**TITLES, "slim-once": "Slim-DP, one core", "core-once": "one core alone", "kept": "Slim-DP that keeps",
+          "kept-core": "core alone that keeps", "dgc-fifth": "DGC, a fifth of the rate"}
+COLOURS = {**COLOURS, "slim-once": "#16a085", "core-once": "#34495e", "kept": "#2b7bba", "kept-core": "#1e8449",
+           "dgc-fifth": "#7d3c98"}
 # Methods of each picture. P3 has Plump-DP's bits.
-PICTURES = [("plump", "quant", "dgc-fifth", "asgd", "slim"), ("plump", "slim", "core", "random", "kept", "kept-core")]
+PICTURES = [("plump", "quant", "dgc-fifth", "asgd", "slim"), ("plump", "slim", "slim-once", "core", "core-once", "kept", "kept-core")]
 # Looks at the end of a run that are averaged: one look alone is off by half a point of chance.
 LAST = 5
 

@@ -19,6 +19,7 @@ class Method:
         local: the worker steps by itself and pushes what its step changed, and the hub adds the mean of that
             (Slim-DP, algorithm 1); else it pushes gradients and the hub steps.
         keep: of what the worker changed by itself, what was not sent is sent later.
+        once: Slim-DP's core is selected after the first round and never again.
     """
 
     title: str
@@ -28,6 +29,7 @@ class Method:
     rate: float = 1.0
     local: bool = False
     keep: bool = False
+    once: bool = False
 
 
 METHODS = {
@@ -36,7 +38,8 @@ METHODS = {
     "quant": Method("Quant-DP (QSGD, 8 bit, 512)", phub.Qsgd(bits=8, bucket=512)),
     "slim": Method("Slim-DP (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True),
     "core": Method("Slim-DP, core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True),
-    "random": Method("Slim-DP, explorer alone (0.3, 0)", phub.SlimDP(0.3, 0.0), local=True),
+    "slim-once": Method("Slim-DP, one core (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True, once=True),
+    "core-once": Method("Slim-DP, one core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True, once=True),
     "kept": Method("Slim-DP that keeps (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True, keep=True),
     "kept-core": Method("Slim-DP that keeps, core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True, keep=True),
     # Momentum, which is the method's, sums ten gradients of one place: a tenth of the rate.
@@ -45,6 +48,4 @@ METHODS = {
     "dgc-fifth": Method("DGC (1%), a fifth", phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.2),
     # Four steps where the others have one.
     "asgd": Method("ASGD", consistency="asp", rate=0.25),
-    # Each of them as large as the others' one.
-    "asgd-whole": Method("ASGD, whole rate", consistency="asp"),
 }

@@ -18,7 +18,7 @@ def main():
     rank, workers, seed = run["rank"], run["workers"], run["seed"]
     rate, compression = task.rate * method.rate, method.compression
     if method.local:
-        compression = dataclasses.replace(compression, q=run["q"])
+        compression = dataclasses.replace(compression, q=run["rounds"] + 1 if method.once else run["q"])
     session = phub.Session(
         run["hub"], rank, workers, keys=task.shapes(), optimizer=phub.Sgd(1.0 if method.local else rate),
         job=run["job"], consistency=method.consistency, schedule=method.schedule, compression=compression,
