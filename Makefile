@@ -34,7 +34,7 @@ figures: setup  ## P3's and iBatch's experiments on rate-limited links (root; an
 	sh tools/figures/run.sh ibatch
 
 COMPRESSION =
-compression: python  ## accuracy of Slim-DP, codecs, P3, ASGD by rounds and time on rate-limited links (root; 15 minutes)
+compression: python  ## accuracy of Slim-DP, codecs, P3, ASGD by rounds and time on rate-limited links (root; 15 minutes; COMPRESSION=length: until it is flat, no root, an hour)
 	$(CARGO) build --release --bin phub-server $(FEATURES)
 	sh tools/compression/run.sh $(COMPRESSION)
 

@@ -15,7 +15,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 WORKERS = 4
 FIELDS = ["task", "method", "seed", "round", "worker", "hub"]
-METHODS = ["plump", "quant", "slim", "core", "slim-once", "core-once", "kept", "kept-core", "dgc-fifth", "asgd"]
+METHODS = ["plump", "quant", "slim", "core", "slim-once", "core-once", "kept", "dgc-fifth", "asgd"]
 ROUNDS = {"digits": 440, "text": 6000}
 # The paper selects some twenty times in a run: every 20,000 of some 400,000 mini-batches.
 SELECTIONS = 20

@@ -41,7 +41,6 @@ METHODS = {
     "slim-once": Method("Slim-DP, one core (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True, once=True),
     "core-once": Method("Slim-DP, one core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True, once=True),
     "kept": Method("Slim-DP that keeps (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True, keep=True),
-    "kept-core": Method("Slim-DP that keeps, core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True, keep=True),
     # Momentum, which is the method's, sums ten gradients of one place: a tenth of the rate.
     "dgc": Method("DGC (1%)", phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.1),
     # What is sent loses its momentum, and the largest is sent often: a fifth learns as fast as Plump-DP at first.
