@@ -31,11 +31,15 @@ struct Chunk {
     core: Option<Vec<u64>>,
     /// By rank: what the worker has.
     local: Vec<Vec<f32>>,
+    /// By rank: what is in the gradient when the round is over.
+    left_out: Vec<Vec<f32>>,
 }
 
 /// The method, one element after the other.
 struct Model {
     slim: SlimDp,
+    /// Workers add to what was left out, and do not write over it.
+    keeps: bool,
     optimizer: Optimizer,
     workers: u32,
     chunks: Vec<Chunk>,
@@ -47,17 +51,20 @@ struct Model {
 }
 
 impl Model {
-    fn new(slim: SlimDp, terms: &Terms, layout: &Layout) -> Self {
+    fn new(slim: SlimDp, keeps: bool, terms: &Terms, layout: &Layout) -> Self {
         let chunk = |chunk: &pbox_core::Chunk| {
             let start = (chunk.span.offset - layout.key_span(chunk.key).offset) / 4;
             let elements = chunk.span.bytes / 4;
             let weights: Vec<f32> = (0..elements).map(|i| value(0, Round(0), chunk.key, start + i)).collect();
             let local = vec![weights.clone(); terms.workers as usize];
-            Chunk { key: chunk.key, start, state: vec![[0.0; 2]; elements], core: None, local, weights }
+            let left_out = vec![vec![0.0; elements]; terms.workers as usize];
+            let state = vec![[0.0; 2]; elements];
+            Chunk { key: chunk.key, start, state, core: None, local, left_out, weights }
         };
         let chunks = layout.chunks().iter().map(chunk).collect();
         Model {
             slim,
+            keeps,
             optimizer: terms.optimizer,
             workers: terms.workers,
             chunks,
@@ -99,8 +106,12 @@ impl Model {
             for place in 0..elements {
                 let gradient = |rank: u32| value(rank, round, chunk.key, chunk.start + place);
                 let mut sum = 0.0;
-                for rank in (0..self.workers).filter(|&rank| set::has(&pushed[rank as usize], place)) {
-                    sum += gradient(rank);
+                for rank in 0..self.workers {
+                    let left_out = &mut chunk.left_out[rank as usize][place];
+                    *left_out = if self.keeps { *left_out + gradient(rank) } else { gradient(rank) };
+                    if set::has(&pushed[rank as usize], place) {
+                        sum += std::mem::take(left_out);
+                    }
                 }
                 let (weight, state) = (&mut chunk.weights[place], &mut chunk.state[place]);
                 oracle::step(&self.optimizer, &step, sum, weight, state);
@@ -174,7 +185,7 @@ fn cluster(seed: u64) -> (usize, usize) {
     (terms.credit, terms.hub_credit) = (credit(), credit());
     let faults = Faults { delay: 0..dice.from(1..=30), reorder: dice.below(2) == 0, ..Faults::NONE };
     let mut job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
-    let mut model = Model::new(slim, &terms, &layout);
+    let mut model = Model::new(slim, dice.below(2) == 0, &terms, &layout);
     let keys = || (0..layout.keys().len() as u32).map(KeyId);
     for round in (0..dice.from(6..=16) as u32).map(Round) {
         let mut forgotten = BTreeSet::new();
@@ -194,7 +205,9 @@ fn cluster(seed: u64) -> (usize, usize) {
                     let own = worker.weights_mut::<f32>(key).unwrap().iter_mut().zip(&gradients);
                     own.for_each(|(weight, gradient)| *weight -= OWN_RATE * gradient);
                 }
-                worker.gradient_mut::<f32>(key).unwrap().copy_from_slice(&gradients);
+                for (slot, gradient) in worker.gradient_mut::<f32>(key).unwrap().iter_mut().zip(&gradients) {
+                    *slot = if model.keeps { *slot + gradient } else { *gradient };
+                }
                 worker.push(key).unwrap();
             }
         }
@@ -208,7 +221,10 @@ fn cluster(seed: u64) -> (usize, usize) {
             let seen = &job.workers[rank as usize].weights::<f32>(chunk.key).unwrap()[chunk.start..];
             let expected = &chunk.local[rank as usize];
             let what = format!("rank {rank}, round {}, key {} from {}", round.0, chunk.key.0, chunk.start);
-            same_bits(what, &seen[..expected.len()], expected);
+            same_bits(&what, &seen[..expected.len()], expected);
+            let left_out = &chunk.left_out[rank as usize];
+            let gradient = &job.workers[rank as usize].gradient_mut::<f32>(chunk.key).unwrap()[chunk.start..];
+            same_bits(&what, &gradient[..left_out.len()], left_out);
         }
     }
     (model.sets, model.mended)

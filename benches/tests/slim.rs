@@ -165,14 +165,19 @@ fn a_job_goes_on_from_a_checkpoint() {
             let mut config = config(&hub, "job", rank, 2);
             (config.compression, config.optimizer) = (slim("slim:1:0.5:4"), ADD);
             let mut session = Session::join(config).unwrap();
-            session.broadcast_weights::<f32>(|_, weights| weights.fill(0.0)).unwrap();
+            for key in session.keys() {
+                // Where the job has weights, these are not sent, and nothing is to be added to them.
+                session.gradient_mut::<f32>(key).unwrap().fill(life as f32);
+            }
+            session.broadcast_written().unwrap();
             assert_eq!(session.next_round(), Round(first));
             // Who sends everything, half of it as the explorer, has the sum of all changes.
             let was = session.weights::<f32>(support::SECOND).unwrap()[0];
             assert_eq!(was, (first - 1) as f32 * -2.0);
             for _ in 0..7 {
                 for key in session.keys() {
-                    session.gradient_mut::<f32>(key).unwrap().fill(2.0);
+                    let gradient = session.gradient_mut::<f32>(key).unwrap();
+                    gradient.iter_mut().for_each(|change| *change += 2.0);
                 }
                 push_all(&mut session).unwrap();
                 session.wait_all().unwrap();

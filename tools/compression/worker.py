@@ -28,7 +28,7 @@ def main():
         session.broadcast(task.first(seed))
         batches = task.batches(seed, rank, workers, run["batch"])
         weights = {name: session.weights(name) for name in task.shapes()}
-        step = Kept(session, weights) if method.keep else local_step if method.local else hub_step
+        step = keeping_step if method.keep else local_step if method.local else hub_step
         spent, looked = 0.0, time.perf_counter()
         for number in range(1, run["rounds"] + 1):
             step(session, weights, next(batches), task.rate)
@@ -51,7 +51,7 @@ def hub_step(session, weights, batch, _rate):
 
 
 def local_step(session, weights, batch, rate):
-    """This worker steps by itself and pushes what that changed; the hub's values of what was sent come back."""
+    """This worker steps by itself and pushes what that changed; the hub's values of what was sent come back (algorithm 1)."""
     for name, gradient in list(backward(weights, *batch)):
         change = np.float32(rate) * gradient
         weights[name] -= change
@@ -60,29 +60,14 @@ def local_step(session, weights, batch, rate):
     session.wait()
 
 
-class Kept:
-    """The same, but what was not sent of a change is kept, and goes out with the next one that is: no step is lost."""
-
-    def __init__(self, session, weights):
-        """`before` is what the weights are when they are pushed."""
-        self.before = {name: value.copy() for name, value in weights.items()}
-        for name in weights:
-            session.gradient(name)[:] = 0
-
-    def __call__(self, session, weights, batch, rate):
-        for name, gradient in list(backward(weights, *batch)):
-            gradient *= np.float32(rate)
-            weights[name] -= gradient
-            kept = session.gradient(name)
-            kept += gradient
-            self.before[name][:] = weights[name]
-            session.push(name)
-        session.wait()
-        for name, value in weights.items():
-            # What came back is the hub's. That it is the worker's own to the last bit is one chance in a million, and
-            # then a change goes out twice.
-            kept = session.gradient(name)
-            kept *= value == self.before[name]
+def keeping_step(session, weights, batch, rate):
+    """The same, but what was not sent of a change goes out with the next one that is: no step is lost."""
+    for name, gradient in list(backward(weights, *batch)):
+        change = np.float32(rate) * gradient
+        weights[name] -= change
+        session.gradient(name)[:] += change
+        session.push(name)
+    session.wait()
 
 
 if __name__ == "__main__":

@@ -185,8 +185,8 @@ impl Coder {
         }
     }
 
-    /// Takes the answer of a round, from the chunk's bytes in the weights window, into `weights`. How many bytes it
-    /// had.
+    /// Takes the answer of a round, from the chunk's bytes in the weights window, into `weights`. Of the `gradient`
+    /// that it answers, Slim-DP leaves what was not sent; all else is as it was. How many bytes it had.
     ///
     /// # Errors
     /// When it is no frame of this chunk and round.
@@ -196,20 +196,24 @@ impl Coder {
         round: Round,
         bytes: &[u8],
         weights: &mut [u8],
+        gradient: &mut [u8],
     ) -> Result<usize, FrameError> {
         let frames = self.framing.frames(chunk);
         let payload = match self.framing.answer_kind(round, self.first) {
             Kind::Raw => {
                 let values = frames.raw(bytes)?;
                 weights.copy_from_slice(values);
+                if self.keeps_own_weights() {
+                    gradient.fill(0); // all of it was sent, if any was
+                }
                 values
             }
             Kind::Coded => {
                 let payload = frames.coded(bytes)?;
                 match frames.dtype {
-                    Dtype::F32 => self.merge::<f32>(chunk, payload, weights),
-                    Dtype::F16 => self.merge::<f16>(chunk, payload, weights),
-                    Dtype::BF16 => self.merge::<bf16>(chunk, payload, weights),
+                    Dtype::F32 => self.merge::<f32>(chunk, payload, weights, gradient),
+                    Dtype::F16 => self.merge::<f16>(chunk, payload, weights, gradient),
+                    Dtype::BF16 => self.merge::<bf16>(chunk, payload, weights, gradient),
                 }?;
                 payload
             }
@@ -222,8 +226,9 @@ impl Coder {
         chunk: ChunkId,
         payload: &[u8],
         weights: &mut [u8],
+        gradient: &mut [u8],
     ) -> Result<(), FrameError> {
-        let weights = <[E]>::mut_from_bytes(weights).expect("whole elements, on 64 bytes");
+        let weights = elements_mut::<E>(weights);
         match &mut self.method {
             Method::Codec { codecs, .. } => {
                 codecs.answer.check_payload(weights.len(), payload)?;
@@ -232,13 +237,21 @@ impl Coder {
                 merge(&codecs.answer, self.kernels, payload, answer, weights, &mut self.scratch);
                 Ok(())
             }
-            Method::Slim(pusher) => Ok(pusher.merge(chunk, payload, weights)?),
+            Method::Slim(pusher) => {
+                pusher.merge(chunk, payload, weights)?;
+                pusher.clear_sent::<E>(chunk, elements_mut(gradient));
+                Ok(())
+            }
         }
     }
 }
 
 fn elements<E: Element>(bytes: &[u8]) -> &[E] {
     <[E]>::ref_from_bytes(bytes).expect("whole elements, on 64 bytes")
+}
+
+fn elements_mut<E: Element>(bytes: &mut [u8]) -> &mut [E] {
+    <[E]>::mut_from_bytes(bytes).expect("whole elements, on 64 bytes")
 }
 
 /// Values in f32.

@@ -158,6 +158,11 @@ impl<P: Port> Exchange<P> {
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
     }
 
+    /// With Slim-DP, nothing of what is in the gradients is to be sent: there was no broadcast that they were written for.
+    pub fn discard_changes(&mut self) {
+        self.windows.discard_changes();
+    }
+
     /// Bounds the bytes that each link holds; what is beyond it waits here, in the order of the schedule.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link(), bytes));

@@ -78,12 +78,15 @@ impl Session {
     pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
         if self.next_round() == Round(0) {
             self.keys().try_for_each(|key| self.send(key))?;
+        } else {
+            self.exchange.discard_changes();
         }
         self.ready = true; // no key can be pushed before its weights are there: it is under way
         Ok(())
     }
 
-    /// A key's gradient, to write in place. It still holds what was last written. `E` is the key's type.
+    /// A key's gradient, to write in place. It still holds what was last written; with Slim-DP zero, where that was sent.
+    /// `E` is the key's type.
     ///
     /// # Errors
     /// While the key is under way, and when `E` is another type than the key's.
@@ -109,8 +112,10 @@ impl Session {
         Ok(self.exchange.weights(key)?)
     }
 
-    /// A key's weights, to write. With Slim-DP a worker makes its own step, and pushes what that changed: of what is
-    /// sent it then gets the hub's weights, the rest stays as it was made.
+    /// A key's weights, to write. With Slim-DP a worker makes its own step, adds what that changed to the
+    /// [gradient](Self::gradient_mut) and pushes it: of what is sent it then gets the hub's weights, and the gradient is
+    /// zero. The rest stays as it was made, and its change goes out when it is sent. (Who writes the gradient anew in each
+    /// round loses what is left out, as the paper's algorithm 1 does.)
     ///
     /// # Errors
     /// As for [`gradient_mut`](Self::gradient_mut), and in any other job.

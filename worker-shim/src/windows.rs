@@ -156,6 +156,16 @@ impl Windows {
         Some(<[E]>::mut_from_bytes(bytes).expect("a key starts on 64 bytes and holds whole elements"))
     }
 
+    /// Makes all gradients zero, where callers add to what is left of them.
+    pub(crate) fn discard_changes(&mut self) {
+        match &mut self.gradients {
+            Gradients::Framed { values, coder } if coder.keeps_own_weights() => {
+                values.as_mut_slice().fill(0.0)
+            }
+            _ => {}
+        }
+    }
+
     /// The hub cannot read a chunk's push; false where this worker has no other way to say it.
     pub(crate) fn push_again(&mut self, chunk: ChunkId) -> bool {
         match &mut self.gradients {
@@ -204,10 +214,17 @@ impl Windows {
         let span = self.layout.chunk(chunk).span;
         if let Some(copy) = &mut self.private {
             let copy = &mut copy.as_mut_slice().as_mut_bytes()[bytes(span)];
-            if let Gradients::Framed { coder, .. } = &mut self.gradients {
+            if let Gradients::Framed { values, coder } = &mut self.gradients {
+                let gradient = &mut values.as_mut_slice().as_mut_bytes()[bytes(span)];
                 // SAFETY: the caller's word; the chunk's frames are inside by `new`.
                 let frames = unsafe { self.weights[core].elements::<u8>(coder.span(chunk)) };
-                return coder.decode(chunk, round, frames.expect("inside the window, by new"), copy);
+                return coder.decode(
+                    chunk,
+                    round,
+                    frames.expect("inside the window, by new"),
+                    copy,
+                    gradient,
+                );
             }
             // SAFETY: the caller's word; the span is a part of a key's, inside by `new`.
             let fresh =

@@ -104,6 +104,16 @@ impl Pusher {
         Ok(())
     }
 
+    /// Makes zero what was pushed last of a chunk's values: what is left are those that were left out.
+    pub fn clear_sent<E: Element>(&self, chunk: ChunkId, values: &mut [E]) {
+        let Chunk { words, whole, .. } = &self.chunks[chunk.index()];
+        let zero = E::from_f32(0.0);
+        match whole {
+            true => values.fill(zero),
+            false => set::places(&self.sets[words.clone()]).for_each(|place| values[place] = zero),
+        }
+    }
+
     /// Breaks the core of a chunk, as a fault in memory would: for tests.
     #[doc(hidden)]
     pub fn break_core(&mut self, chunk: ChunkId) {

@@ -70,9 +70,10 @@ class SlimDP:
     """Only what matters crosses: the *core*, the share `beta` of all parameters that have the largest `|w| + c |g|`, and
     an *explorer*, `alpha - beta` of all that each worker draws in each round from the others.
 
-    A worker makes its own steps on `Session.weights`, which can be written then, and pushes what its step changed,
-    as the value before less the value after; the hub runs `phub.Sgd(1.0)`. What was sent then is the hub's, the rest
-    stays the worker's own.
+    A worker makes its own steps on `Session.weights`, which can be written then, and adds what its step changed, the
+    value before less the value after, to `Session.gradient`; the hub runs `phub.Sgd(1.0)`. What was sent then is the
+    hub's, and its gradient zero; the rest stays the worker's own, and its change goes out when it is sent. To write the
+    gradient anew in each round, and so lose what is left out, is the paper's algorithm 1, which learns more slowly.
 
     Attributes:
         alpha: above 0, at most 1.

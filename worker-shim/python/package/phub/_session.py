@@ -262,7 +262,7 @@ class Session:
 
     def gradient(self, key: str) -> Array:
         """A key's gradient, to write while the key is not under way: an array of the key's shape and type over the
-        window itself. It still holds what was last written."""
+        window itself. It still holds what was last written; with `SlimDP` zero, where that was sent."""
         return self._array(key, "gradient")
 
     def weights(self, key: str) -> Array:

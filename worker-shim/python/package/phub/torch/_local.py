@@ -22,9 +22,12 @@ class LocalExchange:
         # The mean of what the workers' steps changed is what the hub's weights change by.
         self.session = Session(keys=keys, optimizer=Sgd(1.0), **settings)
         try:
+            # What is not sent of a change stays here, and goes out with a later one.
             self._changes = {name: tensor(self.session, name, "gradient") for name in parameters}
             self._weights = {name: tensor(self.session, name, "weights") for name in parameters}
-            self.begin_step()  # rank 0's parameters are everybody's first
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    self._changes[name].copy_(parameter)  # rank 0's are everybody's first
             self.session.broadcast()
             self._take()
         except BaseException:
@@ -35,14 +38,16 @@ class LocalExchange:
     def begin_step(self) -> None:
         """Notes what the parameters are."""
         for name, parameter in self.parameters.items():
-            self._changes[name].copy_(parameter)
+            self._weights[name].copy_(parameter)
 
     @torch.no_grad()
     def end_step(self) -> None:
         """Sends what the step has changed, and takes what came of everybody's."""
         for name, parameter in self.parameters.items():
-            self._changes[name].sub_(parameter.to(self._changes[name].device))
-            self._weights[name].copy_(parameter)
+            weights = self._weights[name]
+            after = parameter.to(weights.device)
+            self._changes[name].add_(weights - after)
+            weights.copy_(after)
             self.session.push(name)
         self.session.wait()
         self._take()
