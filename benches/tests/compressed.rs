@@ -1,5 +1,5 @@
 //! Compressed jobs of a real hub: the bits of a plain model by every way, workers that come and go, checkpoints, how
-//! many bytes cross, and workers whose frames lie.
+//! many bytes cross, and workers whose frames lie. By RDMA, too, where `PHUB_TEST_DEVICE` names devices.
 
 mod support;
 
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use fabric::any::{self, Address, Transport};
 use fabric::conformance::Watchdog;
+use fabric::verbs::{self, NicOptions};
 use fabric::{Port as _, Posted, SendWindow, Until};
 use half::f16;
 use pbox_core::control::{JobState, JoinRequest, OnLoss, TransportAddress};
@@ -20,8 +21,8 @@ use support::model::CODECS;
 use support::training::Training;
 use support::values::{self, bits, same_bits};
 use support::{
-    config, describe, hub, join_by_hand, join_request, push_all, ready_all, refused, says, settings,
-    shm_address,
+    config, describe, has_rdma, hub, join_by_hand, join_request, push_all, ready_all, refused, says,
+    settings, wires,
 };
 use worker_shim::{Credit, Session, SessionConfig, WeightsMode};
 
@@ -68,6 +69,25 @@ fn the_bits_are_those_of_a_plain_model_by_every_way() {
     }
 }
 
+/// A test of its own: an emulated guest needs as long for all of the one above as for everything else.
+#[test]
+fn by_rdma_the_bits_are_those_of_a_plain_model() {
+    if !has_rdma() {
+        return;
+    }
+    let _watchdog = Watchdog::new("by_rdma_the_bits_are_those_of_a_plain_model");
+    let hub = hub(2);
+    let address = hub.address().to_string();
+    for codec in CODECS {
+        let mut rdma = training("verbs", codec);
+        rdma.transport = |_| Some(Transport::Verbs);
+        let mut mixed = training("mixed", codec);
+        mixed.transport = |rank| Some(Transport::ALL[rank as usize % 3]);
+        (mixed.schedule, mixed.credit) = (Schedule::P3, Some(Credit::Bytes(100)));
+        assert_eq!(mixed.run(&address), rdma.run(&address), "{codec}");
+    }
+}
+
 #[test]
 fn a_compressed_job_over_two_hubs() {
     let _watchdog = Watchdog::new("a_compressed_job_over_two_hubs");
@@ -86,12 +106,14 @@ fn a_compressed_job_over_two_hubs() {
 fn fewer_bytes_cross() {
     let _watchdog = Watchdog::new("fewer_bytes_cross");
     let hub = hub(1);
-    for (codec, share) in [("none", 1.0), ("bf16", 0.51), ("qsgd:4:512", 0.14), ("topk:0.01", 0.03)] {
+    let codecs = [("none", 1.0), ("bf16", 0.51), ("qsgd:4:512", 0.14), ("topk:0.01", 0.03)];
+    for (transport, (codec, share)) in wires().into_iter().flat_map(|wire| codecs.map(|codec| (wire, codec)))
+    {
         let mut sessions = ready_all(2, |rank| {
-            let mut config = config(&hub, &codec.replace(':', "-"), rank, 2);
+            let mut config = config(&hub, &format!("{transport}-{}", codec.replace(':', "-")), rank, 2);
             config.keys = vec![Key::f32("a", [64 << 10])];
             config.chunk_bytes = 32 << 10;
-            config.transport = Some(Transport::Tcp);
+            config.transport = Some(transport);
             config.compression = codec.parse().ok();
             config
         });
@@ -107,9 +129,9 @@ fn fewer_bytes_cross() {
         let (sent, received) = ((now.sent - before.sent) as f64, (now.received - before.received) as f64);
         assert!(
             sent <= share * whole && received <= 2.0 * share * whole,
-            "{codec}: {sent} and {received} bytes"
+            "{codec} by {transport}: {sent} and {received} bytes"
         );
-        assert!(sent > 0.3 * share * whole, "{codec}: {sent} bytes are too few to be true");
+        assert!(sent > 0.3 * share * whole, "{codec} by {transport}: {sent} bytes are too few to be true");
         assert_eq!(
             before.sent as f64,
             if codec == "none" { whole } else { whole + 8.0 * 8.0 },
@@ -187,7 +209,7 @@ fn all_have_the_same(sessions: &[(u32, Session)]) {
 #[test]
 fn workers_come_and_go_and_all_have_the_same_weights() {
     let _watchdog = Watchdog::new("workers_come_and_go_and_all_have_the_same_weights");
-    for transport in [Transport::Shm, Transport::Tcp] {
+    for transport in [Transport::Shm].into_iter().chain(wires()) {
         for codec in ["bf16", "qsgd:4", "topk:0.1"] {
             let hub = hub(2);
             let config = |rank| {
@@ -318,6 +340,13 @@ fn workers_must_ask_for_the_same_and_for_what_there_is() {
     says(why, &["compression", "bits is 9"]);
 }
 
+/// A worker's part of RDMA, on all NICs.
+fn rdma() -> any::Rdma {
+    let nics: Vec<_> = verbs::devices().unwrap().iter().map(|nic| NicOptions::new(&nic.name)).collect();
+    let (group, port) = verbs::worker_group(&nics).unwrap();
+    (group, vec![port])
+}
+
 /// Rank 0 of a job of two, by hand, on any transport.
 struct Liar {
     placement: Placement,
@@ -349,14 +378,13 @@ impl Liar {
         let window = SendWindow::new(wire.window_bytes()).unwrap();
         let (window, mut frames) =
             window.split(vec![chunks().map(|chunk| wire.span(chunk)).collect()]).unwrap();
-        let (group, mut ports) = any::group(1, None).unwrap();
-        let tcp = |each: &TransportAddress| match each {
-            TransportAddress::Tcp { addresses } => Some(Address::Tcp(addresses.clone())),
-            _ => None,
-        };
-        let address = match transport {
-            Transport::Tcp => reply.transports.iter().find_map(tcp).expect("a hub offers TCP"),
-            _ => Address::Shm(shm_address(&reply).to_owned()),
+        let rdma = (transport == Transport::Verbs).then(rdma);
+        let (group, mut ports) = any::group(1, rdma).unwrap();
+        let offer = reply.transports.iter().find(|offer| offer.transport() == transport);
+        let address = match offer.expect("the hub offers it") {
+            TransportAddress::Shm { address, .. } => Address::Shm(address.clone()),
+            TransportAddress::Verbs { address } => Address::Verbs(*address),
+            TransportAddress::Tcp { addresses } => Address::Tcp(addresses.clone()),
         };
         let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
         let capacities = placement.capacities();
@@ -424,7 +452,7 @@ fn told(transport: Transport, lie: impl FnOnce(&mut Liar)) -> String {
 #[test]
 fn workers_whose_frames_lie_lose_their_links() {
     let _watchdog = Watchdog::new("workers_whose_frames_lie_lose_their_links");
-    for transport in [Transport::Shm, Transport::Tcp] {
+    for transport in [Transport::Shm].into_iter().chain(wires()) {
         let error = told(transport, |liar| {
             liar.post(3, 0, |_, bytes| write_header(bytes, Kind::Coded, 4));
         });

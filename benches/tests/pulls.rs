@@ -1,5 +1,5 @@
 //! Pulls in batches of layers: when they are asked for, that they come whole, that the bits are the same, and that a
-//! session plans and says so.
+//! session plans and says so. By RDMA, too, where `PHUB_TEST_DEVICE` names devices.
 
 mod support;
 
@@ -15,7 +15,7 @@ use pbox_core::batch::Batching;
 use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Optimizer, Round, Schedule};
 use support::training::Training;
-use support::{config, hub, push_all, ready_all, refused, says};
+use support::{config, has_rdma, hub, push_all, ready_all, refused, says};
 use worker_shim::{Pull, Session, SessionConfig};
 
 const KEYS: u32 = 6;
@@ -101,9 +101,12 @@ fn the_bits_are_the_same_in_batches() {
     let nesterov = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
     let keys = vec![Key::f32("a", [33]), Key::f32("b", [70_000]), Key::f32("c", [9000])];
     let mut runs = Vec::new();
-    for (transport, how) in
-        [((|_| Some(Transport::Tcp)) as fn(u32) -> _, "tcp"), (|_| Some(Transport::Shm), "shm")]
-    {
+    let mut ways: Vec<(fn(u32) -> _, _)> =
+        vec![(|_| Some(Transport::Tcp), "tcp"), (|_| Some(Transport::Shm), "shm")];
+    if has_rdma() {
+        ways.push((|_| Some(Transport::Verbs), "verbs"));
+    }
+    for (transport, how) in ways {
         for batching in Batching::ALL.map(Some).into_iter().chain([None]) {
             let job = format!("{how}-{}", batching.map_or("once", Batching::name));
             let mut training = Training::new(job, keys.clone(), nesterov);

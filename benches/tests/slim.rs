@@ -1,5 +1,5 @@
 //! Slim-DP with a real hub: the same bits by every way, several hubs, a checkpoint, how many bytes cross, and what it
-//! cannot be beside. What the weights must be, `sim_slim` knows.
+//! cannot be beside. What the weights must be, `sim_slim` knows. By RDMA, too, where `PHUB_TEST_DEVICE` names devices.
 
 mod support;
 
@@ -10,7 +10,10 @@ use pbox_core::control::{JoinRequest, OnLoss};
 use pbox_core::{Compression, Consistency, Dtype, Key, KeyId, Optimizer, Round, Schedule};
 use phub_server::Hub;
 use support::values::fill_gradient;
-use support::{config, config_at, hub, join_request, push_all, ready_all, refused, says, settings, together};
+use support::{
+    config, config_at, has_rdma, hub, join_request, push_all, ready_all, refused, says, settings, together,
+    wires,
+};
 use worker_shim::{Session, SessionConfig};
 
 const ROUNDS: u32 = 14;
@@ -92,6 +95,20 @@ fn the_bits_are_the_same_by_every_way() {
     assert_eq!(train(&address, "p3", |_, config| config.schedule = Schedule::P3), shm);
     let keys = |_, config: &mut SessionConfig| config.compression = slim("slim:0.5:0.25:5:none:keys");
     assert_eq!(train(&address, "keys", keys), shm, "the same explorers, said with their places");
+    if has_rdma() {
+        let verbs = |_, config: &mut SessionConfig| config.transport = Some(Transport::Verbs);
+        assert_eq!(train(&address, "verbs", verbs), shm);
+        let verbs_keys = |rank, config: &mut SessionConfig| {
+            keys(rank, config);
+            config.transport = Some(Transport::Verbs);
+        };
+        assert_eq!(train(&wide.address().to_string(), "verbs-keys", verbs_keys), shm, "on two cores");
+        let mixed = |rank, config: &mut SessionConfig| {
+            config.transport = Some(Transport::ALL[rank as usize % 3]);
+            config.schedule = Schedule::P3;
+        };
+        assert_eq!(train(&wide.address().to_string(), "mixed-with-rdma", mixed), shm, "a worker by each way");
+    }
 }
 
 #[test]
@@ -115,16 +132,17 @@ fn alpha_of_the_model_crosses() {
     let _watchdog = Watchdog::new("alpha_of_the_model_crosses");
     let hub = hub(1);
     let parameters = 256 << 10;
-    for (text, pushed, answered) in [
+    let jobs = [
         ("slim:0.2:0.1:50", 0.2, 0.2),
         ("slim:0.2:0.1:50:none:keys", 0.2 + 0.1 / 2.0, 0.2),
         ("slim:0.3:0.3:50", 0.3, 0.3),
         ("slim:0.3:0:50:none:keys", 0.3 + 0.3 / 2.0, 0.3),
-    ] {
+    ];
+    for (wire, (text, pushed, answered)) in wires().into_iter().flat_map(|wire| jobs.map(|job| (wire, job))) {
         together(2, |rank| {
-            let mut config = config(&hub, &text.replace([':', '.'], "-"), rank, 2);
+            let mut config = config(&hub, &format!("{wire}-{}", text.replace([':', '.'], "-")), rank, 2);
             config.keys = vec![Key::f32("a", [parameters])];
-            (config.chunk_bytes, config.transport) = (32 << 10, Some(Transport::Tcp));
+            (config.chunk_bytes, config.transport) = (32 << 10, Some(wire));
             (config.compression, config.optimizer) = (slim(text), ADD);
             let mut session = Session::join(config).unwrap();
             session.broadcast_written().unwrap();
@@ -142,7 +160,8 @@ fn alpha_of_the_model_crosses() {
                     2 => (1.0, 1.0 + 1.0 / 32.0),
                     _ => (pushed, answered),
                 };
-                let what = format!("{text}, round {round}: {sent} of the model sent, {received} received");
+                let what =
+                    format!("{text} by {wire}, round {round}: {sent} of the model sent, {received} received");
                 // 24 bytes of headers a chunk are 0.0007 of it.
                 assert!((sent - pushed).abs() < 0.003, "{what}, not {pushed}");
                 assert!((received - answered).abs() < 0.003, "{what}, not {answered}");

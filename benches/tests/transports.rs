@@ -10,20 +10,13 @@ use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use support::program::{Program, probe};
 use support::training::Training;
-use support::{PATIENT_S, config, config_at, describe, hub, push_all, ready_all, refused, says, settings};
+use support::{
+    PATIENT_S, config, config_at, describe, has_rdma, hub, push_all, ready_all, refused, says, settings,
+};
 use worker_shim::{Credit, Session, SessionError, WeightsMode};
 
 const NESTEROV: pbox_core::Optimizer =
     pbox_core::Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
-
-/// Whether there is RDMA to test with; where there is none, that is said.
-fn has_rdma() -> bool {
-    let named = std::env::var("PHUB_TEST_DEVICE").is_ok_and(|devices| !devices.is_empty());
-    if !named {
-        println!("skipped: RDMA, as PHUB_TEST_DEVICE names no device to test on; make rxe has soft-RoCE");
-    }
-    named
-}
 
 #[test]
 fn the_bits_are_the_same_by_every_way() {

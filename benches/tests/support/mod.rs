@@ -13,6 +13,7 @@ pub mod usage;
 pub mod values;
 
 use fabric::IdlePolicy;
+use fabric::any::Transport;
 use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL, TransportAddress};
 use pbox_core::{Ablate, Consistency, Key, KeyId, Optimizer, Schedule, Share};
 use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
@@ -52,6 +53,20 @@ pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
 /// Cpus of this machine that a hub may have: tests ask for more cores than one where they can.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get())
+}
+
+/// Whether there is RDMA to test with; where there is none, that is said.
+pub fn has_rdma() -> bool {
+    let named = std::env::var("PHUB_TEST_DEVICE").is_ok_and(|devices| !devices.is_empty());
+    if !named {
+        println!("skipped: RDMA, as PHUB_TEST_DEVICE names no device to test on; make rxe has soft-RoCE");
+    }
+    named
+}
+
+/// The ways by which bytes cross from window to window.
+pub fn wires() -> Vec<Transport> {
+    if has_rdma() { vec![Transport::Tcp, Transport::Verbs] } else { vec![Transport::Tcp] }
 }
 
 /// Two keys of several chunks, and one of a single element.
