@@ -16,11 +16,11 @@ import style  # noqa: E402
 
 TITLES = {
     "plump": "Plump-DP", "p3": "P3", "quant": "Quant-DP", "slim": "Slim-DP", "core": "Slim-DP, core alone",
-    "dgc": "DGC", "asgd": "ASGD",
+    "kept": "Slim-DP that keeps", "dgc": "DGC", "asgd": "ASGD",
 }
 COLOURS = {
     "plump": "#c0392b", "p3": "#1e8449", "quant": "#2b7bba", "slim": "#e08e2b", "core": "#8d6e63", "dgc": "#7d3c98",
-    "asgd": "#7f8c8d",
+    "kept": "#16a085", "asgd": "#7f8c8d",
 }
 
 

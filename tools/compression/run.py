@@ -20,7 +20,7 @@ from machines import Machines  # noqa: E402
 WORKERS = 4
 SOCKET_BYTES = 256 << 10
 FIELDS = ["task", "method", "seed", "round", "seconds", "accuracy", "mbit"]
-METHODS = ["plump", "p3", "quant", "slim", "core", "dgc", "asgd"]
+METHODS = ["plump", "p3", "quant", "slim", "core", "kept", "dgc", "asgd"]
 ROUNDS = {"digits": 440, "text": 800}
 SELECT_EVERY = 100
 
