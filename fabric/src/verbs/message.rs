@@ -87,7 +87,7 @@ impl Message {
             Message::Ready => bytes.push(3),
             Message::Refused(why) => {
                 bytes.push(4);
-                bytes.extend(why.bytes().take(MAX_WORDS));
+                bytes.extend(cut(why).bytes());
             }
         }
         bytes
@@ -110,7 +110,8 @@ impl Message {
             4 => {
                 let words = &body[..body.len().min(MAX_WORDS)];
                 body = &[];
-                Message::Refused(String::from_utf8_lossy(words).into_owned())
+                // A byte that is no text becomes three.
+                Message::Refused(cut(&String::from_utf8_lossy(words)).to_owned())
             }
             kind => return Err(format!("unknown kind {kind} of handshake message")),
         };
@@ -180,6 +181,15 @@ impl LinkEnd {
         }
         Ok(LinkEnd { nic, number, first_packet, key })
     }
+}
+
+/// The longest refusal, in whole characters.
+fn cut(why: &str) -> &str {
+    let mut end = why.len().min(MAX_WORDS);
+    while !why.is_char_boundary(end) {
+        end -= 1;
+    }
+    &why[..end]
 }
 
 fn encode_addresses(bytes: &mut Vec<u8>, addresses: &[Address]) {
@@ -312,6 +322,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_refusal_is_no_longer_than_the_longest_when_it_is_no_text() {
+        let bytes = [MAGIC.as_slice(), &[4], &[0xff; 3 * MAX_WORDS]].concat();
+        let message = Message::decode(&bytes).unwrap();
+        let Message::Refused(why) = &message else { panic!("{message:?}") };
+        assert_eq!(why.len(), MAX_WORDS - MAX_WORDS % "\u{fffd}".len());
+        assert_eq!(Message::decode(&message.encode()).as_ref(), Ok(&message));
+        let long = Message::Refused("é".repeat(MAX_WORDS) + "x");
+        let expected = Message::Refused("é".repeat(MAX_WORDS / 2));
+        assert_eq!(Message::decode(&long.encode()), Ok(expected), "characters are not cut in two");
     }
 
     #[test]
