@@ -10,6 +10,7 @@
 //! | [`immediates`] | posts of hostile workers to the cores of a hub |
 //! | [`rings`] | what a hostile peer writes into the words it shares |
 //! | [`safetensors`] | the header of a model file |
+//! | [`slim`] | a push or an answer of Slim-DP |
 //! | [`tcp_frames`] | what a hostile peer sends on a TCP link |
 //! | [`topology_text`] | descriptions of machines, lists of cpus, sysfs trees |
 //! | [`topology_xml`] | lstopo's XML, which hwloc reads |
@@ -26,6 +27,7 @@ mod planned;
 pub mod raw_peer;
 pub mod rings;
 pub mod safetensors;
+pub mod slim;
 pub mod tcp_frames;
 pub mod topology_text;
 pub mod topology_xml;
@@ -35,7 +37,7 @@ pub mod verbs_messages;
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("checkpoint", checkpoint::run),
     ("codecs", codecs::run),
     ("control", control::run),
@@ -43,6 +45,7 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("immediates", immediates::run),
     ("rings", rings::run),
     ("safetensors", safetensors::run),
+    ("slim", slim::run),
     ("tcp_frames", tcp_frames::run),
     ("topology_text", topology_text::run),
     ("topology_xml", topology_xml::run),

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use board::Board;
 pub use explorer::Drawer;
-pub use payload::{PayloadError, payload_bytes};
+pub use payload::{PayloadError, Push, merge, payload_bytes};
 pub use pusher::Pusher;
 pub(crate) use slimmed::{Selection, Slimmed};
 
