@@ -34,7 +34,8 @@ pub struct Terms {
     pub on_loss: OnLoss,
     /// In what order things leave.
     pub schedule: Schedule,
-    /// Where weights are pulled: rank 0 pulls in batches of so many keys, the last key first, rank 1 of one more, and so on.
+    /// Where weights are pulled: rank 0 pulls in batches of so many keys, the last key first, rank 1 of one more, and
+    /// so on.
     pub batch_keys: Option<usize>,
     /// The most bytes of a slice.
     pub slice_bytes: usize,

@@ -75,8 +75,8 @@ pub(crate) fn difference<E: Element>(kernels: &Kernels, weights: &[f32], have: &
     }
 }
 
-/// What a difference is taken from, and added to, where an `E` is this value. Of a 16-bit key a weight may lie beyond the largest number; the
-/// infinity that a worker then has would never go away by adding.
+/// What a difference is taken from, and added to, where an `E` is this value. Of a 16-bit key a weight may
+/// lie beyond the largest number; the infinity that a worker then has would never go away by adding.
 #[inline(always)]
 fn base<E: Element>(value: f32) -> f32 {
     if E::DTYPE == Dtype::F32 || value.is_finite() { value } else { 0.0 }

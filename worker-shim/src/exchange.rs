@@ -158,7 +158,8 @@ impl<P: Port> Exchange<P> {
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
     }
 
-    /// With Slim-DP, nothing of what is in the gradients is to be sent: there was no broadcast that they were written for.
+    /// With Slim-DP, nothing of what is in the gradients is to be sent: there was no broadcast that they were written
+    /// for.
     pub fn discard_changes(&mut self) {
         self.windows.discard_changes();
     }
