@@ -6,7 +6,7 @@ use std::sync::Arc;
 use benches::simulated::{Simulated, Terms};
 use fabric::sim::{Faults, Net, Rate, seeds};
 use pbox_core::control::OnLoss;
-use pbox_core::{Key, KeyId, Layout, Notice, Optimizer, Round, oracle};
+use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Optimizer, Round, oracle};
 
 const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;
@@ -208,5 +208,38 @@ fn a_round_that_nobody_is_left_to_end_is_left_out() {
         keys(&layout()).into_iter().for_each(&mut push);
         let _ = (0..100).map(|_| job.step().unwrap()).count();
         assert_eq!(job.workers[1].weights::<f32>(first).unwrap()[0], began(first, 0) - 1.0);
+    }
+}
+
+/// Who is left before all have the first weights must not broadcast its own, whenever its pushes come.
+#[test]
+fn without_the_first_weights_nobody_is_answered() {
+    for (seed, consistency) in
+        (0..20).flat_map(|seed| [Consistency::Bsp, Consistency::Asp].map(|c| (seed, c)))
+    {
+        let net = Net::new(seed, Faults { delay: 0..20, reorder: true, ..Faults::NONE });
+        let terms = Terms { on_loss: OnLoss::Continue, consistency, ..Terms::new(2, 2, SGD) };
+        let mut job = Simulated::new(net, &layout(), terms).unwrap();
+        job.kill(0);
+        let begin = |job: &mut Simulated| {
+            let worker = &mut job.workers[1];
+            keys(&layout()).into_iter().for_each(|key| worker.push(key).unwrap());
+        };
+        if seed % 2 == 0 {
+            begin(&mut job);
+        }
+        (0..100).for_each(|_| _ = job.step().unwrap());
+        if seed % 2 == 1 {
+            begin(&mut job);
+        }
+        let front = job.hold(); // as for a worker that comes just then
+        job.release(front, &[]);
+        (0..100).for_each(|_| _ = job.step().unwrap());
+        let failed = |notice: &Notice| matches!(notice, Notice::JobFailed { .. });
+        assert!(job.notices.iter().any(failed), "seed {seed}, {consistency}: {:?}", job.notices);
+        assert_eq!(
+            job.taken[1], 0,
+            "seed {seed}, {consistency}: answers of a broadcast that rank 0 did not make"
+        );
     }
 }

@@ -104,6 +104,8 @@ pub struct Shard {
     pace: Pace,
     values: Values,
     held: bool,
+    /// A worker was lost before all had the first weights: it is held for good.
+    deserted: bool,
     taking: Taking,
 }
 
@@ -133,6 +135,7 @@ impl Shard {
             consistency,
             pace: Pace::new(consistency, chunks.len(), workers, first),
             held: false,
+            deserted: false,
             taking: Taking::new(chunks, values.snapshot_elements(), spec.snapshot_every, first),
             values,
         })
@@ -252,12 +255,14 @@ impl Shard {
     /// `settle` afterwards.
     ///
     /// # Errors
-    /// When not all weights are broadcast: nobody else might have them.
+    /// When not all weights are broadcast: nobody else might have them. Nothing is stepped then, and nobody answered,
+    /// any more: who is left would broadcast other weights.
     pub fn remove_worker(&mut self, rank: u32) -> Result<(), String> {
         self.pace.remove(rank);
         self.values.remove_worker(rank);
         match self.front() {
             Some(Front { lowest: Round(0), .. }) if self.values.optimizer().keeps_weights() => {
+                (self.held, self.deserted) = (true, true);
                 Err(format!("worker {rank} is gone before all had the first weights"))
             }
             _ => Ok(()),
@@ -271,7 +276,7 @@ impl Shard {
 
     /// Goes on. `settle` afterwards.
     pub fn release(&mut self) {
-        self.held = false;
+        self.held = self.deserted;
     }
 
     /// The rounds in flight; `None` where the core owns no chunk of the job.
