@@ -5,7 +5,7 @@
 
 mod support;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use fabric::conformance::Watchdog;
 use pbox_core::control::{JobState, OnLoss};
@@ -130,18 +130,21 @@ fn coming_and_going_under_load_changes_no_bit() {
     let expected = |session: &Session| 1.0 - (session.next_round().0 - 1) as f32 / 2.0;
     // A job begins when all are here.
     let begin = join_all(4, |rank| config(&hub, rank, 4));
-    let over = AtomicBool::new(false);
-    let (over, hub, begin) =
-        (&over, &hub, std::sync::Mutex::new(begin.into_iter().map(Some).collect::<Vec<_>>()));
+    let (over, out) = (AtomicBool::new(false), AtomicU32::new(0));
+    let (over, out, hub, begin) =
+        (&over, &out, &hub, std::sync::Mutex::new(begin.into_iter().map(Some).collect::<Vec<_>>()));
     together(4, |rank| {
         let mut session = begin.lock().unwrap()[rank as usize].take().unwrap();
         session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
         if rank < 2 {
-            for _ in 0..600 {
+            // Until the others are out: one that came to a job that has ended would wait in a new one.
+            let mut rounds = 0;
+            while rounds < 600 || out.load(Ordering::Relaxed) < 2 {
                 round(std::slice::from_mut(&mut session));
                 weights_are(&session, expected(&session));
+                rounds += 1;
+                over.fetch_or(rounds == 600, Ordering::Relaxed);
             }
-            over.store(true, Ordering::Relaxed);
             return session.leave().unwrap();
         }
         for turn in 0.. {
@@ -151,7 +154,9 @@ fn coming_and_going_under_load_changes_no_bit() {
             }
             if over.load(Ordering::Relaxed) {
                 assert!(turn >= 5, "it came back {turn} times only");
-                return session.leave().unwrap();
+                session.leave().unwrap();
+                out.fetch_add(1, Ordering::Relaxed);
+                return;
             }
             // In good order, in mid-round, or between rounds.
             match turn % 3 {
