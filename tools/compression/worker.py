@@ -51,7 +51,8 @@ def hub_step(session, weights, batch, _rate):
 
 
 def local_step(session, weights, batch, rate):
-    """This worker steps by itself and pushes what that changed; the hub's values of what was sent come back (algorithm 1)."""
+    """This worker steps by itself and pushes what that changed; the hub's values of what was sent come back (Slim-DP,
+    algorithm 1)."""
     for name, gradient in list(backward(weights, *batch)):
         change = np.float32(rate) * gradient
         weights[name] -= change

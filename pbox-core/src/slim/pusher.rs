@@ -104,7 +104,8 @@ impl Pusher {
         Ok(())
     }
 
-    /// Makes zero what was pushed last of a chunk's values: what is left are those that were left out.
+    /// Makes zero what was pushed last of a chunk's values: what is left are those that were left out, for a later push
+    /// (not in the paper's algorithm 1, which loses them; decision 21).
     pub fn clear_sent<E: Element>(&self, chunk: ChunkId, values: &mut [E]) {
         let Chunk { words, whole, .. } = &self.chunks[chunk.index()];
         let zero = E::from_f32(0.0);

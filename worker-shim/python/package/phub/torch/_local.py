@@ -1,4 +1,5 @@
-"""Slim-DP under torch: an optimizer makes its own steps, and what they changed is exchanged (algorithm 1)."""
+"""Slim-DP under torch: an optimizer makes its own steps, and what they changed is exchanged (algorithm 1), but that what
+is left out goes with a later step (decision 21)."""
 
 from __future__ import annotations
 
