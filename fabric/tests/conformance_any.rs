@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fabric::any::{Address, Endpoint, Group, Joined, Listener, Port, connect, group};
 use fabric::conformance::{Bed, End, Local, Meeting, Peer, Shape};
-use fabric::{RecvWindow, SendWindow, Spans, shm, tcp};
+use fabric::{RecvWindow, SendWindow, shm, tcp};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -34,12 +34,12 @@ impl Bed for AnyBed {
     fn meet(&self, shape: Shape) -> Meeting<Port> {
         let listeners = Listeners::new();
         let (near_group, mut ports) = group(1, None).unwrap();
-        let (near_window, spans) = window(shape);
+        let (near_window, spans) = shape.send_window();
         let mut links = Vec::new();
         let mut peers: Vec<Box<dyn Peer>> = Vec::new();
         for _ in 0..shape.peers {
             let (far_group, mut far_ports) = group(1, None).unwrap();
-            let (far_window, far_spans) = window(shape);
+            let (far_window, far_spans) = shape.send_window();
             let mut far_links = Vec::new();
             for link in 0..shape.links {
                 let (listener, address) = match self.0 {
@@ -77,12 +77,6 @@ impl Listeners {
         let addresses = vec![tcp.address()];
         Listeners { shm: (shm, Address::Shm(name)), tcp: (Listener::Tcp(tcp), Address::Tcp(addresses)) }
     }
-}
-
-fn window(shape: Shape) -> (Arc<SendWindow>, Spans) {
-    let window = SendWindow::new(shape.window_bytes()).unwrap();
-    let (window, mut spans) = window.split(vec![shape.spans()]).unwrap();
-    (window, spans.remove(0))
 }
 
 fn welcome(listener: &Listener, group: &Group, window: &Arc<SendWindow>, shape: Shape) -> Joined {

@@ -5,24 +5,6 @@
 
 mod shm_bed;
 
-use shm_bed::{Far, Role, ShmBed};
+use shm_bed::Shm;
 
-mod hub_with_workers_here {
-    use super::*;
-    fabric::conformance_tests!(ShmBed { near: Role::Hub, far: Far::Here });
-}
-
-mod worker_with_hubs_here {
-    use super::*;
-    fabric::conformance_tests!(ShmBed { near: Role::Worker, far: Far::Here });
-}
-
-mod hub_with_worker_processes {
-    use super::*;
-    fabric::conformance_tests!(ShmBed { near: Role::Hub, far: Far::Process });
-}
-
-mod worker_with_hub_processes {
-    use super::*;
-    fabric::conformance_tests!(ShmBed { near: Role::Worker, far: Far::Process });
-}
+fabric::conformance_of_hub_and_workers!(Shm: [Shm]);

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
+use fabric::{RecvWindow, Spans};
 use fabric::conformance::{Bed, End, Local, Meeting, Peer, Shape};
 use fabric::sim::{EndId, Endpoint, Faults, Net, Port, Rate, Windows, seeds};
-use fabric::{RecvWindow, SendWindow, Spans};
 
 struct SimBed {
     seed: u64,
@@ -23,11 +23,11 @@ impl Bed for SimBed {
     fn meet(&self, shape: Shape) -> Meeting<Port> {
         let net = Net::new(self.seed, self.faults.clone());
         let one_peer = Shape { peers: 1, ..shape };
-        let (near_send, near_spans) = send_window(shape);
+        let (near_send, near_spans) = shape.send_window();
         let mut near_links = Vec::new();
         let mut peers: Vec<Box<dyn Peer>> = Vec::new();
         for _ in 0..shape.peers {
-            let (far_send, far_spans) = send_window(one_peer);
+            let (far_send, far_spans) = one_peer.send_window();
             let mut far_links = Vec::new();
             for _ in 0..shape.links {
                 let recv = || Arc::new(RecvWindow::local(shape.window_bytes()).unwrap());
@@ -49,12 +49,6 @@ fn peer(net: &Net, shape: Shape, spans: Spans, links: Vec<(Endpoint, Arc<RecvWin
     let end = End::new(shape, net.port(), spans, links);
     let net = net.clone();
     Box::new(Local::new(end, move || ends.into_iter().for_each(|end| net.kill(end))))
-}
-
-fn send_window(shape: Shape) -> (Arc<SendWindow>, Spans) {
-    let window = SendWindow::new(shape.window_bytes()).unwrap();
-    let (window, mut spans) = window.split(vec![shape.spans()]).unwrap();
-    (window, spans.remove(0))
 }
 
 mod without_faults {

@@ -3,26 +3,77 @@
 #![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
-mod tcp_bed;
+use std::sync::Arc;
+use std::time::Duration;
 
-use tcp_bed::{Far, Role, TcpBed};
+use fabric::SendWindow;
+use fabric::conformance::{Links, Role, Transport};
+use fabric::tcp::{Joined, Listener, Port, connect};
 
-mod hub_with_workers_here {
-    use super::*;
-    fabric::conformance_tests!(TcpBed { near: Role::Hub, far: Far::Here });
+/// Of each handshake; the suite's watchdog is twice as patient.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+fabric::conformance_of_hub_and_workers!(Tcp: [Tcp]);
+
+#[derive(Clone, Debug)]
+struct Tcp;
+
+impl Transport for Tcp {
+    type Port = Port;
+    type Group = ();
+    type Listener = Listener;
+
+    fn name(&self) -> String {
+        "tcp".into()
+    }
+
+    fn text(&self) -> String {
+        String::new()
+    }
+
+    fn parse(_: &str) -> Self {
+        Tcp
+    }
+
+    fn ports(&self, _: Role, count: usize) -> ((), Vec<Port>) {
+        ((), (0..count).map(|_| Port::new().unwrap()).collect())
+    }
+
+    fn listen() -> (Listener, String) {
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.address().to_string();
+        (listener, address)
+    }
+
+    fn welcome(
+        listener: &Listener,
+        (): &(),
+        ours: &Arc<SendWindow>,
+        bytes: usize,
+        capacities: &[u32],
+    ) -> ([u8; 16], Links<Port>) {
+        // The worker is whole with its last connection.
+        let hello = loop {
+            if let Some(hello) = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap() {
+                break hello;
+            }
+        };
+        (hello.token(), links(hello.welcome(ours, bytes, capacities, |_| ()).unwrap()))
+    }
+
+    fn connect(
+        address: &str,
+        token: [u8; 16],
+        (): &(),
+        ours: &Arc<SendWindow>,
+        bytes: usize,
+        capacities: &[u32],
+    ) -> Links<Port> {
+        let addresses = vec![address.parse().unwrap(); capacities.len()];
+        links(connect(&addresses, token, ours, bytes, capacities, TIMEOUT).unwrap())
+    }
 }
 
-mod worker_with_hubs_here {
-    use super::*;
-    fabric::conformance_tests!(TcpBed { near: Role::Worker, far: Far::Here });
-}
-
-mod hub_with_worker_processes {
-    use super::*;
-    fabric::conformance_tests!(TcpBed { near: Role::Hub, far: Far::Process });
-}
-
-mod worker_with_hub_processes {
-    use super::*;
-    fabric::conformance_tests!(TcpBed { near: Role::Worker, far: Far::Process });
+fn links(joined: Joined) -> Links<Port> {
+    joined.endpoints.into_iter().map(|endpoint| (endpoint, Arc::clone(&joined.recv))).collect()
 }

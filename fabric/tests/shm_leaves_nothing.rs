@@ -8,10 +8,12 @@ mod shm_bed;
 use std::fs;
 use std::time::Duration;
 
-use fabric::conformance::{Bed, End, Meeting, Peer, Remote, Shape, Watchdog};
+use fabric::conformance::{Bed, End, Far, HubAndWorkers, Meeting, Peer, Role, Shape, Transport, Watchdog};
 use fabric::shm::{Port, group};
 use fabric::{Port as _, Until};
-use shm_bed::{Far, Role, ShmBed, new_address, start_process};
+use shm_bed::Shm;
+
+fabric::conformance_of_hub_and_workers!(@peer Shm);
 
 /// What a process can leave behind.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,7 +65,7 @@ fn nothing_is_left_after_kill_9() {
     let shape = Shape { peers: 3, links: 2, capacity: 8, chunks: 16, chunk_bytes: 4096 };
     for far in [Far::Process, Far::Here] {
         for near in [Role::Hub, Role::Worker, Role::Hub] {
-            let Meeting { near, peers } = ShmBed { near, far }.meet(shape);
+            let Meeting { near, peers } = HubAndWorkers { transport: Shm, near, far }.meet(shape);
             assert!(Traces::look() != before, "the test sees what there is to see");
             killed_at_work(near, peers);
             before.is_all_there_is();
@@ -97,8 +99,9 @@ fn killed_at_work(mut near: End<Port>, mut peers: Vec<Box<dyn Peer>>) {
 
 /// A worker dies when the hub has its hello, with its windows, and has not yet answered.
 fn killed_before_the_welcome(shape: Shape) {
-    let listener = fabric::shm::Listener::bind(&new_address()).unwrap();
-    let worker: Remote = start_process(Role::Worker, listener.address(), 0, shape);
+    let (listener, address) = Shm::listen();
+    let bed = HubAndWorkers { transport: Shm, near: Role::Hub, far: Far::Process };
+    let worker = bed.start_worker(&address, 0, shape);
     let hello = listener.accept().unwrap().unwrap().hello(Duration::from_secs(30)).unwrap();
     drop(worker);
     let (group, _ports) = group(1).unwrap();

@@ -6,6 +6,8 @@
 //! fabric::conformance_tests!(MyBed::new());
 //! // or, once for each seed:
 //! fabric::conformance_tests!(seed in fabric::sim::seeds(20) => MyBed::new(seed));
+//! // or, where workers join a listening hub, for each end:
+//! fabric::conformance_of_hub_and_workers!(MyTransport: [MyTransport]);
 //! ```
 //!
 //! ```text
@@ -21,6 +23,7 @@ mod closing;
 mod credit;
 #[allow(unsafe_code)]
 mod end;
+mod hub_and_workers;
 mod peer;
 mod remote;
 mod shape;
@@ -34,8 +37,9 @@ pub use arrivals::{
 pub use closing::{closed_after_arrivals, detached_is_silent, post_on_closed_link};
 pub use credit::full_ends;
 pub use end::{End, Seen};
-pub use peer::{Hub, Local, Peer};
-pub use remote::{Remote, serve};
+pub use hub_and_workers::{Far, HubAndWorkers, Links, Role, Starting, Transport, peer_process};
+pub use peer::{Local, Peer};
+pub use remote::Remote;
 pub use shape::Shape;
 pub use sleeping::{wait_returns_on_arrival, wait_times_out, waker_ends_wait};
 pub use watchdog::Watchdog;

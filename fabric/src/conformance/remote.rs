@@ -14,12 +14,15 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use super::{Peer, Seen};
 use crate::Posted;
 
+/// Says a line to the test, which hears it by [`Remote::told`].
+pub(super) fn say(output: &mut impl Write, text: &str) -> std::io::Result<()> {
+    writeln!(output, "@{text}")?;
+    output.flush()
+}
+
 /// Obeys a [`Remote`] until it hangs up: the child's main loop.
-pub fn serve(peer: &mut dyn Peer, input: impl Read, mut output: impl Write) -> std::io::Result<()> {
-    let mut reply = |text: String| {
-        writeln!(output, "@{text}")?;
-        output.flush()
-    };
+pub(super) fn serve(peer: &mut dyn Peer, input: impl Read, mut output: impl Write) -> std::io::Result<()> {
+    let mut reply = |text: String| say(&mut output, &text);
     reply("ready".into())?;
     for line in BufReader::new(input).lines() {
         let line = line?;
@@ -69,22 +72,13 @@ impl Remote {
         Ok(Remote { child, to, from })
     }
 
-    /// Waits until it serves. Once, before any command.
-    pub fn ready(&mut self) {
-        assert_eq!(self.reply(), "ready");
-    }
-
-    /// The process.
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
-
     fn ask(&mut self, command: std::fmt::Arguments) -> String {
         writeln!(self.to, "{command}").expect("the peer process lives");
-        self.reply()
+        self.told()
     }
 
-    fn reply(&mut self) -> String {
+    /// The next line that it says.
+    pub(super) fn told(&mut self) -> String {
         loop {
             let mut line = String::new();
             let bytes = self.from.read_line(&mut line).expect("the peer process writes text");

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use crate::Span;
+use crate::{SendWindow, Span, Spans};
 
 /// How many peers, links and bytes a test wants. Written and read as text, for peers in other
 /// processes.
@@ -33,7 +34,19 @@ impl Shape {
         self.links * self.chunks as usize * self.chunk_bytes
     }
 
-    /// The chunks of every window; one owner writes them all.
+    /// A window whose chunks have one owner.
+    pub fn send_window(&self) -> (Arc<SendWindow>, Spans) {
+        let (window, mut spans) = self.split_window(vec![self.spans()]);
+        (window, spans.remove(0))
+    }
+
+    /// A window whose chunks have these owners.
+    pub(super) fn split_window(&self, owners: Vec<Vec<Span>>) -> (Arc<SendWindow>, Vec<Spans>) {
+        let window = SendWindow::new(self.window_bytes()).expect("a test's window is small");
+        window.split(owners).expect("chunks are disjoint")
+    }
+
+    /// The chunks of every window.
     pub fn spans(&self) -> Vec<Span> {
         (0..self.links * self.chunks as usize)
             .map(|index| Span { offset: index * self.chunk_bytes, bytes: self.chunk_bytes })

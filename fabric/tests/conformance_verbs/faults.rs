@@ -4,8 +4,8 @@
 
 use std::process::Command;
 
-use super::bed::{self, Far, Role, TIMEOUT, VerbsBed};
-use fabric::conformance::{Bed, Meeting, Shape, Watchdog};
+use super::bed::{self, TIMEOUT, Verbs};
+use fabric::conformance::{Bed, Far, HubAndWorkers, Meeting, Role, Shape, Watchdog};
 use fabric::verbs::{NicOptions, devices, group, loopback};
 use fabric::{CloseReason, Port, Posted, Until};
 
@@ -90,7 +90,7 @@ fn a_port_that_goes_down_closes_its_links() {
         println!("skipped: PHUB_TEST_LINK_DOWN names no interface to take down");
         return;
     };
-    let bed = VerbsBed { nics: vec![device.clone()], near: Role::Hub, far: Far::Here };
+    let bed = HubAndWorkers { transport: Verbs(vec![device.clone()]), near: Role::Hub, far: Far::Here };
     let Meeting { mut near, mut peers } = bed.meet(SHAPE);
     near.attach_all();
     assert_eq!(peers[0].post(0, 7), Posted::Accepted);

@@ -7,24 +7,6 @@
 mod bed;
 mod faults;
 
-use bed::{Far, Role, VerbsBed, device_sets};
+use bed::{Verbs, each_and_all};
 
-mod hub_with_workers_here {
-    use super::*;
-    fabric::conformance_tests!(nics in device_sets() => VerbsBed { nics, near: Role::Hub, far: Far::Here });
-}
-
-mod worker_with_hubs_here {
-    use super::*;
-    fabric::conformance_tests!(nics in device_sets() => VerbsBed { nics, near: Role::Worker, far: Far::Here });
-}
-
-mod hub_with_worker_processes {
-    use super::*;
-    fabric::conformance_tests!(nics in device_sets() => VerbsBed { nics, near: Role::Hub, far: Far::Process });
-}
-
-mod worker_with_hub_processes {
-    use super::*;
-    fabric::conformance_tests!(nics in device_sets() => VerbsBed { nics, near: Role::Worker, far: Far::Process });
-}
+fabric::conformance_of_hub_and_workers!(Verbs: each_and_all());

@@ -1,0 +1,284 @@
+//! A bed for transports on which workers join a listening hub: either end under test, its peers in this process or
+//! in others.
+//!
+//! ```text
+//!   near is a hub:     one port <== a connection a link ==  one port     a worker, peer 0
+//!                               <========================== one port     a worker, peer 1
+//!   near is a worker:  one port == one connection, all links ==> a port a link     a hub, peer 0
+//! ```
+//!
+//! A hub says where it listens before anybody connects. A peer process is the test binary once more, told by a
+//! variable to be a peer: see [`conformance_of_hub_and_workers!`](crate::conformance_of_hub_and_workers).
+
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::peer::Hub;
+use super::remote::{Remote, say, serve};
+use super::{Bed, End, Local, Meeting, Peer, Shape};
+use crate::{Port, RecvWindow, SendWindow};
+
+const VARIABLE: &str = "PHUB_TEST_PEER";
+
+/// Links that no port polls yet, each with the window that its peer writes.
+pub type Links<P> = Vec<(<P as Port>::Endpoint, Arc<RecvWindow>)>;
+
+/// What a hub and its workers need of a transport. Where something fails, the test does.
+pub trait Transport: Clone + Send + 'static {
+    /// Its port.
+    type Port: Port;
+    /// What the ports of a process share.
+    type Group;
+    /// Where workers connect.
+    type Listener: Send;
+
+    /// Its name, and of what it is made: on one line, for messages.
+    fn name(&self) -> String;
+
+    /// Writes it down for another process.
+    fn text(&self) -> String;
+
+    /// Reads what [`text`](Self::text) wrote.
+    fn parse(text: &str) -> Self;
+
+    /// A hub's ports, or a worker's only one.
+    fn ports(&self, role: Role, count: usize) -> (Self::Group, Vec<Self::Port>);
+
+    /// Listens where nobody else does; also says where.
+    fn listen() -> (Self::Listener, String);
+
+    /// Lets the next worker in: its token, and a link for each port. Windows have `bytes` bytes both ways.
+    fn welcome(
+        listener: &Self::Listener,
+        group: &Self::Group,
+        ours: &Arc<SendWindow>,
+        bytes: usize,
+        capacities: &[u32],
+    ) -> ([u8; 16], Links<Self::Port>);
+
+    /// Joins a hub, with a link for each of its ports.
+    fn connect(
+        address: &str,
+        token: [u8; 16],
+        group: &Self::Group,
+        ours: &Arc<SendWindow>,
+        bytes: usize,
+        capacities: &[u32],
+    ) -> Links<Self::Port>;
+}
+
+/// What an end is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Listens; its peers are workers.
+    Hub,
+    /// Connects; its peers are hubs.
+    Worker,
+}
+
+/// Where the peers run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Far {
+    /// On threads of this process.
+    Here,
+    /// Each in a process of its own.
+    Process,
+}
+
+/// Hubs and workers over a transport.
+#[derive(Clone, Debug)]
+pub struct HubAndWorkers<T> {
+    /// Over what they meet.
+    pub transport: T,
+    /// What the end under test is.
+    pub near: Role,
+    /// Where its peers run.
+    pub far: Far,
+}
+
+impl<T: Transport> Bed for HubAndWorkers<T> {
+    type Port = T::Port;
+
+    fn name(&self) -> String {
+        format!("{}, {:?} under test, peers {:?}", self.transport.name(), self.near, self.far)
+    }
+
+    fn meet(&self, shape: Shape) -> Meeting<T::Port> {
+        match self.near {
+            Role::Hub => self.hub_meets_workers(shape),
+            Role::Worker => self.worker_meets_hubs(shape),
+        }
+    }
+}
+
+impl<T: Transport> HubAndWorkers<T> {
+    fn hub_meets_workers(&self, shape: Shape) -> Meeting<T::Port> {
+        let (listener, address) = T::listen();
+        let (group, mut ports) = self.transport.ports(Role::Hub, 1);
+        let (window, spans) = shape.send_window();
+        let workers: Vec<_> = (0..shape.peers).map(|peer| self.start_worker(&address, peer, shape)).collect();
+        let mut links: Vec<_> = (0..shape.peers * shape.links).map(|_| None).collect();
+        for _ in 0..links.len() {
+            let capacities = [shape.capacity];
+            let (token, joined) = T::welcome(&listener, &group, &window, shape.window_bytes(), &capacities);
+            let [peer, link, ..] = token;
+            links[usize::from(peer) * shape.links + usize::from(link)] = Some(only(joined));
+        }
+        let links = links.into_iter().map(|link| link.expect("each came once")).collect();
+        let near = End::new(shape, ports.remove(0), spans, links);
+        Meeting { near, peers: workers.into_iter().map(Starting::ready).collect() }
+    }
+
+    fn worker_meets_hubs(&self, shape: Shape) -> Meeting<T::Port> {
+        let (group, mut ports) = self.transport.ports(Role::Worker, 1);
+        let (window, spans) = shape.send_window();
+        let capacities = vec![shape.capacity; shape.links];
+        let (mut links, mut peers) = (Vec::new(), Vec::new());
+        for _ in 0..shape.peers {
+            let (hub, address) = self.start_hub(shape);
+            links.extend(T::connect(&address, [0; 16], &group, &window, shape.window_bytes(), &capacities));
+            peers.push(hub.ready());
+        }
+        Meeting { near: End::new(shape, ports.remove(0), spans, links), peers }
+    }
+
+    /// A worker that connects at once.
+    pub fn start_worker(&self, address: &str, peer: usize, shape: Shape) -> Starting {
+        match self.far {
+            Far::Here => {
+                let (transport, address) = (self.transport.clone(), address.to_owned());
+                Starting::here(move || Box::new(worker(&transport, &address, peer, shape)))
+            }
+            Far::Process => Starting::Process(self.start_process(format!("worker {address} {peer} {shape}"))),
+        }
+    }
+
+    /// A hub that listens when this returns, and where.
+    fn start_hub(&self, shape: Shape) -> (Starting, String) {
+        match self.far {
+            Far::Here => {
+                let transport = self.transport.clone();
+                let (listener, address) = T::listen();
+                (Starting::here(move || Box::new(hub(&transport, &listener, shape))), address)
+            }
+            Far::Process => {
+                let mut process = self.start_process(format!("hub - 0 {shape}"));
+                let address = process.told();
+                (Starting::Process(process), address)
+            }
+        }
+    }
+
+    fn start_process(&self, what: String) -> Remote {
+        let mut command = Command::new(std::env::current_exe().expect("a test knows its binary"));
+        command.args(["--exact", "peer_process", "--nocapture"]);
+        command.env(VARIABLE, format!("{}\n{what}", self.transport.text()));
+        Remote::start(command).expect("the test binary starts once more")
+    }
+}
+
+/// The main function of a peer process; does nothing in any other.
+pub fn peer_process<T: Transport>() {
+    let Ok(told) = std::env::var(VARIABLE) else { return };
+    let (transport, what) = told.split_once('\n').expect("start_process wrote two lines");
+    let transport = T::parse(transport);
+    let [role, address, peer, shape] = what.splitn(4, ' ').collect::<Vec<_>>()[..] else {
+        panic!("{VARIABLE}={told:?}")
+    };
+    let shape = shape.parse().expect("start_process wrote a shape");
+    let mut peer: Box<dyn Peer> = if role == "hub" {
+        let (listener, address) = T::listen();
+        say(&mut std::io::stdout(), &address).expect("the test listens");
+        Box::new(hub(&transport, &listener, shape))
+    } else {
+        Box::new(worker(&transport, address, peer.parse().expect("start_process wrote a number"), shape))
+    };
+    serve(&mut *peer, std::io::stdin(), std::io::stdout()).expect("the test listens");
+}
+
+/// A peer that is not yet connected. Dropped, a process is killed.
+#[derive(Debug)]
+pub enum Starting {
+    /// On a thread.
+    Here(JoinHandle<Box<dyn Peer>>),
+    /// In a process.
+    Process(Remote),
+}
+
+impl Starting {
+    fn here(run: impl FnOnce() -> Box<dyn Peer> + Send + 'static) -> Self {
+        Starting::Here(std::thread::spawn(run))
+    }
+
+    fn ready(self) -> Box<dyn Peer> {
+        match self {
+            Starting::Here(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Starting::Process(mut process) => {
+                assert_eq!(process.told(), "ready");
+                Box::new(process)
+            }
+        }
+    }
+}
+
+fn worker<T: Transport>(transport: &T, address: &str, peer: usize, shape: Shape) -> Local<T::Port> {
+    let shape = Shape { peers: 1, ..shape };
+    let (group, mut ports) = transport.ports(Role::Worker, 1);
+    let (window, spans) = shape.send_window();
+    let links = (0..shape.links).map(|link| {
+        let mut token = [0; 16];
+        (token[0], token[1]) = (peer as u8, link as u8);
+        only(T::connect(address, token, &group, &window, shape.window_bytes(), &[shape.capacity]))
+    });
+    let links = links.collect();
+    Local::new(End::new(shape, ports.remove(0), spans, links), || ())
+}
+
+fn hub<T: Transport>(transport: &T, listener: &T::Listener, shape: Shape) -> Hub<T::Port> {
+    let (group, ports) = transport.ports(Role::Hub, shape.links);
+    let owners = shape.spans().chunks(shape.chunks as usize).map(<[_]>::to_vec).collect();
+    let (window, spans) = shape.split_window(owners);
+    let capacities = vec![shape.capacity; shape.links];
+    let (_, links) = T::welcome(listener, &group, &window, shape.window_bytes(), &capacities);
+    let cores = ports.into_iter().zip(spans).zip(links).map(|((port, spans), link)| {
+        Local::new(End::new(Shape { peers: 1, links: 1, ..shape }, port, spans, vec![link]), || ())
+    });
+    Hub::new(cores.collect())
+}
+
+fn only<L>(mut links: Vec<L>) -> L {
+    assert_eq!(links.len(), 1);
+    links.remove(0)
+}
+
+/// Runs the suite over a [`Transport`](crate::conformance::Transport): hub or worker under test, peers here and in
+/// processes. At the root of a test binary, because peer processes are that binary, told to run `peer_process`.
+#[macro_export]
+macro_rules! conformance_of_hub_and_workers {
+    ($transport:ty: $each:expr) => {
+        $crate::conformance_of_hub_and_workers!(@peer $transport);
+        $crate::conformance_of_hub_and_workers!(@ends $each;
+            hub_with_workers_here: Hub, Here;
+            worker_with_hubs_here: Worker, Here;
+            hub_with_worker_processes: Hub, Process;
+            worker_with_hub_processes: Worker, Process;
+        );
+    };
+    (@peer $transport:ty) => {
+        /// Not a test: the main function of a peer process.
+        #[test]
+        fn peer_process() {
+            $crate::conformance::peer_process::<$transport>();
+        }
+    };
+    (@ends $each:expr; $($name:ident: $near:ident, $far:ident;)*) => {$(
+        mod $name {
+            use super::*;
+            use $crate::conformance::{Far, HubAndWorkers, Role};
+            $crate::conformance_tests!(transport in $each => {
+                HubAndWorkers { transport, near: Role::$near, far: Far::$far }
+            });
+        }
+    )*};
+}
