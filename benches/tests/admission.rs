@@ -271,11 +271,9 @@ fn the_one_that_gives_up_is_named_to_those_who_wait() {
 #[test]
 fn a_hub_that_is_not_there_is_named() {
     let _watchdog = Watchdog::new("a_hub_that_is_not_there_is_named");
-    // A port that was free a moment ago.
-    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let mut nobody = config_at(&address, "job", 0, 1);
+    let mut nobody = config_at(support::NOWHERE, "job", 0, 1);
     nobody.join_limit = Duration::from_secs(1);
-    says(refused(nobody), &[&address, "cannot reach", "refused", "is phub-server running there"]);
+    says(refused(nobody), &[support::NOWHERE, "cannot reach", "refused", "is phub-server running there"]);
     for address in ["no port", "127.0.0.1:99999"] {
         let mut worker = config_at(address, "job", 0, 1);
         worker.join_limit = Duration::from_secs(1);

@@ -17,7 +17,7 @@ use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use support::program::{Program, probe, until};
 use support::training::Training;
-use support::{PATIENT_S, config_at, describe, hub, refused, says, settings, small_model, together};
+use support::{NOWHERE, PATIENT_S, config_at, describe, hub, refused, says, settings, small_model, together};
 use worker_process::{Remote, Worker};
 use worker_shim::{Session, SessionConfig};
 
@@ -93,12 +93,8 @@ fn what_is_no_list_of_hubs_is_refused() {
 fn a_hub_that_is_not_there_is_named_and_nobody_waits_at_the_others() {
     let _watchdog = Watchdog::new("a_hub_that_is_not_there_is_named_and_nobody_waits_at_the_others");
     let here = hub(1);
-    let nowhere = {
-        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        taken.local_addr().unwrap().to_string()
-    };
-    let list = format!("{},{nowhere}", here.address());
-    says(refused(config_at(&list, "job", 0, 2)), &["cannot reach", &nowhere, "is phub-server running there"]);
+    let list = format!("{},{NOWHERE}", here.address());
+    says(refused(config_at(&list, "job", 0, 2)), &["cannot reach", NOWHERE, "is phub-server running there"]);
     let jobs = describe(&here.address().to_string()).jobs;
     says(format!("{jobs:?}"), &["Failed", "worker 0 gave up waiting"]);
 }

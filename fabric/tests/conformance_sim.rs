@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use fabric::{RecvWindow, Spans};
 use fabric::conformance::{Bed, End, Local, Meeting, Peer, Shape};
 use fabric::sim::{EndId, Endpoint, Faults, Net, Port, Rate, Windows, seeds};
+use fabric::{RecvWindow, Spans};
 
 struct SimBed {
     seed: u64,

@@ -23,6 +23,9 @@ use worker_shim::{Session, SessionConfig, SessionError};
 /// Nobody is silent for so long by accident, and nobody waits for it.
 pub const PATIENT_S: u64 = 30;
 
+/// Where nobody listens: the port is privileged, and never dealt out.
+pub const NOWHERE: &str = "127.0.0.1:1";
+
 /// A hub of so many cores, on a free port.
 pub fn hub(cores: usize) -> Hub {
     hub_with_limit(cores, PATIENT_S)
