@@ -3,18 +3,19 @@
 
 mod support;
 
-use std::thread;
-
 use fabric::conformance::Watchdog;
 use pbox_core::KeyId;
+use support::program::until;
 use support::{config, hub, says, together};
 use worker_shim::{Background, BackgroundError, SessionError};
 
-/// Threads of sessions in this process.
-fn session_threads() -> usize {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux has /proc");
-    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| name.trim() == "phub-session").count()
+/// Waits until this process has so many threads of sessions: a joined thread stays in /proc for a moment.
+fn until_session_threads_are(count: usize) {
+    until(&format!("{count} threads are sessions'"), || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("Linux has /proc");
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "phub-session").count() == count
+    });
 }
 
 #[test]
@@ -25,23 +26,21 @@ fn a_session_that_ends_leaves_its_job_and_no_thread() {
 
     let given_up = Background::join(config(&hub, "alone", 0, 2), &mut || true).unwrap_err();
     says(given_up, &["interrupted while waiting for the other workers"]);
-    while session_threads() > 0 {
-        thread::yield_now(); // it sees that by itself
-    }
+    until_session_threads_are(0); // it sees that by itself
 
     let mut sessions = together(2, |rank| {
         let session = Background::join(config(&hub, "job", rank, 2), &mut || false).unwrap();
         session.broadcast_written(&mut || false).unwrap();
         session
     });
-    assert_eq!(session_threads(), 2);
+    until_session_threads_are(2);
     drop(sessions.pop());
-    assert_eq!(session_threads(), 1, "a drop waits for the thread");
+    until_session_threads_are(1);
     // It left, in words: it was not lost.
     let rest = sessions.pop().unwrap();
     rest.push(KeyId(0)).unwrap();
     let Err(BackgroundError::Session(error)) = rest.wait(KeyId(0), &mut patient) else { panic!("no error") };
     assert!(matches!(*error, SessionError::PeerLeft { rank: 1, .. }), "{error}");
     drop(rest);
-    assert_eq!(session_threads(), 0);
+    until_session_threads_are(0);
 }
