@@ -24,6 +24,8 @@ fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
     let program = Program::start(command.stderr(File::create(dir.join("stderr")).unwrap()));
     let mut found = Vec::new();
     until("hub and workers have started", || {
+        let said = || std::fs::read_to_string(dir.join("stderr")).unwrap();
+        assert!(!is_dead(program.pid()), "the probe ended: {}", said());
         found = children(program.pid());
         found.len() == 3
     });

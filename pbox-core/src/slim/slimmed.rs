@@ -21,6 +21,7 @@ use crate::chunk::{ChunkId, Round};
 use crate::element::{Element, typed};
 use crate::frame::{self, FrameError, HEADER_BYTES, Kind};
 use crate::hub_weights::HubWeights;
+use crate::kernels::Kernels;
 use crate::wire::{Frames, Framing};
 
 use super::board::Board;
@@ -182,7 +183,7 @@ impl Slimmed {
 
     /// After the step of a round with the pushes of so many workers: another core comes into force where one was
     /// selected, and the chunk is noted where the round selects.
-    pub fn stepped(&mut self, place: usize, round: Round, workers: u32) {
+    pub fn stepped(&mut self, kernels: &Kernels, place: usize, round: Round, workers: u32) {
         let frames = self.frames(place);
         let chunk = &mut self.chunks[place];
         let weights = self.weights.of(place);
@@ -195,8 +196,7 @@ impl Slimmed {
             (chunk.signature, chunk.has_core) = (set::signature(core), true);
         }
         typed!(frames.dtype, E => {
-            let rounded = rounded_mut::<E>(&mut self.rounded, frames.elements);
-            rounded.iter_mut().zip(weights).for_each(|(rounded, &weight)| *rounded = E::from_f32(weight));
+            kernels.narrow(weights, rounded_mut::<E>(&mut self.rounded, frames.elements));
         });
     }
 

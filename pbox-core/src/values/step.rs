@@ -135,7 +135,7 @@ impl Values {
             let (sum, window) = slimmed.step_parts(place);
             step_sum(kernels, rule, &step, sum, window, kept_mut(kept, owned, rule));
         }
-        slimmed.stepped(place, round, workers as u32);
+        slimmed.stepped(kernels, place, round, workers as u32);
         for number in 0..workers {
             if let Some(own) = &mut own_weights[slimmed.rank(number) as usize] {
                 slimmed.answer(place, number, own.elements_mut(place));
