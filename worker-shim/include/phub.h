@@ -227,7 +227,7 @@ PhubStatus phub_set_learning_rate(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_checkpoint(const PhubSession *session);
 
-// The first round that no key has begun. Round 0 is the broadcast, where there is one.
+// The first round of which no key has its answer. Round 0 is the broadcast, where there is one.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `round` leads to room for a result.

@@ -196,7 +196,7 @@ impl Session {
         self.exchange.not_finite()
     }
 
-    /// The first round that no key has begun. Round 0 is the broadcast, where there is one. After the
+    /// The first round of which no key has its answer. Round 0 is the broadcast, where there is one. After the
     /// join it is the round that this worker takes part from: not 0 when the job had begun.
     pub fn next_round(&self) -> Round {
         self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)

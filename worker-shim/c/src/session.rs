@@ -235,7 +235,7 @@ pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubSta
     })
 }
 
-/// The first round that no key has begun. Round 0 is the broadcast, where there is one.
+/// The first round of which no key has its answer. Round 0 is the broadcast, where there is one.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `round` leads to room for a result.

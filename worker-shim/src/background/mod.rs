@@ -257,7 +257,7 @@ impl Background {
         }
     }
 
-    /// The first round that no key has begun, as [`Session::next_round`].
+    /// The first round of which no key has its answer, as [`Session::next_round`].
     pub fn next_round(&self) -> Round {
         self.shared.next_round()
     }

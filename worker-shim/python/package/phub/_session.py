@@ -336,7 +336,7 @@ class Session:
 
     @property
     def next_round(self) -> int:
-        """The first round that no key has begun; round 0 is the broadcast."""
+        """The first round of which no key has its answer; round 0 is the broadcast."""
         return self._native.next_round
 
     def set_learning_rate(self, learning_rate: float) -> None:
