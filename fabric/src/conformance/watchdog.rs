@@ -2,12 +2,19 @@
 
 use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, Once, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 /// Long enough for the slowest test on a loaded machine with one core; a hang, not slowness.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Aborts the process, with the test's name, unless dropped within 60 seconds.
+/// What panicked in this process. The test harness keeps a panic to itself until its test ends, which one that waits for
+/// a panicked thread does not.
+static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+const MOST_PANICS: usize = 16;
+
+/// Aborts the process, with the test's name and what panicked, unless dropped within 60 seconds.
 #[derive(Debug)]
 pub struct Watchdog {
     _alive: Sender<()>,
@@ -16,15 +23,34 @@ pub struct Watchdog {
 impl Watchdog {
     /// Starts to watch over a test.
     pub fn new(test: impl Into<String>) -> Self {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(keep_panics);
         let (alive, dropped) = channel::<()>();
         let test = test.into();
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             if dropped.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
                 // Not eprintln, which the test harness keeps to itself and an abort loses.
-                let _ = writeln!(std::io::stderr(), "watchdog: {test} did not end within {LIMIT:?}");
+                let mut stderr = std::io::stderr();
+                let _ = writeln!(stderr, "watchdog: {test} did not end within {LIMIT:?}");
+                for panic in PANICS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+                    let _ = writeln!(stderr, "before, {panic}");
+                }
                 std::process::abort();
             }
         });
         Watchdog { _alive: alive }
     }
+}
+
+fn keep_panics() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let mut panics = PANICS.lock().unwrap_or_else(PoisonError::into_inner);
+        if panics.len() < MOST_PANICS {
+            let current = thread::current();
+            panics.push(format!("thread {} {info}", current.name().unwrap_or("without a name")));
+        }
+        drop(panics);
+        print(info);
+    }));
 }
