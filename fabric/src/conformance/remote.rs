@@ -63,8 +63,8 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Starts a process that calls [`serve`]; returns without waiting for it, since it may have to
-    /// connect first.
+    /// Starts a process that is a [`peer_process`](super::peer_process); returns without waiting for it, since it may
+    /// have to connect first.
     pub fn start(mut command: Command) -> std::io::Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let to = child.stdin.take().expect("piped");
