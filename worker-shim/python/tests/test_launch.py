@@ -1,5 +1,7 @@
 """Who a process is, by its launcher's environment."""
 
+import socket
+
 import pytest
 
 import phub
@@ -13,6 +15,11 @@ import phub
         (
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
             (1, 4, None, "10.0.0.1:29501"),
+        ),
+        # torchrun --standalone takes a free port; the next one may be a connection's.
+        (
+            {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "51007"},
+            (1, 4, None, "a:18240"),
         ),
         (
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1", "PHUB_HUB": "box:1"},
@@ -34,6 +41,15 @@ import phub
 def test_launchers(environment, expected):
     worker = phub.worker(environment)
     assert (worker.rank, worker.world_size, worker.hub, worker.serve_at) == expected
+
+
+def test_a_port_that_is_taken_is_named_with_the_way_out(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        torchrun = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        for name, value in {**torchrun, "PHUB_PORT": str(taken.getsockname()[1])}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(phub.HubStartError, match="already in use.*PHUB_PORT"):
+            phub.Session(keys={"only": (3,)}, optimizer=phub.Sgd(learning_rate=1.0))
 
 
 def test_a_restart_under_torchrun_is_another_job():

@@ -40,7 +40,8 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     there is no launcher.
 
     The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. With torchrun and neither, rank 0 starts one at
-    `MASTER_ADDR`, on `PHUB_PORT` or the port after `MASTER_PORT`. A process without a launcher starts one for itself.
+    `MASTER_ADDR`, on `PHUB_PORT` or a port that follows from `MASTER_PORT`. A process without a launcher starts one for
+    itself.
 
     Raises:
         SettingsError: what the launcher says makes no sense.
@@ -58,9 +59,16 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
         hub = f"{env['DMLC_PS_ROOT_URI']}:{_number(env, 'DMLC_PS_ROOT_PORT')}"
     serve_at = "127.0.0.1:0" if hub is None and not launcher else None
     if hub is None and launcher == "torchrun" and "MASTER_ADDR" in env:
-        port = _number(env, "PHUB_PORT") if "PHUB_PORT" in env else _number(env, "MASTER_PORT") + 1
+        port = _number(env, "PHUB_PORT") if "PHUB_PORT" in env else _port_after(_number(env, "MASTER_PORT"))
         serve_at = f"{env['MASTER_ADDR']}:{port}"
     return Worker(rank, world_size, env.get("PHUB_JOB") or _job(env, launcher), hub, serve_at)
+
+
+def _port_after(master: int) -> int:
+    """The next port. Where Linux deals it out to connections, as those after torchrun's own choices, one of 16384 to
+    32767: a dealt one may be taken at any moment."""
+    port = master + 1
+    return port if port < 32768 else 16384 + port % 16384
 
 
 def _job(env: Mapping[str, str], launcher: str) -> str:

@@ -434,7 +434,10 @@ def _serve_for(address: str) -> str:
         # On every address, unless it is this machine's own: MASTER_ADDR may be a name, or lead here by another way.
         host, _, port = address.rpartition(":")
         here = host.startswith("127.") or host == "localhost"
-        _HUBS[address] = serve(f"{'127.0.0.1' if here else '0.0.0.0'}:{port}")
+        try:
+            _HUBS[address] = serve(f"{'127.0.0.1' if here else '0.0.0.0'}:{port}")
+        except _phub.HubStartError as error:
+            raise _phub.HubStartError(f"{error}. Under torchrun, PHUB_PORT chooses the port") from None
     return _HUBS[address].address if address.endswith(":0") else address
 
 
