@@ -31,7 +31,8 @@ for worker in "${workers[@]}"; do
         exit 1
     fi
 done
-for rank in 0 2; do grep "worker 1 is gone" /tmp/worker.$rank; done
+# The NIC gives up sending after some four seconds, the heartbeats' limit is five: on a busy host either comes first.
+for rank in 0 2; do grep -E "worker 1 (is gone|was silent)" /tmp/worker.$rank; done
 phub-probe --manifest /tmp/model --hub 127.0.0.1:7077 --job next --workers 1 --rank 0 --rounds 3 --transport verbs --json >/tmp/worker.next
 jq -e .checked /tmp/worker.next
 kill $hub
