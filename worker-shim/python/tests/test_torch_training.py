@@ -136,7 +136,9 @@ OUTPUT = ("--redirects=1", "--tee=1")
 def torchrun(workers, script, *arguments):
     """What the workers of a script say, in rank order."""
     tests = os.path.dirname(models.__file__)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={workers}", *OUTPUT]
+    # As --standalone, but at a free port: in torch 1.13 that has port 29400, and others' workers meet there.
+    own = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
+    command = [sys.executable, "-m", "torch.distributed.run", *own, f"--nproc_per_node={workers}", *OUTPUT]
     run = subprocess.run(
         [*command, *arguments, str(script)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path]), "OMP_NUM_THREADS": "1"},
