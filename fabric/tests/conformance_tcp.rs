@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::SendWindow;
-use fabric::conformance::{Links, Role, Transport};
-use fabric::tcp::{Joined, Listener, Port, connect};
+use fabric::conformance::{Joined, Role, Transport};
+use fabric::tcp::{Listener, Port, connect};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -27,11 +27,7 @@ impl Transport for Tcp {
         "tcp".into()
     }
 
-    fn text(&self) -> String {
-        String::new()
-    }
-
-    fn parse(_: &str) -> Self {
+    fn named(_: &str) -> Self {
         Tcp
     }
 
@@ -51,14 +47,16 @@ impl Transport for Tcp {
         ours: &Arc<SendWindow>,
         bytes: usize,
         capacities: &[u32],
-    ) -> ([u8; 16], Links<Port>) {
+    ) -> ([u8; 16], Joined<Port>) {
         // The worker is whole with its last connection.
         let hello = loop {
             if let Some(hello) = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap() {
                 break hello;
             }
         };
-        (hello.token(), links(hello.welcome(ours, bytes, capacities, |_| ()).unwrap()))
+        let token = hello.token();
+        let joined = hello.welcome(ours, bytes, capacities, |_| ()).unwrap();
+        (token, (joined.recv, joined.endpoints))
     }
 
     fn connect(
@@ -68,12 +66,9 @@ impl Transport for Tcp {
         ours: &Arc<SendWindow>,
         bytes: usize,
         capacities: &[u32],
-    ) -> Links<Port> {
+    ) -> Joined<Port> {
         let addresses = vec![address.parse().unwrap(); capacities.len()];
-        links(connect(&addresses, token, ours, bytes, capacities, TIMEOUT).unwrap())
+        let joined = connect(&addresses, token, ours, bytes, capacities, TIMEOUT).unwrap();
+        (joined.recv, joined.endpoints)
     }
-}
-
-fn links(joined: Joined) -> Links<Port> {
-    joined.endpoints.into_iter().map(|endpoint| (endpoint, Arc::clone(&joined.recv))).collect()
 }

@@ -21,8 +21,8 @@ use crate::{Port, RecvWindow, SendWindow};
 
 const VARIABLE: &str = "PHUB_TEST_PEER";
 
-/// Links that no port polls yet, each with the window that its peer writes.
-pub type Links<P> = Vec<(<P as Port>::Endpoint, Arc<RecvWindow>)>;
+/// What a handshake yields: the window that the peer writes, and links that no port polls yet.
+pub type Joined<P> = (Arc<RecvWindow>, Vec<<P as Port>::Endpoint>);
 
 /// What a hub and its workers need of a transport. Where something fails, the test does.
 pub trait Transport: Clone + Send + 'static {
@@ -33,14 +33,11 @@ pub trait Transport: Clone + Send + 'static {
     /// Where workers connect.
     type Listener: Send;
 
-    /// Its name, and of what it is made: on one line, for messages.
+    /// Its name, and of what it is made, on one line.
     fn name(&self) -> String;
 
-    /// Writes it down for another process.
-    fn text(&self) -> String;
-
-    /// Reads what [`text`](Self::text) wrote.
-    fn parse(text: &str) -> Self;
+    /// The one with this [`name`](Self::name), in another process.
+    fn named(name: &str) -> Self;
 
     /// A hub's ports, or a worker's only one.
     fn ports(&self, role: Role, count: usize) -> (Self::Group, Vec<Self::Port>);
@@ -55,7 +52,7 @@ pub trait Transport: Clone + Send + 'static {
         ours: &Arc<SendWindow>,
         bytes: usize,
         capacities: &[u32],
-    ) -> ([u8; 16], Links<Self::Port>);
+    ) -> ([u8; 16], Joined<Self::Port>);
 
     /// Joins a hub, with a link for each of its ports.
     fn connect(
@@ -65,7 +62,7 @@ pub trait Transport: Clone + Send + 'static {
         ours: &Arc<SendWindow>,
         bytes: usize,
         capacities: &[u32],
-    ) -> Links<Self::Port>;
+    ) -> Joined<Self::Port>;
 }
 
 /// What an end is.
@@ -123,7 +120,7 @@ impl<T: Transport> HubAndWorkers<T> {
             let capacities = [shape.capacity];
             let (token, joined) = T::welcome(&listener, &group, &window, shape.window_bytes(), &capacities);
             let [peer, link, ..] = token;
-            links[usize::from(peer) * shape.links + usize::from(link)] = Some(only(joined));
+            links[usize::from(peer) * shape.links + usize::from(link)] = Some(only(links_of(joined)));
         }
         let links = links.into_iter().map(|link| link.expect("each came once")).collect();
         let near = End::new(shape, ports.remove(0), spans, links);
@@ -137,7 +134,8 @@ impl<T: Transport> HubAndWorkers<T> {
         let (mut links, mut peers) = (Vec::new(), Vec::new());
         for _ in 0..shape.peers {
             let (hub, address) = self.start_hub(shape);
-            links.extend(T::connect(&address, [0; 16], &group, &window, shape.window_bytes(), &capacities));
+            let joined = T::connect(&address, [0; 16], &group, &window, shape.window_bytes(), &capacities);
+            links.extend(links_of(joined));
             peers.push(hub.ready());
         }
         Meeting { near: End::new(shape, ports.remove(0), spans, links), peers }
@@ -173,7 +171,7 @@ impl<T: Transport> HubAndWorkers<T> {
     fn start_process(&self, what: String) -> Remote {
         let mut command = Command::new(std::env::current_exe().expect("a test knows its binary"));
         command.args(["--exact", "peer_process", "--nocapture"]);
-        command.env(VARIABLE, format!("{}\n{what}", self.transport.text()));
+        command.env(VARIABLE, format!("{}\n{what}", self.transport.name()));
         Remote::start(command).expect("the test binary starts once more")
     }
 }
@@ -182,7 +180,7 @@ impl<T: Transport> HubAndWorkers<T> {
 pub fn peer_process<T: Transport>() {
     let Ok(told) = std::env::var(VARIABLE) else { return };
     let (transport, what) = told.split_once('\n').expect("start_process wrote two lines");
-    let transport = T::parse(transport);
+    let transport = T::named(transport);
     let [role, address, peer, shape] = what.splitn(4, ' ').collect::<Vec<_>>()[..] else {
         panic!("{VARIABLE}={told:?}")
     };
@@ -229,7 +227,8 @@ fn worker<T: Transport>(transport: &T, address: &str, peer: usize, shape: Shape)
     let links = (0..shape.links).map(|link| {
         let mut token = [0; 16];
         (token[0], token[1]) = (peer as u8, link as u8);
-        only(T::connect(address, token, &group, &window, shape.window_bytes(), &[shape.capacity]))
+        let joined = T::connect(address, token, &group, &window, shape.window_bytes(), &[shape.capacity]);
+        only(links_of(joined))
     });
     let links = links.collect();
     Local::new(End::new(shape, ports.remove(0), spans, links), || ())
@@ -240,11 +239,15 @@ fn hub<T: Transport>(transport: &T, listener: &T::Listener, shape: Shape) -> Hub
     let owners = shape.spans().chunks(shape.chunks as usize).map(<[_]>::to_vec).collect();
     let (window, spans) = shape.split_window(owners);
     let capacities = vec![shape.capacity; shape.links];
-    let (_, links) = T::welcome(listener, &group, &window, shape.window_bytes(), &capacities);
-    let cores = ports.into_iter().zip(spans).zip(links).map(|((port, spans), link)| {
+    let (_, joined) = T::welcome(listener, &group, &window, shape.window_bytes(), &capacities);
+    let cores = ports.into_iter().zip(spans).zip(links_of(joined)).map(|((port, spans), link)| {
         Local::new(End::new(Shape { peers: 1, links: 1, ..shape }, port, spans, vec![link]), || ())
     });
     Hub::new(cores.collect())
+}
+
+fn links_of<E>((recv, endpoints): (Arc<RecvWindow>, Vec<E>)) -> Vec<(E, Arc<RecvWindow>)> {
+    endpoints.into_iter().map(|endpoint| (endpoint, Arc::clone(&recv))).collect()
 }
 
 fn only<L>(mut links: Vec<L>) -> L {

@@ -37,7 +37,7 @@ pub use arrivals::{
 pub use closing::{closed_after_arrivals, detached_is_silent, post_on_closed_link};
 pub use credit::full_ends;
 pub use end::{End, Seen};
-pub use hub_and_workers::{Far, HubAndWorkers, Links, Role, Starting, Transport, peer_process};
+pub use hub_and_workers::{Far, HubAndWorkers, Joined, Role, Starting, Transport, peer_process};
 pub use peer::{Local, Peer};
 pub use remote::Remote;
 pub use shape::Shape;

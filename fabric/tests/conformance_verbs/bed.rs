@@ -6,8 +6,8 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use fabric::SendWindow;
-use fabric::conformance::{Links, Role, Transport};
-use fabric::verbs::{Group, Joined, Listener, NicOptions, Port, connect, group, worker_group};
+use fabric::conformance::{Joined, Role, Transport};
+use fabric::verbs::{Group, Listener, NicOptions, Port, connect, group, worker_group};
 
 /// Names devices, with commas between them.
 const DEVICES: &str = "PHUB_TEST_DEVICE";
@@ -52,12 +52,9 @@ impl Transport for Verbs {
         format!("verbs on {}", self.0.join(" and "))
     }
 
-    fn text(&self) -> String {
-        self.0.join(",")
-    }
-
-    fn parse(text: &str) -> Self {
-        Verbs(text.split(',').map(str::to_owned).collect())
+    fn named(name: &str) -> Self {
+        let devices = name.strip_prefix("verbs on ").unwrap();
+        Verbs(devices.split(" and ").map(str::to_owned).collect())
     }
 
     fn ports(&self, role: Role, count: usize) -> (Arc<Group>, Vec<Port>) {
@@ -83,9 +80,11 @@ impl Transport for Verbs {
         ours: &Arc<SendWindow>,
         bytes: usize,
         capacities: &[u32],
-    ) -> ([u8; 16], Links<Port>) {
+    ) -> ([u8; 16], Joined<Port>) {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
-        (hello.token(), links(hello.welcome(group, ours, bytes, capacities, |_| ()).unwrap()))
+        let token = hello.token();
+        let joined = hello.welcome(group, ours, bytes, capacities, |_| ()).unwrap();
+        (token, (Arc::new(joined.recv), joined.endpoints))
     }
 
     fn connect(
@@ -95,13 +94,9 @@ impl Transport for Verbs {
         ours: &Arc<SendWindow>,
         bytes: usize,
         capacities: &[u32],
-    ) -> Links<Port> {
+    ) -> Joined<Port> {
         let address = address.parse().unwrap();
-        links(connect(address, token, group, ours, bytes, capacities, TIMEOUT).unwrap())
+        let joined = connect(address, token, group, ours, bytes, capacities, TIMEOUT).unwrap();
+        (Arc::new(joined.recv), joined.endpoints)
     }
-}
-
-fn links(joined: Joined) -> Links<Port> {
-    let recv = Arc::new(joined.recv);
-    joined.endpoints.into_iter().map(|endpoint| (endpoint, Arc::clone(&recv))).collect()
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use fabric::SendWindow;
-use fabric::conformance::{Links, Role, Transport};
-use fabric::shm::{Group, Joined, Listener, Port, connect, group};
+use fabric::conformance::{Joined, Role, Transport};
+use fabric::shm::{Group, Listener, Port, connect, group};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -24,11 +24,7 @@ impl Transport for Shm {
         "shm".into()
     }
 
-    fn text(&self) -> String {
-        String::new()
-    }
-
-    fn parse(_: &str) -> Self {
+    fn named(_: &str) -> Self {
         Shm
     }
 
@@ -48,9 +44,11 @@ impl Transport for Shm {
         ours: &Arc<SendWindow>,
         bytes: usize,
         capacities: &[u32],
-    ) -> ([u8; 16], Links<Port>) {
+    ) -> ([u8; 16], Joined<Port>) {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
-        (hello.token(), links(hello.welcome(group, ours, bytes, capacities).unwrap()))
+        let token = hello.token();
+        let joined = hello.welcome(group, ours, bytes, capacities).unwrap();
+        (token, (Arc::new(joined.recv), joined.endpoints))
     }
 
     fn connect(
@@ -60,12 +58,8 @@ impl Transport for Shm {
         ours: &Arc<SendWindow>,
         bytes: usize,
         capacities: &[u32],
-    ) -> Links<Port> {
-        links(connect(address, token, group, ours, bytes, capacities, TIMEOUT).unwrap())
+    ) -> Joined<Port> {
+        let joined = connect(address, token, group, ours, bytes, capacities, TIMEOUT).unwrap();
+        (Arc::new(joined.recv), joined.endpoints)
     }
-}
-
-fn links(joined: Joined) -> Links<Port> {
-    let recv = Arc::new(joined.recv);
-    joined.endpoints.into_iter().map(|endpoint| (endpoint, Arc::clone(&recv))).collect()
 }
