@@ -35,9 +35,13 @@ impl Roster {
 
     /// `rank` takes part in no round that is not finished; false when it did not before.
     pub fn remove(&mut self, rank: u32) -> bool {
-        let took_part = self.from[rank as usize].take().is_some();
-        self.count -= u32::from(took_part);
-        took_part
+        // Not `count -= u32::from(took_part)`, followed by a test of `took_part`: rustc 1.96.0 and earlier lose the
+        // subtraction in release builds where this is inlined (docs/decisions/0022-a-miscompiled-count.md).
+        if self.from[rank as usize].take().is_none() {
+            return false;
+        }
+        self.count -= 1;
+        true
     }
 
     /// How many take part in a round.
