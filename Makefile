@@ -1,5 +1,5 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: help run test check bench setup loom corpora python fuzz miri asan neon rxe figures compression clean
+.PHONY: help run test check bench setup assertions loom python fuzz miri asan neon rxe figures compression clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.
@@ -11,12 +11,16 @@ help:  ## this list
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
 
-test: setup loom corpora python  ## everything that needs no special hardware
-	$(CARGO) test --workspace $(FEATURES)
+test: setup assertions loom python  ## everything that needs no special hardware, as it is shipped
+	$(CARGO) test --release $(FEATURES)
 	sh tools/figures/check.sh
 
+assertions: setup  ## unit tests, simulated clusters, fuzzing's inputs with debug assertions and overflow checks
+	$(CARGO) test --lib --test corpora $(FEATURES)
+	$(CARGO) test --test together $(FEATURES) sim_
+
 loom: setup  ## the ring and the bell under every interleaving
-	RUSTFLAGS="--cfg loom" $(CARGO) test -p fabric --lib --release --target-dir target/loom loom
+	$(CARGO) test --release -p fabric-loom
 
 python: setup  ## the Python package: built, installed in target/python, its types and tests
 	sh tools/python.sh
@@ -37,9 +41,6 @@ COMPRESSION =
 compression: python  ## accuracy of Slim-DP, codecs, P3, ASGD by rounds and time on rate-limited links (root; 15 minutes; COMPRESSION=length: until it is flat, no root, an hour)
 	$(CARGO) build --release --bin phub-server $(FEATURES)
 	sh tools/compression/run.sh $(COMPRESSION)
-
-corpora: setup  ## the inputs that fuzzing has kept, by a stable compiler
-	$(CARGO) test --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target/corpora
 
 # The three below need a nightly compiler; docs/testing.md says what each can see.
 FUZZ_SECONDS ?= 600
@@ -64,15 +65,10 @@ check: setup  ## formatting, lints with warnings denied, docs, the build without
 	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh
 	! command -v ruff >/dev/null || ruff check --line-length 120 tools/figures
 	$(CARGO) fmt --all --check
-	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
-	$(CARGO) fmt --manifest-path worker-shim/python/Cargo.toml --check
-	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
-	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
-	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --no-default-features --all-targets --target-dir target/corpora \
+	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
+	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-python -p fabric-loom --no-default-features \
 	    -- -D warnings
-	$(CARGO) clippy --manifest-path worker-shim/python/Cargo.toml --all-targets --target-dir target/python/target \
-	    -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps $(FEATURES)
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(FEATURES)
 
 bench: setup  ## kernels and codecs by criterion, the probe, and the peers beside it
 	$(CARGO) bench -p benches $(FEATURES)

@@ -17,4 +17,4 @@ if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
 fi
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
-exec "${CARGO:-cargo}" test -p pbox-core --lib --target "$target" -- kernels codec
+exec "${CARGO:-cargo}" test --release -p pbox-core --lib --target "$target" -- kernels codec

@@ -32,7 +32,7 @@ mkdir -p "$dir"
 export PATH="$dir/venv/bin:$PATH"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv --system-site-packages "$dir/venv"
 pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8'
-export CARGO_TARGET_DIR="$dir/target"
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
     "$root/worker-shim/python"
 # The installed package is what is tested, not the sources: from a directory that does not have them.

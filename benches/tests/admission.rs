@@ -1,15 +1,14 @@
 //! Admission: who may join a job, and what those are told who may not, over a session and over plain
 //! HTTP. Each refusal names the object, what was expected, and what to do next.
 
-mod support;
-
+use crate::support;
 use std::time::Duration;
 
+use crate::support::{config, config_at, hub, join_by_hand, join_request, post_json, refusal, refused, says};
 use fabric::conformance::Watchdog;
 use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL};
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
-use support::{config, config_at, hub, join_by_hand, join_request, post_json, refusal, refused, says};
 use worker_shim::{Session, SessionError};
 
 #[test]

@@ -1,16 +1,14 @@
 //! Sessions on threads of their own: the exchange goes on while callers do something else, errors reach
 //! everybody who waits. That nothing is left behind is in `background_ends`.
 
-mod support;
-
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use crate::support::{FIRST, SECOND, SGD, THIRD, config, hub, says, together};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use pbox_core::{Key, KeyId, Round};
 use phub_server::Hub;
-use support::{FIRST, SECOND, SGD, THIRD, config, hub, says, together};
 use worker_shim::{Background, BackgroundError, Session, SessionConfig};
 
 /// A caller that waits as long as it takes.

@@ -1,15 +1,13 @@
 //! Sessions on threads of their own that pull in batches: what their callers do is what is planned by.
 
-mod support;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::{FIRST, SECOND, THIRD, config, hub, says, together};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use pbox_core::batch::Batching;
 use pbox_core::{KeyId, Schedule};
-use support::{FIRST, SECOND, THIRD, config, hub, says, together};
 use worker_shim::{Background, BackgroundError, PROFILE_ROUNDS, Pull, PullPlan, SessionConfig};
 
 const KEYS: [KeyId; 3] = [FIRST, SECOND, THIRD];

@@ -1,15 +1,14 @@
 //! Calls out of order: a key touched while it is under way, pushed twice, or before there are
 //! weights; keys that do not exist; learning rates that are none. The session outlives all of them.
 
-mod support;
-
+use crate::support;
 use std::time::Duration;
 
+use crate::support::{FIRST, SECOND, THIRD, config, hub, join_all, push_all, ready_all, refusal, says};
 use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use half::bf16;
 use pbox_core::{KeyId, Optimizer, Round};
-use support::{FIRST, SECOND, THIRD, config, hub, join_all, push_all, ready_all, refusal, says};
 use worker_shim::{Session, SessionError};
 
 /// A worker and its peer that has not pushed anything: what the first pushes stays under way.

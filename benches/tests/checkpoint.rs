@@ -1,24 +1,25 @@
 //! Checkpoints of a running hub: a job goes on from its last one with the bits of a job that was never
 //! interrupted, and a checkpoint that cannot be written harms nobody.
 
-mod support;
-
+use crate::support;
 use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::support::program::{Program, until};
+use crate::support::training::Training;
+use crate::support::values::{self, same_bits};
+use crate::support::{
+    config, describe, join_all, push_all, ready_all, refusal, refused, says, settings, together,
+};
 use fabric::conformance::Watchdog;
 use pbox_core::control::{CheckpointReply, JobState, OnLoss};
 use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
 use phub_server::Hub;
 use rustix::process::Signal;
 use serde_json::json;
-use support::program::{Program, until};
-use support::training::Training;
-use support::values::{self, same_bits};
-use support::{config, describe, join_all, push_all, ready_all, refusal, refused, says, settings, together};
 use worker_shim::{Session, SessionError};
 
 /// Tells the copy of this test binary that is a hub where its checkpoints are.
@@ -52,7 +53,7 @@ fn hub_process() {
 /// A hub in a process of its own, and its address.
 fn hub_to_kill(dir: &Path) -> (Program, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "hub_process", "--nocapture"]).env(VARIABLE, dir);
+    command.args(["--exact", "checkpoint::hub_process", "--nocapture"]).env(VARIABLE, dir);
     let mut program = Program::start(&mut command);
     loop {
         let line = program.hear_line().expect("the hub starts");

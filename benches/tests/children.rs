@@ -1,16 +1,15 @@
 //! The probe's children: none outlives it, however it ends; and one that dies ends the probe with
 //! an error that names it.
 
-mod support;
-
+use crate::support;
 use std::fs::File;
 use std::path::Path;
 
+use crate::support::program::{Program, children, is_dead, kill, probe, until, write_manifest};
+use crate::support::says;
 use fabric::conformance::Watchdog;
 use pbox_core::Key;
 use rustix::process::Signal;
-use support::program::{Program, children, is_dead, kill, probe, until, write_manifest};
-use support::says;
 
 /// A probe whose hub and two workers run, and who they are: the hub first. Its rounds would take
 /// minutes. The directory holds its model and what it says to stderr.

@@ -1,12 +1,10 @@
 //! Joins and leaves, a thousand times: afterwards the hub, a process of its own, holds what it held
 //! before.
 
-mod support;
-
+use crate::support::program::{Program, probe, until};
+use crate::support::usage::{holds, holds_at_rest, status_bytes};
+use crate::support::{config_at, describe, push_all, ready_all};
 use fabric::conformance::Watchdog;
-use support::program::{Program, probe, until};
-use support::usage::{holds, holds_at_rest, status_bytes};
-use support::{config_at, describe, push_all, ready_all};
 use worker_shim::Session;
 
 /// Before the count: the allocator and the tables of the hub have their size then.

@@ -1,14 +1,13 @@
 //! The probe's command line: what it says to settings that make no sense. Each error names the
 //! setting or the object, what was seen, and what to do.
 
-mod support;
-
+use crate::support;
 use std::process::Command;
 
+use crate::support::program::{failure, probe, write_manifest};
+use crate::support::says;
 use fabric::conformance::Watchdog;
 use pbox_core::Key;
-use support::program::{failure, probe, write_manifest};
-use support::says;
 
 fn with(arguments: &[&str]) -> Command {
     let mut command = probe();

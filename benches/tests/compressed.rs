@@ -1,11 +1,17 @@
 //! Compressed jobs of a real hub: the bits of a plain model by every way, workers that come and go, checkpoints, how
 //! many bytes cross, and workers whose frames lie. By RDMA, too, where `PHUB_TEST_DEVICE` names devices.
 
-mod support;
-
+use crate::support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::model::CODECS;
+use crate::support::training::Training;
+use crate::support::values::{self, bits, same_bits};
+use crate::support::{
+    config, describe, has_rdma, hub, join_by_hand, join_request, push_all, ready_all, refused, says,
+    settings, wires,
+};
 use fabric::any::{self, Address, Transport};
 use fabric::conformance::Watchdog;
 use fabric::verbs::{self, NicOptions};
@@ -17,13 +23,6 @@ use pbox_core::{
     ChunkId, Consistency, Dtype, Frames, Immediate, Key, Layout, Optimizer, Placement, Round, Schedule,
 };
 use phub_server::Hub;
-use support::model::CODECS;
-use support::training::Training;
-use support::values::{self, bits, same_bits};
-use support::{
-    config, describe, has_rdma, hub, join_by_hand, join_request, push_all, ready_all, refused, says,
-    settings, wires,
-};
 use worker_shim::{Credit, Session, SessionConfig, WeightsMode};
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };

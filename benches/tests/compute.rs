@@ -1,19 +1,17 @@
 //! Compute that takes time, on real sessions and in the probe. No time is asserted: what is held up by whom is told by
 //! events.
 
-mod support;
-
 use std::process::Stdio;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use crate::support::program::{failure, probe, write_manifest};
+use crate::support::{FIRST, SECOND, THIRD, config, hub, push_all, ready_all, says, small_model};
 use anyhow::Result;
 use benches::compute::{Clocked, Iteration, Layer, Plan, Trace, Worker};
 use fabric::conformance::Watchdog;
 use pbox_core::{Key, KeyId};
-use support::program::{failure, probe, write_manifest};
-use support::{FIRST, SECOND, THIRD, config, hub, push_all, ready_all, says, small_model};
 use worker_shim::Session;
 
 /// A layer for each key of the small model.

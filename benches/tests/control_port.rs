@@ -2,19 +2,18 @@
 //! there is room for: each is cut off or refused in words, a job goes on with right bits meanwhile, and
 //! no descriptor stays open. One test, because it counts what the process has.
 
-mod support;
-
+use crate::support;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use fabric::conformance::Watchdog;
+use crate::support::program::until;
+use crate::support::training::Training;
+use crate::support::usage::{holds, holds_at_rest};
+use crate::support::{hub_with, join_request, push_all, ready_all, says};
+use fabric::conformance::{Watchdog, alone};
 use pbox_core::control::PROTOCOL;
 use phub_server::ControlLimits;
-use support::program::until;
-use support::training::Training;
-use support::usage::{holds, holds_at_rest};
-use support::{hub_with, join_request, push_all, ready_all, says};
 
 /// So short that the test need not be patient, and far shorter than a heartbeat is held.
 const LIMIT: Duration = Duration::from_millis(700);
@@ -152,39 +151,41 @@ fn one_that_does_not_read(hub: SocketAddr) {
 
 #[test]
 fn no_client_holds_up_the_hub() {
-    let _watchdog = Watchdog::new("no_client_holds_up_the_hub");
-    let hub = hub_with(2, limits());
-    let address = hub.address();
-    let before = holds_at_rest(&hub.address().to_string(), std::process::id());
-    let mut training = Training::new("steady", support::small_model(), support::SGD);
-    (training.workers, training.chunk_bytes, training.rounds) = (2, 64, 500);
-    std::thread::scope(|scope| {
-        let steady = scope.spawn(|| training.run(&address.to_string()));
-        let attacks = [
-            bodies_that_do_not_come,
-            bodies_that_are_too_long,
-            bodies_that_are_none,
-            what_is_no_request,
-            one_that_does_not_read,
-        ];
-        attacks.into_iter().for_each(|attack| drop(scope.spawn(move || attack(address))));
-        let silent: Vec<Client> = (0..20).map(|_| Client::connect(address)).collect();
-        silent.into_iter().for_each(|client| assert_eq!(client.hear(), "", "a silent client is cut off"));
-        steady.join().expect("the job beside goes on, with right bits");
+    alone(|| {
+        let _watchdog = Watchdog::new("no_client_holds_up_the_hub");
+        let hub = hub_with(2, limits());
+        let address = hub.address();
+        let before = holds_at_rest(&hub.address().to_string(), std::process::id());
+        let mut training = Training::new("steady", support::small_model(), support::SGD);
+        (training.workers, training.chunk_bytes, training.rounds) = (2, 64, 500);
+        std::thread::scope(|scope| {
+            let steady = scope.spawn(|| training.run(&address.to_string()));
+            let attacks = [
+                bodies_that_do_not_come,
+                bodies_that_are_too_long,
+                bodies_that_are_none,
+                what_is_no_request,
+                one_that_does_not_read,
+            ];
+            attacks.into_iter().for_each(|attack| drop(scope.spawn(move || attack(address))));
+            let silent: Vec<Client> = (0..20).map(|_| Client::connect(address)).collect();
+            silent.into_iter().for_each(|client| assert_eq!(client.hear(), "", "a silent client is cut off"));
+            steady.join().expect("the job beside goes on, with right bits");
+        });
+
+        // Beyond the bound; a job that is there does not notice.
+        let mut sessions = ready_all(2, |rank| support::config(&hub, "job", rank, 2));
+        let crowd: Vec<Client> = (0..2 * CONNECTIONS).map(|_| Client::connect(address)).collect();
+        for _ in 0..20 {
+            sessions.iter_mut().for_each(|session| push_all(session).unwrap());
+            sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+        }
+        let refused = crowd.into_iter().map(Client::hear).filter(|said| said.contains("503"));
+        assert!(refused.count() >= CONNECTIONS, "those beyond the bound are told");
+        sessions.into_iter().for_each(|session| session.leave().unwrap());
+
+        until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
+        let health = ureq::get(format!("http://{address}/v1/health")).call().unwrap();
+        assert_eq!(health.into_body().read_to_string().unwrap(), "ok\n");
     });
-
-    // Beyond the bound; a job that is there does not notice.
-    let mut sessions = ready_all(2, |rank| support::config(&hub, "job", rank, 2));
-    let crowd: Vec<Client> = (0..2 * CONNECTIONS).map(|_| Client::connect(address)).collect();
-    for _ in 0..20 {
-        sessions.iter_mut().for_each(|session| push_all(session).unwrap());
-        sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
-    }
-    let refused = crowd.into_iter().map(Client::hear).filter(|said| said.contains("503"));
-    assert!(refused.count() >= CONNECTIONS, "those beyond the bound are told");
-    sessions.into_iter().for_each(|session| session.leave().unwrap());
-
-    until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
-    let health = ureq::get(format!("http://{address}/v1/health")).call().unwrap();
-    assert_eq!(health.into_body().read_to_string().unwrap(), "ok\n");
 }

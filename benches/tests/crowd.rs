@@ -1,15 +1,11 @@
 //! More processes than cores: sixteen workers end with right bits, and those that wait use no processor.
 
-mod support;
-#[path = "support/worker_process.rs"]
-mod worker_process;
-
+use crate::support::join_request;
+use crate::support::program::{Program, probe};
+use crate::support::usage::ticks;
+use crate::support::worker_process::{Remote, Worker};
 use fabric::conformance::Watchdog;
 use pbox_core::control::HeartbeatRequest;
-use support::join_request;
-use support::program::{Program, probe};
-use support::usage::ticks;
-use worker_process::{Remote, Worker};
 
 const WORKERS: u32 = 16;
 /// In hundredths of a second, over two heartbeats of 3.3 s: a thread that spins has 660, one that looks

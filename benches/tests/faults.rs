@@ -1,16 +1,13 @@
 //! Faults: workers and hubs as processes of their own that are killed or stopped in the middle of a
 //! round. Those who are left get an error that names who and why; nobody hangs.
 
-mod support;
-#[path = "support/worker_process.rs"]
-mod worker_process;
-
+use crate::support;
+use crate::support::program::{Program, probe};
+use crate::support::worker_process::{Remote, Worker};
+use crate::support::{hub, hub_with_limit, says, together};
 use fabric::conformance::Watchdog;
 use pbox_core::control::{JobReply, JobState};
 use rustix::process::Signal;
-use support::program::{Program, probe};
-use support::{hub, hub_with_limit, says, together};
-use worker_process::{Remote, Worker};
 
 /// Ranks 0 to `workers - 2` here, the last one as a process; all in round 2, of which the last one
 /// has pushed a part.

@@ -2,18 +2,17 @@
 //! pushes. Each loses its link, its job is told who it was and what it did, and a job beside it goes
 //! on with right bits.
 
-mod support;
-
+use crate::support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::training::Training;
+use crate::support::{config, hub, join_by_hand, join_request, post_json, says, shm_address};
 use fabric::conformance::Watchdog;
 use fabric::{Port as _, Posted, SendWindow, Until, shm};
 use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, JoinReply};
 use pbox_core::{ChunkId, Immediate, Layout, Placement, Round};
 use phub_server::Hub;
-use support::training::Training;
-use support::{config, hub, join_by_hand, join_request, post_json, says, shm_address};
 use worker_shim::Session;
 
 const TIMEOUT: Duration = Duration::from_secs(30);

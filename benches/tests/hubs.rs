@@ -1,24 +1,22 @@
 //! A job that is spread over several hubs: its bits are those of one hub, each hub has its share, and what fails at
 //! one hub ends the job at all of them, in words that name that hub.
 
-mod support;
-#[path = "support/worker_process.rs"]
-mod worker_process;
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
+use crate::support::program::{Program, probe, until};
+use crate::support::training::Training;
+use crate::support::worker_process::{Remote, Worker};
+use crate::support::{
+    NOWHERE, PATIENT_S, config_at, describe, hub, refused, says, settings, small_model, together,
+};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use pbox_core::control::OnLoss;
 use pbox_core::{Dtype, Key, Optimizer, Schedule};
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
-use support::program::{Program, probe, until};
-use support::training::Training;
-use support::{NOWHERE, PATIENT_S, config_at, describe, hub, refused, says, settings, small_model, together};
-use worker_process::{Remote, Worker};
 use worker_shim::{Session, SessionConfig};
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };

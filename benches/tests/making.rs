@@ -1,13 +1,12 @@
 //! A job that takes long to make, because its checkpoint is large, holds up nobody else.
 
-mod support;
-
+use crate::support;
 use std::path::Path;
 
+use crate::support::{config, describe, join_request, post_json, ready_all, says, settings};
 use fabric::conformance::Watchdog;
 use pbox_core::Key;
 use phub_server::Hub;
-use support::{config, describe, join_request, post_json, ready_all, says, settings};
 
 /// Looks at the hub, until one of them is in time to see a job while it is made.
 const TRIES: usize = 50;

@@ -1,18 +1,17 @@
 //! Membership: workers that leave early or in good order, names that are used again, jobs side by
 //! side, and the news that those who stay are told.
 
-mod support;
-
+use crate::support;
 use std::time::Duration;
 
+use crate::support::training::Training;
+use crate::support::{
+    FIRST, config, describe, hub, join_by_hand, join_request, post_json, push_all, ready_all, says,
+};
 use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
-use support::training::Training;
-use support::{
-    FIRST, config, describe, hub, join_by_hand, join_request, post_json, push_all, ready_all, says,
-};
 use worker_shim::{Session, SessionError};
 
 #[test]

@@ -3,15 +3,14 @@
 //! With every gradient 1 the weights after round `r` are `1 - r / 2`, whoever takes part: each test
 //! counts rounds by them.
 
-mod support;
-
+use crate::support;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::support::{FIRST, describe, hub, join_all, push_all, ready_all, says, together};
 use fabric::conformance::Watchdog;
 use pbox_core::control::{JobState, OnLoss};
 use pbox_core::{KeyId, Round};
 use phub_server::Hub;
-use support::{FIRST, describe, hub, join_all, push_all, ready_all, says, together};
 use worker_shim::{Session, SessionConfig};
 
 fn config(hub: &Hub, rank: u32, workers: u32) -> SessionConfig {

@@ -1,17 +1,16 @@
 //! `phub-peers`: nothing that it starts outlives it, missing systems are named, and the systems that
 //! are installed run a tiny model.
 
-mod support;
-
+use crate::support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
+use crate::support::program::{Program, failure, is_dead, until, write_manifest};
+use crate::support::says;
 use fabric::conformance::Watchdog;
 use pbox_core::Key;
 use rustix::process::Signal;
-use support::program::{Program, failure, is_dead, until, write_manifest};
-use support::says;
 
 fn phub_peers() -> Command {
     Command::new(env!("CARGO_BIN_EXE_phub-peers"))

@@ -1,13 +1,11 @@
 //! The probe as a program, in each element type and each consistency: its results are checked against the oracle bit for bit
 //! by its own workers, over shared memory with real processes and over the simulated network.
 
-mod support;
-
 use std::process::Stdio;
 
+use crate::support::program::{probe, write_manifest};
 use fabric::conformance::Watchdog;
 use pbox_core::Key;
-use support::program::{probe, write_manifest};
 
 /// Runs the probe for some rounds on keys of odd sizes; its report.
 fn report(arguments: &[&str]) -> serde_json::Value {

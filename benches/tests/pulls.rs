@@ -1,12 +1,12 @@
 //! Pulls in batches of layers: when they are asked for, that they come whole, that the bits are the same, and that a
 //! session plans and says so. By RDMA, too, where `PHUB_TEST_DEVICE` names devices.
 
-mod support;
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::training::Training;
+use crate::support::{config, has_rdma, hub, push_all, ready_all, refused, says};
 use benches::simulated::{Simulated, Terms};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -14,8 +14,6 @@ use fabric::sim::{Faults, Net};
 use pbox_core::batch::Batching;
 use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Optimizer, Round, Schedule};
-use support::training::Training;
-use support::{config, has_rdma, hub, push_all, ready_all, refused, says};
 use worker_shim::{Pull, Session, SessionConfig};
 
 const KEYS: u32 = 6;

@@ -1,12 +1,10 @@
 //! Results: what comes back equals the naive parameter server bit for bit, for every optimizer, any
 //! number of cores, any chunk size, keys of odd sizes, multipliers and changing learning rates.
 
-mod support;
-
+use crate::support::hub;
+use crate::support::training::Training;
 use fabric::conformance::Watchdog;
 use pbox_core::{Dtype, Key, Optimizer};
-use support::hub;
-use support::training::Training;
 use worker_shim::WeightsMode;
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.3, weight_decay: 0.01 };

@@ -2,19 +2,18 @@
 //! is refused in words that say what to raise, and the hub lives on. The limits are put on the hub's
 //! process while it runs, by prlimit(2).
 
-mod support;
-
+use crate::support;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use crate::support::program::{Program, probe, until};
+use crate::support::training::Training;
+use crate::support::usage::status_bytes;
+use crate::support::{config_at, describe, join_request, refused, says};
 use fabric::conformance::Watchdog;
 use pbox_core::control::{JobReply, JobState};
 use pbox_core::{Key, Optimizer};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-use support::program::{Program, probe, until};
-use support::training::Training;
-use support::usage::status_bytes;
-use support::{config_at, describe, join_request, refused, says};
 use worker_shim::SessionConfig;
 
 struct Hub {

@@ -1,18 +1,17 @@
 //! Schedules: what overtakes what, and how many bytes late; what a baseline says on the wire; and that bits do not
 //! depend on any of it.
 
-mod support;
-
+use crate::support;
 use std::sync::Arc;
 
+use crate::support::training::Training;
+use crate::support::{config, hub, join_by_hand, join_request, refusal, says};
 use benches::simulated::{Simulated, Terms};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use fabric::sim::{self, Faults, Net};
 use fabric::{Arrival, Port, RecvWindow};
 use pbox_core::{Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices, Wire};
-use support::training::Training;
-use support::{config, hub, join_by_hand, join_request, refusal, says};
 use worker_shim::{Credit, Exchange, Session, Windows};
 
 const CHUNK: usize = 256;

@@ -1,10 +1,13 @@
 //! Compressed jobs over the simulated network: hub and workers give the bits that a plain model of the method gives,
 //! whatever the order of arrival, the cores and the credit; and a frame that lies is told as one.
 
-mod support;
-
+use crate::support;
 use std::sync::Arc;
 
+use crate::support::SGD;
+use crate::support::model::{CODECS, Model};
+use crate::support::trouble::Dice;
+use crate::support::values::{mix, same_bits};
 use benches::simulated::{SEED, Simulated, Terms};
 use fabric::sim::{self, Faults, Net, seeds};
 use fabric::{Arrival, Port, Posted, RecvWindow};
@@ -14,10 +17,6 @@ use pbox_core::{
     ChunkId, Consistency, Dtype, Element, FramingTerms, Immediate, Key, KeyId, Layout, Optimizer, Placement,
     Round, Schedule, Slices, Wire,
 };
-use support::SGD;
-use support::model::{CODECS, Model};
-use support::trouble::Dice;
-use support::values::{mix, same_bits};
 use worker_shim::{Exchange, Windows};
 
 const CLUSTERS: u64 = 400;

@@ -5,19 +5,17 @@
 //! comes back when. Compression is by bf16, of which every element's bits are known by itself; for other codecs see
 //! `sim_compressed`. A failure prints its seed.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::support::trouble::{Dice, ENDS, Strike, Trouble};
+use crate::support::values::{mix, rounded, same_bits};
 use benches::simulated::{Simulated, Terms};
 use fabric::sim::{Net, seeds};
 use pbox_core::codec::Codec;
 use pbox_core::control::OnLoss;
 use pbox_core::oracle::{self, Step};
 use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule};
-use support::trouble::{Dice, ENDS, Strike, Trouble};
-use support::values::{mix, rounded, same_bits};
 
 const CLUSTERS: u64 = 5_000;
 /// Steps in which nothing moves, after which a run is over: more than the longest delay.

@@ -2,16 +2,14 @@
 //! keeps the bound and every push counts once, and every run ends with all its rounds or with an error
 //! that names what went wrong. A failure prints its seed.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::race::{Race, SGD};
+use crate::support::trouble::{Dice, ENDS, Strike, Trouble};
 use benches::simulated::Terms;
 use fabric::sim::{Net, seeds};
 use pbox_core::codec::Codec;
 use pbox_core::{Compression, Consistency, Key, KeyId, Layout, Schedule};
-use support::race::{Race, SGD};
-use support::trouble::{Dice, ENDS, Strike, Trouble};
 
 const CLUSTERS: u64 = 5_000;
 /// Steps in which nothing moves, after which a run is over: more than the longest delay.

@@ -3,18 +3,16 @@
 //!
 //! A seed decides everything. A failure prints its seed.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::support::trouble::Dice;
+use crate::support::values::{mix, same_bits};
 use benches::simulated::{SEED, Simulated, Terms};
 use fabric::sim::{Faults, Net, seeds};
 use pbox_core::oracle::{self, Step};
 use pbox_core::slim::{Drawer, Explorer, SlimDp, set};
 use pbox_core::{ChunkId, Compression, Key, KeyId, Layout, Optimizer, Round, Schedule};
-use support::trouble::Dice;
-use support::values::{mix, same_bits};
 
 const CLUSTERS: u64 = 1_000;
 /// Of a worker's own step.

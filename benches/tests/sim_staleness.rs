@@ -1,15 +1,13 @@
 //! SSP and ASP over the simulated network: whole jobs whose workers run ahead at random, held against what
 //! the consistency promises. A failure prints its seed.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::race::{Race, SGD};
 use benches::simulated::{Simulated, Terms};
 use fabric::sim::{Faults, Net, seeds};
 use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Schedule};
-use support::race::{Race, SGD};
 
 const WORKERS: u32 = 3;
 /// Rounds with gradients; one more, of zeros, shows what all of them came to.

@@ -1,19 +1,18 @@
 //! Slim-DP with a real hub: the same bits by every way, several hubs, a checkpoint, how many bytes cross, and what it
 //! cannot be beside. What the weights must be, `sim_slim` knows. By RDMA, too, where `PHUB_TEST_DEVICE` names devices.
 
-mod support;
-
+use crate::support;
+use crate::support::values::fill_gradient;
+use crate::support::{
+    config, config_at, has_rdma, hub, join_request, push_all, ready_all, refused, says, settings, together,
+    wires,
+};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use half::{bf16, f16};
 use pbox_core::control::{JoinRequest, OnLoss};
 use pbox_core::{Compression, Consistency, Dtype, Key, KeyId, Optimizer, Round, Schedule};
 use phub_server::Hub;
-use support::values::fill_gradient;
-use support::{
-    config, config_at, has_rdma, hub, join_request, push_all, ready_all, refused, says, settings, together,
-    wires,
-};
 use worker_shim::{Session, SessionConfig};
 
 const ROUNDS: u32 = 14;

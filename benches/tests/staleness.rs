@@ -4,22 +4,21 @@
 //! Element `e` belongs to rank `e mod W`, which pushes ones there and zeros elsewhere: its weight is 1 less
 //! half of the rounds that it contains of that rank.
 
-mod support;
-
+use crate::support;
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::support::program::until;
+use crate::support::values::mix;
+use crate::support::{
+    FIRST, SECOND, THIRD, hub, join_by_hand, join_request, push_all, ready_all, refusal, refused, says,
+};
+use crate::support::{settings, small_model, together};
 use fabric::conformance::Watchdog;
 use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, KeyId, Optimizer, Round};
 use phub_server::Hub;
-use support::program::until;
-use support::values::mix;
-use support::{
-    FIRST, SECOND, THIRD, hub, join_by_hand, join_request, push_all, ready_all, refusal, refused, says,
-};
-use support::{settings, small_model, together};
 use worker_shim::{Session, SessionConfig, SessionError, WeightsMode};
 
 const ASP: Consistency = Consistency::Asp;

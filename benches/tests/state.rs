@@ -1,20 +1,19 @@
 //! A job's state by the control port: taken from one hub and brought to another it goes on with the bits of a job that
 //! was never interrupted; what is no state of the job is refused, in words.
 
-mod support;
-
+use crate::support;
 use std::io::Read;
 
+use crate::support::training::Training;
+use crate::support::values::{self, same_bits};
+use crate::support::{
+    config, hub, join_by_hand, join_request, post, post_json, ready_all, refusal, refused, says, settings,
+    together,
+};
 use fabric::conformance::Watchdog;
 use pbox_core::control::{JobReply, JobState};
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
 use serde_json::json;
-use support::training::Training;
-use support::values::{self, same_bits};
-use support::{
-    config, hub, join_by_hand, join_request, post, post_json, ready_all, refusal, refused, says, settings,
-    together,
-};
 use worker_shim::{Session, SessionConfig, State};
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9 };

@@ -1,17 +1,15 @@
 //! System calls of a busy hub: its core threads make far fewer than they finish chunks. Counted by
 //! strace from outside, on a hub process that busy-polls.
 
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::support::program::{Program, kill, probe};
+use crate::support::{config_at, describe, join_all, push_all};
 use fabric::conformance::Watchdog;
 use pbox_core::{Key, Optimizer};
 use rustix::process::Signal;
-use support::program::{Program, kill, probe};
-use support::{config_at, describe, join_all, push_all};
 use worker_shim::Session;
 
 /// A wake-up of each worker once a round is all that a round needs: 2 for 400 chunks.

@@ -1,18 +1,17 @@
 //! The ways to a hub: the bits do not depend on them, a worker takes the best that leads there, and one that is
 //! cut off is named whichever it took. By RDMA where `PHUB_TEST_DEVICE` names devices, as in a guest of `make rxe`.
 
-mod support;
-
+use crate::support;
+use crate::support::program::{Program, probe};
+use crate::support::training::Training;
+use crate::support::{
+    PATIENT_S, config, config_at, describe, has_rdma, hub, push_all, ready_all, refused, says, settings,
+};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use pbox_core::Schedule;
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
-use support::program::{Program, probe};
-use support::training::Training;
-use support::{
-    PATIENT_S, config, config_at, describe, has_rdma, hub, push_all, ready_all, refused, says, settings,
-};
 use worker_shim::{Credit, Session, SessionError, WeightsMode};
 
 const NESTEROV: pbox_core::Optimizer =

@@ -40,22 +40,3 @@ pub fn published() {
 pub fn claim_wake(asleep: &AtomicU32) -> bool {
     asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
 }
-
-/// Sleeps while the word is set, up to `timeout`; woken by [`wake`] from any process.
-#[cfg(not(loom))]
-pub fn sleep(asleep: &AtomicU32, timeout: std::time::Duration) {
-    use rustix::thread::futex;
-    let timeout = rustix::time::Timespec {
-        tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
-    // Every outcome (woken, word already clear, time-out, signal) means the same: look again.
-    let _ = futex::wait(asleep, futex::Flags::empty(), 1, Some(&timeout));
-}
-
-/// Wakes the one thread that sleeps on the word.
-#[cfg(not(loom))]
-pub fn wake(asleep: &AtomicU32) {
-    use rustix::thread::futex;
-    let _ = futex::wake(asleep, futex::Flags::empty(), 1);
-}

@@ -1,6 +1,5 @@
 //! The conformance suite over a port of all transports: a hub, or a worker, with every other link on shared memory
 //! and every other over TCP, and with all links on either.
-#![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

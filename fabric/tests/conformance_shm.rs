@@ -1,6 +1,5 @@
 //! The conformance suite over shared memory: either end under test, its peers in this process and
 //! in others, where to die means `kill -9`.
-#![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
 mod shm_bed;

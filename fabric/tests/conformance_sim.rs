@@ -1,5 +1,4 @@
 //! The conformance suite over the simulated network, with all faults that a reliable link may have.
-#![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,6 +1,5 @@
 //! After `kill -9` of either end nothing is left, here or in the system: no process, no thread, no
 //! descriptor, no mapping, no file. Alone in its file, because it counts what the process has.
-#![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
 mod shm_bed;

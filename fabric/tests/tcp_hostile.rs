@@ -1,7 +1,6 @@
 //! What may come over a TCP connection that no correct peer sends: torn frames, lengths that do not fit, garbage
 //! for a handshake, workers with half of their connections. Each costs its sender the link, and nobody else
 //! anything.
-#![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};

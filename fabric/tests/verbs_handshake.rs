@@ -1,6 +1,5 @@
 //! Peers that are silent or talk nonsense, to the data path's TCP listener: each a clear error in bounded
 //! time, and the listener lives on. Needs no RDMA device: nobody gets past the hello.
-#![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-use fabric::tcp::Port;
-use fabric::{Arrival, Imm, Port as _};
+use fabric::tcp::fuzzing::Receiver;
+use fabric::{Arrival, Imm};
 
 const WINDOW: usize = 1 << 10;
 const HEADER: usize = 16;
@@ -26,14 +26,12 @@ pub fn run(bytes: &[u8]) {
     let (stream, reading) = read(stream);
     let (peer, ours) = UnixStream::pair().expect("descriptors for a pair");
     ours.set_nonblocking(true).expect("our own socket");
-    let (endpoint, window) = fabric::tcp::fuzzing::endpoint(ours.into(), WINDOW);
-    let mut port = Port::new().expect("descriptors for a port");
-    port.attach(endpoint);
+    let mut receiver = Receiver::new(ours.into(), WINDOW);
     let mut shown = Vec::new();
-    let mut look = |port: &mut Port| {
+    let mut look = |receiver: &mut Receiver| {
         let mut arrivals = [Arrival::default(); 3];
         loop {
-            let count = port.poll(&mut arrivals);
+            let count = receiver.poll(&mut arrivals);
             shown.extend(arrivals[..count].iter().map(|arrival| arrival.imm));
             if count == 0 {
                 return;
@@ -46,12 +44,12 @@ pub fn run(bytes: &[u8]) {
         if peer.as_mut().is_some_and(|peer| peer.write_all(piece).is_err()) {
             break;
         }
-        look(&mut port);
+        look(&mut receiver);
     }
     peer.take();
     let closed = (0..1000).find_map(|_| {
-        look(&mut port);
-        port.closed()
+        look(&mut receiver);
+        receiver.closed()
     });
     let closed = closed.expect("the end of the stream is the link's");
     assert_eq!(
@@ -63,7 +61,7 @@ pub fn run(bytes: &[u8]) {
     assert_eq!(shown, reading.shown);
     // Of a frame that is torn, any part may be in the window: its span is the sender's to fill.
     if reading.whole {
-        assert!(fabric::tcp::fuzzing::contents(&window) == reading.window);
+        assert!(receiver.into_contents() == reading.window);
     }
 }
 

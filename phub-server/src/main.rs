@@ -2,7 +2,6 @@
 //! a hub would lack here.
 
 use std::io::IsTerminal;
-
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
@@ -12,6 +11,9 @@ use phub_server::topology_command::TopologyArgs;
 use phub_server::{Hub, HubSettings, exit_code, raise_open_files};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// A parameter hub: sums the gradients of all workers, runs the optimizer, and returns the new
 /// weights, at the speed of the memory.
@@ -47,11 +49,15 @@ fn main() -> ExitCode {
 }
 
 fn serve(settings: &HubSettings) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(tracing::Level::INFO.into())
-        .from_env_lossy();
+    let levels = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
+    let levels: Targets = levels.as_deref().unwrap_or("info").parse().with_context(|| {
+        format!(
+            "RUST_LOG={levels:?}: expected a level such as info, or levels such as warn,phub_server=debug"
+        )
+    })?;
     let ansi = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(ansi);
+    tracing_subscriber::registry().with(lines.with_filter(levels)).init();
 
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

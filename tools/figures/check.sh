@@ -11,8 +11,8 @@ if ! sh "$here/ready.sh"; then
     echo "figures: SKIPPED: the rig is not tested, only its pure parts" >&2
 elif [ -z "${PHUB_FIGURES_BINARIES:-}" ]; then
     # shellcheck disable=SC2046
-    cargo build --bins $(sh tools/setup.sh features)
-    export PHUB_FIGURES_BINARIES="${CARGO_TARGET_DIR:-target}/debug"
+    cargo build --release --bins $(sh tools/setup.sh features)
+    export PHUB_FIGURES_BINARIES="${CARGO_TARGET_DIR:-target}/release"
 fi
 cd "$here"
 python3 -B -m unittest -v test_figures test_ibatch test_rig

@@ -1,8 +1,7 @@
 #!/bin/bash
 # Builds one program of the workspace on the host and prints its path, for guests to run:
 #
-#     tools/rxe/binary.sh bin phub-server phub-server       a program, in the profile that tests have, too
-#     tools/rxe/binary.sh release benches phub-probe        a program in the release profile, to measure with
+#     tools/rxe/binary.sh bin phub-server phub-server       a program
 #     tools/rxe/binary.sh example benches train             an example
 #     tools/rxe/binary.sh test fabric conformance_verbs     a test binary of tests/
 #     tools/rxe/binary.sh lib fabric fabric                 the unit tests of a library
@@ -17,13 +16,12 @@ if [ $# -ne 3 ]; then
 fi
 kind=$1 package=$2 name=$3
 case $kind in
-bin) build=(build --bin "$name") ;;
-release) build=(build --release --bin "$name") ;;
-example) build=(build --example "$name") ;;
-test) build=(test --no-run --test "$name") ;;
-lib) build=(test --no-run --lib) ;;
+bin) build=(build --release --bin "$name") ;;
+example) build=(build --release --example "$name") ;;
+test) build=(test --release --no-run --test "$name") ;;
+lib) build=(test --release --no-run --lib) ;;
 *)
-    echo "binary.sh: '$kind' is none of bin, release, example, test, lib" >&2
+    echo "binary.sh: '$kind' is none of bin, example, test, lib" >&2
     exit 2
     ;;
 esac

@@ -19,7 +19,6 @@
 
 mod affinity;
 pub mod cpulist;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;

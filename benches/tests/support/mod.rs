@@ -1,9 +1,6 @@
 //! What the process-level tests share: a hub in this process, sessions on threads of their own, raw
 //! requests to the control port, values whose result is known, and programs as child processes.
 
-// Each test file is a crate of its own and uses its own part of this.
-#![allow(dead_code)]
-
 pub mod model;
 pub mod program;
 pub mod race;
@@ -11,6 +8,7 @@ pub mod training;
 pub mod trouble;
 pub mod usage;
 pub mod values;
+pub mod worker_process;
 
 use fabric::IdlePolicy;
 use fabric::any::Transport;

@@ -79,7 +79,7 @@ impl Remote {
     /// Starts it; it joins at once.
     pub fn start(what: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "worker_process::worker_process", "--nocapture"]);
+        command.args(["--exact", "support::worker_process::worker_process", "--nocapture"]);
         Remote(Program::start(command.env(VARIABLE, what)))
     }
 

@@ -1,17 +1,16 @@
 //! The ring and the bell under loom: every interleaving, and every value that a weaker machine than
-//! ours may show. `RUSTFLAGS="--cfg loom" cargo test -p fabric --lib --release loom`
+//! ours may show.
 //!
 //! Loom's cells stand for the window: a post's bytes are plain memory, and loom fails a test that
 //! reads or writes them without a happens-before.
 
 use std::sync::Arc;
 
+use fabric_loom::bell;
+use fabric_loom::ring::{Consumer, HeapCells, Producer};
 use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
-
-use super::{Consumer, HeapCells, Producer};
-use crate::bell;
-use crate::sync::{AtomicU32, Ordering};
 
 fn ring(capacity: u32) -> (Producer<Arc<HeapCells>>, Consumer<Arc<HeapCells>>) {
     let cells = Arc::new(HeapCells::new(capacity));

@@ -18,6 +18,7 @@
 //! The near end is under test; the peers do what the test says. No test asserts a time: what could
 //! hang has a [`Watchdog`]. The suite knows no transport.
 
+mod alone;
 mod arrivals;
 mod closing;
 mod credit;
@@ -30,6 +31,7 @@ mod shape;
 mod sleeping;
 mod watchdog;
 
+pub use alone::alone;
 pub use arrivals::{
     bytes_before_immediate, each_post_arrives_once, flush_makes_visible, full_is_not_an_error,
     links_do_not_mix,

@@ -6,9 +6,9 @@ use std::task::Wake;
 
 use super::cells::{Bell, Words};
 use super::port::Port;
-use crate::bell;
 use crate::connection::Alarm;
 use crate::watch::Watch;
+use crate::{bell, futex};
 
 /// What a port shares with the other threads of its process.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl PortState {
     pub fn ring(&self) {
         bell::published();
         bell::awake(self.bell.asleep());
-        bell::wake(self.bell.asleep());
+        futex::wake(self.bell.asleep());
     }
 }
 

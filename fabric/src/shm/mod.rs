@@ -21,7 +21,6 @@
 #[allow(unsafe_code)]
 mod cells;
 mod connect;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;

@@ -9,6 +9,7 @@ use super::cells::{Bell, MappedCells};
 use super::group::{Group, PortState};
 use crate::bell;
 use crate::connection::Connection;
+use crate::futex;
 use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
 use crate::ring::{Consumer, Corrupt, Producer};
@@ -134,7 +135,7 @@ impl Port {
         let asleep = state.bell.asleep();
         bell::announce(asleep);
         if !self.ready(until) && !others() {
-            bell::sleep(asleep, timeout);
+            futex::sleep(asleep, timeout);
         }
         bell::awake(asleep);
     }
@@ -237,7 +238,7 @@ impl crate::Port for Port {
             // Cheapest question first: an awake peer's word stays in this core's cache.
             if asleep.load(Ordering::Relaxed) != 0 && link.endpoint.producer.due() && bell::claim_wake(asleep)
             {
-                bell::wake(asleep);
+                futex::wake(asleep);
             }
         }
     }

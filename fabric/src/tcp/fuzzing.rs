@@ -6,19 +6,43 @@ use std::sync::Arc;
 use super::io;
 use super::link::Endpoint;
 use super::message::{HelloMessage, ReplyMessage};
+use super::port::Port;
 use crate::window::{RecvWindow, SendWindow};
+use crate::{Arrival, Closed, Port as _};
 use zerocopy::FromBytes;
 
-/// A link over a socket that blocks nobody, into a window of so many bytes.
-pub fn endpoint(socket: OwnedFd, window_bytes: usize) -> (Endpoint, Arc<RecvWindow>) {
-    let recv = Arc::new(RecvWindow::local(window_bytes).expect("a small window"));
-    let send = Arc::new(SendWindow::new(64).expect("a small window"));
-    (Endpoint::new(socket, send, Arc::clone(&recv), 1), recv)
+/// A port with one link over a socket that blocks nobody, and the window that the link writes.
+#[derive(Debug)]
+pub struct Receiver {
+    port: Port,
+    window: Arc<RecvWindow>,
 }
 
-/// What has come, between two polls.
-pub fn contents(window: &RecvWindow) -> Vec<u8> {
-    io::contents(window)
+impl Receiver {
+    /// A window of so many bytes.
+    pub fn new(socket: OwnedFd, window_bytes: usize) -> Self {
+        let window = Arc::new(RecvWindow::local(window_bytes).expect("a small window"));
+        let send = Arc::new(SendWindow::new(64).expect("a small window"));
+        let mut port = Port::new().expect("descriptors for a port");
+        port.attach(Endpoint::new(socket, send, Arc::clone(&window), 1));
+        Receiver { port, window }
+    }
+
+    /// As [`Port::poll`](crate::Port::poll).
+    pub fn poll(&mut self, arrivals: &mut [Arrival]) -> usize {
+        self.port.poll(arrivals)
+    }
+
+    /// As [`Port::closed`](crate::Port::closed).
+    pub fn closed(&mut self) -> Option<Closed> {
+        self.port.closed()
+    }
+
+    /// What came into the window.
+    pub fn into_contents(self) -> Vec<u8> {
+        drop(self.port);
+        io::contents(self.window)
+    }
 }
 
 /// Both messages of the handshake: whatever comes is refused in words or within its bounds.

@@ -4,6 +4,7 @@
 //! window's bytes: another process, or another core, may be at neighbouring spans.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -94,11 +95,11 @@ pub(super) fn fill(window: &RecvWindow, part: Span, bytes: &[u8]) {
     unsafe { window.write(span, bytes.as_ptr()) }.expect("checked when its header came");
 }
 
-/// What is in a window that no transport writes any more.
-#[cfg(feature = "fuzzing")]
-pub(super) fn contents(window: &RecvWindow) -> Vec<u8> {
+/// What is in a window whose links are gone, so that nothing writes it.
+pub(super) fn contents(window: Arc<RecvWindow>) -> Vec<u8> {
+    let window = Arc::into_inner(window).expect("no link holds the window");
     let whole = Span { offset: 0, bytes: window.bytes() };
-    // SAFETY: the caller is the one thread that polls the window's only port.
+    // SAFETY: the window was taken from its `Arc`, so that no link is left that could write it.
     unsafe { window.elements::<u8>(whole) }.expect("the whole window").to_vec()
 }
 

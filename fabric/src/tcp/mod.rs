@@ -16,7 +16,6 @@
 //! looks at it while anything is under way. Must not know what the bytes mean.
 
 mod connect;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod incoming;

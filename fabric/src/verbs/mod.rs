@@ -40,7 +40,6 @@ mod events;
     clippy::undocumented_unsafe_blocks
 )]
 mod ffi;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod gid;

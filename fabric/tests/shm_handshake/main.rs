@@ -1,6 +1,5 @@
 //! Bad input to the shared-memory handshake: each a clear error at the right end, in bounded time,
 //! and the listener lives on.
-#![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
 mod hub;

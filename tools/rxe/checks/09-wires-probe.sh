@@ -3,7 +3,7 @@
 # with the worker's on the same wire, all wires carry chunks, and every result is exact.
 # guest: pair --nics 3
 # build: bin phub-server phub-server
-# build: release benches phub-probe
+# build: bin benches phub-probe
 # seconds: 120
 set -eu -o pipefail
 counted() { cat "/sys/class/net/nic$1/statistics/${2}_bytes"; }

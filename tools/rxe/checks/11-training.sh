@@ -1,9 +1,9 @@
 #!/bin/bash
 # Training gives the same bits by shared memory, TCP, RDMA, and a mixture of them; a worker that is killed is named.
 # guest: one
-# build: test benches transports
+# build: test benches together
 # seconds: 120
 set -eu -o pipefail
 # What has nothing to do with RDMA and moves half a gigabyte is left out.
-transports --skip large_chunks --test-threads 1 --nocapture 2>&1 | tee /tmp/training
+together transports:: --skip large_chunks --test-threads 1 --nocapture 2>&1 | tee /tmp/training
 if grep "skipped:" /tmp/training; then exit 1; fi

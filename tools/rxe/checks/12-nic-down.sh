@@ -4,7 +4,7 @@
 # that is left. Hub and workers have the same NIC here: whoever hears of it first ends the links of the others.
 # guest: one --nics 2
 # build: bin phub-server phub-server
-# build: release benches phub-probe
+# build: bin benches phub-probe
 # seconds: 90
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 300000

@@ -3,7 +3,7 @@
 # RDMA, are told which rank is gone, and the hub takes another job.
 # guest: pair --nics 2 --kill-worker-when "rounds are flowing"
 # build: bin phub-server phub-server
-# build: release benches phub-probe
+# build: bin benches phub-probe
 # seconds: 90
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 300000

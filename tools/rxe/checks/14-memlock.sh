@@ -3,7 +3,7 @@
 # the remedy, the hub lives on, and a job by another way runs.
 # guest: one --nics 2
 # build: bin phub-server phub-server
-# build: release benches phub-probe
+# build: bin benches phub-probe
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 300000
 # Root may lock what it likes, unless it loses that capability for good.

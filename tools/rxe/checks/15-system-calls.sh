@@ -4,7 +4,7 @@
 # before a worker joins until it has left.
 # guest: one
 # build: bin phub-server phub-server
-# build: release benches phub-probe
+# build: bin benches phub-probe
 # seconds: 90
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 1000000

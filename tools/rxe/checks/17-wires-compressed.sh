@@ -3,7 +3,7 @@
 # dense codec, a sparse one, Slim-DP seeded and with keys, and, pulled in one batch, of a model as it is.
 # guest: pair --nics 3
 # build: bin phub-server phub-server
-# build: release benches phub-probe
+# build: bin benches phub-probe
 # seconds: 150
 set -eu -o pipefail
 small=(--manifest /tmp/model --optimizer sgd --compress)

@@ -4,6 +4,8 @@
 //! Plain parts: defaults, names, launchers' environments and docstrings are in `../package/phub`. No `unsafe`: a window
 //! is handed over as an address by NumPy's array interface, and its memory is held as long as the array lives.
 
+#![forbid(unsafe_code)]
+
 mod errors;
 mod hub;
 mod plan;

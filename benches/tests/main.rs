@@ -1,0 +1,42 @@
+//! Tests of hubs and workers together, by property. One program, for what is linked once is built in a minute, and
+//! what is linked forty times is not. A test that counts what its process has runs in one of its own: `support::alone`.
+
+mod admission;
+mod background;
+mod background_ends;
+mod background_pulls;
+mod calls;
+mod checkpoint;
+mod children;
+mod churn;
+mod command_line;
+mod compressed;
+mod compute;
+mod control_port;
+mod crowd;
+mod faults;
+mod hostile;
+mod hubs;
+mod making;
+mod membership;
+mod on_loss;
+mod peers;
+mod probe;
+mod pulls;
+mod rendezvous;
+mod results;
+mod scarcity;
+mod schedules;
+mod sim_compressed;
+mod sim_faults;
+mod sim_seeds;
+mod sim_seeds_apart;
+mod sim_slim;
+mod sim_staleness;
+mod slim;
+mod staleness;
+mod state;
+mod support;
+mod system_calls;
+mod train;
+mod transports;

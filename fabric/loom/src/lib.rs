@@ -1,0 +1,14 @@
+//! The ring and the bell of `fabric`, the same files, over loom's atomics: `tests/` runs them under every
+//! interleaving.
+
+#![forbid(unsafe_code)]
+
+#[path = "../../src/bell.rs"]
+pub mod bell;
+#[path = "../../src/ring.rs"]
+pub mod ring;
+
+/// The door to atomics: here, to loom's.
+mod sync {
+    pub use loom::sync::atomic::{AtomicU32, Ordering, fence};
+}

@@ -1,0 +1,65 @@
+//! A test in a process of its own, for one that counts what its process has, or puts limits on it.
+
+use std::process::Command;
+
+/// Set in the process that runs one test.
+const ALONE: &str = "PHUB_TEST_ALONE";
+
+/// Runs the body of a test in a process of its own: this test program once more, told to run that test and no other.
+///
+/// Call it from the test itself with a closure: the test's name is read from the closure's type.
+///
+/// # Panics
+///
+/// When the body does, or when the program that was started ran no test.
+pub fn alone<F: FnOnce()>(body: F) {
+    if std::env::var_os(ALONE).is_some() {
+        return body();
+    }
+    let name = test_name::<F>();
+    let mut command = Command::new(std::env::current_exe().expect("a test knows its program"));
+    let output = command.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output();
+    let output = output.expect("a test can start its own program");
+    let (said, complaints) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let ran = said.contains("running 1 test\n");
+    assert!(output.status.success() && ran, "{name}, alone: {}\n{said}\n{complaints}", output.status);
+}
+
+/// The name by which the test program knows the test that the closure is in: `module::test`.
+fn test_name<F>() -> &'static str {
+    let closure = std::any::type_name::<F>();
+    let test = closure.split("::{{closure}}").next().unwrap_or(closure);
+    test.split_once("::").map_or(test, |(_program, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closure_tells_the_name_of_its_test() {
+        fn name_in<F: FnOnce()>(_: F) -> &'static str {
+            test_name::<F>()
+        }
+        let name = name_in(|| ());
+        assert_eq!(name, "conformance::alone::tests::a_closure_tells_the_name_of_its_test");
+    }
+
+    #[test]
+    fn the_body_runs_in_another_process() {
+        alone(|| assert!(std::env::var_os(ALONE).is_some(), "this is the process of all tests"));
+    }
+
+    #[test]
+    fn a_body_that_panics_fails_the_test() {
+        let told = std::panic::catch_unwind(|| alone(|| panic!("as it should")));
+        let why = told.expect_err("the panic comes through");
+        if std::env::var_os(ALONE).is_none() {
+            let why = why.downcast_ref::<String>().expect("it says why");
+            assert!(why.contains("as it should") && why.contains("alone: exit status: 101"), "{why}");
+        } else {
+            std::panic::resume_unwind(why);
+        }
+    }
+}

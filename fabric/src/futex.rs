@@ -1,0 +1,20 @@
+//! The sleep at a bell, and the call that ends it: futex(2) on the bell's word.
+
+use std::sync::atomic::AtomicU32;
+
+use rustix::thread::futex;
+
+/// Sleeps while the word is set, up to `timeout`; woken by [`wake`] from any process.
+pub fn sleep(asleep: &AtomicU32, timeout: std::time::Duration) {
+    let timeout = rustix::time::Timespec {
+        tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // Every outcome (woken, word already clear, time-out, signal) means the same: look again.
+    let _ = futex::wait(asleep, futex::Flags::empty(), 1, Some(&timeout));
+}
+
+/// Wakes the one thread that sleeps on the word.
+pub fn wake(asleep: &AtomicU32) {
+    let _ = futex::wake(asleep, futex::Flags::empty(), 1);
+}

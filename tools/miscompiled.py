@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Whether this compiler loses a comparison that is used twice, and where in this tree: `tools/miscompiled.py`.
+
+First it compiles the smallest program that shows the fault (docs/decisions/0022-a-miscompiled-count.md). A compiler
+that gets it right is named, and that is all. With one that does not, the product's code and all that it depends on
+are checked in the release profile, and every function is looked at before and after the faulty pass: a comparison that
+the pass has removed must have no use left. The exit status is 1 when one has.
+
+Arguments go to cargo, for example `--workspace --all-targets`. The compiler is RUSTC, or rustc.
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROGRAM = ROOT / "docs/decisions/0022-a-miscompiled-count.rs"
+PASS = "SimplifyComparisonIntegral"
+COMPARISON = re.compile(r"^(_\d+) = (?:Eq|Ne|Lt|Le|Gt|Ge)\(")
+
+
+def compiles_right(rustc):
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "program"
+        subprocess.run([rustc, "--edition", "2024", "-O", PROGRAM, "-o", program], check=True)
+        said = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    if said not in ("taken, 0 left\n", "taken, 1 left\n"):
+        sys.exit(f"{PROGRAM} printed {said!r}, which is neither right nor the known fault")
+    return said == "taken, 0 left\n"
+
+
+def statements(file):
+    """The lines of a function; whether an operand is copied or moved does not matter here."""
+    return [line.strip().replace("move _", "copy _") for line in file.read_text().splitlines()]
+
+
+def lost(before, after):
+    """The uses that are left of comparisons that the pass has removed."""
+    kept = {line for line in after if COMPARISON.match(line)}
+    removed = {match[1] for line in before if line not in kept and (match := COMPARISON.match(line))}
+    uses = [re.compile(rf"(?:copy |&|&mut |&raw const |&raw mut )\(*{local}\b") for local in removed]
+    return [line for line in after if any(use.search(line) for use in uses)]
+
+
+def search(arguments):
+    """Functions looked at, and the lines of each that uses a comparison which is gone."""
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "miscompiled"
+    mir = target / "mir"
+    cargo = [os.environ.get("CARGO", "cargo")]
+    # What other crates were compiled to is kept; of our own nothing is, so that no function stays that is gone.
+    metadata = subprocess.run([*cargo, "metadata", "--no-deps", "--format-version=1"], cwd=ROOT, check=True, stdout=-1)
+    members = json.loads(metadata.stdout)["packages"]
+    packages = [word for member in members for word in ("-p", member["name"])]
+    subprocess.run([*cargo, "clean", "--quiet", "--release", "--target-dir", target, *packages], cwd=ROOT, check=True)
+    for crate in {crate["name"].replace("-", "_") for member in members for crate in member["targets"]}:
+        for file in mir.glob(f"{crate}.*"):
+            file.unlink()
+
+    flags = ["always-encode-mir=yes", f"dump-mir={PASS}", f"dump-mir-dir={mir}", "dump-mir-exclude-pass-number=yes"]
+    # Options for the compiler's developers, which a released compiler takes when it is told to.
+    environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join("-Z" + flag for flag in flags)}
+    command = [*cargo, "check", "--quiet", "--release", "--target-dir", target, *arguments]
+    subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True)
+
+    looked_at, found = 0, {}
+    for after in mir.glob(f"*.{PASS}.after.mir"):
+        before = after.with_name(after.name.replace(".after.", ".before."))
+        looked_at += 1
+        if uses := lost(statements(before), statements(after)):
+            found[after.name.removesuffix(f".{PASS}.after.mir")] = uses
+    return looked_at, found
+
+
+def main():
+    rustc = os.environ.get("RUSTC", "rustc")
+    version = subprocess.run([rustc, "--version"], check=True, capture_output=True, text=True).stdout.strip()
+    if compiles_right(rustc):
+        print(f"{version} compiles {PROGRAM.name} right")
+        return
+    looked_at, found = search(sys.argv[1:])
+    for function, uses in found.items():
+        print(f"{function} is miscompiled:", *uses, sep="\n    ")
+    if found:
+        sys.exit("write it without a bool that is both counted and returned: docs/decisions/0022-a-miscompiled-count.md")
+    print(f"{version} miscompiles {PROGRAM.name}, and none of the {looked_at} functions of this tree")
+
+
+if __name__ == "__main__":
+    main()
