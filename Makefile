@@ -1,5 +1,5 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: help run test check bench setup assertions loom python fuzz miri asan neon rxe figures compression clean
+.PHONY: help run test check bench setup assertions loom python fuzz miri asan other-compiler neon rxe figures compression clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.
@@ -16,6 +16,7 @@ test: setup assertions loom python  ## everything that needs no special hardware
 	sh tools/figures/check.sh
 
 assertions: setup  ## unit tests, simulated clusters, fuzzing's inputs with debug assertions and overflow checks
+	$(CARGO) test --no-run --lib --test corpora --test together $(FEATURES)
 	$(CARGO) test --lib --test corpora $(FEATURES)
 	$(CARGO) test --test together $(FEATURES) sim_
 
@@ -24,6 +25,9 @@ loom: setup  ## the ring and the bell under every interleaving
 
 python: setup  ## the Python package: built, installed in target/python, its types and tests
 	sh tools/python.sh
+
+other-compiler:  ## unit tests of what moves and sums with the rustc of Debian unstable
+	sh tools/other-compiler.sh
 
 neon:  ## kernels and codecs for 64-bit Arm, on an emulated one
 	sh tools/neon.sh
@@ -62,12 +66,13 @@ asan: setup  ## fabric and pbox-core under AddressSanitizer
 
 check: setup  ## formatting, lints with warnings denied, docs, the build without hwloc
 	sh tools/check-unsafe.sh
+	! command -v python3 >/dev/null || python3 tools/miscompiled.py
 	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh
 	! command -v ruff >/dev/null || ruff check --line-length 120 tools/figures
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
-	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-python -p fabric-loom --no-default-features \
-	    -- -D warnings
+	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-python --no-default-features -- -D warnings
+	$(CARGO) clippy -p fabric-loom --test ring_and_bell -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(FEATURES)
 
 bench: setup  ## kernels and codecs by criterion, the probe, and the peers beside it

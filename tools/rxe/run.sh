@@ -8,7 +8,7 @@
 #     # guest: one OPTIONS       options of guest.sh; one boot serves all checks with the same line
 #     # guest: pair OPTIONS      options of pair.sh: the script runs at both ends (PHUB_RXE_SIDE is 1 or 2), and
 #                                both must pass, but for a side that --kill-...-when shall kill
-#     # build: KIND PACKAGE NAME a program that binary.sh builds; the check finds it by NAME on its PATH
+#     # build: KIND NAME        a program that binary.sh builds; the check finds it by NAME on its PATH
 #     # seconds: N               its time-out in the guest (60)
 #
 # Several `guest` lines run it in several guests, several `build` lines build several programs.
@@ -39,9 +39,9 @@ if [ ${#checks[@]} -eq 0 ]; then
     exit 2
 fi
 builds=$(sed -n 's/^# build: //p' "${checks[@]}" | sort -u)
-while read -r kind package name; do
+while read -r kind name; do
     [ -n "$kind" ] || continue
-    path=$(bash "$here/binary.sh" "$kind" "$package" "$name")
+    path=$(bash "$here/binary.sh" "$kind" "$name")
     ln -sf "$path" "$rxe_dir/bin/$name"
 done <<<"$builds"
 

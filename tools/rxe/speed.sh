@@ -6,7 +6,7 @@
 set -eu -o pipefail
 if [ -z "${PHUB_RXE_SIDE:-}" ]; then
     here=$(cd "$(dirname "$0")" && pwd)
-    probe=$(bash "$here/binary.sh" bin benches phub-probe)
+    probe=$(bash "$here/binary.sh" bin phub-probe)
     cd "$here/../.."
     exec env "PATH=$(dirname "$probe"):$PATH" bash "$here/guest.sh" --timeout 600 -- bash "$here/speed.sh" "$@"
 fi

@@ -7,14 +7,14 @@ use std::thread;
 use std::time::Duration;
 
 /// Long enough for the slowest test on a loaded machine with one core; a hang, not slowness.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// What panicked in this process. The test harness keeps a panic to itself until its test ends, which one that waits for
 /// a panicked thread does not.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 const MOST_PANICS: usize = 16;
 
-/// Aborts the process, with the test's name and what panicked, unless dropped within 60 seconds.
+/// Aborts the process, with the test's name and what panicked, unless dropped within 120 seconds.
 #[derive(Debug)]
 pub struct Watchdog {
     _alive: Sender<()>,

@@ -3,7 +3,7 @@
 # the plan of a job gives every core NICs of its own node and uses all of them.
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10
-# build: bin phub-server phub-server
+# build: bin phub-server
 set -eu -o pipefail
 numactl -H | tee /tmp/numactl
 grep -q "available: 2 nodes" /tmp/numactl

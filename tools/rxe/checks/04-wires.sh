@@ -2,7 +2,7 @@
 # Two guests reach each other on every wire: by TCP, where a hub's control port answers from the other end, and by
 # RDMA. An interface that is set down takes its own RDMA device down, and no other.
 # guest: pair --nics 2
-# build: bin phub-server phub-server
+# build: bin phub-server
 set -eu -o pipefail
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     phub-server serve --listen "$PHUB_RXE_ADDRESS:7077" &

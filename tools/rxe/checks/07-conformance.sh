@@ -2,9 +2,9 @@
 # The contract of a port over verbs, on a real device: the conformance suite, hostile peers and handshakes, forks,
 # limits on locked memory, a port that goes down. None of the tests may skip for want of a device.
 # guest: one
-# build: test fabric conformance_verbs
-# build: test fabric verbs_handshake
-# build: lib fabric fabric
+# build: test conformance_verbs
+# build: test verbs_handshake
+# build: lib fabric
 # seconds: 150
 set -eu -o pipefail
 # One after the other: one of the tests sets the interface down.

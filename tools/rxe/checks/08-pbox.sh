@@ -3,7 +3,7 @@
 # least, and none with more than a quarter more or less than its share of the bytes.
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10
-# build: bin benches phub-probe
+# build: bin phub-probe
 # seconds: 120
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 900000 60000 30000 10000 17

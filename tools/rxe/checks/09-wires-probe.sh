@@ -2,8 +2,8 @@
 # A hub in one guest, two workers in another, three wires: RDMA is chosen by itself, each of the hub's NICs is joined
 # with the worker's on the same wire, all wires carry chunks, and every result is exact.
 # guest: pair --nics 3
-# build: bin phub-server phub-server
-# build: bin benches phub-probe
+# build: bin phub-server
+# build: bin phub-probe
 # seconds: 120
 set -eu -o pipefail
 counted() { cat "/sys/class/net/nic$1/statistics/${2}_bytes"; }

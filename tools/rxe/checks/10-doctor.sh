@@ -3,8 +3,8 @@
 # memory, and a setting for huge pages are seen, and what it says mends them; what it says the hub registers is what
 # the kernel pins for a running job.
 # guest: one --numa --nics 4 --memory 4096
-# build: bin phub-server phub-server
-# build: bin benches phub-probe
+# build: bin phub-server
+# build: bin phub-probe
 # seconds: 150
 set -eu -o pipefail
 

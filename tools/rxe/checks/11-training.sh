@@ -1,7 +1,7 @@
 #!/bin/bash
 # Training gives the same bits by shared memory, TCP, RDMA, and a mixture of them; a worker that is killed is named.
 # guest: one
-# build: test benches together
+# build: test together
 # seconds: 120
 set -eu -o pipefail
 # What has nothing to do with RDMA and moves half a gigabyte is left out.

@@ -3,8 +3,8 @@
 # and what it said, the port's event or the status of a write, the hub lives on, and the next job runs over the NIC
 # that is left. Hub and workers have the same NIC here: whoever hears of it first ends the links of the others.
 # guest: one --nics 2
-# build: bin phub-server phub-server
-# build: bin benches phub-probe
+# build: bin phub-server
+# build: bin phub-probe
 # seconds: 90
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 300000

@@ -2,8 +2,8 @@
 # A worker's guest loses its power in the middle of rounds: those that are left, one on shared memory and one on
 # RDMA, are told which rank is gone, and the hub takes another job.
 # guest: pair --nics 2 --kill-worker-when "rounds are flowing"
-# build: bin phub-server phub-server
-# build: bin benches phub-probe
+# build: bin phub-server
+# build: bin phub-probe
 # seconds: 90
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 300000

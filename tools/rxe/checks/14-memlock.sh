@@ -2,8 +2,8 @@
 # A limit of 64 KiB on locked memory, at the hub and then at the worker: the worker ends with the bytes, the limit and
 # the remedy, the hub lives on, and a job by another way runs.
 # guest: one --nics 2
-# build: bin phub-server phub-server
-# build: bin benches phub-probe
+# build: bin phub-server
+# build: bin phub-probe
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 300000
 # Root may lock what it likes, unless it loses that capability for good.

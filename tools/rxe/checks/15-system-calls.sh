@@ -3,8 +3,8 @@
 # of ibv_post_send. Completions are polled and receive requests posted without any. Counted on the core's thread, from
 # before a worker joins until it has left.
 # guest: one
-# build: bin phub-server phub-server
-# build: bin benches phub-probe
+# build: bin phub-server
+# build: bin phub-probe
 # seconds: 90
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 1000000

@@ -2,7 +2,7 @@
 # Compressed jobs by RDMA: the bits of a plain model with every codec, of shared memory with Slim-DP, seeded and with
 # keys, and with weights pulled in batches; the bytes that cross; workers that come and go, and some whose frames lie.
 # guest: one
-# build: test benches together
+# build: test together
 # seconds: 120
 set -eu -o pipefail
 together --test-threads 1 --nocapture compressed::by_rdma compressed::fewer_bytes_cross \

@@ -2,8 +2,8 @@
 # The bytes that the probe says a worker sends in a round are those that three wires between two machines carry: of a
 # dense codec, a sparse one, Slim-DP seeded and with keys, and, pulled in one batch, of a model as it is.
 # guest: pair --nics 3
-# build: bin phub-server phub-server
-# build: bin benches phub-probe
+# build: bin phub-server
+# build: bin phub-probe
 # seconds: 150
 set -eu -o pipefail
 small=(--manifest /tmp/model --optimizer sgd --compress)
