@@ -12,7 +12,7 @@ if [ "${1:-}" = features ]; then
 fi
 
 if ! command -v cargo >/dev/null; then
-    echo "setup: no cargo on this machine; install Rust 1.88 or later (https://rustup.rs), then run this again" >&2
+    echo "setup: no cargo on this machine; install Rust 1.95 or later (https://rustup.rs), then run this again" >&2
     exit 1
 fi
 

@@ -1,5 +1,6 @@
-//! Tests of hubs and workers together, by property. One program, for what is linked once is built in a minute, and
-//! what is linked forty times is not. A test that counts what its process has runs in one of its own: `support::alone`.
+//! Tests of hubs and workers together, by property: one program with a module for each, because linking is most of what a
+//! test program costs to build. A test that counts what its process has runs in a process of its own
+//! (`fabric::conformance::alone`).
 
 mod admission;
 mod background;

@@ -16,7 +16,7 @@ use std::fmt;
 use crate::sync::{AtomicU32, Ordering};
 
 #[cfg(test)]
-#[path = "ring/tests.rs"] // found from ../loom, too
+#[path = "ring/tests.rs"] // so that rustfmt finds it from ../loom, too
 mod tests;
 
 /// The shared words of one ring.

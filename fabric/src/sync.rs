@@ -1,4 +1,4 @@
-//! The one door to atomics. `../loom` compiles the ring and the bell with another one, to loom's.
+//! The one door to atomics. The crate `fabric-loom` compiles the ring and the bell with a door to loom's.
 //!
 //! Every release in this crate names its acquire by a tag in a comment, `[ring-publish]` and so on.
 

@@ -50,9 +50,10 @@ fn main() -> ExitCode {
 
 fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     let levels = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
-    let levels: Targets = levels.as_deref().unwrap_or("info").parse().with_context(|| {
+    let levels = levels.unwrap_or_else(|| "info".into());
+    let levels: Targets = levels.parse().with_context(|| {
         format!(
-            "RUST_LOG={levels:?}: expected a level such as info, or levels such as warn,phub_server=debug"
+            "RUST_LOG is {levels:?}; expected a level such as info, or levels such as warn,phub_server=debug"
         )
     })?;
     let ansi = std::io::stderr().is_terminal();

@@ -32,6 +32,12 @@ fn settings_of_the_environment_are_named_by_it() {
     let output = phub_server(&["serve"]).env("PHUB_HEARTBEAT_LIMIT_S", "soon").output().unwrap();
     assert!(!output.status.success());
     says(String::from_utf8_lossy(&output.stderr), &["soon", "--heartbeat-limit-s", "invalid"]);
+    let output = phub_server(&["serve"]).env("RUST_LOG", "phub_server=loud").output().unwrap();
+    assert!(!output.status.success());
+    says(
+        String::from_utf8_lossy(&output.stderr),
+        &["RUST_LOG", "phub_server=loud", "warn,phub_server=debug"],
+    );
 }
 
 #[test]
