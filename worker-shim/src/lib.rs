@@ -59,7 +59,7 @@ pub use session::Session;
 pub use state::State;
 pub use windows::Windows;
 
-/// The README's example compiles.
+/// The example of the page on Rust compiles.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-mod readme {}
+#[doc = include_str!("../../docs/rust.md")]
+mod page {}

@@ -13,7 +13,7 @@ README = Path(__file__).parents[3] / "README.md"
 
 
 def test_the_example_runs_and_its_loss_falls(tmp_path):
-    section = README.read_text().split("## From Python")[1]
+    section = README.read_text().split("## Train with PyTorch")[1]
     script = tmp_path / "train.py"
     script.write_text(section.split("```python\n")[1].split("```")[0])
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
