@@ -13,7 +13,7 @@ use worker_shim::{Session, SessionError};
 
 #[test]
 fn a_rank_is_taken_once() {
-    let _watchdog = Watchdog::new("a_rank_is_taken_once");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     join_by_hand(&hub, "job", &join_request(1, 2));
     says(refused(config(&hub, "job", 1, 2)), &["rank 1", "\"job\"", "taken", "0 to 1", "another job name"]);
@@ -21,7 +21,7 @@ fn a_rank_is_taken_once() {
 
 #[test]
 fn ranks_are_below_the_number_of_workers() {
-    let _watchdog = Watchdog::new("ranks_are_below_the_number_of_workers");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     says(refused(config(&hub, "job", 2, 2)), &["rank 2", "2 workers", "from 0 to 1"]);
     says(refused(config(&hub, "job", 0, 0)), &["0 workers", "expected 1 to 1024"]);
@@ -31,7 +31,7 @@ fn ranks_are_below_the_number_of_workers() {
 
 #[test]
 fn workers_of_a_job_ask_for_the_same() {
-    let _watchdog = Watchdog::new("workers_of_a_job_ask_for_the_same");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     join_by_hand(&hub, "job", &join_request(0, 2));
     let same = ["\"job\"", "worker 1", "must ask for the same", "another job name"];
@@ -64,7 +64,7 @@ fn workers_of_a_job_ask_for_the_same() {
 
 #[test]
 fn manifests_differ_by_a_named_key() {
-    let _watchdog = Watchdog::new("manifests_differ_by_a_named_key");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     join_by_hand(&hub, "job", &join_request(0, 2));
     let error_of = |change: &dyn Fn(&mut Vec<Key>)| {
@@ -83,7 +83,7 @@ fn manifests_differ_by_a_named_key() {
 
 #[test]
 fn a_manifest_that_is_none_is_refused_at_both_ends() {
-    let _watchdog = Watchdog::new("a_manifest_that_is_none_is_refused_at_both_ends");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut cases: Vec<(Vec<Key>, &[&str])> = vec![
         (vec![], &["no key", "at least one"]),
@@ -117,7 +117,7 @@ fn a_manifest_that_is_none_is_refused_at_both_ends() {
 
 #[test]
 fn a_job_that_no_memory_holds_is_refused() {
-    let _watchdog = Watchdog::new("a_job_that_no_memory_holds_is_refused");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut request = join_request(0, 1000);
     request.chunk_bytes = 1 << 20;
@@ -130,7 +130,7 @@ fn a_job_that_no_memory_holds_is_refused() {
 
 #[test]
 fn optimizers_have_finite_settings() {
-    let _watchdog = Watchdog::new("optimizers_have_finite_settings");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let (learning_rate, weight_decay) = (0.1, 0.0);
     for (optimizer, words) in [
@@ -149,7 +149,7 @@ fn optimizers_have_finite_settings() {
 
 #[test]
 fn job_names_are_plain() {
-    let _watchdog = Watchdog::new("job_names_are_plain");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let long = "x".repeat(65);
     for name in ["", "two words", "a/b", "a?b", "naïve", "..%2f", &long] {
@@ -163,7 +163,7 @@ fn job_names_are_plain() {
 
 #[test]
 fn another_protocol_version_is_named() {
-    let _watchdog = Watchdog::new("another_protocol_version_is_named");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let ours = PROTOCOL.to_string();
     // Another version's request need not have this version's fields.
@@ -180,7 +180,7 @@ fn another_protocol_version_is_named() {
 
 #[test]
 fn garbage_is_refused_and_nobody_is_hurt() {
-    let _watchdog = Watchdog::new("garbage_is_refused_and_nobody_is_hurt");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut garbage: Vec<Vec<u8>> =
         ["", "{", "null", "[]", "\u{0}", "{\"protocol\": 1}", "1e999", "\"join\""]
@@ -213,7 +213,7 @@ fn garbage_is_refused_and_nobody_is_hurt() {
 
 #[test]
 fn tokens_are_those_of_members() {
-    let _watchdog = Watchdog::new("tokens_are_those_of_members");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let reply = join_by_hand(&hub, "job", &join_request(0, 2));
     let words = ["\"job\"", "token", "join again"];
@@ -241,7 +241,7 @@ fn tokens_are_those_of_members() {
 
 #[test]
 fn workers_that_do_not_come_are_named() {
-    let _watchdog = Watchdog::new("workers_that_do_not_come_are_named");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut alone = config(&hub, "job", 1, 4);
     alone.join_limit = Duration::from_secs(1);
@@ -254,7 +254,7 @@ fn workers_that_do_not_come_are_named() {
 
 #[test]
 fn the_one_that_gives_up_is_named_to_those_who_wait() {
-    let _watchdog = Watchdog::new("the_one_that_gives_up_is_named_to_those_who_wait");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let errors = support::together(2, |rank| {
         let mut config = config(&hub, "job", rank, 3);
@@ -269,7 +269,7 @@ fn the_one_that_gives_up_is_named_to_those_who_wait() {
 
 #[test]
 fn a_hub_that_is_not_there_is_named() {
-    let _watchdog = Watchdog::new("a_hub_that_is_not_there_is_named");
+    let _watchdog = Watchdog::start();
     let mut nobody = config_at(support::NOWHERE, "job", 0, 1);
     nobody.join_limit = Duration::from_secs(1);
     says(refused(nobody), &[support::NOWHERE, "cannot reach", "refused", "is phub-server running there"]);
@@ -282,7 +282,7 @@ fn a_hub_that_is_not_there_is_named() {
 
 #[test]
 fn a_server_that_is_no_hub_is_named() {
-    let _watchdog = Watchdog::new("a_server_that_is_no_hub_is_named");
+    let _watchdog = Watchdog::start();
     use std::io::{Read, Write};
     for answer in ["200 OK\r\ncontent-length: 2\r\n\r\nhi", "500 Oops\r\ncontent-length: 6\r\n\r\n<html>"] {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -60,7 +60,7 @@ fn over(transport: Transport) -> impl Fn(&Hub, &str, u32, u32) -> SessionConfig 
 
 #[test]
 fn rounds_are_those_of_a_session() {
-    let _watchdog = Watchdog::new("rounds_are_those_of_a_session");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     for transport in [Transport::Shm, Transport::Tcp] {
         let config = over(transport);
@@ -88,7 +88,7 @@ fn rounds_are_those_of_a_session() {
 
 #[test]
 fn the_exchange_goes_on_while_its_caller_does_not_look() {
-    let _watchdog = Watchdog::new("the_exchange_goes_on_while_its_caller_does_not_look");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     for transport in [Transport::Shm, Transport::Tcp] {
         let base = over(transport);
@@ -115,7 +115,7 @@ fn the_exchange_goes_on_while_its_caller_does_not_look() {
 
 #[test]
 fn who_waits_can_be_interrupted_and_the_session_lives_on() {
-    let _watchdog = Watchdog::new("who_waits_can_be_interrupted_and_the_session_lives_on");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
     sessions[0].push(SECOND).unwrap();
@@ -136,7 +136,7 @@ fn who_waits_can_be_interrupted_and_the_session_lives_on() {
 
 #[test]
 fn an_error_reaches_everybody_who_waits() {
-    let _watchdog = Watchdog::new("an_error_reaches_everybody_who_waits");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
     let dies = sessions.pop().unwrap();
@@ -172,7 +172,7 @@ fn an_error_reaches_everybody_who_waits() {
 
 #[test]
 fn calls_out_of_order_are_named_and_harm_nothing() {
-    let _watchdog = Watchdog::new("calls_out_of_order_are_named_and_harm_nothing");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let session = join(config(&hub, "job", 0, 1));
     says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast_weights"]);
@@ -187,7 +187,7 @@ fn calls_out_of_order_are_named_and_harm_nothing() {
 
 #[test]
 fn a_learning_rate_holds_from_the_next_round_on() {
-    let _watchdog = Watchdog::new("a_learning_rate_holds_from_the_next_round_on");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut settings = config(&hub, "job", 0, 1);
     settings.optimizer = SGD;

@@ -19,7 +19,7 @@ fn until_session_threads_are(count: usize) {
 #[test]
 fn a_session_that_ends_leaves_its_job_and_no_thread() {
     alone(|| {
-        let _watchdog = Watchdog::new("a_session_that_ends_leaves_its_job_and_no_thread");
+        let _watchdog = Watchdog::start();
         let mut patient = || false;
         let hub = hub(1);
 

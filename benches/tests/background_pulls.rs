@@ -71,7 +71,7 @@ fn looking_first(session: &Background) -> impl Fn(KeyId) + '_ {
 /// What is seen can be no less than what was imitated, and would be nothing had waits not been seen where they were.
 #[test]
 fn a_background_plans_by_what_its_callers_do() {
-    let _watchdog = Watchdog::new("a_background_plans_by_what_its_callers_do");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     for (batching, transport) in [(Batching::Optimum, Transport::Tcp), (Batching::Greedy, Transport::Shm)] {
         let base =
@@ -110,7 +110,7 @@ fn a_background_plans_by_what_its_callers_do() {
 
 #[test]
 fn waiting_for_everything_is_no_forward_pass() {
-    let _watchdog = Watchdog::new("waiting_for_everything_is_no_forward_pass");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let session = ready_all(1, |rank| pulling(config(&hub, "job", rank, 1), Batching::Optimum)).remove(0);
     for _round in 0..4 * PROFILE_ROUNDS {
@@ -128,7 +128,7 @@ fn waiting_for_everything_is_no_forward_pass() {
 
 #[test]
 fn a_wait_that_would_never_end_is_an_error_and_harms_nothing() {
-    let _watchdog = Watchdog::new("a_wait_that_would_never_end_is_an_error_and_harms_nothing");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let session = ready_all(1, |rank| pulling(config(&hub, "job", rank, 1), Batching::All)).remove(0);
     session.push(FIRST).unwrap();

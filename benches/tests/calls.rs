@@ -36,7 +36,7 @@ fn go_on(mut sessions: [Session; 2], under_way: &[KeyId]) {
 
 #[test]
 fn a_key_has_one_type() {
-    let _watchdog = Watchdog::new("a_key_has_one_type");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let [mut session, peer] = pair(&hub);
     let words = ["\"first.weight\"", "is f32", "asked for as bf16"];
@@ -48,7 +48,7 @@ fn a_key_has_one_type() {
 
 #[test]
 fn a_key_under_way_belongs_to_the_hub() {
-    let _watchdog = Watchdog::new("a_key_under_way_belongs_to_the_hub");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let [mut session, peer] = pair(&hub);
     session.gradient_mut(FIRST).unwrap().fill(1.0);
@@ -71,7 +71,7 @@ fn a_key_under_way_belongs_to_the_hub() {
 
 #[test]
 fn keys_that_do_not_exist_are_named() {
-    let _watchdog = Watchdog::new("keys_that_do_not_exist_are_named");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let [mut session, peer] = pair(&hub);
     for key in [KeyId(3), KeyId(u32::MAX)] {
@@ -89,7 +89,7 @@ fn keys_that_do_not_exist_are_named() {
 
 #[test]
 fn there_is_no_push_before_the_broadcast() {
-    let _watchdog = Watchdog::new("there_is_no_push_before_the_broadcast");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut sessions = join_all(2, |rank| config(&hub, "job", rank, 2));
     for session in &mut sessions {
@@ -106,7 +106,7 @@ fn there_is_no_push_before_the_broadcast() {
 
 #[test]
 fn waiting_for_nothing_returns_at_once() {
-    let _watchdog = Watchdog::new("waiting_for_nothing_returns_at_once");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let [mut session, peer] = pair(&hub);
     session.wait(FIRST).unwrap();
@@ -117,7 +117,7 @@ fn waiting_for_nothing_returns_at_once() {
 
 #[test]
 fn learning_rates_are_finite() {
-    let _watchdog = Watchdog::new("learning_rates_are_finite");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let [mut session, peer] = pair(&hub);
     for rate in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -140,7 +140,7 @@ fn learning_rates_are_finite() {
 /// A worker that lives and does not push is waited for, up to a limit that names what is missing.
 #[test]
 fn a_key_that_nobody_else_pushes_is_named_at_the_limit() {
-    let _watchdog = Watchdog::new("a_key_that_nobody_else_pushes_is_named_at_the_limit");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
     // The limit holds for the broadcast, too, which ends in time on a loaded machine; so the jobs wait side by side.
@@ -161,7 +161,7 @@ fn a_key_that_nobody_else_pushes_is_named_at_the_limit() {
 
 #[test]
 fn an_average_needs_no_broadcast() {
-    let _watchdog = Watchdog::new("an_average_needs_no_broadcast");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut sessions = join_all(2, |rank| {
         let mut config = config(&hub, "job", rank, 2);

@@ -110,7 +110,7 @@ fn train(
 
 #[test]
 fn a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not() {
-    let _watchdog = Watchdog::new("a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
     // Their master weights are in the checkpoint, and finer than what the workers see.
@@ -149,7 +149,7 @@ fn a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not() {
 
 #[test]
 fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
-    let _watchdog = Watchdog::new("a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let first = hub(dir.path());
     let mut sessions = ready_all(2, |rank| config(&first, "job", rank, 2));
@@ -211,7 +211,7 @@ fn together_rounds(sessions: &mut [Session], count: u32, first: Round, weights: 
 /// With other workers, other cores, a new learning rate, and workers that come and go.
 #[test]
 fn a_job_goes_on_in_another_shape() {
-    let _watchdog = Watchdog::new("a_job_goes_on_in_another_shape");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let first = hub_every(dir.path(), Some(2));
     let mut sessions = ready_all(3, |rank| {
@@ -237,7 +237,7 @@ fn a_job_goes_on_in_another_shape() {
 
 #[test]
 fn a_checkpoint_that_does_not_fit_is_refused_and_stays() {
-    let _watchdog = Watchdog::new("a_checkpoint_that_does_not_fit_is_refused_and_stays");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let hub = hub(dir.path());
     let mut session = ready_all(1, |rank| config(&hub, "job", rank, 1)).remove(0);
@@ -264,7 +264,7 @@ fn a_checkpoint_that_does_not_fit_is_refused_and_stays() {
 
 #[test]
 fn a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on() {
-    let _watchdog = Watchdog::new("a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let hub = hub_every(dir.path(), Some(2));
     let address = hub.address().to_string();
@@ -288,7 +288,7 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on() {
 /// The writing is under way when the client goes: the hub drops its answer, and no more than that.
 #[test]
 fn a_client_that_hangs_up_leaves_the_next_checkpoint_possible() {
-    let _watchdog = Watchdog::new("a_client_that_hangs_up_leaves_the_next_checkpoint_possible");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let hub = hub(dir.path());
     let mut session = ready_all(1, |rank| {
@@ -314,7 +314,7 @@ fn a_client_that_hangs_up_leaves_the_next_checkpoint_possible() {
 
 #[test]
 fn a_hub_without_a_directory_says_so() {
-    let _watchdog = Watchdog::new("a_hub_without_a_directory_says_so");
+    let _watchdog = Watchdog::start();
     let hub = support::hub(1);
     let (status, error) = refusal(&hub, "/v1/jobs/job/checkpoint", json!({}).to_string());
     assert_eq!(status, 409);

@@ -58,19 +58,19 @@ fn nobody_survives(signal: Signal) {
 
 #[test]
 fn none_outlives_an_interrupt() {
-    let _watchdog = Watchdog::new("none_outlives_an_interrupt");
+    let _watchdog = Watchdog::start();
     nobody_survives(Signal::INT);
 }
 
 #[test]
 fn none_outlives_a_kill() {
-    let _watchdog = Watchdog::new("none_outlives_a_kill");
+    let _watchdog = Watchdog::start();
     nobody_survives(Signal::KILL);
 }
 
 #[test]
 fn one_that_is_killed_ends_the_probe() {
-    let _watchdog = Watchdog::new("one_that_is_killed_ends_the_probe");
+    let _watchdog = Watchdog::start();
     for (victim, words) in [(0, ["lost the hub", "worker 0"]), (2, ["worker 1 is gone", "worker 0"])] {
         let dir = tempfile::tempdir().unwrap();
         let (mut program, found) = running_probe(dir.path());

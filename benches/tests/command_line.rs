@@ -17,7 +17,7 @@ fn with(arguments: &[&str]) -> Command {
 
 #[test]
 fn unknown_models_come_with_a_suggestion() {
-    let _watchdog = Watchdog::new("unknown_models_come_with_a_suggestion");
+    let _watchdog = Watchdog::start();
     let error = failure(&mut with(&["--model", "resnet-51"]));
     says(error, &["\"resnet-51\"", "vgg19", "did you mean resnet50?"]);
     let error = failure(&mut with(&["--model", "quicksort"]));
@@ -27,7 +27,7 @@ fn unknown_models_come_with_a_suggestion() {
 
 #[test]
 fn manifests_that_cannot_be_read() {
-    let _watchdog = Watchdog::new("manifests_that_cannot_be_read");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing.safetensors");
     for path in [missing.as_path(), dir.path()] {
@@ -42,7 +42,7 @@ fn manifests_that_cannot_be_read() {
 
 #[test]
 fn headers_that_lie() {
-    let _watchdog = Watchdog::new("headers_that_lie");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("lying.safetensors");
     let error_of = |bytes: &[u8]| {
@@ -75,7 +75,7 @@ fn headers_that_lie() {
 
 #[test]
 fn numbers_out_of_range() {
-    let _watchdog = Watchdog::new("numbers_out_of_range");
+    let _watchdog = Watchdog::start();
     for (arguments, words) in [
         (["--workers", "0"], ["0", "--workers", "1..=1024"]),
         (["--workers", "1025"], ["1025", "--workers", "1..=1024"]),
@@ -99,14 +99,14 @@ fn numbers_out_of_range() {
 
 #[test]
 fn a_worker_alone_needs_hub_and_rank() {
-    let _watchdog = Watchdog::new("a_worker_alone_needs_hub_and_rank");
+    let _watchdog = Watchdog::start();
     says(failure(&mut with(&["--rank", "1"])), &["--hub", "required"]);
     says(failure(&mut with(&["--hub", "127.0.0.1:7077"])), &["--rank", "required"]);
 }
 
 #[test]
 fn a_hub_that_is_not_there() {
-    let _watchdog = Watchdog::new("a_hub_that_is_not_there");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.safetensors");
     write_manifest(&model, &[Key::f32("a", [10])]);
@@ -116,7 +116,7 @@ fn a_hub_that_is_not_there() {
 
 #[test]
 fn a_worker_that_does_not_fit_is_refused() {
-    let _watchdog = Watchdog::new("a_worker_that_does_not_fit_is_refused");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.safetensors");
     write_manifest(&model, &[Key::f32("a", [10])]);
@@ -138,7 +138,7 @@ fn a_worker_that_does_not_fit_is_refused() {
 
 #[test]
 fn consistencies_that_there_are_not() {
-    let _watchdog = Watchdog::new("consistencies_that_there_are_not");
+    let _watchdog = Watchdog::start();
     for wrong in ["ssp", "ssp:-1", "bulk"] {
         let error = failure(&mut with(&["--consistency", wrong]));
         says(error, &["--consistency", &format!("{wrong:?}"), "expected bsp, ssp:S"]);

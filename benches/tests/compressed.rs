@@ -45,7 +45,7 @@ fn training(job: &str, codec: &str) -> Training {
 
 #[test]
 fn the_bits_are_those_of_a_plain_model_by_every_way() {
-    let _watchdog = Watchdog::new("the_bits_are_those_of_a_plain_model_by_every_way");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
     for codec in CODECS {
@@ -74,7 +74,7 @@ fn by_rdma_the_bits_are_those_of_a_plain_model() {
     if !has_rdma() {
         return;
     }
-    let _watchdog = Watchdog::new("by_rdma_the_bits_are_those_of_a_plain_model");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
     for codec in CODECS {
@@ -89,7 +89,7 @@ fn by_rdma_the_bits_are_those_of_a_plain_model() {
 
 #[test]
 fn a_compressed_job_over_two_hubs() {
-    let _watchdog = Watchdog::new("a_compressed_job_over_two_hubs");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(2)];
     let address = hubs.each_ref().map(|hub| hub.address().to_string()).join(",");
     for codec in ["bf16", "topk:0.1"] {
@@ -103,7 +103,7 @@ fn a_compressed_job_over_two_hubs() {
 /// What a round costs on the wire, by the codec's own table.
 #[test]
 fn fewer_bytes_cross() {
-    let _watchdog = Watchdog::new("fewer_bytes_cross");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let codecs = [("none", 1.0), ("bf16", 0.51), ("qsgd:4:512", 0.14), ("topk:0.01", 0.03)];
     for (transport, (codec, share)) in wires().into_iter().flat_map(|wire| codecs.map(|codec| (wire, codec)))
@@ -141,7 +141,7 @@ fn fewer_bytes_cross() {
 
 #[test]
 fn what_is_not_finite_is_counted() {
-    let _watchdog = Watchdog::new("what_is_not_finite_is_counted");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut sessions = ready_all(1, |rank| {
         let mut config = config(&hub, "job", rank, 1);
@@ -160,7 +160,7 @@ fn what_is_not_finite_is_counted() {
 /// Gradients that overflow, as a loss scale that is too large makes them: the round shows it, the next one is whole.
 #[test]
 fn a_mean_that_overflows_does_so_for_one_round() {
-    let _watchdog = Watchdog::new("a_mean_that_overflows_does_so_for_one_round");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut config = config(&hub, "job", 0, 1);
     config.optimizer = Optimizer::Average;
@@ -207,7 +207,7 @@ fn all_have_the_same(sessions: &[(u32, Session)]) {
 
 #[test]
 fn workers_come_and_go_and_all_have_the_same_weights() {
-    let _watchdog = Watchdog::new("workers_come_and_go_and_all_have_the_same_weights");
+    let _watchdog = Watchdog::start();
     for transport in [Transport::Shm].into_iter().chain(wires()) {
         for codec in ["bf16", "qsgd:4", "topk:0.1"] {
             let hub = hub(2);
@@ -244,7 +244,7 @@ fn workers_come_and_go_and_all_have_the_same_weights() {
 /// With SSP and ASP pushes are coded and answers raw: alone, a worker's rounds are those of BSP.
 #[test]
 fn workers_apart_are_sent_their_weights_whole() {
-    let _watchdog = Watchdog::new("workers_apart_are_sent_their_weights_whole");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     for consistency in [Consistency::Ssp { staleness: 2 }, Consistency::Asp] {
         let mut config = config(&hub, &consistency.to_string().replace(':', "-"), 0, 1);
@@ -269,7 +269,7 @@ fn workers_apart_are_sent_their_weights_whole() {
 
 #[test]
 fn a_job_goes_on_from_a_checkpoint_with_the_hubs_weights() {
-    let _watchdog = Watchdog::new("a_job_goes_on_from_a_checkpoint_with_the_hubs_weights");
+    let _watchdog = Watchdog::start();
     for codec in ["bf16", "topk:0.1"] {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = settings(2, support::PATIENT_S);
@@ -315,7 +315,7 @@ fn a_job_goes_on_from_a_checkpoint_with_the_hubs_weights() {
 
 #[test]
 fn workers_must_ask_for_the_same_and_for_what_there_is() {
-    let _watchdog = Watchdog::new("workers_must_ask_for_the_same_and_for_what_there_is");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let first = JoinRequest { compression: Some("topk:0.01".parse().unwrap()), ..join_request(0, 2) };
     join_by_hand(&hub, "job", &first);
@@ -450,7 +450,7 @@ fn told(transport: Transport, lie: impl FnOnce(&mut Liar)) -> String {
 
 #[test]
 fn workers_whose_frames_lie_lose_their_links() {
-    let _watchdog = Watchdog::new("workers_whose_frames_lie_lose_their_links");
+    let _watchdog = Watchdog::start();
     for transport in [Transport::Shm].into_iter().chain(wires()) {
         let error = told(transport, |liar| {
             liar.post(3, 0, |_, bytes| write_header(bytes, Kind::Coded, 4));

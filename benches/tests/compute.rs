@@ -93,7 +93,7 @@ fn late_in_the_second_layer(session: &mut Session, waits: &Receiver<KeyId>) {
 
 #[test]
 fn the_stall_is_on_the_layer_that_is_waited_for() {
-    let _watchdog = Watchdog::new("the_stall_is_on_the_layer_that_is_waited_for");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut sessions = ready_all(2, |rank| config(&hub, "stall", rank, 2));
     let (mut late, mut computing) = (sessions.pop().unwrap(), sessions.pop().unwrap());
@@ -112,7 +112,7 @@ fn the_stall_is_on_the_layer_that_is_waited_for() {
 
 #[test]
 fn a_session_takes_answers_in_while_it_computes() {
-    let _watchdog = Watchdog::new("a_session_takes_answers_in_while_it_computes");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut session = ready_all(1, |rank| config(&hub, "progress", rank, 1)).pop().unwrap();
     let until = Instant::now();
@@ -168,7 +168,7 @@ impl Files {
 
 #[test]
 fn the_probe_computes_and_its_results_are_exact() {
-    let _watchdog = Watchdog::new("the_probe_computes_and_its_results_are_exact");
+    let _watchdog = Watchdog::start();
     let files = Files::new();
     for more in [
         &["--transport", "shm", "--time-scale", "2", "--bandwidth-gbps", "0.001"][..],
@@ -200,7 +200,7 @@ fn the_probe_computes_and_its_results_are_exact() {
 
 #[test]
 fn the_probe_pulls_in_batches_and_says_what_it_planned() {
-    let _watchdog = Watchdog::new("the_probe_pulls_in_batches_and_says_what_it_planned");
+    let _watchdog = Watchdog::start();
     let files = Files::new();
     for (batching, transport) in [("ibatch", "tcp"), ("greedy", "shm"), ("layer", "shm"), ("all", "tcp")] {
         let arguments = ["--pull", batching, "--transport", transport, "--pull-start-up-us", "500"];
@@ -227,7 +227,7 @@ fn the_probe_pulls_in_batches_and_says_what_it_planned() {
 
 #[test]
 fn a_network_that_is_shrunk_keeps_its_times_and_its_keys() {
-    let _watchdog = Watchdog::new("a_network_that_is_shrunk_keeps_its_times_and_its_keys");
+    let _watchdog = Watchdog::start();
     let report = Files::new().report(&["--shrink", "10", "--exchanges", "1"]);
     assert_eq!(report["parameters"], 4000 + 2 + 900, "{report}");
     assert_eq!(report["compute"]["compute_ms"], 1.2005, "{report}");
@@ -236,7 +236,7 @@ fn a_network_that_is_shrunk_keeps_its_times_and_its_keys() {
 
 #[test]
 fn settings_that_make_no_sense() {
-    let _watchdog = Watchdog::new("settings_that_make_no_sense");
+    let _watchdog = Watchdog::start();
     let files = Files::new();
     let (trace, model) = (files.path("trace"), files.path("model.safetensors"));
     let error_of = |arguments: &[&str]| failure(probe().args(arguments));

@@ -152,7 +152,7 @@ fn one_that_does_not_read(hub: SocketAddr) {
 #[test]
 fn no_client_holds_up_the_hub() {
     alone(|| {
-        let _watchdog = Watchdog::new("no_client_holds_up_the_hub");
+        let _watchdog = Watchdog::start();
         let hub = hub_with(2, limits());
         let address = hub.address();
         let before = holds_at_rest(&hub.address().to_string(), std::process::id());

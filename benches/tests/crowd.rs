@@ -20,7 +20,7 @@ fn hub_process() -> (Program, String) {
 
 #[test]
 fn sixteen_workers_on_any_machine() {
-    let _watchdog = Watchdog::new("sixteen_workers_on_any_machine");
+    let _watchdog = Watchdog::start();
     let (_hub, address) = hub_process();
     let mut workers: Vec<Remote> =
         (0..WORKERS).map(|rank| Remote::start(&format!("{address} job {rank} {WORKERS}"))).collect();
@@ -36,7 +36,7 @@ fn sixteen_workers_on_any_machine() {
 
 #[test]
 fn those_who_wait_use_no_processor() {
-    let _watchdog = Watchdog::new("those_who_wait_use_no_processor");
+    let _watchdog = Watchdog::start();
     let (hub, address) = hub_process();
     let mut remote = [0, 1].map(|rank| Remote::start(&format!("{address} job {rank} 3")));
     let mut late = Worker::join(&format!("{address} job 2 3")).unwrap();

@@ -35,7 +35,7 @@ fn rounds(workers: &mut [Worker]) -> Vec<Result<(), worker_shim::SessionError>> 
 
 #[test]
 fn a_worker_killed_in_a_round_is_named() {
-    let _watchdog = Watchdog::new("a_worker_killed_in_a_round_is_named");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let (mut here, remote) = in_the_middle_of_a_round(&hub.address().to_string(), 3);
     // One has pushed its part and waits, one comes later.
@@ -51,7 +51,7 @@ fn a_worker_killed_in_a_round_is_named() {
 
 #[test]
 fn a_worker_killed_before_it_pushed_is_named() {
-    let _watchdog = Watchdog::new("a_worker_killed_before_it_pushed_is_named");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let address = hub.address().to_string();
     let mut remote = Remote::start(&format!("{address} job 1 2"));
@@ -63,7 +63,7 @@ fn a_worker_killed_before_it_pushed_is_named() {
 
 #[test]
 fn a_worker_killed_while_others_gather_is_named() {
-    let _watchdog = Watchdog::new("a_worker_killed_while_others_gather_is_named");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let address = hub.address().to_string();
     let remote = Remote::start(&format!("{address} job 1 3"));
@@ -77,7 +77,7 @@ fn a_worker_killed_while_others_gather_is_named() {
 
 #[test]
 fn a_hub_killed_in_a_round_is_named() {
-    let _watchdog = Watchdog::new("a_hub_killed_in_a_round_is_named");
+    let _watchdog = Watchdog::start();
     let mut hub = Program::start(probe().args(["--role", "hub", "--cores", "1"]));
     let address = hub.hear_line().expect("the hub says where it is");
     let (mut here, mut remote) = in_the_middle_of_a_round(&address, 3);
@@ -98,7 +98,7 @@ fn a_hub_killed_in_a_round_is_named() {
 
 #[test]
 fn a_hub_killed_while_workers_gather_is_named() {
-    let _watchdog = Watchdog::new("a_hub_killed_while_workers_gather_is_named");
+    let _watchdog = Watchdog::start();
     let mut hub = Program::start(probe().args(["--role", "hub", "--cores", "1"]));
     let address = hub.hear_line().expect("the hub says where it is");
     std::thread::scope(|scope| {
@@ -119,7 +119,7 @@ fn until_missing(address: &str, ranks: &[u32]) {
 
 #[test]
 fn a_worker_stopped_beyond_the_limit_is_named() {
-    let _watchdog = Watchdog::new("a_worker_stopped_beyond_the_limit_is_named");
+    let _watchdog = Watchdog::start();
     let hub = hub_with_limit(1, 2);
     let (mut here, mut remote) = in_the_middle_of_a_round(&hub.address().to_string(), 2);
     remote.process().signal(Signal::STOP);
@@ -140,7 +140,7 @@ fn a_worker_stopped_beyond_the_limit_is_named() {
 
 #[test]
 fn a_worker_stopped_for_a_moment_holds_up_the_round() {
-    let _watchdog = Watchdog::new("a_worker_stopped_for_a_moment_holds_up_the_round");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let (mut here, mut remote) = in_the_middle_of_a_round(&hub.address().to_string(), 3);
     remote.process().signal(Signal::STOP);
@@ -161,7 +161,7 @@ fn a_worker_stopped_for_a_moment_holds_up_the_round() {
 /// A worker that stops and goes on again and again, at any moment of a round.
 #[test]
 fn rounds_are_right_through_stops_at_any_moment() {
-    let _watchdog = Watchdog::new("rounds_are_right_through_stops_at_any_moment");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
     let mut remote = Remote::start(&format!("{address} job 1 2"));
@@ -184,7 +184,7 @@ fn rounds_are_right_through_stops_at_any_moment() {
 
 #[test]
 fn a_hub_stopped_for_a_moment_is_waited_for() {
-    let _watchdog = Watchdog::new("a_hub_stopped_for_a_moment_is_waited_for");
+    let _watchdog = Watchdog::start();
     let mut hub = Program::start(probe().args(["--role", "hub", "--cores", "1"]));
     let address = hub.hear_line().expect("the hub says where it is");
     let mut here = Worker::join(&format!("{address} job 0 1")).unwrap();

@@ -100,7 +100,7 @@ impl Hostile {
 /// meant, which every f32 is; nothing else happens.
 #[test]
 fn a_gradient_that_is_written_while_it_is_read() {
-    let _watchdog = Watchdog::new("a_gradient_that_is_written_while_it_is_read");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
     const ROUNDS: u32 = 300;
@@ -170,7 +170,7 @@ fn attack(hub: &Hub, violate: impl FnOnce(&mut Hostile)) -> String {
 
 #[test]
 fn a_chunk_that_does_not_exist() {
-    let _watchdog = Watchdog::new("a_chunk_that_does_not_exist");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     for chunk in [13, 1000, pbox_core::MAX_CHUNKS - 1] {
         let error = attack(&hub, |hostile| hostile.post(0, chunk, 0));
@@ -180,7 +180,7 @@ fn a_chunk_that_does_not_exist() {
 
 #[test]
 fn a_chunk_twice_in_a_round() {
-    let _watchdog = Watchdog::new("a_chunk_twice_in_a_round");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let error = attack(&hub, |hostile| {
         let core = hostile.owner(3);
@@ -198,7 +198,7 @@ fn a_chunk_twice_in_a_round() {
 
 #[test]
 fn a_chunk_of_another_core() {
-    let _watchdog = Watchdog::new("a_chunk_of_another_core");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     if support::describe(&hub.address().to_string()).cores.len() < 2 {
         return eprintln!("this machine has one cpu: there is no other core");
@@ -212,7 +212,7 @@ fn a_chunk_of_another_core() {
 
 #[test]
 fn a_chunk_of_another_round() {
-    let _watchdog = Watchdog::new("a_chunk_of_another_round");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     for round in [1, 255] {
         let error = attack(&hub, |hostile| {
@@ -225,7 +225,7 @@ fn a_chunk_of_another_round() {
 
 #[test]
 fn a_link_that_hangs_up() {
-    let _watchdog = Watchdog::new("a_link_that_hangs_up");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let error = attack(&hub, |hostile| {
         let link = hostile.links.remove(0);
@@ -236,7 +236,7 @@ fn a_link_that_hangs_up() {
 
 #[test]
 fn a_token_that_nobody_was_given() {
-    let _watchdog = Watchdog::new("a_token_that_nobody_was_given");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let good = join_by_hand(&hub, "hostile", &join_request(0, 2));
     let bad = JoinReply { token: "0".repeat(32), ..good };
@@ -246,7 +246,7 @@ fn a_token_that_nobody_was_given() {
 /// Two connections with one token would be two links of one rank.
 #[test]
 fn a_token_used_twice() {
-    let _watchdog = Watchdog::new("a_token_used_twice");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let first = Hostile::join(&hub);
     let again = Hostile::connect(first.reply.clone());

@@ -37,7 +37,7 @@ fn model() -> Vec<Key> {
 
 #[test]
 fn the_bits_are_those_of_the_reference_with_every_schedule() {
-    let _watchdog = Watchdog::new("the_bits_are_those_of_the_reference_with_every_schedule");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(2), hub(1)];
     let transports: [fn(u32) -> Option<Transport>; 3] = [
         |_| None,
@@ -55,7 +55,7 @@ fn the_bits_are_those_of_the_reference_with_every_schedule() {
 
 #[test]
 fn every_hub_and_core_has_its_share() {
-    let _watchdog = Watchdog::new("every_hub_and_core_has_its_share");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(2), hub(1)];
     let mut training = Training::new("job", vec![Key::f32("only", [1 << 20])], NESTEROV);
     training.rounds = 2;
@@ -71,7 +71,7 @@ fn every_hub_and_core_has_its_share() {
 
 #[test]
 fn a_hub_may_be_left_without_chunks() {
-    let _watchdog = Watchdog::new("a_hub_may_be_left_without_chunks");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
     let mut training = Training::new("job", vec![Key::f32("only", [3])], NESTEROV);
     training.workers = 2;
@@ -89,7 +89,7 @@ fn what_is_no_list_of_hubs_is_refused() {
 
 #[test]
 fn a_hub_that_is_not_there_is_named_and_nobody_waits_at_the_others() {
-    let _watchdog = Watchdog::new("a_hub_that_is_not_there_is_named_and_nobody_waits_at_the_others");
+    let _watchdog = Watchdog::start();
     let here = hub(1);
     let list = format!("{},{NOWHERE}", here.address());
     says(refused(config_at(&list, "job", 0, 2)), &["cannot reach", NOWHERE, "is phub-server running there"]);
@@ -99,7 +99,7 @@ fn a_hub_that_is_not_there_is_named_and_nobody_waits_at_the_others() {
 
 #[test]
 fn workers_that_name_the_hubs_in_another_order_are_refused() {
-    let _watchdog = Watchdog::new("workers_that_name_the_hubs_in_another_order_are_refused");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
     let outcomes = together(2, |rank| {
         let list = if rank == 0 { addresses(&hubs) } else { addresses(hubs.iter().rev()) };
@@ -137,7 +137,7 @@ fn another_digest(hub: &str) -> String {
 
 #[test]
 fn a_hub_that_places_otherwise_is_named() {
-    let _watchdog = Watchdog::new("a_hub_that_places_otherwise_is_named");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
     let other = another_digest(&hubs[1].address().to_string());
     let error = refused(config_at(&format!("{},{other}", hubs[0].address()), "job", 0, 2));
@@ -151,7 +151,7 @@ fn a_hub_that_places_otherwise_is_named() {
 
 #[test]
 fn workers_that_split_keys_differently_are_refused() {
-    let _watchdog = Watchdog::new("workers_that_split_keys_differently_are_refused");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
     let outcomes = together(2, |rank| {
         let mut config = config_at(&addresses(&hubs), "job", rank, 2);
@@ -163,7 +163,7 @@ fn workers_that_split_keys_differently_are_refused() {
 
 #[test]
 fn what_several_hubs_cannot_do_is_refused() {
-    let _watchdog = Watchdog::new("what_several_hubs_cannot_do_is_refused");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
     let mut config: SessionConfig = config_at(&addresses(&hubs), "job", 0, 1);
     config.on_loss = OnLoss::Continue;
@@ -183,7 +183,7 @@ fn what_several_hubs_cannot_do_is_refused() {
 
 #[test]
 fn a_worker_that_is_killed_is_named_by_all_hubs() {
-    let _watchdog = Watchdog::new("a_worker_that_is_killed_is_named_by_all_hubs");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
     let list = addresses(&hubs);
     let mut remote = Remote::start(&format!("{list} job 1 2"));
@@ -204,7 +204,7 @@ fn a_worker_that_is_killed_is_named_by_all_hubs() {
 
 #[test]
 fn a_hub_that_is_killed_is_named_and_the_job_ends_at_the_others() {
-    let _watchdog = Watchdog::new("a_hub_that_is_killed_is_named_and_the_job_ends_at_the_others");
+    let _watchdog = Watchdog::start();
     let here = hub(1);
     let mut far = Program::start(probe().args(["--role", "hub", "--cores", "1"]));
     let dies = far.hear_line().expect("the hub says where it is");

@@ -19,7 +19,7 @@ fn reads(file: &Path) -> bool {
 
 #[test]
 fn the_hub_answers_while_a_checkpoint_is_read() {
-    let _watchdog = Watchdog::new("the_hub_answers_while_a_checkpoint_is_read");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut settings = settings(1, support::PATIENT_S);
     settings.checkpoints = Some(dir.path().to_owned());

@@ -16,7 +16,7 @@ use worker_shim::{Session, SessionError};
 
 #[test]
 fn one_that_leaves_early_is_named_to_the_others() {
-    let _watchdog = Watchdog::new("one_that_leaves_early_is_named_to_the_others");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     // However they wait: also those that never sleep hear the news.
     // A job of its own for each: a name is free again only when the hub has seen its sessions end.
@@ -41,7 +41,7 @@ fn one_that_leaves_early_is_named_to_the_others() {
 /// A round that the leaver took part in completes, whoever reads it when.
 #[test]
 fn the_round_before_a_leave_is_whole() {
-    let _watchdog = Watchdog::new("the_round_before_a_leave_is_whole");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
     for session in &mut sessions {
@@ -59,7 +59,7 @@ fn the_round_before_a_leave_is_whole() {
 
 #[test]
 fn a_name_is_free_again_after_a_good_end() {
-    let _watchdog = Watchdog::new("a_name_is_free_again_after_a_good_end");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
     for (run, workers) in [(0, 3), (1, 2), (2, 3)] {
@@ -72,7 +72,7 @@ fn a_name_is_free_again_after_a_good_end() {
 
 #[test]
 fn a_name_is_free_again_after_a_failure() {
-    let _watchdog = Watchdog::new("a_name_is_free_again_after_a_failure");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(2, |rank| config(&hub, "again", rank, 2));
     drop(sessions.remove(0));
@@ -86,7 +86,7 @@ fn a_name_is_free_again_after_a_failure() {
 /// What a failed job's workers still say does not touch the job that has their name now.
 #[test]
 fn leaving_a_failed_job_does_not_touch_its_namesake() {
-    let _watchdog = Watchdog::new("leaving_a_failed_job_does_not_touch_its_namesake");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let old = join_by_hand(&hub, "job", &join_request(0, 2));
     let leave = json!({"token": old.token, "round": 0});
@@ -102,7 +102,7 @@ fn leaving_a_failed_job_does_not_touch_its_namesake() {
 
 #[test]
 fn one_that_drops_its_session_is_named_to_the_others() {
-    let _watchdog = Watchdog::new("one_that_drops_its_session_is_named_to_the_others");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     for (job, idle) in [("job-a", IdlePolicy::SHARED), ("job-b", IdlePolicy::BUSY_POLL)] {
         let mut sessions = ready_all(3, |rank| {
@@ -126,7 +126,7 @@ fn one_that_drops_its_session_is_named_to_the_others() {
 
 #[test]
 fn jobs_side_by_side_do_not_disturb_each_other() {
-    let _watchdog = Watchdog::new("jobs_side_by_side_do_not_disturb_each_other");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
     let keys = |sizes: &[u64]| -> Vec<Key> {
@@ -148,7 +148,7 @@ fn jobs_side_by_side_do_not_disturb_each_other() {
 
 #[test]
 fn a_failing_job_does_not_disturb_its_neighbour() {
-    let _watchdog = Watchdog::new("a_failing_job_does_not_disturb_its_neighbour");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
     let mut training = Training::new("steady", support::small_model(), support::SGD);
@@ -166,7 +166,7 @@ fn a_failing_job_does_not_disturb_its_neighbour() {
 
 #[test]
 fn a_hub_that_stops_says_so() {
-    let _watchdog = Watchdog::new("a_hub_that_stops_says_so");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
     let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));

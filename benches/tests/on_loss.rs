@@ -49,7 +49,7 @@ fn round(sessions: &mut [Session]) {
 
 #[test]
 fn those_left_go_on_with_the_mean_of_theirs() {
-    let _watchdog = Watchdog::new("those_left_go_on_with_the_mean_of_theirs");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(3, |rank| config(&hub, rank, 3));
     // What the lost one has pushed in the round in flight does not count, where the round is not whole.
@@ -79,7 +79,7 @@ fn those_left_go_on_with_the_mean_of_theirs() {
 
 #[test]
 fn one_that_comes_back_has_the_weights_of_the_round_before() {
-    let _watchdog = Watchdog::new("one_that_comes_back_has_the_weights_of_the_round_before");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(3, |rank| config(&hub, rank, 3));
     round(&mut sessions);
@@ -124,7 +124,7 @@ fn one_that_comes_back_has_the_weights_of_the_round_before() {
 /// Two train without a pause; others come and go all the time.
 #[test]
 fn coming_and_going_under_load_changes_no_bit() {
-    let _watchdog = Watchdog::new("coming_and_going_under_load_changes_no_bit");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let expected = |session: &Session| 1.0 - (session.next_round().0 - 1) as f32 / 2.0;
     // A job begins when all are here.
@@ -176,7 +176,7 @@ fn coming_and_going_under_load_changes_no_bit() {
 
 #[test]
 fn a_job_ends_with_the_last_of_its_workers() {
-    let _watchdog = Watchdog::new("a_job_ends_with_the_last_of_its_workers");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(2, |rank| config(&hub, rank, 2));
     drop(sessions.pop());
@@ -193,7 +193,7 @@ fn a_job_ends_with_the_last_of_its_workers() {
 
 #[test]
 fn a_job_without_weights_does_not_go_on() {
-    let _watchdog = Watchdog::new("a_job_without_weights_does_not_go_on");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = join_all(2, |rank| config(&hub, rank, 2));
     drop(sessions.remove(0));
@@ -203,7 +203,7 @@ fn a_job_without_weights_does_not_go_on() {
 
 #[test]
 fn workers_agree_on_what_becomes_of_the_job() {
-    let _watchdog = Watchdog::new("workers_agree_on_what_becomes_of_the_job");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     support::join_by_hand(&hub, "job", &support::join_request(0, 2));
     says(support::refused(config(&hub, 1, 2)), &["has on_loss Stop", "asks for Continue"]);
@@ -211,7 +211,7 @@ fn workers_agree_on_what_becomes_of_the_job() {
 
 #[test]
 fn a_job_has_its_share_of_the_cores() {
-    let _watchdog = Watchdog::new("a_job_has_its_share_of_the_cores");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     if describe(&hub.address().to_string()).cores.len() < 2 {
         return eprintln!("skipped: one cpu");

@@ -34,7 +34,7 @@ fn guarded(limit_s: &str) -> Program {
 
 #[test]
 fn a_family_does_not_outlive_its_limit() {
-    let _watchdog = Watchdog::new("a_family_does_not_outlive_its_limit");
+    let _watchdog = Watchdog::start();
     let mut guard = guarded("1");
     let mut family: Vec<u32> = Vec::new();
     // All of the family hold the pipe's other end: it ends when they do. On a slow machine some have
@@ -48,7 +48,7 @@ fn a_family_does_not_outlive_its_limit() {
 
 #[test]
 fn a_family_does_not_outlive_its_leader() {
-    let _watchdog = Watchdog::new("a_family_does_not_outlive_its_leader");
+    let _watchdog = Watchdog::start();
     let mut guard = guarded("600");
     let (mut leader, mut family) = (0, Vec::new());
     while leader == 0 || family.len() < 4 {
@@ -95,19 +95,19 @@ fn descendants(pid: u32) -> Vec<u32> {
 
 #[test]
 fn nobody_outlives_an_interrupt() {
-    let _watchdog = Watchdog::new("nobody_outlives_an_interrupt");
+    let _watchdog = Watchdog::start();
     nobody_survives(Signal::INT);
 }
 
 #[test]
 fn nobody_outlives_a_kill() {
-    let _watchdog = Watchdog::new("nobody_outlives_a_kill");
+    let _watchdog = Watchdog::start();
     nobody_survives(Signal::KILL);
 }
 
 #[test]
 fn a_missing_system_is_named() {
-    let _watchdog = Watchdog::new("a_missing_system_is_named");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     // MXNet's environment lies in the target directory: there is none in an empty one.
     let mut command = phub_peers();
@@ -122,7 +122,7 @@ static ONE: Mutex<()> = Mutex::new(());
 /// A tiny run of one system; says so where it is not installed.
 fn runs_where_installed(system: &str, script: &str) {
     let _one = ONE.lock().unwrap_or_else(|failed| failed.into_inner());
-    let _watchdog = Watchdog::new(format!("{system}_runs_where_installed"));
+    let _watchdog = Watchdog::on(system);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(script);
     let ready = Command::new(script).arg("--ready").output().expect("the script starts");
     if ready.status.code() == Some(3) {

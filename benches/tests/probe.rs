@@ -31,7 +31,7 @@ fn report_of(rounds: &str, arguments: &[&str]) -> serde_json::Value {
 
 #[test]
 fn every_element_type_is_exact() {
-    let _watchdog = Watchdog::new("every_element_type_is_exact");
+    let _watchdog = Watchdog::start();
     for (dtype, bytes) in [("f32", 4), ("f16", 2), ("bf16", 2)] {
         for transport in ["shm", "sim"] {
             for optimizer in ["average", "nesterov", "adamw"] {
@@ -47,7 +47,7 @@ fn every_element_type_is_exact() {
 
 #[test]
 fn every_consistency_is_exact() {
-    let _watchdog = Watchdog::new("every_consistency_is_exact");
+    let _watchdog = Watchdog::start();
     for consistency in ["ssp:0", "ssp:2", "asp"] {
         for transport in ["shm", "sim"] {
             for (optimizer, dtype, schedule) in [
@@ -72,7 +72,7 @@ fn every_consistency_is_exact() {
 
 #[test]
 fn every_schedule_is_exact_and_reported() {
-    let _watchdog = Watchdog::new("every_schedule_is_exact_and_reported");
+    let _watchdog = Watchdog::start();
     let null = serde_json::Value::Null;
     for transport in ["tcp", "shm", "sim"] {
         for (schedule, slice_bytes, credit_bytes) in [
@@ -101,7 +101,7 @@ fn every_schedule_is_exact_and_reported() {
 
 #[test]
 fn a_search_for_credit_is_told_with_what_it_tried() {
-    let _watchdog = Watchdog::new("a_search_for_credit_is_told_with_what_it_tried");
+    let _watchdog = Watchdog::start();
     let asked = ["--transport", "tcp", "--schedule", "p3", "--credit", "auto"];
     let first = report(&asked);
     let tried = first["credit_tried"].as_array().expect("a list");
@@ -118,7 +118,7 @@ fn a_search_for_credit_is_told_with_what_it_tried() {
 /// What crosses is less, and all workers come to the same bits.
 #[test]
 fn compressed_rounds_say_what_crosses() {
-    let _watchdog = Watchdog::new("compressed_rounds_say_what_crosses");
+    let _watchdog = Watchdog::start();
     for transport in ["tcp", "sim"] {
         let plain = report(&["--transport", transport]);
         assert_eq!(

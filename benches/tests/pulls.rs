@@ -32,7 +32,7 @@ fn keys() -> Vec<Key> {
 /// On a network that delays and reorders: at any time, what is handed out are the first batches and nothing else.
 #[test]
 fn batches_come_whole_and_in_order() {
-    let _watchdog = Watchdog::new("batches_come_whole_and_in_order");
+    let _watchdog = Watchdog::start();
     let layout = Arc::new(Layout::new(keys(), 256).unwrap());
     for seed in fabric::sim::seeds(40) {
         let cut = CUTS[seed as usize % CUTS.len()];
@@ -69,7 +69,7 @@ fn batches_come_whole_and_in_order() {
 /// As many notices and pulls as without batches: one for each layer's part, worker and round.
 #[test]
 fn batches_cost_no_messages() {
-    let _watchdog = Watchdog::new("batches_cost_no_messages");
+    let _watchdog = Watchdog::start();
     let layout = Arc::new(Layout::new(keys(), 256).unwrap());
     let arrivals = |cut: Option<&[Range<usize>]>| {
         let terms = Terms { schedule: Schedule::KvStore, ..Terms::new(2, 2, Optimizer::Average) };
@@ -94,7 +94,7 @@ fn batches_cost_no_messages() {
 
 #[test]
 fn the_bits_are_the_same_in_batches() {
-    let _watchdog = Watchdog::new("the_bits_are_the_same_in_batches");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let nesterov = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
     let keys = vec![Key::f32("a", [33]), Key::f32("b", [70_000]), Key::f32("c", [9000])];
@@ -124,7 +124,7 @@ fn pulling(config: SessionConfig, batching: Batching) -> SessionConfig {
 /// Its caller waits key by key, so that there is something to see.
 #[test]
 fn a_session_profiles_and_plans() {
-    let _watchdog = Watchdog::new("a_session_profiles_and_plans");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     for (batching, consistency) in [
         (Batching::Optimum, Consistency::Bsp),
@@ -162,7 +162,7 @@ fn a_session_profiles_and_plans() {
 /// Its join waits for no weights, and its first forward pass is a round like any other.
 #[test]
 fn one_that_comes_to_a_running_job_pulls_in_batches() {
-    let _watchdog = Watchdog::new("one_that_comes_to_a_running_job_pulls_in_batches");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 2 }] {
         let job = consistency.to_string().replace(':', "-");
@@ -201,7 +201,7 @@ fn one_that_comes_to_a_running_job_pulls_in_batches() {
 
 #[test]
 fn a_wait_that_would_never_end_is_an_error() {
-    let _watchdog = Watchdog::new("a_wait_that_would_never_end_is_an_error");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut session = Session::join(pulling(config(&hub, "job", 0, 1), Batching::All)).unwrap();
     session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
@@ -216,7 +216,7 @@ fn a_wait_that_would_never_end_is_an_error() {
 /// A session that learns in what order its layers are needed measures and plans anew.
 #[test]
 fn other_layers_are_pulled_by_between_rounds() {
-    let _watchdog = Watchdog::new("other_layers_are_pulled_by_between_rounds");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut session = Session::join(pulling(config(&hub, "job", 0, 1), Batching::All)).unwrap();
     session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
@@ -245,7 +245,7 @@ fn other_layers_are_pulled_by_between_rounds() {
 
 #[test]
 fn what_cannot_be_pulled_so_is_refused() {
-    let _watchdog = Watchdog::new("what_cannot_be_pulled_so_is_refused");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let config = || pulling(config(&hub, "job", 0, 1), Batching::Optimum);
     says(

@@ -54,7 +54,7 @@ fn hello(token: [u8; 16], send_bytes: u64) -> Vec<u8> {
 #[test]
 fn garbage_on_the_data_path_costs_its_sender() {
     alone(|| {
-        let _watchdog = Watchdog::new("garbage_on_the_data_path_costs_its_sender");
+        let _watchdog = Watchdog::start();
         let hub = hub(2);
         let before = holds_at_rest(&hub.address().to_string(), std::process::id());
         let mut steady = ready_all(2, |rank| support::config(&hub, "steady", rank, 2));

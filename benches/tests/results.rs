@@ -41,37 +41,37 @@ fn on_one_and_two_cores(training: &Training) {
 
 #[test]
 fn averages_are_exact() {
-    let _watchdog = Watchdog::new("averages_are_exact");
+    let _watchdog = Watchdog::start();
     on_one_and_two_cores(&Training::new("average", odd_keys(), Optimizer::Average));
 }
 
 #[test]
 fn sgd_is_exact() {
-    let _watchdog = Watchdog::new("sgd_is_exact");
+    let _watchdog = Watchdog::start();
     on_one_and_two_cores(&Training::new("sgd", odd_keys(), SGD));
 }
 
 #[test]
 fn nesterov_is_exact() {
-    let _watchdog = Watchdog::new("nesterov_is_exact");
+    let _watchdog = Watchdog::start();
     on_one_and_two_cores(&Training::new("nesterov", odd_keys(), NESTEROV));
 }
 
 #[test]
 fn momentum_is_exact() {
-    let _watchdog = Watchdog::new("momentum_is_exact");
+    let _watchdog = Watchdog::start();
     on_one_and_two_cores(&of_two_workers(MOMENTUM));
 }
 
 #[test]
 fn adam_is_exact() {
-    let _watchdog = Watchdog::new("adam_is_exact");
+    let _watchdog = Watchdog::start();
     on_one_and_two_cores(&of_two_workers(ADAM));
 }
 
 #[test]
 fn adamw_is_exact() {
-    let _watchdog = Watchdog::new("adamw_is_exact");
+    let _watchdog = Watchdog::start();
     on_one_and_two_cores(&of_two_workers(ADAMW));
 }
 
@@ -91,7 +91,7 @@ fn mixed_keys() -> Vec<Key> {
 
 #[test]
 fn sixteen_bit_keys_are_exact() {
-    let _watchdog = Watchdog::new("sixteen_bit_keys_are_exact");
+    let _watchdog = Watchdog::start();
     for optimizer in [Optimizer::Average, SGD, MOMENTUM, NESTEROV, ADAM, ADAMW] {
         let name = format!("mixed-{}", optimizer.name());
         let mut training = Training { workers: 2, rounds: 4, ..Training::new(name, mixed_keys(), optimizer) };
@@ -103,7 +103,7 @@ fn sixteen_bit_keys_are_exact() {
 
 #[test]
 fn learning_rates_change_between_rounds() {
-    let _watchdog = Watchdog::new("learning_rates_change_between_rounds");
+    let _watchdog = Watchdog::start();
     for optimizer in [SGD, NESTEROV, ADAMW] {
         let mut training = Training::new(optimizer.name(), odd_keys(), optimizer);
         training.rates = vec![(0, 0.2), (2, 0.05), (3, -0.01), (5, 0.0)];
@@ -113,7 +113,7 @@ fn learning_rates_change_between_rounds() {
 
 #[test]
 fn the_size_of_chunks_does_not_show() {
-    let _watchdog = Watchdog::new("the_size_of_chunks_does_not_show");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let runs = [64, 4096, 32 * 1024, 1 << 20].map(|chunk_bytes| {
         let mut training = Training::new(format!("chunks-of-{chunk_bytes}"), odd_keys(), NESTEROV);
@@ -126,7 +126,7 @@ fn the_size_of_chunks_does_not_show() {
 
 #[test]
 fn private_weights_are_the_same_weights() {
-    let _watchdog = Watchdog::new("private_weights_are_the_same_weights");
+    let _watchdog = Watchdog::start();
     let mut training = Training::new("private", odd_keys(), NESTEROV);
     training.weights = WeightsMode::Private;
     on_one_and_two_cores(&training);
@@ -134,7 +134,7 @@ fn private_weights_are_the_same_weights() {
 
 #[test]
 fn workers_are_summed_in_their_order_however_many() {
-    let _watchdog = Watchdog::new("workers_are_summed_in_their_order_however_many");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     for workers in [1, 2, 7, 70] {
         let keys = vec![Key::f32("a", [33]), Key::f32("b", []), Key::f32("c", [2, 3, 5])];
@@ -147,7 +147,7 @@ fn workers_are_summed_in_their_order_however_many() {
 /// The immediate carries the low eight bits of a round: they wrap around.
 #[test]
 fn rounds_go_on_beyond_what_an_immediate_counts() {
-    let _watchdog = Watchdog::new("rounds_go_on_beyond_what_an_immediate_counts");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let keys = vec![Key::f32("a", [33]), Key::f32("b", [])];
     let mut training = Training::new("long", keys, NESTEROV);

@@ -56,7 +56,7 @@ fn of_mib(hub: &Hub, job: &str, mib: u64) -> SessionConfig {
 
 #[test]
 fn a_job_that_the_hub_has_no_memory_for_is_refused() {
-    let _watchdog = Watchdog::new("a_job_that_the_hub_has_no_memory_for_is_refused");
+    let _watchdog = Watchdog::start();
     let hub = Hub::start();
     let has = status_bytes(hub.program.pid(), "VmSize:");
     hub.limit(Resource::As, has + (400 << 20));
@@ -80,7 +80,7 @@ fn a_job_that_the_hub_has_no_memory_for_is_refused() {
 /// not show. So the test leaves the hub none at all, and asks over a connection that the hub has already.
 #[test]
 fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
-    let _watchdog = Watchdog::new("a_hub_without_descriptors_says_so_and_serves_when_it_has_some");
+    let _watchdog = Watchdog::start();
     let hub = Hub::start();
     let room = |descriptors| hub.limit(Resource::Nofile, descriptors);
     let connect = || TcpStream::connect(&hub.address).expect("the kernel takes it in");
@@ -113,7 +113,7 @@ fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
 /// Nothing is locked on shared memory, so that a limit on it is harmless.
 #[test]
 fn no_locked_memory_is_needed() {
-    let _watchdog = Watchdog::new("no_locked_memory_is_needed");
+    let _watchdog = Watchdog::start();
     let hub = Hub::start();
     hub.limit(Resource::Memlock, 0);
     hub.lives();

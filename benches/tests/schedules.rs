@@ -64,7 +64,7 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
 
 #[test]
 fn what_is_urgent_overtakes_all_but_the_credit() {
-    let _watchdog = Watchdog::new("what_is_urgent_overtakes_all_but_the_credit");
+    let _watchdog = Watchdog::start();
     let rest = 6400 * 4 - 7 * CHUNK;
     assert_eq!(late_bytes(Schedule::Sliced, CHUNK, Some(CREDIT)), rest, "a FIFO: all that was queued");
     assert_eq!(late_bytes(Schedule::Layerwise, CHUNK, Some(CREDIT)), rest);
@@ -81,7 +81,7 @@ fn what_is_urgent_overtakes_all_but_the_credit() {
 /// The hub sends back by priority, too: of answers that wait, the first layer's go first.
 #[test]
 fn the_hub_sends_the_first_layer_first() {
-    let _watchdog = Watchdog::new("the_hub_sends_the_first_layer_first");
+    let _watchdog = Watchdog::start();
     let order = |schedule| {
         let keys = vec![Key::f32("first", [320]), Key::f32("last", [6400])];
         let layout = Arc::new(Layout::new(keys, CHUNK).unwrap());
@@ -107,7 +107,7 @@ fn the_hub_sends_the_first_layer_first() {
 /// One notice and one pull for each layer's part and worker and round, and nothing before the pull.
 #[test]
 fn kvstore_notifies_once_and_pulls_once() {
-    let _watchdog = Watchdog::new("kvstore_notifies_once_and_pulls_once");
+    let _watchdog = Watchdog::start();
     const WORKERS: u64 = 3;
     const ROUNDS: u64 = 3;
     let layout = Arc::new(
@@ -138,7 +138,7 @@ fn kvstore_notifies_once_and_pulls_once() {
 
 #[test]
 fn the_bits_are_the_same_with_every_schedule() {
-    let _watchdog = Watchdog::new("the_bits_are_the_same_with_every_schedule");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let nesterov = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
     let keys = vec![Key::f32("a", [33]), Key::f32("b", [70_000]), Key::f32("c", [9000])];
@@ -162,7 +162,7 @@ fn the_bits_are_the_same_with_every_schedule() {
 /// The search tries all that it has, keeps one of them, and disturbs no bit.
 #[test]
 fn credit_is_found() {
-    let _watchdog = Watchdog::new("credit_is_found");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut config = config(&hub, "auto", 0, 1);
     (config.credit, config.schedule) = (Some(Credit::Auto), Schedule::P3);
@@ -185,7 +185,7 @@ fn credit_is_found() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let _watchdog = Watchdog::new("what_does_not_fit_is_refused");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut by_hand = join_request(0, 2);
     by_hand.credit_bytes = Some(0);

@@ -81,7 +81,7 @@ fn train(hub: &str, job: &str, change: impl Fn(u32, &mut SessionConfig) + Sync) 
 
 #[test]
 fn the_bits_are_the_same_by_every_way() {
-    let _watchdog = Watchdog::new("the_bits_are_the_same_by_every_way");
+    let _watchdog = Watchdog::start();
     let (hub, wide) = (hub(1), hub(2));
     let address = hub.address().to_string();
     let shm = train(&address, "shm", |_, config| config.transport = Some(Transport::Shm));
@@ -112,7 +112,7 @@ fn the_bits_are_the_same_by_every_way() {
 
 #[test]
 fn over_two_hubs_each_selects_from_its_share() {
-    let _watchdog = Watchdog::new("over_two_hubs_each_selects_from_its_share");
+    let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(2)];
     let address = hubs.each_ref().map(|hub| hub.address().to_string()).join(",");
     let one = train(&address, "one", |_, _| {});
@@ -128,7 +128,7 @@ fn over_two_hubs_each_selects_from_its_share() {
 /// What crosses in a round, of a model of so many f32, where `places` of 16 bits go along with what is explored.
 #[test]
 fn alpha_of_the_model_crosses() {
-    let _watchdog = Watchdog::new("alpha_of_the_model_crosses");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let parameters = 256 << 10;
     let jobs = [
@@ -172,7 +172,7 @@ fn alpha_of_the_model_crosses() {
 
 #[test]
 fn a_job_goes_on_from_a_checkpoint() {
-    let _watchdog = Watchdog::new("a_job_goes_on_from_a_checkpoint");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut settings = settings(2, support::PATIENT_S);
     settings.checkpoints = Some(dir.path().to_owned());
@@ -212,7 +212,7 @@ fn a_job_goes_on_from_a_checkpoint() {
 
 #[test]
 fn keys_of_a_round_that_selects_come_together() {
-    let _watchdog = Watchdog::new("keys_of_a_round_that_selects_come_together");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut sessions = ready_all(1, |rank| {
         let mut config = config(&hub, "job", rank, 1);
@@ -232,7 +232,7 @@ fn keys_of_a_round_that_selects_come_together() {
 
 #[test]
 fn what_it_cannot_be_beside_is_said() {
-    let _watchdog = Watchdog::new("what_it_cannot_be_beside_is_said");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let beside = |change: &dyn Fn(&mut JoinRequest), words: &[&str]| {
         let mut request =

@@ -67,7 +67,7 @@ fn go(session: &mut Session, count: u32) -> Result<(), SessionError> {
 
 #[test]
 fn the_fast_one_is_held_at_the_staleness_and_no_sooner() {
-    let _watchdog = Watchdog::new("the_fast_one_is_held_at_the_staleness_and_no_sooner");
+    let _watchdog = Watchdog::start();
     // One core, so that answers come in the order in which they are given.
     let hub = hub(1);
     let mut sessions = ready_all(2, |rank| config(&hub, rank, 2, ssp(2)));
@@ -94,7 +94,7 @@ fn the_fast_one_is_held_at_the_staleness_and_no_sooner() {
 
 #[test]
 fn with_asp_nobody_waits_for_one_that_stands_still() {
-    let _watchdog = Watchdog::new("with_asp_nobody_waits_for_one_that_stands_still");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(3, |rank| config(&hub, rank, 3, ASP));
     for (rank, session) in (0..).zip(&mut sessions[..2]) {
@@ -153,13 +153,13 @@ fn race(consistency: Consistency) {
 
 #[test]
 fn every_answer_keeps_the_bound_under_load() {
-    let _watchdog = Watchdog::new("every_answer_keeps_the_bound_under_load");
+    let _watchdog = Watchdog::start();
     [ssp(0), ssp(3), ASP].into_iter().for_each(race);
 }
 
 #[test]
 fn one_that_is_lost_holds_nobody_and_may_come_back() {
-    let _watchdog = Watchdog::new("one_that_is_lost_holds_nobody_and_may_come_back");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let config = |rank| {
         let mut config = config(&hub, rank, 3, ssp(1));
@@ -206,7 +206,7 @@ fn one_that_is_lost_holds_nobody_and_may_come_back() {
 /// Two train without a pause; two others come and go.
 #[test]
 fn coming_and_going_under_load_loses_no_push() {
-    let _watchdog = Watchdog::new("coming_and_going_under_load_loses_no_push");
+    let _watchdog = Watchdog::start();
     const ROUNDS: u32 = 400;
     for consistency in [ssp(2), ASP] {
         let hub = hub(2);
@@ -255,7 +255,7 @@ fn coming_and_going_under_load_loses_no_push() {
 
 #[test]
 fn one_that_left_holds_those_who_would_be_too_far_ahead() {
-    let _watchdog = Watchdog::new("one_that_left_holds_those_who_would_be_too_far_ahead");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(2, |rank| config(&hub, rank, 2, ssp(1)));
     gradients(&mut sessions[0], 0, 2, 1.0);
@@ -277,7 +277,7 @@ fn one_that_left_holds_those_who_would_be_too_far_ahead() {
 
 #[test]
 fn a_push_is_stepped_at_the_rate_of_its_own_round() {
-    let _watchdog = Watchdog::new("a_push_is_stepped_at_the_rate_of_its_own_round");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(2, |rank| config(&hub, rank, 2, ASP));
     let [fast, slow] = &mut sessions[..] else { unreachable!() };
@@ -307,7 +307,7 @@ fn hub_with_checkpoints(dir: &Path, every: Option<u32>) -> Hub {
 
 #[test]
 fn a_checkpoint_is_of_the_slowest_ones_round() {
-    let _watchdog = Watchdog::new("a_checkpoint_is_of_the_slowest_ones_round");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let first = hub_with_checkpoints(dir.path(), None);
     let mut sessions = ready_all(2, |rank| config(&first, rank, 2, ssp(3)));
@@ -345,7 +345,7 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
 /// Without its slowest worker a job may pass several rounds at once before which a checkpoint is due.
 #[test]
 fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
-    let _watchdog = Watchdog::new("rounds_that_are_passed_at_once_leave_one_checkpoint");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let hub = hub_with_checkpoints(dir.path(), Some(2));
     let mut sessions = ready_all(2, |rank| {
@@ -369,7 +369,7 @@ fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
 
 #[test]
 fn what_does_not_fit_is_refused_at_both_ends() {
-    let _watchdog = Watchdog::new("what_does_not_fit_is_refused_at_both_ends");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut config = config(&hub, 0, 2, ssp(4));
     config.optimizer = Optimizer::Average;

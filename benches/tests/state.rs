@@ -100,7 +100,7 @@ fn goes_on_elsewhere(optimizer: Optimizer) {
 
 #[test]
 fn a_state_goes_on_at_another_hub_with_the_bits_of_a_job_that_was_not_interrupted() {
-    let _watchdog = Watchdog::new("a_state_goes_on_at_another_hub");
+    let _watchdog = Watchdog::start();
     goes_on_elsewhere(NESTEROV);
     goes_on_elsewhere(ADAM);
 }
@@ -112,7 +112,7 @@ fn small(hub: &phub_server::Hub, rank: u32, workers: u32) -> SessionConfig {
 
 #[test]
 fn workers_that_are_apart_begin_with_a_state_too() {
-    let _watchdog = Watchdog::new("workers_that_are_apart_begin_with_a_state_too");
+    let _watchdog = Watchdog::start();
     for consistency in [Consistency::Asp, Consistency::Ssp { staleness: 2 }] {
         let hub = hub(1);
         together(2, |rank| {
@@ -130,7 +130,7 @@ fn workers_that_are_apart_begin_with_a_state_too() {
 
 #[test]
 fn a_job_that_has_a_state_goes_on_with_its_own() {
-    let _watchdog = Watchdog::new("a_job_that_has_a_state_goes_on_with_its_own");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut settings = settings(1, support::PATIENT_S);
     settings.checkpoints = Some(dir.path().to_owned());
@@ -146,7 +146,7 @@ fn a_job_that_has_a_state_goes_on_with_its_own() {
 
 #[test]
 fn a_job_whose_state_has_another_length_does_not_begin() {
-    let _watchdog = Watchdog::new("a_job_whose_state_has_another_length_does_not_begin");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     for (values, words) in [(3, "ends 4 bytes too early; expected 16 bytes"), (5, "is too long")] {
         let errors = together(2, |rank| match rank {
@@ -167,7 +167,7 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
 
 #[test]
 fn what_is_no_state_of_the_job_is_refused() {
-    let _watchdog = Watchdog::new("what_is_no_state_of_the_job_is_refused");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let offered = |rank: u32, change: serde_json::Value| {
         let mut request = serde_json::to_value(join_request(rank, 2)).unwrap();
@@ -206,7 +206,7 @@ fn what_is_no_state_of_the_job_is_refused() {
 
 #[test]
 fn a_state_that_cannot_be_had_is_refused() {
-    let _watchdog = Watchdog::new("a_state_that_cannot_be_had_is_refused");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let ask = |job: &str| {
         let url = format!("http://{}/v1/jobs/{job}/state", hub.address());
@@ -233,7 +233,7 @@ fn a_state_that_cannot_be_had_is_refused() {
 
 #[test]
 fn a_client_that_hangs_up_costs_the_job_nothing() {
-    let _watchdog = Watchdog::new("a_client_that_hangs_up_costs_the_job_nothing");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     // Longer than what sockets hold, so that the hub cannot be rid of it before the client is gone.
     let keys = vec![Key::f32("only", [8 << 20])];

@@ -78,7 +78,7 @@ fn rounds(sessions: &mut [Session]) {
 
 #[test]
 fn a_busy_core_makes_far_fewer_than_it_finishes_chunks() {
-    let _watchdog = Watchdog::new("a_busy_core_makes_far_fewer_than_it_finishes_chunks");
+    let _watchdog = Watchdog::start();
     let mut hub = Program::start(probe().args(["--role", "hub", "--cores", "1", "--idle", "busy-poll"]));
     let address = hub.hear_line().expect("the hub says where it is");
     let mut sessions = join_all(2, |rank| {

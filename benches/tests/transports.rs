@@ -19,7 +19,7 @@ const NESTEROV: pbox_core::Optimizer =
 
 #[test]
 fn the_bits_are_the_same_by_every_way() {
-    let _watchdog = Watchdog::new("the_bits_are_the_same_by_every_way");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let scheduled = |job: &str, transport, schedule, credit| {
         let mut training = Training::new(job, support::small_model(), NESTEROV);
@@ -50,7 +50,7 @@ fn the_bits_are_the_same_by_every_way() {
 /// Chunks larger than any socket's buffer, and rounds enough for every queue to be full now and then.
 #[test]
 fn large_chunks_cross_by_tcp() {
-    let _watchdog = Watchdog::new("large_chunks_cross_by_tcp");
+    let _watchdog = Watchdog::start();
     let hub = hub(2);
     let keys = vec![pbox_core::Key::f32("large", [3 << 20]), pbox_core::Key::f32("small", [100])];
     let mut training = Training::new("large", keys, NESTEROV);
@@ -60,7 +60,7 @@ fn large_chunks_cross_by_tcp() {
 
 #[test]
 fn a_worker_takes_the_best_way_and_says_why() {
-    let _watchdog = Watchdog::new("a_worker_takes_the_best_way_and_says_why");
+    let _watchdog = Watchdog::start();
     let by = |transports: &[Transport], wanted| {
         let settings = HubSettings { transports: Some(transports.to_vec()), ..settings(1, PATIENT_S) };
         let hub = Hub::start(&settings).unwrap();
@@ -99,7 +99,7 @@ fn a_hub_says_how_it_is_reached() {
 
 #[test]
 fn a_worker_elsewhere_that_is_killed_is_named_by_those_on_shm() {
-    let _watchdog = Watchdog::new("a_worker_elsewhere_that_is_killed_is_named_by_those_on_shm");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let address = hub.address().to_string();
     let manifest = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn a_worker_elsewhere_that_is_killed_is_named_by_those_on_shm() {
 /// Whoever connects by TCP and has no token is nobody.
 #[test]
 fn tcp_without_a_token_leads_nowhere() {
-    let _watchdog = Watchdog::new("tcp_without_a_token_leads_nowhere");
+    let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut steady = ready_all(1, |rank| config(&hub, "steady", rank, 1));
     let window = std::sync::Arc::new(fabric::SendWindow::new(4096).unwrap());

@@ -59,7 +59,7 @@ impl Traces {
 
 #[test]
 fn nothing_is_left_after_kill_9() {
-    let _watchdog = Watchdog::new("nothing_is_left_after_kill_9");
+    let _watchdog = Watchdog::start();
     let before = Traces::look();
     let shape = Shape { peers: 3, links: 2, capacity: 8, chunks: 16, chunk_bytes: 4096 };
     for far in [Far::Process, Far::Here] {

@@ -26,10 +26,10 @@ struct Hub {
 }
 
 impl Hub {
-    fn new(test: &str) -> Self {
+    fn new() -> Self {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let window = Arc::new(SendWindow::new(WINDOW).unwrap());
-        Hub { listener, port: Port::new().unwrap(), window, _watchdog: Watchdog::new(test) }
+        Hub { listener, port: Port::new().unwrap(), window, _watchdog: Watchdog::start() }
     }
 
     fn dial(&self) -> TcpStream {
@@ -115,7 +115,7 @@ fn header(offset: u64, bytes: u32) -> Vec<u8> {
 
 #[test]
 fn lengths_that_do_not_fit_cost_the_link() {
-    let mut hub = Hub::new("lengths_that_do_not_fit_cost_the_link");
+    let mut hub = Hub::new();
     for (offset, bytes) in [(0, 4097), (4096, 1), (u64::MAX, 1), (u64::MAX - 15, 16), (1 << 40, u32::MAX)] {
         let mut peer = hub.meets();
         peer.write_all(&header(offset, bytes)).unwrap();
@@ -129,7 +129,7 @@ fn lengths_that_do_not_fit_cost_the_link() {
 
 #[test]
 fn a_torn_frame_is_not_shown() {
-    let mut hub = Hub::new("a_torn_frame_is_not_shown");
+    let mut hub = Hub::new();
     let whole = [header(128, 64), vec![1; 64]].concat();
     for cut in [0, 1, 15, 16, 17, 79] {
         let mut peer = hub.meets();
@@ -142,7 +142,7 @@ fn a_torn_frame_is_not_shown() {
 
 #[test]
 fn frames_in_single_bytes_are_frames() {
-    let mut hub = Hub::new("frames_in_single_bytes_are_frames");
+    let mut hub = Hub::new();
     let mut peer = hub.meets();
     peer.set_nodelay(true).unwrap();
     let frames = [header(128, 3), vec![1, 2, 3], header(0, 0), header(256, 1), vec![9]].concat();
@@ -165,7 +165,7 @@ fn frames_in_single_bytes_are_frames() {
 
 #[test]
 fn a_handshake_of_others_is_refused_in_words() {
-    let mut hub = Hub::new("a_handshake_of_others_is_refused_in_words");
+    let mut hub = Hub::new();
     let http = b"GET / HTTP/1.1\r\nhost: somewhere.example\r\n\r\n".to_vec();
     let cases = [
         (http, "saw \"GET / HT\""),
@@ -186,7 +186,7 @@ fn a_handshake_of_others_is_refused_in_words() {
 
 #[test]
 fn a_peer_that_is_silent_or_hangs_up_costs_a_time_out() {
-    let mut hub = Hub::new("a_peer_that_is_silent_or_hangs_up_costs_a_time_out");
+    let mut hub = Hub::new();
     let _silent = hub.dial();
     let error = hub.listener.accept().unwrap().unwrap().hello(SHORT).unwrap_err().to_string();
     assert!(error.contains("said nothing for 30ms"), "{error}");
@@ -198,7 +198,7 @@ fn a_peer_that_is_silent_or_hangs_up_costs_a_time_out() {
 
 #[test]
 fn half_of_a_worker_is_no_worker() {
-    let mut hub = Hub::new("half_of_a_worker_is_no_worker");
+    let mut hub = Hub::new();
     let say = |bytes: Vec<u8>| {
         let mut peer = hub.dial();
         peer.write_all(&bytes).unwrap();
@@ -221,7 +221,7 @@ fn half_of_a_worker_is_no_worker() {
 
 #[test]
 fn windows_of_other_sizes_are_refused() {
-    let mut hub = Hub::new("windows_of_other_sizes_are_refused");
+    let mut hub = Hub::new();
     let address = hub.listener.address();
     std::thread::scope(|scope| {
         let worker = scope.spawn(move || {
@@ -239,7 +239,7 @@ fn windows_of_other_sizes_are_refused() {
 
 #[test]
 fn a_stopped_listener_says_so() {
-    let _watchdog = Watchdog::new("a_stopped_listener_says_so");
+    let _watchdog = Watchdog::start();
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept());

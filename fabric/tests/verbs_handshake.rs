@@ -48,7 +48,7 @@ fn refusal(mut stream: &TcpStream) -> String {
 
 #[test]
 fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
-    let _watchdog = Watchdog::new("a_hello_that_no_worker_of_this_version_sends_is_refused");
+    let _watchdog = Watchdog::start();
     let listener = listener();
     let hello_body = &good_hello()[4..];
     let cases: [(Vec<u8>, &str); 6] = [
@@ -71,7 +71,7 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
 
 #[test]
 fn a_worker_is_refused_in_the_hubs_words() {
-    let _watchdog = Watchdog::new("a_worker_is_refused_in_the_hubs_words");
+    let _watchdog = Watchdog::start();
     let listener = listener();
     let peer = peer(&listener, &good_hello());
     let hello = hello(&listener, LONG).unwrap();
@@ -83,7 +83,7 @@ fn a_worker_is_refused_in_the_hubs_words() {
 
 #[test]
 fn a_worker_that_is_silent_drips_or_hangs_up_costs_a_time_out() {
-    let _watchdog = Watchdog::new("a_worker_that_is_silent_drips_or_hangs_up_costs_a_time_out");
+    let _watchdog = Watchdog::start();
     let listener = listener();
     for bytes in [&[][..], &good_hello()[..3], &good_hello()[..30]] {
         let silent = peer(&listener, bytes);
@@ -99,7 +99,7 @@ fn a_worker_that_is_silent_drips_or_hangs_up_costs_a_time_out() {
 
 #[test]
 fn a_listener_that_is_stopped_accepts_nobody() {
-    let _watchdog = Watchdog::new("a_listener_that_is_stopped_accepts_nobody");
+    let _watchdog = Watchdog::start();
     let listener = listener();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept());

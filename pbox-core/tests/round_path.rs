@@ -197,7 +197,7 @@ fn write_frame(wire: &Wire, chunk: ChunkId, round: Round, bytes: &mut [u8]) {
 
 #[test]
 fn turns_allocate_nothing() {
-    let _watchdog = Watchdog::new("turns_allocate_nothing");
+    let _watchdog = Watchdog::start();
     let plain = Job { consistency: Consistency::Bsp, schedule: Schedule::Sliced, compression: None };
     for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 1 }, Consistency::Asp] {
         for schedule in Schedule::ALL {
@@ -292,7 +292,7 @@ const LIBRARIES: [&str; 7] = ["_Unwind_Resume", "free", "malloc", "memcpy", "mem
 #[test]
 #[cfg_attr(not(target_arch = "x86_64"), ignore = "reads x86-64 machine code")]
 fn turns_hold_no_locked_instruction_and_no_system_call() {
-    let _watchdog = Watchdog::new("turns_hold_no_locked_instruction_and_no_system_call");
+    let _watchdog = Watchdog::start();
     let _keep: fn(&mut Core<shm::Port>, &mut Vec<pbox_core::Notice>) -> bool = Core::turn;
     let program = Program::disassemble(&std::env::current_exe().unwrap());
     let turn = program.named(|name| name.contains("turn::Core<") && name.ends_with("::turn"));

@@ -8,7 +8,7 @@ use support::{failure, phub_server, says};
 
 #[test]
 fn serve_settings_out_of_range() {
-    let _watchdog = Watchdog::new("serve_settings_out_of_range");
+    let _watchdog = Watchdog::start();
     for (arguments, words) in [
         (["--cores", "four"], ["--cores", "\"four\"", "4-7"]),
         (["--cores", "6-4"], ["--cores", "\"6-4\"", "lower number"]),
@@ -28,7 +28,7 @@ fn serve_settings_out_of_range() {
 
 #[test]
 fn settings_of_the_environment_are_named_by_it() {
-    let _watchdog = Watchdog::new("settings_of_the_environment_are_named_by_it");
+    let _watchdog = Watchdog::start();
     let output = phub_server(&["serve"]).env("PHUB_HEARTBEAT_LIMIT_S", "soon").output().unwrap();
     assert!(!output.status.success());
     says(String::from_utf8_lossy(&output.stderr), &["soon", "--heartbeat-limit-s", "invalid"]);
@@ -42,7 +42,7 @@ fn settings_of_the_environment_are_named_by_it() {
 
 #[test]
 fn a_port_in_use() {
-    let _watchdog = Watchdog::new("a_port_in_use");
+    let _watchdog = Watchdog::start();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let error = failure(&["serve", "--listen", &address]);
@@ -51,7 +51,7 @@ fn a_port_in_use() {
 
 #[test]
 fn topology_of_bad_files() {
-    let _watchdog = Watchdog::new("topology_of_bad_files");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("host.xml");
     let path = path.to_str().unwrap();
@@ -81,7 +81,7 @@ fn topology_of_bad_files() {
 
 #[test]
 fn topology_of_bad_descriptions() {
-    let _watchdog = Watchdog::new("topology_of_bad_descriptions");
+    let _watchdog = Watchdog::start();
     for (description, words) in [
         ("", ["synthetic", "expected", "sockets"]),
         ("sockets", ["synthetic", "expected", "sockets"]),
@@ -100,7 +100,7 @@ fn topology_of_bad_descriptions() {
 
 #[test]
 fn topology_of_what_cannot_be_placed() {
-    let _watchdog = Watchdog::new("topology_of_what_cannot_be_placed");
+    let _watchdog = Watchdog::start();
     let error = |more: &[&str]| {
         let host = ["topology", "--synthetic", "sockets:2 cores:2 nics:1", "--model", "resnet50"];
         failure(&[&host, more].concat())
@@ -117,7 +117,7 @@ fn topology_of_what_cannot_be_placed() {
 
 #[test]
 fn pictures_that_cannot_be_written() {
-    let _watchdog = Watchdog::new("pictures_that_cannot_be_written");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing").join("host.svg");
     for path in [missing.as_path(), dir.path()] {
@@ -135,7 +135,7 @@ fn pictures_that_cannot_be_written() {
 
 #[test]
 fn commands_that_do_not_exist() {
-    let _watchdog = Watchdog::new("commands_that_do_not_exist");
+    let _watchdog = Watchdog::start();
     says(failure(&["serv"]), &["serv", "unrecognized", "serve"]);
     says(failure(&[]), &["Usage", "serve", "topology"]);
 }

@@ -47,7 +47,7 @@ fn has_rdma() -> bool {
 
 #[test]
 fn a_machine_without_rdma_is_well() {
-    let _watchdog = Watchdog::new("a_machine_without_rdma_is_well");
+    let _watchdog = Watchdog::start();
     if has_rdma() {
         return;
     }
@@ -71,7 +71,7 @@ fn a_machine_without_rdma_is_well() {
 
 #[test]
 fn verbs_that_are_asked_for_and_not_there_are_a_failure_with_the_fix() {
-    let _watchdog = Watchdog::new("verbs_that_are_asked_for_and_not_there_are_a_failure_with_the_fix");
+    let _watchdog = Watchdog::start();
     if has_rdma() {
         return;
     }
@@ -91,7 +91,7 @@ fn verbs_that_are_asked_for_and_not_there_are_a_failure_with_the_fix() {
 
 #[test]
 fn transports_that_are_not_offered_are_not_judged() {
-    let _watchdog = Watchdog::new("transports_that_are_not_offered_are_not_judged");
+    let _watchdog = Watchdog::start();
     let (status, text) = doctor(&["--listen", "127.0.0.1:0", "--transports", "shm"]);
     assert_eq!(status, Some(0), "{text}");
     says(check(&text, "RDMA"), &["note", "does not name verbs"]);
@@ -100,7 +100,7 @@ fn transports_that_are_not_offered_are_not_judged() {
 
 #[test]
 fn a_port_that_another_program_has_is_a_failure() {
-    let _watchdog = Watchdog::new("a_port_that_another_program_has_is_a_failure");
+    let _watchdog = Watchdog::start();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let (status, text) = doctor(&["--listen", &address.to_string(), "--transports", "shm"]);
@@ -111,7 +111,7 @@ fn a_port_that_another_program_has_is_a_failure() {
 
 #[test]
 fn an_address_of_another_machine_is_a_failure() {
-    let _watchdog = Watchdog::new("an_address_of_another_machine_is_a_failure");
+    let _watchdog = Watchdog::start();
     // TEST-NET-1: nobody has it.
     let (status, text) = doctor(&["--listen", "192.0.2.1:7077", "--transports", "shm"]);
     assert_eq!(status, Some(1), "{text}");
@@ -120,7 +120,7 @@ fn an_address_of_another_machine_is_a_failure() {
 
 #[test]
 fn a_hub_that_runs_is_asked_how_it_is() {
-    let _watchdog = Watchdog::new("a_hub_that_runs_is_asked_how_it_is");
+    let _watchdog = Watchdog::start();
     let serve = ["serve", "--listen", "127.0.0.1:0", "--transports", "shm,tcp", "--cores", "1"];
     let hub = Serve::start(phub_server(&serve).env("RUST_LOG", "warn"));
     let (status, text) = doctor(&["--listen", &hub.address, "--transports", "shm,tcp"]);
@@ -132,7 +132,7 @@ fn a_hub_that_runs_is_asked_how_it_is() {
 
 #[test]
 fn scripts_read_one_object() {
-    let _watchdog = Watchdog::new("scripts_read_one_object");
+    let _watchdog = Watchdog::start();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let (status, text) = doctor(&["--json", "--listen", &address, "--transports", "shm"]);
@@ -148,7 +148,7 @@ fn scripts_read_one_object() {
 
 #[test]
 fn settings_that_make_no_sense() {
-    let _watchdog = Watchdog::new("settings_that_make_no_sense");
+    let _watchdog = Watchdog::start();
     says(failure(&["doctor", "--model", "vgg-18"]), &["\"vgg-18\"", "did you mean vgg1"]);
     says(failure(&["doctor", "--workers", "0"]), &["--workers", "1..=1024"]);
     says(failure(&["doctor", "--nics", "mlx5_0:x"]), &["--nics", "port that is no number"]);
@@ -159,7 +159,7 @@ fn settings_that_make_no_sense() {
 
 #[test]
 fn help_teaches() {
-    let _watchdog = Watchdog::new("help_teaches");
+    let _watchdog = Watchdog::start();
     let output = phub_server(&["doctor", "--help"]).output().unwrap();
     let help = String::from_utf8_lossy(&output.stdout);
     says(&help, &["--transports verbs --nics mlx5", "Exit status: 0", "--workers", "--manifest", "--json"]);

@@ -84,20 +84,20 @@ fn a_signal_ends_it_well(signal: Signal, name: &str) {
 
 #[test]
 fn an_interrupt_ends_it_well() {
-    let _watchdog = Watchdog::new("an_interrupt_ends_it_well");
+    let _watchdog = Watchdog::start();
     a_signal_ends_it_well(Signal::INT, "SIGINT");
 }
 
 #[test]
 fn a_termination_ends_it_well() {
-    let _watchdog = Watchdog::new("a_termination_ends_it_well");
+    let _watchdog = Watchdog::start();
     a_signal_ends_it_well(Signal::TERM, "SIGTERM");
 }
 
 /// Jobs in the middle of a round hold up the stop, each for some seconds: their checkpoints wait for it.
 #[test]
 fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
-    let _watchdog = Watchdog::new("a_second_signal_ends_it_at_once_and_says_what_was_not_written");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut command = phub_server(&["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--checkpoints"]);
     let mut hub = Serve::start(command.arg(dir.path()).stderr(Stdio::piped()));
@@ -134,7 +134,7 @@ fn between_two_keys(address: &str, job: &str) -> Session {
 
 #[test]
 fn without_a_job_it_ends_well_too() {
-    let _watchdog = Watchdog::new("without_a_job_it_ends_well_too");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut hub = serve(dir.path(), &[]);
     hub.signal(Signal::TERM);
@@ -144,7 +144,7 @@ fn without_a_job_it_ends_well_too() {
 
 #[test]
 fn a_kill_leaves_nothing_behind() {
-    let _watchdog = Watchdog::new("a_kill_leaves_nothing_behind");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut hub = serve(dir.path(), &[]);
     let mut sessions = in_the_middle_of_a_round(&hub.address);
@@ -157,7 +157,7 @@ fn a_kill_leaves_nothing_behind() {
 /// A hub that is silent beyond the limit is given up, though its links are open.
 #[test]
 fn a_hub_stopped_beyond_the_limit_is_given_up() {
-    let _watchdog = Watchdog::new("a_hub_stopped_beyond_the_limit_is_given_up");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let hub = serve(dir.path(), &["--heartbeat-limit-s", "1"]);
     let mut sessions = in_the_middle_of_a_round(&hub.address);
@@ -167,7 +167,7 @@ fn a_hub_stopped_beyond_the_limit_is_given_up() {
 
 #[test]
 fn its_log_is_plain_text_in_a_file() {
-    let _watchdog = Watchdog::new("its_log_is_plain_text_in_a_file");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("log");
     let arguments = ["serve", "--listen", "127.0.0.1:0", "--cores", "1"];
@@ -182,7 +182,7 @@ fn its_log_is_plain_text_in_a_file() {
 
 #[test]
 fn a_second_hub_takes_another_port() {
-    let _watchdog = Watchdog::new("a_second_hub_takes_another_port");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let first = serve(dir.path(), &[]);
     let error = support::failure(&["serve", "--cores", "1", "--listen", &first.address]);

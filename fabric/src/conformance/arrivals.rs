@@ -8,7 +8,7 @@ use crate::{Arrival, Port, Posted};
 /// When `poll` shows an immediate, the bytes of its span are in the local window. The writer runs
 /// beside the reader, and every chunk is large enough to be caught half written.
 pub fn bytes_before_immediate<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("bytes_before_immediate on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { chunk_bytes: 16 << 10, ..Shape::SMALL };
     let (mut near, mut peer) = pair(bed, shape);
     let count = shape.chunks as usize - 1;
@@ -41,7 +41,7 @@ pub fn bytes_before_immediate<B: Bed>(bed: &B) {
 
 /// Every accepted post arrives exactly once: many times round a small ring, both ways at once.
 pub fn each_post_arrives_once<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("each_post_arrives_once on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { capacity: 3, chunks: 300, ..Shape::SMALL };
     let (mut near, mut peer) = pair(bed, shape);
     let mut here = Vec::new();
@@ -84,7 +84,7 @@ pub fn each_post_arrives_once<B: Bed>(bed: &B) {
 pub fn full_is_not_an_error<B: Bed>(bed: &B) {
     /// More than any transport may buffer for a link of this capacity.
     const TOO_MANY: u32 = 1 << 20;
-    let _watchdog = Watchdog::new(format!("full_is_not_an_error on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { capacity: 5, ..Shape::SMALL };
     let (mut near, mut peer) = pair(bed, shape);
     for lap in 0..3 {
@@ -114,7 +114,7 @@ pub fn full_is_not_an_error<B: Bed>(bed: &B) {
 /// An arrival names the link it came over, at both ends; and a poll for one arrival at a time sees
 /// them all.
 pub fn links_do_not_mix<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("links_do_not_mix on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { peers: 2, links: 3, capacity: 4, ..Shape::SMALL };
     let mut meeting = bed.meet(shape);
     let near = &mut meeting.near;
@@ -155,7 +155,7 @@ pub fn links_do_not_mix<B: Bed>(bed: &B) {
 
 /// A post may be held back until `flush`, never longer: after it the near end does nothing more.
 pub fn flush_makes_visible<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("flush_makes_visible on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let (mut near, mut peer) = pair(bed, Shape { links: 2, ..Shape::SMALL });
     for value in 0..10 {
         assert_eq!(near.post(0, value), Posted::Accepted);

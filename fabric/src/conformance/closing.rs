@@ -9,7 +9,7 @@ use crate::{CloseReason, Imm, LinkId, Port, Posted, Span, Until};
 /// When the peer detaches or dies, everything it posted before is still shown, then `closed` names
 /// the link once, and `wait` does not sleep past it.
 pub fn closed_after_arrivals<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("closed_after_arrivals on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { links: 2, ..Shape::SMALL };
     for posts in [0, 1, shape.capacity] {
         let post_all = |peer: &mut dyn Peer| {
@@ -106,7 +106,7 @@ impl Ending {
 
 /// After `detach` nothing more is shown of a link, and its number may be given to the next one.
 pub fn detached_is_silent<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("detached_is_silent on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let Meeting { mut near, mut peers } = bed.meet(Shape { peers: 2, ..Shape::SMALL });
     let id = near.attach(0);
     (0..8).for_each(|value| peers[0].insist(0, value));
@@ -132,7 +132,7 @@ pub fn detached_is_silent<B: Bed>(bed: &B) {
 /// `post` on a link that is not open answers `Closed`: one that never was, one detached, one whose
 /// peer is gone.
 pub fn post_on_closed_link<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("post_on_closed_link on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let nothing = Span { offset: 0, bytes: 0 };
     let (mut near, peer) = pair(bed, Shape { links: 2, ..Shape::SMALL });
     let highest = near.id(0).max(near.id(1));

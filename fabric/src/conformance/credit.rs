@@ -7,7 +7,7 @@ use crate::{Port, Posted, Until};
 /// A link that holds all that it may answers `Full`, takes a post without bytes all the same, and ends a sleep
 /// when it has room again, though nothing arrives. A transport that holds nothing is never full.
 pub fn full_ends<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("full_ends on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     // More than sockets hold for a peer that does not read.
     let shape = Shape { capacity: 64, chunks: 64, chunk_bytes: 128 << 10, ..Shape::SMALL };
     let (mut near, mut peer) = pair(bed, shape);

@@ -11,7 +11,7 @@ use crate::{Port, Until};
 /// and only their posts wake them.
 pub fn wait_returns_on_arrival<B: Bed>(bed: &B) {
     const ROUNDS: u32 = 100;
-    let _watchdog = Watchdog::new(format!("wait_returns_on_arrival on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { links: 2, ..Shape::SMALL };
     let batch = shape.capacity;
     let (mut near, mut peer) = pair(bed, shape);
@@ -40,7 +40,7 @@ pub fn wait_returns_on_arrival<B: Bed>(bed: &B) {
 
 /// `wait` returns after its time-out when nothing happens, whatever it waits for.
 pub fn wait_times_out<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("wait_times_out on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let (mut near, _peer) = pair(bed, Shape::SMALL);
     assert_eq!(near.poll(), []); // a first wait may return early because of the attach
     let link = near.id(0);
@@ -55,7 +55,7 @@ pub fn wait_times_out<B: Bed>(bed: &B) {
 
 /// Waking the waker ends the current `wait`, or the next one.
 pub fn waker_ends_wait<B: Bed>(bed: &B) {
-    let _watchdog = Watchdog::new(format!("waker_ends_wait on {}", bed.name()));
+    let _watchdog = Watchdog::on(bed.name());
     let (mut near, _peer) = pair(bed, Shape::SMALL);
     assert_eq!(near.poll(), []); // a first wait may return early because of the attach
     let until = Until::Arrivals { link: near.id(0), count: 2 };

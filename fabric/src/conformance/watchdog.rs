@@ -1,6 +1,7 @@
 //! A guard against tests that hang: a thread that ends the process when the test does not end.
 
 use std::io::Write;
+use std::panic::Location;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
@@ -21,12 +22,26 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts to watch over a test.
-    pub fn new(test: impl Into<String>) -> Self {
+    /// Starts to watch over the test that calls it.
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::over(String::new())
+    }
+
+    /// The same; says also what the test runs on, such as a bed with its seed.
+    #[track_caller]
+    pub fn on(what: impl std::fmt::Display) -> Self {
+        Self::over(format!(" on {what}"))
+    }
+
+    #[track_caller]
+    fn over(what: String) -> Self {
         static HOOK: Once = Once::new();
         HOOK.call_once(keep_panics);
         let (alive, dropped) = channel::<()>();
-        let test = test.into();
+        // The test harness names a test's thread by the test.
+        let (place, current) = (Location::caller(), thread::current());
+        let test = format!("{}{what} ({place})", current.name().unwrap_or("a test"));
         thread::spawn(move || {
             if dropped.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
                 // Not eprintln, which the test harness keeps to itself and an abort loses.

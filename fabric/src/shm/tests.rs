@@ -49,7 +49,7 @@ fn closing(port: &mut Port) -> CloseReason {
 
 #[test]
 fn death_and_waker_end_a_sleep_whose_bell_word_was_cleared() {
-    let _watchdog = Watchdog::new("death_and_waker_end_a_sleep_whose_bell_word_was_cleared");
+    let _watchdog = Watchdog::start();
     let ((mut hub, mut hubs), (worker, workers)) = pair("cleared");
     hub.attach(hubs.endpoints.remove(0));
     assert_eq!(hub.poll(&mut [Arrival::default()]), 0); // the first look after attach
@@ -83,7 +83,7 @@ fn death_and_waker_end_a_sleep_whose_bell_word_was_cleared() {
 
 #[test]
 fn a_tail_that_lies_closes_the_link_for_both() {
-    let _watchdog = Watchdog::new("a_tail_that_lies_closes_the_link_for_both");
+    let _watchdog = Watchdog::start();
     let ((mut hub, mut hubs), (mut worker, mut workers)) = pair("tail");
     hub.attach(hubs.endpoints.remove(0));
     let hostile = workers.endpoints.remove(0);
@@ -97,7 +97,7 @@ fn a_tail_that_lies_closes_the_link_for_both() {
 
 #[test]
 fn a_head_that_lies_closes_the_link_for_both() {
-    let _watchdog = Watchdog::new("a_head_that_lies_closes_the_link_for_both");
+    let _watchdog = Watchdog::start();
     let ((mut hub, mut hubs), (mut worker, mut workers)) = pair("head");
     let link = hub.attach(hubs.endpoints.remove(0));
     let hostile = workers.endpoints.remove(0);
@@ -119,7 +119,7 @@ fn an_endpoint_of_another_port_is_a_bug() {
 
 #[test]
 fn an_endpoint_dropped_unattached_is_a_peer_that_left() {
-    let _watchdog = Watchdog::new("an_endpoint_dropped_unattached_is_a_peer_that_left");
+    let _watchdog = Watchdog::start();
     let ((mut hub, mut hubs), (_worker, workers)) = pair("dropped");
     hub.attach(hubs.endpoints.remove(0));
     drop(workers);
@@ -128,7 +128,7 @@ fn an_endpoint_dropped_unattached_is_a_peer_that_left() {
 
 #[test]
 fn one_port_of_a_hub_dropped_closes_the_whole_connection() {
-    let _watchdog = Watchdog::new("one_port_of_a_hub_dropped_closes_the_whole_connection");
+    let _watchdog = Watchdog::start();
     let address = format!("phub-unit-{}-cores", std::process::id());
     let listener = Listener::bind(&address).unwrap();
     let timeout = Duration::from_secs(30);

@@ -111,7 +111,7 @@ impl End {
 
 #[test]
 fn keys_open_nothing_that_is_another_workers() {
-    let _watchdog = Watchdog::new("keys_open_nothing_that_is_another_workers");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     // A key that is nobody's, and the one of the other worker's window.
     for stolen in [false, true] {
@@ -148,7 +148,7 @@ fn keys_open_nothing_that_is_another_workers() {
 
 #[test]
 fn a_message_that_is_no_write_costs_its_sender_the_link() {
-    let _watchdog = Watchdog::new("a_message_that_is_no_write_costs_its_sender_the_link");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     let (mut hub, mut workers) = meet(&nic, 1, 8);
     hub.attach_all();
@@ -161,7 +161,7 @@ fn a_message_that_is_no_write_costs_its_sender_the_link() {
 
 #[test]
 fn a_peer_that_does_not_answer_closes_the_link_with_the_status() {
-    let _watchdog = Watchdog::new("a_peer_that_does_not_answer_closes_the_link_with_the_status");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     let (mut hub, mut workers) = meet(&nic, 2, 8);
     workers.iter_mut().for_each(End::attach_all);
@@ -182,7 +182,7 @@ fn a_peer_that_does_not_answer_closes_the_link_with_the_status() {
 
 #[test]
 fn a_fork_leaves_transfers_whole() {
-    let _watchdog = Watchdog::new("a_fork_leaves_transfers_whole");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     let (mut hub, mut workers) = meet(&nic, 1, 8);
     hub.attach_all();
@@ -215,7 +215,7 @@ fn a_fork_leaves_transfers_whole() {
 
 #[test]
 fn a_chunk_is_one_send_and_one_receive_request() {
-    let _watchdog = Watchdog::new("a_chunk_is_one_send_and_one_receive_request");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     // A capacity of 64 has every 32nd send signalled; 16 receive requests are posted at once.
     const POSTS: u64 = 320;
@@ -244,7 +244,7 @@ fn a_chunk_is_one_send_and_one_receive_request() {
 
 #[test]
 fn a_route_is_used_again_when_nothing_of_its_link_is_left() {
-    let _watchdog = Watchdog::new("a_route_is_used_again_when_nothing_of_its_link_is_left");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     let (mut hub, mut workers) = meet(&nic, 3, 8);
     let routes: Vec<u32> = hub.endpoints.iter().map(|endpoint| endpoint.link.route.number).collect();
@@ -267,7 +267,7 @@ fn a_route_is_used_again_when_nothing_of_its_link_is_left() {
 
 #[test]
 fn a_nic_moves_bytes_to_itself() {
-    let _watchdog = Watchdog::new("a_nic_moves_bytes_to_itself");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     for bytes in [4, 100_000, 3 << 20] {
         let moved = loopback(&nic, bytes).unwrap();

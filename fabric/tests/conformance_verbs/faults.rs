@@ -14,7 +14,7 @@ const SHAPE: Shape = Shape { peers: 1, links: 1, capacity: 8, chunks: 64, chunk_
 
 #[test]
 fn memory_that_may_not_be_locked_is_an_error_with_the_fix() {
-    let _watchdog = Watchdog::new("memory_that_may_not_be_locked_is_an_error_with_the_fix");
+    let _watchdog = Watchdog::start();
     let Some(device) = bed::devices().into_iter().next() else { return };
     // Root may lock what it likes, unless it loses that capability for good.
     let mut command = Command::new("setpriv");
@@ -84,7 +84,7 @@ fn a_gid_that_is_not_there_is_refused_with_the_table() {
 
 #[test]
 fn a_port_that_goes_down_closes_its_links() {
-    let _watchdog = Watchdog::new("a_port_that_goes_down_closes_its_links");
+    let _watchdog = Watchdog::start();
     let Some(device) = bed::devices().into_iter().next() else { return };
     let Ok(interface) = std::env::var("PHUB_TEST_LINK_DOWN") else {
         println!("skipped: PHUB_TEST_LINK_DOWN names no interface to take down");

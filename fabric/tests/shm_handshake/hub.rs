@@ -14,7 +14,7 @@ use rustix::fs::SealFlags;
 
 #[test]
 fn a_wrong_token_is_refused_with_the_hubs_words() {
-    let hub = Hub::new("a_wrong_token_is_refused_with_the_hubs_words");
+    let hub = Hub::new();
     let address = hub.address();
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| join(&address, [9; 16], LONG));
@@ -31,7 +31,7 @@ fn a_wrong_token_is_refused_with_the_hubs_words() {
 
 #[test]
 fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
-    let hub = Hub::new("a_hello_that_no_worker_of_this_version_sends_is_refused");
+    let hub = Hub::new();
     let other_version = [b"phubshm9".as_slice(), &hello_bytes(WINDOW as u64, 1)[8..]].concat();
     let long = vec![b'x'; 5000];
     let cases: [(&[u8], &str); 8] = [
@@ -58,7 +58,7 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
 
 #[test]
 fn a_hello_with_the_wrong_number_of_descriptors_is_refused() {
-    let hub = Hub::new("a_hello_with_the_wrong_number_of_descriptors_is_refused");
+    let hub = Hub::new();
     let fd = memfd(WINDOW as u64, GOOD);
     for count in [0, 1, 3] {
         let peer = RawPeer::connect(&hub.address());
@@ -75,7 +75,7 @@ fn a_hello_with_the_wrong_number_of_descriptors_is_refused() {
 
 #[test]
 fn a_worker_that_is_silent_or_hangs_up_costs_a_time_out() {
-    let hub = Hub::new("a_worker_that_is_silent_or_hangs_up_costs_a_time_out");
+    let hub = Hub::new();
     let silent = RawPeer::connect(&hub.address());
     let error = hub.listener.accept().unwrap().unwrap().hello(SHORT).unwrap_err().to_string();
     assert!(error.contains("said nothing for 30ms"), "{error}");
@@ -98,7 +98,7 @@ fn a_worker_that_is_silent_or_hangs_up_costs_a_time_out() {
 
 #[test]
 fn memory_that_a_worker_must_not_offer_is_refused() {
-    let hub = Hub::new("memory_that_a_worker_must_not_offer_is_refused");
+    let hub = Hub::new();
     let claim = WINDOW as u64;
     let no_memfd = || OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
     let window = || memfd(claim, GOOD);
@@ -159,7 +159,7 @@ fn memory_that_a_worker_must_not_offer_is_refused() {
 
 #[test]
 fn a_stopped_listener_says_so() {
-    let _watchdog = Watchdog::new("a_stopped_listener_says_so");
+    let _watchdog = Watchdog::start();
     let listener = Listener::bind(&new_address()).unwrap();
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept());
@@ -181,11 +181,11 @@ struct Hub {
 }
 
 impl Hub {
-    fn new(test: &str) -> Self {
+    fn new() -> Self {
         let listener = Listener::bind(&new_address()).unwrap();
         let (group, mut ports) = group(1).unwrap();
         let window = SendWindow::new(WINDOW).unwrap();
-        Hub { listener, group, port: ports.remove(0), window, _watchdog: Watchdog::new(test) }
+        Hub { listener, group, port: ports.remove(0), window, _watchdog: Watchdog::start() }
     }
 
     fn address(&self) -> String {

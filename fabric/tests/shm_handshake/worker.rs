@@ -13,7 +13,7 @@ use rustix::fs::SealFlags;
 
 #[test]
 fn no_hub_or_a_deaf_one_is_named() {
-    let _watchdog = Watchdog::new("no_hub_or_a_deaf_one_is_named");
+    let _watchdog = Watchdog::start();
     let address = new_address();
     let error = join(&address, TOKEN, LONG).unwrap_err().to_string();
     assert!(error.contains("connecting at shared-memory address") && error.contains(&address), "{error}");
@@ -96,7 +96,7 @@ fn memory_that_a_hub_must_not_offer_is_refused() {
 
 /// What a worker makes of a hub that answers its hello like this.
 fn answered(answer: impl FnOnce(RawPeer)) -> ConnectError {
-    let _watchdog = Watchdog::new("a worker against a bad hub");
+    let _watchdog = Watchdog::start();
     let address = new_address();
     let listens = RawPeer::listen(&address, 8);
     std::thread::scope(|scope| {

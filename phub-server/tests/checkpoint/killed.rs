@@ -25,7 +25,7 @@ const KILLS: u32 = 60;
 
 #[test]
 fn a_killed_hub_leaves_a_whole_checkpoint() {
-    let _watchdog = Watchdog::new("a_killed_hub_leaves_a_whole_checkpoint");
+    let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let (job, mut half_written, mut last) = (job(), 0, Round(0));
     for kill in 0..KILLS {

@@ -77,7 +77,7 @@ fn joined(hub: &Hub, job: &str) -> *mut PhubSession {
 
 #[test]
 fn a_session_that_panicked_says_so_and_can_be_closed() {
-    let _watchdog = Watchdog::new("a_session_that_panicked_says_so_and_can_be_closed");
+    let _watchdog = Watchdog::start();
     let settings = HubSettings {
         listen: ([127, 0, 0, 1], 0).into(),
         cores: Some(CoreSelection::Count(1)),

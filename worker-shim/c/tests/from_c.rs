@@ -59,7 +59,7 @@ fn text(output: &Output) -> String {
 
 #[test]
 fn the_example_fits_its_line() {
-    let _watchdog = Watchdog::new("the_example_fits_its_line");
+    let _watchdog = Watchdog::start();
     let (hub, folder) = (hub(), TempDir::new().unwrap());
     let program = compiled("examples/fit.c", &folder);
     let start = |rank: &str| {
@@ -76,7 +76,7 @@ fn the_example_fits_its_line() {
 
 #[test]
 fn valgrind_finds_nothing_in_the_example() {
-    let _watchdog = Watchdog::new("valgrind_finds_nothing_in_the_example");
+    let _watchdog = Watchdog::start();
     if Command::new("valgrind").arg("--version").output().is_err() {
         eprintln!("NOT RUN: valgrind is not installed");
         return;
@@ -96,7 +96,7 @@ fn valgrind_finds_nothing_in_the_example() {
 
 #[test]
 fn errors_reach_c_in_words() {
-    let _watchdog = Watchdog::new("errors_reach_c_in_words");
+    let _watchdog = Watchdog::start();
     let folder = TempDir::new().unwrap();
     let program = compiled("examples/fit.c", &folder);
     let nobody = "127.0.0.1:1"; // a port that is never dealt out, and privileged
@@ -108,7 +108,7 @@ fn errors_reach_c_in_words() {
 
 #[test]
 fn what_c_gives_is_checked() {
-    let _watchdog = Watchdog::new("what_c_gives_is_checked");
+    let _watchdog = Watchdog::start();
     let (hub, folder) = (hub(), TempDir::new().unwrap());
     let program = compiled("tests/misuse.c", &folder);
     let output = command(&program).arg(hub.address().to_string()).output().unwrap();

@@ -62,7 +62,7 @@ fn links(change: impl FnOnce(&mut Links)) -> Option<Message> {
 
 #[test]
 fn a_worker_that_keeps_to_no_plan_is_refused_with_the_reason() {
-    let _watchdog = Watchdog::new("a_worker_that_keeps_to_no_plan_is_refused_with_the_reason");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     let hub = Hub::new(&nic);
     let whole = BYTES as u64;
@@ -89,8 +89,7 @@ fn a_worker_that_keeps_to_no_plan_is_refused_with_the_reason() {
 
 #[test]
 fn an_address_without_a_path_is_refused_with_states_both_ends_and_the_gid_table() {
-    let _watchdog =
-        Watchdog::new("an_address_without_a_path_is_refused_with_states_both_ends_and_the_gid_table");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     // The default route's destination and mask are 0; with one, there is a path to everywhere.
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
@@ -111,7 +110,7 @@ fn an_address_without_a_path_is_refused_with_states_both_ends_and_the_gid_table(
 
 #[test]
 fn queues_grow_with_the_links_up_to_what_the_nic_has() {
-    let _watchdog = Watchdog::new("queues_grow_with_the_links_up_to_what_the_nic_has");
+    let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     const CAPACITY: u32 = 1500;
     let (mut hub, mut workers) = meet(&nic, 2, CAPACITY);
