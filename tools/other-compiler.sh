@@ -20,7 +20,7 @@ if ! [ -x "$dir/rustc" ]; then
     # shellcheck disable=SC2016
     mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) $(RELEASE)' 2>/dev/null |
         awk '$2 == "Debian" && $3 !~ /-/ { print $1; exit }')
-    [ -n "$mirror" ] || not_had "this machine has no mirror of Debian"
+    [ -n "$mirror" ] || not_had "apt-get on this machine gets nothing from Debian"
     rm -rf "$dir"
     mkdir -p "$root" "$dir/packages" "$dir/apt/lists/partial" "$dir/apt/cache/archives/partial"
     : >"$dir/apt/status"
@@ -53,6 +53,6 @@ END
 fi
 
 export RUSTC="$dir/rustc" CARGO_TARGET_DIR="$dir/target"
-"$RUSTC" --version
+"$RUSTC" --version || not_had "its compiler does not start on this machine"
 python3 tools/miscompiled.py
 "${CARGO:-cargo}" test --release --lib -p fabric -p pbox-core
