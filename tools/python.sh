@@ -1,7 +1,6 @@
 #!/bin/sh
 # Builds the Python package as its users do, installs it in a virtual environment, checks its types and runs its
-# tests: `tools/python.sh`. Arguments go to pytest. The
-# environment is target/python (or PHUB_PYTHON_DIR).
+# tests: `tools/python.sh`. Arguments go to pytest. The environment is in target/python (or PHUB_PYTHON_DIR).
 #
 # PyTorch, scikit-learn and NumPy are the system's (PHUB_PYTHON names another interpreter, such as one of an
 # environment with a newer PyTorch). Tests of what is not there are skipped, and say so.
