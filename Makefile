@@ -6,7 +6,7 @@ CARGO ?= cargo
 FEATURES = $$(sh tools/setup.sh features)
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
 
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
@@ -66,7 +66,7 @@ asan: setup  ## fabric and pbox-core under AddressSanitizer
 
 check: setup  ## formatting, lints with warnings denied, docs, the build without hwloc
 	sh tools/check-unsafe.sh
-	! command -v python3 >/dev/null || python3 tools/miscompiled.py
+	! command -v python3 >/dev/null || python3 tools/miscompiled.py $(FEATURES)
 	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh
 	! command -v ruff >/dev/null || ruff check --line-length 120 tools/figures
 	$(CARGO) fmt --all --check

@@ -48,15 +48,17 @@ def lost(before, after):
 
 def search(arguments):
     """Functions looked at, and the lines of each that uses a comparison which is gone."""
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "miscompiled"
+    target = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "miscompiled"
     mir = target / "mir"
     cargo = [os.environ.get("CARGO", "cargo")]
     # What other crates were compiled to is kept; of our own nothing is, so that no function stays that is gone.
-    metadata = subprocess.run([*cargo, "metadata", "--no-deps", "--format-version=1"], cwd=ROOT, check=True, stdout=-1)
+    metadata = subprocess.run([*cargo, "metadata", "--no-deps", "--format-version=1"], cwd=ROOT, check=True,
+                              stdout=subprocess.PIPE)
     members = json.loads(metadata.stdout)["packages"]
     packages = [word for member in members for word in ("-p", member["name"])]
     subprocess.run([*cargo, "clean", "--quiet", "--release", "--target-dir", target, *packages], cwd=ROOT, check=True)
-    for crate in {crate["name"].replace("-", "_") for member in members for crate in member["targets"]}:
+    crates = {crate["name"].replace("-", "_") for member in members for crate in member["targets"]}
+    for crate in crates:
         for file in mir.glob(f"{crate}.*"):
             file.unlink()
 
@@ -66,12 +68,15 @@ def search(arguments):
     command = [*cargo, "check", "--quiet", "--release", "--target-dir", target, *arguments]
     subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True)
 
-    looked_at, found = 0, {}
+    looked_at, ours, found = 0, 0, {}
     for after in mir.glob(f"*.{PASS}.after.mir"):
         before = after.with_name(after.name.replace(".after.", ".before."))
         looked_at += 1
+        ours += after.name.split(".")[0] in crates
         if uses := lost(statements(before), statements(after)):
             found[after.name.removesuffix(f".{PASS}.after.mir")] = uses
+    if ours == 0:
+        sys.exit(f"the compiler wrote no function of this tree to {mir}: nothing was searched; remove {target}")
     return looked_at, found
 
 
@@ -81,12 +86,13 @@ def main():
     if compiles_right(rustc):
         print(f"{version} compiles {PROGRAM.name} right")
         return
+    print(f"{version} miscompiles {PROGRAM.name}: searching this tree, which takes a minute", flush=True)
     looked_at, found = search(sys.argv[1:])
     for function, uses in found.items():
         print(f"{function} is miscompiled:", *uses, sep="\n    ")
     if found:
         sys.exit("write it without a bool that is both counted and returned: docs/decisions/0022-a-miscompiled-count.md")
-    print(f"{version} miscompiles {PROGRAM.name}, and none of the {looked_at} functions of this tree")
+    print(f"none of {looked_at} functions of this tree and what it depends on is miscompiled")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 # with it, in the release profile: `tools/other-compiler.sh`.
 #
 # Nothing is installed: the packages (100 MB) are unpacked in target/other-compiler, and run there with their own C
-# library. Needs Debian's apt, and root for nothing. Where they cannot be had, that is said, and the exit status is 3.
+# library. It needs Debian's apt and no root. Where they cannot be had, it says so and exits with status 3.
 set -eu
 cd "$(dirname "$0")/.."
 dir=$PWD/target/other-compiler
@@ -54,5 +54,6 @@ fi
 
 export RUSTC="$dir/rustc" CARGO_TARGET_DIR="$dir/target"
 "$RUSTC" --version || not_had "its compiler does not start on this machine"
-python3 tools/miscompiled.py
+# shellcheck disable=SC2046
+python3 tools/miscompiled.py $(sh tools/setup.sh features)
 "${CARGO:-cargo}" test --release --lib -p fabric -p pbox-core

@@ -2,8 +2,8 @@
 //!
 //! `cargo test` and `cargo nextest run` build examples beside the tests, so the program lies at
 //! `<target>/<profile>/examples/train` while this test lies in `<target>/<profile>/deps`. When this
-//! test alone is asked for (`--test train`), cargo does not build the example anew: run
-//! `cargo build -p benches --example train` first.
+//! program alone is asked for (`--test together`), cargo does not build the example anew: run
+//! `cargo build --release --example train` first.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -20,7 +20,7 @@ fn program() -> PathBuf {
     let test = std::env::current_exe().expect("this test has a file");
     let profile = test.parent().and_then(|deps| deps.parent()).expect("<profile>/deps/<test>");
     let program = profile.join("examples/train");
-    assert!(program.exists(), "{} is not built: cargo build -p benches --example train", program.display());
+    assert!(program.exists(), "{} is not built: cargo build --release --example train", program.display());
     program
 }
 

@@ -19,7 +19,6 @@ pub mod any;
 pub mod conformance;
 mod connection;
 mod credit;
-mod futex;
 mod idle;
 #[allow(unsafe_code)]
 mod memory;

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Wake;
 
 use super::cells::{Bell, Words};
+use super::futex;
 use super::port::Port;
+use crate::bell;
 use crate::connection::Alarm;
 use crate::watch::Watch;
-use crate::{bell, futex};
 
 /// What a port shares with the other threads of its process.
 #[derive(Debug)]

@@ -21,6 +21,7 @@
 #[allow(unsafe_code)]
 mod cells;
 mod connect;
+mod futex;
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;

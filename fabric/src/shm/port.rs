@@ -6,10 +6,10 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::cells::{Bell, MappedCells};
+use super::futex;
 use super::group::{Group, PortState};
 use crate::bell;
 use crate::connection::Connection;
-use crate::futex;
 use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
 use crate::ring::{Consumer, Corrupt, Producer};

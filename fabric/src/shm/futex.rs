@@ -1,8 +1,8 @@
-//! The sleep at a bell, and the call that ends it: futex(2) on the bell's word.
-
-use std::sync::atomic::AtomicU32;
+//! Sleeping at a bell and waking the sleeper, by futex(2) on the bell's word. `crate::bell` has the rules of that word.
 
 use rustix::thread::futex;
+
+use crate::sync::AtomicU32;
 
 /// Sleeps while the word is set, up to `timeout`; woken by [`wake`] from any process.
 pub fn sleep(asleep: &AtomicU32, timeout: std::time::Duration) {
