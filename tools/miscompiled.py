@@ -82,7 +82,10 @@ def search(arguments):
 
 def main():
     rustc = os.environ.get("RUSTC", "rustc")
-    version = subprocess.run([rustc, "--version"], check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        version = subprocess.run([rustc, "--version"], check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"cannot start the compiler {rustc!r}: {error}; name one that works in RUSTC, or install Rust")
     if compiles_right(rustc):
         print(f"{version} compiles {PROGRAM.name} right")
         return
@@ -96,4 +99,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"failed, as said above: {' '.join(map(str, error.cmd))}")
