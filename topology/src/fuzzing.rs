@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::host::Host;
-use crate::xml::{self, XmlError};
+use crate::read::xml::{self, XmlError};
 
 /// The host that a text describes, by the checks and the parser of [`Host::from_xml`].
 pub fn xml(text: &str) -> Result<Host, XmlError> {

@@ -17,35 +17,22 @@
 
 #![forbid(unsafe_code)]
 
-mod affinity;
+mod amount;
 pub mod cpulist;
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;
-mod host_error;
-#[cfg(feature = "hwloc")]
-mod hwloc;
-mod ids;
-mod live;
-mod nic;
-mod pci;
 pub mod place;
+mod read;
 pub mod render;
-mod survey;
-mod synthetic;
-mod sysfs;
-mod xml;
 
-pub use host::{Cache, CacheKind, Cpu, Host, Node, Socket, Source};
-pub use host_error::HostError;
-pub use ids::{CoreId, CpuId, NicId, NodeId, SocketId};
-pub use nic::{Nic, NicKind, Speed, SpeedSource};
-pub use pci::PciAddress;
+pub use host::{
+    Cache, CacheKind, CoreId, Cpu, CpuId, Host, Nic, NicId, NicKind, Node, NodeId, PciAddress, Socket,
+    SocketId, Source, Speed, SpeedSource,
+};
 pub use place::{
     Balance, CoreChoice, CoreSlot, Evenness, NicChoice, PlaceError, PlacedCore, PlacedNic, Plan, Request,
     lpt, lpt_by_share, place,
 };
+pub use read::{HostError, SyntheticError, SysfsError, XmlError};
 pub use render::Labels;
-pub use synthetic::SyntheticError;
-pub use sysfs::SysfsError;
-pub use xml::XmlError;

@@ -6,8 +6,7 @@ use super::nic_choice::UsedNic;
 use super::wiring::{Group, homes};
 use super::{CoreChoice, PlaceError, apportion};
 use crate::cpulist;
-use crate::host::{Cpu, Host};
-use crate::ids::{CoreId, CpuId, NodeId, SocketId};
+use crate::host::{CoreId, Cpu, CpuId, Host, NodeId, SocketId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The owners' cpus, in slot order.

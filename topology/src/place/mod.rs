@@ -19,8 +19,7 @@ mod wiring;
 pub use lpt::{lpt, lpt_by_share};
 pub use plan::{Balance, CoreSlot, PlacedCore, PlacedNic, Plan};
 
-use crate::host::Host;
-use crate::ids::CpuId;
+use crate::host::{CpuId, Host};
 
 /// What to place, and on what.
 #[derive(Clone, Debug, PartialEq)]

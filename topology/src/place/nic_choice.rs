@@ -3,9 +3,7 @@
 //! Must not know cores.
 
 use super::{NicChoice, PlaceError};
-use crate::host::Host;
-use crate::ids::{NicId, NodeId, SocketId};
-use crate::nic::Nic;
+use crate::host::{Host, Nic, NicId, NodeId, SocketId};
 
 /// A NIC left to itself is left out if the fastest is more than this many times faster.
 const SPEED_SPREAD_LIMIT: u64 = 8;
@@ -51,7 +49,7 @@ pub fn choose(
     let unknown: Vec<&str> =
         candidates.iter().filter(|(_, nic)| nic.speed.is_none()).map(|(_, nic)| nic.name.as_str()).collect();
     if let (Some(slowest), false) = (stand_in, unknown.is_empty()) {
-        let slowest = crate::render::amount::bits_per_s(slowest);
+        let slowest = crate::amount::bits_per_s(slowest);
         let names = unknown.join(", ");
         reasons.push(format!("Speed unknown: {names}: counted as {slowest}, the slowest known here."));
     } else if unknown.len() > 1 {
@@ -82,7 +80,7 @@ fn leave_out_the_useless(candidates: &mut Vec<(NicId, &Nic)>, reasons: &mut Vec<
     };
     candidates.retain(|(_, nic)| {
         let Some(speed) = nic.bits_per_s().filter(|&speed| speed < limit) else { return true };
-        let speed = crate::render::amount::bits_per_s(speed);
+        let speed = crate::amount::bits_per_s(speed);
         reasons.push(format!(
             "{} ({speed}) is less than an eighth as fast as {}: left out, for it would hold the others back. \
              Name it to use it all the same.",

@@ -4,8 +4,7 @@
 
 use super::nic_choice::UsedNic;
 use super::{Evenness, lpt_by_share};
-use crate::host::{Cpu, Host};
-use crate::ids::{CoreId, CpuId, NicId, NodeId, SocketId};
+use crate::host::{CoreId, Cpu, CpuId, Host, NicId, NodeId, SocketId};
 use std::fmt;
 
 /// An owner: dense, from 0 to the number of owning cores less one.

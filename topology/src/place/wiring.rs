@@ -11,8 +11,7 @@
 
 use super::nic_choice::UsedNic;
 use super::{apportion, lpt};
-use crate::host::Cpu;
-use crate::ids::{NodeId, SocketId};
+use crate::host::{Cpu, NodeId, SocketId};
 
 /// The owners on one node.
 pub struct Group {

@@ -2,10 +2,10 @@
 //!
 //! Pure functions to strings. Must not know how plans are made, nor what an item is: the caller gives the noun.
 
-pub(crate) mod amount;
 mod svg;
 mod text;
 
+use crate::amount;
 use crate::host::Host;
 use crate::place::Plan;
 

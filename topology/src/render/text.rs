@@ -2,10 +2,10 @@
 //!
 //! Must not know how anything was decided.
 
-use super::{Labels, amount};
+use super::Labels;
+use crate::amount;
 use crate::cpulist;
-use crate::host::{CacheKind, Cpu, Host, Node, Socket};
-use crate::nic::{Nic, SpeedSource};
+use crate::host::{CacheKind, Cpu, Host, Nic, Node, Socket, SpeedSource};
 use crate::place::{Balance, Plan};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -136,7 +136,7 @@ fn owners(out: &mut String, host: &Host, plan: &Plan, labels: Labels<'_>) -> std
         amount::bytes(plan.total_bytes()),
         plan.cores().len()
     )?;
-    let nic_names = |nics: &[crate::ids::NicId]| {
+    let nic_names = |nics: &[crate::host::NicId]| {
         let names: Vec<&str> =
             nics.iter().filter_map(|&id| host.nic(id)).map(|nic| nic.name.as_str()).collect();
         if names.is_empty() { "-".to_owned() } else { names.join(" ") }

@@ -7,11 +7,10 @@ use super::cluster::Cluster;
 use super::figure::{Figure, Flow, Frame, Rows, Stack};
 use super::palette::{self, Tint};
 use super::tile::{CoreTile, IdleTile, NicRole, NicTile};
-use crate::host::{Host, Node};
-use crate::ids::{CoreId, NicId, NodeId, SocketId};
-use crate::nic::Nic;
+use crate::amount;
+use crate::host::{CoreId, Host, Nic, NicId, Node, NodeId, SocketId};
 use crate::place::{PlacedCore, PlacedNic, Plan};
-use crate::render::{Labels, amount, text};
+use crate::render::{Labels, text};
 use std::collections::BTreeMap;
 
 /// Five NICs with their cores in a row, and a little more.

@@ -15,7 +15,8 @@ mod machine;
 mod palette;
 mod tile;
 
-use super::{Labels, amount};
+use super::Labels;
+use crate::amount;
 use crate::host::Host;
 use crate::place::Plan;
 use canvas::{Anchor, Canvas, Text};

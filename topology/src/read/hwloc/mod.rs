@@ -6,7 +6,7 @@ mod devices;
 mod tree;
 
 use crate::host::Source;
-use crate::survey::Survey;
+use crate::read::survey::Survey;
 use hwlocality::Topology;
 use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
 use std::path::Path;

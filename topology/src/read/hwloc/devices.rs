@@ -4,9 +4,7 @@
 //! PCI link's speed, not the port's. Must not know sysfs.
 
 use super::tree::{nodes_of, os_index};
-use crate::ids::SocketId;
-use crate::nic::{Nic, NicKind, Speed, SpeedSource};
-use crate::pci::PciAddress;
+use crate::host::{Nic, NicKind, PciAddress, SocketId, Speed, SpeedSource};
 use hwlocality::Topology;
 use hwlocality::object::TopologyObject;
 use hwlocality::object::attributes::ObjectAttributes;

@@ -3,8 +3,8 @@
 //! Must not know sockets or cores: only which cpu lies on which node.
 
 use super::{SysfsError, attribute};
-use crate::ids::{CpuId, NodeId};
-use crate::survey::{FoundNode, Survey};
+use crate::host::{CpuId, NodeId};
+use crate::read::survey::{FoundNode, Survey};
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -3,9 +3,7 @@
 //! Locality comes from the device's own ancestors, never from its name. Must not know cpus.
 
 use super::{SysfsError, attribute, rdma};
-use crate::ids::NodeId;
-use crate::nic::{Nic, NicKind, Speed, SpeedSource};
-use crate::pci::PciAddress;
+use crate::host::{Nic, NicKind, NodeId, PciAddress, Speed, SpeedSource};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -3,9 +3,9 @@
 //! One place for what every reader needs: order, dense core numbers, and the answers to "which socket is this
 //! node's" and "which node is this cpu's" where the source does not say. Must not know which reader it was.
 
-use crate::host::{Cache, Cpu, Host, Node, Socket, Source};
-use crate::ids::{CoreId, CpuId, NodeId, SocketId};
-use crate::nic::{Nic, natural_order};
+use crate::host::{
+    Cache, CoreId, Cpu, CpuId, Host, Nic, Node, NodeId, Socket, SocketId, Source, natural_order,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) struct Survey {

@@ -2,10 +2,8 @@
 //!
 //! Must not know any real machine. hwloc's own synthetic strings have no NICs, hence this grammar.
 
-use crate::host::Source;
-use crate::ids::{CpuId, NodeId, SocketId};
-use crate::nic::{Nic, NicKind, Speed, SpeedSource};
-use crate::survey::{FoundCpu, FoundNode, Survey};
+use crate::host::{CpuId, Nic, NicKind, NodeId, SocketId, Source, Speed, SpeedSource};
+use crate::read::survey::{FoundCpu, FoundNode, Survey};
 
 /// The most cpus or NICs that a description may ask for.
 const PARTS_LIMIT: u64 = 65_536;

@@ -8,12 +8,18 @@
 //!      └── caches (each names its cpus)
 //! ```
 
-use crate::host_error::HostError;
-use crate::ids::{CoreId, CpuId, NicId, NodeId, SocketId};
-use crate::nic::Nic;
+mod ids;
+mod nic;
+mod pci;
+
+pub use ids::{CoreId, CpuId, NicId, NodeId, SocketId};
+pub(crate) use nic::natural_order;
+pub use nic::{Nic, NicKind, Speed, SpeedSource};
+pub use pci::PciAddress;
+
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A machine: what it is made of, and what of it this process may use.
 ///
@@ -126,52 +132,6 @@ impl fmt::Display for Source {
 }
 
 impl Host {
-    /// The machine this process runs on.
-    ///
-    /// With the `hwloc` feature: hwloc's tree, and NICs by sysfs (hwloc cannot place soft-RoCE), each filling
-    /// in what the other lacks; should hwloc fail, sysfs alone, with a note. Without it: sysfs alone. Cpus
-    /// outside the process's cpuset or affinity mask are listed, with `allowed` false.
-    pub fn live() -> Result<Self, HostError> {
-        crate::live::read()
-    }
-
-    /// A machine by sysfs alone, under `root` (normally `/sys`); all its online cpus count as allowed.
-    pub fn from_sysfs(root: impl AsRef<Path>) -> Result<Self, HostError> {
-        Ok(crate::sysfs::read(root.as_ref(), None)?.into_host())
-    }
-
-    /// A machine from a file that `lstopo --of xml` wrote. Without the `hwloc` feature this is an error.
-    ///
-    /// The file goes to a C library after only a check of its outer form: trust it as you would a
-    /// configuration file.
-    pub fn from_xml(path: impl AsRef<Path>) -> Result<Self, HostError> {
-        Ok(crate::xml::read(path.as_ref())?)
-    }
-
-    /// A machine from a short description, for tests, plans on paper, and machines not yet bought.
-    ///
-    /// Words of the form `key:value`, separated by blanks, in any order, each at most once:
-    ///
-    /// | key | meaning | default |
-    /// | --- | --- | --- |
-    /// | `sockets` | sockets | 1 |
-    /// | `nodes` | NUMA nodes in each socket | 1 |
-    /// | `cores` | physical cores on each node | 1 |
-    /// | `threads` | hardware threads of each core | 1 |
-    /// | `memory_gib` | memory on each node, GiB | unknown |
-    /// | `nics` | NICs on each node | 0 |
-    /// | `nic_gbps` | speed of each NIC, Gb/s | unknown |
-    /// | `nic_kind` | `ethernet`, `infiniband`, `roce` or `rxe` | `ethernet` |
-    /// | `loose_nics` | NICs whose node is unknown | 0 |
-    ///
-    /// `cores`, `memory_gib`, `nics` and `nic_gbps` may be a list with one value per node, as `nics:5,0`.
-    /// Cpus are numbered as Linux usually does: first threads of all cores first, in socket order. NICs are
-    /// `nic0`, `nic1`, ... in node order. PBox is `sockets:2 cores:10 threads:2 nics:5 nic_gbps:56
-    /// nic_kind:infiniband`.
-    pub fn from_synthetic(description: &str) -> Result<Self, HostError> {
-        Ok(crate::synthetic::read(description)?.into_host())
-    }
-
     /// The cpu with this number.
     pub fn cpu(&self, id: CpuId) -> Option<&Cpu> {
         self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok().map(|at| &self.cpus[at])

@@ -3,9 +3,11 @@
 //! Must not know how either reader works, only what each is better at: hwloc at the tree and at PCI
 //! locality, sysfs at net devices, port speeds and soft-RoCE.
 
+use super::survey::Survey;
+use super::{HostError, affinity, sysfs};
 use crate::host::Host;
-use crate::host_error::HostError;
-use crate::{affinity, sysfs};
+#[cfg(feature = "hwloc")]
+use crate::host::Nic;
 use std::path::Path;
 
 const SYS: &str = "/sys";
@@ -21,8 +23,8 @@ pub(crate) fn read() -> Result<Host, HostError> {
 }
 
 #[cfg(feature = "hwloc")]
-fn survey(allowed: Option<&[u32]>, notes: &mut Vec<String>) -> Result<crate::survey::Survey, HostError> {
-    let mut survey = match crate::hwloc::read_live(allowed) {
+fn survey(allowed: Option<&[u32]>, notes: &mut Vec<String>) -> Result<Survey, HostError> {
+    let mut survey = match super::hwloc::read_live(allowed) {
         Ok(survey) => survey,
         Err(error) => {
             notes.push(format!("hwloc could not read this machine ({error}): sysfs alone was used."));
@@ -41,15 +43,15 @@ fn survey(allowed: Option<&[u32]>, notes: &mut Vec<String>) -> Result<crate::sur
 }
 
 #[cfg(not(feature = "hwloc"))]
-fn survey(allowed: Option<&[u32]>, _: &mut Vec<String>) -> Result<crate::survey::Survey, HostError> {
+fn survey(allowed: Option<&[u32]>, _: &mut Vec<String>) -> Result<Survey, HostError> {
     Ok(sysfs::read(Path::new(SYS), allowed)?)
 }
 
 /// The NICs of sysfs, with what only hwloc knows of the same device.
 #[cfg(feature = "hwloc")]
-fn merge(mut by_sysfs: Vec<crate::nic::Nic>, by_hwloc: &[crate::nic::Nic]) -> Vec<crate::nic::Nic> {
+fn merge(mut by_sysfs: Vec<Nic>, by_hwloc: &[Nic]) -> Vec<Nic> {
     for nic in &mut by_sysfs {
-        let same_device = |other: &&crate::nic::Nic| match (nic.pci, other.pci) {
+        let same_device = |other: &&Nic| match (nic.pci, other.pci) {
             (Some(a), Some(b)) => a == b,
             _ => other.answers_to(&nic.name) || nic.netdevs.iter().any(|name| other.answers_to(name)),
         };
@@ -72,8 +74,7 @@ fn hostname() -> Option<String> {
 #[cfg(all(test, feature = "hwloc"))]
 mod tests {
     use super::*;
-    use crate::ids::NodeId;
-    use crate::nic::{Nic, NicKind, Speed, SpeedSource};
+    use crate::host::{NicKind, NodeId, Speed, SpeedSource};
 
     #[test]
     fn each_reader_fills_in_what_the_other_lacks() {

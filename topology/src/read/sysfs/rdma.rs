@@ -5,7 +5,7 @@
 
 use super::nics::{NetDevice, locate, shares_wire};
 use super::{SysfsError, attribute};
-use crate::nic::{Nic, NicKind, Speed, SpeedSource};
+use crate::host::{Nic, NicKind, Speed, SpeedSource};
 use std::path::{Path, PathBuf};
 
 pub fn read(root: &Path, net_devices: &[NetDevice], notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError> {

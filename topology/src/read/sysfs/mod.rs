@@ -10,10 +10,10 @@ mod nics;
 mod nodes;
 mod rdma;
 
-use crate::host::Source;
 #[cfg(feature = "hwloc")]
-use crate::nic::Nic;
-use crate::survey::Survey;
+use crate::host::Nic;
+use crate::host::Source;
+use crate::read::survey::Survey;
 use std::path::{Path, PathBuf};
 
 /// What is wrong below the sysfs root.

@@ -2,9 +2,8 @@
 //!
 //! Must not know devices.
 
-use crate::host::{Cache, CacheKind};
-use crate::ids::{CpuId, NodeId, SocketId};
-use crate::survey::{FoundCpu, FoundNode, Survey};
+use crate::host::{Cache, CacheKind, CpuId, NodeId, SocketId};
+use crate::read::survey::{FoundCpu, FoundNode, Survey};
 use hwlocality::Topology;
 use hwlocality::object::TopologyObject;
 use hwlocality::object::attributes::ObjectAttributes;

@@ -3,9 +3,8 @@
 //! Must not know NUMA nodes beyond the table it is given.
 
 use super::{SysfsError, attribute};
-use crate::host::{Cache, CacheKind};
-use crate::ids::{CpuId, NodeId, SocketId};
-use crate::survey::{FoundCpu, Survey};
+use crate::host::{Cache, CacheKind, CpuId, NodeId, SocketId};
+use crate::read::survey::{FoundCpu, Survey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 

@@ -3,8 +3,8 @@
 //! One [`Nic`] is one device, not one port: an RDMA device takes the place of its net devices and carries
 //! their names. Must not know how it was found, nor anything about addresses and peers.
 
-use crate::ids::{NodeId, SocketId};
-use crate::pci::PciAddress;
+use super::ids::{NodeId, SocketId};
+use super::pci::PciAddress;
 use std::cmp::Ordering;
 use std::fmt;
 

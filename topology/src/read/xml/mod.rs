@@ -93,7 +93,7 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<Host, XmlError> {
 #[cfg(feature = "hwloc")]
 fn load(path: &Path, text: &str) -> Result<Host, XmlError> {
     let refused = |reason| XmlError::Refused { path: path.to_owned(), reason };
-    Ok(crate::hwloc::read_xml(path, text).map_err(refused)?.into_host())
+    Ok(crate::read::hwloc::read_xml(path, text).map_err(refused)?.into_host())
 }
 
 #[cfg(not(feature = "hwloc"))]

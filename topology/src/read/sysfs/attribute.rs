@@ -46,7 +46,7 @@ pub fn names(directory: &Path) -> Result<Vec<String>, SysfsError> {
     for entry in entries {
         names.push(entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned());
     }
-    names.sort_by(|a, b| crate::nic::natural_order(a, b));
+    names.sort_by(|a, b| crate::host::natural_order(a, b));
     Ok(names)
 }
 
