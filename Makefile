@@ -1,5 +1,5 @@
 # make run and make test are all there is to do on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: help run test check bench setup assertions loom python fuzz miri asan other-compiler neon rxe figures compression clean
+.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe figures compression clean
 
 CARGO ?= cargo
 # Without a recent hwloc the same programs are built on the sysfs reader alone.
@@ -66,6 +66,7 @@ asan: setup  ## fabric and pbox-core under AddressSanitizer
 
 check: setup  ## formatting, lints with warnings denied, docs, the build without hwloc
 	sh tools/check-unsafe.sh
+	! command -v python3 >/dev/null || python3 tools/check-docs.py
 	! command -v python3 >/dev/null || python3 tools/miscompiled.py $(FEATURES)
 	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh
 	! command -v ruff >/dev/null || ruff check --line-length 120 tools/figures
@@ -74,6 +75,9 @@ check: setup  ## formatting, lints with warnings denied, docs, the build without
 	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-python --no-default-features -- -D warnings
 	$(CARGO) clippy -p fabric-loom --test ring_and_bell -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(FEATURES)
+
+house:  ## what stands out in the tree: full folders, long files, circles of imports, names used twice
+	@python3 tools/house.py
 
 bench: setup  ## kernels and codecs by criterion, the probe, and the peers beside it
 	$(CARGO) bench -p benches $(FEATURES)

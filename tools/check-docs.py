@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Checks the pages against the tree: `tools/check-docs.py`. `make check` runs it; it fails when a page is wrong.
+
+- Every link leads to a file of the tree, and to a heading of it. Every path in backticks exists.
+- docs/architecture.md lists the files on the path of a chunk. Each of them exists, and the totals are the sums. The
+  script prints the list and the totals.
+"""
+
+import fnmatch
+import itertools
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PATH = re.compile(r"`([\w.{},*/-]+)`")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+ROW = re.compile(r"^\| `([^`]+)` \| .* \| (\d+) \|$", re.M)
+TOTALS = re.compile(r"\*\*(\d+) files, (\d+) questions\*\*")
+
+
+def expand(path):
+    """`a/{b,c}.rs` is `a/b.rs` and `a/c.rs`."""
+    parts = [part.split(",") for part in re.split(r"[{}]", path)[1::2]]
+    return [re.sub(r"\{[^{}]*\}", "%s", path) % words for words in itertools.product(*parts)] if parts else [path]
+
+
+def headings(page):
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def wrong_paths(page, tracked, tops):
+    """Paths in backticks that the tree does not have. A path may leave out its beginning, and a `.rs` at its end."""
+    for path in itertools.chain(*map(expand, PATH.findall(page.read_text()))):
+        if "/" in path and (path.split("/")[0] in tops or path.endswith((".rs", ".sh", ".py", ".md"))):
+            path = path.rstrip("/")
+            if not any(fnmatch.filter(tracked, pattern) for pattern in (path, path + ".rs", "*/" + path)):
+                yield path
+
+
+def wrong_links(page):
+    for link, heading in LINK.findall(page.read_text()):
+        target = page.parent / link if link else page
+        if link.startswith("http"):
+            continue
+        if not target.exists() or (heading and heading not in headings(target)):
+            yield f"{link}#{heading}" if heading else link
+
+
+def path_of_a_chunk():
+    """What is wrong with the list of files on the path of a chunk."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    section = text.split("\n## The path of a chunk\n")[1].split("\n## ")[0]
+    rows = ROW.findall(section)
+    for file, questions in rows:
+        print(f"{questions:>3} {file}")
+        if not (ROOT / file).is_file():
+            yield f"{file} is on the path of a chunk and does not exist"
+    totals = (str(len(rows)), str(sum(int(questions) for _, questions in rows)))
+    print(f"the path of a chunk: {totals[0]} files, {totals[1]} questions for other modes")
+    if TOTALS.findall(section) != [totals]:
+        yield f"the totals of the path of a chunk must be **{totals[0]} files, {totals[1]} questions**"
+
+
+def main():
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    tracked = {str(path) for file in files for path in (pathlib.Path(file), *pathlib.Path(file).parents)}
+    tops = {file.split("/")[0] for file in files}
+    wrong = [f"docs/architecture.md: {what}" for what in path_of_a_chunk()]
+    for page in sorted(ROOT / file for file in files if file.endswith(".md") and (ROOT / file).exists()):
+        wrong += [f"{page.relative_to(ROOT)}: no file {path}" for path in wrong_paths(page, tracked, tops)]
+        wrong += [f"{page.relative_to(ROOT)}: no page or heading {link}" for link in wrong_links(page)]
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+main()
