@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::support::{FIRST, SECOND, THIRD, config, hub, says, together};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use pbox_core::batch::Batching;
 use pbox_core::{KeyId, Schedule};
+use worker_shim::batch::Batching;
 use worker_shim::{Background, BackgroundError, PROFILE_ROUNDS, Pull, PullPlan, SessionConfig};
 
 const KEYS: [KeyId; 3] = [FIRST, SECOND, THIRD];

@@ -11,9 +11,9 @@ use benches::simulated::{Simulated, Terms};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use fabric::sim::{Faults, Net};
-use pbox_core::batch::Batching;
 use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Optimizer, Round, Schedule};
+use worker_shim::batch::Batching;
 use worker_shim::{Pull, Session, SessionConfig};
 
 const KEYS: u32 = 6;

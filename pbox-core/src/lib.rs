@@ -59,7 +59,6 @@ pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 pub use pace::Front;
 pub use placement::{Placement, runs};
 pub use restored::{Restored, RestoredKey};
-pub use schedule::batch;
 pub use schedule::{NotASchedule, Schedule, SendQueue};
 pub use shard::{Shard, ShardSpec};
 pub use share::{InvalidShare, MAX_HUBS, SPLIT_ABOVE, Share};

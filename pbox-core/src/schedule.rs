@@ -18,8 +18,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::key::KeyId;
 
-pub mod batch;
-
 /// In what order a job's gradients and weights leave. The same at all its workers and at the hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -28,36 +28,19 @@
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
 mod background;
-mod coder;
-mod config;
-mod control;
-mod credit;
-mod data_path;
-mod error;
-#[allow(unsafe_code)]
+mod connect;
 mod exchange;
-mod heartbeat;
-mod hub;
-mod outbox;
-mod planner;
-mod pulling;
-mod pulls;
+mod pull;
 mod session;
-mod state;
-#[allow(unsafe_code)]
-mod windows;
 
 pub use background::{Background, BackgroundError, KeyMemory, Memory};
-pub use config::{SessionConfig, WeightsMode};
-pub use credit::{AT_FIRST, Credit, LAPS, NotACredit, TRIALS, Trial};
-pub use data_path::Way;
-pub use error::SessionError;
-pub use exchange::{Exchange, ExchangeError, Traffic};
-pub use planner::{DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, PullPlan};
-pub use pulling::{Pull, PullError};
-pub use session::Session;
-pub use state::State;
-pub use windows::Windows;
+pub use connect::Way;
+pub use exchange::{Exchange, ExchangeError, Traffic, Windows};
+pub use pull::{DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
+pub use session::{
+    AT_FIRST, Credit, LAPS, NotACredit, Session, SessionConfig, SessionError, State, TRIALS, Trial,
+    WeightsMode,
+};
 
 /// The example of the page on Rust compiles.
 #[cfg(doctest)]

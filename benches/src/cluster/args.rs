@@ -1,9 +1,9 @@
 //! The simulated cluster's settings, and what it says: one JSON object.
 
 use anyhow::Result;
-use pbox_core::batch::Batching;
 use pbox_core::{Key, Layout, SPLIT_ABOVE, models};
 use serde::Serialize;
+use worker_shim::batch::Batching;
 
 use super::{Cluster, ITERATIONS, Spread, join, key_bytes_by_hub, layers, simulate};
 use crate::compute::trace;

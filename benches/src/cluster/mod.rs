@@ -15,8 +15,8 @@ mod simulation;
 pub use args::{Args, run};
 pub use simulation::{Cluster, ClusterLayer, Ran, simulate};
 
-use pbox_core::batch::{LayerCost, Profile};
 use pbox_core::{Key, Layout, Placement, Schedule, Share};
+use worker_shim::batch::{LayerCost, Profile};
 
 use crate::compute::{Plan, Step, shortest_iteration};
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use pbox_core::batch::{Batching, Timeline};
 use proptest::prelude::*;
+use worker_shim::batch::{Batching, Timeline};
 
 use super::*;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pbox_core::KeyId;
-use pbox_core::batch::Batching;
+use worker_shim::batch::Batching;
 use worker_shim::{PROFILE_ROUNDS, Pull};
 
 use crate::compute::Plan;

@@ -3,8 +3,8 @@
 //! Plain data, which a worker process tells its parent. Times are to the last layer: from when the first batch could be
 //! pulled to when the last layer can be computed, all others being done.
 
-use pbox_core::batch::{Batching, Timeline};
 use serde::{Deserialize, Serialize};
+use worker_shim::batch::{Batching, Timeline};
 use worker_shim::{PullPlan, Session};
 
 /// Of one worker.

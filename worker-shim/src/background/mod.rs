@@ -26,12 +26,9 @@ use std::time::Duration;
 use fabric::Idle;
 use pbox_core::{KeyId, Layout, Round};
 
-use crate::config::SessionConfig;
-use crate::data_path::Way;
-use crate::error::SessionError;
-use crate::session::Session;
-use crate::state::State;
-use crate::windows::Windows;
+use crate::connect::Way;
+use crate::exchange::Windows;
+use crate::session::{Session, SessionConfig, SessionError, State};
 use shared::{Ending, Shared};
 
 /// How often a caller that waits is asked whether it still wants to: soon enough for a person who

@@ -14,9 +14,7 @@ use std::time::Instant;
 use pbox_core::{KeyId, Round};
 
 use super::notes::{Note, Notes};
-use crate::config::SessionConfig;
-use crate::error::SessionError;
-use crate::session::Session;
+use crate::session::{Session, SessionConfig, SessionError};
 
 /// Something for the session's thread to do with its session, and then how to tell the caller: after
 /// everybody can see what it did to the keys.

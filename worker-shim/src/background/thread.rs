@@ -12,10 +12,7 @@ use pbox_core::Dtype;
 use super::notes::Note;
 use super::shared::{Ending, Shared};
 use super::{Idle, Joined, KeyMemory, Memory};
-use crate::config::SessionConfig;
-use crate::error::SessionError;
-use crate::session::Session;
-use crate::state::State;
+use crate::session::{Session, SessionConfig, SessionError, State};
 
 /// How long a session that is dropped waits for what is under way: another worker's push may come in
 /// the same moment, and then it leaves in good order.

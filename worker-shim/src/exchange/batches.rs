@@ -7,8 +7,9 @@ use std::ops::Range;
 use fabric::Port;
 use pbox_core::{Immediate, KeyId};
 
-use super::{Exchange, ExchangeError, KeyState};
-use crate::pulls::Pulls;
+use super::error::ExchangeError;
+use super::exchange::{Exchange, KeyState};
+use crate::pull::Pulls;
 
 impl<P: Port> Exchange<P> {
     /// Pulls in batches from now on, each of these layers one by itself for the time being: keys that are needed

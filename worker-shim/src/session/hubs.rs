@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use pbox_core::control::{CheckpointReply, LearningRateRequest};
 
-use crate::error::SessionError;
+use super::error::SessionError;
+use super::session::Session;
+use crate::connect::Hub;
 use crate::exchange::ExchangeError;
-use crate::hub::Hub;
-
-use super::Session;
 
 /// After a link closed: how long to wait for the hub to say why.
 const REASON_LIMIT: Duration = Duration::from_secs(2);

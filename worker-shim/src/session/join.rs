@@ -9,16 +9,14 @@ use fabric::{Port, Until};
 use pbox_core::control::{JobState, check_job_name};
 use pbox_core::{Layout, Round, Slices};
 
-use crate::config::SessionConfig;
-use crate::credit::Credit;
-use crate::data_path::{self, DataPath};
-use crate::error::SessionError;
+use super::config::SessionConfig;
+use super::credit::Credit;
+use super::error::SessionError;
+use super::session::{LOOK, Session};
+use super::state::State;
+use crate::connect::{self, DataPath, Hub, LetIn};
 use crate::exchange::Exchange;
-use crate::hub::{Hub, LetIn};
-use crate::pulling::Pulling;
-use crate::state::State;
-
-use super::{LOOK, Session};
+use crate::pull::Pulling;
 
 impl Session {
     /// Joins a job and waits until all its workers are there. The first worker to come makes the
@@ -59,7 +57,7 @@ impl Session {
         }
         let let_in = LetIn::join_all(&config, state.as_ref().map(|state| state.before))?;
         let DataPath { port, endpoints, placement, windows, ways, cores } =
-            data_path::open(&config, &let_in, &layout, deadline)?;
+            connect::open(&config, &let_in, &layout, deadline)?;
         let kept =
             let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, &config.job, port.waker()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;

@@ -6,11 +6,9 @@ use std::time::Instant;
 
 use pbox_core::KeyId;
 
-use crate::error::SessionError;
-use crate::planner::PullPlan;
-use crate::pulling::{Pull, PullError, Pulling};
-
-use super::Session;
+use super::error::SessionError;
+use super::session::Session;
+use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
 impl Session {
     /// Where weights are pulled in batches: what is planned, once there is a plan, and what came of it.

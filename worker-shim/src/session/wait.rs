@@ -8,11 +8,10 @@ use fabric::{Idle, Port, Until, any};
 use pbox_core::KeyId;
 use pbox_core::control::Left;
 
-use crate::error::SessionError;
+use super::error::SessionError;
+use super::session::{LOOK, Session};
 use crate::exchange::{Exchange, ExchangeError};
-use crate::pulling::Pulling;
-
-use super::{LOOK, Session};
+use crate::pull::Pulling;
 
 /// A worker that spins looks at the news after so many polls: often enough for an error, seldom
 /// enough for the lock that the news are under.

@@ -9,9 +9,8 @@ use pbox_core::{KeyId, Round};
 
 use super::{Call, Ending, Shared, State, Waiting};
 use crate::background::{ASK, BackgroundError};
-use crate::error::SessionError;
 use crate::exchange::ExchangeError;
-use crate::session::Session;
+use crate::session::{Session, SessionError};
 
 impl Shared {
     pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {

@@ -5,11 +5,12 @@
 use std::time::{Duration, Instant};
 
 use fabric::Port;
-use pbox_core::batch::Batching;
 use pbox_core::{KeyId, Schedule};
 
 use crate::exchange::{Exchange, ExchangeError};
-use crate::planner::{Planner, PullPlan};
+
+use super::batch::Batching;
+use super::planner::{Planner, PullPlan};
 
 /// How weights are pulled in batches of layers, so that pulling overlaps the forward pass (iBatch).
 #[derive(Clone, Debug, PartialEq, Eq)]

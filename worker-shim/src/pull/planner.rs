@@ -21,7 +21,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pbox_core::KeyId;
-use pbox_core::batch::{Batching, LayerCost, Profile, Timeline};
+
+use super::batch::{Batching, LayerCost, Profile, Timeline};
 
 /// Rounds of a profile with a pull for each layer, and then again with one for all. What counts is the median, so that
 /// one of them may be disturbed.

@@ -13,14 +13,10 @@ use std::sync::Arc;
 use fabric::{Arrival, LinkId, Port, Until};
 use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Placement, Round, Slices};
 
-use crate::outbox::{LinkClosed, Outbox};
-use crate::pulls::Pulls;
-use crate::windows::Windows;
-
-mod batches;
-mod error;
-
-pub use error::ExchangeError;
+use super::error::ExchangeError;
+use super::outbox::{LinkClosed, Outbox};
+use super::windows::Windows;
+use crate::pull::Pulls;
 
 /// Arrivals looked at in one go.
 const BATCH: usize = 256;
@@ -35,33 +31,33 @@ pub struct Traffic {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct KeyState {
+pub(super) struct KeyState {
     /// The round of the push under way, else of the next one.
-    round: Round,
+    pub round: Round,
     /// Answers that have not come, and one more as long as its batch is not there.
-    outstanding: u32,
+    pub outstanding: u32,
 }
 
 /// One worker's data path.
 pub struct Exchange<P: Port> {
     port: P,
     /// For the link to each of the hub's cores.
-    outboxes: Vec<Outbox>,
+    pub(super) outboxes: Vec<Outbox>,
     placement: Placement,
-    layout: Arc<Layout>,
+    pub(super) layout: Arc<Layout>,
     windows: Windows,
-    keys: Vec<KeyState>,
+    pub(super) keys: Vec<KeyState>,
     /// Chunks that are pushed and not answered.
     under_way: Vec<bool>,
     /// Answers outstanding by core.
     outstanding: Vec<u32>,
-    slices: Slices,
+    pub(super) slices: Slices,
     /// By slice: it is pushed, and the hub has not yet said that its weights can be pulled.
     unnoticed: Vec<bool>,
     /// Where weights are pulled in batches, and not as soon as they can be.
-    pulls: Option<Pulls>,
+    pub(super) pulls: Option<Pulls>,
     /// Whether batches that are due wait for [`pull_batch`](Self::pull_batch).
-    by_hand: bool,
+    pub(super) by_hand: bool,
     /// Answers that came before the first round was known; `None` once it is.
     early: Option<Vec<(LinkId, Immediate)>>,
     received: u64,
@@ -209,7 +205,7 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Posts what links take now. One that is full does not hold up the others.
-    fn pump(&mut self) -> Result<(), ExchangeError> {
+    pub(super) fn pump(&mut self) -> Result<(), ExchangeError> {
         let Exchange { port, outboxes, windows, slices, keys, .. } = self;
         let mut outgoing = |key: KeyId, chunk| {
             let round = keys[key.index()].round;

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use ureq::http::Response;
 use ureq::{Body, SendBody};
 
-use crate::error::SessionError;
+use crate::session::SessionError;
 
 /// A hub that takes a state more slowly than this is taken for stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;

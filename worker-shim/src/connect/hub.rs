@@ -11,11 +11,9 @@ use pbox_core::control::{JobState, JoinReply, JoinRequest, LeaveRequest, PROTOCO
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::config::SessionConfig;
-use crate::control::Control;
-use crate::error::SessionError;
-use crate::heartbeat::{Heartbeat, News};
-use crate::state::State;
+use super::control::Control;
+use super::heartbeat::{Heartbeat, News};
+use crate::session::{SessionConfig, SessionError, State};
 
 /// How long a hub that let this worker in is told that nothing will come of it.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);

@@ -3,11 +3,6 @@
 //!
 //! On the caller's thread. Must not know how gradients are summed.
 
-mod hubs;
-mod join;
-mod pull;
-mod wait;
-
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -15,36 +10,34 @@ use std::time::{Duration, Instant};
 use fabric::{Port, any};
 use pbox_core::{Element, KeyId, Layout, Round};
 
-use crate::config::SessionConfig;
-use crate::credit::{Trial, Tuner};
-use crate::data_path::Way;
-use crate::error::SessionError;
-use crate::exchange::{Exchange, Traffic};
-use crate::hub::Hub;
-use crate::pulling::Pulling;
-use crate::windows::Windows;
+use super::config::SessionConfig;
+use super::credit::{Trial, Tuner};
+use super::error::SessionError;
+use crate::connect::{Hub, Way};
+use crate::exchange::{Exchange, Traffic, Windows};
+use crate::pull::Pulling;
 
 /// How soon a worker that waits for the others sees that its caller gave up.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 /// A worker's membership in a job. See the crate's example.
 pub struct Session {
-    config: SessionConfig,
+    pub(super) config: SessionConfig,
     /// At least one.
-    hubs: Vec<Hub>,
-    exchange: Exchange<any::Port>,
+    pub(super) hubs: Vec<Hub>,
+    pub(super) exchange: Exchange<any::Port>,
     /// To each hub.
-    ways: Vec<Way>,
+    pub(super) ways: Vec<Way>,
     /// Bytes that each link may hold.
-    credit: Option<usize>,
+    pub(super) credit: Option<usize>,
     /// The search for the best, and the last round with its beginning.
-    tuner: Option<(Tuner, Option<(Round, Instant)>)>,
+    pub(super) tuner: Option<(Tuner, Option<(Round, Instant)>)>,
     /// Where weights are pulled in batches.
-    pulling: Option<Pulling>,
+    pub(super) pulling: Option<Pulling>,
     /// The round that this worker takes part from.
-    first: Round,
+    pub(super) first: Round,
     /// Weights are there: they were broadcast, or the optimizer keeps none.
-    ready: bool,
+    pub(super) ready: bool,
 }
 
 impl Session {

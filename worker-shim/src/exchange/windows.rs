@@ -11,7 +11,7 @@ use pbox_core::frame::FrameError;
 use pbox_core::{ChunkId, Element, KeyId, Layout, Round, Wire};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::coder::Coder;
+use super::coder::Coder;
 
 /// The two windows of one worker, by key.
 #[derive(Debug)]

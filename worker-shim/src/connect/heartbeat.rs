@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, Left, Member};
 
-use crate::control::Control;
-use crate::error::SessionError;
+use super::control::Control;
+use crate::session::SessionError;
 
 /// The pause before a request that failed is tried again.
 const RETRY: Duration = Duration::from_millis(100);

@@ -12,8 +12,6 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-mod greedy;
-
 /// How the layers of a model are put in batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Batching {
@@ -91,7 +89,7 @@ impl Batching {
         let layers = profile.layers.len();
         match self {
             _ if layers == 0 => Vec::new(),
-            Batching::Greedy if layers > 1 => greedy::better(profile),
+            Batching::Greedy if layers > 1 => super::greedy::better(profile),
             Batching::Optimum => optimum(profile),
             Batching::Layer => (0..layers).map(|layer| layer..layer + 1).collect(),
             Batching::Greedy | Batching::All => std::iter::once(0..layers).collect(),
@@ -137,14 +135,14 @@ impl Timeline {
 }
 
 /// Sums over the first so many layers.
-struct Sums {
-    start_up: f64,
-    transfer: Vec<f64>,
-    forward: Vec<f64>,
+pub(super) struct Sums {
+    pub start_up: f64,
+    pub transfer: Vec<f64>,
+    pub forward: Vec<f64>,
 }
 
 impl Sums {
-    fn new(profile: &Profile) -> Self {
+    pub fn new(profile: &Profile) -> Self {
         let sums = |of: fn(&LayerCost) -> f64| {
             let running = profile.layers.iter().scan(0.0, |sum, layer| {
                 *sum += of(layer);
@@ -157,11 +155,11 @@ impl Sums {
     }
 
     /// To pull these layers as one batch.
-    fn pull(&self, layers: Range<usize>) -> f64 {
+    pub fn pull(&self, layers: Range<usize>) -> f64 {
         self.start_up + self.transfer[layers.end] - self.transfer[layers.start]
     }
 
-    fn forward(&self, layers: Range<usize>) -> f64 {
+    pub fn forward(&self, layers: Range<usize>) -> f64 {
         self.forward[layers.end] - self.forward[layers.start]
     }
 }

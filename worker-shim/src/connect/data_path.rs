@@ -13,10 +13,9 @@ use fabric::verbs::{self, Device, NicList, NicOptions};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Layout, Placement, Share};
 
-use crate::config::{SessionConfig, WeightsMode};
-use crate::error::SessionError;
-use crate::hub::LetIn;
-use crate::windows::Windows;
+use super::hub::LetIn;
+use crate::exchange::Windows;
+use crate::session::{SessionConfig, SessionError, WeightsMode};
 
 /// By which transport a worker reaches the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use pbox_core::manifest::ManifestError;
 use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp};
 
 use crate::exchange::ExchangeError;
-use crate::pulling::PullError;
+use crate::pull::PullError;
 
 /// A session's error. After one from `push` or `wait` that is not about the caller's own order of
 /// calls, the session is over: drop it.

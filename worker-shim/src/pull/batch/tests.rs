@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::super::greedy;
 use super::*;
 
 /// Costs are whole numbers: sums are exact, and equal is equal.

@@ -12,9 +12,9 @@ use pbox_core::{
     SPLIT_ABOVE, Schedule, Wire,
 };
 
-use crate::credit::Credit;
-use crate::error::SessionError;
-use crate::pulling::{Pull, PullError};
+use super::credit::Credit;
+use super::error::SessionError;
+use crate::pull::{Pull, PullError};
 
 /// Where a worker reads its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

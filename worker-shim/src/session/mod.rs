@@ -1,0 +1,17 @@
+//! A worker's membership in a job, from join to leave.
+
+mod config;
+mod credit;
+mod error;
+mod hubs;
+mod join;
+mod pull;
+mod session;
+mod state;
+mod wait;
+
+pub use config::{SessionConfig, WeightsMode};
+pub use credit::{AT_FIRST, Credit, LAPS, NotACredit, TRIALS, Trial};
+pub use error::SessionError;
+pub use session::Session;
+pub use state::State;
