@@ -6,7 +6,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fabric::any::{self, ConnectError, Listener, Transport};
-use fabric::verbs::{ParseNicListError, VerbsError};
 use fabric::{shm, tcp, verbs};
 use pbox_core::control::TransportAddress;
 use pbox_core::kernels::Kernels;
@@ -14,10 +13,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use topology::Host;
 
-use crate::checkpoint::{CheckpointError, CheckpointStore};
+use crate::checkpoint::CheckpointStore;
 use crate::control::{self, ControlLimits};
-use crate::core_thread::{CoreHandle, Report};
-use crate::lanes::{self, Lanes};
+use crate::cores::lanes::{self, Lanes};
+use crate::cores::{CoreHandle, Report};
+use crate::error::HubError;
 use crate::registry::{Registry, Unsaved};
 use crate::rendezvous;
 use crate::settings::HubSettings;
@@ -36,54 +36,6 @@ const JOINS_AT_ONCE: usize = 2;
 const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
 /// How long a stop waits for requests that are under way.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
-
-/// The hub did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum HubError {
-    /// The machine cannot be read.
-    #[error("reading this machine's topology: {0}")]
-    Topology(#[from] topology::HostError),
-    /// The cores that were asked for cannot be had.
-    #[error("choosing cores: {0}")]
-    Place(#[from] topology::PlaceError),
-    /// The control port cannot be opened.
-    #[error(
-        "cannot listen on {listen} for the control port: {error}; choose another with --listen (port 0 takes a free one)"
-    )]
-    Listen {
-        /// The address.
-        listen: SocketAddr,
-        /// The kernel's answer.
-        error: std::io::Error,
-    },
-    /// The directory of checkpoints cannot be used.
-    #[error(transparent)]
-    Checkpoints(#[from] CheckpointError),
-    /// The data path cannot be opened.
-    #[error("opening the data path: {0}")]
-    DataPath(#[from] ConnectError),
-    /// RDMA was asked for and cannot be had.
-    #[error("RDMA: {0}")]
-    Rdma(#[from] VerbsError),
-    /// The environment's list of NICs makes no sense.
-    #[error("RDMA: {0}")]
-    NicList(#[from] ParseNicListError),
-    /// The list of NICs leaves none.
-    #[error(
-        "RDMA: no NIC is left to be used; this machine's RDMA devices: {}; see --nics",
-        if .there_are.is_empty() { "none".to_owned() } else { .there_are.join(", ") }
-    )]
-    NoNic {
-        /// The RDMA devices of this machine.
-        there_are: Vec<String>,
-    },
-    /// There would be no way to the hub.
-    #[error("--transports names none: workers could not come; leave it out to offer all")]
-    NoTransport,
-    /// Threads or descriptors ran out.
-    #[error("starting the hub: {0}")]
-    System(#[from] std::io::Error),
-}
 
 /// A running hub. Dropping it stops it.
 #[derive(Debug)]

@@ -15,13 +15,12 @@
 
 pub mod checkpoint;
 mod control;
-mod core_thread;
+mod cores;
 pub mod doctor;
+mod error;
 mod exit;
 mod hub;
 mod idle_choice;
-mod job;
-mod lanes;
 pub mod model_source;
 mod open_files;
 mod registry;
@@ -30,8 +29,9 @@ mod settings;
 pub mod topology_command;
 
 pub use control::ControlLimits;
+pub use error::HubError;
 pub use exit::exit_code;
-pub use hub::{Hub, HubError};
+pub use hub::Hub;
 pub use idle_choice::IdleChoice;
 pub use open_files::raise_open_files;
 pub use registry::Unsaved;

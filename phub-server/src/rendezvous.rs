@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fabric::any::{Accepted, Group, Listener};
 
-use crate::core_thread::Report;
+use crate::cores::Report;
 use crate::registry::{Admission, Registry};
 
 /// Handshakes at once.

@@ -8,17 +8,9 @@
 //! Takes the settings of `serve`, and judges them, the machine, and a job of a given size. Changes nothing.
 
 mod check;
-mod checkpoints;
-mod control_port;
-mod cores;
-mod data_path;
+mod checks;
 mod facts;
-mod files;
 mod job;
-mod locality;
-mod memory;
-mod moving;
-mod rdma;
 mod report;
 
 use fabric::any::Transport;
@@ -26,14 +18,15 @@ use fabric::verbs::{self, Device, NicList, NicOptions};
 use pbox_core::LayoutError;
 use topology::{Host, NicChoice, NicKind};
 
-use crate::hub::HubError;
-use crate::lanes::{self, OnNics};
+use crate::cores::lanes::{self, OnNics};
+use crate::error::HubError;
 use crate::model_source::{ModelError, ModelSource};
 use crate::settings::HubSettings;
 use check::{Check, Verdict};
+use checks::rdma::{Candidate, Found, Need};
+use checks::{checkpoints, control_port, cores, data_path, files, locality, memory, moving, rdma};
 use facts::{Cpus, HugePages, KernelRdma, Memlock, OpenFiles};
 use job::Job;
-use rdma::{Candidate, Found, Need};
 use report::{Form, Report};
 
 /// Settings of `phub-server doctor`.

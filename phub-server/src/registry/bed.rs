@@ -10,7 +10,7 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{Ablate, Consistency, Key, Optimizer, Schedule, Share};
 
 use super::Registry;
-use crate::core_thread::{Command, CoreHandle};
+use crate::cores::{Command, CoreHandle};
 
 /// What the core is told.
 pub type Inbox = Receiver<Command<any::Endpoint>>;

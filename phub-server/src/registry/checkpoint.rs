@@ -19,9 +19,9 @@ use pbox_core::control::{CheckpointReply, JobState};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
 use tokio::sync::oneshot;
 
+use super::job::Job;
 use super::{Refusal, Registry};
-use crate::core_thread::Command;
-use crate::job::Job;
+use crate::cores::Command;
 
 /// How long whoever asks waits for the round in flight: workers compute in between.
 pub(super) const ROUND_LIMIT: Duration = Duration::from_secs(30);

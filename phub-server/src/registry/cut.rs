@@ -16,8 +16,8 @@ use pbox_core::{JobId, Round};
 use tokio::sync::oneshot;
 
 use super::Registry;
-use crate::core_thread::Command;
-use crate::job::Job;
+use super::job::Job;
+use crate::cores::Command;
 
 /// The job ended meanwhile.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use pbox_core::control::{JobState, JoinReply, JoinRequest, MAX_WORKERS, OnLoss, 
 use pbox_core::{JobId, Placement, Round, Wire, manifest};
 
 use super::{Inner, Refusal, Registry, Token};
-use crate::core_thread::{Command, pin};
+use crate::cores::{Command, pin};
 
 /// What a data-path connection needs once its token is known.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use pbox_core::JobId;
 use pbox_core::control::JobState;
 
+use super::job::Job;
 use super::{Inner, KEEP_FAILED, Registry};
-use crate::core_thread::Command;
-use crate::job::Job;
+use crate::cores::Command;
 
 impl Registry {
     /// A worker is lost: its job fails, or goes on without it where that was asked for and anybody is

@@ -16,10 +16,10 @@ use pbox_core::control::JoinRequest;
 use pbox_core::slim::Board;
 use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec, Wire};
 
+use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
-use crate::core_thread::Command;
-use crate::job::{Cores, Job};
-use crate::lanes::{self, Lane};
+use crate::cores::Command;
+use crate::cores::lanes::{self, Lane};
 
 /// What a job that is being made will put on the hub's cores.
 #[derive(Debug, Default)]

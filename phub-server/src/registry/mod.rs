@@ -10,6 +10,7 @@
 mod bed;
 mod checkpoint;
 mod cut;
+mod job;
 mod join;
 mod loss;
 mod make;
@@ -27,10 +28,9 @@ use pbox_core::{JobId, Round};
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::checkpoint::CheckpointStore;
-use crate::core_thread::{Command, CoreHandle, Report};
-use crate::job::{Arrival, Job};
+use crate::cores::{Command, CoreHandle, Report};
+use job::{Arrival, Job};
 
-pub(crate) use checkpoint::Checkpoints;
 pub use checkpoint::Unsaved;
 pub(crate) use join::Admission;
 pub(crate) use state::Sent;

@@ -19,10 +19,10 @@ use tokio::sync::{mpsc, oneshot};
 use zerocopy::IntoBytes;
 
 use super::checkpoint::ROUND_LIMIT;
+use super::job::Arrival;
 use super::{Refusal, Registry};
 use crate::checkpoint::{Image, check_keys};
-use crate::core_thread::Command;
-use crate::job::Arrival;
+use crate::cores::Command;
 
 /// Pieces of a state on their way to a client, beside the one that is being made.
 const PIECES: usize = 1;

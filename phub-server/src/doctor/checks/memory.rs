@@ -1,8 +1,8 @@
 //! Locked memory against what the job registers, and huge pages. Judgements of facts; pure.
 
-use super::check::Check;
-use super::facts::{HugePages, Memlock};
-use super::job::Job;
+use crate::doctor::check::Check;
+use crate::doctor::facts::{HugePages, Memlock};
+use crate::doctor::job::Job;
 
 /// Whether the kernel lets the hub register the job's windows on so many NICs.
 pub(crate) fn memlock(job: &Job, nics: usize, facts: &Memlock) -> Check {
@@ -83,8 +83,8 @@ pub(crate) fn private_pages(facts: &HugePages) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Verdict;
     use super::*;
+    use crate::doctor::check::Verdict;
 
     const JOB_BYTES: u64 = 2 * 4 * 2 * 1000;
 

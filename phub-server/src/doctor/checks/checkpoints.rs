@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::fs::{Access, access};
 
-use super::check::Check;
+use crate::doctor::check::Check;
 
 const NAME: &str = "checkpoints";
 
@@ -32,8 +32,8 @@ pub(crate) fn directory(dir: &Path) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Verdict;
     use super::*;
+    use crate::doctor::check::Verdict;
 
     #[test]
     fn a_directory_or_its_parent_must_be_there() {

@@ -16,7 +16,7 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{Core, Front, JobId, Layout, Notice, Occasion, Restored, Round, Shard, ShardSpec, Taken};
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
-use crate::lanes::Lane;
+use super::Lane;
 
 /// Turns between two publications of the meters while work never stops.
 const TURNS_PER_PUBLICATION: u32 = 1024;

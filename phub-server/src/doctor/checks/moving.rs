@@ -2,7 +2,7 @@
 
 use fabric::verbs::{ConnectError, LoopbackError, NicOptions, VerbsError, loopback};
 
-use super::check::Check;
+use crate::doctor::check::Check;
 
 /// Each way: a fifth of a second on soft-RoCE in an emulated guest, enough for a figure on a NIC.
 const BYTES: usize = 8 << 20;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pbox_core::control::{HubReply, PROTOCOL};
 
-use super::check::Check;
+use crate::doctor::check::Check;
 
 /// For the whole of an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -140,8 +140,8 @@ fn running(listen: SocketAddr, hub: &HubReply) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Verdict;
     use super::*;
+    use crate::doctor::check::Verdict;
 
     fn hub(version: &str, protocol: u32) -> Seen {
         let (kernels, version) = ("scalar".into(), version.into());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fabric::any::Transport;
 use fabric::{Arrival, Imm, Port as _, Posted, SendWindow, Span, Until, WindowError, shm};
 
-use super::check::Check;
+use crate::doctor::check::Check;
 use crate::settings::HubSettings;
 
 /// For each step of the handshake, and for what is posted to arrive.
@@ -118,8 +118,8 @@ fn judge(name: &str, at: &str, hub_runs: bool, error: Option<std::io::Error>) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Verdict;
     use super::*;
+    use crate::doctor::check::Verdict;
 
     #[test]
     fn what_a_running_hub_holds_is_no_failure() {

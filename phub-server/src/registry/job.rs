@@ -11,7 +11,7 @@ use pbox_core::manifest::first_difference;
 use pbox_core::{JobId, LearningRates, Placement, Restored, Round, Wire};
 use tokio::sync::watch;
 
-use crate::registry::Checkpoints;
+use super::checkpoint::Checkpoints;
 
 /// A worker that joined.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use fabric::any::{self, Transport};
 use fabric::verbs::{self, Device, NicList, NicOptions};
 use topology::{Host, NicChoice, Plan, Request};
 
-use crate::hub::HubError;
+use crate::error::HubError;
 use crate::settings::{CoreSelection, HubSettings};
 
 /// What a core thread is pinned to.

@@ -2,8 +2,8 @@
 
 use topology::cpulist;
 
-use super::check::Check;
-use super::facts::Cpus;
+use crate::doctor::check::Check;
+use crate::doctor::facts::Cpus;
 use crate::idle_choice::IdleChoice;
 
 /// Whether the hub's cores are its own, as far as `--idle` needs it.
@@ -76,8 +76,8 @@ fn list(cpus: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Verdict;
     use super::*;
+    use crate::doctor::check::Verdict;
 
     fn eight(isolated: &[u32], tickless: &[u32]) -> Cpus {
         let all: Vec<u32> = (0..8).collect();

@@ -2,7 +2,7 @@
 
 use topology::{Host, Plan, cpulist};
 
-use super::check::Check;
+use crate::doctor::check::Check;
 
 /// What the placement says of this machine.
 pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
@@ -73,8 +73,8 @@ fn far_cores(host: &Host, plan: &Plan) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Verdict;
     use super::*;
+    use crate::doctor::check::Verdict;
     use topology::Request;
 
     fn judge(description: &str) -> Check {

@@ -4,8 +4,8 @@ use fabric::verbs::{
     Device, DeviceError, DevicePort, GidError, LibraryError, LinkLayer, NicOptions, VerbsError,
 };
 
-use super::check::{Check, Verdict};
-use super::facts::KernelRdma;
+use crate::doctor::check::{Check, Verdict};
+use crate::doctor::facts::KernelRdma;
 
 /// How much it matters when there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Descriptors against what workers hold of a hub's. A judgement of facts; pure.
 
-use super::check::Check;
-use super::facts::OpenFiles;
+use crate::doctor::check::Check;
+use crate::doctor::facts::OpenFiles;
 use crate::open_files;
 
 /// Whether the hub has descriptors for so many workers. `cores` is the hub's number of core threads.
@@ -33,8 +33,8 @@ fn needed(workers: u32, cores: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::Verdict;
     use super::*;
+    use crate::doctor::check::Verdict;
 
     #[test]
     fn a_soft_limit_is_raised_and_a_hard_one_is_not() {

@@ -1,0 +1,11 @@
+//! What the doctor judges, one file for each prerequisite. Each takes facts, or makes a trial, and returns a `Check`.
+
+pub(super) mod checkpoints;
+pub(super) mod control_port;
+pub(super) mod cores;
+pub(super) mod data_path;
+pub(super) mod files;
+pub(super) mod locality;
+pub(super) mod memory;
+pub(super) mod moving;
+pub(super) mod rdma;

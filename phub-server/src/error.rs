@@ -1,0 +1,56 @@
+//! Why a hub does not start.
+
+use std::net::SocketAddr;
+
+use fabric::any::ConnectError;
+use fabric::verbs::{ParseNicListError, VerbsError};
+
+use crate::checkpoint::CheckpointError;
+
+/// The hub did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// The machine cannot be read.
+    #[error("reading this machine's topology: {0}")]
+    Topology(#[from] topology::HostError),
+    /// The cores that were asked for cannot be had.
+    #[error("choosing cores: {0}")]
+    Place(#[from] topology::PlaceError),
+    /// The control port cannot be opened.
+    #[error(
+        "cannot listen on {listen} for the control port: {error}; choose another with --listen (port 0 takes a free one)"
+    )]
+    Listen {
+        /// The address.
+        listen: SocketAddr,
+        /// The kernel's answer.
+        error: std::io::Error,
+    },
+    /// The directory of checkpoints cannot be used.
+    #[error(transparent)]
+    Checkpoints(#[from] CheckpointError),
+    /// The data path cannot be opened.
+    #[error("opening the data path: {0}")]
+    DataPath(#[from] ConnectError),
+    /// RDMA was asked for and cannot be had.
+    #[error("RDMA: {0}")]
+    Rdma(#[from] VerbsError),
+    /// The environment's list of NICs makes no sense.
+    #[error("RDMA: {0}")]
+    NicList(#[from] ParseNicListError),
+    /// The list of NICs leaves none.
+    #[error(
+        "RDMA: no NIC is left to be used; this machine's RDMA devices: {}; see --nics",
+        if .there_are.is_empty() { "none".to_owned() } else { .there_are.join(", ") }
+    )]
+    NoNic {
+        /// The RDMA devices of this machine.
+        there_are: Vec<String>,
+    },
+    /// There would be no way to the hub.
+    #[error("--transports names none: workers could not come; leave it out to offer all")]
+    NoTransport,
+    /// Threads or descriptors ran out.
+    #[error("starting the hub: {0}")]
+    System(#[from] std::io::Error),
+}
