@@ -1,10 +1,10 @@
 #!/bin/sh
-# Writes fabric/src/verbs/ffi.rs anew, from the machine's infiniband/verbs.h. Needs libibverbs-dev, libclang
+# Writes fabric/src/verbs/handles/ffi.rs anew, from the machine's infiniband/verbs.h. Needs libibverbs-dev, libclang
 # and `cargo install bindgen-cli`. Only when something of libibverbs is wanted that is not there yet: the
 # file is checked in so that no build needs any of these.
 set -eu
 cd "$(dirname "$0")/.."
-file=fabric/src/verbs/ffi.rs
+file=fabric/src/verbs/handles/ffi.rs
 header=$(grep '^//!' "$file")
 functions='ibv_(get_device_list|free_device_list|get_device_name|open_device|close_device|query_device|query_port'
 functions="$functions|alloc_pd|dealloc_pd|reg_mr|dereg_mr|create_comp_channel|destroy_comp_channel|create_cq"

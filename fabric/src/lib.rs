@@ -9,30 +9,27 @@
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
-pub mod bell;
 mod ids;
 mod port;
 pub mod ring;
-mod sync;
 
 pub mod any;
 pub mod conformance;
 mod connection;
 mod credit;
 mod idle;
-#[allow(unsafe_code)]
 mod memory;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
 pub mod verbs;
 mod watch;
-#[allow(unsafe_code)]
-mod window;
 
 pub use ids::{Imm, LinkId, Span};
 pub use port::{Arrival, CloseReason, Closed, Port, Posted, Until};
 
 pub use idle::{Idle, IdlePolicy};
-pub use memory::{MapError, SHARED_HUGE_PAGES, Slab, available_bytes, resident_bytes, shared_huge_pages};
-pub use window::{Plain, RecvWindow, SendWindow, SpanError, Spans, WindowError};
+pub use memory::{
+    MapError, Plain, RecvWindow, SHARED_HUGE_PAGES, SendWindow, Slab, SpanError, Spans, WindowError,
+    available_bytes, resident_bytes, shared_huge_pages,
+};

@@ -3,9 +3,9 @@
 
 #![forbid(unsafe_code)]
 
-#[path = "../../src/bell.rs"]
+#[path = "../../src/ring/bell.rs"]
 pub mod bell;
-#[path = "../../src/ring.rs"]
+#[path = "../../src/ring/ends.rs"]
 pub mod ring;
 
 /// The door to atomics: here, to loom's.

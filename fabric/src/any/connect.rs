@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::port::{Endpoint, Port};
 use super::sleeping::{Alarm, fds};
+use crate::memory::{RecvWindow, SendWindow};
 use crate::port::Port as _;
-use crate::window::{RecvWindow, SendWindow};
 use crate::{shm, tcp, verbs};
 
 /// The ports of one end, as its handshakes see them.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::{Cells, Consumer, Corrupt, HeapCells, MAX_CAPACITY, Producer};
-use crate::sync::Ordering;
+use crate::ring::sync::Ordering;
 
 type Ends = (Producer<Arc<HeapCells>>, Consumer<Arc<HeapCells>>, Arc<HeapCells>);
 

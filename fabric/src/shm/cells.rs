@@ -15,8 +15,8 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
 use crate::memory::{MapError, Mapping};
+use crate::ring::AtomicU32;
 use crate::ring::{Cells, MAX_CAPACITY};
-use crate::sync::AtomicU32;
 
 /// Words that different ends write lie this far apart: two cache lines, because adjacent lines are
 /// fetched in pairs.

@@ -23,7 +23,7 @@ use super::group::Group;
 use super::message::{HelloMessage, ReplyMessage, receive, send};
 use super::port::Endpoint;
 use crate::connection::{Alarm, Connection};
-use crate::window::{RecvWindow, SendWindow, WindowError};
+use crate::memory::{RecvWindow, SendWindow, WindowError};
 
 /// Connections that wait to be accepted; each is a worker's, and workers are at most 1024.
 const BACKLOG: i32 = 1024;

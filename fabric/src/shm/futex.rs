@@ -1,8 +1,8 @@
-//! Sleeping at a bell and waking the sleeper, by futex(2) on the bell's word. `crate::bell` has the rules of that word.
+//! Sleeping at a bell and waking the sleeper, by futex(2) on the bell's word. `crate::ring::bell` has the rules of that word.
 
 use rustix::thread::futex;
 
-use crate::sync::AtomicU32;
+use crate::ring::AtomicU32;
 
 /// Sleeps while the word is set, up to `timeout`; woken by [`wake`] from any process.
 pub fn sleep(asleep: &AtomicU32, timeout: std::time::Duration) {

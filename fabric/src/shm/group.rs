@@ -7,8 +7,8 @@ use std::task::Wake;
 use super::cells::{Bell, Words};
 use super::futex;
 use super::port::Port;
-use crate::bell;
 use crate::connection::Alarm;
+use crate::ring::bell;
 use crate::watch::Watch;
 
 /// What a port shares with the other threads of its process.

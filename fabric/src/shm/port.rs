@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::cells::{Bell, MappedCells};
 use super::futex;
 use super::group::{Group, PortState};
-use crate::bell;
 use crate::connection::Connection;
 use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
+use crate::ring::bell;
 use crate::ring::{Consumer, Corrupt, Producer};
 
 /// A `wake_at` that no ring reaches while its consumer sleeps: beyond any ring's capacity.

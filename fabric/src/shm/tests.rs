@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::{Joined, Listener, Port, connect, group};
 use crate::conformance::Watchdog;
+use crate::memory::SendWindow;
 use crate::port::{Arrival, CloseReason, Posted, Until};
 use crate::ring::Cells;
-use crate::window::SendWindow;
 use crate::{Imm, LinkId, Port as _, Span};
 
 const LONG: Duration = Duration::from_secs(3600);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::net::Windows;
 use crate::ids::Span;
-use crate::window::{RecvWindow, SendWindow};
+use crate::memory::{RecvWindow, SendWindow};
 
 /// One direction of a link: the window that is read and the one that is written, of equal size.
 #[derive(Debug)]

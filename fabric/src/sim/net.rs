@@ -9,7 +9,7 @@ use super::faults::Faults;
 use super::port::{Endpoint, Port};
 use super::random::Random;
 use super::traffic::{Conditions, Exception, Traffic};
-use crate::window::{RecvWindow, SendWindow};
+use crate::memory::{RecvWindow, SendWindow};
 
 /// A simulated network of ports and links; clones are handles to the same one.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{EndId, Faults, Net, Port, Rate, Windows, seeds};
+use crate::memory::{RecvWindow, SendWindow, Spans};
 use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
-use crate::window::{RecvWindow, SendWindow, Spans};
 use crate::{Imm, LinkId, Port as _, Span};
 
 const BYTES: usize = 64;

@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::io::limit_unsent;
 use super::link::Endpoint;
 use super::message::{HelloMessage, ReplyMessage, Verdict};
-use crate::window::{RecvWindow, SendWindow, WindowError};
+use crate::memory::{RecvWindow, SendWindow, WindowError};
 
 /// Bytes of a connection that the kernel holds and has not yet sent: some chunks, so that the link is never
 /// idle, and not so many that what is urgent waits behind them.

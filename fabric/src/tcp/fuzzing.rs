@@ -7,7 +7,7 @@ use super::io;
 use super::link::Endpoint;
 use super::message::{HelloMessage, ReplyMessage};
 use super::port::Port;
-use crate::window::{RecvWindow, SendWindow};
+use crate::memory::{RecvWindow, SendWindow};
 use crate::{Arrival, Closed, Port as _};
 use zerocopy::FromBytes;
 

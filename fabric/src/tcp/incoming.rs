@@ -16,7 +16,7 @@ use zerocopy::FromBytes;
 use super::io;
 use super::message::{HEADER, Header};
 use crate::ids::{Imm, Span};
-use crate::window::RecvWindow;
+use crate::memory::RecvWindow;
 
 /// Room for small frames. What comes by this way is copied once: a page or so beside a system call each.
 const BUFFER: usize = 16 << 10;

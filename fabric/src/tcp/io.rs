@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::ids::Span;
-use crate::window::{RecvWindow, SendWindow};
+use crate::memory::{RecvWindow, SendWindow};
 
 /// Pieces of one call: the kernel takes up to 1024, and a socket's buffer is full long before.
 const PIECES: usize = 64;

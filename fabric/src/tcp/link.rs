@@ -14,8 +14,8 @@ use super::incoming::{Broken, Incoming, Received};
 use super::io::limit_unsent;
 use super::outgoing::Outgoing;
 use crate::ids::Imm;
+use crate::memory::{RecvWindow, SendWindow};
 use crate::port::CloseReason;
-use crate::window::{RecvWindow, SendWindow};
 
 /// How long what was posted before a detach may take to be sent.
 pub(super) const LINGER: Duration = Duration::from_secs(2);

@@ -13,7 +13,7 @@ use super::io::Gather;
 use super::message::{HEADER, Header};
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
-use crate::window::SendWindow;
+use crate::memory::SendWindow;
 
 #[derive(Debug)]
 struct Frame {

@@ -4,12 +4,12 @@ use std::io;
 use std::path::Path;
 
 use super::address::{LinkLayer, Mtu};
-use super::context::Context;
 use super::error::VerbsError;
-use super::ffi::{IBV_PORT_ACTIVE, ibv_port_attr};
 use super::gid::{self, Chosen, GidEntry, GidError, SYSFS};
-use super::library::LibraryError;
-use super::words;
+use super::handles::context::Context;
+use super::handles::ffi::{IBV_PORT_ACTIVE, ibv_port_attr};
+use super::handles::library::LibraryError;
+use super::handles::words;
 
 /// A device, or a port of one, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,12 +2,12 @@
 
 use std::io;
 
-use super::context::Context;
 use super::device::DeviceError;
 use super::gid::GidError;
-use super::library::LibraryError;
-use super::queue_pair::ModifyError;
-use super::region::RegisterError;
+use super::handles::context::Context;
+use super::handles::library::LibraryError;
+use super::handles::queue_pair::ModifyError;
+use super::handles::region::RegisterError;
 
 /// A step of setting up RDMA failed; each says what was tried, on what, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

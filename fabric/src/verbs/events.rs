@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Weak};
 
-use super::context::{About, Context, NicEvent};
 use super::error::VerbsError;
-use super::ffi::*;
 use super::group::PortState;
-use super::words;
+use super::handles::context::{About, Context, NicEvent};
+use super::handles::ffi::*;
+use super::handles::words;
 use crate::watch::{Register, Watch, Watched};
 
 /// The watch over one device.

@@ -7,13 +7,13 @@ use std::task::Wake;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::completion::CompletionQueue;
-use super::context::{Context, NicEvent};
 use super::error::VerbsError;
 use super::events::NicWatch;
+use super::handles::completion::CompletionQueue;
+use super::handles::context::{Context, NicEvent};
 use super::nic::{Nic, NicOptions};
 use super::port::Port;
-use super::work::{MAX_ROUTES, Work, WorkId};
+use super::port::work::{MAX_ROUTES, Work, WorkId};
 use crate::connection::Alarm;
 use crate::watch::Watch;
 

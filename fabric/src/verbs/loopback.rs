@@ -7,14 +7,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connect::{ConnectError, Joined, Listener, connect};
 use super::error::VerbsError;
 use super::group::{group, worker_group};
+use super::handshake::connect::{ConnectError, Joined, Listener, connect};
 use super::nic::NicOptions;
 use super::port::Port;
 use crate::ids::{Imm, LinkId, Span};
+use crate::memory::{RecvWindow, SendWindow, Spans, WindowError};
 use crate::port::{Arrival, Port as _, Posted, Until};
-use crate::window::{RecvWindow, SendWindow, Spans, WindowError};
 
 /// Bytes of a post, as the hub's chunks have.
 const CHUNK: usize = 32 << 10;

@@ -12,8 +12,8 @@ use std::time::Duration;
 use super::group::Route;
 use super::*;
 use crate::conformance::Watchdog;
+use crate::memory::{RecvWindow, SendWindow, Spans};
 use crate::port::{Arrival, CloseReason, Posted, Until};
-use crate::window::{RecvWindow, SendWindow, Spans};
 use crate::{Imm, LinkId, Port as _, Span};
 
 const LONG: Duration = Duration::from_secs(30);

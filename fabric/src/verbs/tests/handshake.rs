@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::message::{LinkEnd, Links, Message};
-use super::super::wire::Wire;
+use super::super::handshake::message::{LinkEnd, Links, Message};
+use super::super::handshake::wire::Wire;
 use super::*;
 
 /// The hub's group, and a hello from a peer that then says whatever the test has it say.

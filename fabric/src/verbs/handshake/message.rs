@@ -5,8 +5,8 @@
 
 use std::ops::RangeInclusive;
 
-use super::address::{Address, LinkLayer, Mtu};
-use super::gid::Gid;
+use crate::verbs::address::{Address, LinkLayer, Mtu};
+use crate::verbs::gid::Gid;
 
 /// First bytes of every message; the digit is the version of this handshake.
 const MAGIC: [u8; 8] = *b"phubrdm1";
@@ -19,7 +19,7 @@ const MAX_NAME: usize = 64;
 /// The longest refusal.
 const MAX_WORDS: usize = 4096;
 /// The longest message, with the ports of the largest hub.
-pub(super) const MAX_BYTES: usize = 1 << 19;
+pub(in crate::verbs) const MAX_BYTES: usize = 1 << 19;
 /// Stands for a prefix that is not known.
 const UNKNOWN: u8 = 255;
 /// Queue pairs and packets are numbered with 24 bits.
@@ -27,7 +27,7 @@ const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
 
 /// What either end says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Message {
+pub(in crate::verbs) enum Message {
     /// Worker: who it is, and the size of the window that it writes.
     Hello { token: [u8; 16], send_bytes: u64 },
     /// Hub: where its ports are reached, and the size of the window that it writes.
@@ -42,7 +42,7 @@ pub(super) enum Message {
 
 /// One side's ends of all links.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Links {
+pub(in crate::verbs) struct Links {
     /// First byte of the window that the other side writes.
     pub address: u64,
     /// Its size.
@@ -55,7 +55,7 @@ pub(super) struct Links {
 
 /// One side's end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkEnd {
+pub(in crate::verbs) struct LinkEnd {
     /// Index of its NIC.
     pub nic: u16,
     /// Its queue pair.

@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::chain::{RECEIVES, ReceiveChain, SendChain};
-use super::error::VerbsError;
-use super::group::{PortState, Route};
-use super::queue_pair::{Peer, QueuePair};
 use super::registered::Registered;
 use super::work::{Tally, Work};
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
 use crate::port::Posted;
+use crate::verbs::error::VerbsError;
+use crate::verbs::group::{PortState, Route};
+use crate::verbs::handles::chain::{RECEIVES, ReceiveChain, SendChain};
+use crate::verbs::handles::queue_pair::{Peer, QueuePair};
 
 /// Fences that can be under way: one for a link that is detached, one for a neighbour's sake.
 const FENCES: u32 = 2;
@@ -53,14 +53,14 @@ impl Depths {
 
 /// Where the peer's window lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PeerWindow {
+pub(in crate::verbs) struct PeerWindow {
     pub address: u64,
     pub bytes: u64,
     pub key: u32,
 }
 
 /// A queue pair that takes in what arrives, and has no peer yet.
-pub(super) struct Unconnected {
+pub(in crate::verbs) struct Unconnected {
     // Destroyed before the route is given up, as in `Link`.
     qp: QueuePair,
     receives: ReceiveChain,
@@ -135,7 +135,7 @@ impl Unconnected {
 }
 
 /// A connected queue pair. What it posts from and what the peer writes stays registered as long as it lives.
-pub(super) struct Link {
+pub(in crate::verbs) struct Link {
     // Destroyed first: afterwards nothing touches the windows, and nothing completes under the route.
     qp: QueuePair,
     sends: SendChain,

@@ -13,10 +13,10 @@
 
 use std::fmt;
 
-use crate::sync::{AtomicU32, Ordering};
+use super::sync::{AtomicU32, Ordering};
 
 #[cfg(test)]
-#[path = "ring/tests.rs"] // so that rustfmt finds it from ../loom, too
+#[path = "tests.rs"] // so that rustfmt finds it from ../../loom, too
 mod tests;
 
 /// The shared words of one ring.

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::device::DeviceError;
 use super::ffi::*;
 use super::library::library;
+use crate::verbs::device::DeviceError;
 
 /// An `ibv_context`.
-pub(super) struct Context {
+pub(in crate::verbs) struct Context {
     raw: NonNull<ibv_context>,
     pub verbs: &'static Ibverbs,
     pub device: String,
@@ -24,7 +24,7 @@ pub(super) struct Context {
 
 /// What the device can do, of what is used.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(in crate::verbs) struct Limits {
     pub ports: u8,
     /// Work requests of a queue.
     pub work_requests: u32,
@@ -34,14 +34,14 @@ pub(super) struct Limits {
 
 /// A NIC says something about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NicEvent {
+pub(in crate::verbs) struct NicEvent {
     pub kind: ibv_event_type,
     pub about: About,
 }
 
 /// Whom an event concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum About {
+pub(in crate::verbs) enum About {
     /// A queue pair, by its number.
     QueuePair(u32),
     /// A completion queue, by its address.

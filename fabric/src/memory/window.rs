@@ -13,8 +13,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::{ALIGN, MapError, Mapping, advice};
 use crate::ids::Span;
-use crate::memory::{ALIGN, MapError, Mapping, advice};
 
 /// Seals of a window: its size is final, and nobody but its owner gets a writable mapping.
 const SEALS: SealFlags =

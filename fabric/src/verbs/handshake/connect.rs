@@ -18,14 +18,14 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::error::VerbsError;
-use super::group::Group;
 use super::join;
 use super::message::Message;
 use super::pairing::Pairing;
-use super::port::Endpoint;
 use super::wire::Wire;
-use crate::window::{RecvWindow, SendWindow, WindowError};
+use crate::memory::{RecvWindow, SendWindow, WindowError};
+use crate::verbs::error::VerbsError;
+use crate::verbs::group::Group;
+use crate::verbs::port::Endpoint;
 
 /// A handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -127,7 +127,7 @@ impl Accepted {
 }
 
 /// Tells the other end why there will be no connection.
-pub(super) fn refuse(wire: &mut Wire, error: ConnectError) -> ConnectError {
+pub(in crate::verbs) fn refuse(wire: &mut Wire, error: ConnectError) -> ConnectError {
     // One that refused has hung up.
     if !matches!(error, ConnectError::Refused(_)) {
         let _ = wire.send(&Message::Refused(error.to_string()));

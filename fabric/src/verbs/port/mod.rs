@@ -3,20 +3,27 @@
 //! Owned by one thread, which polls, posts and sleeps; what other threads have to say comes through its
 //! [`PortState`]. Completions are taken in by `arrivals.rs`, links end in `ending.rs`, `sleeping.rs` sleeps.
 
+mod arrivals;
+mod ending;
+pub(super) mod link;
+pub(super) mod registered;
+mod sleeping;
+pub(super) mod work;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::arrivals::{BATCH, Early};
-use super::ending::{GRACE, Linger};
-use super::ffi::ibv_wc;
 use super::group::{Group, MAX_RAILS, PortState};
-use super::link::Link;
-use super::work::Tally;
 use crate::connection::Connection;
 use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
+use crate::verbs::handles::ffi::ibv_wc;
+use arrivals::{BATCH, Early};
+use ending::{GRACE, Linger};
+use link::Link;
+use work::Tally;
 
 /// A connected link that no port polls yet.
 pub struct Endpoint {

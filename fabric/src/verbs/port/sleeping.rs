@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use super::group::MAX_RAILS;
-use super::port::Port;
+use super::Port;
 use crate::port::Until;
+use crate::verbs::group::MAX_RAILS;
 
 impl Port {
     /// Sleeps until `until` holds or the deadline passed; none is for ever.
-    pub(super) fn sleep(&mut self, until: Until, deadline: Option<Instant>) {
+    pub(in crate::verbs) fn sleep(&mut self, until: Until, deadline: Option<Instant>) {
         while !self.arm(until) && deadline.is_none_or(|at| Instant::now() < at) {
             self.nap(deadline);
         }
@@ -108,7 +108,7 @@ impl Port {
     }
 
     /// Waits until no detached link has posts under way, or until the deadline.
-    pub(super) fn part(&mut self, deadline: Instant) {
+    pub(in crate::verbs) fn part(&mut self, deadline: Instant) {
         self.take_all();
         self.look();
         while !self.lingering.is_empty() && Instant::now() < deadline {

@@ -10,10 +10,10 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::group::Abandoned;
-use super::port::{Attached, Endpoint, LinkState, Owner, Port};
 use super::work::Work;
+use super::{Attached, Endpoint, LinkState, Owner, Port};
 use crate::port::CloseReason;
+use crate::verbs::group::Abandoned;
 
 /// Posts that are not out after this long never will be: a live peer's NIC takes microseconds for each.
 const LINGER: Duration = Duration::from_secs(2);
@@ -21,10 +21,10 @@ const LINGER: Duration = Duration::from_secs(2);
 /// How long `detach` itself waits for that. The peer hears of the end when it is over, although this port may
 /// never be polled again; a peer that does not take its arrivals cannot hold a core for longer, nor several of
 /// them one after the other.
-pub(super) const GRACE: Duration = Duration::from_millis(50);
+pub(in crate::verbs) const GRACE: Duration = Duration::from_millis(50);
 
 /// A detached link, whose last posts may be under way.
-pub(super) struct Linger {
+pub(in crate::verbs) struct Linger {
     endpoint: Endpoint,
     deadline: Instant,
     /// Its queue pair failed: nothing more goes out.
@@ -34,7 +34,7 @@ pub(super) struct Linger {
 impl Port {
     /// Looks at what other threads have said, and at the links that are ending.
     #[inline]
-    pub(super) fn look(&mut self) {
+    pub(in crate::verbs) fn look(&mut self) {
         let changes = self.state.changes.load(Ordering::Acquire); // [change]
         if changes != self.changes_seen {
             self.changes_seen = changes;
@@ -68,7 +68,7 @@ impl Port {
 
     /// An open link is to end, once its arrivals are shown; the peer's end, too.
     #[cold]
-    pub(super) fn end(&mut self, index: usize, reason: CloseReason) {
+    pub(in crate::verbs) fn end(&mut self, index: usize, reason: CloseReason) {
         let Some(attached) = &mut self.links[index] else { return };
         match &mut attached.state {
             LinkState::Open => {
@@ -104,7 +104,7 @@ impl Port {
 
     /// A link was detached: its queue pair goes when its last posts are out. The socket ends with it, and
     /// the links of its neighbours on this port, whose posts go first, too.
-    pub(super) fn linger(&mut self, mut attached: Attached) {
+    pub(in crate::verbs) fn linger(&mut self, mut attached: Attached) {
         let route = &attached.endpoint.link.route;
         self.routes[route.number as usize] = (route.generation, Owner::Lingering);
         let open = match attached.state {
@@ -132,7 +132,7 @@ impl Port {
         self.lingering.push(Linger { endpoint: attached.endpoint, deadline, failed });
     }
 
-    pub(super) fn complete_lingering(&mut self, route: usize, work: Work, success: bool) {
+    pub(in crate::verbs) fn complete_lingering(&mut self, route: usize, work: Work, success: bool) {
         let of_route = |linger: &&mut Linger| linger.endpoint.link.route.number as usize == route;
         let Some(linger) = self.lingering.iter_mut().find(of_route) else { return };
         if !success {
@@ -181,14 +181,14 @@ impl Port {
     }
 
     /// Waits, at the port's end, until nothing is under way or never will be.
-    pub(super) fn part_from_all(&mut self) {
+    pub(in crate::verbs) fn part_from_all(&mut self) {
         if let Some(last) = self.lingering.iter().map(|linger| linger.deadline).max() {
             self.part(last);
         }
     }
 
     /// When the first of the detached links is let go of, whatever happens.
-    pub(super) fn linger_deadline(&self) -> Option<Instant> {
+    pub(in crate::verbs) fn linger_deadline(&self) -> Option<Instant> {
         self.lingering.iter().map(|linger| linger.deadline).min()
     }
 }

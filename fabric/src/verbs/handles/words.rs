@@ -1,10 +1,10 @@
 //! What libibverbs says in numbers, in words. Pure.
 
 use super::ffi::*;
-use super::work::Work;
+use crate::verbs::port::work::Work;
 
 /// A work completion's status: what happened, and what it most likely means.
-pub(super) fn status(status: ibv_wc_status, work: Work) -> String {
+pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
     let words = match status {
         // At the end that is written to, the same code says that it refused.
         IBV_WC_REM_ACCESS_ERR if work == Work::Receive => {
@@ -42,7 +42,7 @@ pub(super) fn status(status: ibv_wc_status, work: Work) -> String {
 }
 
 /// An asynchronous event by its name.
-pub(super) fn event(event: ibv_event_type) -> String {
+pub(in crate::verbs) fn event(event: ibv_event_type) -> String {
     let words = match event {
         IBV_EVENT_CQ_ERR => "IBV_EVENT_CQ_ERR: the completion queue overran",
         IBV_EVENT_QP_FATAL => "IBV_EVENT_QP_FATAL: the queue pair failed in the NIC",
@@ -56,7 +56,7 @@ pub(super) fn event(event: ibv_event_type) -> String {
 }
 
 /// A queue pair's state.
-pub(super) fn qp_state(state: ibv_qp_state) -> &'static str {
+pub(in crate::verbs) fn qp_state(state: ibv_qp_state) -> &'static str {
     match state {
         IBV_QPS_RESET => "RESET",
         IBV_QPS_INIT => "INIT",
@@ -68,7 +68,7 @@ pub(super) fn qp_state(state: ibv_qp_state) -> &'static str {
 }
 
 /// What `ibv_modify_qp` was asked to set.
-pub(super) fn qp_mask(mask: ibv_qp_attr_mask) -> String {
+pub(in crate::verbs) fn qp_mask(mask: ibv_qp_attr_mask) -> String {
     let names = [
         (IBV_QP_STATE, "STATE"),
         (IBV_QP_ACCESS_FLAGS, "ACCESS_FLAGS"),
@@ -91,7 +91,7 @@ pub(super) fn qp_mask(mask: ibv_qp_attr_mask) -> String {
 }
 
 /// A port's state.
-pub(super) fn port_state(state: ibv_port_state) -> &'static str {
+pub(in crate::verbs) fn port_state(state: ibv_port_state) -> &'static str {
     match state {
         IBV_PORT_DOWN => "DOWN",
         IBV_PORT_INIT => "INIT",

@@ -16,7 +16,7 @@
 //! A hostile producer can wake the consumer for nothing or clear the word; the consumer's sleep has
 //! a time-out, so the worst it can cause is delay.
 
-use crate::sync::{AtomicU32, Ordering, fence};
+use super::sync::{AtomicU32, Ordering, fence};
 
 /// Consumer: announces that it is about to sleep. The caller has set its rings' `wake_at` before,
 /// and looks at them once more after.

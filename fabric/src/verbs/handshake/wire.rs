@@ -18,7 +18,7 @@ const KEEPALIVE_COUNT: u32 = 3;
 
 /// One end of it.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(in crate::verbs) struct Wire {
     stream: TcpStream,
     /// For each message, from its beginning to its end.
     timeout: Duration,

@@ -12,7 +12,7 @@ use super::domain::Domain;
 use super::ffi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
 use crate::ids::Span;
 use crate::memory::Mapping;
-use crate::window::{RecvWindow, SendWindow};
+use crate::memory::{RecvWindow, SendWindow};
 
 /// A window could not be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,7 +50,7 @@ enum Memory {
 }
 
 /// An `ibv_mr`.
-pub(super) struct Region {
+pub(in crate::verbs) struct Region {
     raw: NonNull<ibv_mr>,
     domain: Arc<Domain>,
     pub address: u64,
@@ -138,7 +138,7 @@ impl Drop for Region {
 }
 
 /// How much memory this process may lock, in words.
-pub(super) fn memlock_limit() -> String {
+pub(in crate::verbs) fn memlock_limit() -> String {
     match getrlimit(Resource::Memlock).current {
         Some(bytes) => format!("{bytes} bytes (RLIMIT_MEMLOCK)"),
         None => "nothing (RLIMIT_MEMLOCK is unlimited)".into(),

@@ -34,7 +34,7 @@ pub enum LibraryError {
 }
 
 /// The functions of libibverbs. The library is never unloaded.
-pub(super) fn library() -> Result<&'static Ibverbs, LibraryError> {
+pub(in crate::verbs) fn library() -> Result<&'static Ibverbs, LibraryError> {
     static LIBRARY: OnceLock<Result<Ibverbs, LibraryError>> = OnceLock::new();
     LIBRARY.get_or_init(|| load(NAME)).as_ref().map_err(LibraryError::clone)
 }

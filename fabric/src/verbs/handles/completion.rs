@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::context::Context;
-use super::error::CreateError;
 use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
+use crate::verbs::error::CreateError;
 
 /// Entries that a queue begins with; it grows with the links.
 const FIRST_ENTRIES: u32 = 1024;
@@ -21,7 +21,7 @@ const FIRST_ENTRIES: u32 = 1024;
 const ACKNOWLEDGE: u32 = 64;
 
 /// An `ibv_cq` and its `ibv_comp_channel`.
-pub(super) struct CompletionQueue {
+pub(in crate::verbs) struct CompletionQueue {
     queue: NonNull<ibv_cq>,
     channel: NonNull<ibv_comp_channel>,
     pub context: Arc<Context>,
@@ -179,7 +179,7 @@ impl std::fmt::Debug for CompletionQueue {
 }
 
 /// The immediate that a completion of a write brought.
-pub(super) fn immediate(completion: &ibv_wc) -> u32 {
+pub(in crate::verbs) fn immediate(completion: &ibv_wc) -> u32 {
     // SAFETY: both fields of the union are 32 bits, any of which are a number.
     u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data })
 }

@@ -7,11 +7,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::context::Context;
-use super::error::CreateError;
 use super::ffi::ibv_pd;
+use crate::verbs::error::CreateError;
 
 /// An `ibv_pd`. Queue pairs and regions of one domain go together, and with no others.
-pub(super) struct Domain {
+pub(in crate::verbs) struct Domain {
     raw: NonNull<ibv_pd>,
     pub context: Arc<Context>,
 }

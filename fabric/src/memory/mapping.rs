@@ -209,7 +209,7 @@ pub fn shared_huge_pages() -> bool {
     let words = std::fs::read_to_string(SHARED_HUGE_PAGES).unwrap_or_default();
     let advised =
         ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|word| words.contains(word));
-    advised || crate::window::SendWindow::new(HUGE_PAGE).is_ok_and(|window| window.is_huge())
+    advised || super::window::SendWindow::new(HUGE_PAGE).is_ok_and(|window| window.is_huge())
 }
 
 /// Whether all memory is on one NUMA node.

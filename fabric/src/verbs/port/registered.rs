@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use super::domain::Domain;
-use super::error::VerbsError;
-use super::nic::Nic;
-use super::region::Region;
-use crate::window::{RecvWindow, SendWindow};
+use crate::memory::{RecvWindow, SendWindow};
+use crate::verbs::error::VerbsError;
+use crate::verbs::handles::domain::Domain;
+use crate::verbs::handles::region::Region;
+use crate::verbs::nic::Nic;
 
 /// A connection's windows on one NIC: registered in a domain of its own.
-pub(super) struct Registered {
+pub(in crate::verbs) struct Registered {
     pub nic: Arc<Nic>,
     pub domain: Arc<Domain>,
     pub send: Arc<Region>,

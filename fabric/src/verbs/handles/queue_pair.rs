@@ -6,14 +6,14 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::address::{Address, LinkLayer};
 use super::completion::CompletionQueue;
 use super::domain::Domain;
-use super::error::CreateError;
 use super::ffi::*;
-use super::gid;
-use super::nic::Nic;
 use super::words;
+use crate::verbs::address::{Address, LinkLayer};
+use crate::verbs::error::CreateError;
+use crate::verbs::gid;
+use crate::verbs::nic::Nic;
 
 /// Local time-out of a packet: 4.096 us x 2^17 = 0.54 s, times [`RETRIES`]. Longer than what can be queued before it
 /// takes: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 2^14 (67 ms) NICs there sent a fifth of all
@@ -57,14 +57,14 @@ pub struct ModifyError {
 
 /// The other end of a queue pair, as the handshake brought it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Peer {
+pub(in crate::verbs) struct Peer {
     pub address: Address,
     pub number: u32,
     pub first_packet: u32,
 }
 
 /// An `ibv_qp`.
-pub(super) struct QueuePair {
+pub(in crate::verbs) struct QueuePair {
     raw: NonNull<ibv_qp>,
     domain: Arc<Domain>,
     _queue: Arc<CompletionQueue>,

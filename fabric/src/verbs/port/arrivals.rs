@@ -1,19 +1,19 @@
 //! Completions: taken from the queues of a port's NICs, and what becomes of each.
 
-use super::completion::immediate;
-use super::ffi::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, ibv_wc};
-use super::port::{LinkState, Owner, Port};
-use super::words;
 use super::work::{Work, WorkId};
+use super::{LinkState, Owner, Port};
 use crate::ids::{Imm, LinkId};
 use crate::port::{Arrival, CloseReason};
+use crate::verbs::handles::completion::immediate;
+use crate::verbs::handles::ffi::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, ibv_wc};
+use crate::verbs::handles::words;
 
 /// Completions that are taken at once.
-pub(super) const BATCH: usize = 64;
+pub(in crate::verbs) const BATCH: usize = 64;
 
 /// A completion of a link that is not attached yet. There are at most as many as it has receive requests:
 /// none is posted again before an arrival is shown.
-pub(super) struct Early {
+pub(in crate::verbs) struct Early {
     route: usize,
     generation: u32,
     what: ibv_wc,
@@ -21,7 +21,7 @@ pub(super) struct Early {
 
 impl Port {
     /// Fills `into` from `filled` on; never takes an arrival from a queue that there is no room to show.
-    pub(super) fn poll_queues(&mut self, into: &mut [Arrival], mut filled: usize) -> usize {
+    pub(in crate::verbs) fn poll_queues(&mut self, into: &mut [Arrival], mut filled: usize) -> usize {
         let rails = self.state.rails.len();
         self.first = (self.first + 1) % rails;
         for turn in 0..rails {
@@ -47,7 +47,7 @@ impl Port {
 
     /// Takes all that has completed into the stash: everything that was in the queues when this began.
     #[cold]
-    pub(super) fn take_all(&mut self) {
+    pub(in crate::verbs) fn take_all(&mut self) {
         for rail in 0..self.state.rails.len() {
             // Other links may go on completing; what is older comes first.
             let mut left = self.state.rails[rail].queue.entries() as usize;
@@ -76,7 +76,7 @@ impl Port {
 
     /// An arrival has been shown: its receive request can be posted again.
     #[inline]
-    pub(super) fn shown(&mut self, arrival: Arrival) {
+    pub(in crate::verbs) fn shown(&mut self, arrival: Arrival) {
         let index = arrival.link.index();
         let Some(attached) = &mut self.links[index] else { return };
         if let Err(errno) = attached.endpoint.link.shown(&mut self.tally) {
@@ -142,7 +142,7 @@ impl Port {
     }
 
     /// A link was attached: shows what had completed for it before.
-    pub(super) fn take_early(&mut self, route: usize, generation: u32, index: usize) {
+    pub(in crate::verbs) fn take_early(&mut self, route: usize, generation: u32, index: usize) {
         let early = std::mem::take(&mut self.early);
         for early in early {
             if (early.route, early.generation) != (route, generation) {
@@ -156,7 +156,7 @@ impl Port {
     }
 
     /// A route is another link's from now on.
-    pub(super) fn forget_early(&mut self, route: usize) {
+    pub(in crate::verbs) fn forget_early(&mut self, route: usize) {
         self.early.retain(|early| early.route != route);
     }
 
@@ -180,7 +180,7 @@ impl Port {
 
     /// A call of the data path failed.
     #[cold]
-    pub(super) fn fail_call(&mut self, index: usize, call: &str, errno: i32) {
+    pub(in crate::verbs) fn fail_call(&mut self, index: usize, call: &str, errno: i32) {
         let Some(attached) = &self.links[index] else { return };
         let error = std::io::Error::from_raw_os_error(errno);
         let words = format!("{call} for {}: {error}", attached.endpoint.peer);

@@ -7,23 +7,23 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::address::Address;
 use super::connect::{ConnectError, Joined};
-use super::error::VerbsError;
-use super::group::{Group, PortState};
-use super::link::{Link, PeerWindow, Unconnected};
 use super::message::{LinkEnd, Links, Message};
-use super::nic::Nic;
 use super::pairing::{Pairing, pair};
-use super::port::Endpoint;
-use super::queue_pair::Peer;
-use super::registered::Registered;
 use super::wire::Wire;
 use crate::connection::{Alarm, Connection};
-use crate::window::{RecvWindow, SendWindow, WindowError};
+use crate::memory::{RecvWindow, SendWindow, WindowError};
+use crate::verbs::address::Address;
+use crate::verbs::error::VerbsError;
+use crate::verbs::group::{Group, PortState};
+use crate::verbs::handles::queue_pair::Peer;
+use crate::verbs::nic::Nic;
+use crate::verbs::port::Endpoint;
+use crate::verbs::port::link::{Link, PeerWindow, Unconnected};
+use crate::verbs::port::registered::Registered;
 
 /// All that a connection has but the socket.
-pub(super) struct Parts {
+pub(in crate::verbs) struct Parts {
     recv: RecvWindow,
     links: Vec<(Arc<PortState>, Link)>,
     pairings: Vec<Pairing>,
@@ -53,7 +53,7 @@ impl Parts {
 }
 
 /// The hub's half.
-pub(super) fn welcome(
+pub(in crate::verbs) fn welcome(
     wire: &mut Wire,
     group: &Arc<Group>,
     ours: &Arc<SendWindow>,
@@ -101,7 +101,7 @@ pub(super) fn welcome(
 }
 
 /// The worker's half.
-pub(super) fn connect(
+pub(in crate::verbs) fn connect(
     wire: &mut Wire,
     address: SocketAddr,
     group: &Arc<Group>,
@@ -225,7 +225,7 @@ fn expect_links(wire: &mut Wire, capacities: &[u32]) -> Result<Links, ConnectErr
     Ok(links)
 }
 
-pub(super) fn unexpected(expected: &str, seen: &Message) -> ConnectError {
+pub(in crate::verbs) fn unexpected(expected: &str, seen: &Message) -> ConnectError {
     ConnectError::Nonsense(format!("expected {expected}, got {}", seen.name()))
 }
 

@@ -1,6 +1,6 @@
 //! Which NIC of the worker each port of the hub is linked with. Pure; the worker computes it.
 
-use super::address::Address;
+use crate::verbs::address::Address;
 
 /// One hub port's partner.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Pairing {
 
 /// Pairs each hub port that has a link with a NIC of the worker: one of its subnet first, and round robin
 /// among several; else round robin over all of its link layer. None can be reached where there is none.
-pub(super) fn pair(
+pub(in crate::verbs) fn pair(
     hub: &[Address],
     linked: impl Fn(usize) -> bool,
     worker: &[Address],

@@ -15,9 +15,9 @@ use super::region::Region;
 
 /// Sends that are handed over at once. A call of `ibv_post_send` costs a doorbell: 32 of them make it small
 /// beside the sends, and are 4.6 KB of a link.
-pub(super) const SENDS: usize = 32;
+pub(in crate::verbs) const SENDS: usize = 32;
 /// Receive requests that are handed over at once.
-pub(super) const RECEIVES: u32 = 16;
+pub(in crate::verbs) const RECEIVES: u32 = 16;
 
 #[repr(C)]
 struct Send {
@@ -26,7 +26,7 @@ struct Send {
 }
 
 /// A chain of RDMA writes with immediate.
-pub(super) struct SendChain {
+pub(in crate::verbs) struct SendChain {
     sends: Box<[Send; SENDS]>,
     held: usize,
 }
@@ -119,7 +119,7 @@ impl SendChain {
 
 /// A chain of receive requests without buffers: a write with immediate takes one, and brings its bytes by
 /// itself.
-pub(super) struct ReceiveChain {
+pub(in crate::verbs) struct ReceiveChain {
     receives: Box<[ibv_recv_wr; RECEIVES as usize]>,
 }
 

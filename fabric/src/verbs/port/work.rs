@@ -2,7 +2,7 @@
 
 /// What a request was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(in crate::verbs) enum Work {
     /// A receive request: an arrival.
     Receive,
     /// A signalled post: it and those before it are done.
@@ -14,14 +14,14 @@ pub(super) enum Work {
 /// A `wr_id`: two bits of kind, 30 of the link's route, 32 of the route's generation. A completion that was in
 /// the queue before its link was detached names a generation that nobody has any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WorkId {
+pub(in crate::verbs) struct WorkId {
     pub work: Work,
     pub route: u32,
     pub generation: u32,
 }
 
 /// Slots that a port can have.
-pub(super) const MAX_ROUTES: u32 = 1 << 30;
+pub(in crate::verbs) const MAX_ROUTES: u32 = 1 << 30;
 
 impl WorkId {
     pub fn encode(self) -> u64 {

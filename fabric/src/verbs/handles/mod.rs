@@ -1,0 +1,30 @@
+//! The handles of libibverbs: one type a kind of handle, which destroys it and holds what it was made from.
+//!
+//! Most of it is on the `unsafe` list. Knows nothing of links.
+
+#[allow(unsafe_code)]
+pub(super) mod chain;
+#[allow(unsafe_code)]
+pub(super) mod completion;
+#[allow(unsafe_code)]
+pub(super) mod context;
+#[allow(unsafe_code)]
+pub(super) mod domain;
+#[allow(
+    unsafe_code,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    non_upper_case_globals,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
+pub(super) mod ffi;
+mod layout;
+#[allow(unsafe_code)]
+pub(super) mod library;
+#[allow(unsafe_code)]
+pub(super) mod queue_pair;
+#[allow(unsafe_code)]
+pub(super) mod region;
+pub(super) mod words;

@@ -1,0 +1,7 @@
+//! The handshake: over TCP, it exchanges addresses, queue pairs and keys, and makes the links of a connection.
+
+pub(super) mod connect;
+pub(super) mod join;
+pub(super) mod message;
+pub(super) mod pairing;
+pub(super) mod wire;
