@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         path if path.ends_with(".xml") => Host::from_xml(path)?,
         description => Host::from_synthetic(description)?,
     };
-    // Full chunks, and each tenth a tensor's shorter last one.
+    // Full chunks; every tenth is the shorter last chunk of a tensor.
     let weight = |item: u64| if item % 10 == 9 { item * 1033 % CHUNK_BYTES + 4 } else { CHUNK_BYTES };
     let weights: Vec<u64> = (0..items as u64).map(weight).collect();
     let request =

@@ -1,4 +1,4 @@
-//! Amounts in people's units.
+//! Amounts in units that people read.
 //!
 //! Must not know what is measured.
 
@@ -10,7 +10,7 @@ pub fn bytes(bytes: u64) -> String {
     }
     let mut value = bytes as f64;
     let mut unit = 0;
-    // 999.5 would print as 1000: step up before that.
+    // 999.5 would print as 1000: take the next unit before that.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;

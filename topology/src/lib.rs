@@ -9,11 +9,11 @@
 //!
 //! A [`Host`] is plain data: sockets, NUMA nodes, cores, caches, NICs. [`place`](place::place) is a pure
 //! function from a host and a list of weights in bytes to a [`Plan`]: the owning core of every item, the
-//! NICs of every core, the balance reached, and the reasons in words. [`lpt`] is the balancing rule alone,
-//! for whoever must compute the same owner table far from the machine.
+//! NICs of every core, the balance reached, and the reasons in words. [`lpt`] is the balancing rule alone:
+//! a process on another machine computes the same owner table with it.
 //!
-//! Deliberately absent: what an item is. This crate sees weights, never chunks, tensors, peers or threads,
-//! and it changes nothing on the machine it looks at.
+//! Deliberately absent: what an item is. This crate sees weights, never chunks, tensors, peers or threads.
+//! It changes nothing on the machine that it reads.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Newtype numbers of the machine's parts, so that a cpu is never taken for a node.
+//! Newtype numbers of the machine's parts, so that a cpu number is never used as a node number.
 //!
 //! Must not know what the parts are made of.
 
@@ -26,22 +26,22 @@ macro_rules! id {
 }
 
 id!(
-    /// A socket (processor package), by the number the operating system gives it: may have gaps.
+    /// A socket (processor package), by the number the operating system gives it. Numbers may have gaps.
     SocketId,
     "socket"
 );
 id!(
-    /// A NUMA node, by the number the operating system gives it: may have gaps.
+    /// A NUMA node, by the number the operating system gives it. Numbers may have gaps.
     NodeId,
     "node"
 );
 id!(
-    /// A processing unit (hardware thread), by the number that affinity masks use: may have gaps.
+    /// A processing unit (hardware thread), by the number that affinity masks use. Numbers may have gaps.
     CpuId,
     "cpu"
 );
 id!(
-    /// A physical core, numbered densely over the host in socket order; holds one or more [`CpuId`]s.
+    /// A physical core, numbered over the host in socket order without gaps. It has one or more [`CpuId`]s.
     CoreId,
     "core"
 );

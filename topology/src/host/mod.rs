@@ -1,6 +1,6 @@
 //! The machine as plain data.
 //!
-//! Must not know where the data came from beyond naming it ([`Source`]), nor what it will be used for.
+//! Must not know where the data came from, apart from its name ([`Source`]), nor what it will be used for.
 //!
 //! ```text
 //!   Host ── sockets ── nodes (NUMA) ── cpus (one per hardware thread; CoreId tells siblings apart)
@@ -21,18 +21,18 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A machine: what it is made of, and what of it this process may use.
+/// A machine: its parts, and which of them this process may use.
 ///
 /// # What counts as a NIC
 ///
 /// An Ethernet or InfiniBand net device with real hardware below it (`/sys/class/net/X/device` exists), and
-/// every RDMA device. An RDMA device takes the place of its net devices: one [`Nic`] with both names. Not
+/// every RDMA device. An RDMA device and its net devices are one [`Nic`] with all their names. These are not
 /// NICs: loopback, bridges, bonds, VLANs, veth, tun, container devices, wireless, and an SR-IOV virtual
-/// function whose physical function is itself listed (they share one wire). A soft-RoCE device makes a NIC
-/// of whatever net device it lies on.
+/// function whose physical function is also listed (they share one wire). With soft-RoCE, any net device below
+/// an RDMA device is a NIC.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
-    /// The host's name, if the source tells it.
+    /// The host's name, if the source says it.
     pub name: Option<String>,
     /// Where this description came from.
     pub source: Source,
@@ -42,11 +42,11 @@ pub struct Host {
     pub nodes: Vec<Node>,
     /// Processing units, by id; at least one.
     pub cpus: Vec<Cpu>,
-    /// Caches, by level and first cpu; empty if the source does not tell.
+    /// Caches, by level and first cpu; empty if the source does not list them.
     pub caches: Vec<Cache>,
-    /// NICs, by name as people count (`eth2` before `eth10`); [`NicId`] is the index.
+    /// NICs, in the natural order of their names (`eth2` before `eth10`); [`NicId`] is the index.
     pub nics: Vec<Nic>,
-    /// What was left out or guessed while reading, and why, in sentences.
+    /// What the reader left out or guessed, and why, in sentences.
     pub notes: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ pub struct Socket {
 pub struct Node {
     /// Its number.
     pub id: NodeId,
-    /// The socket it belongs to; `None` for memory without cpus, or spanning sockets.
+    /// The socket it belongs to; `None` if it has no cpus, or cpus of several sockets.
     pub socket: Option<SocketId>,
     /// Memory on it, if known.
     pub memory_bytes: Option<u64>,
@@ -114,7 +114,7 @@ pub enum Source {
     LiveHwloc,
     /// This machine, by sysfs alone, under this root (normally `/sys`).
     LiveSysfs(PathBuf),
-    /// An XML file as `lstopo --of xml` writes.
+    /// An XML file that `lstopo --of xml` wrote.
     Xml(PathBuf),
     /// A synthetic description, see [`Host::from_synthetic`].
     Synthetic(String),
@@ -147,18 +147,18 @@ impl Host {
         self.nics.get(id.index())
     }
 
-    /// The NIC that goes by this name, be it the RDMA device's or a net device's.
+    /// The NIC with this name, which may be that of its RDMA device or of a net device.
     pub fn nic_named(&self, name: &str) -> Option<NicId> {
-        self.nics.iter().position(|nic| nic.answers_to(name)).map(|at| NicId(at as u32))
+        self.nics.iter().position(|nic| nic.has_name(name)).map(|at| NicId(at as u32))
     }
 
-    /// How many physical cores there are.
+    /// The number of physical cores.
     pub fn core_count(&self) -> usize {
         self.cpus.iter().map(|cpu| cpu.core.index() + 1).max().unwrap_or(0)
     }
 
-    /// The sockets that a node's cpus lie in, as a heading: `Socket 0`, `Sockets 0-3`, `No socket`.
-    pub(crate) fn sockets_of(&self, node: NodeId) -> String {
+    /// A heading that names the sockets of a node's cpus: `Socket 0`, `Sockets 0-3`, `No socket`.
+    pub(crate) fn socket_heading(&self, node: NodeId) -> String {
         let sockets: BTreeSet<u32> =
             self.cpus.iter().filter(|cpu| cpu.node == node).map(|cpu| cpu.socket.0).collect();
         match sockets.len() {
@@ -168,7 +168,7 @@ impl Host {
         }
     }
 
-    /// The host in one line: its name or source, and what it counts.
+    /// The host in one line: its name, and the number of its parts.
     pub fn summary(&self) -> String {
         let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
         format!(

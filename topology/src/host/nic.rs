@@ -1,7 +1,7 @@
-//! A network interface as placement sees it: where it sits, how fast it is, what it is called.
+//! A network interface as placement sees it: its place, its speed, its names.
 //!
-//! One [`Nic`] is one device, not one port: an RDMA device takes the place of its net devices and carries
-//! their names. Must not know how it was found, nor anything about addresses and peers.
+//! One [`Nic`] is one device, not one port. An RDMA device and its net devices are one NIC with all their
+//! names. Must not know how it was found, nor anything about addresses and peers.
 
 use super::ids::{NodeId, SocketId};
 use super::pci::PciAddress;
@@ -15,24 +15,24 @@ pub struct Nic {
     pub name: String,
     /// What kind of device it is.
     pub kind: NicKind,
-    /// The NUMA node it hangs on; `None` if unknown, or if it is only known to be near a whole socket.
+    /// The NUMA node it is attached to; `None` if unknown, or if only its socket is known.
     pub node: Option<NodeId>,
-    /// The socket it hangs on; `None` if unknown.
+    /// The socket it is attached to; `None` if unknown.
     pub socket: Option<SocketId>,
-    /// Its PCI function; for soft-RoCE, that of the net device below.
+    /// Its PCI function; for soft-RoCE, that of the net device below it.
     pub pci: Option<PciAddress>,
-    /// Its speed, if anything told it.
+    /// Its speed, if known.
     pub speed: Option<Speed>,
-    /// Net devices (`eth0`, `ib0`) that are this NIC.
+    /// The net devices (`eth0`, `ib0`) of this NIC.
     pub netdevs: Vec<String>,
-    /// The RDMA device (`mlx5_0`, `rxe0`) that is this NIC.
+    /// The RDMA device (`mlx5_0`, `rxe0`) of this NIC.
     pub ibdev: Option<String>,
-    /// Whether it has a link; `None` if nothing told.
+    /// Whether it has a link; `None` if unknown.
     pub link_up: Option<bool>,
 }
 
 impl Nic {
-    /// A NIC of which nothing but name and kind is known.
+    /// A NIC whose name and kind are known, and nothing else.
     pub fn named(name: impl Into<String>, kind: NicKind) -> Self {
         Self {
             name: name.into(),
@@ -52,8 +52,8 @@ impl Nic {
         self.speed.map(|speed| speed.bits_per_s)
     }
 
-    /// Whether `name` is one of the names this NIC goes by.
-    pub fn answers_to(&self, name: &str) -> bool {
+    /// Whether `name` is one of this NIC's names.
+    pub fn has_name(&self, name: &str) -> bool {
         self.name == name || self.ibdev.as_deref() == Some(name) || self.netdevs.iter().any(|n| n == name)
     }
 }
@@ -76,7 +76,7 @@ pub enum NicKind {
 }
 
 impl NicKind {
-    /// Whether RDMA verbs work on it.
+    /// Whether it supports RDMA verbs.
     pub fn has_verbs(self) -> bool {
         self != Self::Ethernet
     }
@@ -95,12 +95,12 @@ impl fmt::Display for NicKind {
     }
 }
 
-/// A speed, and what told it.
+/// A speed, and where it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed {
     /// Bits per second, one direction; never 0.
     pub bits_per_s: u64,
-    /// What told it.
+    /// Where it was read.
     pub source: SpeedSource,
 }
 
@@ -111,18 +111,18 @@ impl Speed {
     }
 }
 
-/// Where a [`Speed`] comes from.
+/// Where a [`Speed`] was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpeedSource {
     /// The port's negotiated rate.
     Port,
-    /// The PCI link's rate: an upper bound of the port's.
+    /// The PCI link's rate: an upper bound of the port's rate.
     PciLink,
     /// Given by the synthetic description.
     Given,
 }
 
-/// Compares names as people count: `eth2` before `eth10`.
+/// Compares names with their numbers as numbers: `eth2` before `eth10`.
 pub(crate) fn natural_order(a: &str, b: &str) -> Ordering {
     let (mut a_rest, mut b_rest) = (a.as_bytes(), b.as_bytes());
     while let (Some(&x), Some(&y)) = (a_rest.first(), b_rest.first()) {
@@ -156,19 +156,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_sort_as_people_count() {
+    fn names_sort_by_their_numbers() {
         let mut names = ["mlx5_10", "eth10", "mlx5_2", "eth2", "eth", "eth02"];
         names.sort_by(|a, b| natural_order(a, b));
         assert_eq!(names, ["eth", "eth02", "eth2", "eth10", "mlx5_2", "mlx5_10"]);
     }
 
     #[test]
-    fn a_nic_answers_to_all_its_names() {
+    fn a_nic_has_all_its_names() {
         let nic = Nic {
             netdevs: vec!["eth2".into(), "ib0".into()],
             ibdev: Some("mlx4_0".into()),
             ..Nic::named("mlx4_0", NicKind::Infiniband)
         };
-        assert!(nic.answers_to("mlx4_0") && nic.answers_to("ib0") && !nic.answers_to("ib1"));
+        assert!(nic.has_name("mlx4_0") && nic.has_name("ib0") && !nic.has_name("ib1"));
     }
 }

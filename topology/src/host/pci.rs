@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Domain, bus, device and function; printed as Linux does: `0000:3b:00.1`.
+/// Domain, bus, device and function; printed as Linux prints it: `0000:3b:00.1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     /// PCI domain (segment).
@@ -27,7 +27,7 @@ impl fmt::Display for PciAddress {
 /// The text is not of the form `dddd:bb:dd.f`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{seen}\" is not a PCI address: expected domain:bus:device.function in hexadecimal, as 0000:3b:00.1"
+    "\"{seen}\" is not a PCI address: expected domain:bus:device.function in hexadecimal, such as 0000:3b:00.1"
 )]
 pub struct ParsePciAddressError {
     seen: String,

@@ -1,33 +1,34 @@
-//! Dealing whole cores to things of unequal weight, by the method of Webster with a first seat for each.
+//! Deals whole cores ("seats") to claimants of unequal weight: Webster's method, with a first seat for each.
 //!
-//! Must not know what gets the seats. The first seat comes before any second one, so that no NIC is idle; the
-//! rest go where weight / (2 * seats + 1) is greatest, which favours neither the large nor the small.
+//! Every claimant gets its first seat before any gets a second, so that no NIC is idle. Each further seat goes to
+//! the claimant with the greatest weight / (2 * seats + 1), which favours neither large nor small ones. Must not
+//! know what the claimants are.
 
 use std::cmp::Ordering;
 
-/// Who gets the next seat: of those open, and of equals the lowest; `None` if none is open.
-pub fn next(weights: &[u64], seats: &[u64], open: impl Fn(usize) -> bool) -> Option<usize> {
+/// The claimant that gets the next seat: the lowest index among equals; `None` if no claimant is open.
+pub fn next_seat(weights: &[u64], seats: &[u64], open: impl Fn(usize) -> bool) -> Option<usize> {
     let mut best: Option<usize> = None;
     for at in (0..weights.len()).filter(|&at| open(at)) {
-        if best.is_none_or(|other| claim(weights, seats, at, other) == Ordering::Greater) {
+        if best.is_none_or(|other| compare_claims(weights, seats, at, other) == Ordering::Greater) {
             best = Some(at);
         }
     }
     best
 }
 
-/// How many of `total` seats each gets, on top of the `seats` they have.
-pub fn deal(weights: &[u64], seats: &[u64], total: usize) -> Vec<u64> {
+/// How many of `total` seats each claimant gets, in addition to the `seats` that it has.
+pub fn deal_seats(weights: &[u64], seats: &[u64], total: usize) -> Vec<u64> {
     let mut held = seats.to_vec();
     for _ in 0..total {
-        if let Some(at) = next(weights, &held, |_| true) {
+        if let Some(at) = next_seat(weights, &held, |_| true) {
             held[at] += 1;
         }
     }
     held.iter().zip(seats).map(|(after, before)| after - before).collect()
 }
 
-fn claim(weights: &[u64], seats: &[u64], a: usize, b: usize) -> Ordering {
+fn compare_claims(weights: &[u64], seats: &[u64], a: usize, b: usize) -> Ordering {
     let first_seat = (seats[a] == 0).cmp(&(seats[b] == 0));
     let quotient = |x: usize, y: usize| u128::from(weights[x]) * (2 * u128::from(seats[y]) + 1);
     first_seat.then_with(|| quotient(a, b).cmp(&quotient(b, a)))
@@ -40,21 +41,21 @@ mod tests {
 
     #[test]
     fn seats_follow_weights() {
-        assert_eq!(deal(&[1, 1], &[0, 0], 8), [4, 4]);
-        assert_eq!(deal(&[100, 25], &[0, 0], 10), [8, 2]);
-        assert_eq!(deal(&[100, 1], &[0, 0], 4), [3, 1]);
-        assert_eq!(deal(&[1, 1, 1], &[0, 0, 0], 4), [2, 1, 1]);
-        assert_eq!(deal(&[], &[], 4), [0u64; 0]);
+        assert_eq!(deal_seats(&[1, 1], &[0, 0], 8), [4, 4]);
+        assert_eq!(deal_seats(&[100, 25], &[0, 0], 10), [8, 2]);
+        assert_eq!(deal_seats(&[100, 1], &[0, 0], 4), [3, 1]);
+        assert_eq!(deal_seats(&[1, 1, 1], &[0, 0, 0], 4), [2, 1, 1]);
+        assert_eq!(deal_seats(&[], &[], 4), [0u64; 0]);
     }
 
     proptest! {
         #[test]
-        fn all_seats_are_dealt_and_nobody_goes_without(
+        fn all_seats_are_dealt_and_every_claimant_gets_one(
             weights in proptest::collection::vec(1u64..1000, 1..20),
             extra in 0usize..50,
         ) {
             let total = weights.len() + extra;
-            let seats = deal(&weights, &vec![0; weights.len()], total);
+            let seats = deal_seats(&weights, &vec![0; weights.len()], total);
             prop_assert_eq!(seats.iter().sum::<u64>(), total as u64);
             prop_assert!(seats.iter().all(|&n| n >= 1));
         }

@@ -1,9 +1,9 @@
-//! Which cpus become owners.
+//! Chooses the cpus that become owners.
 //!
-//! Must not know items, nor which NIC a core will get: only how fast the NICs near each node are.
+//! Must not know items, nor which NIC a core will get: only the speed of the NICs near each node.
 
 use super::nic_choice::UsedNic;
-use super::wiring::{Group, homes};
+use super::wiring::{Group, home_groups};
 use super::{CoreChoice, PlaceError, apportion};
 use crate::cpulist;
 use crate::host::{CoreId, Cpu, CpuId, Host, NodeId, SocketId};
@@ -47,17 +47,17 @@ fn explicit(host: &Host, ids: &[CpuId]) -> Result<Vec<Cpu>, PlaceError> {
     if ids.is_empty() {
         return Err(PlaceError::NoCores);
     }
-    let list = |keep: &dyn Fn(&Cpu) -> bool| {
+    let list_where = |keep: &dyn Fn(&Cpu) -> bool| {
         cpulist::format(host.cpus.iter().filter(|cpu| keep(cpu)).map(|cpu| cpu.id.0))
     };
     let mut seen = BTreeSet::new();
     let mut chosen = Vec::with_capacity(ids.len());
     for &id in ids {
         let Some(cpu) = host.cpu(id) else {
-            return Err(PlaceError::UnknownCpu { cpu: id, known: list(&|_| true) });
+            return Err(PlaceError::UnknownCpu { cpu: id, known: list_where(&|_| true) });
         };
         if !cpu.allowed {
-            return Err(PlaceError::CpuNotAllowed { cpu: id, allowed: list(&|cpu| cpu.allowed) });
+            return Err(PlaceError::CpuNotAllowed { cpu: id, allowed: list_where(&|cpu| cpu.allowed) });
         }
         if !seen.insert(id) {
             return Err(PlaceError::RepeatedCpu { cpu: id });
@@ -67,7 +67,7 @@ fn explicit(host: &Host, ids: &[CpuId]) -> Result<Vec<Cpu>, PlaceError> {
     Ok(chosen)
 }
 
-/// A node's cpus that are still free at this rank of siblings.
+/// A node's free cpus. The first threads of its cores are added first, then their siblings.
 struct Pool<'a> {
     node: NodeId,
     socket: SocketId,
@@ -79,9 +79,9 @@ fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<St
     let mut pools = pools(allowed);
     let groups: Vec<Group> =
         pools.iter().map(|pool| Group { node: pool.node, socket: pool.socket, cores: pool.cores }).collect();
-    // What each node's NICs weigh; without NICs, what its cores do.
+    // The weight of each node's NICs.
     let mut demand = vec![0u64; pools.len()];
-    for (nic, home) in nics.iter().zip(homes(nics, &groups)) {
+    for (nic, home) in nics.iter().zip(home_groups(nics, &groups)) {
         demand[home] = demand[home].saturating_add(nic.weight);
     }
     let near: BTreeSet<SocketId> = groups
@@ -96,19 +96,19 @@ fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<St
     let mut ranks = ranks(allowed).into_iter();
     while chosen.len() < count {
         // Nodes with NICs first, then the rest of their sockets, then anywhere.
-        let next = apportion::next(&demand, &taken, |at| demand[at] > 0 && !pools[at].free.is_empty())
+        let next = apportion::next_seat(&demand, &taken, |at| demand[at] > 0 && !pools[at].free.is_empty())
             .or_else(|| {
-                apportion::next(&cores, &taken, |at| {
+                apportion::next_seat(&cores, &taken, |at| {
                     near.contains(&pools[at].socket) && !pools[at].free.is_empty()
                 })
             })
-            .or_else(|| apportion::next(&cores, &taken, |at| !pools[at].free.is_empty()));
+            .or_else(|| apportion::next_seat(&cores, &taken, |at| !pools[at].free.is_empty()));
         match next {
             Some(at) => {
                 taken[at] += 1;
                 chosen.extend(pools[at].free.pop_front().cloned());
             }
-            // Every physical core of every node has its owner: now the next threads of each.
+            // Every physical core has an owner: add the next thread of each core.
             None => match ranks.next() {
                 Some(rank) => pools.iter_mut().for_each(|pool| {
                     pool.free.extend(rank.iter().filter(|cpu| cpu.node == pool.node));
@@ -117,11 +117,17 @@ fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<St
             },
         }
     }
-    explain(&pools, &demand, &taken, count, reasons);
+    explain_spread(&pools, &demand, &taken, count, reasons);
     chosen
 }
 
-fn explain(pools: &[Pool<'_>], demand: &[u64], taken: &[u64], count: usize, reasons: &mut Vec<String>) {
+fn explain_spread(
+    pools: &[Pool<'_>],
+    demand: &[u64],
+    taken: &[u64],
+    count: usize,
+    reasons: &mut Vec<String>,
+) {
     if pools.len() > 1 {
         let words: Vec<String> =
             pools.iter().zip(taken).map(|(pool, n)| format!("{n} on {}", pool.node)).collect();
@@ -131,7 +137,8 @@ fn explain(pools: &[Pool<'_>], demand: &[u64], taken: &[u64], count: usize, reas
     }
     let far: u64 = demand.iter().zip(taken).filter(|&(&demand, _)| demand == 0).map(|(_, &n)| n).sum();
     if far > 0 && demand.iter().any(|&demand| demand > 0) {
-        reasons.push(format!("Nodes with NICs have too few cores: {far} of {count} are on nodes without."));
+        reasons
+            .push(format!("Nodes with NICs have too few cores: {far} of {count} are on nodes without NICs."));
     }
 }
 
@@ -153,7 +160,7 @@ fn pools<'a>(allowed: &[&'a Cpu]) -> Vec<Pool<'a>> {
     pools.into_values().collect()
 }
 
-/// The first threads of all cores, then the second ones, and so on.
+/// The first threads of all cores, then the second threads, and so on.
 fn ranks<'a>(allowed: &[&'a Cpu]) -> Vec<Vec<&'a Cpu>> {
     let mut ranks: Vec<Vec<&Cpu>> = Vec::new();
     let mut threads: BTreeMap<CoreId, usize> = BTreeMap::new();

@@ -5,13 +5,12 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The bin of each item: heaviest first, each to the least-loaded bin.
+/// The bin of each item: the heaviest item first, each to the least-loaded bin.
 ///
-/// Deterministic, and the same on every machine: equal weights are taken in index order, and of equally loaded
-/// bins the lowest is taken. No load is more than 4/3 - 1/(3 * bins) of the best possible maximum (Graham
-/// 1969). This is the very rule that [`place`](crate::place::place) uses with
-/// [`Evenness::Cores`](crate::Evenness::Cores), so both ends of a wire can compute one owner table from
-/// weights and a number.
+/// The result is the same on every machine: equal weights are taken in index order, and the lowest of equally
+/// loaded bins is taken. No load is more than 4/3 - 1/(3 * bins) of the best possible maximum (Graham 1969).
+/// [`place`](crate::place::place) uses this rule with [`Evenness::Cores`](crate::Evenness::Cores), so both ends
+/// of a link can compute the owner table from the weights and the number of bins.
 ///
 /// O(n log n); a million items take about a tenth of a second.
 ///
@@ -22,8 +21,8 @@ pub fn lpt(weights: &[u64], bins: usize) -> Vec<u32> {
     lpt_by_share(weights, &vec![1; bins])
 }
 
-/// As [`lpt`], with bins of unequal speed: each item goes where it would be finished first, that is where
-/// (load + weight) / share is least. With equal shares it is [`lpt`].
+/// As [`lpt`], with bins of unequal speed: each item goes to the bin that would finish it first, which is the bin
+/// with the least (load + weight) / share. With equal shares it is [`lpt`].
 ///
 /// # Panics
 ///
@@ -38,8 +37,8 @@ pub fn lpt_by_share(weights: &[u64], shares: &[u64]) -> Vec<u32> {
     let mut bin_of = vec![0; weights.len()];
     for item in order {
         let weight = u128::from(weights[item]);
-        let best = if classes.len() == 1 { 0 } else { soonest(&classes, weight) };
-        // What is added is this item's own weight: PHub's published code added another's, and its fullest
+        let best = if classes.len() == 1 { 0 } else { soonest_class(&classes, weight) };
+        // Add the weight of this item. PHub's published code added the weight of another item, and its fullest
         // bin held 1.874 times the mean.
         if let Some(mut top) = classes[best].bins.peek_mut() {
             bin_of[item] = top.0.bin;
@@ -49,7 +48,7 @@ pub fn lpt_by_share(weights: &[u64], shares: &[u64]) -> Vec<u32> {
     bin_of
 }
 
-/// Bins of one share; within a class the least-loaded bin is always the best.
+/// Bins with the same share. Within a class the least-loaded bin is always the best.
 struct Class {
     share: u128,
     bins: BinaryHeap<Reverse<Bin>>,
@@ -73,15 +72,15 @@ fn classes(shares: &[u64]) -> Vec<Class> {
     distinct.into_iter().map(|share| Class { share: u128::from(share), bins: bins_of(share) }).collect()
 }
 
-/// The class whose best bin would finish the weight first; of equals, the one with the lowest bin.
-fn soonest(classes: &[Class], weight: u128) -> usize {
+/// The class whose best bin would finish the weight first; among equals, the class with the lowest bin.
+fn soonest_class(classes: &[Class], weight: u128) -> usize {
     let mut best: Option<(usize, u128, u128, u32)> = None;
     for (at, class) in classes.iter().enumerate() {
         let Some(Reverse(top)) = class.bins.peek() else { continue };
         let finish = top.load + weight;
         let sooner = best.is_none_or(|(_, other, share, bin)| {
-            // finish / class.share < other / share, without division. Loads are sums of weights: real ones are
-            // far below 2^64, and saturation keeps absurd ones from wrapping.
+            // finish / class.share < other / share, without division. Real loads are far below 2^64, and
+            // saturation keeps absurd loads from wrapping.
             let (mine, theirs) = (finish.saturating_mul(share), other.saturating_mul(class.share));
             mine < theirs || (mine == theirs && top.bin < bin)
         });
@@ -135,14 +134,14 @@ mod tests {
 
     #[test]
     fn the_table_is_fixed_for_all_time() {
-        // Other processes compute this too: a change here is a change of protocol.
+        // Other processes compute this table too: a change here changes the protocol.
         let weights: Vec<u64> = (0..24u64).map(|item| (item * 7919) % 1000 + 1).collect();
         assert_eq!(lpt(&weights, 5), naive(&weights, &[1; 5]));
         assert_eq!(lpt(&[8, 7, 6, 5, 4, 3, 2, 1], 3), [0, 1, 2, 2, 1, 0, 0, 1]);
     }
 
     #[test]
-    fn shares_draw_their_proportion() {
+    fn loads_are_in_proportion_to_shares() {
         let weights = vec![10; 900];
         let bin_of = lpt_by_share(&weights, &[1, 2, 6]);
         assert_eq!(loads(&weights, &bin_of, 3), [1000, 2000, 6000]);
@@ -180,8 +179,8 @@ mod tests {
             prop_assert!(bin_of.iter().all(|&bin| (bin as usize) < bins));
             let max = *loads(&weights, &bin_of, bins).iter().max().unwrap();
             let total: u64 = weights.iter().sum();
-            // The last item onto the fullest bin found it at or below the mean of the others, and so
-            // max <= total / m + w * (1 - 1/m), with w that item's weight: checkable without knowing the optimum.
+            // When the fullest bin got its last item, of weight w, it held no more than the mean of the others.
+            // So max <= total / m + w * (1 - 1/m), which can be checked without knowing the optimum.
             let fullest = loads(&weights, &bin_of, bins).iter().position(|&load| load == max).unwrap();
             let lightest = weights.iter().zip(&bin_of).filter(|&(_, &bin)| bin as usize == fullest)
                 .map(|(&weight, _)| weight).min().unwrap();

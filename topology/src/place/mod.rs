@@ -6,8 +6,8 @@
 //!   weights ─────────────── lpt ─────────────────> owner of each item ──> Plan
 //! ```
 //!
-//! A pure function: no clock, no randomness, no hash order, so that equal inputs give equal plans on every
-//! machine and build. Must not know what an item is, nor look at the machine itself.
+//! A pure function without clock, randomness or hash order: equal inputs give equal plans on every machine and
+//! build. Must not know what an item is, nor read the machine itself.
 
 mod apportion;
 mod core_choice;
@@ -30,12 +30,12 @@ pub struct Request<'a> {
     pub cores: CoreChoice,
     /// The NICs that may be used.
     pub nics: NicChoice,
-    /// What is to carry even loads.
+    /// Whether cores or NICs get even loads.
     pub evenness: Evenness,
 }
 
 impl<'a> Request<'a> {
-    /// These items on every core and NIC, cores loaded evenly.
+    /// These items on every core and NIC, with even loads on cores.
     pub fn new(weights: &'a [u64]) -> Self {
         Self {
             weights,
@@ -52,27 +52,27 @@ pub enum CoreChoice {
     /// One cpu of every physical core that this process may run on.
     #[default]
     EveryCore,
-    /// This many, spread over the nodes in proportion to the speed of their NICs, at least one for each node
-    /// with NICs while they last; first one cpu of each physical core, then their siblings.
+    /// This many cpus, spread over the nodes in proportion to the speed of their NICs. Each node with NICs gets
+    /// its first cpu before any gets a second. One cpu of each physical core comes first, then their siblings.
     Count(usize),
-    /// Exactly these, in this order: the first is slot 0.
+    /// Exactly these cpus, in this order: the first is slot 0.
     Cpus(Vec<CpuId>),
 }
 
 /// The NICs that may be used, by any of their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicChoice {
-    /// If given, only these, whatever their state. If not, every NIC but those without a link, and those less
-    /// than an eighth as fast as the fastest: a management port beside 100 Gb/s would hold all others back.
+    /// If given, only these NICs, in any state. If not, every NIC that has a link and at least an eighth of the
+    /// speed of the fastest: a management port beside 100 Gb/s would slow all others down.
     pub only: Option<Vec<String>>,
-    /// None of these.
+    /// NICs that must not be used.
     pub except: Vec<String>,
 }
 
-/// What is to carry even loads when the cores cannot be dealt evenly to the NICs.
+/// What gets even loads when the cores cannot be dealt evenly to the NICs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Evenness {
-    /// Every core owns the same bytes: the owners are [`lpt`]`(weights, cores)`, which anyone can compute.
+    /// Every core owns the same bytes: the owners are [`lpt`]`(weights, cores)`, which any process can compute.
     #[default]
     Cores,
     /// Every NIC carries bytes in proportion to its speed: the owners are [`lpt_by_share`] with
@@ -84,8 +84,8 @@ pub enum Evenness {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// No core was asked for.
-    #[error("placement: asked for 0 cores, expected at least 1; leave the choice out to use every core")]
+    /// The request is for 0 cores.
+    #[error("placement: asked for 0 cores, expected at least 1; omit the choice to use every core")]
     NoCores,
     /// The process may run on no cpu of this host.
     #[error(
@@ -95,7 +95,7 @@ pub enum PlaceError {
         /// How many cpus the host has.
         cpus: usize,
     },
-    /// More cores were asked for than there are cpus.
+    /// The request is for more cores than there are allowed cpus.
     #[error(
         "placement: asked for {asked} cores, but only {allowed} cpus are allowed; ask for at most {allowed}"
     )]
@@ -115,7 +115,7 @@ pub enum PlaceError {
     },
     /// A cpu outside the cpuset or affinity mask.
     #[error(
-        "placement: {cpu} is not allowed to this process, which may use cpus {allowed}; start it elsewhere or choose among these"
+        "placement: {cpu} is not allowed to this process, which may use cpus {allowed}; choose among these or widen its cpuset or affinity mask"
     )]
     CpuNotAllowed {
         /// The cpu asked for.
@@ -123,8 +123,8 @@ pub enum PlaceError {
         /// The allowed cpus, as a list.
         allowed: String,
     },
-    /// A cpu that was named twice.
-    #[error("placement: {cpu} is named twice; a cpu is one core's")]
+    /// A cpu that is named twice.
+    #[error("placement: {cpu} is named twice; name each cpu once")]
     RepeatedCpu {
         /// The cpu.
         cpu: CpuId,
@@ -134,10 +134,10 @@ pub enum PlaceError {
     UnknownNic {
         /// The name asked for.
         name: String,
-        /// The names there are.
+        /// The names of the host's NICs.
         known: String,
     },
-    /// The weights' sum is beyond 64 bits.
+    /// The sum of the weights does not fit in 64 bits.
     #[error("placement: the {items} items' bytes do not fit in 64 bits; are the weights in bytes?")]
     BytesOverflow {
         /// How many items there are.
@@ -147,14 +147,14 @@ pub enum PlaceError {
 
 /// Places the request's items on the host.
 ///
-/// Rules, after PHub's:
-/// - items go to cores by LPT ([`lpt`]), to even loads;
-/// - a core's NICs are of its own NUMA node, else of its own socket, else any;
-/// - every NIC in use has a core, its number of cores in proportion to its speed;
-/// - where a node has more NICs than cores, a core has several NICs, and its items are spread over them in
+/// The rules follow PHub's:
+/// - items go to cores by LPT ([`lpt`]), so that loads are even;
+/// - a core uses NICs of its own NUMA node, else of its own socket, else any;
+/// - every NIC in use has a core, and its number of cores is in proportion to its speed;
+/// - if a node has more NICs than cores, a core has several NICs, and its items are spread over them in
 ///   proportion to their speeds.
 ///
-/// Whatever departs from the ideal is in [`Plan::reasons`].
+/// [`Plan::reasons`] says where the plan departs from the ideal, and why.
 pub fn place(host: &Host, request: &Request<'_>) -> Result<Plan, PlaceError> {
     let items = request.weights.len();
     let total = request.weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));
@@ -162,7 +162,7 @@ pub fn place(host: &Host, request: &Request<'_>) -> Result<Plan, PlaceError> {
     let mut reasons = Vec::new();
     let nics = nic_choice::choose(host, &request.nics, &mut reasons)?;
     let cpus = core_choice::choose(host, &request.cores, &nics, &mut reasons)?;
-    let nics_of_core = wiring::wire(&cpus, &nics, &mut reasons);
+    let nics_of_core = wiring::assign_nics(&cpus, &nics, &mut reasons);
     let shares = match request.evenness {
         Evenness::Cores => vec![1; cpus.len()],
         Evenness::Nics => wiring::shares(&nics_of_core, &nics),

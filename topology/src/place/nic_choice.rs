@@ -1,11 +1,11 @@
-//! Which NICs a placement uses, and what each counts for.
+//! Chooses the NICs that a placement uses, and the weight of each.
 //!
 //! Must not know cores.
 
 use super::{NicChoice, PlaceError};
 use crate::host::{Host, Nic, NicId, NodeId, SocketId};
 
-/// A NIC left to itself is left out if the fastest is more than this many times faster.
+/// A NIC that is not named is left out if the fastest is more than this many times as fast.
 const SPEED_SPREAD_LIMIT: u64 = 8;
 
 /// A NIC in use.
@@ -15,7 +15,7 @@ pub struct UsedNic {
     pub name: String,
     pub node: Option<NodeId>,
     pub socket: Option<SocketId>,
-    /// What it counts for beside others: its speed in bits per second, or a stand-in; never 0.
+    /// Its speed in bits per second, or a stand-in if that is unknown; never 0.
     pub weight: u64,
 }
 
@@ -36,7 +36,7 @@ pub fn choose(
         all.filter(|id| !except.contains(id)).filter_map(|id| Some((id, host.nic(id)?))).collect();
     match only {
         Some(ids) => candidates.retain(|(id, _)| ids.contains(id)),
-        None => leave_out_the_useless(&mut candidates, reasons),
+        None => drop_unfit_nics(&mut candidates, reasons),
     }
     if candidates.is_empty() {
         reasons.push(match (host.nics.is_empty(), choice.only.is_some() || !choice.except.is_empty()) {
@@ -51,9 +51,9 @@ pub fn choose(
     if let (Some(slowest), false) = (stand_in, unknown.is_empty()) {
         let slowest = crate::amount::bits_per_s(slowest);
         let names = unknown.join(", ");
-        reasons.push(format!("Speed unknown: {names}: counted as {slowest}, the slowest known here."));
+        reasons.push(format!("Speed unknown: {names}: counted as {slowest}, the slowest known speed."));
     } else if unknown.len() > 1 {
-        reasons.push("No NIC's speed is known: all count alike.".into());
+        reasons.push("No NIC's speed is known: all NICs count the same.".into());
     }
     let used = |(id, nic): (NicId, &Nic)| UsedNic {
         id,
@@ -65,11 +65,11 @@ pub fn choose(
     Ok(candidates.into_iter().map(used).collect())
 }
 
-fn leave_out_the_useless(candidates: &mut Vec<(NicId, &Nic)>, reasons: &mut Vec<String>) {
+fn drop_unfit_nics(candidates: &mut Vec<(NicId, &Nic)>, reasons: &mut Vec<String>) {
     candidates.retain(|(_, nic)| {
         let usable = nic.link_up != Some(false);
         if !usable {
-            reasons.push(format!("{} has no link: left out. Name it to use it all the same.", nic.name));
+            reasons.push(format!("{} has no link: left out. Name it to use it anyway.", nic.name));
         }
         usable
     });
@@ -82,8 +82,8 @@ fn leave_out_the_useless(candidates: &mut Vec<(NicId, &Nic)>, reasons: &mut Vec<
         let Some(speed) = nic.bits_per_s().filter(|&speed| speed < limit) else { return true };
         let speed = crate::amount::bits_per_s(speed);
         reasons.push(format!(
-            "{} ({speed}) is less than an eighth as fast as {}: left out, for it would hold the others back. \
-             Name it to use it all the same.",
+            "{} ({speed}) is less than an eighth as fast as {}: left out, because it would slow the others \
+             down. Name it to use it anyway.",
             nic.name, fastest.name
         ));
         false

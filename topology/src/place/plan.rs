@@ -1,4 +1,4 @@
-//! The result of a placement: who owns what, over which NIC, how even it is, and why.
+//! The result of a placement: the owner and the NIC of each item, the balance, and the reasons.
 //!
 //! Must not know how it was decided.
 
@@ -7,7 +7,7 @@ use super::{Evenness, lpt_by_share};
 use crate::host::{CoreId, Cpu, CpuId, Host, NicId, NodeId, SocketId};
 use std::fmt;
 
-/// An owner: dense, from 0 to the number of owning cores less one.
+/// An owner: from 0 to the number of owning cores minus 1, without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CoreSlot(pub u32);
 
@@ -37,7 +37,7 @@ pub struct PlacedCore {
     pub socket: SocketId,
     /// The NUMA node its memory should be on.
     pub node: NodeId,
-    /// Its NICs, ascending: none on a machine without, several where NICs outnumber cores.
+    /// Its NICs, ascending: none if the plan uses no NIC, several if NICs outnumber cores.
     pub nics: Vec<NicId>,
     /// How many items it owns.
     pub items: usize,
@@ -46,7 +46,7 @@ pub struct PlacedCore {
 }
 
 impl PlacedCore {
-    /// The NIC, or the first of them.
+    /// Its NIC, or the first of several.
     pub fn nic(&self) -> Option<NicId> {
         self.nics.first().copied()
     }
@@ -65,7 +65,7 @@ pub struct PlacedNic {
     pub items: usize,
     /// How many bytes pass through it.
     pub load_bytes: u64,
-    /// What it counted for beside the others: its speed in bits per second, or a stand-in.
+    /// Its speed in bits per second, or a stand-in if that is unknown.
     pub weight: u64,
 }
 
@@ -76,11 +76,11 @@ pub struct Balance {
     pub max_bytes: u64,
     /// The mean load.
     pub mean_bytes: f64,
-    /// The largest load over the mean; for NICs, each load taken relative to its speed. 1 is perfect.
+    /// The largest load over the mean; for NICs, each load is relative to the NIC's speed. 1 is perfect.
     pub max_over_mean: f64,
 }
 
-/// Who owns what.
+/// The owner of every item.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     cores: Vec<PlacedCore>,
@@ -99,7 +99,8 @@ impl Plan {
         &self.owners
     }
 
-    /// The NIC that an item passes through: one of its owner's. `None` without NICs, or beyond the last item.
+    /// The NIC that an item passes through, which is one of its owner's NICs. `None` if there are no NICs, or no
+    /// such item.
     pub fn nic_of(&self, item: usize) -> Option<NicId> {
         self.nic_of_item.get(item).copied()
     }
@@ -129,17 +130,17 @@ impl Plan {
         self.total_bytes
     }
 
-    /// How even the cores' loads are.
+    /// The balance of the cores' loads.
     pub fn core_balance(&self) -> Balance {
         balance(self.cores.iter().map(|core| (core.load_bytes, 1)))
     }
 
-    /// How even the NICs' loads are, relative to their speeds; `None` without NICs.
+    /// The balance of the NICs' loads, relative to their speeds; `None` if there are no NICs.
     pub fn nic_balance(&self) -> Option<Balance> {
         (!self.nics.is_empty()).then(|| balance(self.nics.iter().map(|nic| (nic.load_bytes, nic.weight))))
     }
 
-    /// What departed from the ideal, and why, in sentences.
+    /// Where the plan departs from the ideal, and why, in sentences.
     pub fn reasons(&self) -> &[String] {
         &self.reasons
     }
@@ -161,7 +162,7 @@ fn balance(loads: impl Iterator<Item = (u64, u64)> + Clone) -> Balance {
     }
 }
 
-/// What the steps of [`place`](super::place) decided.
+/// The decisions of the steps of [`place`](super::place).
 pub(super) struct PlanParts<'a> {
     pub host: &'a Host,
     pub weights: &'a [u64],
@@ -175,7 +176,7 @@ pub(super) struct PlanParts<'a> {
     pub reasons: Vec<String>,
 }
 
-/// Above this, uneven NICs are worth a word.
+/// Above this, the plan remarks on uneven NICs.
 const NIC_BALANCE_LIMIT: f64 = 1.05;
 
 impl PlanParts<'_> {
@@ -265,8 +266,8 @@ fn remarks(host: &Host, plan: &Plan, evenness: Evenness) -> Vec<String> {
         && plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT)
     {
         remarks.push(
-            "Cores are loaded evenly, so NICs with more cores for their speed carry more: as many cores on each \
-             NIC, or evenness by NICs, would mend it."
+            "Cores are loaded evenly, so NICs with more cores for their speed carry more. Use a number of cores \
+             that the NICs can share evenly, or evenness by NICs."
                 .into(),
         );
     }

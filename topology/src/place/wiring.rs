@@ -3,7 +3,7 @@
 //! ```text
 //!   node with c cores and k NICs     c >= k: each core one NIC, each NIC its share of cores
 //!                                    c <  k: each core several NICs
-//!   NIC whose node has no owner      homed to a node of its socket, else to the node with most cores to spare
+//!   NIC whose node has no owner      served by a node of its socket, else by the node with the least NIC speed per core
 //!   cores whose node has no NIC      borrow NICs of their socket, else of any
 //! ```
 //!
@@ -21,7 +21,7 @@ pub struct Group {
 }
 
 /// The group that serves each NIC; empty if there are no groups.
-pub fn homes(nics: &[UsedNic], groups: &[Group]) -> Vec<usize> {
+pub fn home_groups(nics: &[UsedNic], groups: &[Group]) -> Vec<usize> {
     if groups.is_empty() {
         return Vec::new();
     }
@@ -39,7 +39,7 @@ pub fn homes(nics: &[UsedNic], groups: &[Group]) -> Vec<usize> {
         let near = |group: usize| nics[at].socket == Some(groups[group].socket);
         let any_near = (0..groups.len()).any(near);
         let open = (0..groups.len()).filter(|&group| near(group) || !any_near);
-        // The least speed per core with this NIC added; cross-multiplied, and `min_by` keeps the first of equals.
+        // The least speed per core with this NIC added, cross-multiplied. `min_by` keeps the first of equals.
         let speed = |group: usize| load[group] + u128::from(nics[at].weight);
         let per_core = |a: &usize, b: &usize| {
             (speed(*a) * groups[*b].cores as u128).cmp(&(speed(*b) * groups[*a].cores as u128))
@@ -51,32 +51,32 @@ pub fn homes(nics: &[UsedNic], groups: &[Group]) -> Vec<usize> {
     homes.into_iter().map(|home| home.unwrap_or(0)).collect()
 }
 
-/// For each cpu, the NICs it uses, as indices into `nics`, ascending. Empty only if there are no NICs.
-pub fn wire(cpus: &[Cpu], nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Vec<usize>> {
+/// The NICs of each cpu, as ascending indices into `nics`. Empty only if there are no NICs.
+pub fn assign_nics(cpus: &[Cpu], nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Vec<usize>> {
     let mut nics_of_core = vec![Vec::new(); cpus.len()];
     if nics.is_empty() {
         return nics_of_core;
     }
     let (groups, slots) = groups(cpus);
-    let homes = homes(nics, &groups);
+    let homes = home_groups(nics, &groups);
     for (at, (nic, &home)) in nics.iter().zip(&homes).enumerate() {
         explain_home(&nics[at], nic.node, &groups[home], reasons);
     }
     let mut seats = vec![0u64; nics.len()];
     for (group, slots) in slots.iter().enumerate() {
         let own: Vec<usize> = (0..nics.len()).filter(|&nic| homes[nic] == group).collect();
-        wire_node(&groups[group], slots, &own, nics, &mut nics_of_core, reasons);
+        assign_own_nics(&groups[group], slots, &own, nics, &mut nics_of_core, reasons);
         for &slot in slots {
             nics_of_core[slot].iter().for_each(|&nic| seats[nic] += 1);
         }
     }
     for (group, slots) in slots.iter().enumerate().filter(|&(group, _)| !homes.contains(&group)) {
-        borrow(&groups[group], slots, nics, &mut seats, &mut nics_of_core, reasons);
+        borrow_nics(&groups[group], slots, nics, &mut seats, &mut nics_of_core, reasons);
     }
     nics_of_core
 }
 
-/// Each core's part of the speed of its NICs, in bits per second or the NICs' stand-in; 1 without NICs.
+/// Each core's part of the weight of its NICs; 1 without NICs.
 pub fn shares(nics_of_core: &[Vec<usize>], nics: &[UsedNic]) -> Vec<u64> {
     let mut seats = vec![0u64; nics.len()];
     nics_of_core.iter().flatten().for_each(|&nic| seats[nic] += 1);
@@ -87,8 +87,8 @@ pub fn shares(nics_of_core: &[Vec<usize>], nics: &[UsedNic]) -> Vec<u64> {
     nics_of_core.iter().map(share).collect()
 }
 
-/// Cores and NICs of one node.
-fn wire_node(
+/// Assigns the NICs of a node to its cores.
+fn assign_own_nics(
     group: &Group,
     slots: &[usize],
     own: &[usize],
@@ -105,8 +105,8 @@ fn wire_node(
         }
         return;
     }
-    let seats = apportion::deal(&weights, &vec![0; own.len()], slots.len());
-    // Neighbouring cores on one NIC: they often share a cache.
+    let seats = apportion::deal_seats(&weights, &vec![0; own.len()], slots.len());
+    // Neighbouring cores get the same NIC, because they often share a cache.
     let nic_of_seat = own.iter().zip(&seats).flat_map(|(&nic, &n)| (0..n).map(move |_| nic));
     for (&slot, nic) in slots.iter().zip(nic_of_seat) {
         nics_of_core[slot].push(nic);
@@ -123,8 +123,8 @@ fn wire_node(
     }
 }
 
-/// Cores whose node has no NIC.
-fn borrow(
+/// Assigns NICs of other nodes to the cores of a node without NICs.
+fn borrow_nics(
     group: &Group,
     slots: &[usize],
     nics: &[UsedNic],
@@ -137,7 +137,7 @@ fn borrow(
     let open: Vec<usize> = (0..nics.len()).filter(|&nic| near(&nics[nic]) || !any_near).collect();
     let weights: Vec<u64> = open.iter().map(|&nic| nics[nic].weight).collect();
     let held: Vec<u64> = open.iter().map(|&nic| seats[nic]).collect();
-    let dealt = apportion::deal(&weights, &held, slots.len());
+    let dealt = apportion::deal_seats(&weights, &held, slots.len());
     let nic_of_seat = open.iter().zip(&dealt).flat_map(|(&nic, &n)| (0..n).map(move |_| nic));
     for (&slot, nic) in slots.iter().zip(nic_of_seat) {
         nics_of_core[slot].push(nic);
@@ -158,7 +158,7 @@ fn explain_home(nic: &UsedNic, own: Option<NodeId>, home: &Group, reasons: &mut 
     match (own, nic.socket) {
         (Some(own), _) if own == home.node => {}
         (Some(own), _) => {
-            reasons.push(format!("{} is on {own}, where no owner is: {} serves it.", nic.name, home.node));
+            reasons.push(format!("{} is on {own}, which has no owner: {} serves it.", nic.name, home.node));
         }
         (None, Some(socket)) if socket == home.socket => {
             reasons.push(format!("{} is near all of {socket}: {} serves it.", nic.name, home.node));
@@ -169,7 +169,7 @@ fn explain_home(nic: &UsedNic, own: Option<NodeId>, home: &Group, reasons: &mut 
     }
 }
 
-/// Owners by node, ascending, and the slots of each.
+/// The groups of owners by node, ascending, and the slots of each group.
 fn groups(cpus: &[Cpu]) -> (Vec<Group>, Vec<Vec<usize>>) {
     let mut nodes: Vec<NodeId> = cpus.iter().map(|cpu| cpu.node).collect();
     nodes.sort_unstable();

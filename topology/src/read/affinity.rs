@@ -1,12 +1,12 @@
-//! Which cpus this process may run on, as `/proc/self/status` tells.
+//! Which cpus this process may run on, read from `/proc/self/status`.
 //!
-//! Read as text so that no system call needs `unsafe`. The file shows the main thread, which is the process's
-//! own mask even when asked from a thread already pinned to one cpu. Must not know the rest of the machine.
+//! The mask is read as text, because the system call would need `unsafe`. The file shows the mask of the main
+//! thread, even to a thread that is already pinned to one cpu. Must not know the rest of the machine.
 
 use crate::cpulist;
 use std::path::Path;
 
-/// The cpus of the affinity mask; `None`, with a note, where there is no such file or line.
+/// The cpus of the affinity mask; `None`, with a note, if there is no such file or line.
 pub(crate) fn allowed_cpus(status: &Path, notes: &mut Vec<String>) -> Option<Vec<u32>> {
     let text = match std::fs::read_to_string(status) {
         Ok(text) => text,

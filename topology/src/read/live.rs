@@ -1,7 +1,7 @@
-//! The machine this process runs on: the readers put together.
+//! The machine this process runs on, from hwloc and sysfs together.
 //!
-//! Must not know how either reader works, only what each is better at: hwloc at the tree and at PCI
-//! locality, sysfs at net devices, port speeds and soft-RoCE.
+//! hwloc is better at the tree and at PCI locality, sysfs at net devices, port speeds and soft-RoCE. Must not
+//! know how either reader works.
 
 use super::survey::Survey;
 use super::{HostError, affinity, sysfs};
@@ -47,16 +47,16 @@ fn survey(allowed: Option<&[u32]>, _: &mut Vec<String>) -> Result<Survey, HostEr
     Ok(sysfs::read(Path::new(SYS), allowed)?)
 }
 
-/// The NICs of sysfs, with what only hwloc knows of the same device.
+/// The NICs of sysfs. Facts that only hwloc knows about the same device are added.
 #[cfg(feature = "hwloc")]
 fn merge(mut by_sysfs: Vec<Nic>, by_hwloc: &[Nic]) -> Vec<Nic> {
     for nic in &mut by_sysfs {
         let same_device = |other: &&Nic| match (nic.pci, other.pci) {
             (Some(a), Some(b)) => a == b,
-            _ => other.answers_to(&nic.name) || nic.netdevs.iter().any(|name| other.answers_to(name)),
+            _ => other.has_name(&nic.name) || nic.netdevs.iter().any(|name| other.has_name(name)),
         };
         let Some(other) = by_hwloc.iter().find(same_device) else { continue };
-        // hwloc corrects the firmware's lies for some machines, so its word on locality comes first.
+        // hwloc corrects wrong firmware tables of some machines, so its locality is preferred.
         if other.node.is_some() || nic.node.is_none() {
             nic.node = other.node.or(nic.node);
             nic.socket = other.socket.or(nic.socket);
@@ -77,7 +77,7 @@ mod tests {
     use crate::host::{NicKind, NodeId, Speed, SpeedSource};
 
     #[test]
-    fn each_reader_fills_in_what_the_other_lacks() {
+    fn each_reader_fills_the_gaps_of_the_other() {
         let port = Speed::new(100, SpeedSource::Port);
         let pci = Speed::new(64, SpeedSource::PciLink);
         let by_sysfs = vec![

@@ -41,27 +41,28 @@ pub enum HostError {
 impl Host {
     /// The machine this process runs on.
     ///
-    /// With the `hwloc` feature: hwloc's tree, and NICs by sysfs (hwloc cannot place soft-RoCE), each filling
-    /// in what the other lacks; should hwloc fail, sysfs alone, with a note. Without it: sysfs alone. Cpus
-    /// outside the process's cpuset or affinity mask are listed, with `allowed` false.
+    /// With the `hwloc` feature, the tree comes from hwloc and the NICs from sysfs, because hwloc cannot place
+    /// soft-RoCE; each fills the gaps of the other. If hwloc fails, sysfs alone is read, with a note. Without
+    /// the feature, sysfs alone is read. Cpus outside the process's cpuset or affinity mask are listed with
+    /// `allowed` false.
     pub fn live() -> Result<Self, HostError> {
         crate::read::live::read()
     }
 
-    /// A machine by sysfs alone, under `root` (normally `/sys`); all its online cpus count as allowed.
+    /// A machine from sysfs alone, under `root` (normally `/sys`). All its online cpus count as allowed.
     pub fn from_sysfs(root: impl AsRef<Path>) -> Result<Self, HostError> {
         Ok(crate::read::sysfs::read(root.as_ref(), None)?.into_host())
     }
 
     /// A machine from a file that `lstopo --of xml` wrote. Without the `hwloc` feature this is an error.
     ///
-    /// The file goes to a C library after only a check of its outer form: trust it as you would a
+    /// A C library parses the file after checks of its form. Read only files that you trust as you trust a
     /// configuration file.
     pub fn from_xml(path: impl AsRef<Path>) -> Result<Self, HostError> {
         Ok(crate::read::xml::read(path.as_ref())?)
     }
 
-    /// A machine from a short description, for tests, plans on paper, and machines not yet bought.
+    /// A machine from a short description, for tests, and for plans for machines that are not at hand.
     ///
     /// Words of the form `key:value`, separated by blanks, in any order, each at most once:
     ///
@@ -77,10 +78,10 @@ impl Host {
     /// | `nic_kind` | `ethernet`, `infiniband`, `roce` or `rxe` | `ethernet` |
     /// | `loose_nics` | NICs whose node is unknown | 0 |
     ///
-    /// `cores`, `memory_gib`, `nics` and `nic_gbps` may be a list with one value per node, as `nics:5,0`.
-    /// Cpus are numbered as Linux usually does: first threads of all cores first, in socket order. NICs are
-    /// `nic0`, `nic1`, ... in node order. PBox is `sockets:2 cores:10 threads:2 nics:5 nic_gbps:56
-    /// nic_kind:infiniband`.
+    /// `cores`, `memory_gib`, `nics` and `nic_gbps` may be a list with one value per node, such as `nics:5,0`.
+    /// Cpus are numbered as Linux usually numbers them: the first threads of all cores, in socket order, then
+    /// the second threads. NICs are `nic0`, `nic1`, ... in node order. PBox is `sockets:2 cores:10 threads:2
+    /// nics:5 nic_gbps:56 nic_kind:infiniband`.
     pub fn from_synthetic(description: &str) -> Result<Self, HostError> {
         Ok(crate::read::synthetic::read(description)?.into_host())
     }

@@ -1,7 +1,7 @@
-//! What a reader found, before it is made into a [`Host`]: unsorted, with gaps.
+//! What a reader found, before it becomes a [`Host`]: unsorted, with gaps.
 //!
-//! One place for what every reader needs: order, dense core numbers, and the answers to "which socket is this
-//! node's" and "which node is this cpu's" where the source does not say. Must not know which reader it was.
+//! Every reader needs these steps, so they stand here once: sorting, dense core numbers, the socket of each
+//! node, and a node for each cpu if the source does not name it. Must not know which reader it was.
 
 use crate::host::{
     Cache, CoreId, Cpu, CpuId, Host, Nic, Node, NodeId, Socket, SocketId, Source, natural_order,
@@ -26,7 +26,7 @@ pub(crate) struct FoundNode {
 pub(crate) struct FoundCpu {
     pub id: CpuId,
     pub socket: SocketId,
-    /// Any number that the threads of one core of one socket share, and others do not.
+    /// Any number that is the same for all threads of a core, and different for each core of a socket.
     pub core: u64,
     pub node: Option<NodeId>,
     pub allowed: bool,
@@ -125,7 +125,7 @@ impl Survey {
                     }
                 }
             }
-            // With a single node there is nowhere else to be.
+            // If there is a single node, every NIC is on it.
             if let ([only], None) = (nodes, nic.node) {
                 (nic.node, nic.socket) = (Some(only.id), only.socket);
             }
@@ -135,7 +135,7 @@ impl Survey {
 }
 
 fn dense_cores(found: &[FoundCpu]) -> Vec<Cpu> {
-    // Numbered by socket, then by first cpu, so that core order follows cpu order.
+    // Cores are numbered by socket, then by their first cpu, so that core order follows cpu order.
     let mut first_cpu: BTreeMap<(SocketId, u64), CpuId> = BTreeMap::new();
     for cpu in found {
         first_cpu.entry((cpu.socket, cpu.core)).or_insert(cpu.id);

@@ -1,6 +1,6 @@
 //! A machine from a short description; the grammar is in [`Host::from_synthetic`](crate::Host::from_synthetic).
 //!
-//! Must not know any real machine. hwloc's own synthetic strings have no NICs, hence this grammar.
+//! hwloc has synthetic strings too, but without NICs: hence this grammar. Must not know any real machine.
 
 use crate::host::{CpuId, Nic, NicKind, NodeId, SocketId, Source, Speed, SpeedSource};
 use crate::read::survey::{FoundCpu, FoundNode, Survey};
@@ -13,11 +13,11 @@ const KEYS: &str = "sockets, nodes, cores, threads, memory_gib, nics, nic_gbps, 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("synthetic topology, at byte {at}: expected {expected}, found \"{seen}\"")]
 pub struct SyntheticError {
-    /// Byte offset of the offending word in the description, from 0.
+    /// Byte offset of the wrong word in the description, from 0.
     pub at: usize,
-    /// What could stand there.
+    /// What was expected there.
     pub expected: String,
-    /// What does.
+    /// What was found there.
     pub seen: String,
 }
 
@@ -27,12 +27,12 @@ pub(crate) fn read(description: &str) -> Result<Survey, SyntheticError> {
     let nodes = shape.sockets.value * shape.nodes.value;
     let mut cores = Vec::new();
     for node in 0..nodes {
-        let memory_gib = shape.memory_gib.of(node);
+        let memory_gib = shape.memory_gib.on_node(node);
         survey
             .nodes
             .push(FoundNode { id: NodeId(node as u32), memory_bytes: memory_gib.map(|gib| gib << 30) });
-        cores.extend((0..shape.cores.of(node).unwrap_or(1)).map(|_| node));
-        for _ in 0..shape.nics.of(node).unwrap_or(0) {
+        cores.extend((0..shape.cores.on_node(node).unwrap_or(1)).map(|_| node));
+        for _ in 0..shape.nics.on_node(node).unwrap_or(0) {
             let name = format!("nic{}", survey.nics.len());
             survey.nics.push(shape.nic(name, Some(node)));
         }
@@ -55,7 +55,7 @@ pub(crate) fn read(description: &str) -> Result<Survey, SyntheticError> {
     Ok(survey)
 }
 
-/// One number, and where it stands in the description.
+/// One number, and its offset in the description.
 struct Count {
     value: u64,
     at: usize,
@@ -68,7 +68,7 @@ struct PerNode {
 }
 
 impl PerNode {
-    fn of(&self, node: u64) -> Option<u64> {
+    fn on_node(&self, node: u64) -> Option<u64> {
         if self.values.len() == 1 { Some(self.values[0]) } else { self.values.get(node as usize).copied() }
     }
 }
@@ -126,7 +126,7 @@ impl Shape {
         if seen_keys.is_empty() {
             return Err(error(
                 0,
-                "at least one word, as in \"sockets:2 cores:4 nics:5 nic_gbps:56\"".into(),
+                "at least one word, such as \"sockets:2 cores:4 nics:5 nic_gbps:56\"".into(),
                 text,
             ));
         }
@@ -142,7 +142,7 @@ impl Shape {
                 return Err(error(list.at, format!("one value, or one for each of {nodes} nodes"), &seen));
             }
         }
-        let total = |list: &PerNode| (0..nodes).filter_map(|node| list.of(node)).sum::<u64>();
+        let total = |list: &PerNode| (0..nodes).filter_map(|node| list.on_node(node)).sum::<u64>();
         let cpus = total(&self.cores) * self.threads.value;
         if cpus == 0 || cpus > PARTS_LIMIT {
             return Err(error(self.cores.at, format!("1 to {PARTS_LIMIT} cpus in all"), &cpus.to_string()));
@@ -156,7 +156,7 @@ impl Shape {
     }
 
     fn nic(&self, name: String, node: Option<u64>) -> Nic {
-        let gbps = self.nic_gbps.of(node.unwrap_or(0));
+        let gbps = self.nic_gbps.on_node(node.unwrap_or(0));
         let device = name.clone();
         let verbs = self.nic_kind.has_verbs();
         Nic {

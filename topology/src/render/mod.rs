@@ -1,6 +1,7 @@
 //! A host and a plan for people: as text for a terminal, as SVG for a page.
 //!
-//! Pure functions to strings. Must not know how plans are made, nor what an item is: the caller gives the noun.
+//! Pure functions that return strings. Must not know how plans are made, nor what an item is: the caller gives
+//! the noun.
 
 mod svg;
 mod text;
@@ -9,12 +10,12 @@ use crate::amount;
 use crate::host::Host;
 use crate::place::Plan;
 
-/// The caller's words.
+/// The caller's words for an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Labels<'a> {
-    /// What one item is called, in the singular.
+    /// The singular.
     pub item: &'a str,
-    /// What many are called.
+    /// The plural.
     pub items: &'a str,
 }
 
@@ -40,8 +41,8 @@ pub fn text_with(host: &Host, plan: Option<&Plan>, labels: Labels<'_>) -> String
     text::draw(host, plan, labels)
 }
 
-/// The machine as a picture: sockets side by side, cores as tiles filled by their loads, NICs below them, lines
-/// from each core to its NICs. A complete SVG document without outside references.
+/// The machine as a picture: sockets side by side, cores as tiles filled by their loads, NICs below them, and lines
+/// from each core to its NICs. A complete SVG document that refers to nothing outside.
 pub fn svg(host: &Host, plan: Option<&Plan>) -> String {
     svg_with(host, plan, Labels::default())
 }

@@ -1,6 +1,6 @@
 //! Host and plan as text for a terminal.
 //!
-//! Must not know how anything was decided.
+//! Must not know how the plan was made.
 
 use super::Labels;
 use crate::amount;
@@ -40,7 +40,7 @@ fn machine(out: &mut String, host: &Host) -> std::fmt::Result {
         }
     }
     for node in host.nodes.iter().filter(|node| node.socket.is_none()) {
-        writeln!(out, "  {}", host.sockets_of(node.id).to_lowercase())?;
+        writeln!(out, "  {}", host.socket_heading(node.id).to_lowercase())?;
         node_lines(out, host, node, "    ", None)?;
     }
     for nic in host.nics.iter().filter(|nic| nic.node.is_none() && nic.socket.is_none()) {
@@ -84,7 +84,7 @@ fn node_lines(
     Ok(())
 }
 
-/// `caches: 4 x L2 1.00 MiB, 1 x L3 32.0 MiB`, leaving out what holds instructions.
+/// `caches: 4 x L2 1.00 MiB, 1 x L3 32.0 MiB`, without instruction caches.
 fn caches(host: &Host, cpus: &[&Cpu]) -> Option<String> {
     let mut kinds: Vec<(u8, Option<u64>, usize)> = Vec::new();
     let here = |cache: &&crate::host::Cache| {
@@ -116,7 +116,7 @@ fn nic_line(nic: &Nic) -> String {
     line
 }
 
-/// `56 Gb/s`; `<= 64 Gb/s` where only the PCI link's speed is known.
+/// `56 Gb/s`; `<= 64 Gb/s` if only the PCI link's speed is known.
 pub fn speed(nic: &Nic) -> String {
     match nic.speed {
         None => "speed unknown".to_owned(),
@@ -195,7 +195,7 @@ fn balance(balance: &Balance) -> String {
     )
 }
 
-/// A bar relative to the fullest, and the percentage of all.
+/// A bar relative to the largest load, and the percentage of the total.
 fn share_bar(part: u64, fullest: u64, total: u64) -> String {
     let ratio = |of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
     let full = (ratio(fullest) * BAR_CHARS as f64).round() as usize;
@@ -203,7 +203,7 @@ fn share_bar(part: u64, fullest: u64, total: u64) -> String {
     format!("{bar} {:5.1}%", ratio(total) * 100.0)
 }
 
-/// Rows with columns as wide as needed; `right` tells which are aligned right.
+/// Rows whose columns are as wide as needed; `right` says which columns are aligned right.
 fn table(out: &mut String, rows: &[Vec<String>], right: &[bool]) -> std::fmt::Result {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..right.len()).map(width).collect();

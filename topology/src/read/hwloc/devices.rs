@@ -1,7 +1,7 @@
 //! hwloc's network devices as NICs.
 //!
-//! Devices of one PCI function where one of them does RDMA are one NIC with all their names. hwloc knows the
-//! PCI link's speed, not the port's. Must not know sysfs.
+//! If a PCI function has an RDMA device, all its devices are one NIC with all their names. hwloc knows the
+//! speed of the PCI link, not of the port. Must not know sysfs.
 
 use super::tree::{nodes_of, os_index};
 use crate::host::{Nic, NicKind, PciAddress, SocketId, Speed, SpeedSource};
@@ -38,7 +38,7 @@ fn os_device(object: &TopologyObject) -> Option<OsDevice<'_>> {
         _ => return None,
     };
     let parent = object.parent()?;
-    // A net device straight below the machine has no hardware: bridge, veth, loopback.
+    // A net device directly below the machine has no hardware: bridge, veth, loopback.
     if !rdma && parent.object_type() != ObjectType::PCIDevice {
         return None;
     }
@@ -53,13 +53,14 @@ fn nics_of_function(devices: Vec<OsDevice<'_>>) -> Vec<Nic> {
             .into_iter()
             .map(|device| {
                 let kind = if device.ipoib { NicKind::Infiniband } else { NicKind::Ethernet };
-                let mut nic = located(Nic::named(&device.name, kind), device.parent);
+                let mut nic = with_locality(Nic::named(&device.name, kind), device.parent);
                 nic.netdevs.push(device.name);
                 nic
             })
             .collect();
     }
-    // Which net device belongs to which of several RDMA devices of one function is not told: the first has all.
+    // If a function has several RDMA devices, hwloc does not say which net device belongs to which: the first
+    // gets all.
     let mut netdevs: Vec<String> = net.iter().map(|device| device.name.clone()).collect();
     let ethernet = !net.is_empty() && !net.iter().any(|device| device.ipoib);
     rdma.into_iter()
@@ -70,7 +71,7 @@ fn nics_of_function(devices: Vec<OsDevice<'_>>) -> Vec<Nic> {
                 (true, true) => NicKind::Roce,
                 (true, false) => NicKind::Infiniband,
             };
-            let mut nic = located(Nic::named(&device.name, kind), device.parent);
+            let mut nic = with_locality(Nic::named(&device.name, kind), device.parent);
             nic.netdevs = std::mem::take(&mut netdevs);
             nic.ibdev = Some(device.name);
             nic
@@ -78,7 +79,7 @@ fn nics_of_function(devices: Vec<OsDevice<'_>>) -> Vec<Nic> {
         .collect()
 }
 
-fn located(mut nic: Nic, parent: &TopologyObject) -> Nic {
+fn with_locality(mut nic: Nic, parent: &TopologyObject) -> Nic {
     if let Some(ObjectAttributes::PCIDevice(pci)) = parent.attributes() {
         nic.pci = Some(PciAddress {
             domain: pci.domain() as u32,
@@ -86,13 +87,13 @@ fn located(mut nic: Nic, parent: &TopologyObject) -> Nic {
             device: pci.bus_device(),
             function: pci.function(),
         });
-        // GB/s of the PCI link; 0 where hwloc could not read it.
+        // GB/s of the PCI link; 0 if hwloc could not read it.
         let bytes_per_s = f64::from(pci.link_speed()) * 1e9;
         nic.speed = Speed::new((bytes_per_s * 8.0) as u64, SpeedSource::PciLink);
     }
     let Some(near) = parent.first_non_io_ancestor() else { return nic };
     if near.object_type() == ObjectType::Machine {
-        // "Near everything" is hwloc's word for unknown.
+        // hwloc puts a device of unknown place directly below the machine.
         return nic;
     }
     if let [only] = nodes_of(near)[..] {

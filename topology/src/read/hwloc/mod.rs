@@ -1,6 +1,6 @@
-//! The machine by hwloc: live, or from lstopo's XML.
+//! The machine as hwloc sees it: live, or from lstopo's XML.
 //!
-//! The only module that knows hwloc; it gives plain data and keeps no hwloc object. Must not know placement.
+//! The only module that knows hwloc. It returns plain data and keeps no hwloc object. Must not know placement.
 
 mod devices;
 mod tree;
@@ -17,7 +17,7 @@ pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
     survey(&topology, Source::LiveHwloc, allowed)
 }
 
-/// The machine in an XML text whose outer form was checked; `path` is for its name only.
+/// The machine in an XML text whose form was checked; `path` only names the source.
 pub(crate) fn read_xml(path: &Path, text: &str) -> Result<Survey, String> {
     let topology = builder()?
         .from_xml(text)
@@ -31,7 +31,7 @@ pub(crate) fn read_xml(path: &Path, text: &str) -> Result<Survey, String> {
 
 fn builder() -> Result<TopologyBuilder, String> {
     Topology::builder()
-        // Disallowed cpus are wanted too, to be shown as such.
+        // The host lists disallowed cpus too, and marks them.
         .with_flags(BuildFlags::INCLUDE_DISALLOWED)
         .map_err(|error| error.to_string())?
         .with_io_type_filter(TypeFilter::KeepImportant)

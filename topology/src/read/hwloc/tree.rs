@@ -1,4 +1,4 @@
-//! hwloc's sockets, nodes, cores and caches as found parts.
+//! hwloc's sockets, nodes, cores and caches as parts of a survey.
 //!
 //! Must not know devices.
 
@@ -35,11 +35,11 @@ pub fn read(topology: &Topology, allowed: Option<&[u32]>, survey: &mut Survey) {
     survey.caches.extend(topology.objects().filter_map(cache));
 }
 
-/// The nodes local to an object, ascending. Where a cpu has several (fast and slow memory), the first is the
-/// one that the kernel allocates from by default.
+/// The nodes local to an object, ascending. A cpu may have several (fast and slow memory); the kernel allocates
+/// from the first by default.
 pub fn nodes_of(object: &TopologyObject) -> Vec<NodeId> {
     let Some(set) = object.nodeset() else { return Vec::new() };
-    // An infinite set says nothing about where the object is.
+    // An infinite set says nothing about the object's place.
     if set.weight().is_none() {
         return Vec::new();
     }

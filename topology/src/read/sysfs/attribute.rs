@@ -1,4 +1,4 @@
-//! One sysfs file: its text, or why not.
+//! One sysfs file: its text, or why it cannot be read.
 //!
 //! Must not know what any file means.
 
@@ -6,7 +6,7 @@ use super::SysfsError;
 use crate::cpulist;
 use std::path::{Path, PathBuf};
 
-/// Attributes are one page at most; what is longer is not one.
+/// An error quotes this much of a file.
 const SEEN_CHARS: usize = 40;
 
 /// The file's text without its newline.
@@ -17,15 +17,15 @@ pub fn text(path: &Path) -> Result<String, SysfsError> {
     }
 }
 
-/// The file's text, if it can be read at all.
-pub fn text_if_any(path: &Path) -> Option<String> {
+/// The file's text; `None` if it cannot be read.
+pub fn text_if_readable(path: &Path) -> Option<String> {
     text(path).ok()
 }
 
 /// The file's list of cpu or node numbers.
 pub fn list(path: &Path) -> Result<Vec<u32>, SysfsError> {
     let text = text(path)?;
-    cpulist::parse(&text).ok_or_else(|| garbage(path, "a list of numbers, as 0-3,8", &text))
+    cpulist::parse(&text).ok_or_else(|| garbage(path, "a list of numbers, such as 0-3,8", &text))
 }
 
 /// The file's whole number.
@@ -50,8 +50,8 @@ pub fn names(directory: &Path) -> Result<Vec<String>, SysfsError> {
     Ok(names)
 }
 
-/// Where a link leads; `None` if there is none or it leads nowhere.
-pub fn resolved(path: &Path) -> Option<PathBuf> {
+/// The target of a symbolic link; `None` if there is no link or no target.
+pub fn link_target(path: &Path) -> Option<PathBuf> {
     path.canonicalize().ok()
 }
 

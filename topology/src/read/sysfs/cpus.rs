@@ -1,6 +1,6 @@
 //! Processing units, their cores, sockets and caches below `devices/system/cpu`.
 //!
-//! Must not know NUMA nodes beyond the table it is given.
+//! Must not know NUMA nodes, apart from the table that it gets.
 
 use super::{SysfsError, attribute};
 use crate::host::{Cache, CacheKind, CpuId, NodeId, SocketId};
@@ -33,7 +33,7 @@ pub fn read(
         });
         for index in attribute::names(&home.join("cache"))? {
             if let Some(cache) = cache(&home.join("cache").join(index)) {
-                // Each of the cpus that share a cache shows it.
+                // sysfs shows a shared cache once for each of its cpus.
                 if caches.insert((cache.level, cache.kind, cache.cpus.clone())) {
                     survey.caches.push(cache);
                 }
@@ -50,13 +50,13 @@ fn socket(path: &Path) -> Result<SocketId, SysfsError> {
     let id = attribute::integer(path)?;
     match u32::try_from(id) {
         Ok(id) => Ok(SocketId(id)),
-        // The kernel's word for "the firmware does not say", as on some ARM machines.
+        // The kernel writes -1 if the firmware does not name a socket, as on some ARM machines.
         Err(_) if id == -1 => Ok(SocketId(0)),
         Err(_) => Err(attribute::garbage(path, "a socket number, or -1", &id.to_string())),
     }
 }
 
-/// The first of the core's threads stands for the core: `core_id` may repeat between dies.
+/// The core's number is that of its first thread, because `core_id` may repeat between dies.
 fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     for name in ["core_cpus_list", "thread_siblings_list"] {
         let path = topology.join(name);
@@ -67,10 +67,10 @@ fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     Ok(u64::from(cpu))
 }
 
-/// Caches inform people and decide nothing, so an unreadable one is as good as absent.
+/// A cache that cannot be read is left out: caches are shown to people, and no decision depends on them.
 fn cache(path: &Path) -> Option<Cache> {
     let level = attribute::integer(&path.join("level")).ok()?;
-    let kind = match attribute::text_if_any(&path.join("type"))?.as_str() {
+    let kind = match attribute::text_if_readable(&path.join("type"))?.as_str() {
         "Data" => CacheKind::Data,
         "Instruction" => CacheKind::Instruction,
         "Unified" => CacheKind::Unified,
@@ -80,7 +80,7 @@ fn cache(path: &Path) -> Option<Cache> {
     Some(Cache {
         level: u8::try_from(level).ok()?,
         kind,
-        size_bytes: attribute::text_if_any(&path.join("size")).and_then(|text| size_bytes(&text)),
+        size_bytes: attribute::text_if_readable(&path.join("size")).and_then(|text| size_bytes(&text)),
         cpus: cpus.into_iter().map(CpuId).collect(),
     })
 }

@@ -1,8 +1,8 @@
-//! The machine by sysfs alone: what works without hwloc, and what hwloc cannot see.
+//! The machine as sysfs shows it: used without hwloc, and for facts that hwloc cannot see.
 //!
-//! Every path is below a root, so that tests read a made-up tree. Broken files about cpus and nodes are
-//! errors, for nothing good can be planned on them; broken files about one NIC leave that fact unknown, with a
-//! note. Must not know `/proc`, nor which cpus are allowed beyond what it is told.
+//! Every path is below a root, so that tests can read a made-up tree. A broken file about cpus or nodes is an
+//! error, because no good plan can follow from it. A broken file about a NIC leaves that fact unknown, with a
+//! note. Must not know `/proc`. The caller says which cpus are allowed.
 
 mod attribute;
 mod cpus;
@@ -28,7 +28,7 @@ pub enum SysfsError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// A file holds something else than it should.
+    /// A file does not hold what it should.
     #[error("sysfs {path}: expected {expected}, found \"{seen}\"")]
     Garbage {
         /// The file.
@@ -46,20 +46,20 @@ pub enum SysfsError {
     },
 }
 
-/// All that is found below `root`. With `allowed`, only those cpus count as allowed.
+/// The machine below `root`. With `allowed`, only those cpus count as allowed.
 pub(crate) fn read(root: &Path, allowed: Option<&[u32]>) -> Result<Survey, SysfsError> {
     let mut survey = Survey::new(Source::LiveSysfs(root.to_owned()));
     let node_of_cpu = nodes::read(root, &mut survey)?;
     cpus::read(root, allowed, &node_of_cpu, &mut survey)?;
     match nics::read(root, &mut survey.notes) {
         Ok(nics) => survey.nics = nics,
-        // A machine without network is a machine; only the cpus are indispensable.
+        // A machine may have no network, but it must have cpus.
         Err(error) => survey.notes.push(format!("No NICs: {error}")),
     }
     Ok(survey)
 }
 
-/// The NICs below `root`; what was left out and why goes to `notes`.
+/// The NICs below `root`. `notes` gets the devices that are left out, and why.
 #[cfg(feature = "hwloc")]
 pub(crate) fn read_nics(root: &Path, notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError> {
     nics::read(root, notes)

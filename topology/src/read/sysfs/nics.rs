@@ -1,6 +1,6 @@
-//! Net devices below `class/net`, joined with the RDMA devices that lie on them.
+//! Net devices below `class/net`, joined with the RDMA devices on top of them.
 //!
-//! Locality comes from the device's own ancestors, never from its name. Must not know cpus.
+//! A device's locality comes from its ancestors in the device tree, never from its name. Must not know cpus.
 
 use super::{SysfsError, attribute, rdma};
 use crate::host::{Nic, NicKind, NodeId, PciAddress, Speed, SpeedSource};
@@ -14,12 +14,12 @@ const TYPE_INFINIBAND: i64 = 32;
 /// A net device, whether or not it counts as a NIC.
 pub struct NetDevice {
     pub name: String,
-    /// The hardware below, if any.
+    /// The hardware below it, if any.
     pub device: Option<PathBuf>,
     pub speed: Option<Speed>,
     pub link_up: Option<bool>,
     infiniband: bool,
-    /// Why it is no NIC on its own; `None` if it is one.
+    /// Why it is not a NIC on its own; `None` if it is a NIC.
     not_a_nic: Option<&'static str>,
 }
 
@@ -44,27 +44,27 @@ pub fn read(root: &Path, notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError
                 nic.netdevs.push(net.name.clone());
                 (nic.speed, nic.link_up) = (net.speed, net.link_up);
                 if let Some(device) = device {
-                    locate(&mut nic, device, notes);
+                    fill_locality(&mut nic, device, notes);
                 }
                 nics.push(nic);
             }
         }
     }
-    // One sentence for all of a kind: a container host has hundreds of veths.
+    // One sentence for all devices of a kind, because a container host has hundreds of veths.
     notes.extend(left_out.into_iter().map(|(why, names)| format!("Not NICs, {why}: {}.", names.join(", "))));
     Ok(nics)
 }
 
-/// Fills in the PCI address and NUMA node from the device's own ancestors.
-pub fn locate(nic: &mut Nic, device: &Path, notes: &mut Vec<String>) {
+/// Fills in the PCI address and the NUMA node from the device's ancestors.
+pub fn fill_locality(nic: &mut Nic, device: &Path, notes: &mut Vec<String>) {
     let mut components = device.iter().rev().filter_map(|part| part.to_str()?.parse::<PciAddress>().ok());
     nic.pci = components.next();
-    // A virtio or auxiliary device has no numa_node file of its own: its PCI function has.
+    // A virtio or auxiliary device has no numa_node file. Its PCI function has one.
     let Some(path) = device.ancestors().map(|dir| dir.join("numa_node")).find(|path| path.exists()) else {
         return;
     };
     match attribute::integer(&path) {
-        // -1 is the kernel's word for unknown.
+        // The kernel writes -1 for an unknown node.
         Ok(-1) => {}
         Ok(id) => match u32::try_from(id) {
             Ok(id) => nic.node = Some(NodeId(id)),
@@ -77,19 +77,19 @@ pub fn locate(nic: &mut Nic, device: &Path, notes: &mut Vec<String>) {
 }
 
 fn net_device(home: &Path, name: String, notes: &mut Vec<String>) -> NetDevice {
-    let device = attribute::resolved(&home.join("device"));
+    let device = attribute::link_target(&home.join("device"));
     let kind = attribute::integer(&home.join("type")).ok();
     let not_a_nic = match (&device, kind) {
-        (None, _) => Some("no hardware is below them"),
+        (None, _) => Some("no hardware below them"),
         (Some(_), Some(TYPE_ETHERNET | TYPE_INFINIBAND)) if is_wireless(home) => Some("wireless"),
-        (Some(device), Some(TYPE_ETHERNET | TYPE_INFINIBAND)) if shares_wire(device) => {
-            Some("virtual functions of NICs that are here themselves")
+        (Some(device), Some(TYPE_ETHERNET | TYPE_INFINIBAND)) if is_function_of_listed_nic(device) => {
+            Some("virtual functions of NICs that are listed")
         }
         (Some(_), Some(TYPE_ETHERNET | TYPE_INFINIBAND)) => None,
         (Some(_), _) => Some("neither Ethernet nor InfiniBand"),
     };
-    // Reading the speed of a device without link is an I/O error: unknown, and no cause for a note.
-    let speed = match attribute::text_if_any(&home.join("speed")).filter(|text| !text.is_empty()) {
+    // Reading the speed of a device without a link is an I/O error: the speed is unknown, and needs no note.
+    let speed = match attribute::text_if_readable(&home.join("speed")).filter(|text| !text.is_empty()) {
         None => None,
         Some(text) => match text.parse::<i64>() {
             Ok(mbps) => u64::try_from(mbps)
@@ -103,7 +103,7 @@ fn net_device(home: &Path, name: String, notes: &mut Vec<String>) -> NetDevice {
             }
         },
     };
-    let link_up = match attribute::text_if_any(&home.join("operstate")).as_deref() {
+    let link_up = match attribute::text_if_readable(&home.join("operstate")).as_deref() {
         Some("up") => Some(true),
         Some("down" | "lowerlayerdown" | "notpresent") => Some(false),
         _ => None,
@@ -115,8 +115,8 @@ fn is_wireless(home: &Path) -> bool {
     home.join("wireless").exists() || home.join("phy80211").exists()
 }
 
-/// Whether this is an SR-IOV virtual function whose physical function shows a net device here too. In a
-/// container the physical one may be out of sight, and then the virtual one is the NIC.
-pub fn shares_wire(device: &Path) -> bool {
+/// Whether this is an SR-IOV virtual function whose physical function has a net device here too. In a container
+/// the physical function may be invisible; then the virtual function is the NIC.
+pub fn is_function_of_listed_nic(device: &Path) -> bool {
     attribute::names(&device.join("physfn/net")).is_ok_and(|names| !names.is_empty())
 }

@@ -1,6 +1,6 @@
 //! NUMA nodes below `devices/system/node`.
 //!
-//! Must not know sockets or cores: only which cpu lies on which node.
+//! Must not know sockets or cores: only the node of each cpu.
 
 use super::{SysfsError, attribute};
 use crate::host::{CpuId, NodeId};
@@ -8,7 +8,7 @@ use crate::read::survey::{FoundNode, Survey};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Adds the nodes to the survey, and tells the node of each cpu.
+/// Adds the nodes to the survey, and returns the node of each cpu.
 pub fn read(root: &Path, survey: &mut Survey) -> Result<BTreeMap<CpuId, NodeId>, SysfsError> {
     let directory = root.join("devices/system/node");
     let mut node_of_cpu = BTreeMap::new();
@@ -35,7 +35,7 @@ pub fn read(root: &Path, survey: &mut Survey) -> Result<BTreeMap<CpuId, NodeId>,
 
 /// `Node 0 MemTotal:  4417740 kB`, in bytes.
 fn memory_bytes(meminfo: &Path) -> Option<u64> {
-    let text = attribute::text_if_any(meminfo)?;
+    let text = attribute::text_if_readable(meminfo)?;
     let (_, rest) = text.lines().find_map(|line| line.split_once("MemTotal:"))?;
     let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)

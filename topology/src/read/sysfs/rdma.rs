@@ -1,9 +1,9 @@
-//! RDMA devices below `class/infiniband`, and the net devices they stand for.
+//! RDMA devices below `class/infiniband`, and their net devices.
 //!
-//! A soft-RoCE device has no hardware parent of its own: its locality and speed are those of the net device
-//! named in its GID table. Must not know verbs.
+//! A soft-RoCE device has no hardware parent: it has the locality and the speed of the net device that its GID
+//! table names. Must not know verbs.
 
-use super::nics::{NetDevice, locate, shares_wire};
+use super::nics::{NetDevice, fill_locality, is_function_of_listed_nic};
 use super::{SysfsError, attribute};
 use crate::host::{Nic, NicKind, Speed, SpeedSource};
 use std::path::{Path, PathBuf};
@@ -14,9 +14,8 @@ pub fn read(root: &Path, net_devices: &[NetDevice], notes: &mut Vec<String>) -> 
     for name in attribute::names(&class)? {
         let home = class.join(&name);
         let hardware = hardware(&home);
-        if hardware.as_deref().is_some_and(shares_wire) {
-            notes
-                .push(format!("{name} is not a NIC: it is a virtual function of a NIC that is here itself."));
+        if hardware.as_deref().is_some_and(is_function_of_listed_nic) {
+            notes.push(format!("{name} is not a NIC: it is a virtual function of a NIC that is listed."));
             continue;
         }
         let ports = ports(&home);
@@ -25,13 +24,13 @@ pub fn read(root: &Path, net_devices: &[NetDevice], notes: &mut Vec<String>) -> 
         nic.netdevs = netdevs.iter().map(|net| net.name.clone()).collect();
         nic.ibdev = Some(name);
         match (&hardware, netdevs.first().and_then(|net| net.device.as_ref())) {
-            (Some(device), _) | (None, Some(device)) => locate(&mut nic, device, notes),
+            (Some(device), _) | (None, Some(device)) => fill_locality(&mut nic, device, notes),
             (None, None) if netdevs.is_empty() => {
                 notes.push(format!("The net device below {} is unknown, and so is its node.", nic.name));
             }
             (None, None) => {}
         }
-        // A software device claims a rate that means nothing: the wire below it has the true one.
+        // The rate of a software device means nothing: the net device below it has the true speed.
         let port_speed = hardware.is_some().then(|| port_speed(&nic.name, &ports, notes)).flatten();
         nic.speed =
             port_speed.or_else(|| netdevs.iter().filter_map(|net| net.speed).max_by_key(|s| s.bits_per_s));
@@ -43,7 +42,7 @@ pub fn read(root: &Path, net_devices: &[NetDevice], notes: &mut Vec<String>) -> 
 
 /// The hardware below the RDMA device; `None` for a software device.
 fn hardware(home: &Path) -> Option<PathBuf> {
-    let device = attribute::resolved(&home.join("device"))?;
+    let device = attribute::link_target(&home.join("device"))?;
     (!device.iter().any(|part| part == "virtual")).then_some(device)
 }
 
@@ -59,14 +58,14 @@ fn net_devices_of<'a>(
 ) -> Vec<&'a NetDevice> {
     let mut named = Vec::new();
     for directory in ports.iter().map(|port| port.join("gid_attrs/ndevs")) {
-        // An entry of an unused GID exists but cannot be read.
+        // The entry of an unused GID exists but cannot be read.
         let entries = attribute::names(&directory).unwrap_or_default();
-        named.extend(entries.iter().filter_map(|entry| attribute::text_if_any(&directory.join(entry))));
+        named.extend(entries.iter().filter_map(|entry| attribute::text_if_readable(&directory.join(entry))));
     }
     net_devices
         .iter()
         .filter(|net| match hardware {
-            // VLANs and bonds also appear in the GID table of hardware; they are not the device.
+            // The GID table of hardware also names VLANs and bonds, which are not this device.
             Some(device) => {
                 net.device.as_deref() == Some(device) || (net.device.is_some() && named.contains(&net.name))
             }
@@ -76,10 +75,11 @@ fn net_devices_of<'a>(
 }
 
 fn kind(home: &Path, ports: &[PathBuf], in_hardware: bool) -> NicKind {
-    let iwarp = attribute::text_if_any(&home.join("node_type")).is_some_and(|text| text.starts_with('4'));
+    let iwarp =
+        attribute::text_if_readable(&home.join("node_type")).is_some_and(|text| text.starts_with('4'));
     let ethernet = ports
         .iter()
-        .filter_map(|port| attribute::text_if_any(&port.join("link_layer")))
+        .filter_map(|port| attribute::text_if_readable(&port.join("link_layer")))
         .any(|layer| layer == "Ethernet");
     match (in_hardware, iwarp, ethernet) {
         (true, true, _) => NicKind::Iwarp,
@@ -90,15 +90,15 @@ fn kind(home: &Path, ports: &[PathBuf], in_hardware: bool) -> NicKind {
     }
 }
 
-/// The fastest port's rate: one [`Nic`] is one device, and both ports of a card share its PCI slot.
+/// The rate of the fastest port. One [`Nic`] is one device, and all ports of a card share its PCI slot.
 fn port_speed(name: &str, ports: &[PathBuf], notes: &mut Vec<String>) -> Option<Speed> {
     let mut fastest = None;
     for path in ports.iter().map(|port| port.join("rate")) {
-        let Some(text) = attribute::text_if_any(&path) else { continue };
+        let Some(text) = attribute::text_if_readable(&path) else { continue };
         match rate_bits_per_s(&text) {
             Some(bits_per_s) => fastest = fastest.max(Some(bits_per_s)),
             None => {
-                let error = attribute::garbage(&path, "a rate, as 100 Gb/sec (4X EDR)", &text);
+                let error = attribute::garbage(&path, "a rate, such as 100 Gb/sec (4X EDR)", &text);
                 notes.push(format!("The speed of a port of {name} is unknown: {error}."));
             }
         }
@@ -114,9 +114,9 @@ fn rate_bits_per_s(text: &str) -> Option<u64> {
     sane.then_some((gbps * 1e9) as u64)
 }
 
-/// Any port that is active makes the device usable.
+/// The device is usable if any port is active.
 fn link_up(ports: &[PathBuf]) -> Option<bool> {
     let states: Vec<String> =
-        ports.iter().filter_map(|port| attribute::text_if_any(&port.join("state"))).collect();
+        ports.iter().filter_map(|port| attribute::text_if_readable(&port.join("state"))).collect();
     (!states.is_empty()).then(|| states.iter().any(|state| state.starts_with('4')))
 }

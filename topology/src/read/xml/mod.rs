@@ -1,7 +1,7 @@
-//! A machine from a file: checks of the file itself, before any C library sees it.
+//! A machine from an XML file: checks of the file, before a C library parses it.
 //!
-//! The outer form is checked here because hwloc answers every fault with the same "invalid argument" and its
-//! XML library writes to stderr on its own. Must not know what the elements mean.
+//! The form is checked here because hwloc reports every fault as "invalid argument", and its XML library writes
+//! to stderr. Must not know what the elements mean.
 
 mod object;
 
@@ -9,7 +9,7 @@ use crate::host::Host;
 use object::Objects;
 use std::path::{Path, PathBuf};
 
-/// lstopo's XML of the largest machines is some 10 MB.
+/// lstopo's XML of the largest machines is about 10 MB.
 const FILE_BYTES_LIMIT: u64 = 64 << 20;
 
 /// Why an XML file gave no [`Host`].
@@ -56,9 +56,9 @@ pub enum XmlError {
         /// What is wrong there.
         fault: String,
     },
-    /// hwloc would not load it.
+    /// hwloc refuses to load it.
     #[error(
-        "topology XML {path}: well-formed, but hwloc refuses it: {reason}; expected the format of hwloc 2 (`lstopo --version` tells the writer's)"
+        "topology XML {path}: well-formed, but hwloc refuses it: {reason}; expected the format of hwloc 2 (`lstopo --version` shows the version that wrote it)"
     )]
     Refused {
         /// The file asked for.
@@ -101,7 +101,8 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
     Err(XmlError::WithoutHwloc { path: path.to_owned() })
 }
 
-/// Tags close in the order they opened, attributes are quoted, and the root is `topology`; else line and fault.
+/// Checks that tags are nested, attributes are quoted, and the root is `topology`. Returns the line and the
+/// fault otherwise.
 pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
     let line_at = |offset: usize| text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1;
     let mut open: Vec<(&str, usize)> = Vec::new();
@@ -173,7 +174,7 @@ pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
     }
 }
 
-/// Bytes from `<` to `>` inclusive, where a quoted `>` does not count.
+/// Bytes from `<` to `>` inclusive. A quoted `>` does not end the tag.
 fn tag_length(text: &str) -> Option<usize> {
     let mut quote = None;
     for (at, byte) in text.bytes().enumerate().skip(1) {

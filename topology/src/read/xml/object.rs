@@ -1,21 +1,21 @@
-//! What hwloc takes for granted of an object: it reads a null pointer where an object lacks one of its sets,
-//! and trusts that an object lies within the one around it. Found by fuzzing (`fuzz/src/topology_xml.rs`).
+//! Checks that hwloc itself does not make of an object. It reads a null pointer if an object lacks one of its
+//! sets, and trusts that an object lies within its parent. Found by fuzzing (`fuzz/src/topology_xml.rs`).
 //!
-//! Must not know what hwloc makes of it.
+//! Must not know what hwloc does with the object.
 
 use std::collections::HashSet;
 
-/// Types that have no cpus of their own.
+/// Types that have no cpus.
 const WITHOUT_SETS: [&str; 4] = ["Bridge", "PCIDev", "OSDev", "Misc"];
 const WITH_SETS: [&str; 17] = [
     "Machine", "Package", "Die", "Group", "NUMANode", "MemCache", "Core", "PU", "L1Cache", "L2Cache",
     "L3Cache", "L4Cache", "L5Cache", "L1iCache", "L2iCache", "L3iCache", "System",
 ];
 const SETS: [&str; 4] = ["cpuset", "complete_cpuset", "nodeset", "complete_nodeset"];
-/// 65,536 cpus: no machine that this crate should believe in has more.
+/// 65,536 cpus: no real machine has more.
 const WORDS_LIMIT: usize = 2048;
 
-/// The objects of a file, as its tags come.
+/// The objects of a file, tag by tag.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     open: Vec<Object>,
@@ -23,18 +23,18 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// An object's tag, which may be its end as well; else what is wrong with it.
+    /// Takes an object's opening tag, or a tag that opens and closes it. The error says what is wrong.
     pub fn begin(&mut self, tag: &str) -> Result<(), String> {
         let name_and_attributes = tag.trim_end_matches('/');
         let object = check(name_and_attributes, self.open.last_mut())?;
-        number(name_and_attributes, &mut self.numbers)?;
+        check_number(name_and_attributes, &mut self.numbers)?;
         if !tag.ends_with('/') {
             self.open.push(object);
         }
         Ok(())
     }
 
-    /// The end of the innermost object; else what is wrong with it.
+    /// Takes the end of the innermost object. The error says what is wrong.
     pub fn end(&mut self) -> Result<(), String> {
         self.open.pop().map_or(Ok(()), Object::close)
     }
@@ -43,31 +43,30 @@ impl Objects {
 /// An object that is open.
 #[derive(Debug)]
 struct Object {
-    /// In the order of [`SETS`]; none for a device.
+    /// In the order of [`SETS`]; `None` for a device.
     sets: Option<[Vec<u32>; 4]>,
-    /// The cpus of its children so far, memory apart; none if it has no children.
+    /// The cpus of its children so far, without memory objects; `None` if it has no children.
     covered: Option<Vec<u32>>,
 }
 
 impl Object {
-    /// A child lies within, and takes no cpu that another child has; memory has those of its neighbours.
+    /// Checks that a child lies within this object, and has no cpu of another child. A memory object has the
+    /// cpus of its neighbours.
     fn check_child(&mut self, kind: &str, sets: &[Vec<u32>; 4]) -> Result<(), String> {
-        let Some(around) = &self.sets else { return Err(format!("an object {kind} within a device")) };
-        for ((name, inner), outer) in SETS.iter().zip(sets).zip(around) {
+        let Some(own) = &self.sets else { return Err(format!("an object {kind} within a device")) };
+        for ((name, inner), outer) in SETS.iter().zip(sets).zip(own) {
             if !within(inner, outer) {
-                return Err(format!(
-                    "an object {kind} whose {name} is not within that of the object around it"
-                ));
+                return Err(format!("an object {kind} whose {name} is not within that of its parent"));
             }
         }
-        if !["NUMANode", "MemCache"].contains(&kind) && !self.cover(&sets[0]) {
-            return Err(format!("an object {kind} with cpus of the one beside it"));
+        if !["NUMANode", "MemCache"].contains(&kind) && !self.add_child_cpus(&sets[0]) {
+            return Err(format!("an object {kind} with cpus of another child of its parent"));
         }
         Ok(())
     }
 
-    /// Takes a child of these cpus in; false if another child has one of them.
-    fn cover(&mut self, cpus: &[u32]) -> bool {
+    /// Adds a child's cpus; false if another child has any of them.
+    fn add_child_cpus(&mut self, cpus: &[u32]) -> bool {
         let covered = self.covered.get_or_insert_default();
         covered.resize(covered.len().max(cpus.len()), 0);
         let free = cpus.iter().zip(&*covered).all(|(new, old)| new & old == 0);
@@ -75,7 +74,7 @@ impl Object {
         free
     }
 
-    /// Its end: its children, if it has any, have all of its cpus.
+    /// Checks that its children, if it has any, have all of its cpus.
     fn close(self) -> Result<(), String> {
         match (self.sets, self.covered) {
             (Some([cpus, ..]), Some(covered)) if !within(&cpus, &covered) => {
@@ -86,12 +85,12 @@ impl Object {
     }
 }
 
-/// Checks an `object` tag that stands within another object; else what is wrong.
-fn check(tag: &str, around: Option<&mut Object>) -> Result<Object, String> {
+/// Checks an `object` tag within its parent. The error says what is wrong.
+fn check(tag: &str, parent: Option<&mut Object>) -> Result<Object, String> {
     let kind = attribute(tag, "type").ok_or("an object without a type")?;
-    if around.is_none() != (kind == "Machine") {
+    if parent.is_none() != (kind == "Machine") {
         return Err(format!(
-            "an object of type {kind} at this depth: the Machine is the outermost, and only it"
+            "an object of type {kind} at this depth: the outermost object is the Machine, and no other"
         ));
     }
     if let Some(index) = attribute(tag, "os_index")
@@ -110,8 +109,8 @@ fn check(tag: &str, around: Option<&mut Object>) -> Result<Object, String> {
         let text = attribute(tag, name).ok_or_else(|| format!("an object {kind} without {name}"))?;
         *set = words(text).ok_or_else(|| format!("an object {kind} whose {name} is no set of numbers"))?;
     }
-    if let Some(around) = around {
-        around.check_child(kind, &sets)?;
+    if let Some(parent) = parent {
+        parent.check_child(kind, &sets)?;
     }
     if !within(&sets[0], &sets[1]) || !within(&sets[2], &sets[3]) {
         return Err(format!("an object {kind} whose set is not within its complete set"));
@@ -119,18 +118,20 @@ fn check(tag: &str, around: Option<&mut Object>) -> Result<Object, String> {
     if sets[1].iter().all(|&word| word == 0) && kind != "NUMANode" {
         return Err(format!("an object {kind} without cpus"));
     }
-    let itself =
-        |set: &[u32]| only(set).is_some_and(|index| attribute(tag, "os_index") == Some(&index.to_string()));
-    if (kind == "PU" && !(itself(&sets[0]) && itself(&sets[1]))) || (kind == "NUMANode" && !itself(&sets[3]))
+    let is_own_index = |set: &[u32]| {
+        single_number(set).is_some_and(|index| attribute(tag, "os_index") == Some(&index.to_string()))
+    };
+    if (kind == "PU" && !(is_own_index(&sets[0]) && is_own_index(&sets[1])))
+        || (kind == "NUMANode" && !is_own_index(&sets[3]))
     {
         return Err(format!("an object {kind} whose set is not its os_index alone"));
     }
     Ok(Object { sets: Some(sets), covered: None })
 }
 
-/// Notes an object's number, which hwloc asserts to be nobody else's: one that has none is given the next, which
-/// another may have.
-fn number(tag: &str, numbers: &mut HashSet<u64>) -> Result<(), String> {
+/// Checks that an object's number is unique, which hwloc asserts. hwloc gives an object without a number the next
+/// number, which another object may have.
+fn check_number(tag: &str, numbers: &mut HashSet<u64>) -> Result<(), String> {
     let text = attribute(tag, "gp_index").ok_or("an object without gp_index")?;
     match text.parse() {
         Ok(number) if number > 0 && numbers.insert(number) => Ok(()),
@@ -152,7 +153,7 @@ fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
     }
 }
 
-/// A finite set as hwloc writes it, the highest word first: `0x1,0xffffffff` or `0x1,,0x3`; here the lowest first.
+/// A finite set. hwloc writes the highest word first: `0x1,0xffffffff` or `0x1,,0x3`. The lowest comes first here.
 fn words(text: &str) -> Option<Vec<u32>> {
     if text.is_empty() || text.len() > 11 * WORDS_LIMIT {
         return None;
@@ -165,8 +166,8 @@ fn words(text: &str) -> Option<Vec<u32>> {
     text.rsplit(',').map(word).collect()
 }
 
-/// The number in a set of one.
-fn only(set: &[u32]) -> Option<u32> {
+/// The number in a set of one number.
+fn single_number(set: &[u32]) -> Option<u32> {
     let numbers = set.iter().map(|word| word.count_ones()).sum::<u32>();
     let word = set.iter().position(|&word| word != 0)?;
     (numbers == 1).then(|| word as u32 * 32 + set[word].trailing_zeros())
@@ -191,7 +192,7 @@ mod tests {
         check(tag, Some(&mut machine()))
     }
 
-    /// hwloc 2.9 reads through a null pointer for the first of these.
+    /// hwloc 2.9 reads through a null pointer if the first set is missing.
     #[test]
     fn an_object_that_lacks_a_set_never_reaches_hwloc() {
         assert!(within_machine(CORE).is_ok());
@@ -202,28 +203,28 @@ mod tests {
     }
 
     #[test]
-    fn an_object_lies_within_the_one_around_it() {
+    fn an_object_lies_within_its_parent() {
         let error = within_machine(&CORE.replace("0x3", "0x30")).unwrap_err();
         assert!(error.contains("cpuset is not within"), "{error}");
         let mut device = Object { sets: None, covered: None };
-        assert!(check(CORE, None).unwrap_err().contains("the Machine is the outermost"));
+        assert!(check(CORE, None).unwrap_err().contains("the outermost object is the Machine"));
         assert!(check(CORE, Some(&mut device)).unwrap_err().contains("within a device"));
     }
 
-    /// hwloc 2.9 aborts on either.
+    /// hwloc 2.9 aborts in both cases.
     #[test]
     fn children_share_no_cpu_and_leave_none_over() {
         let mut machine = machine();
         assert!(check(CORE, Some(&mut machine)).is_ok());
         let error = check(CORE, Some(&mut machine)).unwrap_err();
-        assert!(error.contains("Core with cpus of the one beside it"), "{error}");
+        assert!(error.contains("Core with cpus of another child"), "{error}");
         assert!(machine.close().unwrap_err().contains("do not have all of its cpus"));
         assert_eq!(within_machine(CORE).unwrap().close(), Ok(()), "without children");
     }
 
-    /// hwloc 2.9 aborts on one that is another.
+    /// hwloc 2.9 aborts if a PU's set names another PU.
     #[test]
-    fn a_cpu_is_itself() {
+    fn the_set_of_a_cpu_is_its_own_number() {
         let cpu = r#"object type="PU" os_index="3" cpuset="0x8" complete_cpuset="0x8" nodeset="0x1" complete_nodeset="0x1""#;
         assert!(within_machine(cpu).is_ok());
         for other in [cpu.replace("\"3\"", "\"2\""), cpu.replace("0x8", "0xc"), cpu.replace("os_index", "x")]
@@ -232,14 +233,16 @@ mod tests {
         }
     }
 
-    /// hwloc 2.9 aborts on the second, and on one without a number.
+    /// hwloc 2.9 aborts on a repeated number, and on an object without a number.
     #[test]
-    fn two_objects_of_one_number_never_reach_hwloc() {
+    fn two_objects_with_the_same_number_never_reach_hwloc() {
         let mut numbers = HashSet::new();
-        assert_eq!(number(r#"object gp_index="7""#, &mut numbers), Ok(()));
-        assert!(number(r#"object gp_index="07""#, &mut numbers).unwrap_err().contains("this object alone"));
-        assert!(number(r#"object gp_index="x""#, &mut numbers).is_err());
-        assert!(number("object", &mut numbers).unwrap_err().contains("without gp_index"));
+        assert_eq!(check_number(r#"object gp_index="7""#, &mut numbers), Ok(()));
+        assert!(
+            check_number(r#"object gp_index="07""#, &mut numbers).unwrap_err().contains("this object alone")
+        );
+        assert!(check_number(r#"object gp_index="x""#, &mut numbers).is_err());
+        assert!(check_number("object", &mut numbers).unwrap_err().contains("without gp_index"));
     }
 
     #[test]

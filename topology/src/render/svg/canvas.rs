@@ -1,17 +1,17 @@
 //! SVG elements as text.
 //!
-//! The only place that writes markup, and so the only one that must escape. Must not know what is drawn.
+//! The only file that writes markup, so the only file that must escape text. Must not know what is drawn.
 
 use std::fmt::Write;
 
-/// Where a text's x is.
+/// The part of a text that its x names.
 #[derive(Clone, Copy)]
 pub enum Anchor {
     Start,
     Middle,
 }
 
-/// How a text looks.
+/// The look of a text.
 #[derive(Clone, Copy)]
 pub struct Text {
     pub size: f64,
@@ -20,7 +20,7 @@ pub struct Text {
     pub anchor: Anchor,
 }
 
-/// How a rectangle looks.
+/// The look of a rectangle.
 #[derive(Clone, Copy)]
 pub struct Rect {
     pub fill: &'static str,
@@ -73,13 +73,13 @@ impl Canvas {
         ));
     }
 
-    /// Opens a group whose parts show this hint under the pointer.
-    pub fn open_hinted(&mut self, hint: &str) {
+    /// Opens a group that shows this hint under the pointer.
+    pub fn open_group(&mut self, hint: &str) {
         self.element(format_args!("<g><title>{}</title>", escape(hint)));
     }
 
-    /// Closes what [`Canvas::open_hinted`] opened.
-    pub fn close(&mut self) {
+    /// Closes the group that [`Canvas::open_group`] opened.
+    pub fn close_group(&mut self) {
         self.element(format_args!("</g>"));
     }
 
@@ -100,7 +100,7 @@ impl Canvas {
     }
 }
 
-/// The text with what would be markup made harmless; control characters, which XML forbids, become U+FFFD.
+/// The text with markup escaped. Control characters, which XML forbids, become U+FFFD.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

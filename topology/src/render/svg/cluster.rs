@@ -10,7 +10,7 @@
 //!  (nic)(nic)        (nic)                       (nic)
 //! ```
 //!
-//! Lines run in gaps between tiles only, so none crosses a tile. Must not know the machine.
+//! Lines run only in gaps between tiles, so no line crosses a tile. Must not know the machine.
 
 use super::canvas::Canvas;
 use super::figure::{Figure, Point, Size};
@@ -68,7 +68,7 @@ impl Cluster {
     }
 
     fn nics_in_row(&self) -> usize {
-        // Ten as five and five.
+        // Ten NICs stand in rows of five and five.
         let rows = self.nics.len().div_ceil(NICS_IN_ROW_LIMIT).max(1);
         self.nics.len().div_ceil(rows).max(1)
     }
@@ -93,7 +93,7 @@ impl Cluster {
         if self.nic_rows() > 1 { NIC_GAP } else { 0.0 }
     }
 
-    /// Where the NIC at this index stands, relative to the block of NICs.
+    /// The place of the NIC at this index, relative to the block of NICs.
     fn nic_place(&self, index: usize) -> Point {
         let (row, column) = (index / self.nics_in_row(), index % self.nics_in_row());
         Point {
@@ -102,7 +102,7 @@ impl Cluster {
         }
     }
 
-    /// Where the tile at this index stands, relative to the block of cores.
+    /// The place of the core at this index, relative to the block of cores.
     fn tile_place(&self, index: usize) -> Point {
         let columns = self.columns();
         let (row, column) = (index / columns, index % columns);
@@ -117,7 +117,7 @@ impl Cluster {
         Point { x, y: row as f64 * (height + GAP) }
     }
 
-    /// Lines from every core down to the bar above the NICs; gives the x of each.
+    /// Draws lines from every core down to the bar above the NICs, and returns the x of each line.
     fn draw_buses(&self, canvas: &mut Canvas, cores_at: Point, bar: f64, dashed: bool) -> Vec<f64> {
         let Size { width, height } = CoreTile::SIZE;
         let colour = self.tint.edge;
@@ -132,7 +132,7 @@ impl Cluster {
             let place = self.tile_place(index);
             let y = cores_at.y + place.y + height / 2.0;
             let left = cores_at.x + place.x;
-            // The second of a pair has the line on its left, and so has a single column.
+            // The line is on the left of the second of a pair, and of a single column.
             let (from, bus) = if single || index % self.columns() % 2 == 1 {
                 (left, left - BUS_GAP / 2.0)
             } else {
@@ -147,7 +147,7 @@ impl Cluster {
         buses
     }
 
-    /// A bar above each row of NICs, the line that joins the bars, and a line from the bar down to each NIC.
+    /// Draws a bar above each row of NICs, a line that joins the bars, and a line from the bar to each NIC.
     fn draw_bars(&self, canvas: &mut Canvas, nics_at: Point, ends: Vec<f64>, dashed: bool) {
         let colour = self.tint.edge;
         let bar_of = |row: usize| nics_at.y + row as f64 * (NicTile::SIZE.height + DROP) - DROP / 2.0;

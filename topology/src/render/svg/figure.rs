@@ -1,4 +1,4 @@
-//! Figures that know their size, and boxes that arrange them.
+//! Figures that know their size, and figures that arrange others.
 //!
 //! Must not know machines.
 
@@ -22,7 +22,7 @@ pub trait Figure {
     /// Draws within `size()` from the upper left corner `at`.
     fn draw(&self, canvas: &mut Canvas, at: Point);
 
-    /// Draws where more height is at hand; only frames make use of it.
+    /// Draws where more height is available; only frames use it.
     fn draw_stretched(&self, canvas: &mut Canvas, at: Point, _height: f64) {
         self.draw(canvas, at);
     }
@@ -36,14 +36,14 @@ pub struct Flow {
     rows: Rows,
 }
 
-/// How the figures of a row stand together.
+/// The alignment of the figures of a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// On the row's bottom line, as many in one row as in the next.
+    /// On the row's bottom line, with about the same number in each row.
     Standing,
-    /// From the row's top, all as high as the highest.
+    /// From the row's top; all get the height of the highest.
     Stretched,
-    /// On the row's bottom line, each row as full as may be.
+    /// On the row's bottom line, with each row as full as possible.
     Filled,
 }
 
@@ -55,11 +55,11 @@ struct Place {
 }
 
 impl Flow {
-    /// Rows of at most `width` where possible, and no wider than their number needs.
-    pub fn of(rows: Rows, gap: f64, width: f64, figures: Vec<Box<dyn Figure>>) -> Self {
+    /// Rows of at most `width` if possible, and no wider than their number needs.
+    pub fn new(rows: Rows, gap: f64, width: f64, figures: Vec<Box<dyn Figure>>) -> Self {
         let sizes: Vec<Size> = figures.iter().map(|figure| figure.size()).collect();
         let (mut places, mut size, count) = arrange(&sizes, gap, width);
-        // Ten in rows of six and four look worse than five and five.
+        // Ten figures in rows of five and five look better than in rows of six and four.
         let mut narrower = size.width - 4.0;
         while rows != Rows::Filled && count > 1 && narrower > 0.0 {
             let (tried, tried_size, tried_count) = arrange(&sizes, gap, narrower);
@@ -127,8 +127,8 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Those of no height take no gap either.
-    pub fn of(gap: f64, mut figures: Vec<Box<dyn Figure>>) -> Self {
+    /// Figures without height are left out, so that they take no gap.
+    pub fn new(gap: f64, mut figures: Vec<Box<dyn Figure>>) -> Self {
         figures.retain(|figure| figure.size().height > 0.0);
         Self { gap, figures }
     }
@@ -240,12 +240,12 @@ impl Figure for Paragraph {
     }
 }
 
-/// About how wide a text is: an upper estimate for the wider of the usual fonts.
+/// An upper estimate of a text's width, for the wider of the usual fonts.
 pub fn text_width(text: &str, size: f64, bold: bool) -> f64 {
     text.chars().count() as f64 * size * if bold { 0.65 } else { 0.57 }
 }
 
-/// The text, cut with an ellipsis where it would be wider.
+/// The text, cut with an ellipsis if it would be wider.
 pub fn fitted(text: &str, size: f64, bold: bool, width: f64) -> String {
     let fitting = (width / text_width("x", size, bold)) as usize;
     if text.chars().count() <= fitting {
@@ -274,7 +274,7 @@ mod tests {
         }
         let figures = (0..10).map(|_| Box::new(Blank(size)) as Box<dyn Figure>).collect();
         assert_eq!(
-            Flow::of(Rows::Standing, 10.0, 690.0, figures).size(),
+            Flow::new(Rows::Standing, 10.0, 690.0, figures).size(),
             Size { width: 540.0, height: 30.0 }
         );
     }

@@ -1,4 +1,4 @@
-//! What the picture's signs mean, and the plan's reasons.
+//! The meaning of the picture's signs, and the plan's reasons.
 //!
 //! Must not know the layout of the machine.
 
@@ -10,17 +10,17 @@ use crate::host::Host;
 use crate::place::Plan;
 use crate::render::Labels;
 
-/// More would make the picture a report; the text rendering has all.
+/// The picture shows this many reasons. The text rendering shows all.
 const REASONS_LIMIT: usize = 12;
 const TEXT_SIZE: f64 = 11.5;
 
 pub fn figure(host: &Host, plan: Option<&Plan>, labels: Labels<'_>, width: f64) -> Flow {
-    let Some(plan) = plan else { return Flow::of(Rows::Filled, 0.0, width, Vec::new()) };
+    let Some(plan) = plan else { return Flow::new(Rows::Filled, 0.0, width, Vec::new()) };
     let mut keys: Vec<Box<dyn Figure>> = vec![key(
         CoreTile {
             label: "cpu".into(),
             load: Some(("bytes".into(), 0.5)),
-            tint: palette::of(0),
+            tint: palette::nic_tint(0),
             hint: "an owning core".into(),
         },
         &format!("core and its {}' bytes, beside the fullest core's", labels.items),
@@ -34,7 +34,7 @@ pub fn figure(host: &Host, plan: Option<&Plan>, labels: Labels<'_>, width: f64) 
         .iter()
         .any(|core| core.nics.iter().filter_map(|&id| host.nic(id)).any(|nic| nic.node != Some(core.node)));
     if far {
-        keys.push(key(nic("speed", "its node", NicRole::Elsewhere), "NIC that stands elsewhere"));
+        keys.push(key(nic("speed", "its node", NicRole::Elsewhere), "NIC of another node"));
     }
     let owned = |core| plan.cores().iter().any(|owner| owner.core == core);
     let idle = |allowed: bool| host.cpus.iter().any(|cpu| cpu.allowed == allowed && !owned(cpu.core));
@@ -47,7 +47,7 @@ pub fn figure(host: &Host, plan: Option<&Plan>, labels: Labels<'_>, width: f64) 
     if idle(false) {
         keys.push(idle_key(false, "core not allowed to this process"));
     }
-    Flow::of(Rows::Filled, 22.0, width, keys)
+    Flow::new(Rows::Filled, 22.0, width, keys)
 }
 
 /// The plan's reasons as a list.
@@ -61,14 +61,14 @@ pub fn reasons(host: &Host, plan: Option<&Plan>, width: f64) -> Stack {
     if all.len() > REASONS_LIMIT {
         lines.push(line(format!("\u{2022} \u{2026} and {} more", all.len() - REASONS_LIMIT)));
     }
-    Stack::of(2.0, lines)
+    Stack::new(2.0, lines)
 }
 
 fn nic(first: &str, second: &str, role: NicRole) -> NicTile {
     NicTile {
         name: "NIC".into(),
         lines: [first.into(), second.into()],
-        tint: palette::of(0),
+        tint: palette::nic_tint(0),
         role,
         hint: "a NIC".into(),
     }
@@ -85,7 +85,7 @@ struct Key {
 }
 
 const SIGN_GAP: f64 = 8.0;
-/// The height of the highest sign, so that all stand on one line.
+/// The height of the highest sign, so that all signs stand on one line.
 const KEY_HEIGHT: f64 = NicTile::SIZE.height;
 
 impl Figure for Key {

@@ -1,4 +1,4 @@
-//! What stands where: sockets, in them nodes, in them cores and NICs.
+//! The figures of the machine: sockets with their nodes, nodes with their cores and NICs.
 //!
 //! Must not know coordinates.
 
@@ -13,7 +13,7 @@ use crate::place::{PlacedCore, PlacedNic, Plan};
 use crate::render::{Labels, text};
 use std::collections::BTreeMap;
 
-/// Five NICs with their cores in a row, and a little more.
+/// Room for a row of five NICs with their cores.
 const NODE_WIDTH: f64 = 690.0;
 const GAP: f64 = 14.0;
 
@@ -21,7 +21,7 @@ pub fn figure(host: &Host, plan: Option<&Plan>, labels: Labels<'_>, width: f64) 
     let scene = Scene { host, plan, labels };
     let sockets = host.sockets.iter().filter_map(|socket| scene.socket(socket.id));
     let figures = sockets.chain(scene.outside()).collect();
-    Flow::of(Rows::Stretched, GAP, width, figures)
+    Flow::new(Rows::Stretched, GAP, width, figures)
 }
 
 struct Scene<'a> {
@@ -31,7 +31,7 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// A socket with its nodes; `None` where it has none to itself.
+    /// A socket with its nodes; `None` if it has no nodes and no NICs.
     fn socket(&self, id: SocketId) -> Option<Box<dyn Figure>> {
         let nodes = self.host.nodes.iter().filter(|node| node.socket == Some(id));
         let panels: Vec<_> = nodes.map(|node| self.node(node)).collect();
@@ -39,19 +39,19 @@ impl Scene<'_> {
         if panels.is_empty() && !self.host.nics.iter().any(near) {
             return None;
         }
-        let panels = Flow::of(Rows::Stretched, GAP, NODE_WIDTH + 60.0, panels);
+        let panels = Flow::new(Rows::Stretched, GAP, NODE_WIDTH + 60.0, panels);
         let content: Box<dyn Figure> = match self.host.nics.iter().any(near) {
-            true => Box::new(Stack::of(GAP, vec![Box::new(panels), Box::new(self.lone_nics(near))])),
+            true => Box::new(Stack::new(GAP, vec![Box::new(panels), Box::new(self.lone_nics(near))])),
             false => Box::new(panels),
         };
         Some(Box::new(socket_frame(format!("Socket {}", id.0), content)))
     }
 
-    /// What lies in no single socket.
+    /// The nodes and NICs that belong to no single socket.
     fn outside(&self) -> Vec<Box<dyn Figure>> {
         let mut figures: Vec<Box<dyn Figure>> = Vec::new();
         for node in self.host.nodes.iter().filter(|node| node.socket.is_none()) {
-            figures.push(Box::new(socket_frame(self.host.sockets_of(node.id), self.node(node))));
+            figures.push(Box::new(socket_frame(self.host.socket_heading(node.id), self.node(node))));
         }
         let unknown = |nic: &Nic| nic.node.is_none() && nic.socket.is_none();
         if self.host.nics.iter().any(unknown) {
@@ -64,13 +64,13 @@ impl Scene<'_> {
     fn node(&self, node: &Node) -> Box<dyn Figure> {
         let mut figures: Vec<Box<dyn Figure>> = Vec::new();
         if self.plan.is_some() {
-            figures.push(Box::new(Flow::of(Rows::Standing, 4.0, NODE_WIDTH, self.idle_cores(node.id))));
+            figures.push(Box::new(Flow::new(Rows::Standing, 4.0, NODE_WIDTH, self.idle_cores(node.id))));
         }
         let clusters = match self.plan {
             Some(plan) => self.wired(plan, node.id),
             None => self.unwired(node.id),
         };
-        figures.push(Box::new(Flow::of(Rows::Standing, GAP, NODE_WIDTH, clusters)));
+        figures.push(Box::new(Flow::new(Rows::Standing, GAP, NODE_WIDTH, clusters)));
         let memory = node.memory_bytes.map_or("memory unknown".to_owned(), amount::bytes);
         let cpus = self.host.cpus.iter().filter(|cpu| cpu.node == node.id).count();
         Box::new(Frame {
@@ -78,11 +78,11 @@ impl Scene<'_> {
             aside: format!("{memory}, {cpus} cpu{}", if cpus == 1 { "" } else { "s" }),
             title_size: 12.0,
             look: Rect { fill: palette::NODE_FILL, stroke: palette::NODE_EDGE, radius: 6.0, dashed: false },
-            content: Box::new(Stack::of(GAP, figures)),
+            content: Box::new(Stack::new(GAP, figures)),
         })
     }
 
-    /// The node's cores and NICs without a plan.
+    /// The node's cores and NICs, for a picture without a plan.
     fn unwired(&self, node: NodeId) -> Vec<Box<dyn Figure>> {
         let tile = |(core, allowed): (CoreId, bool)| {
             let (tint, aside) = match allowed {
@@ -93,12 +93,12 @@ impl Scene<'_> {
             Box::new(CoreTile { label: self.core_label(core), load: None, tint, hint }) as Box<dyn Figure>
         };
         let cores = self.cores_of(node).into_iter().map(tile).collect();
-        let cores = Flow::of(Rows::Standing, 6.0, NODE_WIDTH, cores);
+        let cores = Flow::new(Rows::Standing, 6.0, NODE_WIDTH, cores);
         let nics = self.lone_nics(|nic| nic.node == Some(node));
-        vec![Box::new(Stack::of(GAP, vec![Box::new(cores), Box::new(nics)]))]
+        vec![Box::new(Stack::new(GAP, vec![Box::new(cores), Box::new(nics)]))]
     }
 
-    /// The node's owners joined to their NICs, and NICs that serve no owner here.
+    /// The node's owners, joined to their NICs, and the node's NICs that serve no owner here.
     fn wired(&self, plan: &Plan, node: NodeId) -> Vec<Box<dyn Figure>> {
         let mut by_nics: BTreeMap<&[NicId], Vec<&PlacedCore>> = BTreeMap::new();
         for core in plan.cores().iter().filter(|core| core.node == node) {
@@ -127,7 +127,7 @@ impl Scene<'_> {
 
     fn lone_nics(&self, keep: impl Fn(&Nic) -> bool) -> Flow {
         let tile = |(id, nic)| Box::new(self.nic_tile(id, nic, NicRole::Here)) as Box<dyn Figure>;
-        Flow::of(Rows::Standing, GAP, NODE_WIDTH, self.nics_where(keep).map(tile).collect())
+        Flow::new(Rows::Standing, GAP, NODE_WIDTH, self.nics_where(keep).map(tile).collect())
     }
 
     fn nics_where(&self, keep: impl Fn(&Nic) -> bool) -> impl Iterator<Item = (NicId, &Nic)> {
@@ -135,7 +135,7 @@ impl Scene<'_> {
         nics.filter(move |(_, nic)| keep(nic))
     }
 
-    /// The node's cores without work, small.
+    /// Small tiles for the node's cores that own nothing.
     fn idle_cores(&self, node: NodeId) -> Vec<Box<dyn Figure>> {
         let Some(plan) = self.plan else { return Vec::new() };
         let cores = self.cores_of(node).into_iter();
@@ -228,7 +228,7 @@ impl Scene<'_> {
 }
 
 fn tint_of(plan: &Plan, nic: NicId) -> Tint {
-    plan.nics().iter().position(|placed| placed.nic == nic).map_or(palette::NEUTRAL, palette::of)
+    plan.nics().iter().position(|placed| placed.nic == nic).map_or(palette::NEUTRAL, palette::nic_tint)
 }
 
 fn socket_frame(title: String, content: Box<dyn Figure>) -> Frame {

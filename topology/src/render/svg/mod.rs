@@ -4,8 +4,8 @@
 //!   machine (what is where) ──> figures: Frame, Flow, Stack, Cluster, tiles ──> canvas (SVG elements)
 //! ```
 //!
-//! Every figure knows its size before anything is drawn, so nothing can overlap. Attributes only, no style
-//! sheet, so that several pictures can be pasted into one HTML page. Must not know how plans are made.
+//! Every figure knows its size before it is drawn, so figures cannot overlap. The document uses attributes and no
+//! style sheet, so that several pictures can stand in one HTML page. Must not know how plans are made.
 
 mod canvas;
 mod cluster;
@@ -23,15 +23,15 @@ use canvas::{Anchor, Canvas, Text};
 use figure::{Figure, Point, Stack};
 
 const MARGIN: f64 = 24.0;
-/// Wide enough for a PBox's two sockets of five NICs side by side, narrow enough for a page.
+/// Wide enough for the two sockets of a PBox, with five NICs each, side by side.
 const PAGE_WIDTH: f64 = 1560.0;
-/// Narrower pages leave no room for legend and reasons.
+/// A narrower page has no room for the legend and the reasons.
 const PAGE_WIDTH_LEAST: f64 = 720.0;
 
 pub fn draw(host: &Host, plan: Option<&Plan>, labels: Labels<'_>) -> String {
     let machine = machine::figure(host, plan, labels, PAGE_WIDTH - 2.0 * MARGIN);
     let width = machine.size().width.max(PAGE_WIDTH_LEAST - 2.0 * MARGIN);
-    let page = Stack::of(
+    let page = Stack::new(
         18.0,
         vec![
             Box::new(heading(host, plan, labels, width)),
@@ -71,5 +71,5 @@ fn heading(host: &Host, plan: Option<&Plan>, labels: Labels<'_>, width: f64) -> 
         }
         lines.push(line(13.0, false, palette::INK, text));
     }
-    Stack::of(5.0, lines)
+    Stack::new(5.0, lines)
 }

@@ -1,6 +1,6 @@
 //! The picture's colours.
 //!
-//! Must not know what they stand for beyond their names.
+//! Must not know what the colours are used for.
 
 pub const PAGE: &str = "#ffffff";
 pub const INK: &str = "#1f2933";
@@ -13,7 +13,7 @@ pub const IDLE_FILL: &str = "#eef1f4";
 pub const IDLE_EDGE: &str = "#cbd2d9";
 pub const BARRED_EDGE: &str = "#c0796f";
 
-/// One NIC's colours: the tile's ground, the part that is full, and edge and lines.
+/// One NIC's colours: the tile's ground, its full part, and its edge and lines.
 #[derive(Clone, Copy)]
 pub struct Tint {
     pub ground: &'static str,
@@ -31,7 +31,7 @@ pub const NEUTRAL: Tint = tint("#eceff3", "#c3ccd6", "#616e7c");
 /// For cores that may not be used.
 pub const BARRED: Tint = tint(PAGE, PAGE, BARRED_EDGE);
 
-/// Ten, as a PBox has; neighbours differ in hue as much as may be, and no two in hue alone.
+/// Ten, because a PBox has ten NICs. Neighbours differ much in hue, and no two differ in hue alone.
 const TINTS: [Tint; 10] = [
     tint("#e6effb", "#a9c8f2", "#2563b0"),
     tint("#fdeedd", "#f8c78e", "#b96a10"),
@@ -45,6 +45,7 @@ const TINTS: [Tint; 10] = [
     tint("#eaf3d9", "#c2de8d", "#5c7a13"),
 ];
 
-pub fn of(index: usize) -> Tint {
+/// The colours of the NIC at this index.
+pub fn nic_tint(index: usize) -> Tint {
     TINTS[index % TINTS.len()]
 }

@@ -1,4 +1,4 @@
-//! Tiles: an owning core, a core without work, a NIC.
+//! Tiles: an owning core, a core that owns nothing, a NIC.
 //!
 //! Must not know where tiles stand.
 
@@ -6,10 +6,10 @@ use super::canvas::{Anchor, Canvas, Rect, Text};
 use super::figure::{Figure, Point, Size, fitted};
 use super::palette::{self, Tint};
 
-/// A core that owns items, or, without a plan, any core.
+/// A core that owns items; in a picture without a plan, any core.
 pub struct CoreTile {
     pub label: String,
-    /// Text of the load, and its part of the fullest load, 0 to 1.
+    /// The text of the load, and its part of the largest load, 0 to 1.
     pub load: Option<(String, f64)>,
     pub tint: Tint,
     pub hint: String,
@@ -27,7 +27,7 @@ impl Figure for CoreTile {
     fn draw(&self, canvas: &mut Canvas, at: Point) {
         let Size { width, height } = Self::SIZE;
         let middle = at.x + width / 2.0;
-        canvas.open_hinted(&self.hint);
+        canvas.open_group(&self.hint);
         let ground = Rect { fill: self.tint.ground, stroke: self.tint.edge, radius: 4.0, dashed: false };
         canvas.rect(at.x, at.y, width, height, ground);
         if let Some((_, part)) = &self.load {
@@ -46,7 +46,7 @@ impl Figure for CoreTile {
             }
             None => canvas.text(middle, at.y + height / 2.0 + 4.0, small, &self.label),
         }
-        canvas.close();
+        canvas.close_group();
     }
 }
 
@@ -72,20 +72,20 @@ impl Figure for IdleTile {
             true => (palette::IDLE_FILL, palette::IDLE_EDGE),
             false => (palette::PAGE, palette::BARRED_EDGE),
         };
-        canvas.open_hinted(&self.hint);
+        canvas.open_group(&self.hint);
         canvas.rect(at.x, at.y, width, height, Rect { fill, stroke, radius: 3.0, dashed: !self.allowed });
         let look = Text { size: 10.0, bold: false, colour: palette::FAINT_INK, anchor: Anchor::Middle };
         canvas.text(at.x + width / 2.0, at.y + 14.0, look, &self.label);
-        canvas.close();
+        canvas.close_group();
     }
 }
 
-/// What a NIC tile stands for.
+/// The meaning of a NIC tile.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum NicRole {
-    /// The NIC itself, in use, or on a picture without a plan.
+    /// The NIC itself, in use or in a picture without a plan.
     Here,
-    /// A NIC that stands elsewhere, shown where its cores are.
+    /// A NIC of another node, shown beside the cores that use it.
     Elsewhere,
     /// A NIC that the plan does not use.
     Unused,
@@ -117,7 +117,7 @@ impl Figure for NicTile {
             NicRole::Elsewhere => (palette::PAGE, self.tint.edge),
             NicRole::Unused => (palette::IDLE_FILL, palette::IDLE_EDGE),
         };
-        canvas.open_hinted(&self.hint);
+        canvas.open_group(&self.hint);
         let dashed = self.role == NicRole::Elsewhere;
         canvas.rect(at.x, at.y, width, height, Rect { fill, stroke, radius: 9.0, dashed });
         let small = Text { size: 10.0, bold: false, colour: palette::INK, anchor: Anchor::Middle };
@@ -125,6 +125,6 @@ impl Figure for NicTile {
         canvas.text(middle, at.y + 16.0, name, &fitted(&self.name, name.size, true, width - 8.0));
         canvas.text(middle, at.y + 30.0, small, &fitted(&self.lines[0], small.size, false, width - 6.0));
         canvas.text(middle, at.y + 43.0, small, &fitted(&self.lines[1], small.size, false, width - 6.0));
-        canvas.close();
+        canvas.close_group();
     }
 }
