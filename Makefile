@@ -57,7 +57,7 @@ fuzz: setup  ## each fuzz target for FUZZ_SECONDS (600)
 miri:  ## the ring, the layout, arrival and parsers under Miri (rustup component add miri)
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p fabric --lib -- ring::
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p pbox-core --no-default-features --lib -- \
-	    arrival:: chunk:: clocks:: control:: layout:: optimizer:: placement:: manifest::tests::
+	    control:: kernels::optimizer:: layout:: place:: turn::arrival:: turn::clocks::
 
 # Not the test that reads the machine code of a turn: the sanitizer's own is in it.
 asan: setup  ## fabric and pbox-core under AddressSanitizer

@@ -6,65 +6,32 @@
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
-mod answers;
-mod arrival;
-mod chunk;
-mod clocks;
 pub mod codec;
-mod compression;
-mod consistency;
 pub mod control;
-mod element;
-pub mod frame;
-mod framed;
-mod hub_weights;
+pub mod job;
 #[allow(unsafe_code)]
 pub mod kernels;
-mod key;
 mod layout;
-pub mod manifest;
-mod merge;
 pub mod models;
-mod optimizer;
-pub mod oracle;
-mod pace;
-mod parts;
-mod placement;
-mod restored;
-mod roster;
-mod schedule;
-mod settings;
-#[allow(unsafe_code)]
-mod shard;
-mod share;
-mod slices;
+mod place;
 pub mod slim;
-#[allow(unsafe_code)]
-mod slots;
 mod snapshot;
-mod taking;
 mod turn;
-mod values;
-mod violation;
+mod weights;
 mod wire;
 
-pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
-pub use compression::{Compression, InvalidCompression, NotACompression};
-pub use consistency::{Consistency, NeedsBsp, NotAConsistency};
-pub use element::Element;
-pub use key::{Dtype, Key, KeyId};
-pub use layout::{Chunk, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
-pub use merge::{Answer, merge};
-pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
-pub use pace::Front;
-pub use placement::{Placement, runs};
-pub use restored::{Restored, RestoredKey};
-pub use schedule::{NotASchedule, Schedule, SendQueue};
-pub use shard::{Shard, ShardSpec};
-pub use share::{InvalidShare, MAX_HUBS, SPLIT_ABOVE, Share};
-pub use slices::{Slice, Slices};
-pub use snapshot::{Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
-pub use taking::{Occasion, Taken};
-pub use turn::{Core, JobId, Notice, Tally};
-pub use violation::Violation;
-pub use wire::{Codecs, Frames, Framing, FramingTerms, Wire};
+pub use job::{
+    Compression, Consistency, InvalidCompression, NeedsBsp, NotACompression, NotAConsistency, NotASchedule,
+    Schedule,
+};
+pub use kernels::{Ablate, Element, InvalidOptimizer, LearningRates, Optimizer, oracle};
+pub use layout::{
+    Chunk, ChunkId, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError, MAX_CHUNKS,
+    Round, manifest,
+};
+pub use place::{InvalidShare, MAX_HUBS, Placement, SPLIT_ABOVE, Share, Slice, Slices, runs};
+pub use snapshot::{
+    Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
+};
+pub use turn::{Core, Front, JobId, Notice, SendQueue, Shard, ShardSpec, Tally, Violation};
+pub use wire::{Answer, Codecs, Frames, Framing, FramingTerms, Wire, frame, merge};

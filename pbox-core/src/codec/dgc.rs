@@ -18,9 +18,9 @@ use super::number::{bounded, finite, not_finite};
 use super::sparse::{self, Shape};
 use super::topk::{self, count};
 use super::{Encoded, PayloadError};
-use crate::chunk::Round;
 use crate::kernels::Kernels;
 use crate::kernels::work::{Vectors, Work};
+use crate::layout::Round;
 
 /// The share that is sent at first.
 const FIRST: f32 = 0.25;

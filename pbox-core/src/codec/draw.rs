@@ -3,7 +3,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::chunk::{ChunkId, Round};
+use crate::layout::{ChunkId, Round};
 
 /// What an encoding's randomness is drawn for. Equal draws are equal random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

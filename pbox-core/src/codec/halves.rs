@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::Encoded;
 use super::number::not_finite;
-use crate::element::Element;
+use crate::kernels::Element;
 use crate::kernels::Kernels;
 use crate::kernels::lanes::Lanes;
 use crate::kernels::work::{Vectors, Work};

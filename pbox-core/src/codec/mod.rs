@@ -43,8 +43,8 @@ mod topk;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+use crate::job::strict_json;
 use crate::kernels::Kernels;
-use crate::settings;
 use dgc::Dgc;
 pub use draw::Draw;
 pub use error::{InvalidCodec, PayloadError};
@@ -55,10 +55,10 @@ use qsgd::Qsgd;
 #[serde(tag = "codec", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Codec {
     /// The nearest number of IEEE 754's 16 bits.
-    #[serde(deserialize_with = "settings::none")]
+    #[serde(deserialize_with = "strict_json::none")]
     F16,
     /// The nearest number of 16 bits with the exponents of f32.
-    #[serde(deserialize_with = "settings::none")]
+    #[serde(deserialize_with = "strict_json::none")]
     Bf16,
     /// Levels between zero and the largest magnitude of a bucket, at random so that the mean is the value.
     Qsgd {
@@ -69,10 +69,10 @@ pub enum Codec {
         bucket: u32,
     },
     /// Signs, and two means for each bucket; with error feedback.
-    #[serde(deserialize_with = "settings::none")]
+    #[serde(deserialize_with = "strict_json::none")]
     OneBit,
     /// -1, 0 or 1 times the largest magnitude of the chunk, at random so that the mean is the value.
-    #[serde(deserialize_with = "settings::none")]
+    #[serde(deserialize_with = "strict_json::none")]
     TernGrad,
     /// The values of the largest magnitude; with error feedback.
     TopK {

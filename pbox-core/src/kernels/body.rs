@@ -3,13 +3,13 @@
 //!
 //! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
 
+use super::element::Element;
 use super::lanes::{Convert, Lanes};
+use super::oracle::Step;
 use super::rule::Rule;
 use super::scalar::Scalar;
-use crate::element::Element;
-use crate::key::Dtype;
-use crate::oracle::Step;
-use crate::slots::Slots;
+use super::slots::Slots;
+use crate::layout::Dtype;
 
 /// One chunk, with what the hub keeps taken apart. Parts that the rule has no use for are empty.
 struct Chunk<'a, E> {

@@ -8,7 +8,7 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use crate::element::Element;
+use super::element::Element;
 
 /// As many f32 as a kernel works on at once. Arithmetic is that of IEEE 754 in each, nothing fused.
 pub(crate) trait Lanes:

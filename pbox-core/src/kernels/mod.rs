@@ -16,20 +16,26 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod body;
+mod element;
 pub(crate) mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod optimizer;
+pub mod oracle;
 mod rule;
 mod scalar;
+mod slots;
 mod table;
 pub(crate) mod work;
 
 use half::{bf16, f16};
 
-use crate::element::Element;
-use crate::optimizer::Optimizer;
-use crate::oracle::Step;
-pub use crate::slots::Slots;
+pub use element::Element;
+pub(crate) use element::typed;
+pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
+use oracle::Step;
+pub(crate) use slots::Gradients;
+pub use slots::Slots;
 use table::Table;
 pub(crate) use table::Tabled;
 use work::{InstructionSet, Work};

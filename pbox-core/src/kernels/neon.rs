@@ -7,14 +7,14 @@ use std::arch::asm;
 
 use half::{bf16, f16};
 
+use super::element::Element;
 use super::lanes::{Convert, Isa, pairwise};
+use super::oracle::Step;
 use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
+use super::slots::Slots;
 use super::table::Table;
 use super::work::{InstructionSet, Work};
 use super::{Kernels, body};
-use crate::element::Element;
-use crate::oracle::Step;
-use crate::slots::Slots;
 
 pub(super) const KERNELS: Kernels = Kernels {
     name: "neon",

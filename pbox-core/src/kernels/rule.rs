@@ -3,7 +3,7 @@
 //! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
 
 use super::lanes::{Isa, Lanes};
-use crate::oracle::Step;
+use super::oracle::Step;
 
 /// What happens to the sums.
 pub(super) trait Rule {

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 
+use super::optimizer::Optimizer;
 use super::{Kernel, Kernels, Narrow, Widen};
-use crate::optimizer::Optimizer;
 
 /// One kernel for each optimizer, and the conversions.
 pub struct Table<E> {

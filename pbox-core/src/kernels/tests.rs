@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
-use crate::chunk::Round;
-use crate::oracle;
+use crate::kernels::oracle;
+use crate::layout::Round;
 
 fn optimizers() -> impl Strategy<Value = Optimizer> {
     let (rate, decay, fraction) = (0.0f32..1.0, 0.0f32..0.1, 0.0f32..0.99);

@@ -3,7 +3,7 @@
 //! Shapes are those of PyTorch and MXNet: a convolution's weight is `[out, in, height, width]`, a
 //! linear layer's `[out, in]`. Must not know any particular network.
 
-use crate::key::Key;
+use crate::layout::Key;
 
 /// Height and width of a convolution's kernel.
 pub(super) type Kernel = (u64, u64);

@@ -9,7 +9,7 @@
 //! Must not know how its keys are used.
 
 use super::builder::Builder;
-use crate::key::Key;
+use crate::layout::Key;
 
 pub(super) const PAPER: &str = "GoogLeNet, ImageNet-1K, without auxiliary classifiers: Szegedy et al., Going \
                                 Deeper with Convolutions, CVPR 2015; the Caffe model zoo's layer names";

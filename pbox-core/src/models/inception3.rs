@@ -7,7 +7,7 @@
 //! published weights. Must not know how its keys are used.
 
 use super::builder::{Builder, Kernel};
-use crate::key::Key;
+use crate::layout::Key;
 
 pub(super) const PAPER: &str = "Inception v3, ImageNet-1K, with the auxiliary classifier: Szegedy et al., \
                                 Rethinking the Inception Architecture, CVPR 2016; torchvision's names, order";
@@ -148,6 +148,6 @@ mod tests {
     fn without_the_auxiliary_classifier_it_is_the_network_of_inference() {
         let keys = super::keys();
         let rest = keys.iter().filter(|key| !key.name.starts_with("AuxLogits."));
-        assert_eq!(rest.filter_map(crate::key::Key::elements).sum::<u64>(), 23_834_568);
+        assert_eq!(rest.filter_map(crate::layout::Key::elements).sum::<u64>(), 23_834_568);
     }
 }

@@ -17,7 +17,7 @@ mod vgg;
 
 pub use unknown::UnknownModel;
 
-use crate::key::Key;
+use crate::layout::Key;
 
 /// One built-in model.
 #[derive(Clone, Debug, PartialEq)]

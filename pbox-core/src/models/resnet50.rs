@@ -4,7 +4,7 @@
 //! of each stage. Must not know how its keys are used.
 
 use super::builder::Builder;
-use crate::key::Key;
+use crate::layout::Key;
 
 pub(super) const PAPER: &str = "ResNet-50, ImageNet-1K: He et al., Deep Residual Learning for Image \
                                 Recognition, CVPR 2016; torchvision's names and order";

@@ -18,7 +18,7 @@
 //! to have a gradient and first to be needed (P3, section 5.3). Must not know how its keys are used.
 
 use super::builder::Builder;
-use crate::key::Key;
+use crate::layout::Key;
 
 pub(super) const PAPER: &str = "Sockeye 1.5, two-layer LSTM encoder-decoder with MLP attention, IWSLT15 \
                                 English-Vietnamese: Hieber et al., Sockeye, 2017; set up as in P3's artifact";

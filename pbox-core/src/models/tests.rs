@@ -1,7 +1,7 @@
 //! What holds for every built-in model, and the totals by which the world knows them.
 
 use super::{MODELS, model};
-use crate::manifest;
+use crate::layout::manifest;
 
 /// Name, parameters, tensors, first key, last key.
 const KNOWN: [(&str, u64, usize, &str, &str); 7] = [

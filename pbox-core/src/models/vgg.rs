@@ -12,7 +12,7 @@
 //! would give 229.7M). Must not know how its keys are used.
 
 use super::builder::Builder;
-use crate::key::Key;
+use crate::layout::Key;
 
 pub(super) const PAPER_16: &str = "VGG-16 (configuration D), ImageNet-1K: Simonyan and Zisserman, Very Deep \
                                    Convolutional Networks, ICLR 2015; torchvision's names and order";

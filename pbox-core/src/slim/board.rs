@@ -12,8 +12,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 
-use crate::chunk::ChunkId;
-use crate::compression::Compression;
+use crate::job::Compression;
+use crate::layout::ChunkId;
 use crate::wire::Wire;
 
 use super::SlimDp;

@@ -2,7 +2,7 @@
 //!
 //! A part of the protocol: with [`Explorer::Seeded`](super::Explorer::Seeded) both ends draw, and must draw the same.
 
-use crate::chunk::{ChunkId, Round};
+use crate::layout::{ChunkId, Round};
 
 use super::SlimDp;
 use super::set::{count, has, insert, there};

@@ -28,7 +28,7 @@ pub use payload::{PayloadError, Push, merge, payload_bytes};
 pub use pusher::Pusher;
 pub(crate) use slimmed::{Selection, Slimmed};
 
-use crate::chunk::Round;
+use crate::layout::Round;
 
 /// What Slim-DP is asked to send. The same for all workers of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@
 
 use zerocopy::IntoBytes;
 
-use crate::element::Element;
+use crate::kernels::Element;
 
 use super::explorer::Drawer;
 use super::set::{self, count, gather, has, insert, scatter, there};

@@ -4,8 +4,8 @@
 
 use std::ops::Range;
 
-use crate::chunk::{ChunkId, Round};
-use crate::element::Element;
+use crate::kernels::Element;
+use crate::layout::{ChunkId, Round};
 
 use super::explorer::Drawer;
 use super::payload::{PayloadError, merge, push_whole};

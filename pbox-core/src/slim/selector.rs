@@ -10,7 +10,7 @@ use std::task::Waker;
 
 use fabric::{MapError, Slab};
 
-use crate::chunk::Round;
+use crate::layout::Round;
 
 use super::SlimDp;
 use super::board::{Board, Found};

@@ -3,7 +3,7 @@
 
 use zerocopy::IntoBytes;
 
-use crate::element::Element;
+use crate::kernels::Element;
 
 /// Words of a set of so many elements.
 pub fn words(elements: usize) -> usize {

@@ -17,11 +17,11 @@ use std::task::Waker;
 use fabric::{MapError, Span};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::chunk::{ChunkId, Round};
-use crate::element::{Element, typed};
-use crate::frame::{self, FrameError, HEADER_BYTES, Kind};
-use crate::hub_weights::HubWeights;
 use crate::kernels::Kernels;
+use crate::kernels::{Element, typed};
+use crate::layout::{ChunkId, Round};
+use crate::weights::HubWeights;
+use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
 use crate::wire::{Frames, Framing};
 
 use super::board::Board;

@@ -10,8 +10,8 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
-use crate::chunk::{ChunkId, Round};
-use crate::element::Element;
+use crate::kernels::Element;
+use crate::layout::{ChunkId, Round};
 
 const DRAW: Draw = Draw { seed: 7, rank: 3, round: Round(5), chunk: ChunkId(11) };
 

@@ -2,7 +2,7 @@
 
 use super::super::set::words;
 use super::*;
-use crate::chunk::{ChunkId, Round};
+use crate::layout::{ChunkId, Round};
 use half::bf16;
 use proptest::prelude::*;
 

@@ -1,0 +1,351 @@
+//! The words of the control port: JSON bodies that hub and workers exchange over HTTP.
+//!
+//! Plain data, spoken by both roles and by people with `curl`; `docs/protocol.md` shows examples.
+//! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
+
+mod parse;
+
+pub use parse::{ParseError, parse, parse_join};
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use fabric::any::Transport;
+use serde::{Deserialize, Serialize};
+
+use crate::job::Compression;
+use crate::job::Consistency;
+use crate::job::Schedule;
+use crate::kernels::{Ablate, Optimizer};
+use crate::layout::Key;
+use crate::layout::Layout;
+use crate::layout::Round;
+use crate::place::Share;
+use crate::wire::{FramingTerms, Wire};
+
+/// Version of the control protocol. Both ends must have the same.
+pub const PROTOCOL: u32 = 6;
+
+/// The most workers that a job may have.
+pub const MAX_WORKERS: u32 = 1024;
+
+/// The longest name of a job.
+pub const MAX_JOB_NAME_BYTES: usize = 64;
+
+/// A name that no job can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("job name {seen:?}: expected 1 to {MAX_JOB_NAME_BYTES} letters, digits, dots, dashes or underscores")]
+pub struct InvalidJobName {
+    seen: String,
+}
+
+/// Whether a job can have this name: it stands in URLs, in logs and in file names.
+pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
+    let letter = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if (1..=MAX_JOB_NAME_BYTES).contains(&name.len()) && name.chars().all(letter) {
+        return Ok(());
+    }
+    // A name from outside: enough of it to know it by.
+    Err(InvalidJobName { seen: name.chars().take(MAX_JOB_NAME_BYTES + 1).collect() })
+}
+
+/// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first one makes the job, the others
+/// must say the same of everything but their rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JoinRequest {
+    /// [`PROTOCOL`] of the worker.
+    pub protocol: u32,
+    /// This worker's number, from 0.
+    pub rank: u32,
+    /// How many workers take part.
+    pub workers: u32,
+    /// Size of a chunk in bytes.
+    pub chunk_bytes: usize,
+    /// How gradients and weights are made smaller; default not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
+    /// Where the randomness of compression comes from.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub seed: u64,
+    /// What the hub does with a sum.
+    pub optimizer: Optimizer,
+    /// What the hub leaves out, for measurement.
+    #[serde(default)]
+    pub ablate: Ablate,
+    /// How far workers may be apart.
+    #[serde(default)]
+    pub consistency: Consistency,
+    /// What becomes of the job when a worker is lost, or leaves before the others.
+    #[serde(default)]
+    pub on_loss: OnLoss,
+    /// In what order gradients and weights leave.
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// Bytes that the hub may have under way to this worker on each link; default any number. Each worker's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credit_bytes: Option<u64>,
+    /// Which of the job's hubs this one is; default the only one.
+    #[serde(default, skip_serializing_if = "Share::is_whole")]
+    pub share: Share,
+    /// How many of the hub's cores the job gets; default all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// Rank 0 brings weights and optimizer state, as they are before this round: a new job begins when they are
+    /// there. Default: it begins with a broadcast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_before: Option<Round>,
+    /// The model, in the order of the forward pass.
+    pub keys: Vec<Key>,
+}
+
+fn is_zero(seed: &u64) -> bool {
+    *seed == 0
+}
+
+impl JoinRequest {
+    /// What of this layout crosses, and where it lies in the windows.
+    pub fn wire(&self, layout: Arc<Layout>) -> Wire {
+        let JoinRequest { seed, workers, consistency, .. } = *self;
+        let terms = |compression| FramingTerms::new(compression, seed, workers, &self.optimizer, consistency);
+        Wire::new(layout, self.compression.map(terms))
+    }
+
+    /// Whether every worker has a weights window of its own.
+    pub fn own_weights(&self) -> bool {
+        self.consistency.steps_alone() || self.compression.is_some_and(|each| each.answers_apart())
+    }
+}
+
+/// What becomes of a job when a worker is lost, or leaves before the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnLoss {
+    /// The job fails: all workers or none. Its results are those of the whole job.
+    #[default]
+    Stop,
+    /// The job goes on with those left; a lost worker's rank may join again.
+    Continue,
+}
+
+/// The hub's yes to a join.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinReply {
+    /// Names this worker from now on; 32 hexadecimal digits.
+    pub token: String,
+    /// Those of the hub's cores that own the job's chunks, by their number: the placement's first core
+    /// is the first of these, and so on.
+    pub cores: Vec<u32>,
+    /// [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
+    pub placement: String,
+    /// How many cores the hub has in all.
+    pub ports: u32,
+    /// Where the data path is, by each transport that the hub offers.
+    pub transports: Vec<TransportAddress>,
+    /// A worker that is not heard of for so long is taken for dead.
+    pub heartbeat_limit_ms: u64,
+    /// Length of the state that the job waits for, where this worker offered one and the job has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_bytes: Option<u64>,
+}
+
+/// `POST /v1/jobs/{job}/state?token=...`: the state is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateReply {
+    /// The round that the job begins with.
+    pub round: Round,
+}
+
+/// How to reach the hub's data path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "transport", rename_all = "lowercase")]
+pub enum TransportAddress {
+    /// Shared memory, by the name of an abstract Unix socket.
+    Shm {
+        /// Which machine: [`machine`](fabric::any::machine) of whoever can use it.
+        machine: String,
+        /// The name.
+        address: String,
+    },
+    /// RDMA.
+    Verbs {
+        /// Where its handshake is, over TCP. All zeros is the address of the control port.
+        address: SocketAddr,
+    },
+    /// TCP.
+    Tcp {
+        /// Where each of the hub's ports listens. An address of all zeros is that of the control port.
+        addresses: Vec<SocketAddr>,
+    },
+}
+
+impl TransportAddress {
+    /// Which transport it is of.
+    pub fn transport(&self) -> Transport {
+        match self {
+            TransportAddress::Shm { .. } => Transport::Shm,
+            TransportAddress::Verbs { .. } => Transport::Verbs,
+            TransportAddress::Tcp { .. } => Transport::Tcp,
+        }
+    }
+}
+
+/// `POST /v1/jobs/{job}/heartbeat`: the worker lives. The hub answers at once when its news are
+/// newer than `seen`, otherwise when there are some, or before the limit is half over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeartbeatRequest {
+    /// From the join.
+    pub token: String,
+    /// `version` of the last answer, 0 at first.
+    pub seen: u64,
+}
+
+/// News of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeartbeatReply {
+    /// Grows with every change.
+    pub version: u64,
+    /// How the job is.
+    pub state: JobState,
+    /// Workers that take part, by rank.
+    pub members: Vec<Member>,
+    /// Workers that left a job that does not go on without them.
+    pub left: Vec<Left>,
+}
+
+/// A worker that takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Which one.
+    pub rank: u32,
+    /// Its first round. When that is not 0, it begins with the weights of the round before.
+    pub from: Round,
+}
+
+/// A worker that left in good order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// Which one.
+    pub rank: u32,
+    /// The first round without it.
+    pub round: Round,
+}
+
+/// How a job is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum JobState {
+    /// Some workers are not here yet.
+    Gathering {
+        /// Which ones.
+        missing: Vec<u32>,
+    },
+    /// All are here.
+    Running,
+    /// It cannot go on.
+    Failed {
+        /// Why, naming the rank.
+        reason: String,
+    },
+}
+
+/// `POST /v1/jobs/{job}/leave`: the worker is done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaveRequest {
+    /// From the join.
+    pub token: String,
+    /// The first round that it takes no part in.
+    pub round: Round,
+}
+
+/// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. Answered when every core
+/// has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LearningRateRequest {
+    /// From the join.
+    pub token: String,
+    /// The new rate.
+    pub learning_rate: f32,
+    /// The first round that uses it.
+    pub from_round: Round,
+}
+
+/// The body of every answer that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorReply {
+    /// What was wrong, with what was expected and what to do next.
+    pub error: String,
+}
+
+/// `GET /v1/hub`: who answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HubReply {
+    /// [`PROTOCOL`] of the hub.
+    pub protocol: u32,
+    /// Version of the program.
+    pub version: String,
+    /// Instruction set of its kernels.
+    pub kernels: String,
+    /// Resident memory of the hub's process, in bytes.
+    pub rss_bytes: u64,
+    /// Where its data path is, by each transport that it offers.
+    pub transports: Vec<TransportAddress>,
+    /// Its cores, in the order of the plan.
+    pub cores: Vec<CoreReply>,
+    /// Its jobs.
+    pub jobs: Vec<JobReply>,
+}
+
+/// One core of the hub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoreReply {
+    /// The processor that its thread is pinned to.
+    pub cpu: u32,
+    /// The NIC that its chunks cross by, with RDMA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic: Option<String>,
+    /// Chunks summed and sent back since the start.
+    pub chunks: u64,
+    /// Their bytes.
+    pub chunk_bytes: u64,
+    /// Time spent on turns with work.
+    pub busy_ns: u64,
+    /// Time spent waiting for work.
+    pub waiting_ns: u64,
+}
+
+/// One job of the hub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobReply {
+    /// Its name.
+    pub name: String,
+    /// How it is.
+    #[serde(flatten)]
+    pub state: JobState,
+    /// Its workers.
+    pub workers: u32,
+    /// Its keys.
+    pub keys: usize,
+    /// Bytes of its model.
+    pub model_bytes: u64,
+    /// Its last checkpoint, since it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointReply>,
+    /// Why the last attempt at a checkpoint failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_error: Option<String>,
+}
+
+/// `POST /v1/jobs/{job}/checkpoint`: a checkpoint that is on the disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointReply {
+    /// The round that a job goes on with from it.
+    pub round: Round,
+    /// Length of its file.
+    pub bytes: u64,
+    /// Time that writing took.
+    pub milliseconds: u64,
+}

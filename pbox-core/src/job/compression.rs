@@ -1,0 +1,300 @@
+//! Compression: what a job's workers and its hub do so that fewer bytes cross.
+//!
+//! A setting, the same at all ends, said in the join. Knows codecs by name; `wire` says where their bytes lie,
+//! `framed` and the worker's `coder` use them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use super::consistency::Consistency;
+use super::schedule::Schedule;
+use crate::codec::{Codec, InvalidCodec};
+use crate::control::OnLoss;
+use crate::job::strict_json;
+use crate::kernels::Optimizer;
+use crate::layout::Layout;
+use crate::slim::{InvalidSlimDp, SlimDp};
+
+/// How a job's gradients and weights are made smaller. In JSON it is the codec's, `{"codec": "bf16"}`, or
+/// `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Compression {
+    /// Every push and every answer is written by a codec, all elements of a chunk in each round.
+    Codec(Codec),
+    /// What matters is sent as it is, the rest is not.
+    Slim(SlimDp),
+}
+
+/// A compression that a job cannot have.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum InvalidCompression {
+    /// Settings of a codec.
+    #[error(transparent)]
+    Codec(#[from] InvalidCodec),
+    /// Settings of Slim-DP.
+    #[error(transparent)]
+    Slim(#[from] InvalidSlimDp),
+    /// Slim-DP beside something that it does not work with.
+    #[error("Slim-DP with {seen}: {why}")]
+    Beside {
+        /// What it cannot be beside.
+        seen: String,
+        /// Why, and what to do.
+        why: &'static str,
+    },
+}
+
+/// A text that names no compression.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("compression {seen:?}: {why}; expected {}", forms().join(", "))]
+pub struct NotACompression {
+    seen: String,
+    why: String,
+}
+
+/// Each codec's name and settings, in the order in which a text gives them.
+const FORMS: [(&str, &[&str]); 9] = [
+    ("f16", &[]),
+    ("bf16", &[]),
+    ("qsgd", &["bits", "bucket"]),
+    ("onebit", &[]),
+    ("terngrad", &[]),
+    ("topk", &["ratio"]),
+    ("randomk", &["ratio"]),
+    ("dgc", &["ratio", "momentum", "clip", "warmup_rounds"]),
+    (SLIM, &["alpha", "beta", "q", "c", "explorer"]),
+];
+
+const SLIM: &str = "slim";
+
+/// The forms, as they are written.
+fn forms() -> Vec<String> {
+    FORMS.iter().map(|(name, settings)| [&[*name], *settings].concat().join(":")).collect()
+}
+
+impl Compression {
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Compression::Codec(codec) => codec.name(),
+            Compression::Slim(_) => SLIM,
+        }
+    }
+
+    /// Whether each worker is sent something else, in a weights window of its own.
+    pub fn answers_apart(&self) -> bool {
+        matches!(self, Compression::Slim(_))
+    }
+
+    /// Checks that every setting is one that it can work with.
+    pub fn check(&self) -> Result<(), InvalidCompression> {
+        match self {
+            Compression::Codec(codec) => Ok(codec.check()?),
+            Compression::Slim(slim) => Ok(slim.check()?),
+        }
+    }
+
+    /// Checks that a job can have it beside its other settings.
+    pub fn check_beside(
+        &self,
+        optimizer: &Optimizer,
+        consistency: Consistency,
+        schedule: Schedule,
+        on_loss: OnLoss,
+    ) -> Result<(), InvalidCompression> {
+        if matches!(self, Compression::Codec(_)) {
+            return Ok(());
+        }
+        let beside = |seen: String, why| Err(InvalidCompression::Beside { seen, why });
+        if !optimizer.keeps_weights() {
+            let why = "what is not sent keeps a worker's own value, and a mean has none; use sgd with learning rate 1 \
+                       and push what the worker's own step changed";
+            return beside(format!("the optimizer {}", optimizer.name()), why);
+        }
+        if consistency.steps_alone() {
+            let why = "the core is selected after a round that all have pushed; use bsp";
+            return beside(format!("consistency {consistency}"), why);
+        }
+        if schedule.by_layer() {
+            let why = "its pushes may have to come again, and its answers are apart; use sliced or p3";
+            return beside(format!("schedule {schedule}"), why);
+        }
+        if on_loss == OnLoss::Continue {
+            let why = "a selection of the core would wait for rounds that a lost worker did not push; use on_loss stop";
+            return beside("on_loss continue".into(), why);
+        }
+        Ok(())
+    }
+
+    /// Checks that a model can be sent so.
+    pub fn check_layout(&self, layout: &Layout) -> Result<(), InvalidCompression> {
+        match self {
+            Compression::Codec(_) => Ok(()),
+            Compression::Slim(slim) => Ok(slim.check_chunks(layout.most_elements())?),
+        }
+    }
+}
+
+impl From<Codec> for Compression {
+    fn from(codec: Codec) -> Self {
+        Compression::Codec(codec)
+    }
+}
+
+impl From<SlimDp> for Compression {
+    fn from(slim: SlimDp) -> Self {
+        Compression::Slim(slim)
+    }
+}
+
+impl Serialize for Compression {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        /// With the name that a codec has from its enum.
+        #[derive(Serialize)]
+        struct Named<'a> {
+            codec: &'a str,
+            #[serde(flatten)]
+            slim: &'a SlimDp,
+        }
+        match self {
+            Compression::Codec(codec) => codec.serialize(serializer),
+            Compression::Slim(slim) => Named { codec: SLIM, slim }.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Compression {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut said = strict_json::fields(deserializer)?;
+        if said.get("codec").is_some_and(|name| name == SLIM) {
+            said.remove("codec");
+            return SlimDp::deserialize(Value::Object(said)).map(Compression::Slim).map_err(D::Error::custom);
+        }
+        Codec::deserialize(Value::Object(said)).map(Compression::Codec).map_err(D::Error::custom)
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        // By way of a text: as a value an f32 becomes an f64, with digits that nobody wrote.
+        let said = serde_json::to_string(self).map_err(|_| fmt::Error)?;
+        let said: Map<String, Value> = serde_json::from_str(&said).map_err(|_| fmt::Error)?;
+        let settings = FORMS.iter().find(|(name, _)| *name == self.name()).map_or(&[][..], |form| form.1);
+        settings.iter().filter_map(|setting| said.get(*setting)).try_for_each(|value| match value {
+            Value::Null => f.write_str(":none"),
+            Value::String(word) => write!(f, ":{word}"),
+            value => write!(f, ":{value}"),
+        })
+    }
+}
+
+/// A codec's name, and its settings in their order with colons between them: `bf16`, `qsgd:8:512`. Settings at
+/// the end that have a default may be left out.
+impl FromStr for Compression {
+    type Err = NotACompression;
+
+    fn from_str(text: &str) -> Result<Self, NotACompression> {
+        let not = |why: String| NotACompression { seen: text.to_owned(), why };
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let form = FORMS.iter().find(|form| form.0 == name);
+        let (_, settings) = form.ok_or_else(|| not("no codec has this name".into()))?;
+        let given: Vec<&str> = parts.collect();
+        if given.len() > settings.len() {
+            return Err(not(format!("{name} has {} settings, not {}", settings.len(), given.len())));
+        }
+        let mut said = Map::from_iter([("codec".to_owned(), Value::from(name))]);
+        for (setting, given) in settings.iter().zip(given) {
+            let value = match given {
+                "none" => Ok(Value::Null),
+                word if *setting == "explorer" => Ok(Value::from(word)),
+                number => serde_json::from_str(number),
+            };
+            let value: Value = value.map_err(|_| not(format!("{setting} {given:?} is no number")))?;
+            said.insert((*setting).to_owned(), value);
+        }
+        let compression: Compression =
+            serde_json::from_value(Value::Object(said)).map_err(|error| not(error.to_string()))?;
+        compression.check().map_err(|error| not(error.to_string()))?;
+        Ok(compression)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_codec_has_a_form() {
+        let codecs: Vec<&str> = FORMS.iter().map(|(name, _)| *name).filter(|name| *name != SLIM).collect();
+        assert_eq!(codecs, Codec::NAMES);
+    }
+
+    #[test]
+    fn in_json_and_on_the_command_line() {
+        for (text, json) in [
+            ("bf16", r#"{"codec":"bf16"}"#),
+            ("qsgd:8:512", r#"{"codec":"qsgd","bits":8,"bucket":512}"#),
+            ("topk:0.01", r#"{"codec":"topk","ratio":0.01}"#),
+            (
+                "slim:0.2:0.1:50:none:keys",
+                r#"{"codec":"slim","alpha":0.2,"beta":0.1,"q":50,"c":null,"explorer":"keys"}"#,
+            ),
+            (
+                "dgc:0.01:0.9:none:4",
+                r#"{"codec":"dgc","ratio":0.01,"momentum":0.9,"clip":null,"warmup_rounds":4}"#,
+            ),
+        ] {
+            let compression: Compression = text.parse().unwrap();
+            assert_eq!(compression.to_string(), text);
+            assert_eq!(serde_json::to_string(&compression).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Compression>(json).unwrap(), compression);
+        }
+        assert_eq!("qsgd:4".parse::<Compression>().unwrap().to_string(), "qsgd:4:512");
+        for wrong in [r#""bf16""#, "{}", r#"{"codec":"zip"}"#, r#"{"codec":"slim","alpha":1}"#] {
+            assert!(serde_json::from_str::<Compression>(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn settings_that_it_does_not_have_are_refused() {
+        for codec in Codec::NAMES.into_iter().chain([SLIM]) {
+            let settings = match codec {
+                "qsgd" => r#""bits":8,"#,
+                "topk" | "randomk" | "dgc" => r#""ratio":0.1,"#,
+                SLIM => r#""alpha":0.2,"beta":0.1,"#,
+                _ => "",
+            };
+            let read = |more: &str| {
+                serde_json::from_str::<Compression>(&format!(r#"{{"codec":"{codec}",{settings}{more}}}"#))
+            };
+            let error = read(r#""buckets":1"#).unwrap_err().to_string();
+            assert!(error.starts_with("unknown field `buckets`, "), "{codec}: {error}");
+            let error = read(&format!(r#""codec":"{codec}""#)).unwrap_err().to_string();
+            assert!(error.starts_with("duplicate field `codec`"), "{codec}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_none_is_told_why() {
+        for (wrong, why) in [
+            ("", "no codec has this name"),
+            ("zip", "no codec has this name"),
+            ("bf16:8", "bf16 has 0 settings, not 1"),
+            ("qsgd", "missing field `bits`"),
+            ("qsgd:x", "bits \"x\" is no number"),
+            ("qsgd:9", "bits is 9"),
+            ("topk:0", "ratio is 0"),
+            ("slim:0.2:0.3", "beta is 0.3 with alpha 0.2"),
+            ("slim:0.2:0.1:50:none:some", "unknown variant `some`"),
+        ] {
+            let error = wrong.parse::<Compression>().unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("expected f16, bf16, qsgd:bits:bucket"), "{error}");
+        }
+    }
+}

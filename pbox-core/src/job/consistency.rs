@@ -1,0 +1,155 @@
+//! Consistency: how far workers may be apart, and so what the weights contain that a worker gets.
+//!
+//! Plain data and one rule, spoken at both ends. Knows rounds, no ranks and no memory.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::kernels::Optimizer;
+use crate::layout::Round;
+
+/// When a worker gets weights back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Consistency {
+    /// Bulk synchronous: a round is one step with the mean of everybody's gradients, and ends for all at
+    /// once.
+    #[default]
+    Bsp,
+    /// Stale synchronous (Ho et al., 2013): every push is a step of its own, and nobody is more than
+    /// `staleness` rounds ahead of the slowest. What a worker gets before its round `c` contains everybody's
+    /// pushes of all rounds before `c - staleness`.
+    ///
+    /// Where BSP makes one step a round, this makes one for each worker, with that worker's gradient alone:
+    /// the learning rate is that of a batch of one worker.
+    Ssp {
+        /// Rounds. With 0 workers wait for each other as in BSP.
+        staleness: u32,
+    },
+    /// Asynchronous: as SSP, but nobody waits for anybody after the first weights.
+    Asp,
+}
+
+/// An optimizer that needs another consistency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "consistency {seen} with the optimizer average: a mean is of all workers' gradients of one round; use bsp, or an optimizer that keeps weights"
+)]
+pub struct NeedsBsp {
+    seen: Consistency,
+}
+
+/// A text that names no consistency.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("consistency {seen:?}: expected bsp, ssp:S with the staleness S in rounds, or asp")]
+pub struct NotAConsistency {
+    seen: String,
+}
+
+impl Consistency {
+    /// Whether every push is a step of its own, and every worker's weights are its own copy.
+    pub fn steps_alone(self) -> bool {
+        self != Consistency::Bsp
+    }
+
+    /// Whether a worker whose next round is `next` may have its weights when that of the slowest is
+    /// `slowest`. Nobody passes round 0 before all are through: it is the broadcast of the first weights.
+    #[inline]
+    pub fn allows(self, next: Round, slowest: Round) -> bool {
+        let ahead = next.0.saturating_sub(slowest.0);
+        slowest > Round(0)
+            && match self {
+                Consistency::Bsp => ahead == 0,
+                Consistency::Ssp { staleness } => ahead <= staleness,
+                Consistency::Asp => true,
+            }
+    }
+
+    /// Checks that the optimizer can work with it.
+    pub fn check(self, optimizer: &Optimizer) -> Result<(), NeedsBsp> {
+        if self.steps_alone() && !optimizer.keeps_weights() {
+            return Err(NeedsBsp { seen: self });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Consistency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Consistency::Bsp => f.write_str("bsp"),
+            Consistency::Ssp { staleness } => write!(f, "ssp:{staleness}"),
+            Consistency::Asp => f.write_str("asp"),
+        }
+    }
+}
+
+impl FromStr for Consistency {
+    type Err = NotAConsistency;
+
+    fn from_str(text: &str) -> Result<Self, NotAConsistency> {
+        let staleness = |digits: &str| digits.parse().ok().map(|staleness| Consistency::Ssp { staleness });
+        match text {
+            "bsp" => Some(Consistency::Bsp),
+            "asp" => Some(Consistency::Asp),
+            _ => text.strip_prefix("ssp:").and_then(staleness),
+        }
+        .ok_or_else(|| NotAConsistency { seen: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SSP_2: Consistency = Consistency::Ssp { staleness: 2 };
+
+    #[test]
+    fn each_says_how_far_ahead_one_may_be() {
+        let furthest = |consistency: Consistency| {
+            (0..100).rfind(|&ahead| consistency.allows(Round(7 + ahead), Round(7)))
+        };
+        assert_eq!(furthest(Consistency::Bsp), Some(0));
+        assert_eq!(furthest(Consistency::Ssp { staleness: 0 }), Some(0));
+        assert_eq!(furthest(SSP_2), Some(2));
+        assert_eq!(furthest(Consistency::Asp), Some(99));
+        for consistency in [Consistency::Bsp, SSP_2, Consistency::Asp] {
+            assert!(!consistency.allows(Round(1), Round(0)), "{consistency}: somebody has no weights yet");
+            assert!(consistency.allows(Round(1), Round(1)), "{consistency}");
+        }
+    }
+
+    #[test]
+    fn in_json_and_on_the_command_line() {
+        for (consistency, json, text) in [
+            (Consistency::Bsp, r#""bsp""#, "bsp"),
+            (SSP_2, r#"{"ssp":{"staleness":2}}"#, "ssp:2"),
+            (Consistency::Asp, r#""asp""#, "asp"),
+        ] {
+            assert_eq!(serde_json::to_string(&consistency).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Consistency>(json).unwrap(), consistency);
+            assert_eq!(consistency.to_string(), text);
+            assert_eq!(text.parse(), Ok(consistency));
+        }
+        for wrong in
+            [r#""ssp""#, r#"{"ssp":{}}"#, r#"{"ssp":{"staleness":-1}}"#, r#"{"ssp":{"staleness":1,"x":1}}"#]
+        {
+            assert!(serde_json::from_str::<Consistency>(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "ssp", "ssp:", "ssp:-1", "ssp: 1", "BSP"] {
+            let error = wrong.parse::<Consistency>().unwrap_err().to_string();
+            assert!(error.contains("expected bsp, ssp:S"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_mean_needs_bsp() {
+        assert_eq!(Consistency::Bsp.check(&Optimizer::Average), Ok(()));
+        let error = SSP_2.check(&Optimizer::Average).unwrap_err().to_string();
+        assert!(error.starts_with("consistency ssp:2 with the optimizer average"), "{error}");
+        let sgd = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
+        assert_eq!(Consistency::Asp.check(&sgd), Ok(()));
+    }
+}

@@ -1,0 +1,104 @@
+//! Schedules: in what order parts of a model leave, at both ends of a link.
+//!
+//! Plain data. Knows neither links nor time.
+//!
+//! | schedule | a unit | order | weights come back |
+//! | --- | --- | --- | --- |
+//! | `kvstore` | a layer | as pushed | when the worker pulls what the hub has notified it of |
+//! | `layerwise` | a layer | as pushed | when the worker may have all of the layer |
+//! | `sliced` | a slice | as pushed | chunk by chunk |
+//! | `p3` | a slice | first layer first | chunk by chunk, first layer first |
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::layout::KeyId;
+
+/// In what order a job's gradients and weights leave. The same at all its workers and at the hub.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// MXNet's KVStore, the baseline of P3's paper: whole layers in the order of their pushes; the hub notifies,
+    /// the worker pulls, and only then the weights are sent.
+    KvStore,
+    /// Whole layers in the order of their pushes, sent back as wholes (wait-free backpropagation).
+    Layerwise,
+    /// Slices in the order of their pushes, sent back chunk by chunk.
+    #[default]
+    Sliced,
+    /// Slices, the first layer's first, at both ends; within a layer in the order of their pushes (P3, section 4).
+    P3,
+}
+
+/// A text that names no schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("schedule {seen:?}: expected kvstore, layerwise, sliced or p3")]
+pub struct NotASchedule {
+    seen: String,
+}
+
+impl Schedule {
+    /// All of them.
+    pub const ALL: [Schedule; 4] = [Schedule::KvStore, Schedule::Layerwise, Schedule::Sliced, Schedule::P3];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::KvStore => "kvstore",
+            Schedule::Layerwise => "layerwise",
+            Schedule::Sliced => "sliced",
+            Schedule::P3 => "p3",
+        }
+    }
+
+    /// Where a key's parts go in a queue; lower leaves first.
+    #[inline]
+    pub fn priority(self, key: KeyId) -> u32 {
+        if self == Schedule::P3 { key.0 } else { 0 }
+    }
+
+    /// Whether a key's chunks on a core are one unit, which is answered as a whole.
+    pub fn by_layer(self) -> bool {
+        matches!(self, Schedule::KvStore | Schedule::Layerwise)
+    }
+
+    /// Whether weights are sent only when they are pulled.
+    pub fn pulls(self) -> bool {
+        self == Schedule::KvStore
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = NotASchedule;
+
+    fn from_str(text: &str) -> Result<Self, NotASchedule> {
+        let found = Schedule::ALL.into_iter().find(|schedule| schedule.name() == text);
+        found.ok_or_else(|| NotASchedule { seen: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_json_and_on_the_command_line() {
+        for schedule in Schedule::ALL {
+            let name = schedule.name();
+            assert_eq!(serde_json::to_string(&schedule).unwrap(), format!("{name:?}"));
+            assert_eq!(serde_json::from_str::<Schedule>(&format!("{name:?}")).unwrap(), schedule);
+            assert_eq!((schedule.to_string().as_str(), name.parse()), (name, Ok(schedule)));
+        }
+        let error = "fifo".parse::<Schedule>().unwrap_err().to_string();
+        assert!(error.contains("\"fifo\"") && error.contains("expected kvstore, layerwise"), "{error}");
+        assert_eq!(Schedule::default(), Schedule::Sliced);
+    }
+}

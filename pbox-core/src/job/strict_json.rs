@@ -1,0 +1,44 @@
+//! What serde lets pass in settings that come from outside, and must not: fields beside a variant that has none, and
+//! fields that are given twice.
+//!
+//! Knows JSON's objects, not what is set.
+
+use std::fmt;
+
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+/// For a variant without fields of an enum that is tagged inside, which takes any, whatever the enum denies:
+/// `#[serde(deserialize_with = "strict_json::none")]`.
+pub(crate) fn none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+    Nothing::deserialize(deserializer).map(|Nothing {}| ())
+}
+
+/// An object's fields, each given once. Of a plain [`Map`] the last one of a name would count.
+pub(crate) fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
+    struct Fields;
+
+    impl<'de> Visitor<'de> for Fields {
+        type Value = Map<String, Value>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut given: A) -> Result<Self::Value, A::Error> {
+            let mut fields = Map::new();
+            while let Some((name, value)) = given.next_entry::<String, Value>()? {
+                if fields.contains_key(&name) {
+                    return Err(A::Error::custom(format!("duplicate field `{name}`")));
+                }
+                fields.insert(name, value);
+            }
+            Ok(fields)
+        }
+    }
+    deserializer.deserialize_map(Fields)
+}

@@ -1,0 +1,115 @@
+//! Element types: what a window holds, and how it becomes f32 and back.
+//!
+//! Plain data. These conversions are those of IEEE 754; `kernels` has the fast ones, with equal bits.
+
+use std::fmt::Debug;
+
+use fabric::Plain;
+use half::{bf16, f16};
+
+use crate::kernels::Tabled;
+use crate::layout::Dtype;
+
+/// A type that keys can have: f32, `half::f16` or `half::bf16`.
+pub trait Element: Tabled + Plain + Debug + Default + PartialEq + Send + Sync {
+    /// Its name on the wire.
+    const DTYPE: Dtype;
+
+    /// The same number in f32; exact.
+    fn to_f32(self) -> f32;
+
+    /// The nearest number of this type, ties to even: infinity beyond the largest, subnormal below the
+    /// smallest normal one. A NaN stays one.
+    fn from_f32(value: f32) -> Self;
+}
+
+/// `typed!(dtype, E => work::<E>())`: the same work for whichever type a key has.
+macro_rules! typed {
+    ($dtype:expr, $E:ident => $work:expr) => {
+        match $dtype {
+            $crate::layout::Dtype::F32 => {
+                type $E = f32;
+                $work
+            }
+            $crate::layout::Dtype::F16 => {
+                type $E = half::f16;
+                $work
+            }
+            $crate::layout::Dtype::BF16 => {
+                type $E = half::bf16;
+                $work
+            }
+        }
+    };
+}
+pub(crate) use typed;
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+/// The crate's `const` conversions are plain arithmetic. Its others may ask at each element what the
+/// processor can do, which the round path must not.
+impl Element for f16 {
+    const DTYPE: Dtype = Dtype::F16;
+
+    #[inline]
+    fn to_f32(self) -> f32 {
+        self.to_f32_const()
+    }
+
+    #[inline]
+    fn from_f32(value: f32) -> Self {
+        f16::from_f32_const(value)
+    }
+}
+
+/// In integers, without a branch: the compiler makes vectors of this, and not of the crate's.
+impl Element for bf16 {
+    const DTYPE: Dtype = Dtype::BF16;
+
+    /// bf16 is the upper half of an f32.
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    /// Half an ulp less one, and one more where the kept part is odd, carries into it exactly when the
+    /// nearest even is above.
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+        let quiet_nan = bits | 0x0040_0000;
+        bf16::from_bits(((if value.is_nan() { quiet_nan } else { rounded }) >> 16) as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_is_converted_as_the_crate_does() {
+        for high in 0..=u16::MAX {
+            let narrow = bf16::from_bits(high);
+            let (seen, expected) = (Element::to_f32(narrow), narrow.to_f32_const());
+            assert!(seen.to_bits() == expected.to_bits() || seen.is_nan() && expected.is_nan(), "{high:#x}");
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let wide = f32::from_bits(u32::from(high) << 16 | low);
+                let (seen, expected) = (<bf16 as Element>::from_f32(wide), bf16::from_f32_const(wide));
+                assert_eq!(seen.to_bits(), expected.to_bits(), "{wide:e}, bits {:#x}", wide.to_bits());
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The manifest: the ordered list of keys that a job and all its workers agree on.
+//!
+//! Says what a valid list is ([`check`]), where two lists part ([`first_difference`]), and reads
+//! one from the header of a safetensors file ([`from_safetensors`]). Lists come from workers and
+//! files, so everything here is checked and bounded. Plain functions; any thread may call them.
+//! Knows no files, sockets, chunks or values.
+
+mod difference;
+mod error;
+mod safetensors;
+
+pub use difference::{Difference, first_difference};
+pub use error::ManifestError;
+pub use safetensors::{MAX_HEADER_BYTES, from_safetensors, header_bytes};
+
+use std::collections::HashMap;
+
+use crate::layout::Key;
+
+/// Most keys in one manifest. The largest published models have some ten thousand tensors.
+pub const MAX_KEYS: usize = 1 << 20;
+/// Longest name of a key, in bytes.
+pub const MAX_NAME_BYTES: usize = 1024;
+/// Most dimensions of a shape: what PyTorch and NumPy allow.
+pub const MAX_DIMENSIONS: usize = 64;
+/// Most bytes over all keys: 1 TiB. 175 billion f32 parameters are 0.7 TB; and a hub holds this
+/// once for the weights and once more for each worker.
+pub const MAX_TOTAL_BYTES: u64 = 1 << 40;
+
+/// Whether `keys` can be a job's manifest: 1 to [`MAX_KEYS`] keys with unique names of 1 to
+/// [`MAX_NAME_BYTES`] bytes, shapes of at least one element that do not overflow, finite
+/// multipliers, and at most [`MAX_TOTAL_BYTES`] bytes over all. The first fault is the error.
+///
+/// A scalar (a shape without dimensions) is one element, and valid.
+pub fn check(keys: &[Key]) -> Result<(), ManifestError> {
+    if keys.is_empty() {
+        return Err(ManifestError::NoKeys);
+    }
+    if keys.len() > MAX_KEYS {
+        return Err(ManifestError::TooManyKeys { seen: keys.len() });
+    }
+    let mut first_use = HashMap::with_capacity(keys.len());
+    let mut total: u64 = 0;
+    for (index, key) in keys.iter().enumerate() {
+        check_name(index, key)?;
+        if let Some(first) = first_use.insert(key.name.as_str(), index) {
+            return Err(ManifestError::DuplicateName { name: key.name.clone(), first, second: index });
+        }
+        check_multipliers(key)?;
+        total = match total.checked_add(checked_bytes(key)?) {
+            Some(total) if total <= MAX_TOTAL_BYTES => total,
+            _ => return Err(ManifestError::TooManyBytes { name: key.name.clone() }),
+        };
+    }
+    Ok(())
+}
+
+fn check_name(index: usize, key: &Key) -> Result<(), ManifestError> {
+    match key.name.len() {
+        0 => Err(ManifestError::EmptyName { index }),
+        1..=MAX_NAME_BYTES => Ok(()),
+        seen => Err(ManifestError::NameTooLong { index, seen }),
+    }
+}
+
+fn check_multipliers(key: &Key) -> Result<(), ManifestError> {
+    for (multiplier, seen) in [("lr_mult", key.lr_mult), ("wd_mult", key.wd_mult)] {
+        if !seen.is_finite() {
+            return Err(ManifestError::Multiplier { name: key.name.clone(), multiplier, seen });
+        }
+    }
+    Ok(())
+}
+
+/// Size of a key whose shape is valid.
+fn checked_bytes(key: &Key) -> Result<u64, ManifestError> {
+    if key.shape.len() > MAX_DIMENSIONS {
+        return Err(ManifestError::TooManyDimensions { name: key.name.clone(), seen: key.shape.len() });
+    }
+    // Before the product: a zero would hide an overflow of the other extents, or the reverse.
+    if key.shape.contains(&0) {
+        return Err(ManifestError::NoElements { name: key.name.clone(), shape: key.shape.clone() });
+    }
+    key.bytes()
+        .ok_or_else(|| ManifestError::ShapeOverflow { name: key.name.clone(), shape: key.shape.clone() })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+//! Keys from the header of a safetensors file.
+//!
+//! ```text
+//!   byte 0        8                      8 + n                        end of file
+//!   | n, u64 LE   | JSON, n bytes        | the tensors' bytes         |
+//!                   name -> dtype, shape, data_offsets counted from 8 + n
+//! ```
+//!
+//! The `safetensors` crate wants the whole file in memory, keeps the last of two tensors of one
+//! name, and does not say what of an offset is wrong. Only its element types are used here; what
+//! it accepts is what this accepts, and the tests hold the two against each other.
+//!
+//! The header comes from outside: nothing it says is believed, and memory stays a small multiple
+//! of its own size. Must not know files: the caller reads the bytes.
+
+use std::fmt;
+
+use ::safetensors::Dtype as FileDtype;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+
+use super::{MAX_DIMENSIONS, MAX_KEYS, ManifestError, check};
+use crate::layout::{Dtype, Key};
+
+/// Longest header: the limit of the safetensors format itself.
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+const PREFIX_BYTES: u64 = 8;
+/// Most of the parser's words that an error repeats.
+const ECHOED_CHARS: usize = 400;
+
+/// How many bytes, from the first one of the file, [`from_safetensors`] needs: the length prefix
+/// and the header that it announces. `file_bytes` is the length of the whole file.
+pub fn header_bytes(first8: [u8; 8], file_bytes: u64) -> Result<u64, ManifestError> {
+    let seen = u64::from_le_bytes(first8);
+    if seen > MAX_HEADER_BYTES {
+        return Err(ManifestError::HeaderTooLarge { seen });
+    }
+    let end = PREFIX_BYTES + seen;
+    if end > file_bytes {
+        return Err(ManifestError::HeaderPastFile { end, file_bytes });
+    }
+    Ok(end)
+}
+
+/// The tensors of a safetensors file as keys with multipliers of one, in the order of their bytes
+/// in the file. All must be F32. `header` is the beginning of the file, at least
+/// [`header_bytes`] long; what follows is not looked at. `file_bytes` is the length of the file.
+///
+/// Whatever is in the file becomes a key: save the parameters that are trained, without running
+/// statistics. The safetensors library writes tensors of one type in the order of their names;
+/// where the order of the forward pass matters (P3), sort the keys by it afterwards.
+pub fn from_safetensors(header: &[u8], file_bytes: u64) -> Result<Vec<Key>, ManifestError> {
+    let Some(first8) = header.first_chunk() else {
+        return Err(ManifestError::HeaderIncomplete { needed: PREFIX_BYTES, seen: header.len() });
+    };
+    let end = header_bytes(*first8, file_bytes)?;
+    let json = usize::try_from(end).ok().and_then(|end| header.get(first8.len()..end));
+    let json = json.ok_or(ManifestError::HeaderIncomplete { needed: end, seen: header.len() })?;
+    let json = std::str::from_utf8(json)
+        .map_err(|error| ManifestError::HeaderNotUtf8 { valid_up_to: error.valid_up_to() })?;
+    let Header(mut tensors) = serde_json::from_str(json).map_err(not_json)?;
+    tensors.sort_by_key(|(_, tensor)| tensor.data_offsets);
+
+    let layout: Vec<_> = tensors.iter().map(|(_, tensor)| (tensor.dtype, tensor.data_offsets)).collect();
+    let keys: Vec<_> = tensors
+        .into_iter()
+        .map(|(name, tensor)| Key::of(key_dtype(tensor.dtype).unwrap_or(Dtype::F32), name, tensor.shape.0))
+        .collect();
+    check(&keys)?;
+    for (key, &(dtype, _)) in keys.iter().zip(&layout) {
+        if key_dtype(dtype).is_none() {
+            let (name, seen) = (key.name.clone(), dtype.to_string());
+            return Err(ManifestError::Dtype { name, seen, next: next_step(dtype) });
+        }
+    }
+    let data_bytes = check_offsets(&keys, layout.iter().map(|&(_, offsets)| offsets))?;
+    let expected = end.saturating_add(data_bytes);
+    if expected != file_bytes {
+        return Err(ManifestError::FileLength { expected, seen: file_bytes });
+    }
+    Ok(keys)
+}
+
+/// Each tensor begins where the one before it ends, and is as long as its shape says. Returns
+/// where the last one ends.
+fn check_offsets(keys: &[Key], offsets: impl Iterator<Item = (u64, u64)>) -> Result<u64, ManifestError> {
+    let mut previous_end = 0;
+    for (key, (begin, end)) in keys.iter().zip(offsets) {
+        let name = || key.name.clone();
+        if end < begin {
+            return Err(ManifestError::OffsetsReversed { name: name(), begin, end });
+        }
+        if begin < previous_end {
+            return Err(ManifestError::OffsetsOverlap { name: name(), begin, previous_end });
+        }
+        if begin > previous_end {
+            return Err(ManifestError::OffsetsHole { name: name(), begin, previous_end });
+        }
+        if key.bytes() != Some(end - begin) {
+            let (shape, expected) = (key.shape.clone(), key.bytes().unwrap_or(u64::MAX));
+            return Err(ManifestError::ShapeAgainstOffsets {
+                name: name(),
+                shape,
+                expected,
+                seen: end - begin,
+            });
+        }
+        previous_end = end;
+    }
+    Ok(previous_end)
+}
+
+/// The types that keys can have.
+fn key_dtype(dtype: FileDtype) -> Option<Dtype> {
+    match dtype {
+        FileDtype::F32 => Some(Dtype::F32),
+        FileDtype::F16 => Some(Dtype::F16),
+        FileDtype::BF16 => Some(Dtype::BF16),
+        _ => None,
+    }
+}
+
+fn next_step(dtype: FileDtype) -> &'static str {
+    match dtype {
+        FileDtype::F64 => "convert the tensor to F32 and save the file again",
+        _ => "no gradient is summed for this type; save the file again without the tensor, or with it as F32",
+    }
+}
+
+/// The tensors of a header, in the order in which it names them, a repeated name repeated.
+struct Header(Vec<(String, Tensor)>);
+
+#[derive(Deserialize)]
+struct Tensor {
+    dtype: FileDtype,
+    shape: Shape,
+    data_offsets: (u64, u64),
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Header;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+        let mut tensors = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                map.next_value::<Metadata>()?;
+                continue;
+            }
+            if tensors.len() == MAX_KEYS {
+                return Err(A::Error::custom(format_args!("more than {MAX_KEYS} tensors")));
+            }
+            let tensor = map.next_value().map_err(|error| named(&name, error))?;
+            tensors.push((name, tensor));
+        }
+        Ok(Header(tensors))
+    }
+}
+
+/// Parser errors say line and column of a file without line breaks; the tensor's name helps more.
+fn named<E: serde::de::Error>(name: &str, error: E) -> E {
+    let shown: String = name.chars().take(ECHOED_CHARS / 4).collect();
+    E::custom(format_args!("tensor {shown:?}: {error}"))
+}
+
+/// What the parser says, which may quote a string of the file of any length and content.
+fn not_json(error: serde_json::Error) -> ManifestError {
+    let said = error.to_string();
+    let reason = said.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c });
+    ManifestError::HeaderNotJson { reason: reason.collect() }
+}
+
+/// Extents of a tensor, cut off by the parser: `[1,1,1,...]` would take four times its own length.
+struct Shape(Vec<u64>);
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Extents;
+        impl<'de> Visitor<'de> for Extents {
+            type Value = Shape;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a shape of at most {MAX_DIMENSIONS} dimensions")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
+                let mut extents = Vec::new();
+                while let Some(extent) = seq.next_element()? {
+                    if extents.len() == MAX_DIMENSIONS {
+                        return Err(A::Error::invalid_length(MAX_DIMENSIONS + 1, &self));
+                    }
+                    extents.push(extent);
+                }
+                Ok(Shape(extents))
+            }
+        }
+        deserializer.deserialize_seq(Extents)
+    }
+}
+
+/// The file's free text: an object of strings, checked for that and dropped.
+struct Metadata;
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Strings;
+        impl<'de> Visitor<'de> for Strings {
+            type Value = Metadata;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("__metadata__ as an object of strings")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
+                while map.next_entry::<String, String>()?.is_some() {}
+                Ok(Metadata)
+            }
+        }
+        deserializer.deserialize_map(Strings)
+    }
+}

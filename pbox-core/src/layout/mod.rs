@@ -1,0 +1,245 @@
+//! The layout of a window: where each key and each of its chunks lies. Pure; the same at both ends.
+//!
+//! ```text
+//!   key 0                      key 1      key 2
+//!   [chunk 0][chunk 1][chunk 2][chunk 3 ] [chunk 4][chunk 5]
+//!   each key starts on 64 bytes; a key's chunks are contiguous, so cutting copies nothing
+//! ```
+
+mod chunk;
+mod key;
+pub mod manifest;
+
+use std::ops::Range;
+
+use fabric::Span;
+
+pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
+pub use key::{Dtype, Key, KeyId};
+
+use crate::kernels::Optimizer;
+
+/// 8192 f32, PHub's choice (section 2): small enough to spread a layer over all cores, large
+/// enough to keep a NIC busy.
+pub const DEFAULT_CHUNK_BYTES: usize = 32 * 1024;
+
+/// Keys start on a cache line, so that no two owners share one.
+const KEY_ALIGN: usize = 64;
+
+/// One chunk: the unit that one core owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The key it is a part of.
+    pub key: KeyId,
+    /// Its bytes, the same in every window of the job.
+    pub span: Span,
+}
+
+/// Keys cut into chunks and laid out in a window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    keys: Vec<Key>,
+    key_spans: Vec<Span>,
+    key_chunks: Vec<Range<u32>>,
+    chunks: Vec<Chunk>,
+    chunk_bytes: usize,
+    window_bytes: usize,
+}
+
+/// Keys that cannot be laid out.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// A chunk size that is no size.
+    #[error("chunk size {seen} bytes: expected a multiple of 64, from 64 to 1 GiB; 32768 is the default")]
+    ChunkBytes {
+        /// What was asked for.
+        seen: usize,
+    },
+    /// Nothing to exchange.
+    #[error("the manifest has no keys; give at least one tensor")]
+    NoKeys,
+    /// A key whose size is zero or overflows.
+    #[error(
+        "key {name:?} of shape {shape:?} has no usable size; every extent must be at least 1 and the product must fit"
+    )]
+    KeySize {
+        /// The key.
+        name: String,
+        /// Its shape.
+        shape: Vec<u64>,
+    },
+    /// More chunks than an immediate can name.
+    #[error(
+        "the model needs {chunks} chunks of {chunk_bytes} bytes, at most {MAX_CHUNKS} have a number; use larger chunks"
+    )]
+    TooManyChunks {
+        /// How many it would be (or the count at which counting stopped).
+        chunks: u64,
+        /// The chunk size.
+        chunk_bytes: usize,
+    },
+}
+
+impl Layout {
+    /// Lays `keys` out in chunks of at most `chunk_bytes`.
+    pub fn new(keys: Vec<Key>, chunk_bytes: usize) -> Result<Self, LayoutError> {
+        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(KEY_ALIGN) || chunk_bytes > 1 << 30 {
+            return Err(LayoutError::ChunkBytes { seen: chunk_bytes });
+        }
+        if keys.is_empty() {
+            return Err(LayoutError::NoKeys);
+        }
+        let mut layout = Layout {
+            key_spans: Vec::with_capacity(keys.len()),
+            key_chunks: Vec::with_capacity(keys.len()),
+            keys: Vec::new(),
+            chunks: Vec::new(),
+            chunk_bytes,
+            window_bytes: 0,
+        };
+        for (index, key) in keys.iter().enumerate() {
+            layout.append(KeyId(index as u32), key)?;
+        }
+        layout.keys = keys;
+        Ok(layout)
+    }
+
+    fn append(&mut self, id: KeyId, key: &Key) -> Result<(), LayoutError> {
+        let size_error = || LayoutError::KeySize { name: key.name.clone(), shape: key.shape.clone() };
+        let bytes = key.bytes().filter(|&bytes| bytes > 0).ok_or_else(size_error)?;
+        let chunk_bytes = self.chunk_bytes;
+        let first = self.chunks.len() as u64;
+        let chunks = first + bytes.div_ceil(chunk_bytes as u64);
+        if chunks > u64::from(MAX_CHUNKS) {
+            return Err(LayoutError::TooManyChunks { chunks, chunk_bytes });
+        }
+        // At most MAX_CHUNKS chunks of 1 GiB: the sums below fit in 64 bits.
+        let (offset, bytes) = (self.window_bytes, bytes as usize);
+        for start in (0..bytes).step_by(chunk_bytes) {
+            let span = Span { offset: offset + start, bytes: chunk_bytes.min(bytes - start) };
+            self.chunks.push(Chunk { key: id, span });
+        }
+        self.key_spans.push(Span { offset, bytes });
+        self.key_chunks.push(first as u32..chunks as u32);
+        self.window_bytes = (offset + bytes).next_multiple_of(KEY_ALIGN);
+        Ok(())
+    }
+
+    /// The keys, in the order of their ids.
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+
+    /// A key's place in the window.
+    pub fn key_span(&self, key: KeyId) -> Span {
+        self.key_spans[key.index()]
+    }
+
+    /// The chunks of a key, in order.
+    pub fn key_chunks(&self, key: KeyId) -> Range<u32> {
+        self.key_chunks[key.index()].clone()
+    }
+
+    /// All chunks, in the order of their ids.
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// A chunk by its id; panics beyond the last.
+    pub fn chunk(&self, chunk: ChunkId) -> Chunk {
+        self.chunks[chunk.index()]
+    }
+
+    /// The largest chunk.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Size of a window.
+    pub fn window_bytes(&self) -> usize {
+        self.window_bytes
+    }
+
+    /// Bytes of all keys, without the padding between them.
+    pub fn model_bytes(&self) -> u64 {
+        self.key_spans.iter().map(|span| span.bytes as u64).sum()
+    }
+
+    /// Elements of all keys.
+    pub fn parameters(&self) -> u64 {
+        self.keys.iter().zip(&self.key_spans).map(|(key, span)| (span.bytes / key.dtype.bytes()) as u64).sum()
+    }
+
+    /// Elements of the chunk that has the most.
+    pub fn most_elements(&self) -> usize {
+        let of_key = |(key, span): (&Key, &Span)| span.bytes.min(self.chunk_bytes) / key.dtype.bytes();
+        self.keys.iter().zip(&self.key_spans).map(of_key).max().unwrap_or(0)
+    }
+
+    /// Bytes that the hub keeps beside the weights window: master weights and optimizer state, in f32.
+    pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
+        let of_key = |(key, span): (&Key, &Span)| {
+            span.bytes / key.dtype.bytes() * optimizer.kept_per_element(key.dtype) * size_of::<f32>()
+        };
+        self.keys.iter().zip(&self.key_spans).map(|both| of_key(both) as u64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_key_is_cut_into_contiguous_chunks() {
+        let layout = Layout::new(vec![Key::f32("a", [3]), Key::f32("b", [100])], 128).unwrap();
+        assert_eq!(layout.key_span(KeyId(0)), Span { offset: 0, bytes: 12 });
+        assert_eq!(layout.key_span(KeyId(1)), Span { offset: 64, bytes: 400 });
+        assert_eq!(layout.key_chunks(KeyId(1)), 1..5);
+        assert_eq!(layout.chunk(ChunkId(4)).span, Span { offset: 448, bytes: 16 });
+        assert_eq!(layout.window_bytes(), 512);
+    }
+
+    #[test]
+    fn sizes_that_make_no_sense_are_named() {
+        let one = || vec![Key::f32("a", [1])];
+        assert_eq!(Layout::new(one(), 100), Err(LayoutError::ChunkBytes { seen: 100 }));
+        assert_eq!(Layout::new(one(), 0), Err(LayoutError::ChunkBytes { seen: 0 }));
+        assert_eq!(Layout::new(vec![], 64), Err(LayoutError::NoKeys));
+        let empty = Layout::new(vec![Key::f32("a", [4, 0])], 64).unwrap_err();
+        assert!(matches!(empty, LayoutError::KeySize { .. }));
+        let overflow = Layout::new(vec![Key::f32("a", [u64::MAX, 2])], 64).unwrap_err();
+        assert!(matches!(overflow, LayoutError::KeySize { .. }));
+        let many = Layout::new(vec![Key::f32("a", [1 << 40])], 64).unwrap_err();
+        assert!(matches!(many, LayoutError::TooManyChunks { .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_tile_the_keys(
+            sizes in proptest::collection::vec(1u64..5000, 1..20),
+            chunk_lines in 1usize..64,
+        ) {
+            let keys: Vec<Key> =
+                sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
+            let layout = Layout::new(keys, chunk_lines * 64).unwrap();
+            let mut end = 0;
+            for (index, size) in sizes.iter().enumerate() {
+                let key = KeyId(index as u32);
+                let span = layout.key_span(key);
+                prop_assert!(span.offset >= end && span.offset.is_multiple_of(64));
+                prop_assert_eq!(span.bytes as u64, size * 4);
+                let mut at = span.offset;
+                for chunk in layout.key_chunks(key) {
+                    let chunk = layout.chunk(ChunkId(chunk));
+                    prop_assert_eq!((chunk.key, chunk.span.offset), (key, at));
+                    prop_assert!(chunk.span.bytes <= layout.chunk_bytes());
+                    at += chunk.span.bytes;
+                }
+                end = span.offset + span.bytes;
+                prop_assert_eq!(at, end);
+            }
+            prop_assert!(layout.window_bytes() >= end);
+        }
+    }
+}

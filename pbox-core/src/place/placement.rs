@@ -1,0 +1,213 @@
+//! Placement: which of a hub's cores owns each chunk. Pure; the same at both ends of every link. Where a job is
+//! spread over several hubs, [`share`](crate::share) says first which hub has a chunk.
+//!
+//! A chunk goes to one core (PHub, section 2), by LPT on bytes as in PHub's public code, but in *runs* of
+//! neighbours:
+//!
+//! ```text
+//!   key 0: [0 0 0 0 0 0 0 0][1 1 1 1 1 1 1 1][0 0 0 0]   one digit a chunk: its core
+//!           run of 512 KiB
+//! ```
+//!
+//! A core that owns every other chunk starts each of its `workers + 2` streams through memory anew
+//! every 32 KiB, and prefetches what belongs to its neighbour: on two cores, four workers and
+//! Nesterov that took a fifth of the memory's bandwidth. Runs of 16 chunks give it back
+//! (`docs/decisions/0005-placement-by-runs.md`).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fabric::{SendWindow, Span, Spans, WindowError};
+
+use super::share::{Share, pieces};
+use crate::job::Schedule;
+use crate::layout::ChunkId;
+use crate::layout::Layout;
+use crate::wire::Wire;
+
+/// The longest run: what is needed for the memory's full speed, and no more, so that a layer is
+/// spread over the cores.
+const RUN_BYTES: usize = 512 * 1024;
+
+/// Runs that each core should have at least, so that LPT balances them; small models have shorter
+/// runs for it.
+const RUNS_PER_CORE: usize = 64;
+
+/// The owner of a chunk that is another hub's.
+const ELSEWHERE: u32 = u32::MAX;
+
+/// The owner of every chunk: a core of a hub, or of one of several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    owners: Vec<u32>,
+    cores: usize,
+}
+
+impl Placement {
+    /// Places a layout's chunks on `cores` cores of one hub; at least one.
+    pub fn new(layout: &Layout, cores: usize) -> Self {
+        Self::of_share(layout, Schedule::default(), Share::default(), cores)
+    }
+
+    /// Places a hub's share of a layout's chunks on its `cores` cores; at least one.
+    pub fn of_share(layout: &Layout, schedule: Schedule, share: Share, cores: usize) -> Self {
+        let runs = cut(layout, cores, pieces(layout, schedule, share));
+        let mut owners = vec![ELSEWHERE; layout.chunks().len()];
+        for (run, core) in runs.iter().zip(topology::lpt(&weights(layout, &runs), cores)) {
+            owners[run.start as usize..run.end as usize].fill(core);
+        }
+        Placement { owners, cores }
+    }
+
+    /// The placement on the cores of several hubs, from those of their shares, in the order of the hubs: its
+    /// first cores are the first hub's, and so on.
+    ///
+    /// # Panics
+    /// When a chunk is in two shares or in none.
+    pub fn over_hubs(shares: &[Placement]) -> Self {
+        let mut all = Placement { owners: vec![ELSEWHERE; shares[0].owners.len()], cores: 0 };
+        for share in shares {
+            for (owner, &core) in
+                all.owners.iter_mut().zip(&share.owners).filter(|(_, core)| **core != ELSEWHERE)
+            {
+                assert_eq!(*owner, ELSEWHERE, "a chunk is one hub's");
+                *owner = core + all.cores as u32;
+            }
+            all.cores += share.cores;
+        }
+        assert!(!all.owners.contains(&ELSEWHERE), "every chunk is some hub's");
+        all
+    }
+
+    /// The core that owns a chunk, which is not another hub's.
+    pub fn owner(&self, chunk: ChunkId) -> usize {
+        self.owners[chunk.index()] as usize
+    }
+
+    /// What two ends compare to know that they place alike: a digest (XXH3) of all owners.
+    pub fn digest(&self) -> String {
+        let owners: Vec<u8> = self.owners.iter().flat_map(|owner| owner.to_le_bytes()).collect();
+        format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&owners))
+    }
+
+    /// Number of cores.
+    pub fn cores(&self) -> usize {
+        self.cores
+    }
+
+    /// Each core's chunks, ascending.
+    pub fn chunks_by_core(&self) -> Vec<Vec<ChunkId>> {
+        let mut chunks = vec![Vec::new(); self.cores];
+        let here = self.owners.iter().zip(0..).filter(|(core, _)| **core != ELSEWHERE);
+        here.for_each(|(&core, id)| chunks[core as usize].push(ChunkId(id)));
+        chunks
+    }
+
+    /// A weights window for the layout that was placed, and each core's part of it: its chunks, in the
+    /// order of [`chunks_by_core`](Self::chunks_by_core). Of a share, only its own part is ever used.
+    pub fn weights_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
+        let make = if self.owners.contains(&ELSEWHERE) { SendWindow::sparse } else { SendWindow::new };
+        let window = make(wire.window_bytes())?;
+        Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
+    }
+
+    /// As [`weights_window`](Self::weights_window), of the job. Where weights are
+    /// each worker's own and sent in frames, the hub's own weights are no frames: then the window is never touched.
+    pub fn job_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
+        if wire.framing().is_none_or(|framing| !framing.terms().own_weights()) {
+            return self.weights_window(wire);
+        }
+        let window = SendWindow::sparse(wire.window_bytes())?;
+        Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
+    }
+
+    /// Where each core's chunks lie in a window of the layout that was placed.
+    pub fn spans_by_core(&self, wire: &Wire) -> Vec<Vec<Span>> {
+        let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| wire.span(id)).collect();
+        self.chunks_by_core().into_iter().map(spans).collect()
+    }
+
+    /// How many chunks each core owns: what the link to it must hold.
+    pub fn capacities(&self) -> Vec<u32> {
+        self.chunks_by_core().iter().map(|chunks| chunks.len() as u32).collect()
+    }
+}
+
+/// The runs of a layout on `cores` cores, as ranges of chunk ids, ascending: the items of the
+/// placement. A run does not cross keys.
+pub fn runs(layout: &Layout, cores: usize) -> Vec<Range<u32>> {
+    cut(layout, cores, pieces(layout, Schedule::default(), Share::default()))
+}
+
+/// Cuts pieces of a layout into runs for `cores` cores.
+fn cut(layout: &Layout, cores: usize, pieces: Vec<Range<u32>>) -> Vec<Range<u32>> {
+    let chunks: usize = pieces.iter().map(|piece| piece.len()).sum();
+    let by_speed = RUN_BYTES / layout.chunk_bytes();
+    let by_balance = chunks / (cores * RUNS_PER_CORE);
+    let length = by_speed.min(by_balance).max(1) as u32;
+    let run = |Range { start, end }| {
+        (start..end).step_by(length as usize).map(move |at: u32| at..end.min(at + length))
+    };
+    pieces.into_iter().flat_map(run).collect()
+}
+
+/// The bytes of each of these ranges of chunks.
+pub(crate) fn weights(layout: &Layout, ranges: &[Range<u32>]) -> Vec<u64> {
+    let bytes =
+        |range: &Range<u32>| range.clone().map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum();
+    ranges.iter().map(bytes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Key;
+    use crate::models::model;
+    use proptest::prelude::*;
+
+    fn loads(layout: &Layout, placement: &Placement) -> Vec<u64> {
+        let mut loads = vec![0; placement.cores()];
+        for (chunk, id) in layout.chunks().iter().zip(0..) {
+            loads[placement.owner(ChunkId(id))] += chunk.span.bytes as u64;
+        }
+        loads
+    }
+
+    #[test]
+    fn published_models_are_balanced() {
+        for name in crate::models::MODELS {
+            let layout = Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap();
+            for cores in [2, 4, 8, 10, 16, 20, 40] {
+                let loads = loads(&layout, &Placement::new(&layout, cores));
+                let mean = loads.iter().sum::<u64>() as f64 / cores as f64;
+                let ratio = *loads.iter().max().unwrap() as f64 / mean;
+                assert!(ratio < 1.02, "{name} on {cores} cores: max/mean {ratio}");
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_share_an_owner() {
+        let layout = Layout::new(vec![Key::f32("a", [16 << 20])], 32 * 1024).unwrap();
+        let placement = Placement::new(&layout, 2);
+        let changes = placement.owners.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        assert_eq!(changes, layout.chunks().len() / 16 - 1);
+    }
+
+    proptest! {
+        #[test]
+        fn every_chunk_has_one_owner(
+            sizes in proptest::collection::vec(1u64..50_000, 1..30),
+            chunk_lines in 1usize..600,
+            cores in 1usize..20,
+        ) {
+            let keys = sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
+            let layout = Layout::new(keys, chunk_lines * 64).unwrap();
+            let placement = Placement::new(&layout, cores);
+            let mut seen: Vec<u32> = placement.chunks_by_core().into_iter().flatten().map(|c| c.0).collect();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..layout.chunks().len() as u32).collect::<Vec<_>>());
+            prop_assert_eq!(placement.capacities().iter().sum::<u32>() as usize, layout.chunks().len());
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! A hub's share of a job that is spread over several hubs: hub first, core second. Pure; every hub and every
+//! worker computes the same, whatever cores the hubs have.
+//!
+//! ```text
+//!   two hubs     small keys        large ones
+//!   by layer     key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    above 10^6 parameters
+//!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub
+//! ```
+//!
+//! The first is the parameter server that the papers compare with (P3, section 2: tensors of more than 10^6
+//! parameters, unless told otherwise, are split evenly over the servers, others go to one; here by LPT and not at
+//! random). The second
+//! spreads every layer over all hubs, so that all their NICs carry the layer that is needed first. Parts are
+//! contiguous, so that a hub touches few more pages of a window than it needs.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::placement::weights;
+use crate::job::Schedule;
+use crate::layout::Layout;
+use crate::layout::{Key, KeyId};
+
+/// The most hubs that a job may be spread over.
+pub const MAX_HUBS: u32 = 256;
+
+/// Tensors of more parameters are split over the servers, in the baseline of P3's paper.
+pub const SPLIT_ABOVE: u64 = 1_000_000;
+
+fn split_above() -> u64 {
+    SPLIT_ABOVE
+}
+
+/// Which of a job's hubs one is. The default is the only one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// The hub's number, from 0.
+    pub hub: u32,
+    /// How many there are.
+    pub hubs: u32,
+    /// With schedules by layer, tensors of more parameters are split over the hubs.
+    #[serde(default = "split_above")]
+    pub split_above: u64,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Share { hub: 0, hubs: 1, split_above: SPLIT_ABOVE }
+    }
+}
+
+impl std::fmt::Display for Share {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "hub {} of {}", self.hub, self.hubs)
+    }
+}
+
+/// A share that is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}: expected 1 to {MAX_HUBS} hubs, numbered from 0")]
+pub struct InvalidShare(Share);
+
+impl Share {
+    /// Whether it is the whole job.
+    pub fn is_whole(&self) -> bool {
+        self.hubs == 1
+    }
+
+    /// Whether there can be such a share.
+    pub fn check(self) -> Result<(), InvalidShare> {
+        if (1..=MAX_HUBS).contains(&self.hubs) && self.hub < self.hubs {
+            Ok(())
+        } else {
+            Err(InvalidShare(self))
+        }
+    }
+}
+
+/// The chunks of a hub's share, as ranges of chunk ids, ascending. None crosses keys. A small model may leave a
+/// hub without any.
+pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u32>> {
+    let keys = (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key)));
+    if share.is_whole() {
+        return keys.collect();
+    }
+    let Share { hub, hubs, split_above } = share;
+    let splits = |chunks: &Range<u32>, key: &Key| match schedule.by_layer() {
+        true => key.elements().is_some_and(|elements| elements > split_above),
+        false => chunks.len() >= hubs as usize,
+    };
+    let mut items: Vec<(u64, Vec<Range<u32>>)> = keys
+        .zip(layout.keys())
+        .map(|(chunks, key)| match splits(&chunks, key) {
+            true => (0..hubs).map(|index| part(chunks.clone(), index, hubs)).collect(),
+            false => vec![chunks],
+        })
+        .map(|item: Vec<Range<u32>>| (weights(layout, &item).iter().sum(), item))
+        .collect();
+    items.sort_by_key(|(bytes, _)| Reverse(*bytes));
+    let (mut ours, mut loads) = (Vec::new(), vec![0; hubs as usize]);
+    for (_, item) in items {
+        ours.extend(
+            deal(layout, item, &mut loads).filter(|(to, _)| *to == hub as usize).map(|(_, piece)| piece),
+        );
+    }
+    ours.retain(|piece: &Range<u32>| !piece.is_empty());
+    ours.sort_unstable_by_key(|piece| piece.start);
+    ours
+}
+
+/// Hubs for the parts of one key, all different: a layer that lay twice on one hub would wait for that hub's link. The
+/// largest part goes where the load is least.
+fn deal(
+    layout: &Layout,
+    item: Vec<Range<u32>>,
+    loads: &mut [u64],
+) -> impl Iterator<Item = (usize, Range<u32>)> {
+    let mut parts: Vec<(u64, Range<u32>)> = weights(layout, &item).into_iter().zip(item).collect();
+    parts.sort_by_key(|(bytes, _)| Reverse(*bytes));
+    let mut hubs: Vec<usize> = (0..loads.len()).collect();
+    if parts.len() > 1 {
+        hubs.sort_by_key(|&hub| loads[hub]);
+    } else {
+        hubs = hubs.into_iter().min_by_key(|&hub| loads[hub]).into_iter().collect();
+    }
+    let dealt: Vec<_> =
+        parts.into_iter().zip(hubs).map(|((bytes, piece), hub)| (bytes, hub, piece)).collect();
+    dealt.iter().for_each(|(bytes, hub, _)| loads[*hub] += bytes);
+    dealt.into_iter().map(|(_, hub, piece)| (hub, piece))
+}
+
+/// One of `parts` even parts of a range.
+fn part(Range { start, end }: Range<u32>, index: u32, parts: u32) -> Range<u32> {
+    let at = |index: u32| start + (u64::from(end - start) * u64::from(index) / u64::from(parts)) as u32;
+    at(index)..at(index + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::ChunkId;
+    use crate::models::model;
+    use crate::place::Placement;
+    use proptest::prelude::*;
+
+    fn shares(hubs: u32) -> impl Iterator<Item = Share> {
+        (0..hubs).map(move |hub| Share { hub, hubs, ..Share::default() })
+    }
+
+    #[test]
+    fn published_models_are_balanced_over_hubs() {
+        for (name, schedule) in
+            crate::models::MODELS.iter().flat_map(|name| Schedule::ALL.map(|s| (*name, s)))
+        {
+            let layout = Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap();
+            for hubs in [2, 4, 8] {
+                let bytes = |share| weights(&layout, &pieces(&layout, schedule, share)).iter().sum::<u64>();
+                let loads: Vec<u64> = shares(hubs).map(bytes).collect();
+                let mean = loads.iter().sum::<u64>() as f64 / f64::from(hubs);
+                let ratio = *loads.iter().max().unwrap() as f64 / mean;
+                assert!(ratio < 1.06, "{name}, {schedule}, {hubs} hubs: max/mean {ratio}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_baseline_splits_what_is_large_and_nothing_else() {
+        assert_eq!(Share::default().split_above, 1_000_000);
+        splits_above(1_000_000);
+        splits_above(20_000);
+    }
+
+    fn splits_above(split_above: u64) {
+        let keys = vec![Key::f32("small", [split_above]), Key::f32("large", [split_above + 1])];
+        let layout = Layout::new(keys, 4096).unwrap();
+        let hubs_with = |key| {
+            let chunks = layout.key_chunks(KeyId(key));
+            let has = |share: &Share| {
+                let share = Share { split_above, ..*share };
+                pieces(&layout, Schedule::KvStore, share).iter().any(|p| chunks.contains(&p.start))
+            };
+            shares(4).filter(has).count()
+        };
+        assert_eq!((hubs_with(0), hubs_with(1)), (1, 4));
+    }
+
+    #[test]
+    fn a_key_that_is_split_lies_on_every_hub() {
+        let layout = Layout::new(model("sockeye").unwrap().keys, 200_000 / 64 * 64).unwrap();
+        for (key, hubs) in (0..layout.keys().len() as u32).flat_map(|key| [(key, 2), (key, 4), (key, 8)]) {
+            let chunks = layout.key_chunks(KeyId(key));
+            let on = |share: &Share| {
+                let pieces = pieces(&layout, Schedule::P3, *share);
+                pieces.iter().filter(|piece| chunks.contains(&piece.start)).count()
+            };
+            let counts: Vec<usize> = shares(hubs).map(|share| on(&share)).collect();
+            let expected = if chunks.len() >= hubs as usize { hubs as usize } else { 1 };
+            assert!(counts.iter().all(|&count| count <= 1), "key {key}: {counts:?}");
+            assert_eq!(counts.iter().sum::<usize>(), expected, "key {key}: {counts:?}");
+        }
+    }
+
+    #[test]
+    fn shares_that_are_none_are_refused() {
+        for (hub, hubs) in [(0, 0), (1, 1), (4, 4), (0, MAX_HUBS + 1)] {
+            let error = Share { hub, hubs, ..Share::default() }.check().unwrap_err().to_string();
+            assert!(error.contains("expected 1 to 256 hubs"), "{error}");
+        }
+        assert_eq!(Share { hub: 3, hubs: 4, ..Share::default() }.check(), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn every_chunk_is_one_hubs_and_one_cores(
+            sizes in proptest::collection::vec(1u64..50_000, 1..30),
+            large in proptest::option::of(1_000_001u64..2_000_000),
+            chunk_lines in 1usize..600,
+            cores in proptest::collection::vec(1usize..6, 1..6),
+            schedule in 0..4usize,
+        ) {
+            let keys = sizes.iter().chain(&large).enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
+            let layout = Layout::new(keys, chunk_lines * 64).unwrap();
+            let schedule = Schedule::ALL[schedule];
+            let of = |(share, &cores)| Placement::of_share(&layout, schedule, share, cores);
+            let parts: Vec<Placement> = shares(cores.len() as u32).zip(&cores).map(of).collect();
+            let all = Placement::over_hubs(&parts); // panics where a chunk has not one owner
+            prop_assert_eq!(all.cores(), cores.iter().sum::<usize>());
+            prop_assert_eq!(all.capacities(), parts.iter().flat_map(Placement::capacities).collect::<Vec<_>>());
+            for id in (0..layout.chunks().len() as u32).map(ChunkId) {
+                prop_assert!(all.owner(id) < all.cores());
+            }
+        }
+    }
+}

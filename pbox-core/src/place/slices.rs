@@ -1,0 +1,174 @@
+//! Slices: the units in which a worker's keys leave. Pure, made once.
+//!
+//! ```text
+//!   key:      [chunk 0][chunk 1][chunk 2][chunk 3][chunk 4]
+//!   core:          0        0        0        1        0
+//!   sliced:   [------ 0 ------] [---1--] [---2--] [---3--]     at most two chunks each
+//!   by layer: [------------ 0 ---------+---1--+----- 0 --]     one for each core
+//! ```
+
+use std::ops::Range;
+
+use super::placement::Placement;
+use crate::job::Schedule;
+use crate::layout::ChunkId;
+use crate::layout::KeyId;
+use crate::layout::Layout;
+
+/// Some chunks of one key that go to one core, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The key.
+    pub key: KeyId,
+    /// The core that owns its chunks.
+    pub core: usize,
+    /// Where its chunks are in the list of [`Slices::chunks`].
+    chunks: Range<u32>,
+}
+
+/// A layout cut into slices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slices {
+    schedule: Schedule,
+    /// Every chunk, slice by slice.
+    chunks: Vec<ChunkId>,
+    slices: Vec<Slice>,
+    of_key: Vec<Range<u32>>,
+    of_chunk: Vec<u32>,
+}
+
+impl Slices {
+    /// Of at most `slice_bytes`, or one chunk where that is larger; where the schedule goes by layers, all of a
+    /// key's chunks on a core are one slice.
+    pub fn new(layout: &Layout, placement: &Placement, schedule: Schedule, slice_bytes: usize) -> Self {
+        let mut slices = Slices {
+            schedule,
+            chunks: Vec::with_capacity(layout.chunks().len()),
+            slices: Vec::new(),
+            of_key: Vec::new(),
+            of_chunk: vec![0; layout.chunks().len()],
+        };
+        for key in (0..layout.keys().len() as u32).map(KeyId) {
+            let first = slices.slices.len() as u32;
+            let chunks = layout.key_chunks(key).map(ChunkId);
+            if schedule.by_layer() {
+                for core in 0..placement.cores() {
+                    let part = chunks.clone().filter(|&chunk| placement.owner(chunk) == core);
+                    slices.add(key, core, part);
+                }
+            } else {
+                let mut rest = chunks.peekable();
+                while let Some(chunk) = rest.next() {
+                    let core = placement.owner(chunk);
+                    let (mut slice, mut bytes) = (vec![chunk], layout.chunk(chunk).span.bytes);
+                    while let Some(next) = rest.next_if(|&next| {
+                        bytes += layout.chunk(next).span.bytes;
+                        bytes <= slice_bytes && placement.owner(next) == core
+                    }) {
+                        slice.push(next);
+                    }
+                    slices.add(key, core, slice.into_iter());
+                }
+            }
+            slices.of_key.push(first..slices.slices.len() as u32);
+        }
+        slices
+    }
+
+    fn add(&mut self, key: KeyId, core: usize, chunks: impl Iterator<Item = ChunkId>) {
+        let start = self.chunks.len() as u32;
+        self.chunks.extend(chunks);
+        let chunks = start..self.chunks.len() as u32;
+        for &chunk in &self.chunks[start as usize..] {
+            self.of_chunk[chunk.index()] = self.slices.len() as u32;
+        }
+        if !chunks.is_empty() {
+            self.slices.push(Slice { key, core, chunks });
+        }
+    }
+
+    /// In what order they leave.
+    pub fn schedule(&self) -> Schedule {
+        self.schedule
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.slices.len()
+    }
+
+    /// The slices of a key, by number.
+    pub fn of_key(&self, key: KeyId) -> Range<u32> {
+        self.of_key[key.index()].clone()
+    }
+
+    /// The number of the slice that a chunk is in.
+    pub fn of_chunk(&self, chunk: ChunkId) -> u32 {
+        self.of_chunk[chunk.index()]
+    }
+
+    /// A slice by its number.
+    pub fn slice(&self, number: u32) -> &Slice {
+        &self.slices[number as usize]
+    }
+
+    /// Its chunks.
+    pub fn chunks(&self, number: u32) -> &[ChunkId] {
+        let Range { start, end } = self.slices[number as usize].chunks;
+        &self.chunks[start as usize..end as usize]
+    }
+
+    /// How many slices go to each of so many cores.
+    pub fn by_core(&self, cores: usize) -> Vec<usize> {
+        let mut counts = vec![0; cores];
+        self.slices.iter().for_each(|slice| counts[slice.core] += 1);
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Key;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn slices_tile_the_keys(
+            sizes in proptest::collection::vec(1u64..5000, 1..12),
+            chunk_lines in 1usize..16,
+            cores in 1usize..5,
+            slice_bytes in 1usize..8192,
+            schedule in 0..4usize,
+        ) {
+            let keys = sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
+            let layout = Layout::new(keys, chunk_lines * 64).unwrap();
+            let placement = Placement::new(&layout, cores);
+            let schedule = Schedule::ALL[schedule];
+            let slices = Slices::new(&layout, &placement, schedule, slice_bytes);
+            for key in (0..sizes.len() as u32).map(KeyId) {
+                let mut seen: Vec<u32> = Vec::new();
+                let mut cores = Vec::new();
+                for number in slices.of_key(key) {
+                    let chunks = slices.chunks(number);
+                    let bytes: usize = chunks.iter().map(|&chunk| layout.chunk(chunk).span.bytes).sum();
+                    prop_assert!(schedule.by_layer() || chunks.len() == 1 || bytes <= slice_bytes);
+                    for &chunk in chunks {
+                        prop_assert_eq!(placement.owner(chunk), slices.slice(number).core);
+                        prop_assert_eq!(slices.of_chunk(chunk), number);
+                        seen.push(chunk.0);
+                    }
+                    prop_assert!(schedule.by_layer() || chunks.windows(2).all(|two| two[0].0 + 1 == two[1].0));
+                    cores.push(slices.slice(number).core);
+                }
+                seen.sort_unstable();
+                prop_assert_eq!(seen, layout.key_chunks(key).collect::<Vec<_>>());
+                let parts = cores.len();
+                cores.sort_unstable();
+                cores.dedup();
+                prop_assert!(!schedule.by_layer() || cores.len() == parts, "one part a core");
+            }
+            prop_assert_eq!(slices.by_core(cores).iter().sum::<usize>(), slices.count());
+        }
+    }
+}

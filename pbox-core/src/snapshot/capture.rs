@@ -1,0 +1,209 @@
+//! A core's part of a snapshot, while it is taken: each chunk is copied when it has finished the last
+//! round before the cut, right after its step, while it is in the cache.
+//!
+//! Owned by the core. Knows chunks by their place in the shard, and no file.
+
+use std::num::NonZeroU32;
+
+use fabric::Slab;
+
+use super::part::SnapshotPart;
+use crate::layout::{ChunkId, Round};
+
+/// Why a snapshot is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Occasion {
+    /// It is time, before this round.
+    Due(Round),
+    /// Somebody asked; each asking has its number.
+    Asked(u64),
+}
+
+/// What came of one core's part of a snapshot.
+#[derive(Debug)]
+pub struct Taken {
+    /// Which snapshot.
+    pub occasion: Occasion,
+    /// The state is that before this round.
+    pub before: Round,
+    /// The part, or why there is none.
+    pub part: Result<SnapshotPart, String>,
+}
+
+#[derive(Debug)]
+struct Current {
+    occasion: Occasion,
+    before: Round,
+    values: Slab,
+    /// Chunks that are not copied yet.
+    left: usize,
+}
+
+/// The snapshots of a shard, one at a time.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    chunks: Vec<ChunkId>,
+    /// Values in a part.
+    elements: usize,
+    every: Option<NonZeroU32>,
+    /// The next round before which one is due.
+    due: Round,
+    current: Option<Current>,
+    /// A part is on its way to the disk; its memory comes back.
+    out: bool,
+    spare: Option<Slab>,
+    /// For the core's owner.
+    taken: Vec<Taken>,
+}
+
+/// No round is so late.
+const NEVER: Round = Round(u32::MAX);
+
+impl Capture {
+    /// For parts of `chunks` with `elements` values. One is due `every` so many rounds, the first after
+    /// round `first`.
+    pub fn new(chunks: Vec<ChunkId>, elements: usize, every: Option<NonZeroU32>, first: Round) -> Self {
+        let taken = Vec::new();
+        let mut taking =
+            Capture { chunks, elements, every, due: NEVER, current: None, out: false, spare: None, taken };
+        taking.begin_at(first);
+        taking
+    }
+
+    /// The job begins with round `first`.
+    pub fn begin_at(&mut self, first: Round) {
+        let after = |every: NonZeroU32| Round((first.0 / every + 1).saturating_mul(every.get()));
+        self.due = self.every.map_or(NEVER, after);
+    }
+
+    /// Whether a chunk that has come to `round` concerns a snapshot.
+    #[inline]
+    pub fn concerns(&self, round: Round) -> bool {
+        round == self.due || self.current.as_ref().is_some_and(|current| current.before == round)
+    }
+
+    /// Where a chunk that has come to `round` is to be copied: `range` of the part's values.
+    #[cold]
+    pub fn place(&mut self, round: Round, range: std::ops::Range<usize>) -> Option<&mut [f32]> {
+        if round == self.due {
+            let every = self.every.map_or(1, NonZeroU32::get);
+            self.due = Round(round.0.saturating_add(every));
+            self.begin(Occasion::Due(round), round);
+        }
+        let current = self.current.as_mut().filter(|current| current.before == round)?;
+        Some(&mut current.values.as_mut_slice()[range])
+    }
+
+    /// A chunk was copied to where [`place`](Self::place) said.
+    pub fn copied(&mut self) {
+        let current = self.current.as_mut().expect("a place was given");
+        current.left -= 1;
+        if let Some(Current { occasion, before, values, .. }) =
+            self.current.take_if(|current| current.left == 0)
+        {
+            self.out = true;
+            let part = SnapshotPart { chunks: self.chunks.clone(), values };
+            self.taken.push(Taken { occasion, before, part: Ok(part) });
+        }
+    }
+
+    /// Begins a snapshot, unless another is not done: then [`taken`](Self::taken) says so.
+    pub fn begin(&mut self, occasion: Occasion, before: Round) {
+        if self.chunks.is_empty() {
+            return; // no part, and nobody expects one
+        }
+        match self.memory() {
+            Ok(values) => self.current = Some(Current { occasion, before, values, left: self.chunks.len() }),
+            Err(why) => self.taken.push(Taken { occasion, before, part: Err(why) }),
+        }
+    }
+
+    fn memory(&mut self) -> Result<Slab, String> {
+        if self.current.is_some() || self.out {
+            return Err("the one before it is not written yet".into());
+        }
+        match self.spare.take() {
+            Some(spare) => Ok(spare),
+            None => Slab::zeroed("a snapshot", self.elements).map_err(|error| error.to_string()),
+        }
+    }
+
+    /// The part is written, or will not be: its memory, unless that is lost, is kept for the next one where
+    /// one will be due.
+    pub fn give_back(&mut self, values: Option<Slab>) {
+        self.out = false;
+        self.spare = values.filter(|_| self.every.is_some());
+    }
+
+    /// Whether the owner is to hear something.
+    #[inline]
+    pub fn has_taken(&self) -> bool {
+        !self.taken.is_empty()
+    }
+
+    /// What the owner is to hear.
+    pub fn taken(&mut self) -> Option<Taken> {
+        self.taken.pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every(rounds: u32, first: u32) -> Capture {
+        Capture::new(vec![ChunkId(3), ChunkId(4)], 4, NonZeroU32::new(rounds), Round(first))
+    }
+
+    /// A chunk comes to a round.
+    fn reach(taking: &mut Capture, round: u32, place: usize) {
+        if taking.concerns(Round(round))
+            && let Some(values) = taking.place(Round(round), place * 2..place * 2 + 2)
+        {
+            values.fill(round as f32 + place as f32 / 10.0);
+            taking.copied();
+        }
+    }
+
+    #[test]
+    fn a_part_holds_each_chunk_as_it_was_before_the_round() {
+        let mut taking = every(5, 0);
+        for round in 1..=5 {
+            reach(&mut taking, round, 0);
+        }
+        assert!(taking.taken().is_none(), "the other chunk is behind");
+        reach(&mut taking, 6, 0);
+        for round in 1..=5 {
+            reach(&mut taking, round, 1);
+        }
+        let Taken { occasion, before, part } = taking.taken().unwrap();
+        assert_eq!((occasion, before), (Occasion::Due(Round(5)), Round(5)));
+        let part = part.unwrap();
+        assert_eq!(part.values.as_slice(), [5.0, 5.0, 5.1, 5.1]);
+        taking.give_back(Some(part.values));
+        (0..2).for_each(|place| reach(&mut taking, 10, place));
+        let Taken { before, part, .. } = taking.taken().unwrap();
+        assert_eq!((before, part.is_ok()), (Round(10), true));
+        taking.give_back(None);
+        (0..2).for_each(|place| reach(&mut taking, 15, place));
+        assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [15.0, 15.0, 15.1, 15.1]);
+    }
+
+    #[test]
+    fn one_at_a_time() {
+        let mut taking = every(2, 7);
+        (0..2).for_each(|place| reach(&mut taking, 8, place));
+        let first = taking.taken().unwrap().part.unwrap();
+        (0..2).for_each(|place| reach(&mut taking, 10, place));
+        let skipped = taking.taken().unwrap();
+        assert_eq!(skipped.occasion, Occasion::Due(Round(10)));
+        assert!(skipped.part.unwrap_err().contains("not written"));
+        assert!(taking.taken().is_none(), "said once");
+        taking.begin(Occasion::Asked(1), Round(11));
+        assert!(taking.taken().unwrap().part.is_err());
+        taking.give_back(Some(first.values));
+        taking.begin(Occasion::Asked(2), Round(11));
+        (0..2).for_each(|place| reach(&mut taking, 11, place));
+        assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);
+    }
+}

@@ -1,0 +1,10 @@
+//! A job's state at a cut: captured chunk by chunk, put together, and taken up again.
+
+mod capture;
+mod part;
+mod restored;
+
+pub(crate) use capture::Capture;
+pub use capture::{Occasion, Taken};
+pub use part::{Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
+pub use restored::{Restored, RestoredKey};

@@ -1,0 +1,246 @@
+//! A job's whole state at a cut between two rounds: what its cores give to a checkpoint.
+//!
+//! ```text
+//!   a part's values:  [ chunk 7: weights | state 0 | state 1 ][ chunk 9: weights | state 0 | state 1 ] ...
+//! ```
+//!
+//! Plain data; each part is filled by the core that owns its chunks, and read by whoever saves it. Knows
+//! no file.
+
+use std::sync::Arc;
+
+use fabric::Slab;
+
+use crate::kernels::Optimizer;
+use crate::layout::KeyId;
+use crate::layout::Layout;
+use crate::layout::{ChunkId, Round};
+
+/// One of the tensors that a hub keeps for a key; each has the key's shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tensor {
+    /// The f32 master weights.
+    Weights,
+    /// The optimizer's state, by its place in [`state_names`].
+    State(usize),
+}
+
+impl Tensor {
+    /// All that an optimizer keeps for a key, in the order of a chunk's values.
+    pub fn all(optimizer: &Optimizer) -> impl Iterator<Item = Tensor> {
+        std::iter::once(Tensor::Weights).chain((0..optimizer.state_per_element()).map(Tensor::State))
+    }
+
+    /// Its place in a chunk's values.
+    pub fn place(self) -> usize {
+        match self {
+            Tensor::Weights => 0,
+            Tensor::State(which) => 1 + which,
+        }
+    }
+}
+
+/// PyTorch's words for an optimizer's state, in the order in which the kernels keep it.
+pub fn state_names(optimizer: &Optimizer) -> &'static [&'static str] {
+    match optimizer {
+        Optimizer::Average | Optimizer::Sgd { .. } => &[],
+        Optimizer::Momentum { .. } | Optimizer::Nesterov { .. } => &["momentum_buffer"],
+        Optimizer::Adam { .. } | Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+    }
+}
+
+/// One core's part of a snapshot.
+#[derive(Debug)]
+pub struct SnapshotPart {
+    /// The chunks that the core owns.
+    pub chunks: Vec<ChunkId>,
+    /// For each of them, in this order: its weights, then its state as the kernels keep it.
+    pub values: Slab,
+}
+
+/// The state of a job when every chunk has ended one round and none has begun the next.
+#[derive(Debug)]
+pub struct Snapshot {
+    layout: Arc<Layout>,
+    optimizer: Optimizer,
+    round: Round,
+    learning_rates: Vec<(Round, f32)>,
+    parts: Vec<SnapshotPart>,
+    /// For each chunk of the layout, its part and where its values begin there.
+    places: Vec<(usize, usize)>,
+}
+
+/// Parts that are not a whole job. The hub's own fault: it must not become a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+pub enum SnapshotError {
+    #[error("part {part} of the snapshot has chunk {chunk}, and the job has {chunks} chunks; report this")]
+    NoSuchChunk { part: usize, chunk: u32, chunks: usize },
+
+    #[error("chunk {chunk} is in parts {first} and {second} of the snapshot, and has one owner; report this")]
+    Twice { chunk: u32, first: usize, second: usize },
+
+    #[error("chunk {chunk} is in no part of the snapshot, which needs all {chunks}; report this")]
+    Missing { chunk: usize, chunks: usize },
+
+    #[error("part {part} of the snapshot has {seen} values, and its chunks have {expected}; report this")]
+    Length { part: usize, expected: usize, seen: usize },
+
+    #[error("the snapshot has no learning rate for its round {round}; report this")]
+    NoRate { round: u32 },
+}
+
+impl Snapshot {
+    /// Puts the parts of a job together. `round` is the next one; `learning_rates` are the changes that
+    /// matter from then on: (first round, rate), rounds ascending, the first at `round` or before.
+    pub fn new(
+        layout: Arc<Layout>,
+        optimizer: Optimizer,
+        round: Round,
+        learning_rates: Vec<(Round, f32)>,
+        parts: Vec<SnapshotPart>,
+    ) -> Result<Self, SnapshotError> {
+        if learning_rates.first().is_none_or(|&(from, _)| from > round) {
+            return Err(SnapshotError::NoRate { round: round.0 });
+        }
+        let places = places(&layout, &optimizer, &parts)?;
+        Ok(Snapshot { layout, optimizer, round, learning_rates, parts, places })
+    }
+
+    /// The parts that it was made of, in their order.
+    pub fn into_parts(self) -> Vec<SnapshotPart> {
+        self.parts
+    }
+
+    /// The job's layout.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The job's optimizer, as its workers asked for it.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The next round.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// The learning rates that matter from the next round on.
+    pub fn learning_rates(&self) -> &[(Round, f32)] {
+        &self.learning_rates
+    }
+
+    /// The values of one of a key's tensors: a slice for each of its chunks, in order.
+    pub fn tensor(&self, key: KeyId, tensor: Tensor) -> impl Iterator<Item = &[f32]> {
+        self.layout.key_chunks(key).map(move |id| {
+            let elements = elements(&self.layout, ChunkId(id));
+            let (part, start) = self.places[id as usize];
+            &self.parts[part].values.as_slice()[start + tensor.place() * elements..][..elements]
+        })
+    }
+}
+
+/// Where each chunk's values are, if every chunk is in one part and every part is as long as its chunks.
+fn places(
+    layout: &Layout,
+    optimizer: &Optimizer,
+    parts: &[SnapshotPart],
+) -> Result<Vec<(usize, usize)>, SnapshotError> {
+    let chunks = layout.chunks().len();
+    let mut places = vec![None; chunks];
+    for (part, SnapshotPart { chunks: owned, values }) in parts.iter().enumerate() {
+        let mut expected = 0;
+        for &id in owned {
+            let place = places.get_mut(id.index());
+            let place = place.ok_or(SnapshotError::NoSuchChunk { part, chunk: id.0, chunks })?;
+            if let Some((first, _)) = place.replace((part, expected)) {
+                return Err(SnapshotError::Twice { chunk: id.0, first, second: part });
+            }
+            expected += elements(layout, id) * (1 + optimizer.state_per_element());
+        }
+        let seen = values.as_slice().len();
+        if seen != expected {
+            return Err(SnapshotError::Length { part, expected, seen });
+        }
+    }
+    let whole: Option<Vec<_>> = places.iter().copied().collect();
+    whole.ok_or_else(|| {
+        let chunk = places.iter().position(Option::is_none).expect("one of them was none");
+        SnapshotError::Missing { chunk, chunks }
+    })
+}
+
+fn elements(layout: &Layout, chunk: ChunkId) -> usize {
+    let chunk = layout.chunk(chunk);
+    chunk.span.bytes / layout.keys()[chunk.key.index()].dtype.bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Key;
+
+    const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.0, momentum: 0.9 };
+
+    /// Chunks 0 and 1 of key `a` (16 and 2 elements), chunk 2 of key `b` (1 element).
+    fn layout() -> Arc<Layout> {
+        Arc::new(Layout::new(vec![Key::f32("a", [18]), Key::f32("b", [1])], 64).unwrap())
+    }
+
+    /// A part whose values count from `first`.
+    fn part(chunks: &[u32], first: u16, values: u16) -> SnapshotPart {
+        let mut slab = Slab::zeroed("test", values.into()).unwrap();
+        slab.as_mut_slice().iter_mut().zip(first..).for_each(|(value, n)| *value = n.into());
+        SnapshotPart { chunks: chunks.iter().map(|&id| ChunkId(id)).collect(), values: slab }
+    }
+
+    fn snapshot(parts: Vec<SnapshotPart>) -> Result<Snapshot, SnapshotError> {
+        Snapshot::new(layout(), NESTEROV, Round(3), vec![(Round(0), 0.1)], parts)
+    }
+
+    #[test]
+    fn a_tensor_is_gathered_from_the_parts_of_its_owners() {
+        let snapshot = snapshot(vec![part(&[2, 0], 0, 34), part(&[1], 100, 4)]).unwrap();
+        let tensor = |key, tensor| snapshot.tensor(KeyId(key), tensor).collect::<Vec<_>>().concat();
+        let counted = |from: u16, to: u16| (from..to).map(f32::from).collect::<Vec<_>>();
+        assert_eq!(tensor(0, Tensor::Weights), [counted(2, 18), counted(100, 102)].concat());
+        assert_eq!(tensor(0, Tensor::State(0)), [counted(18, 34), counted(102, 104)].concat());
+        assert_eq!(tensor(1, Tensor::Weights), counted(0, 1));
+        assert_eq!(tensor(1, Tensor::State(0)), counted(1, 2));
+    }
+
+    #[test]
+    fn parts_that_are_not_a_whole_job_are_refused() {
+        let refused = |parts| snapshot(parts).unwrap_err();
+        assert_eq!(refused(vec![part(&[0, 2], 0, 34)]), SnapshotError::Missing { chunk: 1, chunks: 3 });
+        assert_eq!(
+            refused(vec![part(&[0, 1, 2], 0, 38), part(&[1], 0, 4)]),
+            SnapshotError::Twice { chunk: 1, first: 0, second: 1 }
+        );
+        assert_eq!(
+            refused(vec![part(&[0, 1, 2, 3], 0, 38)]),
+            SnapshotError::NoSuchChunk { part: 0, chunk: 3, chunks: 3 }
+        );
+        assert_eq!(
+            refused(vec![part(&[0, 1, 2], 0, 37)]),
+            SnapshotError::Length { part: 0, expected: 38, seen: 37 }
+        );
+        let late = vec![(Round(4), 0.1)];
+        let parts = vec![part(&[0, 1, 2], 0, 38)];
+        let refused = Snapshot::new(layout(), NESTEROV, Round(3), late, parts).unwrap_err();
+        assert_eq!(refused, SnapshotError::NoRate { round: 3 });
+    }
+
+    #[test]
+    fn every_state_has_a_name() {
+        for name in Optimizer::NAMES {
+            let momentum = if matches!(name, "momentum" | "nesterov") { r#","momentum":0.5"# } else { "" };
+            let rate = if name == "average" { "" } else { r#","learning_rate":0.5"# };
+            let json = format!(r#"{{"name":"{name}"{rate}{momentum}}}"#);
+            let optimizer: Optimizer = serde_json::from_str(&json).unwrap();
+            assert_eq!(state_names(&optimizer).len(), optimizer.state_per_element(), "{name}");
+        }
+    }
+}

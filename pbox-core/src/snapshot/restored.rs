@@ -1,0 +1,102 @@
+//! A job's whole state as its cores take it from a checkpoint. Plain data; knows no file.
+
+use std::ops::Range;
+
+use fabric::Slab;
+
+use super::part::Tensor;
+use crate::kernels::LearningRates;
+use crate::layout::KeyId;
+use crate::layout::Round;
+
+/// A job's state as a checkpoint has it: whole tensors, by key.
+#[derive(Debug)]
+pub struct Restored {
+    round: Round,
+    learning_rates: Vec<(Round, f32)>,
+    values: Slab,
+    keys: Vec<RestoredKey>,
+}
+
+/// Where one key's tensors are among the values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoredKey {
+    /// Elements of the key.
+    pub elements: usize,
+    /// Where each of its tensors begins, by [`Tensor::place`].
+    pub starts: Vec<usize>,
+}
+
+impl Restored {
+    /// Names the values of a checkpoint.
+    ///
+    /// # Panics
+    /// When a tensor is not inside `values`, or when there is no learning rate: whoever read the
+    /// checkpoint has checked it.
+    pub fn new(
+        round: Round,
+        learning_rates: Vec<(Round, f32)>,
+        values: Slab,
+        keys: Vec<RestoredKey>,
+    ) -> Self {
+        let total = values.as_slice().len();
+        let inside =
+            |key: &RestoredKey| key.starts.iter().all(|start| start.saturating_add(key.elements) <= total);
+        assert!(keys.iter().all(inside), "every tensor is inside the checkpoint's values");
+        assert!(!learning_rates.is_empty(), "a checkpoint has a learning rate");
+        Restored { round, learning_rates, values, keys }
+    }
+
+    /// The round to go on with.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// The learning rates from that round on.
+    pub fn learning_rates(&self) -> LearningRates {
+        let mut changes = self.learning_rates.iter();
+        let &(_, first) = changes.next().expect("checked when it was made");
+        let mut rates = LearningRates::new(first);
+        changes.for_each(|&(from, rate)| rates.change(from, rate));
+        rates
+    }
+
+    /// Some of a key's weights; panics beyond its last element.
+    pub fn weights(&self, key: KeyId, elements: Range<usize>) -> &[f32] {
+        self.tensor(key, Tensor::Weights, elements)
+    }
+
+    /// Some of a key's optimizer state; `which` is the place in [`state_names`](crate::state_names). Panics beyond the last
+    /// element, and for a state that the optimizer has not.
+    pub fn state(&self, key: KeyId, which: usize, elements: Range<usize>) -> &[f32] {
+        self.tensor(key, Tensor::State(which), elements)
+    }
+
+    /// Some of one of a key's tensors; panics as [`weights`](Self::weights) and [`state`](Self::state) do.
+    pub fn tensor(&self, key: KeyId, tensor: Tensor, elements: Range<usize>) -> &[f32] {
+        let key = &self.keys[key.index()];
+        &self.values.as_slice()[key.starts[tensor.place()]..][..key.elements][elements]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_restored_is_read_by_key() {
+        let mut values = Slab::zeroed("test", 12).unwrap();
+        values.as_mut_slice().iter_mut().zip(0u16..).for_each(|(value, n)| *value = n.into());
+        let keys = vec![
+            RestoredKey { elements: 4, starts: vec![2, 8] },
+            RestoredKey { elements: 2, starts: vec![0, 6] },
+        ];
+        let rates = vec![(Round(2), 0.5), (Round(9), 0.25)];
+        let restored = Restored::new(Round(7), rates, values, keys);
+        assert_eq!(restored.weights(KeyId(0), 1..3), [3.0, 4.0]);
+        assert_eq!(restored.state(KeyId(0), 0, 0..4), [8.0, 9.0, 10.0, 11.0]);
+        assert_eq!(restored.weights(KeyId(1), 0..2), [0.0, 1.0]);
+        let rates = restored.learning_rates();
+        assert_eq!([7, 8, 9].map(|round| rates.at(Round(round))), [0.5, 0.5, 0.25]);
+    }
+}

@@ -1,0 +1,131 @@
+//! The queue of what waits for a link, at both ends.
+//!
+//! Owned by the thread that owns the link. Knows neither links nor time.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+/// What waits for a link: lowest priority number first, and in the order of their pushes where that is equal.
+/// Allocates nothing after it is made.
+#[derive(Clone, Debug)]
+pub struct SendQueue<T> {
+    heap: BinaryHeap<Waiting<T>>,
+    bound: usize,
+    pushed: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting<T> {
+    priority: u32,
+    /// No two have the same: the order is strict.
+    number: u64,
+    what: T,
+}
+
+impl<T> Waiting<T> {
+    fn rank(&self) -> (u32, u64) {
+        (self.priority, self.number)
+    }
+}
+
+/// The heap has its greatest first.
+impl<T> Ord for Waiting<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.rank().cmp(&self.rank())
+    }
+}
+
+impl<T> PartialOrd for Waiting<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Waiting<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.rank() == other.rank()
+    }
+}
+
+impl<T> Eq for Waiting<T> {}
+
+impl<T: Copy> SendQueue<T> {
+    /// An empty queue for at most `bound` things.
+    pub fn new(bound: usize) -> Self {
+        SendQueue { heap: BinaryHeap::with_capacity(bound), bound, pushed: 0 }
+    }
+
+    /// Takes something in; false when there are as many as there may be.
+    #[must_use]
+    pub fn push(&mut self, priority: u32, what: T) -> bool {
+        if self.heap.len() == self.bound {
+            return false;
+        }
+        self.pushed += 1;
+        self.heap.push(Waiting { priority, number: self.pushed, what });
+        true
+    }
+
+    /// What leaves next.
+    pub fn first(&self) -> Option<T> {
+        self.heap.peek().map(|waiting| waiting.what)
+    }
+
+    /// Takes out what leaves next.
+    pub fn pop(&mut self) -> Option<T> {
+        self.heap.pop().map(|waiting| waiting.what)
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.heap.clear();
+    }
+
+    /// Whether nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Against a list that is sorted before each look: by priority, and stable.
+        #[test]
+        fn the_queue_is_a_stable_sort(
+            steps in proptest::collection::vec(proptest::option::weighted(0.6, 0u32..5), 1..200),
+            bound in 1usize..40,
+        ) {
+            let mut queue = SendQueue::new(bound);
+            let room = queue.heap.capacity();
+            let mut reference: Vec<(u32, usize)> = Vec::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Some(priority) => {
+                        prop_assert_eq!(queue.push(priority, number), reference.len() < bound);
+                        if reference.len() < bound {
+                            reference.push((priority, number));
+                            reference.sort_by_key(|&(priority, _)| priority);
+                        }
+                    }
+                    None => {
+                        let expected = (!reference.is_empty()).then(|| reference.remove(0).1);
+                        prop_assert_eq!(queue.first(), expected);
+                        prop_assert_eq!(queue.pop(), expected);
+                    }
+                }
+                prop_assert_eq!(queue.is_empty(), reference.is_empty());
+                prop_assert_eq!(queue.heap.capacity(), room, "no allocation");
+            }
+        }
+    }
+}

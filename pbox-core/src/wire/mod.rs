@@ -1,0 +1,339 @@
+//! The wire: where each chunk lies in a job's windows, and as what. Pure; the same at both ends.
+//!
+//! Without compression a window is laid out as the model is, and what crosses are the chunks' bare values. With
+//! compression each chunk has room for two frames in both windows:
+//!
+//! ```text
+//!   chunk 0                     chunk 1
+//!   [coded frame  ][raw frame  ][coded frame  ][raw frame  ]     each on 64 bytes, each as long as it can be
+//! ```
+//!
+//! Two, not one that is either: on one machine all workers read one window, and one that comes to a running job is
+//! sent a raw frame while others may still read the coded one.
+
+pub mod frame;
+mod merge;
+
+pub(crate) use merge::difference;
+pub use merge::{Answer, merge};
+
+use std::sync::Arc;
+
+use fabric::Span;
+use zerocopy::FromBytes;
+
+use crate::codec::{Codec, Draw};
+use crate::job::Compression;
+use crate::job::Consistency;
+use crate::kernels::Optimizer;
+use crate::kernels::{Element, typed};
+use crate::layout::Dtype;
+use crate::layout::Layout;
+use crate::layout::{ChunkId, Round};
+use crate::slim;
+use frame::{FrameError, HEADER_BYTES, Kind};
+
+/// Frames start on a cache line, as keys do.
+const FRAME_ALIGN: usize = 64;
+
+/// Whose number the hub takes where randomness is drawn for its answers: no worker's.
+const HUB: u32 = u32::MAX;
+
+/// What the frames of a job depend on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FramingTerms {
+    /// How they are written.
+    pub compression: Compression,
+    /// Where the job's randomness comes from.
+    pub seed: u64,
+    /// How many workers there may be.
+    pub workers: u32,
+    /// Whether there is a broadcast of first weights, and answers are differences of weights.
+    pub keeps_weights: bool,
+    /// Whether every push is a step of its own (SSP, ASP): then weights are each worker's own, and are sent raw.
+    pub steps_alone: bool,
+}
+
+/// Where chunks lie in the windows of a job.
+#[derive(Clone, Debug)]
+pub struct Wire {
+    layout: Arc<Layout>,
+    framing: Option<Arc<Framing>>,
+}
+
+/// The frames of a compressed job.
+#[derive(Debug)]
+pub struct Framing {
+    terms: FramingTerms,
+    codecs: Option<Codecs>,
+    frames: Vec<Frames>,
+    window_bytes: usize,
+}
+
+/// What values are written by, where a codec does that.
+#[derive(Clone, Copy, Debug)]
+pub struct Codecs {
+    /// Pushes.
+    pub push: Codec,
+    /// Answers.
+    pub answer: Codec,
+}
+
+/// Room for one chunk's frames, and what they are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frames {
+    /// Both, one after the other.
+    pub span: Span,
+    /// How much of it is for the coded one, which is first.
+    pub coded_bytes: usize,
+    /// Values of the chunk.
+    pub elements: usize,
+    /// Their type.
+    pub dtype: Dtype,
+}
+
+impl FramingTerms {
+    /// Of a job with these settings.
+    pub fn new(
+        compression: Compression,
+        seed: u64,
+        workers: u32,
+        optimizer: &Optimizer,
+        consistency: Consistency,
+    ) -> Self {
+        let (keeps_weights, steps_alone) = (optimizer.keeps_weights(), consistency.steps_alone());
+        FramingTerms { compression, seed, workers, keeps_weights, steps_alone }
+    }
+
+    /// Whether every worker has a weights window of its own.
+    pub fn own_weights(&self) -> bool {
+        self.steps_alone || self.compression.answers_apart()
+    }
+}
+
+impl Wire {
+    /// Without compression.
+    pub fn plain(layout: Arc<Layout>) -> Self {
+        Wire { layout, framing: None }
+    }
+
+    /// With compression where there are terms for it.
+    pub fn new(layout: Arc<Layout>, terms: Option<FramingTerms>) -> Self {
+        let framing = terms.map(|terms| Arc::new(Framing::new(&layout, terms)));
+        Wire { layout, framing }
+    }
+
+    /// The layout of the model: keys and chunks, as both ends hold them.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// The frames, where the job is compressed.
+    pub fn framing(&self) -> Option<&Arc<Framing>> {
+        self.framing.as_ref()
+    }
+
+    /// Size of a window.
+    pub fn window_bytes(&self) -> usize {
+        self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
+    }
+
+    /// A chunk's place in the windows; panics beyond the last.
+    pub fn span(&self, chunk: ChunkId) -> Span {
+        match &self.framing {
+            None => self.layout.chunk(chunk).span,
+            Some(framing) => framing.frames(chunk).span,
+        }
+    }
+
+    /// Bytes that the hub keeps beside the windows: optimizer state, weights that no window holds, and with
+    /// compression what the workers have.
+    pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
+        let Some(framing) = &self.framing else { return self.layout.kept_bytes(optimizer) };
+        let of_an_element = (1 + optimizer.state_per_element()) * size_of::<f32>();
+        let parameters = self.layout.parameters();
+        let beside = match framing.terms.compression {
+            Compression::Codec(_) if framing.terms.steps_alone => 0,
+            Compression::Codec(_) => self.layout.model_bytes(),
+            // What parameters matter, and a bit for each in the core.
+            Compression::Slim(_) => parameters * 4 + parameters / 8,
+        };
+        parameters * of_an_element as u64 + beside
+    }
+}
+
+impl Framing {
+    fn new(layout: &Layout, terms: FramingTerms) -> Self {
+        let codecs = match terms.compression {
+            Compression::Codec(push) => Some(Codecs { push, answer: push.answer(terms.workers) }),
+            Compression::Slim(_) => None,
+        };
+        let mut framing = Framing { terms, codecs, frames: Vec::new(), window_bytes: 0 };
+        for chunk in layout.chunks() {
+            let dtype = layout.keys()[chunk.key.index()].dtype;
+            let elements = chunk.span.bytes / dtype.bytes();
+            let payload = match &codecs {
+                Some(Codecs { push, answer }) => {
+                    push.payload_bytes(elements).max(answer.payload_bytes(elements))
+                }
+                None => slim::payload_bytes(elements, dtype.bytes()),
+            };
+            let room = |payload: usize| (HEADER_BYTES + payload).next_multiple_of(FRAME_ALIGN);
+            let coded_bytes = room(payload);
+            let span = Span { offset: framing.window_bytes, bytes: coded_bytes + room(chunk.span.bytes) };
+            framing.frames.push(Frames { span, coded_bytes, elements, dtype });
+            framing.window_bytes += span.bytes;
+        }
+        framing
+    }
+
+    /// What it is made of.
+    pub fn terms(&self) -> &FramingTerms {
+        &self.terms
+    }
+
+    /// What values are written by, where a codec does that.
+    pub fn codecs(&self) -> Option<Codecs> {
+        self.codecs
+    }
+
+    /// A chunk's frames; panics beyond the last.
+    pub fn frames(&self, chunk: ChunkId) -> &Frames {
+        &self.frames[chunk.index()]
+    }
+
+    /// Which frame a push of a round is. The broadcast is raw.
+    pub fn push_kind(&self, round: Round) -> Kind {
+        if round == Round(0) && self.terms.keeps_weights { Kind::Raw } else { Kind::Coded }
+    }
+
+    /// Which frame the answer of a round is, to a worker that takes part from `first` on: raw where it has nothing
+    /// that a difference could be added to.
+    pub fn answer_kind(&self, round: Round, first: Round) -> Kind {
+        if self.terms.steps_alone || round < first { Kind::Raw } else { self.push_kind(round) }
+    }
+
+    /// What a worker's encoding of a chunk draws its randomness from.
+    pub fn draw(&self, rank: u32, round: Round, chunk: ChunkId) -> Draw {
+        Draw { seed: self.terms.seed, rank, round, chunk }
+    }
+
+    /// The same for the hub's answers.
+    pub fn answer_draw(&self, round: Round, chunk: ChunkId) -> Draw {
+        self.draw(HUB, round, chunk)
+    }
+}
+
+impl Frames {
+    /// Bytes of the values.
+    pub fn value_bytes(&self) -> usize {
+        self.elements * self.dtype.bytes()
+    }
+
+    /// Where the frame of a kind lies in a window, when its payload has so many bytes.
+    pub fn frame(&self, kind: Kind, payload_bytes: usize) -> Span {
+        let before = if kind == Kind::Raw { self.coded_bytes } else { 0 };
+        Span { offset: self.span.offset + before, bytes: HEADER_BYTES + payload_bytes }
+    }
+
+    /// The payload of the coded frame among the chunk's bytes.
+    pub fn coded<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], FrameError> {
+        frame::payload(&bytes[..self.coded_bytes], Kind::Coded)
+    }
+
+    /// The values of the raw frame among the chunk's bytes.
+    pub fn raw<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], FrameError> {
+        frame::raw(&bytes[self.coded_bytes..], self.value_bytes())
+    }
+
+    /// Takes the values of the raw frame among the chunk's bytes, which was checked when it came. They are another
+    /// process's memory: one that is torn by now changes nothing.
+    pub fn read_raw(&self, bytes: &[u8], weights: &mut [f32]) {
+        let Ok(values) = self.raw(bytes) else { return };
+        typed!(self.dtype, E => {
+            let values = <[E]>::ref_from_bytes(values).expect("whole elements behind a header of 8 bytes");
+            weights.iter_mut().zip(values).for_each(|(weight, value)| *weight = value.to_f32());
+        });
+    }
+
+    /// Writes a raw frame of these weights, rounded to the key's type, among the chunk's bytes.
+    pub fn write_raw(&self, weights: &[f32], bytes: &mut [u8]) {
+        typed!(self.dtype, E => {
+            let values = <[E]>::mut_from_bytes(self.begin_raw(bytes)).expect("whole elements behind a header");
+            values.iter_mut().zip(weights).for_each(|(value, &weight)| *value = E::from_f32(weight));
+        });
+    }
+
+    /// Begins a raw frame among the chunk's bytes; where its values go.
+    pub fn begin_raw<'a>(&self, bytes: &'a mut [u8]) -> &'a mut [u8] {
+        let frame = &mut bytes[self.coded_bytes..];
+        frame::write_header(frame, Kind::Raw, self.value_bytes());
+        &mut frame[HEADER_BYTES..][..self.value_bytes()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Key;
+    use proptest::prelude::*;
+
+    fn terms(codec: Codec) -> FramingTerms {
+        let compression = Compression::Codec(codec);
+        FramingTerms { compression, seed: 0, workers: 3, keeps_weights: true, steps_alone: false }
+    }
+
+    #[test]
+    fn without_compression_a_window_is_the_layout() {
+        let layout = Arc::new(Layout::new(vec![Key::f32("a", [3]), Key::f32("b", [100])], 128).unwrap());
+        let wire = Wire::plain(Arc::clone(&layout));
+        assert_eq!(wire.window_bytes(), layout.window_bytes());
+        assert!((0..5).map(ChunkId).all(|chunk| wire.span(chunk) == layout.chunk(chunk).span));
+    }
+
+    #[test]
+    fn first_frames_are_raw_and_those_of_newcomers() {
+        let layout = Layout::new(vec![Key::f32("a", [3])], 64).unwrap();
+        let kinds = |terms| {
+            let framing = Framing::new(&layout, terms);
+            let answer = |round, first| framing.answer_kind(Round(round), Round(first));
+            let push = |round| framing.push_kind(Round(round));
+            ([push(0), push(1)], [answer(0, 0), answer(1, 0), answer(4, 5), answer(5, 5)])
+        };
+        let (raw, coded) = (Kind::Raw, Kind::Coded);
+        let bsp = terms(Codec::Bf16);
+        assert_eq!(kinds(bsp), ([raw, coded], [raw, coded, raw, coded]));
+        assert_eq!(
+            kinds(FramingTerms { keeps_weights: false, ..bsp }),
+            ([coded, coded], [coded, coded, raw, coded])
+        );
+        assert_eq!(kinds(FramingTerms { steps_alone: true, ..bsp }), ([raw, coded], [raw; 4]));
+    }
+
+    proptest! {
+        #[test]
+        fn frames_are_disjoint_and_have_room_for_the_longest(
+            sizes in proptest::collection::vec((1u64..3000, 0..3usize), 1..10),
+            chunk_lines in 1usize..64,
+        ) {
+            let dtypes = [Dtype::F32, Dtype::F16, Dtype::BF16];
+            let key = |(i, &(n, dtype)): (usize, &(u64, usize))| Key::of(dtypes[dtype], format!("k{i}"), [n]);
+            let keys = sizes.iter().enumerate().map(key).collect();
+            let layout = Arc::new(Layout::new(keys, chunk_lines * 64).unwrap());
+            let wire = Wire::new(Arc::clone(&layout), Some(terms(Codec::F16)));
+            let framing = wire.framing().unwrap();
+            let mut end = 0;
+            for (index, chunk) in layout.chunks().iter().enumerate() {
+                let frames = framing.frames(ChunkId(index as u32));
+                prop_assert_eq!(frames.value_bytes(), chunk.span.bytes);
+                for (kind, payload) in [(Kind::Coded, 2 * frames.elements), (Kind::Raw, chunk.span.bytes)] {
+                    let frame = frames.frame(kind, payload);
+                    prop_assert!(frame.offset >= end && frame.offset.is_multiple_of(64));
+                    end = frame.end().unwrap();
+                }
+                prop_assert!(end <= frames.span.end().unwrap());
+            }
+            prop_assert!(end <= wire.window_bytes());
+        }
+    }
+}
