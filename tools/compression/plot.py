@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws accuracy by rounds and by time, and prints the table of docs/figures.md. Needs matplotlib; must not measure."""
+"""Draws accuracy by rounds and by time, and prints the table of docs/figures/compression.md. Needs matplotlib; must
+not measure."""
 
 import argparse
 import collections

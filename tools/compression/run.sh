@@ -1,5 +1,5 @@
 #!/bin/sh
-# Accuracy by rounds and by time of each method on links of a limited rate (docs/figures.md). Needs root, a release
+# Accuracy by rounds and by time of each method on links of a limited rate (docs/figures/compression.md). Needs root, a release
 # build, and a Python with the package phub, NumPy and scikit-learn (make python; PHUB_PYTHON_VENV). Options: --help.
 # `run.sh saved` measures what is saved of the time of communication, and needs no package. `run.sh length` trains until
 # accuracy is flat, over shared memory, and needs no root.

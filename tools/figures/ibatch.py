@@ -120,7 +120,7 @@ def layers(reports):
 
 
 def say(rows):
-    """The table of docs/figures.md: medians, lowest and highest; what was promised is over what came."""
+    """The table of docs/figures/batches.md: medians, lowest and highest; what was promised is over what came."""
     print("\n| machines | batches | iteration, ms | simulated | to the last layer, ms | predicted | simulated |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for count in dict.fromkeys(row["machines"] for row in rows):

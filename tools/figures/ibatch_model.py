@@ -108,7 +108,7 @@ def main():
 
 
 def say(rows):
-    """The tables of docs/figures.md."""
+    """The tables of docs/figures/batches.md."""
     print("\n| figure | model | nodes | load | default PS | layer | greedy | ibatch | iteration: over default, layer |"
           " pull and forward: over default, layer |")
     for first in range(0, len(rows), 4):

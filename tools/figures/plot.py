@@ -11,7 +11,7 @@ from points import APART, FIGURES, NAMES, SCHEDULES, SHOWN_AT, SWEEPS, chosen
 from scale import BATCH, MODELS
 from table import Table
 
-COLOURS = {"kvstore": "#c0392b", "layerwise": "#e08e2b", "sliced": "#2b7bba", "p3": "#1e8449", "asp": "#7d3c98"}
+COLOURS = {"kvstore": "#c0392b", "sliced": "#2b7bba", "p3": "#1e8449", "asp": "#7d3c98"}
 
 
 def main():

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 
 from scale import PAPER_SLICE_BYTES, Scale, share_of_model
 
-# By measuring: with these the cores are less than 60% busy (docs/figures.md).
+# By measuring: with these the cores are less than 60% busy (docs/figures/schedules.md).
 SCALES = {
     "resnet50": Scale(8, 1),
     "inception3": Scale(8, 1),

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What `make figures` runs: P3's experiments on links of a limited rate, between machines that are network
-# namespaces (docs/figures.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs
+# namespaces (docs/figures/schedules.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs
 # iBatch's instead.
 #
 # All of it runs in namespaces of its own, for network, mounts and processes: when this script ends, also by
