@@ -7,5 +7,4 @@ pub mod cluster;
 pub mod compute;
 pub mod peers;
 pub mod probe;
-pub mod simulated;
 pub mod train;

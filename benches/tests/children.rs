@@ -1,13 +1,13 @@
 //! The probe's children: none outlives it, however it ends; and one that dies ends the probe with
 //! an error that names it.
 
-use crate::support;
 use std::fs::File;
 use std::path::Path;
 
-use crate::support::program::{Program, children, is_dead, kill, probe, until, write_manifest};
-use crate::support::says;
+use crate::probe_program;
 use fabric::conformance::Watchdog;
+use hub_tests::program::{Program, children, is_dead, kill, until, write_manifest};
+use hub_tests::says;
 use pbox_core::Key;
 use rustix::process::Signal;
 
@@ -16,7 +16,7 @@ use rustix::process::Signal;
 fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
     let model = dir.join("model.safetensors");
     write_manifest(&model, &[Key::f32("a", [100_000])]);
-    let mut command = probe();
+    let mut command = probe_program();
     command
         .args(["--workers", "2", "--rounds", "1000000", "--cores", "1", "--json", "--manifest"])
         .arg(model);
@@ -37,7 +37,7 @@ fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
         !address.is_empty()
     });
     // Far beyond the rounds of the warm-up.
-    until("rounds are run", || support::describe(&address).cores[0].chunks > 1000);
+    until("rounds are run", || hub_tests::describe(&address).cores[0].chunks > 1000);
     (program, found)
 }
 
@@ -69,7 +69,7 @@ fn none_outlives_a_kill() {
 }
 
 #[test]
-fn one_that_is_killed_ends_the_probe() {
+fn one_that_is_killed_ends_the_probe_program() {
     let _watchdog = Watchdog::start();
     for (victim, words) in [(0, ["lost the hub", "worker 0"]), (2, ["worker 1 is gone", "worker 0"])] {
         let dir = tempfile::tempdir().unwrap();

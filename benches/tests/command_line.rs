@@ -1,16 +1,16 @@
 //! The probe's command line: what it says to settings that make no sense. Each error names the
 //! setting or the object, what was seen, and what to do.
 
-use crate::support;
 use std::process::Command;
 
-use crate::support::program::{failure, probe, write_manifest};
-use crate::support::says;
+use crate::probe_program;
 use fabric::conformance::Watchdog;
+use hub_tests::program::{failure, write_manifest};
+use hub_tests::says;
 use pbox_core::Key;
 
 fn with(arguments: &[&str]) -> Command {
-    let mut command = probe();
+    let mut command = probe_program();
     command.args(arguments);
     command
 }
@@ -110,8 +110,8 @@ fn a_hub_that_is_not_there() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.safetensors");
     write_manifest(&model, &[Key::f32("a", [10])]);
-    let mut command = with(&["--rank", "0", "--workers", "1", "--hub", support::NOWHERE, "--manifest"]);
-    says(failure(command.arg(&model)), &["cannot reach", support::NOWHERE, "is phub-server running there"]);
+    let mut command = with(&["--rank", "0", "--workers", "1", "--hub", hub_tests::NOWHERE, "--manifest"]);
+    says(failure(command.arg(&model)), &["cannot reach", hub_tests::NOWHERE, "is phub-server running there"]);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_worker_that_does_not_fit_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.safetensors");
     write_manifest(&model, &[Key::f32("a", [10])]);
-    let hub = support::hub(1);
+    let hub = hub_tests::hub(1);
     let address = hub.address().to_string();
     let error_of = |rank: &str, workers: &str, more: &[&str]| {
         let mut command =
@@ -130,7 +130,7 @@ fn a_worker_that_does_not_fit_is_refused() {
     says(error_of("5", "2", &[]), &["rank 5 of 2", "from 0 to 1"]);
     says(error_of("0", "2", &[]), &["waited 1s", "worker(s) [1] of 2", "join limit"]);
     says(error_of("0", "2", &["--job", "no such name"]), &["job name \"no such name\"", "letters"]);
-    support::join_by_hand(&hub, "probe", &support::join_request(0, 2));
+    hub_tests::join_by_hand(&hub, "probe", &hub_tests::join_request(0, 2));
     says(error_of("0", "2", &[]), &["rank 0", "\"probe\"", "taken"]);
     says(error_of("1", "2", &[]), &["\"probe\"", "chunk_bytes 64", "32768"]);
     says(error_of("1", "2", &["--chunk-bytes", "64"]), &["\"probe\"", "optimizer", "Nesterov", "Sgd"]);

@@ -6,11 +6,12 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::support::program::{failure, probe, write_manifest};
-use crate::support::{FIRST, SECOND, THIRD, config, hub, push_all, ready_all, says, small_model};
+use crate::probe_program;
 use anyhow::Result;
 use benches::compute::{Clocked, Iteration, Layer, Plan, Trace, Worker};
 use fabric::conformance::Watchdog;
+use hub_tests::program::{failure, write_manifest};
+use hub_tests::{FIRST, SECOND, THIRD, config, hub, push_all, ready_all, says, small_model};
 use pbox_core::{Key, KeyId};
 use worker_shim::Session;
 
@@ -156,7 +157,7 @@ impl Files {
     }
 
     fn report(&self, arguments: &[&str]) -> serde_json::Value {
-        let mut command = probe();
+        let mut command = probe_program();
         command.args(["--json", "--workers", "2", "--rounds", "6", "--compute", &self.path("trace")]);
         command.args(["--manifest", &self.path("model.safetensors")]).args(arguments);
         let output = command.stdin(Stdio::null()).output().expect("the probe starts");
@@ -239,7 +240,7 @@ fn settings_that_make_no_sense() {
     let _watchdog = Watchdog::start();
     let files = Files::new();
     let (trace, model) = (files.path("trace"), files.path("model.safetensors"));
-    let error_of = |arguments: &[&str]| failure(probe().args(arguments));
+    let error_of = |arguments: &[&str]| failure(probe_program().args(arguments));
     says(error_of(&["--time-scale", "2"]), &["--compute", "required"]);
     says(error_of(&["--bandwidth-gbps", "2"]), &["--compute", "required"]);
     for wrong in ["0", "-1", "NaN", "inf", "fast"] {

@@ -1,43 +1,13 @@
-//! Tests of hubs and workers together, by property: one program with a module for each, because linking is most of what a
-//! test program costs to build. A test that counts what its process has runs in a process of its own
-//! (`fabric::conformance::alone`).
+//! Tests of the programs: the probe, the peers, the training example.
 
-mod admission;
-mod background;
-mod background_ends;
-mod background_pulls;
-mod calls;
-mod checkpoint;
 mod children;
-mod churn;
 mod command_line;
-mod compressed;
 mod compute;
-mod control_port;
-mod crowd;
-mod faults;
-mod hostile;
-mod hubs;
-mod making;
-mod membership;
-mod on_loss;
 mod peers;
 mod probe;
-mod pulls;
-mod rendezvous;
-mod results;
-mod scarcity;
-mod schedules;
-mod sim_compressed;
-mod sim_faults;
-mod sim_seeds;
-mod sim_seeds_apart;
-mod sim_slim;
-mod sim_staleness;
-mod slim;
-mod staleness;
-mod state;
-mod support;
-mod system_calls;
 mod train;
-mod transports;
+
+/// The probe.
+fn probe_program() -> std::process::Command {
+    std::process::Command::new(env!("CARGO_BIN_EXE_phub-probe"))
+}

@@ -1,14 +1,13 @@
 //! `phub-peers`: nothing that it starts outlives it, missing systems are named, and the systems that
 //! are installed run a tiny model.
 
-use crate::support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use crate::support::program::{Program, failure, is_dead, until, write_manifest};
-use crate::support::says;
 use fabric::conformance::Watchdog;
+use hub_tests::program::{Program, failure, is_dead, until, write_manifest};
+use hub_tests::says;
 use pbox_core::Key;
 use rustix::process::Signal;
 
@@ -58,7 +57,7 @@ fn a_family_does_not_outlive_its_leader() {
             None => family.push(line.parse().unwrap()),
         }
     }
-    support::program::kill(leader, Signal::TERM);
+    hub_tests::program::kill(leader, Signal::TERM);
     while guard.hear_line().is_some() {} // to wait for the guard closes its stdin, which would end it too
     assert_eq!(guard.end().code(), Some(128 + 15));
     assert!(family.iter().all(|&pid| is_dead(pid)), "the guard ends after its family");
@@ -84,10 +83,10 @@ fn nobody_survives(signal: Signal) {
 }
 
 fn descendants(pid: u32) -> Vec<u32> {
-    let mut found = support::program::children(pid);
+    let mut found = hub_tests::program::children(pid);
     let mut next = 0;
     while next < found.len() {
-        found.extend(support::program::children(found[next]));
+        found.extend(hub_tests::program::children(found[next]));
         next += 1;
     }
     found

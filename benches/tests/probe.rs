@@ -3,8 +3,9 @@
 
 use std::process::Stdio;
 
-use crate::support::program::{probe, write_manifest};
+use crate::probe_program;
 use fabric::conformance::Watchdog;
+use hub_tests::program::write_manifest;
 use pbox_core::Key;
 
 /// Runs the probe for some rounds on keys of odd sizes; its report.
@@ -17,7 +18,7 @@ fn report_of(rounds: &str, arguments: &[&str]) -> serde_json::Value {
     let model = dir.path().join("model.safetensors");
     let keys = [1u64, 17, 16_385, 100_000].map(|elements| Key::f32(format!("of {elements}"), [elements]));
     write_manifest(&model, &keys);
-    let mut command = probe();
+    let mut command = probe_program();
     command
         .args(["--json", "--workers", "3", "--rounds", rounds])
         .args(arguments)

@@ -2,7 +2,7 @@
 //!
 //! `cargo test` and `cargo nextest run` build examples beside the tests, so the program lies at
 //! `<target>/<profile>/examples/train` while this test lies in `<target>/<profile>/deps`. When this
-//! program alone is asked for (`--test together`), cargo does not build the example anew: run
+//! program alone is asked for (`--test programs`), cargo does not build the example anew: run
 //! `cargo build --release --example train` first.
 
 use std::path::PathBuf;

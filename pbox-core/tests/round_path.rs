@@ -1,6 +1,6 @@
 //! The round path of a core, `Core::turn` over shared memory: after warm-up it allocates nothing, and
 //! its machine code holds no locked instruction and no system call but on the cold paths named here.
-//! (How many system calls a hub process makes from outside is `benches/tests/system_calls.rs`.)
+//! (How many system calls a hub process makes from outside is `tests/resources/system_calls.rs`.)
 
 mod machine_code;
 

@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::Result;
 use fabric::sim::{Faults, Net};
 use half::{bf16, f16};
+use hub_tests::simulated::{Simulated, Terms};
 use pbox_core::control::{CoreReply, HubReply, PROTOCOL};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Dtype, Element, KeyId, Layout};
@@ -17,7 +18,6 @@ use super::credit_report::CreditReport;
 use super::crossed::{Crossed, digest};
 use super::expected::{Expected, allowed};
 use super::report::{Leg, Report, progress_bar};
-use crate::simulated::{Simulated, Terms};
 
 /// Steps without work after which the run is given up; the network loses nothing.
 const PATIENCE: u32 = 1000;

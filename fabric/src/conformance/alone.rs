@@ -17,19 +17,29 @@ pub fn alone<F: FnOnce()>(body: F) {
         return body();
     }
     let name = test_name::<F>();
-    let mut command = Command::new(std::env::current_exe().expect("a test knows its program"));
-    let output = command.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output();
-    let output = output.expect("a test can start its own program");
+    let output = rerun_named(name).env(ALONE, "1").output().expect("a test can start its own program");
     let (said, complaints) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let ran = said.contains("running 1 test\n");
     assert!(output.status.success() && ran, "{name}, alone: {}\n{said}\n{complaints}", output.status);
 }
 
-/// The name by which the test program knows the test that the closure is in: `module::test`.
+/// This test program again, to run `test` and no other. `test` is a function with `#[test]`: the main function of the
+/// new process, which does nothing unless a variable tells it to.
+pub fn rerun<F: Fn()>(_test: F) -> Command {
+    rerun_named(test_name::<F>())
+}
+
+fn rerun_named(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a test knows its program"));
+    command.args(["--exact", test, "--nocapture"]);
+    command
+}
+
+/// The name by which the test program knows a test, or the test that a closure is in: `module::test`.
 fn test_name<F>() -> &'static str {
-    let closure = std::any::type_name::<F>();
-    let test = closure.split("::{{closure}}").next().unwrap_or(closure);
+    let name = std::any::type_name::<F>();
+    let test = name.split("::{{closure}}").next().unwrap_or(name);
     test.split_once("::").map_or(test, |(_program, name)| name)
 }
 
@@ -38,12 +48,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closure_tells_the_name_of_its_test() {
+    fn a_function_and_its_closures_tell_the_name_of_a_test() {
         fn name_in<F: FnOnce()>(_: F) -> &'static str {
             test_name::<F>()
         }
         let name = name_in(|| ());
-        assert_eq!(name, "conformance::alone::tests::a_closure_tells_the_name_of_its_test");
+        let expected = "conformance::alone::tests::a_function_and_its_closures_tell_the_name_of_a_test";
+        assert_eq!(name, expected);
+        let command = rerun(a_function_and_its_closures_tell_the_name_of_a_test);
+        assert_eq!(command.get_args().nth(1).unwrap(), expected);
     }
 
     #[test]

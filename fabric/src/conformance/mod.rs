@@ -31,7 +31,7 @@ mod shape;
 mod sleeping;
 mod watchdog;
 
-pub use alone::alone;
+pub use alone::{alone, rerun};
 pub use arrivals::{
     bytes_before_immediate, each_post_arrives_once, flush_makes_visible, full_is_not_an_error,
     links_do_not_mix,

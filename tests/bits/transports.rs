@@ -1,0 +1,140 @@
+//! The ways to a hub: the bits do not depend on them, a worker takes the best that leads there, and one that is
+//! cut off is named whichever it took. By RDMA where `PHUB_TEST_DEVICE` names devices, as in a guest of `make rxe`.
+
+use crate::processes::worker::{Remote, Worker};
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::training::Training;
+use hub_tests::{PATIENT_S, config, describe, has_rdma, hub, push_all, ready_all, refused, says, settings};
+use pbox_core::Schedule;
+use phub_server::{Hub, HubSettings};
+use rustix::process::Signal;
+use worker_shim::{Credit, Session, SessionError, WeightsMode};
+
+const NESTEROV: pbox_core::Optimizer =
+    pbox_core::Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
+
+#[test]
+fn the_bits_are_the_same_by_every_way() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let scheduled = |job: &str, transport, schedule, credit| {
+        let mut training = Training::new(job, hub_tests::small_model(), NESTEROV);
+        (training.schedule, training.credit) = (schedule, credit);
+        (training.chunk_bytes, training.workers, training.transport) = (64, 4, transport);
+        training.weights =
+            if job.starts_with("private") { WeightsMode::Private } else { WeightsMode::Shared };
+        training.run(&hub.address().to_string())
+    };
+    let run = |job: &str, transport| scheduled(job, transport, Schedule::Sliced, None);
+    let shm = run("shm", |_| Some(Transport::Shm));
+    assert_eq!(run("tcp", |_| Some(Transport::Tcp)), shm);
+    assert_eq!(run("private", |_| Some(Transport::Tcp)), shm);
+    let mixed = |rank| Some(if rank % 2 == 0 { Transport::Shm } else { Transport::Tcp });
+    assert_eq!(run("mixed", mixed), shm, "workers of one job by different ways");
+    if has_rdma() {
+        assert_eq!(run("verbs", |_| Some(Transport::Verbs)), shm);
+        assert_eq!(run("private-verbs", |_| Some(Transport::Verbs)), shm);
+        let mixed = |rank| Some([Transport::Verbs, Transport::Tcp, Transport::Shm][rank as usize % 3]);
+        assert_eq!(run("mixed-with-rdma", mixed), shm, "two of one job by RDMA, one each by the others");
+        for schedule in Schedule::ALL {
+            let (job, credit) = (format!("mixed-{schedule}"), Some(Credit::Bytes(100)));
+            assert_eq!(scheduled(&job, mixed, schedule, credit), shm, "{schedule}, credit for one chunk");
+        }
+    }
+}
+
+/// Chunks larger than any socket's buffer, and rounds enough for every queue to be full now and then.
+#[test]
+fn large_chunks_cross_by_tcp() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let keys = vec![pbox_core::Key::f32("large", [3 << 20]), pbox_core::Key::f32("small", [100])];
+    let mut training = Training::new("large", keys, NESTEROV);
+    (training.chunk_bytes, training.transport) = (8 << 20, |_| Some(Transport::Tcp));
+    training.run(&hub.address().to_string());
+}
+
+#[test]
+fn a_worker_takes_the_best_way_and_says_why() {
+    let _watchdog = Watchdog::start();
+    let by = |transports: &[Transport], wanted| {
+        let settings = HubSettings { transports: Some(transports.to_vec()), ..settings(1, PATIENT_S) };
+        let hub = Hub::start(&settings).unwrap();
+        let mut config = config(&hub, "job", 0, 1);
+        config.transport = wanted;
+        let session = Session::join(config)?;
+        let way = session.ways()[0].clone();
+        session.leave()?;
+        Ok::<_, SessionError>((way.transport, way.reason))
+    };
+    let (shm, tcp) = (Transport::Shm, Transport::Tcp);
+    let (transport, reason) = by(&[tcp, shm], None).unwrap();
+    assert_eq!(transport, shm);
+    assert!(reason.contains("on this machine"), "{reason}");
+    let (transport, reason) = by(&[shm, tcp], Some(tcp)).unwrap();
+    assert_eq!(transport, tcp);
+    assert!(reason.contains("shm: not the one that was asked for"), "{reason}");
+    assert_eq!(by(&[tcp], None).unwrap().0, tcp);
+    says(by(&[tcp], Some(shm)).unwrap_err(), &["no way to the data path", "shm: the hub does not offer it"]);
+    let nothing = HubSettings { transports: Some(Vec::new()), ..settings(1, PATIENT_S) };
+    says(Hub::start(&nothing).unwrap_err(), &["--transports names none"]);
+}
+
+#[test]
+fn a_hub_says_how_it_is_reached() {
+    let hub = hub(2);
+    let said = serde_json::to_value(describe(&hub.address().to_string()).transports).unwrap();
+    let names: Vec<&str> =
+        said.as_array().unwrap().iter().filter_map(|way| way["transport"].as_str()).collect();
+    // Best first.
+    let ways = if has_rdma() { vec!["shm", "verbs", "tcp"] } else { vec!["shm", "tcp"] };
+    assert_eq!(names, ways);
+    let addresses = said[ways.len() - 1]["addresses"].as_array().unwrap();
+    assert!(addresses.iter().all(|address| address.as_str().unwrap().starts_with("127.0.0.1:")), "{said}");
+}
+
+#[test]
+fn a_worker_elsewhere_that_is_killed_is_named_by_those_on_shm() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let address = hub.address().to_string();
+    let ways = if has_rdma() { vec!["tcp", "verbs"] } else { vec!["tcp"] };
+    for way in ways {
+        let mut far = Remote::start(&format!("{address} {way} 1 2 {way}"));
+        let mut near = Worker::join(&format!("{address} {way} 0 2 shm")).unwrap();
+        far.says("joined");
+        (0..100).for_each(|_| far.tell("round"));
+        (0..10).for_each(|_| near.round().unwrap());
+        far.process().signal(Signal::KILL);
+        let error = loop {
+            if let Err(error) = near.round() {
+                break error;
+            }
+        };
+        says(error, &[&format!("{way:?} failed"), "worker 1 is gone"]);
+    }
+}
+
+/// Whoever connects by TCP and has no token is nobody.
+#[test]
+fn tcp_without_a_token_leads_nowhere() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut steady = ready_all(1, |rank| config(&hub, "steady", rank, 1));
+    let window = std::sync::Arc::new(fabric::SendWindow::new(4096).unwrap());
+    let transports = describe(&hub.address().to_string()).transports;
+    let Some(pbox_core::control::TransportAddress::Tcp { addresses }) = transports.into_iter().last() else {
+        panic!("a hub offers TCP")
+    };
+    let limit = std::time::Duration::from_secs(30);
+    let told = fabric::tcp::connect(&addresses, [9; 16], &window, 4096, &vec![8; addresses.len()], limit)
+        .unwrap_err()
+        .to_string();
+    assert!(told.contains("not one of this hub's"), "{told}");
+    push_all(&mut steady[0]).unwrap();
+    steady[0].wait_all().unwrap();
+    let mut wrong = config(&hub, "steady", 0, 1);
+    wrong.transport = Some(Transport::Tcp);
+    says(refused(wrong), &["rank 0"]);
+}

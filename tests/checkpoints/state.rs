@@ -1,0 +1,250 @@
+//! A job's state by the control port: taken from one hub and brought to another it goes on with the bits of a job that
+//! was never interrupted; what is no state of the job is refused, in words.
+
+use std::io::Read;
+
+use fabric::conformance::Watchdog;
+use hub_tests::training::Training;
+use hub_tests::values::{self, same_bits};
+use hub_tests::{
+    config, hub, join_by_hand, join_request, post, post_json, ready_all, refusal, refused, says, settings,
+    together,
+};
+use pbox_core::control::{JobReply, JobState};
+use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
+use serde_json::json;
+use worker_shim::{Session, SessionConfig, State};
+
+const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9 };
+const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
+
+/// A job's state as its hub gives it: a checkpoint file.
+fn fetch(hub: &str, job: &str) -> Vec<u8> {
+    let mut file = Vec::new();
+    let mut answer = ureq::get(format!("http://{hub}/v1/jobs/{job}/state")).call().unwrap();
+    answer.body_mut().as_reader().read_to_end(&mut file).unwrap();
+    file
+}
+
+/// What is in such a file, to be brought.
+fn state(file: &[u8]) -> State {
+    let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let said: serde_json::Value = serde_json::from_slice(&file[8..header]).unwrap();
+    let before = Round(said["__metadata__"]["round"].as_str().unwrap().parse().unwrap());
+    State { before, values: Box::new(std::io::Cursor::new(file[header..].to_vec())) }
+}
+
+fn ones(before: u32, values: usize) -> State {
+    let bytes: Vec<u8> = std::iter::repeat_n(1f32.to_le_bytes(), values).flatten().collect();
+    State { before: Round(before), values: Box::new(std::io::Cursor::new(bytes)) }
+}
+
+/// Rounds up to this one, from where the session stands.
+fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
+    for round in session.next_round().0..=last {
+        for key in session.keys() {
+            // The reference counts steps, of which the broadcast is none.
+            training.write(session, key, |gradient| {
+                values::fill_gradient(training.seed, rank, round - 1, key, gradient);
+            });
+            session.push(key).unwrap();
+        }
+        session.wait_all().unwrap();
+    }
+}
+
+fn goes_on_elsewhere(optimizer: Optimizer) {
+    let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
+    // Their master weights are in the state, and finer than what the workers see.
+    (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
+    let mut training = Training::new("job", keys, optimizer);
+    training.chunk_bytes = 1024;
+    let first = hub(2);
+    let address = first.address().to_string();
+    let files = together(training.workers, |rank| {
+        let mut session = Session::join(training.config(&address, rank)).unwrap();
+        training.broadcast(&mut session, rank).unwrap();
+        train_to(&training, &mut session, rank, 4);
+        // The others go on with the next round meanwhile, which does not end without this worker.
+        let file = (rank == 0).then(|| fetch(&address, "job"));
+        train_to(&training, &mut session, rank, 5);
+        session.leave().unwrap();
+        file
+    });
+    first.stop("the test goes on elsewhere");
+    let second = hub(1);
+    let address = second.address().to_string();
+    let file = files.into_iter().flatten().next().unwrap();
+    let seen = together(training.workers, |rank| {
+        let config = training.config(&address, rank);
+        let joined = match rank {
+            0 => Session::join_with(config, state(&file)),
+            _ => Session::join(config),
+        };
+        let mut session = joined.unwrap();
+        assert_eq!(session.next_round(), Round(5));
+        training.broadcast(&mut session, rank).unwrap(); // does nothing
+        train_to(&training, &mut session, rank, 9);
+        let weights: Vec<_> = session.keys().map(|key| training.read(&session, key)).collect();
+        session.leave().unwrap();
+        weights
+    });
+    for weights in seen {
+        for (key, (seen, expected)) in weights.iter().zip(training.reference_after(9)).enumerate() {
+            same_bits(format!("key {key}"), seen, &expected);
+        }
+    }
+}
+
+#[test]
+fn a_state_goes_on_at_another_hub_with_the_bits_of_a_job_that_was_not_interrupted() {
+    let _watchdog = Watchdog::start();
+    goes_on_elsewhere(NESTEROV);
+    goes_on_elsewhere(ADAM);
+}
+
+/// A worker of a job with one key of four elements, in SGD.
+fn small(hub: &phub_server::Hub, rank: u32, workers: u32) -> SessionConfig {
+    SessionConfig { keys: vec![Key::f32("only", [4])], ..config(hub, "job", rank, workers) }
+}
+
+#[test]
+fn workers_that_are_apart_begin_with_a_state_too() {
+    let _watchdog = Watchdog::start();
+    for consistency in [Consistency::Asp, Consistency::Ssp { staleness: 2 }] {
+        let hub = hub(1);
+        together(2, |rank| {
+            let config = SessionConfig { consistency, ..small(&hub, rank, 2) };
+            let session = match rank {
+                0 => Session::join_with(config, ones(7, 4)).unwrap(),
+                _ => Session::join(config).unwrap(),
+            };
+            assert_eq!(session.next_round(), Round(7));
+            assert_eq!(session.weights::<f32>(KeyId(0)).unwrap(), [1.0; 4]);
+            session.leave().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_job_that_has_a_state_goes_on_with_its_own() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let mut settings = settings(1, hub_tests::PATIENT_S);
+    settings.checkpoints = Some(dir.path().to_owned());
+    let hub = phub_server::Hub::start(&settings).unwrap();
+    let mut session = ready_all(1, |rank| small(&hub, rank, 1)).remove(0);
+    let own = session.weights::<f32>(KeyId(0)).unwrap().to_vec();
+    session.checkpoint().unwrap();
+    session.leave().unwrap();
+    let session = Session::join_with(small(&hub, 0, 1), ones(9, 4)).unwrap();
+    assert_eq!(session.next_round(), Round(1));
+    assert_eq!(session.weights::<f32>(KeyId(0)).unwrap(), own);
+}
+
+#[test]
+fn a_job_whose_state_has_another_length_does_not_begin() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    for (values, words) in [(3, "ends 4 bytes too early; expected 16 bytes"), (5, "is too long")] {
+        let errors = together(2, |rank| match rank {
+            0 => {
+                // After the other one, which would else begin a job of its own where this one has failed already.
+                let failed = |job: &JobReply| matches!(job.state, JobState::Failed { .. });
+                while hub_tests::describe(&hub.address().to_string()).jobs.iter().all(failed) {
+                    std::thread::yield_now();
+                }
+                Session::join_with(small(&hub, 0, 2), ones(3, values)).err().unwrap().to_string()
+            }
+            _ => refused(small(&hub, 1, 2)),
+        });
+        says(&errors[0], &[words]);
+        says(&errors[1], &["worker 0 is gone"]);
+    }
+}
+
+#[test]
+fn what_is_no_state_of_the_job_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let offered = |rank: u32, change: serde_json::Value| {
+        let mut request = serde_json::to_value(join_request(rank, 2)).unwrap();
+        request["state_before"] = json!(3);
+        request.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let (status, body) = post_json(&hub, "/v1/jobs/other/join", &request);
+        assert_eq!(status, 400, "{body}");
+        body
+    };
+    says(offered(1, json!({})), &["rank 1 brings a state", "rank 0"]);
+    says(offered(0, json!({"state_before": 0})), &["before round", "expected 1"]);
+    says(offered(0, json!({"optimizer": {"name": "average"}})), &["average, which keeps none"]);
+    says(offered(0, json!({"share": {"hub": 0, "hubs": 2}})), &["several hubs begins with a broadcast"]);
+
+    let mut request = join_request(0, 2);
+    request.state_before = Some(Round(3));
+    let first = join_by_hand(&hub, "job", &request);
+    let second = join_by_hand(&hub, "job", &join_request(1, 2));
+    let bytes = first.state_bytes.unwrap() as usize;
+    let path = |token: &str| format!("/v1/jobs/job/state?token={token}");
+    assert_eq!(refusal(&hub, "/v1/jobs/job/state", vec![0; bytes]).0, 404);
+    let (status, why) = refusal(&hub, &path(&second.token), vec![0; bytes]);
+    assert_eq!(status, 409);
+    says(why, &["waits for no state of worker 1"]);
+    let (status, why) = refusal(&hub, &path(&first.token), vec![0; bytes - 4]);
+    assert_eq!(status, 400);
+    says(why, &[&format!("{} bytes, expected {bytes}", bytes - 4), "join again"]);
+    let (status, why) = refusal(&hub, &path(&first.token), vec![0; bytes]);
+    assert_eq!(status, 409, "once: {why}");
+
+    let request = pbox_core::control::JoinRequest { workers: 1, ..request };
+    let alone = join_by_hand(&hub, "long", &request);
+    let path = format!("/v1/jobs/long/state?token={}", alone.token);
+    assert_eq!(post(&hub, &path, vec![0; bytes + 1]).0, 413);
+}
+
+#[test]
+fn a_state_that_cannot_be_had_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let ask = |job: &str| {
+        let url = format!("http://{}/v1/jobs/{job}/state", hub.address());
+        let asked = ureq::get(url).config().http_status_as_error(false).build().call().unwrap();
+        let (head, mut body) = asked.into_parts();
+        (head.status.as_u16(), body.read_to_string().unwrap())
+    };
+    let (status, why) = ask("none");
+    assert_eq!(status, 404);
+    says(why, &["no job \\\"none\\\" is here"]);
+    let session = Session::join(small(&hub, 0, 1)).unwrap();
+    let (status, why) = ask("job");
+    assert_eq!(status, 409);
+    says(why, &["cannot be had", "no weights yet"]);
+    drop(session);
+    let reserved =
+        SessionConfig { keys: vec![Key::f32("optimizer/a", [4])], job: "named".into(), ..small(&hub, 0, 1) };
+    let mut session = Session::join(reserved).unwrap();
+    session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
+    let (status, why) = ask("named");
+    assert_eq!(status, 409);
+    says(why, &["optimizer/a"]);
+}
+
+#[test]
+fn a_client_that_hangs_up_costs_the_job_nothing() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    // Longer than what sockets hold, so that the hub cannot be rid of it before the client is gone.
+    let keys = vec![Key::f32("only", [8 << 20])];
+    let config = SessionConfig { keys, ..config(&hub, "job", 0, 1) };
+    let mut session = Session::join(config).unwrap();
+    session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
+    for _ in 0..3 {
+        let mut answer = ureq::get(format!("http://{}/v1/jobs/job/state", hub.address())).call().unwrap();
+        let mut beginning = [0; 100];
+        answer.body_mut().as_reader().read_exact(&mut beginning).unwrap();
+    }
+    let file = fetch(&hub.address().to_string(), "job");
+    assert_eq!(&file[file.len() - 4..], 1f32.to_le_bytes());
+    assert!(file.len() > 4 * (8 << 20));
+}

@@ -1,0 +1,196 @@
+//! Faults: workers and hubs as processes of their own that are killed or stopped in the middle of a
+//! round. Those who are left get an error that names who and why; nobody hangs.
+
+use crate::processes::hub::start_hub;
+use crate::processes::worker::{Remote, Worker};
+use fabric::conformance::Watchdog;
+use hub_tests::{hub, hub_with_limit, says, together};
+use pbox_core::control::{JobReply, JobState};
+use rustix::process::Signal;
+
+/// Ranks 0 to `workers - 2` here, the last one as a process; all in round 2, of which the last one
+/// has pushed a part.
+fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
+    let last = workers - 1;
+    let mut remote = Remote::start(&format!("{hub} job {last} {workers}"));
+    let mut here =
+        together(last, |rank| Worker::join(&format!("{hub} job {rank} {workers}")).expect("rank joins"));
+    remote.says("joined");
+    remote.tell("round");
+    rounds(&mut here).into_iter().for_each(|result| result.unwrap());
+    remote.says("round 1");
+    remote.tell("push");
+    remote.says("pushed");
+    (here, remote)
+}
+
+/// A round of every worker here, each on a thread of its own.
+fn rounds(workers: &mut [Worker]) -> Vec<Result<(), worker_shim::SessionError>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| worker.round())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_worker_killed_in_a_round_is_named() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let (mut here, remote) = in_the_middle_of_a_round(&hub.address().to_string(), 3);
+    // One has pushed its part and waits, one comes later.
+    let (first, second) = here.split_at_mut(1);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| first[0].round().unwrap_err());
+        remote.process().signal(Signal::KILL);
+        let words = ["\"job\" failed", "worker 2 is gone", "exited or was killed"];
+        says(waiting.join().unwrap(), &words);
+        says(second[0].round().unwrap_err(), &words);
+    });
+}
+
+#[test]
+fn a_worker_killed_before_it_pushed_is_named() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let address = hub.address().to_string();
+    let mut remote = Remote::start(&format!("{address} job 1 2"));
+    let mut here = Worker::join(&format!("{address} job 0 2")).unwrap();
+    remote.says("joined");
+    remote.process().signal(Signal::KILL);
+    says(here.round().unwrap_err(), &["\"job\" failed", "worker 1 is gone", "exited or was killed"]);
+}
+
+#[test]
+fn a_worker_killed_while_others_gather_is_named() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let address = hub.address().to_string();
+    let remote = Remote::start(&format!("{address} job 1 3"));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| Worker::join(&format!("{address} job 0 3")).map(|_| ()).unwrap_err());
+        until_missing(&address, &[2]);
+        remote.process().signal(Signal::KILL);
+        says(waiting.join().unwrap(), &["\"job\" failed", "worker 1 is gone"]);
+    });
+}
+
+#[test]
+fn a_hub_killed_in_a_round_is_named() {
+    let _watchdog = Watchdog::start();
+    let (hub, address) = start_hub(&[]);
+    let (mut here, mut remote) = in_the_middle_of_a_round(&address, 3);
+    let (first, second) = here.split_at_mut(1);
+    let words = ["\"job\"", "lost the hub", &address, "closed the link, exited or was killed"];
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| first[0].round().unwrap_err());
+        hub.signal(Signal::KILL);
+        says(waiting.join().unwrap(), &words);
+        says(second[0].round().unwrap_err(), &words);
+    });
+    remote.tell("finish");
+    remote.says(&format!(
+        "error job \"job\": lost the hub at {address}: the link to the hub's core 0 closed: the peer closed the link, exited or was killed"
+    ));
+    says(hub_tests::refused(hub_tests::config_at(&address, "job", 0, 1)), &["cannot reach", &address]);
+}
+
+#[test]
+fn a_hub_killed_while_workers_gather_is_named() {
+    let _watchdog = Watchdog::start();
+    let (hub, address) = start_hub(&[]);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| Worker::join(&format!("{address} job 0 2")).map(|_| ()).unwrap_err());
+        until_missing(&address, &[1]);
+        hub.signal(Signal::KILL);
+        says(waiting.join().unwrap(), &["\"job\"", "lost the hub", &address, "exited or was killed"]);
+    });
+}
+
+/// Waits until all workers of the only job but these are on the data path.
+fn until_missing(address: &str, ranks: &[u32]) {
+    hub_tests::program::until("the others have joined", || {
+        let jobs = hub_tests::describe(address).jobs;
+        matches!(&jobs[..], [JobReply { state: JobState::Gathering { missing }, .. }] if missing == ranks)
+    });
+}
+
+#[test]
+fn a_worker_stopped_beyond_the_limit_is_named() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 2);
+    let (mut here, mut remote) = in_the_middle_of_a_round(&hub.address().to_string(), 2);
+    remote.process().signal(Signal::STOP);
+    remote.process().stopped();
+    let words = ["\"job\" failed", "worker 1 was silent for", "the limit is 2.0 s"];
+    says(here[0].round().unwrap_err(), &words);
+    // It comes back to life, and hears the same.
+    remote.process().signal(Signal::CONT);
+    remote.tell("finish");
+    let mut reply = remote.reply();
+    if reply == "round 2" {
+        // Its pushes were quicker than the order to end the job: the next round has no peer.
+        remote.tell("round");
+        reply = remote.reply();
+    }
+    says(reply, &words);
+}
+
+#[test]
+fn a_worker_stopped_for_a_moment_holds_up_the_round() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let (mut here, mut remote) = in_the_middle_of_a_round(&hub.address().to_string(), 3);
+    remote.process().signal(Signal::STOP);
+    remote.process().stopped();
+    std::thread::scope(|scope| {
+        let rounds = scope.spawn(|| rounds(&mut here));
+        remote.process().signal(Signal::CONT);
+        remote.tell("finish");
+        // Each checks every bit.
+        remote.says("round 2");
+        rounds.join().unwrap().into_iter().for_each(|result| result.unwrap());
+    });
+    here.into_iter().for_each(|worker| worker.leave().unwrap());
+    remote.tell("leave");
+    remote.says("left");
+}
+
+/// A worker that stops and goes on again and again, at any moment of a round.
+#[test]
+fn rounds_are_right_through_stops_at_any_moment() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let address = hub.address().to_string();
+    let mut remote = Remote::start(&format!("{address} job 1 2"));
+    let mut here = Worker::join(&format!("{address} job 0 2")).unwrap();
+    remote.says("joined");
+    for round in 1..=50 {
+        remote.tell("round");
+        remote.process().signal(Signal::STOP);
+        std::thread::scope(|scope| {
+            let done = scope.spawn(|| here.round().unwrap());
+            remote.process().signal(Signal::CONT);
+            done.join().unwrap();
+        });
+        remote.says(&format!("round {round}"));
+    }
+    here.leave().unwrap();
+    remote.tell("leave");
+    remote.says("left");
+}
+
+#[test]
+fn a_hub_stopped_for_a_moment_is_waited_for() {
+    let _watchdog = Watchdog::start();
+    let (hub, address) = start_hub(&[]);
+    let mut here = Worker::join(&format!("{address} job 0 1")).unwrap();
+    here.round().unwrap();
+    hub.signal(Signal::STOP);
+    hub.stopped();
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| here.round());
+        hub.signal(Signal::CONT);
+        done.join().unwrap().unwrap();
+    });
+    here.leave().unwrap();
+}

@@ -1,0 +1,190 @@
+//! Clients of the control port that send slowly, nothing, garbage or too much, and more of them than
+//! there is room for: each is cut off or refused in words, a job goes on with right bits meanwhile, and
+//! no descriptor stays open. One test, because it counts what the process has.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use fabric::conformance::{Watchdog, alone};
+use hub_tests::program::until;
+use hub_tests::training::Training;
+use hub_tests::usage::{holds, holds_at_rest};
+use hub_tests::{hub_with, join_request, push_all, ready_all, says};
+use pbox_core::control::PROTOCOL;
+use phub_server::ControlLimits;
+
+/// So short that the test need not be patient, and far shorter than a heartbeat is held.
+const LIMIT: Duration = Duration::from_millis(700);
+const CONNECTIONS: usize = 60;
+
+fn limits() -> ControlLimits {
+    ControlLimits {
+        join_bytes: 1 << 20,
+        headers: LIMIT,
+        body_stall: LIMIT,
+        unread: LIMIT,
+        connections: CONNECTIONS,
+        ..ControlLimits::default()
+    }
+}
+
+/// A client that says what it likes.
+struct Client(TcpStream);
+
+impl Client {
+    fn connect(hub: SocketAddr) -> Self {
+        Client(TcpStream::connect(hub).expect("the hub listens"))
+    }
+
+    fn say(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
+        self.0.write_all(bytes.as_ref()).expect("a socket takes some bytes");
+        self
+    }
+
+    /// All that the hub has to say until it hangs up.
+    fn hear(mut self) -> String {
+        let mut said = Vec::new();
+        match self.0.read_to_end(&mut said) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+            Err(error) => panic!("reading the hub's answer: {error}"),
+        }
+        String::from_utf8(said).expect("the hub speaks text")
+    }
+
+    /// Says these bytes one by one until the hub has enough of it.
+    fn drip(mut self, bytes: impl AsRef<[u8]>) -> String {
+        for &byte in bytes.as_ref().iter().cycle() {
+            if self.0.write_all(&[byte]).is_err() {
+                break;
+            }
+            // Slower than any client, and faster than what the hub takes for silence.
+            self.0.set_read_timeout(Some(LIMIT / 20)).unwrap();
+            match self.0.peek(&mut [0]) {
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                _ => break,
+            }
+        }
+        self.0.set_read_timeout(None).unwrap();
+        self.hear()
+    }
+}
+
+fn post(path: &str, headers: &str) -> String {
+    format!("POST /v1/jobs/job/{path} HTTP/1.1\r\nhost: hub\r\n{headers}\r\n\r\n")
+}
+
+fn bodies_that_do_not_come(hub: SocketAddr) {
+    let mut client = Client::connect(hub);
+    client.say(post("join", "content-length: 1000")).say("0123456789");
+    says(client.hear(), &["408", "stalled: 10 bytes", "error"]);
+    for verb in ["join", "heartbeat", "leave", "learning-rate"] {
+        let mut client = Client::connect(hub);
+        client.say(post(verb, "content-length: 60000"));
+        says(client.drip(" "), &["408", "stalled", "bytes a second"]);
+    }
+    let mut client = Client::connect(hub);
+    client.say(post("join", "transfer-encoding: chunked")).say("5\r\n12345\r\n");
+    says(client.hear(), &["408", "stalled: 5 bytes"]);
+    // One that hangs up in the middle leaves nothing, and hears nothing.
+    Client::connect(hub).say(post("join", "content-length: 1000")).say("0123456789");
+}
+
+fn bodies_that_are_too_long(hub: SocketAddr) {
+    for (verb, bytes, limit) in [("join", 1 << 30, "1048576"), ("leave", 70_000, "65536")] {
+        let mut client = Client::connect(hub);
+        client.say(post(verb, &format!("content-length: {bytes}")));
+        says(client.hear(), &["413", limit, "the most that this request may have"]);
+    }
+    let mut client = Client::connect(hub);
+    client.say(post("leave", "transfer-encoding: chunked"));
+    let chunk = format!("4000\r\n{}\r\n", "x".repeat(0x4000));
+    // The hub may hang up before all of it is sent.
+    (0..8).any(|_| client.0.write_all(chunk.as_bytes()).is_err());
+    let said = client.hear();
+    assert!(said.is_empty() || said.contains("413"), "{said}");
+}
+
+fn bodies_that_are_none(hub: SocketAddr) {
+    let request = serde_json::to_string(&join_request(0, 1)).unwrap();
+    let deep = format!("{{\"protocol\":{PROTOCOL},\"keys\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    let twice = request.replace("\"rank\":0", "\"rank\":0,\"rank\":0");
+    assert_ne!(twice, request);
+    let long = request.replace("rank", &"r".repeat(100_000));
+    for (body, words) in [
+        (deep, ["400", "invalid type: sequence"]),
+        (twice, ["400", "duplicate field `rank`"]),
+        (long, ["400", "unknown field `rrr"]),
+        (request.replace("\"rank\":0", "\"rank\":\"\u{7}\""), ["400", "control character"]),
+        (request[..request.len() - 1].to_owned(), ["400", "EOF"]),
+    ] {
+        let mut client = Client::connect(hub);
+        client.say(post("join", &format!("connection: close\r\ncontent-length: {}", body.len()))).say(body);
+        let said = client.hear();
+        says(&said, &words);
+        assert!(said.len() < 1500, "an answer of {} bytes", said.len());
+    }
+}
+
+fn what_is_no_request(hub: SocketAddr) {
+    for garbage in [&b"\0\xff\xfe rubbish \r\n\r\n"[..], b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\0\x01"]
+    {
+        let mut client = Client::connect(hub);
+        client.say(garbage);
+        let said = client.hear();
+        assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{said}");
+    }
+    let mut client = Client::connect(hub);
+    client.say(format!("GET / HTTP/1.1\r\nx: {}", "y".repeat(60_000)));
+    let said = client.drip("y");
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{said}");
+    says(Client::connect(hub).drip("GET / HTTP/1.1\r\nhost: h\r\nx: "), &[]);
+}
+
+/// Asks and asks, and never reads what it is told.
+fn one_that_does_not_read(hub: SocketAddr) {
+    let mut client = Client::connect(hub);
+    while client.0.write_all(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n").is_ok() {}
+}
+
+#[test]
+fn no_client_holds_up_the_hub() {
+    alone(|| {
+        let _watchdog = Watchdog::start();
+        let hub = hub_with(2, limits());
+        let address = hub.address();
+        let before = holds_at_rest(&hub.address().to_string(), std::process::id());
+        let mut training = Training::new("steady", hub_tests::small_model(), hub_tests::SGD);
+        (training.workers, training.chunk_bytes, training.rounds) = (2, 64, 500);
+        std::thread::scope(|scope| {
+            let steady = scope.spawn(|| training.run(&address.to_string()));
+            let attacks = [
+                bodies_that_do_not_come,
+                bodies_that_are_too_long,
+                bodies_that_are_none,
+                what_is_no_request,
+                one_that_does_not_read,
+            ];
+            attacks.into_iter().for_each(|attack| drop(scope.spawn(move || attack(address))));
+            let silent: Vec<Client> = (0..20).map(|_| Client::connect(address)).collect();
+            silent.into_iter().for_each(|client| assert_eq!(client.hear(), "", "a silent client is cut off"));
+            steady.join().expect("the job beside goes on, with right bits");
+        });
+
+        // Beyond the bound; a job that is there does not notice.
+        let mut sessions = ready_all(2, |rank| hub_tests::config(&hub, "job", rank, 2));
+        let crowd: Vec<Client> = (0..2 * CONNECTIONS).map(|_| Client::connect(address)).collect();
+        for _ in 0..20 {
+            sessions.iter_mut().for_each(|session| push_all(session).unwrap());
+            sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+        }
+        let refused = crowd.into_iter().map(Client::hear).filter(|said| said.contains("503"));
+        assert!(refused.count() >= CONNECTIONS, "those beyond the bound are told");
+        sessions.into_iter().for_each(|session| session.leave().unwrap());
+
+        until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
+        let health = ureq::get(format!("http://{address}/v1/health")).call().unwrap();
+        assert_eq!(health.into_body().read_to_string().unwrap(), "ok\n");
+    });
+}

@@ -1,0 +1,103 @@
+//! Garbage on the socket of the data path: it costs those who send it, a job goes on with right bits,
+//! and no descriptor stays open. One test, because it counts what the process has.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use fabric::conformance::{Watchdog, alone};
+use hub_tests::program::until;
+use hub_tests::training::Training;
+use hub_tests::usage::{holds, holds_at_rest};
+use hub_tests::{hub, join_by_hand, join_request, post_json, push_all, ready_all, shm_address};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::IoSlice;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+fn connect(address: &str) -> OwnedFd {
+    let socket =
+        net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    net::connect(&socket, &SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap()).unwrap();
+    socket
+}
+
+/// The hub's answer.
+fn hear(socket: &OwnedFd) -> String {
+    let mut answer = [0; 1024];
+    let (bytes, _) = net::recv(socket, &mut answer, net::RecvFlags::empty()).unwrap();
+    String::from_utf8_lossy(&answer[..bytes]).into_owned()
+}
+
+/// Connects, and says this with these descriptors. The hub may have hung up already.
+fn say(address: &str, bytes: &[u8], fds: &[OwnedFd]) -> OwnedFd {
+    let socket = connect(address);
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = net::SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    if !fds.is_empty() {
+        assert!(control.push(net::SendAncillaryMessage::ScmRights(&fds)));
+    }
+    let _ = net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, net::SendFlags::NOSIGNAL);
+    socket
+}
+
+fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
+    let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, bytes).unwrap();
+    fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+fn hello(token: [u8; 16], send_bytes: u64) -> Vec<u8> {
+    [b"phubshm1".as_slice(), &token, &send_bytes.to_le_bytes(), &1u32.to_le_bytes()].concat()
+}
+
+#[test]
+fn garbage_on_the_data_path_costs_its_sender() {
+    alone(|| {
+        let _watchdog = Watchdog::start();
+        let hub = hub(2);
+        let before = holds_at_rest(&hub.address().to_string(), std::process::id());
+        let mut steady = ready_all(2, |rank| hub_tests::config(&hub, "steady", rank, 2));
+        let reply = join_by_hand(&hub, "job", &join_request(0, 2));
+        let address = shm_address(&reply);
+        let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+        let plain = || vec![memfd(1 << 20, SealFlags::SHRINK), memfd(128, SealFlags::SHRINK)];
+        for time in 0..20u8 {
+            let garbage: Vec<u8> = (0..=255).map(|byte: u8| byte.wrapping_mul(time)).collect();
+            say(address, &garbage, &[]);
+            say(address, b"phubshm1", &plain());
+            say(address, &hello([time; 16], 1 << 20), &plain());
+            say(address, &hello(token, u64::MAX), &[memfd(1, SealFlags::SHRINK)]);
+            let many: Vec<OwnedFd> = (0..64).map(|_| memfd(4096, SealFlags::SHRINK)).collect();
+            say(address, &hello(token, 1 << 20), &many);
+            // Jobs go on in between.
+            steady.iter_mut().for_each(|session| push_all(session).unwrap());
+            steady.iter_mut().for_each(|session| session.wait_all().unwrap());
+        }
+        // One with the right token and a window that can shrink, or that is shrunk by its owner.
+        let told = say(
+            address,
+            &hello(token, 1 << 20),
+            &[memfd(1 << 20, SealFlags::GROW), memfd(128, SealFlags::SHRINK)],
+        );
+        let answer = hear(&told);
+        assert!(answer.contains("lacks the seal against shrinking"), "{answer}");
+        drop(told);
+        let leave = serde_json::json!({"token": reply.token, "round": 0});
+        assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200);
+
+        // More who say nothing than there is room for: they hold up nobody for long, and each is told.
+        let silent: Vec<OwnedFd> = (0..200).map(|_| connect(address)).collect();
+        let mut beside = ready_all(2, |rank| hub_tests::config(&hub, "beside", rank, 2));
+        beside.iter_mut().for_each(|session| push_all(session).unwrap());
+        beside.iter_mut().for_each(|session| session.wait_all().unwrap());
+        beside.into_iter().for_each(|session| session.leave().unwrap());
+        silent.iter().map(hear).for_each(|answer| assert!(answer.contains("said nothing for"), "{answer}"));
+        drop(silent);
+
+        steady.into_iter().for_each(|session| session.leave().unwrap());
+        let mut training = Training::new("after", hub_tests::small_model(), hub_tests::SGD);
+        training.chunk_bytes = 64;
+        training.run(&hub.address().to_string());
+        until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
+    });
+}

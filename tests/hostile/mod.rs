@@ -1,0 +1,5 @@
+//! Whatever a stranger or a worker sends costs its sender the connection, and nobody else anything.
+
+mod control_port;
+mod data_socket;
+mod posts;

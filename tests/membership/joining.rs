@@ -1,0 +1,298 @@
+//! Admission: who may join a job, and what those are told who may not, over a session and over plain
+//! HTTP. Each refusal names the object, what was expected, and what to do next.
+
+use std::time::Duration;
+
+use fabric::conformance::Watchdog;
+use hub_tests::{config, config_at, hub, join_by_hand, join_request, post_json, refusal, refused, says};
+use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL};
+use pbox_core::{Key, Optimizer};
+use serde_json::json;
+use worker_shim::{Session, SessionError};
+
+#[test]
+fn a_rank_is_taken_once() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    join_by_hand(&hub, "job", &join_request(1, 2));
+    says(refused(config(&hub, "job", 1, 2)), &["rank 1", "\"job\"", "taken", "0 to 1", "another job name"]);
+}
+
+#[test]
+fn ranks_are_below_the_number_of_workers() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    says(refused(config(&hub, "job", 2, 2)), &["rank 2", "2 workers", "from 0 to 1"]);
+    says(refused(config(&hub, "job", 0, 0)), &["0 workers", "expected 1 to 1024"]);
+    says(refused(config(&hub, "job", 0, 1025)), &["1025 workers", "expected 1 to 1024"]);
+    assert_eq!(hub_tests::describe(&hub.address().to_string()).jobs, [], "refused joins leave no job");
+}
+
+#[test]
+fn workers_of_a_job_ask_for_the_same() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    join_by_hand(&hub, "job", &join_request(0, 2));
+    let same = ["\"job\"", "worker 1", "must ask for the same", "another job name"];
+
+    let error = refused(config(&hub, "job", 1, 3));
+    says(&error, &same);
+    says(&error, &["workers 2", "asks for 3"]);
+
+    let mut other = config(&hub, "job", 1, 2);
+    other.chunk_bytes = 128;
+    let error = refused(other);
+    says(&error, &same);
+    says(&error, &["chunk_bytes 64", "asks for 128"]);
+
+    let mut other = config(&hub, "job", 1, 2);
+    other.optimizer = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.0 };
+    let error = refused(other);
+    says(&error, &same);
+    says(&error, &["optimizer", "0.5", "0.25"]);
+
+    let mut other = config(&hub, "job", 1, 2);
+    other.ablate.aggregate = true;
+    let error = refused(other);
+    says(&error, &same);
+    says(&error, &["ablate"]);
+
+    // Whoever asks for the same is still welcome.
+    join_by_hand(&hub, "job", &join_request(1, 2));
+}
+
+#[test]
+fn manifests_differ_by_a_named_key() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    join_by_hand(&hub, "job", &join_request(0, 2));
+    let error_of = |change: &dyn Fn(&mut Vec<Key>)| {
+        let mut other = config(&hub, "job", 1, 2);
+        change(&mut other.keys);
+        let error = refused(other);
+        says(&error, &["manifests differ", "\"job\"", "worker 1", "same model"]);
+        error
+    };
+    says(error_of(&|keys| keys[2].shape = vec![51]), &["key 2", "third.weight", "f32[51]", "f32[50]"]);
+    says(error_of(&|keys| keys[1].name = "renamed".into()), &["key 1", "renamed", "second.bias"]);
+    says(error_of(&|keys| keys.swap(0, 1)), &["key 0", "first.weight", "second.bias"]);
+    says(error_of(&|keys| keys[0].lr_mult = 0.5), &["key 0", "first.weight", "lr_mult 0.5", "lr_mult 1"]);
+    says(error_of(&|keys| drop(keys.pop())), &["2 keys", "3", "third.weight"]);
+}
+
+#[test]
+fn a_manifest_that_is_none_is_refused_at_both_ends() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut cases: Vec<(Vec<Key>, &[&str])> = vec![
+        (vec![], &["no key", "at least one"]),
+        (vec![Key::f32("a", [1]), Key::f32("a", [2])], &["keys 0 and 1", "\"a\"", "rename"]),
+        (vec![Key::f32("a", [4, 0])], &["\"a\"", "[4, 0]", "leave it out"]),
+        (vec![Key::f32("a", [u64::MAX, 2])], &["\"a\"", "the shape is wrong"]),
+        (vec![Key::f32("", [1])], &["key 0", "empty name"]),
+        (vec![Key::f32("a", [1 << 39])], &["\"a\"", "1099511627776 bytes"]),
+    ];
+    for (keys, words) in cases.drain(..) {
+        let mut worker = config(&hub, "job", 0, 1);
+        worker.keys = keys.clone();
+        let error = refused(worker);
+        says(&error, words);
+        says(&error, &["this worker's manifest"]);
+        let mut request = join_request(0, 1);
+        request.keys = keys;
+        let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
+        assert_eq!(status, 400);
+        says(error, words);
+    }
+    let mut worker = config(&hub, "job", 0, 1);
+    worker.chunk_bytes = 100;
+    says(refused(worker), &["chunk size 100", "multiple of 64", "32768"]);
+    let mut request = join_request(0, 1);
+    request.chunk_bytes = 0;
+    let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
+    assert_eq!(status, 400);
+    says(error, &["\"job\"", "chunk size 0", "multiple of 64"]);
+}
+
+#[test]
+fn a_job_that_no_memory_holds_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut request = join_request(0, 1000);
+    request.chunk_bytes = 1 << 20;
+    request.keys = vec![Key::f32("huge", [1 << 37])]; // half a TiB, a thousand times
+    let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
+    assert_eq!(status, 507);
+    says(error, &["\"job\"", "1000 workers", "need", "available", "fewer workers"]);
+    assert_eq!(hub_tests::describe(&hub.address().to_string()).jobs, []);
+}
+
+#[test]
+fn optimizers_have_finite_settings() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let (learning_rate, weight_decay) = (0.1, 0.0);
+    for (optimizer, words) in [
+        (Optimizer::Sgd { learning_rate: f32::NAN, weight_decay }, ["sgd", "learning_rate is NaN", "finite"]),
+        (Optimizer::Sgd { learning_rate, weight_decay: -1.0 }, ["sgd", "weight_decay is -1", "at least 0"]),
+        (
+            Optimizer::Nesterov { learning_rate, weight_decay, momentum: 1.0 },
+            ["nesterov", "momentum is 1", "below 1"],
+        ),
+    ] {
+        let mut worker = config(&hub, "job", 0, 1);
+        worker.optimizer = optimizer;
+        says(refused(worker), &words);
+    }
+}
+
+#[test]
+fn job_names_are_plain() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let long = "x".repeat(65);
+    for name in ["", "two words", "a/b", "a?b", "naïve", "..%2f", &long] {
+        says(refused(config(&hub, name, 0, 1)), &["job name", &format!("{name:?}"), "1 to 64", "letters"]);
+    }
+    let (status, error) =
+        refusal(&hub, "/v1/jobs/two%20words/join", serde_json::to_vec(&join_request(0, 1)).unwrap());
+    assert_eq!(status, 400);
+    says(error, &["job name", "two words", "1 to 64"]);
+}
+
+#[test]
+fn another_protocol_version_is_named() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let ours = PROTOCOL.to_string();
+    // Another version's request need not have this version's fields.
+    for (request, seen) in [
+        (json!({"protocol": 999, "rank": 0, "flavour": "strawberry"}), "999"),
+        (json!({"rank": 0}), "none"),
+        (json!({"protocol": "1"}), "none"),
+    ] {
+        let (status, error) = refusal(&hub, "/v1/jobs/job/join", request.to_string());
+        assert_eq!(status, 409);
+        says(error, &["protocol", &ours, seen, "same version at both ends"]);
+    }
+}
+
+#[test]
+fn garbage_is_refused_and_nobody_is_hurt() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut garbage: Vec<Vec<u8>> =
+        ["", "{", "null", "[]", "\u{0}", "{\"protocol\": 1}", "1e999", "\"join\""]
+            .map(|text| text.as_bytes().to_vec())
+            .into();
+    garbage.push(vec![0xff; 100]);
+    garbage.push("[".repeat(100_000).into_bytes());
+    let mut unknown = serde_json::to_value(join_request(0, 1)).unwrap();
+    unknown["chunk_byte"] = json!(64);
+    garbage.push(unknown.to_string().into_bytes());
+    let mut negative = serde_json::to_value(join_request(0, 1)).unwrap();
+    negative["rank"] = json!(-1);
+    garbage.push(negative.to_string().into_bytes());
+    for verb in ["join", "heartbeat", "learning-rate", "leave"] {
+        for body in &garbage {
+            let (status, error) = refusal(&hub, &format!("/v1/jobs/job/{verb}"), body);
+            assert!(matches!(status, 400 | 409 | 413), "{verb}: {status} {error}");
+            assert!(error.len() < 1000, "{verb}: an error of {} bytes", error.len());
+        }
+    }
+    let (_, error) = refusal(&hub, "/v1/jobs/job/join", unknown.to_string());
+    says(error, &["join", "unknown field", "chunk_byte"]);
+    let (status, error) = refusal(&hub, "/v1/jobs/job/joyn", "{}");
+    assert_eq!(status, 404);
+    says(error, &["no such page", "GET /"]);
+
+    let session = Session::join(config(&hub, "job", 0, 1)).unwrap();
+    session.leave().unwrap();
+}
+
+#[test]
+fn tokens_are_those_of_members() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let reply = join_by_hand(&hub, "job", &join_request(0, 2));
+    let words = ["\"job\"", "token", "join again"];
+    for token in ["", "nonsense", "0", &"0".repeat(32), &"f".repeat(32), &"9".repeat(1000)] {
+        for (verb, body) in [
+            ("heartbeat", json!({"token": token, "seen": 0})),
+            ("learning-rate", json!({"token": token, "learning_rate": 0.1, "from_round": 1})),
+            ("leave", json!({"token": token, "round": 0})),
+        ] {
+            let (status, error) = refusal(&hub, &format!("/v1/jobs/job/{verb}"), body.to_string());
+            assert_eq!(status, 404, "{verb} with token {token:?}: {error}");
+            says(error, &words);
+        }
+    }
+    // A token is good for its own job only.
+    let body = json!({"token": reply.token, "seen": 0}).to_string();
+    let (status, error) = refusal(&hub, "/v1/jobs/other/heartbeat", body);
+    assert_eq!(status, 404);
+    says(error, &["\"other\"", "token"]);
+    let (status, news) = post_json(&hub, "/v1/jobs/job/heartbeat", &json!({"token": reply.token, "seen": 0}));
+    assert_eq!(status, 200);
+    let news: HeartbeatReply = serde_json::from_str(&news).unwrap();
+    assert_eq!(news.state, JobState::Gathering { missing: vec![0, 1] });
+}
+
+#[test]
+fn workers_that_do_not_come_are_named() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut alone = config(&hub, "job", 1, 4);
+    alone.join_limit = Duration::from_secs(1);
+    let error = Session::join(alone).map(|_| ()).unwrap_err();
+    says(&error, &["\"job\"", "waited 1s", "[0, 2, 3]", "of 4", "start them", "join limit"]);
+    assert!(matches!(error, SessionError::Missing { .. }));
+    // It gave up for all: the name is free again.
+    Session::join(config(&hub, "job", 0, 1)).unwrap().leave().unwrap();
+}
+
+#[test]
+fn the_one_that_gives_up_is_named_to_those_who_wait() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let errors = hub_tests::together(2, |rank| {
+        let mut config = config(&hub, "job", rank, 3);
+        if rank == 1 {
+            config.join_limit = Duration::from_secs(1);
+        }
+        refused(config)
+    });
+    says(&errors[1], &["waited 1s", "2", "of 3"]);
+    says(&errors[0], &["\"job\" failed", "worker 1 gave up waiting", "2"]);
+}
+
+#[test]
+fn a_hub_that_is_not_there_is_named() {
+    let _watchdog = Watchdog::start();
+    let mut nobody = config_at(hub_tests::NOWHERE, "job", 0, 1);
+    nobody.join_limit = Duration::from_secs(1);
+    says(refused(nobody), &[hub_tests::NOWHERE, "cannot reach", "refused", "is phub-server running there"]);
+    for address in ["no port", "127.0.0.1:99999"] {
+        let mut worker = config_at(address, "job", 0, 1);
+        worker.join_limit = Duration::from_secs(1);
+        says(refused(worker), &["cannot reach", address, "is the address right"]);
+    }
+}
+
+#[test]
+fn a_server_that_is_no_hub_is_named() {
+    let _watchdog = Watchdog::start();
+    use std::io::{Read, Write};
+    for answer in ["200 OK\r\ncontent-length: 2\r\n\r\nhi", "500 Oops\r\ncontent-length: 6\r\n\r\n<html>"] {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            let (mut client, _) = server.accept().unwrap();
+            let _ = client.read(&mut [0; 65536]);
+            let _ = client.write_all(format!("HTTP/1.1 {answer}").as_bytes());
+            let _ = client.read(&mut [0; 65536]);
+        });
+        let error = refused(config_at(&address, "job", 0, 1));
+        says(error, &[&address, &answer[..3], &format!("protocol {PROTOCOL}"), "is it a phub-server"]);
+    }
+}

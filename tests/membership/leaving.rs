@@ -1,0 +1,179 @@
+//! Membership: workers that leave early or in good order, names that are used again, jobs side by
+//! side, and the news that those who stay are told.
+
+use std::time::Duration;
+
+use fabric::IdlePolicy;
+use fabric::conformance::Watchdog;
+use hub_tests::training::Training;
+use hub_tests::{
+    FIRST, config, describe, hub, join_by_hand, join_request, post_json, push_all, ready_all, says,
+};
+use pbox_core::{Key, Optimizer};
+use serde_json::json;
+use worker_shim::{Session, SessionError};
+
+#[test]
+fn one_that_leaves_early_is_named_to_the_others() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    // However they wait: also those that never sleep hear the news.
+    // A job of its own for each: a name is free again only when the hub has seen its sessions end.
+    let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
+    for (job, idle) in ["job-a", "job-b", "job-c"].into_iter().zip(policies) {
+        let mut sessions = ready_all(3, |rank| {
+            let mut config = config(&hub, job, rank, 3);
+            config.idle = idle;
+            config
+        });
+        sessions.remove(1).leave().unwrap();
+        // A session that is dropped ends the job for the others: all are kept until the end.
+        for session in &mut sessions {
+            push_all(session).unwrap();
+            let error = session.wait(FIRST).unwrap_err();
+            says(&error, &[job, "worker 1 left", "before round 1", "\"first.weight\"", "same number"]);
+            assert!(matches!(error, SessionError::PeerLeft { rank: 1, left_at: 1, round: 1, .. }));
+        }
+    }
+}
+
+/// A round that the leaver took part in completes, whoever reads it when.
+#[test]
+fn the_round_before_a_leave_is_whole() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
+    for session in &mut sessions {
+        for key in session.keys() {
+            session.gradient_mut(key).unwrap().fill(1.0);
+        }
+        push_all(session).unwrap();
+    }
+    let [leaver, mut stayer] = sessions.try_into().map_err(|_| "two workers").unwrap();
+    leaver.leave().unwrap();
+    stayer.wait_all().unwrap();
+    assert!(stayer.keys().all(|key| stayer.weights::<f32>(key).unwrap().iter().all(|&weight| weight == 0.5)));
+    stayer.leave().unwrap();
+}
+
+#[test]
+fn a_name_is_free_again_after_a_good_end() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let address = hub.address().to_string();
+    for (run, workers) in [(0, 3), (1, 2), (2, 3)] {
+        let mut training = Training::new("again", hub_tests::small_model(), hub_tests::SGD);
+        (training.workers, training.chunk_bytes, training.seed) = (workers, 64, run);
+        training.run(&address);
+        assert_eq!(describe(&address).jobs, [], "a job that all have left is gone");
+    }
+}
+
+#[test]
+fn a_name_is_free_again_after_a_failure() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let mut sessions = ready_all(2, |rank| config(&hub, "again", rank, 2));
+    drop(sessions.remove(0));
+    let error = push_all(&mut sessions[0]).and_then(|()| sessions[0].wait_all()).unwrap_err();
+    says(error, &["\"again\" failed"]);
+    let mut training = Training::new("again", hub_tests::small_model(), hub_tests::SGD);
+    training.chunk_bytes = 64;
+    training.run(&hub.address().to_string());
+}
+
+/// What a failed job's workers still say does not touch the job that has their name now.
+#[test]
+fn leaving_a_failed_job_does_not_touch_its_namesake() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let old = join_by_hand(&hub, "job", &join_request(0, 2));
+    let leave = json!({"token": old.token, "round": 0});
+    assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200, "it gives up, and the job fails");
+    // Its namesake begins to gather; then the old worker leaves once more.
+    join_by_hand(&hub, "job", &join_request(0, 2));
+    assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200);
+    let mut third = config(&hub, "job", 0, 2);
+    third.join_limit = Duration::from_secs(5);
+    let error = hub_tests::refused(third);
+    says(error, &["rank 0", "taken"]);
+}
+
+#[test]
+fn one_that_drops_its_session_is_named_to_the_others() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    for (job, idle) in [("job-a", IdlePolicy::SHARED), ("job-b", IdlePolicy::BUSY_POLL)] {
+        let mut sessions = ready_all(3, |rank| {
+            let mut config = config(&hub, job, rank, 3);
+            config.idle = idle;
+            config
+        });
+        // Both wait for it already.
+        sessions.iter_mut().take(2).for_each(|session| push_all(session).unwrap());
+        drop(sessions.pop());
+        for session in &mut sessions {
+            let error = session.wait_all().unwrap_err();
+            says(&error, &[job, "failed", "worker 2 is gone", "exited or was killed"]);
+            says(
+                session.push(FIRST).and_then(|()| session.wait(FIRST)).unwrap_err(),
+                &["first.weight", "under way"],
+            );
+        }
+    }
+}
+
+#[test]
+fn jobs_side_by_side_do_not_disturb_each_other() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let address = hub.address().to_string();
+    let keys = |sizes: &[u64]| -> Vec<Key> {
+        sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("key {i}"), [n])).collect()
+    };
+    let nesterov = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9 };
+    let mut trainings = [
+        Training::new("one", keys(&[1000, 20_000, 3]), nesterov),
+        Training::new("two", keys(&[1000, 20_000, 3]), nesterov),
+        Training::new("three", keys(&[7, 9000]), Optimizer::Average),
+    ];
+    for (training, seed) in trainings.iter_mut().zip(10..) {
+        (training.seed, training.chunk_bytes, training.rounds) = (seed, 4096, 20);
+    }
+    let alone = trainings.each_ref().map(|training| training.run(&address));
+    let beside = hub_tests::together(3, |job| trainings[job as usize].run(&address));
+    assert!(alone.as_slice() == beside, "a job's bits are its own");
+}
+
+#[test]
+fn a_failing_job_does_not_disturb_its_neighbour() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let address = hub.address().to_string();
+    let mut training = Training::new("steady", hub_tests::small_model(), hub_tests::SGD);
+    (training.chunk_bytes, training.rounds) = (64, 300);
+    std::thread::scope(|scope| {
+        scope.spawn(|| training.run(&address));
+        for _ in 0..10 {
+            let mut sessions = ready_all(2, |rank| config(&hub, "shaky", rank, 2));
+            push_all(&mut sessions[0]).unwrap();
+            drop(sessions.pop());
+            says(sessions[0].wait_all().unwrap_err(), &["\"shaky\" failed", "worker 1"]);
+        }
+    });
+}
+
+#[test]
+fn a_hub_that_stops_says_so() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let address = hub.address().to_string();
+    let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
+    push_all(&mut sessions[0]).unwrap();
+    hub.stop("it is Friday");
+    says(sessions[0].wait_all().unwrap_err(), &["\"job\" failed", "it is Friday"]);
+    let error = push_all(&mut sessions[1]).and_then(|()| sessions[1].wait_all()).unwrap_err();
+    says(error, &["\"job\" failed", "it is Friday"]);
+    let error = Session::join(hub_tests::config_at(&address, "job", 0, 1)).map(|_| ()).unwrap_err();
+    says(error, &["cannot reach", &address]);
+}

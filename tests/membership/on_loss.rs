@@ -1,0 +1,238 @@
+//! Jobs that go on without workers that are lost, and workers that come back.
+//!
+//! With every gradient 1 the weights after round `r` are `1 - r / 2`, whoever takes part: each test
+//! counts rounds by them.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use fabric::conformance::Watchdog;
+use hub_tests::{FIRST, describe, hub, join_all, push_all, ready_all, says, together};
+use pbox_core::control::{JobState, OnLoss};
+use pbox_core::{KeyId, Round};
+use phub_server::Hub;
+use worker_shim::{Session, SessionConfig};
+
+fn config(hub: &Hub, rank: u32, workers: u32) -> SessionConfig {
+    let mut config = hub_tests::config(hub, "job", rank, workers);
+    config.on_loss = OnLoss::Continue;
+    config
+}
+
+fn gradients(session: &mut Session, value: f32) {
+    session.keys().for_each(|key| session.gradient_mut(key).unwrap().fill(value));
+}
+
+#[track_caller]
+fn weights_are(session: &Session, value: f32) {
+    for key in session.keys() {
+        let weights = session.weights::<f32>(key).unwrap();
+        assert!(weights.iter().all(|&weight| weight == value), "key {key:?}: {weights:?}, expected {value}");
+    }
+}
+
+/// Waits for the news; the test's watchdog ends it.
+fn until_members(session: &Session, expected: &[u32]) {
+    while session.members() != expected {
+        std::thread::yield_now();
+    }
+}
+
+/// All push a gradient of 1, and wait.
+fn round(sessions: &mut [Session]) {
+    for session in sessions.iter_mut() {
+        gradients(session, 1.0);
+        push_all(session).unwrap();
+    }
+    sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+}
+
+#[test]
+fn those_left_go_on_with_the_mean_of_theirs() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let mut sessions = ready_all(3, |rank| config(&hub, rank, 3));
+    // What the lost one has pushed in the round in flight does not count, where the round is not whole.
+    for (session, value) in sessions.iter_mut().zip([1.0, 100.0, 3.0]) {
+        gradients(session, value);
+    }
+    for rank in [0, 1] {
+        push_all(&mut sessions[rank]).unwrap();
+    }
+    drop(sessions.remove(1));
+    until_members(&sessions[1], &[0, 2]);
+    push_all(&mut sessions[1]).unwrap();
+    for session in &mut sessions {
+        session.wait_all().unwrap();
+        weights_are(session, 0.0);
+        until_members(session, &[0, 2]);
+    }
+    round(&mut sessions);
+    sessions.iter().for_each(|session| weights_are(session, -0.5));
+    sessions.pop().unwrap().leave().unwrap();
+    until_members(&sessions[0], &[0]);
+    round(&mut sessions);
+    weights_are(&sessions[0], -1.0);
+    sessions.pop().unwrap().leave().unwrap();
+    assert_eq!(describe(&hub.address().to_string()).jobs, [], "the last one's leave ends the job");
+}
+
+#[test]
+fn one_that_comes_back_has_the_weights_of_the_round_before() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let mut sessions = ready_all(3, |rank| config(&hub, rank, 3));
+    round(&mut sessions);
+    drop(sessions.pop());
+    until_members(&sessions[0], &[0, 1]);
+    round(&mut sessions);
+    // Between rounds: it waits for nobody.
+    let mut back = Session::join(config(&hub, 2, 3)).unwrap();
+    assert_eq!((back.next_round(), back.members()), (Round(3), vec![0, 1, 2]));
+    weights_are(&back, 0.0);
+    back.broadcast_weights(|_, _: &mut [f32]| panic!("the job has weights")).unwrap();
+    sessions.push(back);
+    round(&mut sessions);
+    sessions.iter().for_each(|session| weights_are(session, -0.5));
+    drop(sessions.pop());
+    until_members(&sessions[0], &[0, 1]);
+
+    // In a round: some keys have finished it, others wait for the other worker.
+    for session in &mut sessions {
+        gradients(session, 1.0);
+        session.push(FIRST).unwrap();
+    }
+    sessions.iter_mut().for_each(|session| session.wait(FIRST).unwrap());
+    sessions[0].push(KeyId(1)).unwrap();
+    let back = std::thread::scope(|scope| {
+        let back = scope.spawn(|| Session::join(config(&hub, 2, 3)).unwrap());
+        until_members(&sessions[1], &[0, 1, 2]);
+        assert!(!back.is_finished(), "two keys of the round before are not finished");
+        sessions[0].push(KeyId(2)).unwrap();
+        sessions[1].push(KeyId(1)).unwrap();
+        sessions[1].push(KeyId(2)).unwrap();
+        back.join().unwrap()
+    });
+    sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+    assert_eq!(back.next_round(), sessions[0].next_round());
+    weights_are(&back, -1.0);
+    sessions.push(back);
+    round(&mut sessions);
+    sessions.iter().for_each(|session| weights_are(session, -1.5));
+}
+
+/// Two train without a pause; others come and go all the time.
+#[test]
+fn coming_and_going_under_load_changes_no_bit() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let expected = |session: &Session| 1.0 - (session.next_round().0 - 1) as f32 / 2.0;
+    // A job begins when all are here.
+    let begin = join_all(4, |rank| config(&hub, rank, 4));
+    let (over, out) = (AtomicBool::new(false), AtomicU32::new(0));
+    let (over, out, hub, begin) =
+        (&over, &out, &hub, std::sync::Mutex::new(begin.into_iter().map(Some).collect::<Vec<_>>()));
+    together(4, |rank| {
+        let mut session = begin.lock().unwrap()[rank as usize].take().unwrap();
+        session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+        if rank < 2 {
+            // Until the others are out: one that came to a job that has ended would wait in a new one.
+            let mut rounds = 0;
+            while rounds < 600 || out.load(Ordering::Relaxed) < 2 {
+                round(std::slice::from_mut(&mut session));
+                weights_are(&session, expected(&session));
+                rounds += 1;
+                over.fetch_or(rounds == 600, Ordering::Relaxed);
+            }
+            return session.leave().unwrap();
+        }
+        for turn in 0.. {
+            for _ in 0..turn % 5 {
+                round(std::slice::from_mut(&mut session));
+                weights_are(&session, expected(&session));
+            }
+            if over.load(Ordering::Relaxed) {
+                assert!(turn >= 5, "it came back {turn} times only");
+                session.leave().unwrap();
+                out.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            // In good order, in mid-round, or between rounds.
+            match turn % 3 {
+                0 => session.leave().unwrap(),
+                1 => {
+                    gradients(&mut session, 1.0);
+                    session.push(FIRST).unwrap();
+                    drop(session);
+                }
+                _ => drop(session),
+            }
+            session = Session::join(config(hub, rank, 4)).unwrap();
+            weights_are(&session, expected(&session));
+        }
+    });
+    assert_eq!(describe(&hub.address().to_string()).jobs, []);
+}
+
+#[test]
+fn a_job_ends_with_the_last_of_its_workers() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let mut sessions = ready_all(2, |rank| config(&hub, rank, 2));
+    drop(sessions.pop());
+    until_members(&sessions[0], &[0]);
+    drop(sessions);
+    let running =
+        || describe(&hub.address().to_string()).jobs.iter().any(|job| job.state == JobState::Running);
+    while running() {
+        std::thread::yield_now();
+    }
+    let again = ready_all(2, |rank| config(&hub, rank, 2));
+    assert_eq!(again[0].next_round(), Round(1));
+}
+
+#[test]
+fn a_job_without_weights_does_not_go_on() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let mut sessions = join_all(2, |rank| config(&hub, rank, 2));
+    drop(sessions.remove(0));
+    let error = sessions[0].broadcast_weights(|_, _: &mut [f32]| ()).unwrap_err();
+    says(error, &["\"job\" failed", "worker 0 is gone before all had the first weights"]);
+}
+
+#[test]
+fn workers_agree_on_what_becomes_of_the_job() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    hub_tests::join_by_hand(&hub, "job", &hub_tests::join_request(0, 2));
+    says(hub_tests::refused(config(&hub, 1, 2)), &["has on_loss Stop", "asks for Continue"]);
+}
+
+#[test]
+fn a_job_has_its_share_of_the_cores() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    if describe(&hub.address().to_string()).cores.len() < 2 {
+        return eprintln!("skipped: one cpu");
+    }
+    let mut sessions: Vec<Session> = ["one", "two"]
+        .map(|job| {
+            let mut config = hub_tests::config(&hub, job, 0, 1);
+            config.cores = Some(1);
+            let mut session = Session::join(config).unwrap();
+            session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+            session
+        })
+        .into();
+    for _ in 0..10 {
+        round(&mut sessions);
+    }
+    let chunks = sessions[0].layout().chunks().len() as u64;
+    sessions.into_iter().for_each(|session| session.leave().unwrap());
+    let done =
+        || describe(&hub.address().to_string()).cores.iter().map(|core| core.chunks).collect::<Vec<_>>();
+    while done().iter().sum::<u64>() < 22 * chunks {
+        std::thread::yield_now(); // meters are published now and then
+    }
+    assert_eq!(done(), [11 * chunks, 11 * chunks], "each job has a core of its own");
+}

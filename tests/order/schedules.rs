@@ -1,0 +1,200 @@
+//! Schedules: what overtakes what, and how many bytes late; what a baseline says on the wire; and that bits do not
+//! depend on any of it.
+
+use std::sync::Arc;
+
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use fabric::sim::{self, Faults, Net};
+use fabric::{Arrival, Port, RecvWindow};
+use hub_tests::simulated::{Simulated, Terms};
+use hub_tests::training::Training;
+use hub_tests::{config, hub, join_by_hand, join_request, refusal, says};
+use pbox_core::{Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices, Wire};
+use worker_shim::{Credit, Exchange, Session, Windows};
+
+const CHUNK: usize = 256;
+const CREDIT: usize = 4 * CHUNK;
+const FIRST: KeyId = KeyId(0);
+const LAST: KeyId = KeyId(1);
+
+/// A worker that pushes the last layer and, when some of it is on its way, the first one: the bytes of the last
+/// layer that arrive after that push and before the end of the first.
+fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> usize {
+    let layout =
+        Arc::new(Layout::new(vec![Key::f32("first", [320]), Key::f32("last", [6400])], CHUNK).unwrap());
+    let placement = Placement::new(&layout, 1);
+    let net = Net::new(1, Faults::NONE);
+    let wire = Wire::plain(Arc::clone(&layout));
+    let (gradients, spans) = Windows::gradients(&wire).unwrap();
+    let (weights, _) = placement.weights_window(&wire).unwrap();
+    let window = || Arc::new(RecvWindow::local(layout.window_bytes()).unwrap());
+    let (here, there) = (window(), window());
+    let ours = sim::Windows { send: gradients, recv: Arc::clone(&here) };
+    let (end, far) = net.link(ours, sim::Windows { send: weights, recv: there }, placement.capacities()[0]);
+    let windows = Windows::new(&wire, 0, spans, vec![here], false).unwrap();
+    let slices = Slices::new(&layout, &placement, schedule, slice_bytes);
+    let mut worker =
+        Exchange::new(net.port(), vec![end], placement.clone(), Arc::clone(&layout), windows, slices);
+    worker.begin(pbox_core::Round(0)).unwrap();
+    worker.set_credit(credit);
+    let mut hub = net.port();
+    hub.attach(far);
+    // One arrival at a time, each followed by a look of the worker.
+    let mut look = |worker: &mut Exchange<sim::Port>| {
+        let mut arrivals = [Arrival::default()];
+        while hub.poll(&mut arrivals) == 0 {}
+        worker.progress().unwrap();
+        layout.chunk(Immediate::decode(arrivals[0].imm).chunk)
+    };
+    worker.push(LAST).unwrap();
+    (0..7).for_each(|_| assert_eq!(look(&mut worker).key, LAST));
+    worker.push(FIRST).unwrap();
+    let (mut late, mut missing) = (0, layout.key_chunks(FIRST).len());
+    while missing > 0 {
+        let chunk = look(&mut worker);
+        match chunk.key {
+            FIRST => missing -= 1,
+            _ => late += chunk.span.bytes,
+        }
+    }
+    late
+}
+
+#[test]
+fn what_is_urgent_overtakes_all_but_the_credit() {
+    let _watchdog = Watchdog::start();
+    let rest = 6400 * 4 - 7 * CHUNK;
+    assert_eq!(late_bytes(Schedule::Sliced, CHUNK, Some(CREDIT)), rest, "a FIFO: all that was queued");
+    assert_eq!(late_bytes(Schedule::Layerwise, CHUNK, Some(CREDIT)), rest);
+    assert_eq!(late_bytes(Schedule::P3, CHUNK, None), rest, "without credit the transport has it all");
+    for credit in [1, CHUNK, CREDIT, 3 * CREDIT] {
+        let late = late_bytes(Schedule::P3, CHUNK, Some(credit));
+        assert!(late <= credit.max(CHUNK), "{late} bytes late, with a credit of {credit}");
+    }
+    // A slice that is begun is finished.
+    let late = late_bytes(Schedule::P3, 10 * CHUNK, Some(CREDIT));
+    assert!(late > CREDIT && late <= CREDIT + 10 * CHUNK, "{late} bytes late, with slices of ten chunks");
+}
+
+/// The hub sends back by priority, too: of answers that wait, the first layer's go first.
+#[test]
+fn the_hub_sends_the_first_layer_first() {
+    let _watchdog = Watchdog::start();
+    let order = |schedule| {
+        let keys = vec![Key::f32("first", [320]), Key::f32("last", [6400])];
+        let layout = Arc::new(Layout::new(keys, CHUNK).unwrap());
+        let terms = Terms { schedule, hub_credit: Some(CREDIT), ..Terms::new(1, 1, Optimizer::Average) };
+        let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms).unwrap();
+        job.workers[0].push(LAST).unwrap();
+        job.workers[0].push(FIRST).unwrap();
+        // All of it arrives before the worker looks.
+        while job.cores[0].turn(&mut Vec::new()) {}
+        let mut last_left = None;
+        while !job.workers[0].is_ready(LAST) {
+            job.step().unwrap();
+            if job.workers[0].is_ready(FIRST) {
+                last_left = last_left.or(Some(job.workers[0].outstanding(LAST)));
+            }
+        }
+        last_left.unwrap_or(0)
+    };
+    assert!(order(Schedule::P3) as usize >= 100 - 2 * CREDIT / CHUNK, "all of the last layer but the credit");
+    assert_eq!(order(Schedule::Sliced), 0, "a FIFO");
+}
+
+/// One notice and one pull for each layer's part and worker and round, and nothing before the pull.
+#[test]
+fn kvstore_notifies_once_and_pulls_once() {
+    let _watchdog = Watchdog::start();
+    const WORKERS: u64 = 3;
+    const ROUNDS: u64 = 3;
+    let layout = Arc::new(
+        Layout::new(vec![Key::f32("a", [1000]), Key::f32("b", [10]), Key::f32("c", [700])], CHUNK).unwrap(),
+    );
+    for cores in [1, 2] {
+        let parts =
+            Slices::new(&layout, &Placement::new(&layout, cores), Schedule::KvStore, 0).count() as u64;
+        let arrivals = |schedule| {
+            let terms = Terms { schedule, ..Terms::new(WORKERS as u32, cores, Optimizer::Average) };
+            let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms).unwrap();
+            for _ in 0..ROUNDS {
+                for worker in &mut job.workers {
+                    (0..3).rev().for_each(|key| worker.push(KeyId(key)).unwrap());
+                }
+                job.settle(100).unwrap();
+            }
+            let at_workers: u64 = job.taken.iter().sum();
+            (job.cores.iter().map(|core| core.tally().arrivals).sum::<u64>(), at_workers)
+        };
+        let (to_hub, to_workers) = arrivals(Schedule::Layerwise);
+        assert_eq!(to_hub, WORKERS * ROUNDS * layout.chunks().len() as u64);
+        assert_eq!(to_workers, to_hub);
+        let extra = WORKERS * ROUNDS * parts;
+        assert_eq!(arrivals(Schedule::KvStore), (to_hub + extra, to_workers + extra));
+    }
+}
+
+#[test]
+fn the_bits_are_the_same_with_every_schedule() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let nesterov = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
+    let keys = vec![Key::f32("a", [33]), Key::f32("b", [70_000]), Key::f32("c", [9000])];
+    let mut runs = Vec::new();
+    for (transport, how) in
+        [((|_| Some(Transport::Tcp)) as fn(u32) -> _, "tcp"), (|_| Some(Transport::Shm), "shm")]
+    {
+        for schedule in Schedule::ALL {
+            for (credit, slice_bytes) in [(None, None), (Some(Credit::Bytes(9000)), Some(20_000))] {
+                let job = format!("{how}-{schedule}-{}", slice_bytes.unwrap_or(0));
+                let mut training = Training::new(job, keys.clone(), nesterov);
+                (training.schedule, training.credit, training.slice_bytes) = (schedule, credit, slice_bytes);
+                (training.chunk_bytes, training.transport) = (4096, transport);
+                runs.push(training.run(&hub.address().to_string()));
+            }
+        }
+    }
+    assert!(runs.iter().all(|run| *run == runs[0]));
+}
+
+/// The search tries all that it has, keeps one of them, and disturbs no bit.
+#[test]
+fn credit_is_found() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut config = config(&hub, "auto", 0, 1);
+    (config.credit, config.schedule) = (Some(Credit::Auto), Schedule::P3);
+    let mut session = Session::join(config).unwrap();
+    session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
+    for round in 0.. {
+        session.keys().for_each(|key| session.gradient_mut(key).unwrap().fill(0.0));
+        hub_tests::push_all(&mut session).unwrap();
+        session.wait_all().unwrap();
+        if session.credit().1.len() == worker_shim::TRIALS.len() {
+            break;
+        }
+        assert!(round < 10 * worker_shim::LAPS * worker_shim::TRIALS.len() as u32, "the search has an end");
+    }
+    let (found, tried) = session.credit();
+    assert_eq!(tried.iter().map(|trial| trial.bytes).collect::<Vec<_>>(), worker_shim::TRIALS);
+    assert!(worker_shim::TRIALS.contains(&found.unwrap()));
+    session.leave().unwrap();
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut by_hand = join_request(0, 2);
+    by_hand.credit_bytes = Some(0);
+    let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&by_hand).unwrap());
+    assert_eq!(status, 400);
+    says(error, &["credit of 0 bytes"]);
+    join_by_hand(&hub, "job", &join_request(0, 2));
+    let mut other = join_request(1, 2);
+    other.schedule = Schedule::P3;
+    let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&other).unwrap());
+    assert_eq!(status, 409);
+    says(error, &["schedule sliced, worker 1 asks for p3"]);
+}

@@ -1,0 +1,38 @@
+//! A hub in a process of its own: this test program again, which runs only [`hub_process`]. Its settings are environment
+//! variables, as `phub-server` reads them.
+
+use std::io;
+
+use fabric::conformance::rerun;
+use hub_tests::PATIENT_S;
+use hub_tests::program::Program;
+use phub_server::{Hub, HubSettings};
+
+const VARIABLE: &str = "PHUB_TEST_HUB";
+
+/// Starts a hub on a free port, with one core that sleeps when idle unless `variables` say otherwise. Returns its process
+/// and its address.
+pub fn start_hub(variables: &[(&str, &str)]) -> (Program, String) {
+    let mut command = rerun(hub_process);
+    command
+        .env(VARIABLE, "1")
+        .env("PHUB_LISTEN", "127.0.0.1:0")
+        .env("PHUB_CORES", "1")
+        .env("PHUB_IDLE", "sleep");
+    command.env("PHUB_HEARTBEAT_LIMIT_S", PATIENT_S.to_string()).envs(variables.iter().copied());
+    let mut program = Program::start(&mut command);
+    let address = program.hear_reply();
+    (program, address)
+}
+
+/// Not a test: the main function of a hub's process. Without its variable it does nothing.
+#[test]
+fn hub_process() {
+    if std::env::var_os(VARIABLE).is_none() {
+        return;
+    }
+    let hub = Hub::start(&HubSettings::default()).expect("a hub starts on a free port");
+    println!("@{}", hub.address());
+    // The test ends its standard input, also when it dies.
+    io::copy(&mut io::stdin(), &mut io::sink()).expect("standard input is a pipe");
+}

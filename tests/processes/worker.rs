@@ -1,0 +1,143 @@
+//! A worker in a process of its own: this test program again, which runs only [`worker_process`]. [`VARIABLE`] says what
+//! it joins; then it is told line by line what to do.
+//!
+//! ```text
+//!   test -- "round\n" -->  child     joined, round, push, finish, leave
+//!        <-- "@round 1" --           a reply is what follows an `@`; "@error ..." ends the child
+//! ```
+
+use std::io::{BufRead, Write};
+
+use fabric::conformance::rerun;
+use hub_tests::program::Program;
+use hub_tests::values::{Reference, fill_gradient, fill_weights, same_bits};
+use hub_tests::{FIRST, SGD, config_at, small_model};
+use pbox_core::KeyId;
+use worker_shim::{Session, SessionError};
+
+const VARIABLE: &str = "PHUB_TEST_WORKER";
+/// Of all gradients of these jobs.
+const SEED: u64 = 77;
+
+/// One worker of the small model, step by step; in this process or, by [`Remote`], in another.
+pub struct Worker {
+    session: Session,
+    rank: u32,
+    round: u32,
+    reference: Reference,
+}
+
+impl Worker {
+    /// Joins, and has its weights. `what` is `hub job rank workers`, and then perhaps a transport.
+    pub fn join(what: &str) -> Result<Self, SessionError> {
+        let words: Vec<&str> = what.split(' ').collect();
+        let [hub, job, rank, workers, transport @ ..] = &words[..] else { panic!("{what:?}") };
+        let (rank, workers) = (rank.parse().unwrap(), workers.parse().unwrap());
+        let mut config = config_at(hub, job, rank, workers);
+        config.transport = transport.first().map(|name| name.parse().unwrap());
+        let mut session = Session::join(config)?;
+        session.broadcast_weights(|key, weights| fill_weights(SEED, key, weights))?;
+        let reference = Reference::new(SEED, workers, SGD, &small_model());
+        Ok(Worker { session, rank, round: 0, reference })
+    }
+
+    /// Pushes one key of the round.
+    pub fn push(&mut self, key: KeyId) -> Result<(), SessionError> {
+        fill_gradient(SEED, self.rank, self.round, key, self.session.gradient_mut(key)?);
+        self.session.push(key)
+    }
+
+    /// Pushes the keys but the first, waits for all of them, and checks every bit.
+    pub fn finish(&mut self) -> Result<(), SessionError> {
+        for key in self.session.keys().filter(|&key| key != FIRST) {
+            self.push(key)?;
+        }
+        self.session.wait_all()?;
+        self.round += 1;
+        self.reference.advance(SGD.learning_rate());
+        for key in self.session.keys() {
+            let what = format!("rank {}, round {}, key {}", self.rank, self.round, key.0);
+            same_bits(what, self.session.weights(key)?, &self.reference.weights[key.index()]);
+        }
+        Ok(())
+    }
+
+    /// A whole round.
+    pub fn round(&mut self) -> Result<(), SessionError> {
+        self.push(FIRST)?;
+        self.finish()
+    }
+
+    /// Leaves in good order.
+    pub fn leave(self) -> Result<(), SessionError> {
+        self.session.leave()
+    }
+}
+
+/// The test's handle of a worker process.
+pub struct Remote(Program);
+
+impl Remote {
+    /// Starts it; it joins at once.
+    pub fn start(what: &str) -> Self {
+        Remote(Program::start(rerun(worker_process).env(VARIABLE, what)))
+    }
+
+    /// Tells it something, without waiting.
+    pub fn tell(&mut self, command: &str) {
+        writeln!(self.0.stdin(), "{command}").unwrap();
+    }
+
+    /// Waits for its next reply, and asserts that it is this one.
+    #[track_caller]
+    pub fn says(&mut self, expected: &str) {
+        assert_eq!(self.reply(), expected);
+    }
+
+    /// Its next reply.
+    pub fn reply(&mut self) -> String {
+        self.0.hear_reply()
+    }
+
+    /// The process.
+    pub fn process(&self) -> &Program {
+        &self.0
+    }
+}
+
+/// Not a test: the main function of a worker process. Without its variable it does nothing.
+#[test]
+fn worker_process() {
+    let Ok(what) = std::env::var(VARIABLE) else { return };
+    if let Err(error) = obey(&what) {
+        println!("@error {error}");
+    }
+}
+
+fn obey(what: &str) -> Result<(), SessionError> {
+    let mut worker = Worker::join(what)?;
+    println!("@joined");
+    for line in std::io::stdin().lock().lines() {
+        match line.expect("the test's own words").as_str() {
+            "push" => {
+                worker.push(FIRST)?;
+                println!("@pushed");
+            }
+            "round" => {
+                worker.round()?;
+                println!("@round {}", worker.round);
+            }
+            "finish" => {
+                worker.finish()?;
+                println!("@round {}", worker.round);
+            }
+            "leave" => {
+                worker.leave()?;
+                println!("@left");
+                return Ok(());
+            }
+            other => panic!("unknown command {other:?}"),
+        }
+    }
+    Ok(())
+}

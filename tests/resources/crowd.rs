@@ -1,0 +1,66 @@
+//! More processes than cores: sixteen workers end with right bits, and those that wait use no processor.
+
+use crate::processes::hub::start_hub;
+use crate::processes::worker::{Remote, Worker};
+use fabric::conformance::Watchdog;
+use hub_tests::usage::ticks;
+use hub_tests::{cpus, join_request};
+use pbox_core::control::HeartbeatRequest;
+
+const WORKERS: u32 = 16;
+/// In hundredths of a second, over two heartbeats of 3.3 s: a thread that spins has 660, one that looks
+/// around every half second less than one.
+const TICKS_OF_IDLENESS: u64 = 30;
+
+#[test]
+fn sixteen_workers_on_any_machine() {
+    let _watchdog = Watchdog::start();
+    let (_hub, address) = start_hub(&[("PHUB_CORES", &cpus().to_string())]);
+    let mut workers: Vec<Remote> =
+        (0..WORKERS).map(|rank| Remote::start(&format!("{address} job {rank} {WORKERS}"))).collect();
+    workers.iter_mut().for_each(|worker| worker.says("joined"));
+    for round in 1..=10 {
+        workers.iter_mut().for_each(|worker| worker.tell("round"));
+        // Each checks every bit.
+        workers.iter_mut().for_each(|worker| worker.says(&format!("round {round}")));
+    }
+    workers.iter_mut().for_each(|worker| worker.tell("leave"));
+    workers.iter_mut().for_each(|worker| worker.says("left"));
+}
+
+#[test]
+fn those_who_wait_use_no_processor() {
+    let _watchdog = Watchdog::start();
+    let (hub, address) = start_hub(&[("PHUB_CORES", &cpus().to_string())]);
+    let mut remote = [0, 1].map(|rank| Remote::start(&format!("{address} job {rank} 3")));
+    let mut late = Worker::join(&format!("{address} job 2 3")).unwrap();
+    remote.iter_mut().for_each(|worker| worker.says("joined"));
+    // Both wait for the third one's push.
+    remote.iter_mut().for_each(|worker| worker.tell("round"));
+
+    let pids = [hub.pid(), remote[0].process().pid(), remote[1].process().pid()];
+    let post = |path: &str, body: serde_json::Value| -> serde_json::Value {
+        let url = format!("http://{address}/v1/jobs/other/{path}");
+        ureq::post(url).send_json(body).unwrap().body_mut().read_json().unwrap()
+    };
+    // Time that passes without a clock: the hub holds a heartbeat that has no news.
+    let joined = post("join", serde_json::to_value(join_request(0, 2)).unwrap());
+    let token = joined["token"].as_str().unwrap().to_owned();
+    let beat = || {
+        let request = HeartbeatRequest { token: token.clone(), seen: 1 };
+        assert_eq!(post("heartbeat", serde_json::to_value(request).unwrap())["version"], 1);
+    };
+    beat(); // whatever was left to do is done
+    let before = pids.map(ticks);
+    beat();
+    beat();
+    let used: Vec<u64> = pids.iter().zip(before).map(|(&pid, before)| ticks(pid) - before).collect();
+    eprintln!("ticks of hub and two workers that wait: {used:?}");
+    assert!(used.iter().all(|&used| used < TICKS_OF_IDLENESS), "ticks while waiting: {used:?}");
+
+    late.round().unwrap();
+    remote.iter_mut().for_each(|worker| worker.says("round 1"));
+    remote.iter_mut().for_each(|worker| worker.tell("leave"));
+    remote.iter_mut().for_each(|worker| worker.says("left"));
+    late.leave().unwrap();
+}

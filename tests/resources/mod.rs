@@ -1,0 +1,6 @@
+//! What a hub takes of its machine, and what it does when there is too little.
+
+mod churn;
+mod crowd;
+mod scarcity;
+mod system_calls;

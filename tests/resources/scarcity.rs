@@ -1,0 +1,120 @@
+//! A hub that is short of memory, of descriptors, of locked memory or of huge pages: what cannot be had
+//! is refused in words that say what to raise, and the hub lives on. The limits are put on the hub's
+//! process while it runs, by prlimit(2).
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use crate::processes::hub::start_hub;
+use fabric::conformance::Watchdog;
+use hub_tests::program::{Program, until};
+use hub_tests::training::Training;
+use hub_tests::usage::status_bytes;
+use hub_tests::{config_at, describe, join_request, refused, says};
+use pbox_core::control::{JobReply, JobState};
+use pbox_core::{Key, Optimizer};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use worker_shim::SessionConfig;
+
+struct Hub {
+    program: Program,
+    address: String,
+}
+
+impl Hub {
+    fn start() -> Self {
+        // What the C library reserves of addresses for each new thread's allocations would blur the limits.
+        let (program, address) = start_hub(&[("MALLOC_ARENA_MAX", "1")]);
+        Hub { program, address }
+    }
+
+    /// Puts a limit on the running hub, below the one that it cannot raise.
+    fn limit(&self, what: Resource, to: u64) {
+        let maximum = getrlimit(what).maximum; // the child's, too
+        let limit = Rlimit { current: Some(maximum.map_or(to, |maximum| to.min(maximum))), maximum };
+        prlimit(Pid::from_raw(self.program.pid() as i32), what, limit).expect("our own child");
+    }
+
+    /// A job with right bits.
+    fn lives(&self) {
+        let mut training = Training::new("after", hub_tests::small_model(), hub_tests::SGD);
+        training.chunk_bytes = 64;
+        training.run(&self.address);
+    }
+}
+
+/// A model of so many MiB, and nothing else that takes memory.
+fn of_mib(hub: &Hub, job: &str, mib: u64) -> SessionConfig {
+    let mut config = config_at(&hub.address, job, 0, 1);
+    config.keys = vec![Key::f32("large", [mib << 18])];
+    config.optimizer = Optimizer::Average;
+    config.chunk_bytes = 1 << 20;
+    config
+}
+
+#[test]
+fn a_job_that_the_hub_has_no_memory_for_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = Hub::start();
+    let has = status_bytes(hub.program.pid(), "VmSize:");
+    hub.limit(Resource::As, has + (400 << 20));
+    let words = ["cannot map", "ulimit -v", "smaller model"];
+    // Not even the weights.
+    says(
+        refused(of_mib(&hub, "large", 512)),
+        &[&words[..], &["536870912 bytes", "\"large\"", "weights"]].concat(),
+    );
+    assert_eq!(describe(&hub.address).jobs, [], "a refused job is none");
+    hub.lives();
+    // The weights, and not the worker's window.
+    says(refused(of_mib(&hub, "half", 256)), &[&words[..], &["268435456 bytes", "a peer's window"]].concat());
+    let told =
+        |job: &JobReply| matches!(&job.state, JobState::Failed { reason } if reason.contains(words[0]));
+    until("the job is failed, and its name is free", || describe(&hub.address).jobs.iter().any(told));
+    hub.lives();
+}
+
+/// The limit counts descriptor numbers, and a thread that waits in accept(2) has one reserved that /proc does
+/// not show. So the test leaves the hub none at all, and asks over a connection that the hub has already.
+#[test]
+fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
+    let _watchdog = Watchdog::start();
+    let hub = Hub::start();
+    let room = |descriptors| hub.limit(Resource::Nofile, descriptors);
+    let connect = || TcpStream::connect(&hub.address).expect("the kernel takes it in");
+    let mut known = connect();
+    known.write_all(b"GET /v1/health HTTP/1.1\r\nhost: hub\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"ok\n") {
+        let mut some = [0; 256];
+        let bytes = known.read(&mut some).expect("the hub answers");
+        assert_ne!(bytes, 0, "the hub hung up after {:?}", String::from_utf8_lossy(&answer));
+        answer.extend(&some[..bytes]);
+    }
+    room(3);
+    // One that the hub has to take in waits in the backlog, and is answered later.
+    let mut waiting = connect();
+    waiting.write_all(b"GET /v1/health HTTP/1.1\r\nhost: hub\r\nconnection: close\r\n\r\n").unwrap();
+    let body = serde_json::to_string(&join_request(0, 1)).unwrap();
+    let head = format!("POST /v1/jobs/job/join HTTP/1.1\r\nhost: hub\r\ncontent-length: {}\r\n", body.len());
+    known.write_all(format!("{head}connection: close\r\n\r\n{body}").as_bytes()).unwrap();
+    let mut answer = String::new();
+    known.read_to_string(&mut answer).unwrap();
+    says(answer, &["HTTP/1.1 5", "ulimit -n"]);
+    room(1024);
+    let mut answer = String::new();
+    waiting.read_to_string(&mut answer).unwrap();
+    says(answer, &["200 OK", "ok"]);
+    hub.lives();
+}
+
+/// Nothing is locked on shared memory, so that a limit on it is harmless.
+#[test]
+fn no_locked_memory_is_needed() {
+    let _watchdog = Watchdog::start();
+    let hub = Hub::start();
+    hub.limit(Resource::Memlock, 0);
+    hub.lives();
+    let locked = status_bytes(hub.program.pid(), "VmLck:");
+    assert_eq!(locked, 0);
+}

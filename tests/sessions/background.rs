@@ -1,0 +1,201 @@
+//! Sessions on threads of their own: the exchange goes on while callers do something else, errors reach
+//! everybody who waits. That nothing is left behind is in `background_ends`.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::{FIRST, SECOND, SGD, THIRD, config, hub, says, together};
+use pbox_core::{Key, KeyId, Round};
+use phub_server::Hub;
+use worker_shim::{Background, BackgroundError, Session, SessionConfig};
+
+/// A caller that waits as long as it takes.
+fn patient() -> bool {
+    false
+}
+
+fn join(config: SessionConfig) -> Background {
+    let rank = config.rank;
+    Background::join(config, &mut patient).unwrap_or_else(|error| panic!("rank {rank}: {error}"))
+}
+
+/// All workers of a job with weights of one.
+fn ready_all(workers: u32, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Background> {
+    together(workers, |rank| {
+        let session = join(config(rank));
+        fill(&session, 1.0);
+        session.broadcast_written(&mut patient).unwrap();
+        session
+    })
+}
+
+fn fill(session: &Background, value: f32) {
+    let write = move |session: &mut Session| {
+        session.keys().try_for_each(|key| session.gradient_mut::<f32>(key).map(|key| key.fill(value)))
+    };
+    session.with(write, &mut patient).unwrap().unwrap();
+}
+
+/// Every weight, key after key.
+fn weights(session: &Background) -> Vec<f32> {
+    let read = |session: &mut Session| -> Vec<f32> {
+        session.keys().flat_map(|key| session.weights::<f32>(key).unwrap().to_vec()).collect()
+    };
+    session.with(read, &mut patient).unwrap()
+}
+
+fn push_all(session: &Background) -> Result<(), BackgroundError> {
+    (0..session.keys().len() as u32).try_for_each(|key| session.push(KeyId(key)))
+}
+
+fn over(transport: Transport) -> impl Fn(&Hub, &str, u32, u32) -> SessionConfig {
+    move |hub, job, rank, workers| {
+        let mut config = config(hub, job, rank, workers);
+        config.transport = Some(transport);
+        config
+    }
+}
+
+#[test]
+fn rounds_are_those_of_a_session() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let config = over(transport);
+        let job = transport.to_string();
+        let sessions = ready_all(2, |rank| config(&hub, &job, rank, 2));
+        thread::scope(|scope| {
+            for (rank, session) in (0u8..).zip(&sessions) {
+                scope.spawn(move || {
+                    for _ in 0..3 {
+                        fill(session, f32::from(rank));
+                        push_all(session).unwrap();
+                        for key in [FIRST, SECOND, THIRD] {
+                            session.wait(key, &mut patient).unwrap();
+                            assert!(session.is_ready(key).unwrap());
+                        }
+                    }
+                    session.leave(&mut patient).unwrap();
+                    let left = session.push(FIRST).unwrap_err();
+                    says(left, &["this session has left", &format!("{transport}")]);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn the_exchange_goes_on_while_its_caller_does_not_look() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let base = over(transport);
+        // More than sockets hold: most of it has to wait for room.
+        let config = |rank| {
+            let mut config = base(&hub, &transport.to_string(), rank, 2);
+            config.keys = vec![Key::f32("large", [6 << 20]), Key::f32("small", [3])];
+            config.chunk_bytes = 32 << 10;
+            config
+        };
+        let sessions = ready_all(2, config);
+        let first = sessions[0].next_round();
+        sessions.iter().for_each(|session| push_all(session).unwrap());
+        // Asking for the round wakes nobody.
+        while sessions.iter().any(|session| session.next_round() == first) {
+            thread::yield_now();
+        }
+        for session in &sessions {
+            session.wait_all(&mut patient).unwrap();
+            assert_eq!(weights(session).iter().find(|&&weight| weight != 0.5), None, "1 less half of 1");
+        }
+    }
+}
+
+#[test]
+fn who_waits_can_be_interrupted_and_the_session_lives_on() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
+    sessions[0].push(SECOND).unwrap();
+    let mut asked = 0;
+    let mut impatient = || {
+        asked += 1;
+        asked == 2
+    };
+    let error = sessions[0].wait(SECOND, &mut impatient).unwrap_err();
+    assert!(matches!(error, BackgroundError::Interrupted { .. }), "{error}");
+    says(error, &["interrupted", "second.bias"]);
+    says(sessions[0].push(SECOND).unwrap_err(), &["second.bias", "under way in round 1", "pushing it again"]);
+    sessions[1].push(SECOND).unwrap();
+    for session in &sessions {
+        session.wait(SECOND, &mut patient).unwrap();
+    }
+}
+
+#[test]
+fn an_error_reaches_everybody_who_waits() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
+    let dies = sessions.pop().unwrap();
+    let waits = sessions.pop().unwrap();
+    waits.push(FIRST).unwrap();
+    waits.push(THIRD).unwrap();
+    dies.push(SECOND).unwrap();
+    let waiting = AtomicU32::new(0);
+    thread::scope(|scope| {
+        let callers: Vec<_> = [FIRST, THIRD, THIRD]
+            .map(|key| {
+                let (waits, waiting) = (&waits, &waiting);
+                scope.spawn(move || {
+                    let mut first = true;
+                    let mut here = || {
+                        waiting.fetch_add(u32::from(std::mem::take(&mut first)), Ordering::Relaxed);
+                        false
+                    };
+                    waits.wait(key, &mut here).unwrap_err()
+                })
+            })
+            .into();
+        while waiting.load(Ordering::Relaxed) < 3 {
+            thread::yield_now();
+        }
+        drop(dies); // with a key under way: lost, not left
+        for caller in callers {
+            says(caller.join().unwrap(), &["job \"job\" failed", "worker 1"]);
+        }
+    });
+    says(waits.push(FIRST).unwrap_err(), &["job \"job\" failed", "worker 1"]);
+}
+
+#[test]
+fn calls_out_of_order_are_named_and_harm_nothing() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let session = join(config(&hub, "job", 0, 1));
+    says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast_weights"]);
+    says(session.wait(KeyId(7), &mut patient).unwrap_err(), &["key 7 does not exist", "3 keys"]);
+    fill(&session, 1.0);
+    session.broadcast_written(&mut patient).unwrap();
+    assert_eq!(session.next_round(), Round(1));
+    let panics = session.with(|_| panic!("on purpose"), &mut patient).unwrap_err();
+    says(panics, &["a call on the session's thread panicked"]);
+    says(session.push(FIRST).unwrap_err(), &["panicked", "the session is over"]);
+}
+
+#[test]
+fn a_learning_rate_holds_from_the_next_round_on() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut settings = config(&hub, "job", 0, 1);
+    settings.optimizer = SGD;
+    let session = ready_all(1, |_| settings.clone()).pop().unwrap();
+    for (learning_rate, expected) in [(0.5, 0.5), (0.25, 0.25)] {
+        session.with(move |session| session.set_learning_rate(learning_rate), &mut patient).unwrap().unwrap();
+        push_all(&session).unwrap();
+        session.wait_all(&mut patient).unwrap();
+        assert_eq!(weights(&session).iter().find(|&&weight| weight != expected), None);
+    }
+}

@@ -1,0 +1,181 @@
+//! Calls out of order: a key touched while it is under way, pushed twice, or before there are
+//! weights; keys that do not exist; learning rates that are none. The session outlives all of them.
+
+use std::time::Duration;
+
+use fabric::IdlePolicy;
+use fabric::conformance::Watchdog;
+use half::bf16;
+use hub_tests::{FIRST, SECOND, THIRD, config, hub, join_all, push_all, ready_all, refusal, says};
+use pbox_core::{KeyId, Optimizer, Round};
+use worker_shim::{Session, SessionError};
+
+/// A worker and its peer that has not pushed anything: what the first pushes stays under way.
+fn pair(hub: &phub_server::Hub) -> [Session; 2] {
+    ready_all(2, |rank| config(hub, "job", rank, 2)).try_into().map_err(|_| "two workers").unwrap()
+}
+
+/// The job goes on to a right end: gradients of one, weights from 1 to 0.5 by a step of 0.5.
+fn go_on(mut sessions: [Session; 2], under_way: &[KeyId]) {
+    for (rank, session) in sessions.iter_mut().enumerate() {
+        for key in session.keys().filter(|key| rank == 1 || !under_way.contains(key)) {
+            session.gradient_mut(key).unwrap().fill(1.0);
+            session.push(key).unwrap();
+        }
+    }
+    let [first, second] = sessions;
+    for mut session in [first, second] {
+        session.wait_all().unwrap();
+        for key in session.keys() {
+            assert!(session.weights::<f32>(key).unwrap().iter().all(|&weight| weight == 0.5), "{key:?}");
+        }
+        session.leave().unwrap();
+    }
+}
+
+#[test]
+fn a_key_has_one_type() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let [mut session, peer] = pair(&hub);
+    let words = ["\"first.weight\"", "is f32", "asked for as bf16"];
+    says(session.gradient_mut::<bf16>(FIRST).unwrap_err(), &words);
+    says(session.weights::<bf16>(FIRST).unwrap_err(), &words);
+    says(session.tensors::<bf16>(FIRST).unwrap_err(), &words);
+    go_on([session, peer], &[]);
+}
+
+#[test]
+fn a_key_under_way_belongs_to_the_hub() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let [mut session, peer] = pair(&hub);
+    session.gradient_mut(FIRST).unwrap().fill(1.0);
+    session.push(FIRST).unwrap();
+    let words = ["\"first.weight\"", "under way", "round 1", "wait for it before"];
+    for (error, doing) in [
+        (session.push(FIRST).unwrap_err(), "pushing it again"),
+        (session.gradient_mut::<f32>(FIRST).map(|_| ()).unwrap_err(), "writing its gradient"),
+        (session.weights::<f32>(FIRST).map(|_| ()).unwrap_err(), "reading its weights"),
+        (session.set_learning_rate(0.1).unwrap_err(), "changing the learning rate"),
+    ] {
+        says(&error, &words);
+        says(&error, &[doing]);
+    }
+    // Its siblings are the worker's as before.
+    assert_eq!(session.weights::<f32>(SECOND).unwrap(), [1.0]);
+    session.gradient_mut::<f32>(THIRD).unwrap();
+    go_on([session, peer], &[FIRST]);
+}
+
+#[test]
+fn keys_that_do_not_exist_are_named() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let [mut session, peer] = pair(&hub);
+    for key in [KeyId(3), KeyId(u32::MAX)] {
+        for error in [
+            session.push(key).unwrap_err(),
+            session.wait(key).unwrap_err(),
+            session.weights::<f32>(key).map(|_| ()).unwrap_err(),
+            session.gradient_mut::<f32>(key).map(|_| ()).unwrap_err(),
+        ] {
+            says(error, &[&format!("key {}", key.0), "does not exist", "3 keys", "from 0"]);
+        }
+    }
+    go_on([session, peer], &[]);
+}
+
+#[test]
+fn there_is_no_push_before_the_broadcast() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut sessions = join_all(2, |rank| config(&hub, "job", rank, 2));
+    for session in &mut sessions {
+        says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast_weights"]);
+    }
+    hub_tests::together(1, |_| ()); // nothing is under way: both can still begin
+    std::thread::scope(|scope| {
+        for session in &mut sessions {
+            scope.spawn(move || session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap());
+        }
+    });
+    go_on(sessions.try_into().map_err(|_| "two workers").unwrap(), &[]);
+}
+
+#[test]
+fn waiting_for_nothing_returns_at_once() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let [mut session, peer] = pair(&hub);
+    session.wait(FIRST).unwrap();
+    session.wait_all().unwrap();
+    assert_eq!(session.next_round(), Round(1), "round 0 was the broadcast");
+    go_on([session, peer], &[]);
+}
+
+#[test]
+fn learning_rates_are_finite() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let [mut session, peer] = pair(&hub);
+    for rate in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let error = session.set_learning_rate(rate).unwrap_err();
+        says(error, &[&format!("learning rate {rate}"), "expected a finite number"]);
+    }
+    // By hand: JSON has no NaN, but numbers beyond an f32.
+    let mut request = hub_tests::join_request(0, 1);
+    request.workers = 1;
+    let reply = hub_tests::join_by_hand(&hub, "other", &request);
+    for rate in ["null", "1e39", "-1e39"] {
+        let body = format!(r#"{{"token":"{}","learning_rate":{rate},"from_round":1}}"#, reply.token);
+        let (status, error) = refusal(&hub, "/v1/jobs/other/learning-rate", body);
+        assert_eq!(status, 400, "{rate}: {error}");
+        says(error, &["learning"]);
+    }
+    go_on([session, peer], &[]);
+}
+
+/// A worker that lives and does not push is waited for, up to a limit that names what is missing.
+#[test]
+fn a_key_that_nobody_else_pushes_is_named_at_the_limit() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
+    // The limit holds for the broadcast, too, which ends in time on a loaded machine; so the jobs wait side by side.
+    hub_tests::together(3, |job| {
+        let (name, idle) = (format!("job-{job}"), policies[job as usize]);
+        let mut sessions = ready_all(2, |rank| {
+            let mut config = config(&hub, &name, rank, 2);
+            config.wait_limit = Duration::from_secs(3);
+            config.idle = idle;
+            config
+        });
+        sessions[0].push(FIRST).unwrap();
+        let error = sessions[0].wait(FIRST).unwrap_err();
+        says(&error, &[&name, "round 1", "\"first.weight\"", "8 of 8 chunks", "wait limit"]);
+        assert!(matches!(error, SessionError::Stalled { .. }));
+    });
+}
+
+#[test]
+fn an_average_needs_no_broadcast() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut sessions = join_all(2, |rank| {
+        let mut config = config(&hub, "job", rank, 2);
+        config.optimizer = Optimizer::Average;
+        config
+    });
+    for (session, value) in sessions.iter_mut().zip([1.0, 2.0]) {
+        for key in session.keys() {
+            session.gradient_mut(key).unwrap().fill(value);
+        }
+        push_all(session).unwrap();
+    }
+    for mut session in sessions {
+        session.wait_all().unwrap();
+        assert_eq!(session.weights::<f32>(SECOND).unwrap(), [1.5]);
+        session.leave().unwrap();
+    }
+}

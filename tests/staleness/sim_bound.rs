@@ -1,0 +1,190 @@
+//! SSP and ASP over the simulated network: whole jobs whose workers run ahead at random, held against what
+//! the consistency promises. A failure prints its seed.
+
+use std::sync::Arc;
+
+use fabric::sim::{Faults, Net, seeds};
+use hub_tests::race::{Race, SGD};
+use hub_tests::simulated::{Simulated, Terms};
+use pbox_core::control::OnLoss;
+use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Schedule};
+
+const WORKERS: u32 = 3;
+/// Rounds with gradients; one more, of zeros, shows what all of them came to.
+const ROUNDS: u32 = 12;
+
+const fn ssp(staleness: u32) -> Consistency {
+    Consistency::Ssp { staleness }
+}
+
+fn layout() -> Arc<Layout> {
+    let keys = vec![Key::f32("a", [1]), Key::f32("b", [17]), Key::f32("c", [300]), Key::f32("d", [16, 9])];
+    Arc::new(Layout::new(keys, 256).unwrap())
+}
+
+fn keys() -> impl Iterator<Item = KeyId> {
+    (0..layout().keys().len() as u32).map(KeyId)
+}
+
+/// A job of three workers, after the broadcast, of zeros.
+fn race(seed: u64, consistency: Consistency, on_loss: OnLoss) -> Race {
+    let net = Net::new(seed, Faults { delay: 0..20, reorder: true, ..Faults::NONE });
+    let mut terms = Terms::new(WORKERS, 1 + (seed % 3) as usize, SGD);
+    (terms.consistency, terms.on_loss) = (consistency, on_loss);
+    terms.schedule = Schedule::ALL[(seed / 5 % 4) as usize];
+    Race::new(seed, net, &layout(), terms, ROUNDS)
+}
+
+const ALL: [Consistency; 5] = [ssp(0), ssp(1), ssp(3), ssp(100), Consistency::Asp];
+
+#[test]
+fn every_answer_keeps_the_bound_and_every_push_counts_once() {
+    for seed in seeds(200) {
+        let consistency = ALL[(seed % 5) as usize];
+        let mut race = race(seed, consistency, OnLoss::Stop);
+        race.run(ROUNDS + 1);
+        let last_begun = race.answered.iter().flatten().all(|&answered| answered == ROUNDS + 1);
+        assert!(last_begun && race.job.notices.is_empty(), "{:?}", race.job.notices);
+        race.run(ROUNDS + 2);
+        race.all_is_there();
+        let steps: u64 = race.job.cores.iter().map(|core| core.tally().chunks).sum();
+        assert_eq!(steps, u64::from(WORKERS * (ROUNDS + 2)) * layout().chunks().len() as u64);
+    }
+}
+
+/// How many rounds, of those after the broadcast, a worker gets answers for while another one stands still.
+fn rounds_alone(seed: u64, consistency: Consistency) -> u32 {
+    let mut race = race(seed, consistency, OnLoss::Stop);
+    race.run(1);
+    for _ in 0..=ROUNDS {
+        race.push_all(&[0, 1]);
+        race.settle();
+    }
+    assert_eq!(race.answered[0], race.answered[1]);
+    assert_eq!(race.answered[2], vec![1; keys().count()], "it has the first weights and pushes nothing");
+    assert!(race.answered[0].iter().all(|&answered| answered == race.answered[0][0]));
+    race.answered[0][0] - 1
+}
+
+#[test]
+fn a_slow_worker_holds_the_others_exactly_at_the_staleness() {
+    for seed in seeds(4) {
+        for staleness in [0, 1, 2, 5] {
+            assert_eq!(rounds_alone(seed, ssp(staleness)), staleness, "staleness {staleness}");
+        }
+        assert_eq!(rounds_alone(seed, Consistency::Asp), ROUNDS + 1, "nobody waits");
+    }
+}
+
+/// With a staleness of 0 everybody's weights before a round are those of all rounds before, as in BSP.
+#[test]
+fn with_no_staleness_nobody_is_ahead() {
+    for seed in seeds(20) {
+        let mut race = race(seed, ssp(0), OnLoss::Stop);
+        for rounds in 1..=ROUNDS {
+            race.run(rounds);
+            for (worker, key) in race.job.workers.iter().flat_map(|w| keys().map(move |key| (w, key))) {
+                let seen = race.contained(&worker.weights::<f32>(key).unwrap()[..1], 0);
+                assert_eq!(seen[0], Some(rounds - 1));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_death_of_the_slowest_lets_those_go_that_waited_for_it() {
+    for seed in seeds(20) {
+        let mut race = race(seed, ssp(2), OnLoss::Continue);
+        race.run(1);
+        for _ in 0..4 {
+            race.push_all(&[0, 1]);
+            race.settle();
+        }
+        assert_eq!(race.answered[0], vec![3; keys().count()], "two rounds ahead");
+        race.job.kill(2);
+        race.settle();
+        assert_eq!(race.answered[0], vec![3; keys().count()], "the hub does not know yet");
+        let is_two = |notice: &Notice| matches!(notice, Notice::WorkerGone { rank: 2, .. });
+        assert!(!race.job.notices.is_empty() && race.job.notices.iter().all(is_two));
+        race.job.lose(2);
+        race.settle();
+        assert_eq!(race.answered[0], vec![4; keys().count()]);
+        race.run(ROUNDS + 1);
+        for rank in [0, 1] {
+            assert_eq!(race.answered[rank], vec![ROUNDS + 1; keys().count()], "{:?}", race.job.notices);
+        }
+    }
+}
+
+#[test]
+fn one_that_dies_anywhere_and_comes_back_is_in_the_bound_again() {
+    for seed in seeds(200) {
+        let mut race = race(seed, ALL[(seed % 5) as usize], OnLoss::Continue);
+        race.run(3);
+        // Somewhere in a round.
+        race.push_all(&[0, 1, 2]);
+        (0..race.draw(60)).for_each(|_| race.step());
+        race.job.kill(2);
+        // The hub may see the end of its links only when it comes back.
+        if race.draw(2) == 0 {
+            race.settle();
+            race.job.lose(2);
+            race.run(6);
+        }
+        race.rejoin(2);
+        race.run(ROUNDS + 1);
+        race.run(ROUNDS + 2);
+        race.all_is_there();
+    }
+}
+
+#[test]
+fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
+    for seed in seeds(60) {
+        let mut race = race(seed, ALL[(seed % 5) as usize], OnLoss::Continue);
+        race.run(3);
+        // The last one is the slowest.
+        race.push_all(&[0, 1]);
+        (0..race.draw(200)).for_each(|_| race.step());
+        let front = race.job.hold();
+        let steps = |race: &Race| race.job.cores.iter().map(|core| core.tally().chunks).sum::<u64>();
+        let before = steps(&race);
+        race.push_all(&[0, 1, 2]);
+        race.settle();
+        let dies = seed % 2 == 0;
+        if dies {
+            race.job.kill(2);
+            race.settle();
+            race.job.lose(2);
+            race.telling[2] = false; // of what it pushed in the hold nothing counts
+        }
+        assert_eq!((steps(&race), race.job.hold()), (before, front), "while it is held");
+        race.job.release(front, &[]);
+        race.settle();
+        assert!(dies || steps(&race) > before, "what was noted is stepped");
+        race.run(ROUNDS + 1);
+        race.run(ROUNDS + 2);
+        if !dies {
+            race.all_is_there();
+        }
+    }
+}
+
+#[test]
+fn a_push_before_the_answer_costs_the_link() {
+    for consistency in [ssp(0), Consistency::Asp] {
+        let mut race = race(1, consistency, OnLoss::Stop);
+        // Round 0 of the others is missing, so this is not answered; the network shows it twice.
+        let end = race.job.ends[0][0];
+        race.job.net().duplicate_next(end);
+        race.push_all(&[0]);
+        for _ in 0..200 {
+            let Simulated { cores, notices, .. } = &mut race.job;
+            cores.iter_mut().for_each(|core| _ = core.turn(notices));
+        }
+        let [Notice::WorkerGone { rank: 0, reason, .. }] = &race.job.notices[..] else {
+            panic!("{consistency}: {:?}", race.job.notices)
+        };
+        assert!(reason.contains("again before it was answered in round 0"), "{reason}");
+    }
+}

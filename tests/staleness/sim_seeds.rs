@@ -1,0 +1,111 @@
+//! As `bits::sim_seeds`, in SSP and ASP: thousands of small clusters with random faults, in which every answer
+//! keeps the bound and every push counts once, and every run ends with all its rounds or with an error
+//! that names what went wrong. A failure prints its seed.
+
+use std::sync::Arc;
+
+use fabric::sim::{Net, seeds};
+use hub_tests::race::{Race, SGD};
+use hub_tests::simulated::Terms;
+use hub_tests::trouble::{Dice, ENDS, Strike, Trouble};
+use pbox_core::codec::Codec;
+use pbox_core::{Compression, Consistency, Key, KeyId, Layout, Schedule};
+
+const CLUSTERS: u64 = 5_000;
+/// Steps in which nothing moves, after which a run is over: more than the longest delay.
+const PATIENCE: u32 = 200;
+/// More steps than any run takes.
+const MANY: u32 = 20_000;
+
+/// One seed's cluster.
+struct Cluster {
+    dice: Dice,
+    trouble: Trouble,
+    /// Rounds with the broadcast, and with one of zeros that shows what all came to.
+    rounds: u32,
+    race: Race,
+}
+
+impl Cluster {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let trouble = Trouble::of(seed);
+        let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=80)]));
+        let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
+        let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, SGD);
+        terms.on_loss = trouble.on_loss();
+        terms.consistency = match dice.below(5) {
+            0 => Consistency::Asp,
+            staleness => Consistency::Ssp { staleness: staleness as u32 - 1 },
+        };
+        terms.schedule = Schedule::ALL[dice.below(4) as usize];
+        terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
+        // Of the numbers that are pushed here, bf16 loses nothing.
+        terms.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
+        terms.slice_bytes = dice.from(64..=512) as usize;
+        let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
+        (terms.credit, terms.hub_credit) = (credit(), credit());
+        let faults = trouble.faults(&mut dice);
+        let rounds = dice.from(1..=5) as u32;
+        let race = Race::new(seed, Net::new(seed, faults), &layout, terms, rounds);
+        Cluster { dice, trouble, rounds: rounds + 2, race }
+    }
+
+    /// Runs until all who live have done all rounds, or nothing moves any more, or an error.
+    fn run(&mut self) -> Result<(), String> {
+        self.run_to(self.rounds - 1)?;
+        self.run_to(self.rounds)
+    }
+
+    fn run_to(&mut self, rounds: u32) -> Result<(), String> {
+        let mut idle = 0;
+        for step in 0.. {
+            if idle >= PATIENCE || !self.race.missing(rounds) {
+                break;
+            }
+            assert!(step < MANY, "steps without end: {}", self.who_waits());
+            // In the end all who live may finish.
+            if step < MANY / 10 {
+                let begun = !self.race.missing(1);
+                match self.trouble.strike(&mut self.dice, &self.race.job, begun) {
+                    Some(Strike::Kill(rank)) => self.race.job.kill(rank),
+                    Some(Strike::Rejoin(rank)) => self.race.rejoin(rank),
+                    None => {}
+                }
+            }
+            for rank in 0..self.race.telling.len() {
+                let key = KeyId(self.dice.below(self.race.keys().count() as u64) as u32);
+                if self.dice.below(3) > 0 && self.race.pushed[rank][key.index()] < rounds {
+                    self.race.try_push(rank, key).map_err(|error| error.to_string())?;
+                }
+            }
+            idle = if self.race.look().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
+        }
+        if self.race.missing(rounds) { Err(self.who_waits()) } else { Ok(()) }
+    }
+
+    fn who_waits(&self) -> String {
+        format!(
+            "somebody waits for answers: pushed {:?}, answered {:?}",
+            self.race.pushed, self.race.answered
+        )
+    }
+}
+
+#[test]
+fn every_answer_keeps_the_bound_or_the_run_ends_with_a_named_error() {
+    let mut ends = std::collections::BTreeMap::<&str, u32>::new();
+    for seed in seeds(CLUSTERS) {
+        let mut cluster = Cluster::new(seed);
+        let ended = cluster.run();
+        let end = cluster.trouble.end(&ended, &cluster.race.job.notices);
+        if end == "whole" {
+            cluster.race.all_is_there();
+        }
+        *ends.entry(end).or_default() += 1;
+    }
+    eprintln!("{ends:?}");
+    if std::env::var_os("PHUB_SIM_SEED").is_none() {
+        assert_eq!(ends.len(), ENDS, "every way to end was seen: {ends:?}");
+    }
+}

@@ -1,0 +1,207 @@
+//! What tests of hubs and workers share: a simulated cluster, a hub in this process, sessions on threads of their own, raw
+//! requests to the control port, values whose result is known, and programs as child processes.
+
+#![forbid(unsafe_code)]
+#![allow(missing_docs)] // no user reads this crate
+
+pub mod model;
+pub mod program;
+pub mod race;
+pub mod simulated;
+pub mod training;
+pub mod trouble;
+pub mod usage;
+pub mod values;
+
+use fabric::IdlePolicy;
+use fabric::any::Transport;
+use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL, TransportAddress};
+use pbox_core::{Ablate, Consistency, Key, KeyId, Optimizer, Schedule, Share};
+use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
+use serde::Serialize;
+use worker_shim::{Session, SessionConfig, SessionError};
+
+/// Nobody is silent for so long by accident, and nobody waits for it.
+pub const PATIENT_S: u64 = 30;
+
+/// Where nobody listens: the port is privileged, and never dealt out.
+pub const NOWHERE: &str = "127.0.0.1:1";
+
+/// A hub of so many cores, on a free port.
+pub fn hub(cores: usize) -> Hub {
+    hub_with_limit(cores, PATIENT_S)
+}
+
+/// A hub that takes workers for dead after so many seconds of silence.
+pub fn hub_with_limit(cores: usize, heartbeat_limit_s: u64) -> Hub {
+    Hub::start(&settings(cores, heartbeat_limit_s)).expect("a hub starts on a free port")
+}
+
+/// A hub with limits of its own for the clients of its control port.
+pub fn hub_with(cores: usize, limits: ControlLimits) -> Hub {
+    Hub::start_with(&settings(cores, PATIENT_S), limits).expect("a hub starts on a free port")
+}
+
+/// Settings of such a hub.
+pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
+    HubSettings {
+        listen: ([127, 0, 0, 1], 0).into(),
+        cores: Some(CoreSelection::Count(cores.min(cpus()))),
+        // Tests share the machine with their workers.
+        idle: IdleChoice::Sleep,
+        heartbeat_limit_s,
+        ..HubSettings::default()
+    }
+}
+
+/// Cpus of this machine that a hub may have: tests ask for more cores than one where they can.
+pub fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, |cpus| cpus.get())
+}
+
+/// Whether there is RDMA to test with; where there is none, that is said.
+pub fn has_rdma() -> bool {
+    let named = std::env::var("PHUB_TEST_DEVICE").is_ok_and(|devices| !devices.is_empty());
+    if !named {
+        println!("skipped: RDMA, as PHUB_TEST_DEVICE names no device to test on; make rxe has soft-RoCE");
+    }
+    named
+}
+
+/// The ways by which bytes cross from window to window.
+pub fn wires() -> Vec<Transport> {
+    if has_rdma() { vec![Transport::Tcp, Transport::Verbs] } else { vec![Transport::Tcp] }
+}
+
+/// Two keys of several chunks, and one of a single element.
+pub fn small_model() -> Vec<Key> {
+    vec![Key::f32("first.weight", [3, 40]), Key::f32("second.bias", [1]), Key::f32("third.weight", [50])]
+}
+
+pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+
+/// A worker of a job with the small model, in chunks of 64 bytes.
+pub fn config(hub: &Hub, job: &str, rank: u32, workers: u32) -> SessionConfig {
+    config_at(&hub.address().to_string(), job, rank, workers)
+}
+
+/// As [`config`], for a hub of another process.
+pub fn config_at(hub: &str, job: &str, rank: u32, workers: u32) -> SessionConfig {
+    let mut config = SessionConfig::new(hub, job, rank, workers, small_model(), SGD);
+    config.chunk_bytes = 64;
+    config.idle = IdlePolicy::SHARED;
+    config
+}
+
+/// Runs all workers of a job, each on a thread of its own; what they return is in rank order.
+pub fn together<T: Send>(workers: u32, worker: impl Fn(u32) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let worker = &worker;
+        let threads: Vec<_> = (0..workers).map(|rank| scope.spawn(move || worker(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a worker panicked, see above")).collect()
+    })
+}
+
+/// All workers of a job, joined.
+pub fn join_all(workers: u32, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Session> {
+    together(workers, |rank| Session::join(config(rank)).unwrap_or_else(|e| panic!("rank {rank}: {e}")))
+}
+
+/// All workers of a job, with their weights.
+pub fn ready_all(workers: u32, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Session> {
+    together(workers, |rank| {
+        let mut session = Session::join(config(rank)).unwrap_or_else(|e| panic!("rank {rank}: {e}"));
+        session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+        session
+    })
+}
+
+/// Pushes every key.
+pub fn push_all(session: &mut Session) -> Result<(), SessionError> {
+    session.keys().try_for_each(|key| session.push(key))
+}
+
+/// The error of a join that must fail.
+pub fn refused(config: SessionConfig) -> String {
+    match Session::join(config) {
+        Ok(_) => panic!("the join was expected to fail"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Asserts that an error says all of this.
+#[track_caller]
+pub fn says(error: impl std::fmt::Display, words: &[&str]) {
+    let error = error.to_string();
+    for word in words {
+        assert!(error.contains(word), "expected {word:?} in the error:\n  {error}");
+    }
+}
+
+/// What a worker of the small model asks for.
+pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
+    JoinRequest {
+        protocol: PROTOCOL,
+        rank,
+        workers,
+        chunk_bytes: 64,
+        optimizer: SGD,
+        compression: None,
+        seed: 0,
+        ablate: Ablate::default(),
+        consistency: Consistency::Bsp,
+        on_loss: OnLoss::Stop,
+        schedule: Schedule::default(),
+        credit_bytes: None,
+        state_before: None,
+        share: Share::default(),
+        cores: None,
+        keys: small_model(),
+    }
+}
+
+/// Status and body of a request to the control port, with any body.
+pub fn post(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
+    let url = format!("http://{}{path}", hub.address());
+    let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
+    let mut answer = agent.post(&url).send(body.as_ref()).unwrap_or_else(|e| panic!("{url}: {e}"));
+    (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+}
+
+/// As [`post`], with JSON.
+pub fn post_json(hub: &Hub, path: &str, body: &impl Serialize) -> (u16, String) {
+    post(hub, path, serde_json::to_vec(body).unwrap())
+}
+
+/// Status and words of a request that must be refused: every refusal is JSON with an `error`.
+pub fn refusal(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
+    let (status, body) = post(hub, path, body);
+    assert!(status >= 400, "{path} was granted: {body}");
+    let reply: ErrorReply = serde_json::from_str(&body).unwrap_or_else(|e| panic!("{path}: {e}: {body}"));
+    (status, reply.error)
+}
+
+/// Joins over plain HTTP, without a session.
+pub fn join_by_hand(hub: &Hub, job: &str, request: &JoinRequest) -> JoinReply {
+    let (status, body) = post_json(hub, &format!("/v1/jobs/{job}/join"), request);
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).unwrap()
+}
+
+/// Where a worker that joined by hand connects on shared memory.
+pub fn shm_address(reply: &JoinReply) -> &str {
+    let shm = |each: &'_ _| matches!(each, TransportAddress::Shm { .. });
+    match reply.transports.iter().find(|each| shm(each)) {
+        Some(TransportAddress::Shm { address, .. }) => address,
+        _ => panic!("a hub offers shared memory: {reply:?}"),
+    }
+}
+
+/// The hub's own words about itself.
+pub fn describe(hub: &str) -> HubReply {
+    ureq::get(format!("http://{hub}/v1/hub")).call().unwrap().body_mut().read_json().unwrap()
+}
+
+pub const FIRST: KeyId = KeyId(0);
+pub const SECOND: KeyId = KeyId(1);
+pub const THIRD: KeyId = KeyId(2);

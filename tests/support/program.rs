@@ -1,0 +1,143 @@
+//! Programs as child processes: what they said, how they ended, and what they left behind.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use pbox_core::Key;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What a program that must fail wrote to stderr.
+#[track_caller]
+pub fn failure(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } =
+        command.stdin(Stdio::null()).output().expect("the program starts");
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(!status.success(), "{command:?} succeeded:\n{stdout}\n{stderr}");
+    assert!(!stderr.contains("panicked"), "{command:?} panicked:\n{stderr}");
+    stderr.into_owned()
+}
+
+/// A program that runs beside the test. Killed and reaped when dropped.
+#[derive(Debug)]
+pub struct Program {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// Starts it; its stderr is the test's unless the command says otherwise.
+    pub fn start(command: &mut Command) -> Self {
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
+        let stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
+        Program { child, stdout }
+    }
+
+    /// The next line that it says; `None` when it ended.
+    pub fn hear_line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let bytes = self.stdout.read_line(&mut line).expect("reading a pipe");
+        (bytes > 0).then(|| line.trim_end().to_owned())
+    }
+
+    /// The next reply of a test program that runs again: what follows an `@`. The harness writes other lines, too.
+    pub fn hear_reply(&mut self) -> String {
+        loop {
+            let line = self.hear_line().expect("the process ended; stderr says why");
+            if let Some((_, reply)) = line.split_once('@') {
+                return reply.to_owned();
+            }
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its standard input.
+    pub fn stdin(&mut self) -> &mut std::process::ChildStdin {
+        self.child.stdin.as_mut().expect("stdin is a pipe")
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal);
+    }
+
+    /// Waits for its end.
+    pub fn end(&mut self) -> ExitStatus {
+        self.child.wait().expect("our own child")
+    }
+
+    /// Waits until it is stopped by SIGSTOP.
+    pub fn stopped(&self) {
+        until("the process is stopped", || state(self.pid()) == Some('T'));
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal to a process.
+pub fn kill(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid as i32).expect("a process id is positive");
+    kill_process(pid, signal).expect("the process is there");
+}
+
+/// A process's state letter; `None` when it is gone.
+pub fn state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim_start().chars().next()
+}
+
+/// Whether a process runs no more: gone, or not yet reaped by whoever inherited it.
+pub fn is_dead(pid: u32) -> bool {
+    matches!(state(pid), None | Some('Z' | 'X'))
+}
+
+/// The children of a process, of all its threads.
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    lists
+        .flat_map(|list| list.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Looks until something is so that no call waits for.
+///
+/// # Panics
+/// When it is not so for half a minute: before the test's watchdog, which cannot say what was waited for.
+#[track_caller]
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "waited for 30 s until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Writes a safetensors file of these keys, all zero, for `--manifest`.
+pub fn write_manifest(path: &std::path::Path, keys: &[Key]) {
+    let mut end = 0;
+    let tensors: Vec<String> = keys
+        .iter()
+        .map(|key| {
+            let begin = end;
+            end += key.bytes().expect("a test's key");
+            let shape = &key.shape;
+            format!(r#""{}":{{"dtype":"F32","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#, key.name)
+        })
+        .collect();
+    let header = format!("{{{}}}", tensors.join(","));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.resize(file.len() + end as usize, 0);
+    std::fs::write(path, file).unwrap();
+}
