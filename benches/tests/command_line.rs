@@ -85,7 +85,7 @@ fn numbers_out_of_range() {
         (["--chunk-bytes", "0"], ["chunk size 0", "multiple of 64", "32768"]),
         (["--cores", "four"], ["--cores", "\"four\"", "4-7"]),
         (["--cores", "6-4"], ["--cores", "\"6-4\"", "lower number"]),
-        (["--cores", "0"], ["asked for 0 cores", "at least 1", "leave"]),
+        (["--cores", "0"], ["asked for 0 cores", "at least 1", "omit"]),
         (["--cores", "100000"], ["asked for 100000 cores", "allowed", "at most"]),
         (["--cores", "0,9999"], ["9999", "does not exist", "the host has cpus"]),
         (["--cores", "0,0"], ["named twice", "cpu", "0"]),

@@ -2,18 +2,16 @@
 //! its machine code holds no locked instruction and no system call but on the cold paths named here.
 //! (How many system calls a hub process makes from outside is `tests/resources/system_calls.rs`.)
 
-mod machine_code;
-
 use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::machine_code::{Function, Program};
 use fabric::conformance::Watchdog;
 use fabric::shm::{self, Listener, group};
 use fabric::{Arrival, LinkId, Port, Posted, SendWindow, Span, Until};
-use machine_code::{Function, Program};
 use pbox_core::control::OnLoss;
 use pbox_core::frame::{self, HEADER_BYTES, Kind};
 use pbox_core::kernels::Kernels;

@@ -1,10 +1,8 @@
 //! The program's command line: what it says to settings that make no sense and to files that are
 //! none. Each error names the setting or the object, what was seen, and what to do.
 
-mod support;
-
+use crate::support::{failure, phub_server, says};
 use fabric::conformance::Watchdog;
-use support::{failure, phub_server, says};
 
 #[test]
 fn serve_settings_out_of_range() {

@@ -1,15 +1,13 @@
 //! `phub-server doctor` as a process, on whatever machine this is: its verdicts, its exit status, and that scripts
 //! can read it. What it says of RDMA that is there is checked in guests (`tools/rxe/checks/10-doctor.sh`).
 
-mod support;
-
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Output;
 
+use crate::support::{Serve, failure, phub_server, says};
 use fabric::conformance::Watchdog;
 use serde_json::Value;
-use support::{Serve, failure, phub_server, says};
 
 fn doctor(arguments: &[&str]) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } = phub_server(&[&["doctor"], arguments].concat()).output().unwrap();

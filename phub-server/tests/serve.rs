@@ -1,16 +1,14 @@
 //! `phub-server serve` as a process: it ends well on SIGINT and SIGTERM with a job in the middle of
 //! a round, says so to its workers, and leaves nothing behind.
 
-mod support;
-
 use std::path::Path;
 use std::process::Stdio;
 
+use crate::support::{Serve, failure, phub_server, says};
 use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use pbox_core::{Key, Optimizer};
 use rustix::process::Signal;
-use support::{Serve, phub_server, says};
 use worker_shim::{Session, SessionConfig, SessionError};
 
 /// A hub whose working directory is empty.
@@ -185,7 +183,7 @@ fn a_second_hub_takes_another_port() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let first = serve(dir.path(), &[]);
-    let error = support::failure(&["serve", "--cores", "1", "--listen", &first.address]);
+    let error = failure(&["serve", "--cores", "1", "--listen", &first.address]);
     says(error, &["cannot listen", &first.address, "in use", "--listen"]);
     let second = serve(dir.path(), &[]);
     assert_ne!(first.address, second.address);

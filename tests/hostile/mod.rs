@@ -3,3 +3,4 @@
 mod control_port;
 mod data_socket;
 mod posts;
+mod sim_full_rings;

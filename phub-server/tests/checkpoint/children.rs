@@ -4,12 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use fabric::conformance::rerun;
+
 const VARIABLE: &str = "PHUB_CHECKPOINT_CHILD";
 
 /// What `command` is to run: this program as `role`, on a directory. Its arguments are the last ones.
 pub fn child(mut command: Command, role: &str, dir: &Path) -> Command {
-    command.arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "children::child_process", "--nocapture"]);
+    let again = rerun(child_process);
+    command.arg(again.get_program()).args(again.get_args());
     command.env(VARIABLE, format!("{role} {}", dir.display())).stdin(Stdio::null());
     command
 }

@@ -1,8 +1,5 @@
 //! What the tests of the program share: starting it, hearing its errors, and a hub as a process.
 
-// Each test file is a crate of its own and uses its own part of this.
-#![allow(dead_code)]
-
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 

@@ -1,0 +1,7 @@
+//! Tests of the program `phub-server` and of its checkpoints, in one program.
+
+mod checkpoint;
+mod command_line;
+mod doctor;
+mod serve;
+mod support;
