@@ -1,4 +1,4 @@
-//! libFuzzer's door to `phub_fuzz::checkpoint`.
+//! libFuzzer's program for `phub_fuzz::checkpoint`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| phub_fuzz::checkpoint::run(bytes));

@@ -1,4 +1,4 @@
-//! libFuzzer's door to `phub_fuzz::codecs`.
+//! libFuzzer's program for `phub_fuzz::codecs`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| phub_fuzz::codecs::run(bytes));

@@ -1,4 +1,4 @@
-//! libFuzzer's door to `phub_fuzz::handshake`.
+//! libFuzzer's program for `phub_fuzz::shm::handshake`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| phub_fuzz::handshake::run(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| phub_fuzz::shm::handshake::run(bytes));

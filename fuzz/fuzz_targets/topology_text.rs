@@ -1,4 +1,4 @@
-//! libFuzzer's door to `phub_fuzz::topology_text`.
+//! libFuzzer's program for `phub_fuzz::machine::text`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| phub_fuzz::topology_text::run(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| phub_fuzz::machine::text::run(bytes));

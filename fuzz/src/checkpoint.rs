@@ -1,29 +1,29 @@
-//! A checkpoint file, as it is and with the digest that it should have: else no input would come past it.
+//! A checkpoint file, as it is and with a corrected digest. Without that, no input would pass the digest's check.
 
 use phub_server::checkpoint::decode;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Where a checkpoint's digest stands; it is computed with `0` there.
+/// The bytes of a checkpoint's digest. They are `0` while it is computed.
 const DIGEST: std::ops::Range<usize> = 35..67;
 
-/// Any bytes.
+/// The bytes are a file.
 pub fn run(bytes: &[u8]) {
-    look(bytes);
-    let mut mended = bytes.to_vec();
-    if let Some(digest) = mended.get_mut(DIGEST) {
+    check_file(bytes);
+    let mut corrected = bytes.to_vec();
+    if let Some(digest) = corrected.get_mut(DIGEST) {
         digest.fill(b'0');
-        let right = format!("{:032x}", xxh3_128(&mended));
-        mended[DIGEST].copy_from_slice(right.as_bytes());
-        look(&mended);
+        let right = format!("{:032x}", xxh3_128(&corrected));
+        corrected[DIGEST].copy_from_slice(right.as_bytes());
+        check_file(&corrected);
     }
 }
 
-fn look(file: &[u8]) {
+fn check_file(file: &[u8]) {
     if let Err(error) = decode(file, file.len() as u64) {
         assert!(error.to_string().len() < 20_000, "an error that repeats its input");
         return;
     }
-    // What is accepted is whole: without its last byte, or with one more, it is not.
+    // A file that is accepted is complete: it is refused with one byte less, or one byte more.
     let short = &file[..file.len() - 1];
     assert!(decode(short, short.len() as u64).is_err());
     let long = [file, &[0]].concat();

@@ -1,9 +1,9 @@
-//! The payloads of compressed chunks, which a hostile worker writes and may change after they were checked.
+//! The payloads of compressed chunks. A hostile worker writes them, and may change them after the check.
 
 use pbox_core::codec::Codec;
 use pbox_core::kernels::Kernels;
 
-/// Elements of the largest chunk: enough for every form of a payload, and more than one bucket.
+/// The elements of the largest chunk: enough for every form of a payload, and for more than one bucket.
 const ELEMENTS: usize = 1100;
 
 /// The first byte names the codec, two more its settings, two the number of elements; the rest is the payload.
@@ -17,16 +17,16 @@ pub fn run(bytes: &[u8]) {
         let mut sum = vec![0.0f32; elements];
         codec.add(kernels, payload, &mut sum);
         if accepted.is_ok() && !matches!(codec, Codec::F16 | Codec::Bf16) {
-            assert!(sum.iter().all(|value| value.is_finite()), "{codec:?}: accepted, and not finite");
+            assert!(sum.iter().all(|value| value.is_finite()), "{codec:?}: accepted but not finite");
         }
-        // The bits of a NaN are the compiler's choice.
+        // The compiler chooses the bits of a NaN.
         let bits = sum.iter().map(|value| if value.is_nan() { u32::MAX } else { value.to_bits() });
         let bits: Vec<u32> = bits.collect();
         assert_eq!(first.get_or_insert_with(|| bits.clone()), &bits, "{codec:?} {kernels:?}");
     }
     match accepted {
         Ok(()) => {
-            assert!(payload.len() <= codec.payload_bytes(elements), "{codec:?}: longer than the longest")
+            assert!(payload.len() <= codec.payload_bytes(elements), "{codec:?}: longer than the stated limit")
         }
         Err(error) => assert!(error.to_string().len() < 400, "{error}"),
     }

@@ -1,7 +1,7 @@
-//! Bodies of the control port: the first byte says which kind the rest is taken for.
+//! Bodies of the control port. The first byte chooses the kind of the body.
 //!
-//! What parses is checked as the hub checks it, and said again it parses to the same. Must not know
-//! HTTP.
+//! A body that parses is checked as the hub checks it. If it is valid, it parses to the same value after it is
+//! written again. Must not know HTTP.
 
 use pbox_core::control::{
     ErrorReply, HeartbeatReply, HeartbeatRequest, HubReply, JoinReply, LearningRateRequest, LeaveRequest,
@@ -11,7 +11,7 @@ use pbox_core::{Layout, manifest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Any bytes.
+/// The first byte is the kind, the others are the body.
 pub fn run(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
     match kind % 9 {
@@ -35,11 +35,11 @@ pub fn run(bytes: &[u8]) {
 fn join(body: &[u8]) {
     let request = match parse_join(body) {
         Ok(request) => request,
-        Err(error) => return short(&error),
+        Err(error) => return check_length(&error),
     };
     let valid = request.optimizer.check().is_ok() && manifest::check(&request.keys).is_ok();
-    again(&request, valid);
-    // A layout of millions of chunks is valid, and takes its time.
+    check_round_trip(&request, valid);
+    // A layout of millions of chunks is valid, but takes long.
     let bytes: u64 = request.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
     if valid
         && request.chunk_bytes > 0
@@ -53,26 +53,26 @@ fn join(body: &[u8]) {
 
 fn request<T: DeserializeOwned + Serialize>(what: &'static str, body: &[u8], valid: impl Fn(&T) -> bool) {
     match parse::<T>(what, body) {
-        Ok(request) => again(&request, valid(&request)),
-        Err(error) => short(&error),
+        Ok(request) => check_round_trip(&request, valid(&request)),
+        Err(error) => check_length(&error),
     }
 }
 
 fn reply<T: DeserializeOwned + Serialize>(body: &[u8]) {
     if let Ok(reply) = serde_json::from_slice::<T>(body) {
-        again(&reply, true);
+        check_round_trip(&reply, true);
     }
 }
 
-/// What is valid can be said and heard again.
-fn again<T: DeserializeOwned + Serialize>(value: &T, valid: bool) {
-    let said = serde_json::to_value(value).expect("plain data");
+/// A valid value can be written and parsed again.
+fn check_round_trip<T: DeserializeOwned + Serialize>(value: &T, valid: bool) {
+    let written = serde_json::to_value(value).expect("plain data");
     if valid {
-        let heard: T = serde_json::from_value(said.clone()).expect("what was valid parses again");
-        assert_eq!(serde_json::to_value(&heard).expect("plain data"), said);
+        let parsed: T = serde_json::from_value(written.clone()).expect("a valid value parses again");
+        assert_eq!(serde_json::to_value(&parsed).expect("plain data"), written);
     }
 }
 
-fn short(error: &ParseError) {
+fn check_length(error: &ParseError) {
     assert!(error.to_string().len() < 4000, "an error that repeats its input");
 }

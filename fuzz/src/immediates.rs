@@ -1,7 +1,7 @@
-//! The cores of a hub against workers that post anything, held against a model of the rule: one round
-//! in flight, each chunk once, over the link of the core that owns it; with SSP and ASP one push in flight
-//! for each worker, and nobody too far ahead. A violation is named, with its
-//! chunk; it costs the link it came over, and nothing else.
+//! The cores of a hub against workers that post anything, compared with a model of the rules. In BSP one round of
+//! a chunk is in flight, and each worker pushes the chunk once, over the link of the core that owns it. In SSP and
+//! ASP each worker has one push in flight, and no worker is too far ahead. The hub names a violation with its
+//! chunk. It drops the link that the violation came over, and nothing else.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use pbox_core::{
 const JOB: JobId = JobId(3);
 const CHUNKS: usize = 7;
 const STEPS: usize = 300;
-/// Posts that a link holds: below the chunks of a core, so that rings of answers fill, too.
+/// The posts that a link holds: fewer than the chunks of a core, so that answer rings get full.
 const CAPACITY: u32 = 3;
 
 #[derive(Arbitrary, Debug)]
@@ -29,7 +29,7 @@ enum Step {
         core: u8,
         imm: u32,
     },
-    /// A chunk that exists, in the round that is in flight or near it.
+    /// A chunk that exists, in the round that is in flight, or near that round.
     Push {
         rank: u8,
         chunk: u8,
@@ -53,7 +53,7 @@ struct Shape {
     optimizer: u8,
 }
 
-/// Any bytes.
+/// The bytes are the shape of the job, and the steps of its workers.
 pub fn run(bytes: &[u8]) {
     let mut input = Unstructured::new(bytes);
     let Ok(shape) = Shape::arbitrary(&mut input) else { return };
@@ -69,16 +69,15 @@ pub fn run(bytes: &[u8]) {
 
 struct Bed {
     cores: Vec<Core<Port>>,
-    /// One port a link of each worker, by rank and core.
+    /// One port for each link of a worker, by rank and core.
     workers: Vec<Vec<(Port, LinkId)>>,
     placement: Placement,
     /// Links that the hub has dropped.
     dropped: Vec<Vec<bool>>,
-    /// Answers that a worker has not read, and that it must see in this order.
+    /// The answers that a worker has not read, in the order in which it must see them.
     answers: Vec<Vec<Vec<Imm>>>,
     consistency: Consistency,
-    /// Of each chunk by rank: the worker's next round, and whether it has pushed the one before and has no
-    /// answer yet.
+    /// By chunk and rank: the worker's next round, and whether its last push is not answered yet.
     chunks: Vec<Vec<(Round, bool)>>,
 }
 
@@ -170,12 +169,14 @@ impl Bed {
             }
             Step::Push { rank, chunk, ahead } => {
                 let (chunk, rank) = (usize::from(chunk) % CHUNKS, usize::from(rank) % workers);
-                let round = self.in_flight(chunk, rank);
+                let round = self.round_in_flight(chunk, rank);
                 let round = Round(round.0.wrapping_add(u32::from(ahead % 16 == 15)));
                 let chunk = ChunkId(chunk as u32);
                 self.post(rank, self.placement.owner(chunk), Immediate::new(chunk, round).encode());
             }
-            Step::Read { rank, core } => self.read(usize::from(rank) % workers, usize::from(core) % cores),
+            Step::Read { rank, core } => {
+                self.read_answers(usize::from(rank) % workers, usize::from(core) % cores)
+            }
             Step::Rate { from, rate } => {
                 if rate.is_finite() {
                     self.cores.iter_mut().for_each(|core| core.set_learning_rate(JOB, Round(from), rate));
@@ -184,7 +185,7 @@ impl Bed {
         }
     }
 
-    /// One post, seen by its core, and what must come of it.
+    /// Posts, lets the core see the post, and checks the result.
     fn post(&mut self, rank: usize, core: usize, imm: Imm) {
         let (port, link) = &mut self.workers[rank][core];
         let posted = port.post(*link, Span { offset: 0, bytes: 0 }, imm);
@@ -193,36 +194,36 @@ impl Bed {
         }
         assert_eq!(posted, Posted::Accepted, "the core has seen all posts before");
         port.flush();
-        let expected = self.expect(rank, core, imm);
+        let expected = self.expected_drops(rank, core, imm);
         let before = self.cores[core].tally().arrivals;
         let mut notices = Vec::new();
         while self.cores[core].tally().arrivals == before {
             self.cores[core].turn(&mut notices);
         }
-        let mut said = notices.into_iter().map(|notice| match notice {
+        let mut drops = notices.into_iter().map(|notice| match notice {
             Notice::WorkerGone { job: JOB, rank, reason } => (rank as usize, reason),
             other => panic!("{other:?}"),
         });
         for (gone, words) in expected {
-            match said.next() {
+            match drops.next() {
                 Some((seen, reason)) if gone == seen && reason.contains(&words) => {
                     self.dropped[gone][core] = true;
                 }
                 seen => panic!("{imm:?} of rank {rank}: expected rank {gone}: {words:?}, saw {seen:?}"),
             }
         }
-        assert_eq!(said.next(), None, "one notice for each who is dropped");
-        // The links are detached in the next turn; nothing else is said of them.
+        assert_eq!(drops.next(), None, "one notice for each dropped worker");
+        // The next turn detaches the links without another notice.
         self.cores[core].turn(&mut Vec::new());
     }
 
-    /// The model: who is dropped for this post, by rank, with which words.
-    fn expect(&mut self, rank: usize, core: usize, imm: Imm) -> Vec<(usize, String)> {
+    /// The model: the ranks that the hub drops for this post, and the words of each reason.
+    fn expected_drops(&mut self, rank: usize, core: usize, imm: Imm) -> Vec<(usize, String)> {
         let Immediate { chunk, round_bits } = Immediate::decode(imm);
         if chunk.index() >= CHUNKS || self.placement.owner(chunk) != core {
             return vec![(rank, format!("pushed chunk {} over the link of a core that does not", chunk.0))];
         }
-        let round = self.in_flight(chunk.index(), rank);
+        let round = self.round_in_flight(chunk.index(), rank);
         let alone = self.consistency.steps_alone();
         let workers = &mut self.chunks[chunk.index()];
         if alone && workers[rank].1 {
@@ -252,13 +253,13 @@ impl Bed {
         full
     }
 
-    /// The round that a worker may push of a chunk, or has pushed and waits for.
-    fn in_flight(&self, chunk: usize, rank: usize) -> Round {
+    /// The round of a chunk that a worker may push, or has pushed without an answer yet.
+    fn round_in_flight(&self, chunk: usize, rank: usize) -> Round {
         let (next, waits) = self.chunks[chunk][rank];
         if waits { Round(next.0 - 1) } else { next }
     }
 
-    fn read(&mut self, rank: usize, core: usize) {
+    fn read_answers(&mut self, rank: usize, core: usize) {
         if self.dropped[rank][core] {
             return;
         }
@@ -271,6 +272,6 @@ impl Bed {
             seen.extend(arrivals[..count].iter().map(|arrival| arrival.imm));
         }
         assert_eq!(seen, expected, "answers of rank {rank}");
-        assert_eq!(port.poll(&mut arrivals), 0, "no answer that was not asked for");
+        assert_eq!(port.poll(&mut arrivals), 0, "no answer without a push");
     }
 }

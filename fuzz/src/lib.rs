@@ -1,19 +1,19 @@
-//! The bodies of the fuzz targets: each takes any bytes, and panics where the code under test does
-//! what it must not. libFuzzer runs them (`make fuzz`), and so does a plain test on the corpora.
+//! The bodies of the fuzz targets. Each takes any bytes, and panics if the code under test breaks a rule.
+//! libFuzzer runs them (`make fuzz`), and a plain test runs them on the corpora.
 //!
-//! | target | bytes become |
+//! | target | the bytes become |
 //! | --- | --- |
 //! | [`checkpoint`] | a checkpoint file |
 //! | [`codecs`] | the payload of a compressed chunk |
 //! | [`control`] | a body of the control port, of any kind |
-//! | [`handshake`] | one end's message of the shared-memory handshake, and the memory it offers |
+//! | [`handshake`](shm::handshake) | a peer's message in the shared-memory handshake, and the memory it offers |
 //! | [`immediates`] | posts of hostile workers to the cores of a hub |
-//! | [`rings`] | what a hostile peer writes into the words it shares |
+//! | [`rings`](shm::rings) | a hostile peer's writes into shared words |
 //! | [`safetensors`] | the header of a model file |
 //! | [`slim`] | a push or an answer of Slim-DP |
-//! | [`tcp_frames`] | what a hostile peer sends on a TCP link |
-//! | [`topology_text`] | descriptions of machines, lists of cpus, sysfs trees |
-//! | [`topology_xml`] | lstopo's XML, which hwloc reads |
+//! | [`tcp_frames`] | a hostile peer's stream on a TCP link |
+//! | [`topology_text`](machine::text) | descriptions of machines, lists of cpus, sysfs trees |
+//! | [`topology_xml`](machine::xml) | an XML file of lstopo, which hwloc reads |
 //! | [`verbs_messages`] | a message of the RDMA handshake |
 
 #![forbid(unsafe_code)]
@@ -21,16 +21,12 @@
 pub mod checkpoint;
 pub mod codecs;
 pub mod control;
-pub mod handshake;
 pub mod immediates;
-mod planned;
-pub mod raw_peer;
-pub mod rings;
+pub mod machine;
 pub mod safetensors;
+pub mod shm;
 pub mod slim;
 pub mod tcp_frames;
-pub mod topology_text;
-pub mod topology_xml;
 pub mod verbs_messages;
 
 /// The body of a target.
@@ -41,13 +37,13 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("checkpoint", checkpoint::run),
     ("codecs", codecs::run),
     ("control", control::run),
-    ("handshake", handshake::run),
+    ("handshake", shm::handshake::run),
     ("immediates", immediates::run),
-    ("rings", rings::run),
+    ("rings", shm::rings::run),
     ("safetensors", safetensors::run),
     ("slim", slim::run),
     ("tcp_frames", tcp_frames::run),
-    ("topology_text", topology_text::run),
-    ("topology_xml", topology_xml::run),
+    ("topology_text", machine::text::run),
+    ("topology_xml", machine::xml::run),
     ("verbs_messages", verbs_messages::run),
 ];

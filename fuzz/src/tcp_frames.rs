@@ -1,4 +1,4 @@
-//! The bytes of a TCP link: frames that a peer sends whole, torn, too long, or not at all.
+//! The bytes of a TCP link: frames that a peer sends whole, cut short, too long, or not at all.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -9,26 +9,26 @@ use fabric::{Arrival, Imm};
 const WINDOW: usize = 1 << 10;
 const HEADER: usize = 16;
 
-/// What a plain reading of all bytes gives.
+/// The result of a simple parse of the whole stream.
 struct Reading {
     shown: Vec<Imm>,
     window: Vec<u8>,
     corrupt: bool,
-    /// The stream ends between two frames.
+    /// Whether the stream ends between two frames.
     whole: bool,
 }
 
-/// The first byte says how many bytes come at a time; the others are the stream. So that streams get beyond their
-/// first header, an offset counts modulo a little more than the window, and so does a length.
+/// The first byte says how many bytes are sent at a time; the others are the stream. Offsets and lengths are taken
+/// modulo a little more than the window, so that streams get past their first header.
 pub fn run(bytes: &[u8]) {
     fabric::tcp::fuzzing::decode(bytes);
     let Some((&at_a_time, stream)) = bytes.split_first() else { return };
-    let (stream, reading) = read(stream);
+    let (stream, reading) = parse_stream(stream);
     let (peer, ours) = UnixStream::pair().expect("descriptors for a pair");
     ours.set_nonblocking(true).expect("our own socket");
     let mut receiver = Receiver::new(ours.into(), WINDOW);
     let mut shown = Vec::new();
-    let mut look = |receiver: &mut Receiver| {
+    let mut poll_all = |receiver: &mut Receiver| {
         let mut arrivals = [Arrival::default(); 3];
         loop {
             let count = receiver.poll(&mut arrivals);
@@ -40,18 +40,18 @@ pub fn run(bytes: &[u8]) {
     };
     let mut peer = Some(peer);
     for piece in stream.chunks(usize::from(at_a_time) + 1) {
-        // A link that closed takes nothing more.
+        // A closed link takes no more bytes.
         if peer.as_mut().is_some_and(|peer| peer.write_all(piece).is_err()) {
             break;
         }
-        look(&mut receiver);
+        poll_all(&mut receiver);
     }
     peer.take();
     let closed = (0..1000).find_map(|_| {
-        look(&mut receiver);
+        poll_all(&mut receiver);
         receiver.closed()
     });
-    let closed = closed.expect("the end of the stream is the link's");
+    let closed = closed.expect("the link closes at the end of the stream");
     assert_eq!(
         matches!(closed.reason, fabric::CloseReason::Corrupt(_)),
         reading.corrupt,
@@ -59,13 +59,14 @@ pub fn run(bytes: &[u8]) {
         closed.reason
     );
     assert_eq!(shown, reading.shown);
-    // Of a frame that is torn, any part may be in the window: its span is the sender's to fill.
+    // Any part of a frame that is cut short may be in the window.
     if reading.whole {
         assert!(receiver.into_contents() == reading.window);
     }
 }
 
-fn read(stream: &[u8]) -> (Vec<u8>, Reading) {
+/// The stream with its offsets and lengths taken modulo, and what it means.
+fn parse_stream(stream: &[u8]) -> (Vec<u8>, Reading) {
     let mut sent = Vec::new();
     let mut reading = Reading { shown: Vec::new(), window: vec![0; WINDOW], corrupt: false, whole: true };
     let mut rest = stream;

@@ -1,11 +1,11 @@
-//! Every input that the fuzzers found worth keeping, once more, by a stable compiler and without
-//! libFuzzer; and each target on inputs that no corpus has.
+//! Runs every target on the inputs that the fuzzers kept, and on inputs that no corpus has, with a stable compiler
+//! and without libFuzzer.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 
 #[test]
-fn every_kept_input_is_survived() {
+fn every_target_survives_its_corpus() {
     let mut inputs = 0;
     for (name, run) in phub_fuzz::TARGETS {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
@@ -31,7 +31,7 @@ fn every_target_is_a_program() {
 }
 
 #[test]
-fn arbitrary_bytes_are_survived() {
+fn every_target_survives_arbitrary_bytes() {
     // A linear congruential generator (Knuth's MMIX constants): the same bytes on every run.
     let mut state = 1u64;
     let mut byte = || {

@@ -1,5 +1,5 @@
 //! Checks that hwloc itself does not make of an object. It reads a null pointer if an object lacks one of its
-//! sets, and trusts that an object lies within its parent. Found by fuzzing (`fuzz/src/topology_xml.rs`).
+//! sets, and trusts that an object lies within its parent. Found by fuzzing (`fuzz/src/machine/xml.rs`).
 //!
 //! Must not know what hwloc does with the object.
 

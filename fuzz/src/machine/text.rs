@@ -1,17 +1,15 @@
-//! Descriptions of machines, lists of cpus, and sysfs trees: the first byte says which.
+//! Descriptions of machines, lists of cpus, and sysfs trees. The first byte chooses among the three.
 //!
 //! ```text
-//!   a tree:  [place][text ...]0x00[place][text ...]0x00 ...     into a directory below TMPDIR
+//!   a tree:  [path][text ...]0x00[path][text ...]0x00 ...     below a directory in TMPDIR
 //! ```
 
 use std::path::Path;
 
 use topology::Host;
 
-use crate::planned;
-
-/// The files that the sysfs reader looks at, and some that lead it on.
-const PLACES: [&str; 24] = [
+/// Files that the sysfs reader reads, and files whose directories it lists.
+const PATHS: [&str; 24] = [
     "devices/system/cpu/online",
     "devices/system/cpu/cpu0/topology/physical_package_id",
     "devices/system/cpu/cpu0/topology/core_cpus_list",
@@ -44,7 +42,7 @@ pub fn run(bytes: &[u8]) {
     match kind % 3 {
         0 => {
             if let Ok(host) = Host::from_synthetic(&String::from_utf8_lossy(rest)) {
-                planned::check(&host);
+                super::check_placement(&host);
             }
         }
         1 => {
@@ -52,23 +50,23 @@ pub fn run(bytes: &[u8]) {
                 assert_eq!(topology::fuzzing::cpulist(&list).as_ref(), Some(&list));
             }
         }
-        _ => tree(rest),
+        _ => read_tree(rest),
     }
 }
 
-fn tree(bytes: &[u8]) {
-    let root = tempfile::tempdir().expect("a directory below TMPDIR");
-    for file in bytes.split(|&byte| byte == 0).take(PLACES.len()) {
-        if let Some((place, text)) = file.split_first() {
-            write(&root.path().join(PLACES[usize::from(*place) % PLACES.len()]), text);
+fn read_tree(bytes: &[u8]) {
+    let root = tempfile::tempdir().expect("a directory in TMPDIR");
+    for file in bytes.split(|&byte| byte == 0).take(PATHS.len()) {
+        if let Some((path, text)) = file.split_first() {
+            write_file(&root.path().join(PATHS[usize::from(*path) % PATHS.len()]), text);
         }
     }
     if let Ok(host) = Host::from_sysfs(root.path()) {
-        planned::check(&host);
+        super::check_placement(&host);
     }
 }
 
-fn write(path: &Path, text: &[u8]) {
-    std::fs::create_dir_all(path.parent().expect("below the root")).expect("writing below TMPDIR");
-    std::fs::write(path, text).expect("writing below TMPDIR");
+fn write_file(path: &Path, text: &[u8]) {
+    std::fs::create_dir_all(path.parent().expect("a path below the root")).expect("TMPDIR is writable");
+    std::fs::write(path, text).expect("TMPDIR is writable");
 }

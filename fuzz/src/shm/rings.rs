@@ -1,6 +1,6 @@
-//! A hub's port against a worker that writes anything into the words it shares: positions, items and
-//! the bell, at any time. The port never panics, never shows more than a ring can hold, and says at
-//! most once that the link closed.
+//! A hub's port against a worker that writes anything into the shared words at any time: positions, items, the
+//! bell. The port never panics, never shows more arrivals than a ring can hold, and reports the closed link at
+//! most once.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -13,14 +13,14 @@ use fabric::{Arrival, Imm, LinkId, Port as _, Posted, SendWindow, Span, Until};
 use rustix::fs::SealFlags;
 use rustix::io::pwrite;
 
-use crate::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, socket_pair};
+use super::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, socket_pair};
 
 const NOTHING: Span = Span { offset: 0, bytes: 0 };
 const STEPS: usize = 200;
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// The peer writes a word of a ring. One of the eight that matter, or any.
+    /// The peer writes a word of a ring: a position or the first slot if `known`, else any word.
     Write {
         word: u16,
         known: bool,
@@ -30,7 +30,7 @@ enum Step {
     Bell {
         value: u32,
     },
-    /// The peer posts in good order.
+    /// The peer posts as the protocol says.
     Publish {
         item: u32,
     },
@@ -55,17 +55,17 @@ thread_local! {
     });
 }
 
-/// Any bytes.
+/// The bytes are steps of the peer and the port.
 pub fn run(bytes: &[u8]) {
     HUB.with_borrow_mut(|(group, port, window)| {
         let (link, peer) = join(group, port, window);
-        steps(port, link, peer, &mut Unstructured::new(bytes));
+        run_steps(port, link, peer, &mut Unstructured::new(bytes));
         port.detach(link);
         assert_eq!(port.post(link, NOTHING, Imm(0)), Posted::Closed);
     });
 }
 
-/// What the peer can write.
+/// The memory that the peer can write.
 struct Shared {
     _raw: RawPeer,
     bells: OwnedFd,
@@ -80,12 +80,12 @@ fn join(group: &Arc<Group>, port: &mut Port, window: &SendWindow) -> (LinkId, Sh
     raw.send(&hello(WINDOW as u64, 1), &offers);
     let hello = fuzzing::accepted(socket).hello(Duration::from_secs(10)).expect("a good hello");
     let mut joined = hello.welcome(group, window, WINDOW, &[CAPACITY]).expect("a good window");
-    let rings = raw.receive().1.pop().expect("the rings come last");
+    let rings = raw.receive().1.pop().expect("the rings are the last descriptor");
     let link = port.attach(joined.endpoints.remove(0));
     (link, Shared { _raw: raw, bells, rings, published: 0 })
 }
 
-fn steps(port: &mut Port, link: LinkId, mut peer: Shared, input: &mut Unstructured) {
+fn run_steps(port: &mut Port, link: LinkId, mut peer: Shared, input: &mut Unstructured) {
     let (mut open, mut waiting) = (true, 0);
     for _ in 0..STEPS {
         if input.is_empty() {
@@ -93,9 +93,9 @@ fn steps(port: &mut Port, link: LinkId, mut peer: Shared, input: &mut Unstructur
         }
         let Ok(step) = Step::arbitrary(input) else { return };
         match step {
-            Step::Write { word, known, value } => peer.write(word, known, value),
-            Step::Bell { value } => put(&peer.bells, 0, value),
-            Step::Publish { item } => peer.publish(item),
+            Step::Write { word, known, value } => peer.write_word(word, known, value),
+            Step::Bell { value } => write_u32(&peer.bells, 0, value),
+            Step::Publish { item } => peer.publish_item(item),
             Step::Post { imm } => match port.post(link, NOTHING, Imm(imm)) {
                 Posted::Accepted => {
                     assert!(open, "a closed link takes no posts");
@@ -108,7 +108,7 @@ fn steps(port: &mut Port, link: LinkId, mut peer: Shared, input: &mut Unstructur
                 let mut arrivals = vec![Arrival::default(); usize::from(room)];
                 let count = port.poll(&mut arrivals);
                 assert!(count <= CAPACITY as usize, "{count} arrivals from a ring of {CAPACITY}");
-                assert!(open || count == 0, "a closed link is silent");
+                assert!(open || count == 0, "a closed link shows no arrival");
                 assert!(arrivals[..count].iter().all(|arrival| arrival.link == link));
             }
             Step::Wait { any: true, .. } => port.wait(Until::Any, Duration::ZERO),
@@ -116,7 +116,7 @@ fn steps(port: &mut Port, link: LinkId, mut peer: Shared, input: &mut Unstructur
             Step::Closed => {
                 if let Some(closed) = port.closed() {
                     assert_eq!(closed.link, link);
-                    assert!(std::mem::replace(&mut open, false), "closed twice");
+                    assert!(std::mem::replace(&mut open, false), "the link is reported closed twice");
                 }
             }
         }
@@ -125,20 +125,20 @@ fn steps(port: &mut Port, link: LinkId, mut peer: Shared, input: &mut Unstructur
 }
 
 impl Shared {
-    /// The up ring has tail, head, wake_at and slots from 0, the down ring from 512.
-    fn write(&mut self, word: u16, known: bool, value: u32) {
+    /// The up ring has its tail, head, wake_at and slots from byte 0 on, the down ring from byte 512 on.
+    fn write_word(&mut self, word: u16, known: bool, value: u32) {
         const KNOWN: [u64; 8] = [0, 128, 256, 384, 512, 640, 768, 896];
         let offset = if known { KNOWN[usize::from(word % 8)] } else { u64::from(word) * 4 % 1024 };
-        put(&self.rings, offset, value);
+        write_u32(&self.rings, offset, value);
     }
 
-    fn publish(&mut self, item: u32) {
-        put(&self.rings, 384 + u64::from(self.published % CAPACITY) * 4, item);
+    fn publish_item(&mut self, item: u32) {
+        write_u32(&self.rings, 384 + u64::from(self.published % CAPACITY) * 4, item);
         self.published = self.published.wrapping_add(1);
-        put(&self.rings, 0, self.published);
+        write_u32(&self.rings, 0, self.published);
     }
 }
 
-fn put(fd: &OwnedFd, offset: u64, value: u32) {
+fn write_u32(fd: &OwnedFd, offset: u64, value: u32) {
     pwrite(fd, &value.to_ne_bytes(), offset).expect("the peer's memory");
 }

@@ -1,4 +1,4 @@
-//! A peer of the shared-memory handshake that says anything and offers any memory, over a socket pair.
+//! A peer of the shared-memory handshake that sends any message and offers any memory, over a socket pair.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,12 +7,12 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
-/// Bytes of the windows of these targets.
+/// The size of the windows of these targets, in bytes.
 pub const WINDOW: usize = 4096;
-/// Room of the one ring pair.
+/// The capacity of both rings.
 pub const CAPACITY: u32 = 8;
 
-/// The end under test, and the peer's.
+/// The socket of the end under test, and the peer.
 pub fn socket_pair() -> (OwnedFd, RawPeer) {
     let (ours, theirs) =
         net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -20,7 +20,7 @@ pub fn socket_pair() -> (OwnedFd, RawPeer) {
     (ours, RawPeer(theirs))
 }
 
-/// Memory to offer.
+/// A memfd that the peer can offer.
 pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     let fd = memfd_create("phub-fuzz", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
     ftruncate(&fd, bytes).expect("its size");
@@ -28,11 +28,11 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// The peer's end.
+/// The peer's end of the socket.
 pub struct RawPeer(OwnedFd);
 
 impl RawPeer {
-    /// Says anything, with any descriptors.
+    /// Sends a message with these descriptors.
     pub fn send(&self, bytes: &[u8], fds: &[OwnedFd]) {
         let fds: Vec<BorrowedFd> = fds.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -44,7 +44,7 @@ impl RawPeer {
             .expect("an empty socket takes a message");
     }
 
-    /// What the end under test said, and what it handed over.
+    /// The message that the end under test sent, and its descriptors.
     pub fn receive(&self) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut bytes = vec![0; 2048];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -55,7 +55,7 @@ impl RawPeer {
             &mut control,
             net::RecvFlags::CMSG_CLOEXEC | net::RecvFlags::DONTWAIT,
         )
-        .expect("an answer");
+        .expect("a message");
         let fds = control
             .drain()
             .filter_map(|message| match message {
@@ -69,12 +69,12 @@ impl RawPeer {
     }
 }
 
-/// A hello as a worker says it.
+/// A worker's hello.
 pub fn hello(send_bytes: u64, ports: u32) -> Vec<u8> {
     [b"phubshm1".as_slice(), &[7; 16], &send_bytes.to_le_bytes(), &ports.to_le_bytes()].concat()
 }
 
-/// A welcome as a hub says it.
+/// A hub's welcome.
 pub fn welcome(send_bytes: u64, ports: u32) -> Vec<u8> {
     [b"phubshm1\0".as_slice(), &send_bytes.to_le_bytes(), &ports.to_le_bytes()].concat()
 }

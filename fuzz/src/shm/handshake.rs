@@ -1,5 +1,5 @@
-//! The shared-memory handshake against a peer that says anything and offers any memory: once as a
-//! worker to a hub, once as a hub to a worker. Whoever is let in has offered what is needed.
+//! The shared-memory handshake against a peer that sends any message and offers any memory, as a worker or as a
+//! hub. A peer that gets in has offered all that is needed.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -11,16 +11,16 @@ use fabric::shm::{Group, fuzzing, group};
 use fabric::{SendWindow, Span};
 use rustix::fs::SealFlags;
 
-use crate::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, socket_pair, welcome};
+use super::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, socket_pair, welcome};
 
-/// For what must not happen: the peer has always said something.
+/// Never reached, because the peer has always sent a message.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Arbitrary, Debug)]
-enum Words {
+enum Message {
     Any(Vec<u8>),
-    Good { send_bytes: u64, ports: u32 },
-    Best,
+    WellFormed { send_bytes: u64, ports: u32 },
+    Valid,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -38,11 +38,12 @@ enum Offer {
 
 #[derive(Arbitrary, Debug)]
 struct Peer {
-    hub: bool,
-    words: Words,
+    is_hub: bool,
+    message: Message,
     offers: Vec<Offer>,
 }
 
+/// The end under test.
 struct Ours {
     group: Arc<Group>,
     window: SendWindow,
@@ -59,29 +60,29 @@ thread_local! {
     });
 }
 
-/// Any bytes.
+/// The bytes are the peer's message and offers.
 pub fn run(bytes: &[u8]) {
     fuzzing::decode(bytes);
     let Ok(peer) = Peer::arbitrary(&mut Unstructured::new(bytes)) else { return };
     OURS.with_borrow_mut(|ours| {
-        meet(ours, &peer);
+        shake_hands(ours, &peer);
         ours.runs += 1;
-        // Now and then: whatever was said, nothing stays open.
+        // Every 512 runs: check that no descriptor stays open.
         if ours.runs.is_multiple_of(512) {
-            let most = if ours.descriptors == 0 { usize::MAX } else { ours.descriptors };
-            ours.descriptors = open_descriptors(most);
-            assert!(ours.descriptors <= most, "{} descriptors are open, before {most}", ours.descriptors);
+            let limit = if ours.descriptors == 0 { usize::MAX } else { ours.descriptors };
+            ours.descriptors = open_descriptors(limit);
+            assert!(ours.descriptors <= limit, "{} descriptors are open, before {limit}", ours.descriptors);
         }
     });
 }
 
-/// Open descriptors, looked at until they are no more than `most`, or often: the watch of the group may
-/// hold the last connection for a moment.
-fn open_descriptors(most: usize) -> usize {
+/// The number of open descriptors. Counts again while there are more than `limit`, because the watch of the group
+/// may hold the last connection for a moment.
+fn open_descriptors(limit: usize) -> usize {
     let count = || std::fs::read_dir("/proc/self/fd").expect("/proc").count();
     for _ in 0..10_000 {
         let open = count();
-        if open <= most {
+        if open <= limit {
             return open;
         }
         std::thread::yield_now();
@@ -89,29 +90,33 @@ fn open_descriptors(most: usize) -> usize {
     count()
 }
 
-fn meet(ours: &Ours, peer: &Peer) {
+fn shake_hands(ours: &Ours, peer: &Peer) {
     let (socket, raw) = socket_pair();
-    let words = words(peer);
-    if words.is_empty() {
+    let message = message_bytes(peer);
+    if message.is_empty() {
         return;
     }
-    let offers: Vec<OwnedFd> = peer.offers.iter().take(5).map(offer).collect();
-    raw.send(&words, &offers);
-    let joined = if peer.hub {
+    let offers: Vec<OwnedFd> = peer.offers.iter().take(5).map(open_offer).collect();
+    raw.send(&message, &offers);
+    let joined = if peer.is_hub {
         fuzzing::welcome(&socket, &ours.group, WINDOW, &[CAPACITY])
     } else {
-        answer(ours, socket, &raw)
+        admit(ours, socket, &raw)
     };
     if let Ok(joined) = joined {
         assert_eq!(joined.endpoints.len(), 1);
-        assert!(offers.len() == if peer.hub { 3 } else { 2 }, "let in with {} descriptors", offers.len());
-        // Reading all of it raises no signal.
+        assert!(
+            offers.len() == if peer.is_hub { 3 } else { 2 },
+            "admitted with {} descriptors",
+            offers.len()
+        );
+        // Reading the whole window raises no signal.
         joined.recv.touch(Span { offset: 0, bytes: WINDOW });
     }
 }
 
-/// The hub's part; whoever is turned away is told.
-fn answer(
+/// The hub's part. A peer that is refused gets a message that says so.
+fn admit(
     ours: &Ours,
     socket: OwnedFd,
     raw: &RawPeer,
@@ -119,23 +124,23 @@ fn answer(
     let joined = fuzzing::accepted(socket)
         .hello(TIMEOUT)
         .and_then(|hello| hello.welcome(&ours.group, &ours.window, WINDOW, &[CAPACITY]));
-    let (said, with) = raw.receive();
-    assert_eq!(with.len(), if joined.is_ok() { 3 } else { 0 });
-    assert_eq!(said[8], u8::from(joined.is_err()));
+    let (reply, descriptors) = raw.receive();
+    assert_eq!(descriptors.len(), if joined.is_ok() { 3 } else { 0 });
+    assert_eq!(reply[8], u8::from(joined.is_err()));
     joined
 }
 
-fn words(peer: &Peer) -> Vec<u8> {
-    match (&peer.words, peer.hub) {
-        (Words::Any(bytes), _) => bytes.iter().copied().take(2000).collect(),
-        (&Words::Good { send_bytes, ports }, true) => welcome(send_bytes, ports),
-        (&Words::Good { send_bytes, ports }, false) => hello(send_bytes, ports),
-        (Words::Best, true) => welcome(WINDOW as u64, 1),
-        (Words::Best, false) => hello(WINDOW as u64, 1),
+fn message_bytes(peer: &Peer) -> Vec<u8> {
+    match (&peer.message, peer.is_hub) {
+        (Message::Any(bytes), _) => bytes.iter().copied().take(2000).collect(),
+        (&Message::WellFormed { send_bytes, ports }, true) => welcome(send_bytes, ports),
+        (&Message::WellFormed { send_bytes, ports }, false) => hello(send_bytes, ports),
+        (Message::Valid, true) => welcome(WINDOW as u64, 1),
+        (Message::Valid, false) => hello(WINDOW as u64, 1),
     }
 }
 
-fn offer(offer: &Offer) -> OwnedFd {
+fn open_offer(offer: &Offer) -> OwnedFd {
     match *offer {
         Offer::Memory { bytes, seals } => {
             memfd(u64::from(bytes), SealFlags::from_bits_truncate(u32::from(seals & 0x1f)))
