@@ -6,8 +6,8 @@ use super::Encoded;
 use super::number::not_finite;
 use crate::kernels::Element;
 use crate::kernels::Kernels;
-use crate::kernels::lanes::Lanes;
-use crate::kernels::work::{Vectors, Work};
+use crate::kernels::vector::Vector;
+use crate::kernels::work::{Converter, Work};
 
 /// As many elements as the widest instruction set converts at once.
 const BLOCK: usize = 32;
@@ -17,9 +17,9 @@ pub(super) trait Half: Element {
     fn from_wire(bytes: [u8; 2]) -> Self;
     fn to_wire(self) -> [u8; 2];
     /// `to` and `from` have a lane's worth.
-    fn narrow<I: Vectors>(isa: I, from: &[f32], to: &mut [Self]);
+    fn narrow<I: Converter>(isa: I, from: &[f32], to: &mut [Self]);
     /// `sum += from`; both have a lane's worth.
-    fn add<I: Vectors>(isa: I, from: &[Self], sum: &mut [f32]);
+    fn add<I: Converter>(isa: I, from: &[Self], sum: &mut [f32]);
 }
 
 macro_rules! half {
@@ -36,12 +36,12 @@ macro_rules! half {
             }
 
             #[inline(always)]
-            fn narrow<I: Vectors>(isa: I, from: &[f32], to: &mut [Self]) {
+            fn narrow<I: Converter>(isa: I, from: &[f32], to: &mut [Self]) {
                 isa.narrow(isa.widen(from), to);
             }
 
             #[inline(always)]
-            fn add<I: Vectors>(isa: I, from: &[Self], sum: &mut [f32]) {
+            fn add<I: Converter>(isa: I, from: &[Self], sum: &mut [f32]) {
                 isa.narrow(isa.widen(&*sum) + isa.widen(from), sum);
             }
         }
@@ -71,14 +71,14 @@ impl<E: Half> Work for Encode<'_, E> {
     type Output = u32;
 
     #[inline(always)]
-    fn run<I: Vectors>(self, isa: I) -> u32 {
+    fn run<I: Converter>(self, isa: I) -> u32 {
         let (values, rest) = self.values.as_chunks::<BLOCK>();
         let (places, rest_places) = self.payload.as_chunks_mut::<2>().0.split_at_mut(values.len() * BLOCK);
         for (values, places) in values.iter().zip(places.as_chunks_mut::<BLOCK>().0) {
             let mut block = [self.half; BLOCK];
-            let lanes = I::Lanes::LANES;
-            for at in (0..BLOCK).step_by(lanes) {
-                E::narrow(isa, &values[at..at + lanes], &mut block[at..at + lanes]);
+            let length = I::Vector::LENGTH;
+            for at in (0..BLOCK).step_by(length) {
+                E::narrow(isa, &values[at..at + length], &mut block[at..at + length]);
             }
             for (place, element) in places.iter_mut().zip(block) {
                 *place = element.to_wire();
@@ -101,7 +101,7 @@ impl<E: Half> Work for Add<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<I: Vectors>(self, isa: I) {
+    fn run<I: Converter>(self, isa: I) {
         let wire = self.payload.as_chunks::<2>().0;
         // Of a payload of the wrong length, what both have.
         let both = wire.len().min(self.sum.len());
@@ -112,9 +112,9 @@ impl<E: Half> Work for Add<'_, E> {
             for (element, &bytes) in elements.iter_mut().zip(block) {
                 *element = E::from_wire(bytes);
             }
-            let lanes = I::Lanes::LANES;
-            for at in (0..BLOCK).step_by(lanes) {
-                E::add(isa, &elements[at..at + lanes], &mut sums[at..at + lanes]);
+            let length = I::Vector::LENGTH;
+            for at in (0..BLOCK).step_by(length) {
+                E::add(isa, &elements[at..at + length], &mut sums[at..at + length]);
             }
         }
         for (sum, &bytes) in rest_sums.iter_mut().zip(rest) {

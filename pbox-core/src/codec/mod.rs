@@ -27,28 +27,25 @@
 //! shared can change after the check, so [`Codec::add`] is total: whatever the bytes, it stays within bounds.
 
 mod bits;
-mod dgc;
 mod draw;
 mod error;
 mod halves;
 mod number;
 mod onebit;
 mod qsgd;
-mod randomk;
-mod select;
 mod sparse;
 mod terngrad;
-mod topk;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use crate::job::strict_json;
 use crate::kernels::Kernels;
-use dgc::Dgc;
 pub use draw::Draw;
 pub use error::{InvalidCodec, PayloadError};
 use qsgd::Qsgd;
+use sparse::dgc::Dgc;
+use sparse::{randomk, topk};
 
 /// How the values of a chunk are written for the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -11,7 +11,7 @@
 use super::number::{bounded, finite, not_finite};
 use super::{Encoded, PayloadError, bits};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Vectors, Work};
+use crate::kernels::work::{Converter, Work};
 
 /// Values that share two means.
 pub(super) const BUCKET: usize = 512;
@@ -68,7 +68,7 @@ impl Work for Encode<'_> {
     type Output = u32;
 
     #[inline(always)]
-    fn run<I: Vectors>(self, _: I) -> u32 {
+    fn run<I: Converter>(self, _: I) -> u32 {
         let mut not_finite = 0;
         let mut states = self.state.chunks_mut(BUCKET);
         for (values, payload) in self.values.chunks(BUCKET).zip(self.payload.chunks_mut(MEANS + BUCKET / 8)) {
@@ -148,7 +148,7 @@ impl Work for Add<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<I: Vectors>(self, _: I) {
+    fn run<I: Converter>(self, _: I) {
         for (sum, payload) in self.sum.chunks_mut(BUCKET).zip(self.payload.chunks(MEANS + BUCKET / 8)) {
             let [others, negative] = means(payload);
             let mut codes = [0; BUCKET];

@@ -18,7 +18,7 @@ use super::draw::Key;
 use super::number::{Ruler, finite, largest};
 use super::{Codec, Encoded, PayloadError};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Vectors, Work};
+use crate::kernels::work::{Converter, Work};
 
 /// Codes that are packed at once: whole bytes, whatever the number of bits. They and their values stay in the
 /// first level of cache.
@@ -105,7 +105,7 @@ impl Work for Encode<'_> {
     type Output = u32;
 
     #[inline(always)]
-    fn run<I: Vectors>(self, _: I) -> u32 {
+    fn run<I: Converter>(self, _: I) -> u32 {
         let Encode { qsgd, values, key, scales, codes: packed } = self;
         let mut not_finite = 0;
         let scales = scales.as_chunks_mut::<4>().0;
@@ -192,7 +192,7 @@ impl Work for Add<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<I: Vectors>(self, _: I) {
+    fn run<I: Converter>(self, _: I) {
         let Add { qsgd, scales, codes: packed, sum } = self;
         let scales = scales.as_chunks::<4>().0;
         let packed = packed.chunks(bits::bytes(BLOCK, qsgd.bits));

@@ -13,7 +13,7 @@ use super::draw::Key;
 use super::number::{Ruler, finite, largest};
 use super::{Encoded, PayloadError};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Vectors, Work};
+use crate::kernels::work::{Converter, Work};
 
 /// Bytes of the scale.
 const SCALE: usize = 4;
@@ -64,7 +64,7 @@ impl Work for Encode<'_> {
     type Output = u32;
 
     #[inline(always)]
-    fn run<I: Vectors>(self, _: I) -> u32 {
+    fn run<I: Converter>(self, _: I) -> u32 {
         let (scale, not_finite) = largest(self.values);
         let (place, bytes) = self.payload.split_at_mut(SCALE);
         place.copy_from_slice(&scale.to_le_bytes());
@@ -105,7 +105,7 @@ impl Work for Add<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<I: Vectors>(self, _: I) {
+    fn run<I: Converter>(self, _: I) {
         let (scale, bytes) = self.payload.split_at(SCALE);
         let scale = f32::from_le_bytes(scale.as_chunks().0[0]);
         let (stride, elements) = (bytes.len(), self.sum.len());

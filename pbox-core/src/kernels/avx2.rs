@@ -7,11 +7,11 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::element::Element;
-use super::lanes::{Convert, Isa, pairwise};
 use super::oracle::Step;
 use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
 use super::slots::Slots;
 use super::table::Table;
+use super::vector::{Convert, Isa, pairwise};
 use super::work::{InstructionSet, Work};
 use super::{Kernels, body};
 
@@ -83,7 +83,7 @@ struct F32x16(__m256, __m256);
 pairwise!(F32x16, 16, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_sqrt_ps);
 
 impl Isa for Avx2 {
-    type Lanes = F32x16;
+    type Vector = F32x16;
 
     #[inline(always)]
     fn splat(self, value: f32) -> F32x16 {
@@ -96,14 +96,14 @@ impl Isa for Avx2 {
 impl Convert<f32> for Avx2 {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f32]) -> F32x16 {
-        let from: &[f32; 16] = elements.try_into().expect("as many elements as lanes");
+        let from: &[f32; 16] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe { F32x16(_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from[8..].as_ptr())) }
     }
 
     #[inline(always)]
     fn narrow(self, values: F32x16, elements: &mut [f32]) {
-        let to: &mut [f32; 16] = elements.try_into().expect("as many elements as lanes");
+        let to: &mut [f32; 16] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             _mm256_storeu_ps(to.as_mut_ptr(), values.0);
@@ -115,7 +115,7 @@ impl Convert<f32> for Avx2 {
 impl Convert<f16> for Avx2 {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f16]) -> F32x16 {
-        let from: &[f16; 16] = elements.try_into().expect("as many elements as lanes");
+        let from: &[f16; 16] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             F32x16(
@@ -127,7 +127,7 @@ impl Convert<f16> for Avx2 {
 
     #[inline(always)]
     fn narrow(self, values: F32x16, elements: &mut [f16]) {
-        let to: &mut [f16; 16] = elements.try_into().expect("as many elements as lanes");
+        let to: &mut [f16; 16] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (_mm256_cvtps_ph::<NEAREST>(values.0), _mm256_cvtps_ph::<NEAREST>(values.1));
@@ -142,7 +142,7 @@ impl Convert<bf16> for Avx2 {
     /// two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x16 {
-        let from: &[bf16; 16] = elements.try_into().expect("as many elements as lanes");
+        let from: &[bf16; 16] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let pairs = _mm256_loadu_si256(from.as_ptr().cast());
@@ -167,7 +167,7 @@ impl Convert<bf16> for Avx2 {
 
     #[inline(always)]
     fn narrow(self, values: F32x16, elements: &mut [bf16]) {
-        let to: &mut [bf16; 16] = elements.try_into().expect("as many elements as lanes");
+        let to: &mut [bf16; 16] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (rounded(values.0), rounded(values.1));

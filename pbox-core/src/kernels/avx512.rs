@@ -7,11 +7,11 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::element::Element;
-use super::lanes::{Convert, Isa, pairwise};
 use super::oracle::Step;
 use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
 use super::slots::Slots;
 use super::table::Table;
+use super::vector::{Convert, Isa, pairwise};
 use super::work::{InstructionSet, Work};
 use super::{Kernels, body};
 
@@ -83,7 +83,7 @@ struct F32x32(__m512, __m512);
 pairwise!(F32x32, 32, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_sqrt_ps);
 
 impl Isa for Avx512 {
-    type Lanes = F32x32;
+    type Vector = F32x32;
 
     #[inline(always)]
     fn splat(self, value: f32) -> F32x32 {
@@ -96,14 +96,14 @@ impl Isa for Avx512 {
 impl Convert<f32> for Avx512 {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f32]) -> F32x32 {
-        let from: &[f32; 32] = elements.try_into().expect("as many elements as lanes");
+        let from: &[f32; 32] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe { F32x32(_mm512_loadu_ps(from.as_ptr()), _mm512_loadu_ps(from[16..].as_ptr())) }
     }
 
     #[inline(always)]
     fn narrow(self, values: F32x32, elements: &mut [f32]) {
-        let to: &mut [f32; 32] = elements.try_into().expect("as many elements as lanes");
+        let to: &mut [f32; 32] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             _mm512_storeu_ps(to.as_mut_ptr(), values.0);
@@ -115,7 +115,7 @@ impl Convert<f32> for Avx512 {
 impl Convert<f16> for Avx512 {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f16]) -> F32x32 {
-        let from: &[f16; 32] = elements.try_into().expect("as many elements as lanes");
+        let from: &[f16; 32] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             F32x32(
@@ -127,7 +127,7 @@ impl Convert<f16> for Avx512 {
 
     #[inline(always)]
     fn narrow(self, values: F32x32, elements: &mut [f16]) {
-        let to: &mut [f16; 32] = elements.try_into().expect("as many elements as lanes");
+        let to: &mut [f16; 32] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (_mm512_cvtps_ph::<NEAREST>(values.0), _mm512_cvtps_ph::<NEAREST>(values.1));
@@ -142,7 +142,7 @@ impl Convert<bf16> for Avx512 {
     /// two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x32 {
-        let from: &[bf16; 32] = elements.try_into().expect("as many elements as lanes");
+        let from: &[bf16; 32] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let pairs = _mm512_loadu_si512(from.as_ptr().cast());
@@ -164,7 +164,7 @@ impl Convert<bf16> for Avx512 {
 
     #[inline(always)]
     fn narrow(self, values: F32x32, elements: &mut [bf16]) {
-        let to: &mut [bf16; 32] = elements.try_into().expect("as many elements as lanes");
+        let to: &mut [bf16; 32] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let upper = _mm512_loadu_si512(UPPER_HALVES.as_ptr().cast());

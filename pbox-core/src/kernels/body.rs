@@ -4,11 +4,11 @@
 //! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
 
 use super::element::Element;
-use super::lanes::{Convert, Lanes};
 use super::oracle::Step;
 use super::rule::Rule;
 use super::scalar::Scalar;
 use super::slots::Slots;
+use super::vector::{Convert, Vector};
 use crate::layout::Dtype;
 
 /// One chunk, with what the hub keeps taken apart. Parts that the rule has no use for are empty.
@@ -34,9 +34,9 @@ pub(super) fn run<E: Element, R: Rule, I: Convert<E> + Convert<f32>>(
     let (master, state) = kept.split_at_mut(if has_master::<E, R>() { elements } else { 0 });
     let (first, second) = state.split_at_mut(if R::STATE > 0 { elements } else { 0 });
     let mut chunk = Chunk { step, slots, window, master, first, second };
-    let lanes = I::Lanes::LANES;
-    let whole = elements - elements % lanes;
-    for at in (0..whole).step_by(lanes) {
+    let length = I::Vector::LENGTH;
+    let whole = elements - elements % length;
+    for at in (0..whole).step_by(length) {
         chunk.block::<R, I>(isa, at);
     }
     for at in whole..elements {
@@ -47,8 +47,8 @@ pub(super) fn run<E: Element, R: Rule, I: Convert<E> + Convert<f32>>(
 /// The elements in f32; as many as there are places.
 #[inline(always)]
 pub(super) fn widen<E: Element, I: Convert<E> + Convert<f32>>(isa: I, elements: &[E], wide: &mut [f32]) {
-    let lanes = I::Lanes::LANES;
-    let (mut places, mut blocks) = (wide.chunks_exact_mut(lanes), elements.chunks_exact(lanes));
+    let length = I::Vector::LENGTH;
+    let (mut places, mut blocks) = (wide.chunks_exact_mut(length), elements.chunks_exact(length));
     for (place, block) in (&mut places).zip(&mut blocks) {
         isa.narrow(isa.widen(block), place);
     }
@@ -60,8 +60,8 @@ pub(super) fn widen<E: Element, I: Convert<E> + Convert<f32>>(isa: I, elements: 
 /// The values as elements; as many as there are places.
 #[inline(always)]
 pub(super) fn narrow<E: Element, I: Convert<E> + Convert<f32>>(isa: I, values: &[f32], elements: &mut [E]) {
-    let lanes = I::Lanes::LANES;
-    let (mut places, mut blocks) = (elements.chunks_exact_mut(lanes), values.chunks_exact(lanes));
+    let length = I::Vector::LENGTH;
+    let (mut places, mut blocks) = (elements.chunks_exact_mut(length), values.chunks_exact(length));
     for (place, block) in (&mut places).zip(&mut blocks) {
         isa.narrow(isa.widen(block), place);
     }
@@ -79,7 +79,7 @@ fn has_master<E: Element, R: Rule>() -> bool {
 impl<E: Element> Chunk<'_, E> {
     #[inline(always)]
     fn block<R: Rule, I: Convert<E> + Convert<f32>>(&mut self, isa: I, at: usize) {
-        let block = at..at + I::Lanes::LANES;
+        let block = at..at + I::Vector::LENGTH;
         let sum = self.sum(isa, at);
         let unused = isa.splat(0.0);
         let weight = if has_master::<E, R>() {
@@ -108,7 +108,7 @@ impl<E: Element> Chunk<'_, E> {
     /// sums of 5 to 8 slots in cache run at 137 to 195 GB/s, whichever way the loop happens to lie in
     /// memory; like this at 195 to 218 (AVX-512).
     #[inline(always)]
-    fn sum<I: Convert<E>>(&self, isa: I, at: usize) -> I::Lanes {
+    fn sum<I: Convert<E>>(&self, isa: I, at: usize) -> I::Vector {
         let mut sum = self.slot(isa, 0, at);
         let workers = self.slots.workers();
         let mut rank = 1;
@@ -133,7 +133,7 @@ impl<E: Element> Chunk<'_, E> {
     }
 
     #[inline(always)]
-    fn slot<I: Convert<E>>(&self, isa: I, rank: usize, at: usize) -> I::Lanes {
-        isa.widen_for_sum(&self.slots.slot(rank)[at..at + I::Lanes::LANES])
+    fn slot<I: Convert<E>>(&self, isa: I, rank: usize, at: usize) -> I::Vector {
+        isa.widen_for_sum(&self.slots.slot(rank)[at..at + I::Vector::LENGTH])
     }
 }

@@ -17,7 +17,6 @@ mod avx2;
 mod avx512;
 mod body;
 mod element;
-pub(crate) mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod optimizer;
@@ -26,6 +25,7 @@ mod rule;
 mod scalar;
 mod slots;
 mod table;
+pub(crate) mod vector;
 pub(crate) mod work;
 
 use half::{bf16, f16};

@@ -8,11 +8,11 @@ use std::arch::asm;
 use half::{bf16, f16};
 
 use super::element::Element;
-use super::lanes::{Convert, Isa, pairwise};
 use super::oracle::Step;
 use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
 use super::slots::Slots;
 use super::table::Table;
+use super::vector::{Convert, Isa, pairwise};
 use super::work::{InstructionSet, Work};
 use super::{Kernels, body};
 
@@ -81,7 +81,7 @@ struct F32x8(float32x4_t, float32x4_t);
 pairwise!(F32x8, 8, vaddq_f32, vsubq_f32, vmulq_f32, vdivq_f32, vsqrtq_f32);
 
 impl Isa for Neon {
-    type Lanes = F32x8;
+    type Vector = F32x8;
 
     #[inline(always)]
     fn splat(self, value: f32) -> F32x8 {
@@ -94,14 +94,14 @@ impl Isa for Neon {
 impl Convert<f32> for Neon {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f32]) -> F32x8 {
-        let from: &[f32; 8] = elements.try_into().expect("as many elements as lanes");
+        let from: &[f32; 8] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
         unsafe { F32x8(vld1q_f32(from.as_ptr()), vld1q_f32(from[4..].as_ptr())) }
     }
 
     #[inline(always)]
     fn narrow(self, values: F32x8, elements: &mut [f32]) {
-        let to: &mut [f32; 8] = elements.try_into().expect("as many elements as lanes");
+        let to: &mut [f32; 8] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             vst1q_f32(to.as_mut_ptr(), values.0);
@@ -113,7 +113,7 @@ impl Convert<f32> for Neon {
 impl Convert<f16> for Neon {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f16]) -> F32x8 {
-        let from: &[f16; 8] = elements.try_into().expect("as many elements as lanes");
+        let from: &[f16; 8] = elements.try_into().expect("one element for each place of the vector");
         let (low, high);
         // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set,
         // and these conversions are part of it.
@@ -128,7 +128,7 @@ impl Convert<f16> for Neon {
     /// Rounds to the nearest, ties to even: the mode of every thread that does not ask for another.
     #[inline(always)]
     fn narrow(self, values: F32x8, elements: &mut [f16]) {
-        let to: &mut [f16; 8] = elements.try_into().expect("as many elements as lanes");
+        let to: &mut [f16; 8] = elements.try_into().expect("one element for each place of the vector");
         let (low, high): (uint16x4_t, uint16x4_t);
         // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set,
         // and these conversions are part of it.
@@ -143,7 +143,7 @@ impl Convert<f16> for Neon {
 impl Convert<bf16> for Neon {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x8 {
-        let from: &[bf16; 8] = elements.try_into().expect("as many elements as lanes");
+        let from: &[bf16; 8] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let bits = vld1q_u16(from.as_ptr().cast());
@@ -154,7 +154,7 @@ impl Convert<bf16> for Neon {
 
     #[inline(always)]
     fn narrow(self, values: F32x8, elements: &mut [bf16]) {
-        let to: &mut [bf16; 8] = elements.try_into().expect("as many elements as lanes");
+        let to: &mut [bf16; 8] = elements.try_into().expect("one element for each place of the vector");
         // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (rounded(values.0), rounded(values.1));

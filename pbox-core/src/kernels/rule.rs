@@ -2,8 +2,8 @@
 //!
 //! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
 
-use super::lanes::{Isa, Lanes};
 use super::oracle::Step;
+use super::vector::{Isa, Vector};
 
 /// What happens to the sums.
 pub(super) trait Rule {
@@ -13,12 +13,17 @@ pub(super) trait Rule {
     const STATE: usize;
 
     /// The new weight and state. State beyond `STATE` is neither read nor kept.
-    fn step<I: Isa>(isa: I, step: &Step, sum: I::Lanes, weight: I::Lanes, state: [I::Lanes; 2])
-    -> Stepped<I>;
+    fn step<I: Isa>(
+        isa: I,
+        step: &Step,
+        sum: I::Vector,
+        weight: I::Vector,
+        state: [I::Vector; 2],
+    ) -> Stepped<I>;
 }
 
 /// New weight, new state.
-type Stepped<I> = (<I as Isa>::Lanes, [<I as Isa>::Lanes; 2]);
+type Stepped<I> = (<I as Isa>::Vector, [<I as Isa>::Vector; 2]);
 
 pub(super) struct Average;
 
@@ -30,9 +35,9 @@ impl Rule for Average {
     fn step<I: Isa>(
         isa: I,
         step: &Step,
-        sum: I::Lanes,
-        _weight: I::Lanes,
-        state: [I::Lanes; 2],
+        sum: I::Vector,
+        _weight: I::Vector,
+        state: [I::Vector; 2],
     ) -> Stepped<I> {
         (sum * isa.splat(step.rescale), state)
     }
@@ -47,9 +52,9 @@ impl Rule for Sgd {
     fn step<I: Isa>(
         isa: I,
         step: &Step,
-        sum: I::Lanes,
-        weight: I::Lanes,
-        state: [I::Lanes; 2],
+        sum: I::Vector,
+        weight: I::Vector,
+        state: [I::Vector; 2],
     ) -> Stepped<I> {
         (weight - isa.splat(step.learning_rate) * gradient(isa, step, sum, weight), state)
     }
@@ -64,9 +69,9 @@ impl Rule for Momentum {
     fn step<I: Isa>(
         isa: I,
         step: &Step,
-        sum: I::Lanes,
-        weight: I::Lanes,
-        [m, _]: [I::Lanes; 2],
+        sum: I::Vector,
+        weight: I::Vector,
+        [m, _]: [I::Vector; 2],
     ) -> Stepped<I> {
         let m = isa.splat(step.momentum) * m + gradient(isa, step, sum, weight);
         (weight - isa.splat(step.learning_rate) * m, [m, m])
@@ -82,9 +87,9 @@ impl Rule for Nesterov {
     fn step<I: Isa>(
         isa: I,
         step: &Step,
-        sum: I::Lanes,
-        weight: I::Lanes,
-        [m, _]: [I::Lanes; 2],
+        sum: I::Vector,
+        weight: I::Vector,
+        [m, _]: [I::Vector; 2],
     ) -> Stepped<I> {
         let (rate, mu) = (isa.splat(step.learning_rate), isa.splat(step.momentum));
         let gradient = gradient(isa, step, sum, weight);
@@ -102,9 +107,9 @@ impl Rule for Adam {
     fn step<I: Isa>(
         isa: I,
         step: &Step,
-        sum: I::Lanes,
-        weight: I::Lanes,
-        moments: [I::Lanes; 2],
+        sum: I::Vector,
+        weight: I::Vector,
+        moments: [I::Vector; 2],
     ) -> Stepped<I> {
         let (update, moments) = update(isa, step, gradient(isa, step, sum, weight), moments);
         (weight - update, moments)
@@ -120,9 +125,9 @@ impl Rule for AdamW {
     fn step<I: Isa>(
         isa: I,
         step: &Step,
-        sum: I::Lanes,
-        weight: I::Lanes,
-        moments: [I::Lanes; 2],
+        sum: I::Vector,
+        weight: I::Vector,
+        moments: [I::Vector; 2],
     ) -> Stepped<I> {
         let (update, moments) = update(isa, step, sum * isa.splat(step.rescale), moments);
         (weight * isa.splat(step.adam.keep) - update, moments)
@@ -131,13 +136,13 @@ impl Rule for AdamW {
 
 /// The mean gradient with the L2 penalty.
 #[inline(always)]
-fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Lanes, weight: I::Lanes) -> I::Lanes {
+fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I::Vector {
     sum * isa.splat(step.rescale) + isa.splat(step.weight_decay) * weight
 }
 
 /// What Adam takes off a weight, and the new moments.
 #[inline(always)]
-fn update<I: Isa>(isa: I, step: &Step, gradient: I::Lanes, [m, v]: [I::Lanes; 2]) -> Stepped<I> {
+fn update<I: Isa>(isa: I, step: &Step, gradient: I::Vector, [m, v]: [I::Vector; 2]) -> Stepped<I> {
     let numbers = &step.adam;
     let m = isa.splat(numbers.beta1) * m + isa.splat(numbers.gain1) * gradient;
     let v = isa.splat(numbers.beta2) * v + isa.splat(numbers.gain2) * gradient * gradient;

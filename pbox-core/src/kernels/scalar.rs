@@ -4,11 +4,11 @@
 use std::ops::{Add, Div, Mul, Sub};
 
 use super::element::Element;
-use super::lanes::{Convert, Isa, Lanes};
 use super::oracle::Step;
 use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
 use super::slots::Slots;
 use super::table::Table;
+use super::vector::{Convert, Isa, Vector};
 use super::work::{InstructionSet, Work};
 use super::{Kernels, body};
 
@@ -85,8 +85,8 @@ each!(Sub, sub);
 each!(Mul, mul);
 each!(Div, div);
 
-impl<const N: usize> Lanes for Numbers<N> {
-    const LANES: usize = N;
+impl<const N: usize> Vector for Numbers<N> {
+    const LENGTH: usize = N;
 
     #[inline(always)]
     fn sqrt(self) -> Self {
@@ -95,7 +95,7 @@ impl<const N: usize> Lanes for Numbers<N> {
 }
 
 impl<const N: usize> Isa for Scalar<N> {
-    type Lanes = Numbers<N>;
+    type Vector = Numbers<N>;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Numbers<N> {
@@ -106,13 +106,13 @@ impl<const N: usize> Isa for Scalar<N> {
 impl<const N: usize, E: Element> Convert<E> for Scalar<N> {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[E]) -> Numbers<N> {
-        let elements: &[E; N] = elements.try_into().expect("as many elements as lanes");
+        let elements: &[E; N] = elements.try_into().expect("one element for each place of the vector");
         Numbers(std::array::from_fn(|i| elements[i].to_f32()))
     }
 
     #[inline(always)]
     fn narrow(self, values: Numbers<N>, elements: &mut [E]) {
-        let elements: &mut [E; N] = elements.try_into().expect("as many elements as lanes");
+        let elements: &mut [E; N] = elements.try_into().expect("one element for each place of the vector");
         for (element, value) in elements.iter_mut().zip(values.0) {
             *element = E::from_f32(value);
         }

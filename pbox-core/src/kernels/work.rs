@@ -1,9 +1,9 @@
 //! Work on a chunk's values that is no sum of slots, compiled once for each instruction set: `codec` writes
-//! it, as plain loops that the compiler makes vectors of, and with the conversions of [`Vectors`].
+//! it, as plain loops that the compiler makes vectors of, and with the conversions of [`Converter`].
 
 use half::{bf16, f16};
 
-use super::lanes::Convert;
+use super::vector::Convert;
 
 /// One piece of work. `run` and all that it calls must be `#[inline(always)]`: only what is part of the caller
 /// is compiled for the caller's instruction set.
@@ -12,13 +12,13 @@ pub(crate) trait Work {
     type Output;
 
     /// Does it.
-    fn run<I: Vectors>(self, isa: I) -> Self::Output;
+    fn run<I: Converter>(self, isa: I) -> Self::Output;
 }
 
 /// An instruction set with all its conversions.
-pub(crate) trait Vectors: Convert<f32> + Convert<f16> + Convert<bf16> {}
+pub(crate) trait Converter: Convert<f32> + Convert<f16> + Convert<bf16> {}
 
-impl<I: Convert<f32> + Convert<f16> + Convert<bf16>> Vectors for I {}
+impl<I: Convert<f32> + Convert<f16> + Convert<bf16>> Converter for I {}
 
 /// Which one.
 #[derive(Clone, Copy)]

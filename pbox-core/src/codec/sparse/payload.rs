@@ -9,9 +9,9 @@
 //! Indices have 16 bits in chunks of at most 65,536 elements. The form with the fewest bytes is taken, the first of
 //! equals: count and elements tell which. With the last, the count is that of all elements.
 
-use super::PayloadError;
-use super::number::finite;
 use super::select::{Chosen, Ones};
+use crate::codec::PayloadError;
+use crate::codec::number::finite;
 
 /// Bytes of the count.
 const COUNT: usize = 4;
@@ -142,7 +142,7 @@ pub(super) fn each(elements: usize, payload: &[u8], mut act: impl FnMut(usize, f
 }
 
 /// Whether it is a payload of a chunk of so many elements with a number of values among `wanted`.
-pub(super) fn check(
+pub(super) fn check_payload(
     codec: &'static str,
     elements: usize,
     wanted: std::ops::RangeInclusive<usize>,

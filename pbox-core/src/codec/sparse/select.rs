@@ -5,8 +5,8 @@
 //!
 //! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
 
-use super::bits;
-use super::number::magnitude;
+use crate::codec::bits;
+use crate::codec::number::magnitude;
 
 /// Values whose flags make one number.
 const BLOCK: usize = 64;

@@ -14,12 +14,12 @@
 //! `threshold / sqrt(workers * elements of the model)`. The paper's warm-up is in steps of a quarter for each epoch;
 //! here it is smooth, in rounds, from round 1 on.
 
-use super::number::{bounded, finite, not_finite};
-use super::sparse::{self, Shape};
+use super::payload::{self, Shape};
 use super::topk::{self, count};
-use super::{Encoded, PayloadError};
+use crate::codec::number::{bounded, finite, not_finite};
+use crate::codec::{Encoded, PayloadError};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Vectors, Work};
+use crate::kernels::work::{Converter, Work};
 use crate::layout::Round;
 
 /// The share that is sent at first.
@@ -29,15 +29,15 @@ const LANES: usize = 16;
 
 /// A codec's settings.
 #[derive(Clone, Copy)]
-pub(super) struct Dgc {
-    pub(super) ratio: f32,
-    pub(super) momentum: f32,
-    pub(super) clip: Option<f32>,
-    pub(super) warmup_rounds: u32,
+pub(in crate::codec) struct Dgc {
+    pub(in crate::codec) ratio: f32,
+    pub(in crate::codec) momentum: f32,
+    pub(in crate::codec) clip: Option<f32>,
+    pub(in crate::codec) warmup_rounds: u32,
 }
 
 impl Dgc {
-    pub(super) fn payload_bytes(self, elements: usize) -> usize {
+    pub(in crate::codec) fn payload_bytes(self, elements: usize) -> usize {
         topk::payload_bytes(elements, self.most())
     }
 
@@ -65,7 +65,7 @@ impl Dgc {
         ratio as f32
     }
 
-    pub(super) fn encode(
+    pub(in crate::codec) fn encode(
         self,
         kernels: &Kernels,
         values: &[f32],
@@ -82,12 +82,17 @@ impl Dgc {
         let payload = &mut payload[..shape.payload_bytes()];
         let (u, v) = state.split_at_mut(elements);
         let not_finite = kernels.work(Encode { dgc: self, shape, values, u, v, payload });
-        sparse::each(elements, payload, |i, _| (u[i], v[i]) = (0.0, 0.0));
+        payload::each(elements, payload, |i, _| (u[i], v[i]) = (0.0, 0.0));
         Encoded { bytes: payload.len(), not_finite }
     }
 
-    pub(super) fn check_payload(self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
-        sparse::check("dgc", elements, count(elements, self.ratio)..=count(elements, self.most()), payload)
+    pub(in crate::codec) fn check_payload(self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
+        payload::check_payload(
+            "dgc",
+            elements,
+            count(elements, self.ratio)..=count(elements, self.most()),
+            payload,
+        )
     }
 }
 
@@ -104,7 +109,7 @@ impl Work for Encode<'_> {
     type Output = u32;
 
     #[inline(always)]
-    fn run<I: Vectors>(self, _: I) -> u32 {
+    fn run<I: Converter>(self, _: I) -> u32 {
         let factor = match self.dgc.clip {
             None => 1.0,
             Some(clip) => clipping(clip, self.values),

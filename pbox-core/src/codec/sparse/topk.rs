@@ -1,23 +1,23 @@
 //! `topk`: the values of the largest magnitude, as they are; the others are kept and added to the next ones (Aji and
 //! Heafield, "Sparse Communication", 2017; Stich et al., "Sparsified SGD with Memory", 2018). Payload: `sparse`.
 
-use super::number::{bounded, finite, not_finite};
-use super::sparse::{self, Shape};
-use super::{Encoded, PayloadError};
+use super::payload::{self, Shape};
+use crate::codec::number::{bounded, finite, not_finite};
+use crate::codec::{Encoded, PayloadError};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Vectors, Work};
+use crate::kernels::work::{Converter, Work};
 
 /// `ceil(ratio * elements)`, at least one of them. In f32, as the ratio is: a tenth of ten is one, which the nearest
 /// f32 to a tenth, taken exactly, is a little above.
-pub(super) fn count(elements: usize, ratio: f32) -> usize {
+pub(in crate::codec) fn count(elements: usize, ratio: f32) -> usize {
     ((ratio * elements as f32).ceil() as usize).clamp(1, elements.max(1)).min(elements)
 }
 
-pub(super) fn payload_bytes(elements: usize, ratio: f32) -> usize {
+pub(in crate::codec) fn payload_bytes(elements: usize, ratio: f32) -> usize {
     Shape::new(elements, count(elements, ratio)).payload_bytes()
 }
 
-pub(super) fn encode(
+pub(in crate::codec) fn encode(
     kernels: &Kernels,
     ratio: f32,
     values: &[f32],
@@ -27,17 +27,21 @@ pub(super) fn encode(
     let shape = Shape::new(values.len(), count(values.len(), ratio));
     let payload = &mut payload[..shape.payload_bytes()];
     let not_finite = kernels.work(Encode { shape, values, state, payload });
-    sparse::each(state.len(), payload, |i, _| state[i] = 0.0);
+    payload::each(state.len(), payload, |i, _| state[i] = 0.0);
     Encoded { bytes: payload.len(), not_finite }
 }
 
-pub(super) fn check_payload(ratio: f32, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
+pub(in crate::codec) fn check_payload(
+    ratio: f32,
+    elements: usize,
+    payload: &[u8],
+) -> Result<(), PayloadError> {
     let count = count(elements, ratio);
-    sparse::check("topk", elements, count..=count, payload)
+    payload::check_payload("topk", elements, count..=count, payload)
 }
 
-pub(super) fn add(payload: &[u8], sum: &mut [f32]) {
-    sparse::each(sum.len(), payload, |i, value| sum[i] += value);
+pub(in crate::codec) fn add(payload: &[u8], sum: &mut [f32]) {
+    payload::each(sum.len(), payload, |i, value| sum[i] += value);
 }
 
 /// Adds the values to what was kept, and writes the largest of that.
@@ -52,7 +56,7 @@ impl Work for Encode<'_> {
     type Output = u32;
 
     #[inline(always)]
-    fn run<I: Vectors>(self, _: I) -> u32 {
+    fn run<I: Converter>(self, _: I) -> u32 {
         let count = feed(self.values, self.state);
         let values = if self.state.is_empty() { self.values } else { self.state };
         self.shape.write_largest(values, self.payload);
@@ -62,7 +66,7 @@ impl Work for Encode<'_> {
 
 /// `state += values`, but for those that are not finite, which are counted. An empty state stays so.
 #[inline(always)]
-pub(super) fn feed(values: &[f32], state: &mut [f32]) -> u32 {
+pub(in crate::codec) fn feed(values: &[f32], state: &mut [f32]) -> u32 {
     for (kept, &value) in state.iter_mut().zip(values) {
         *kept = bounded(*kept + finite(value));
     }

@@ -10,21 +10,21 @@
 //! set of that size. Here too each element is sent with the same probability, which is all that its proof asks for,
 //! and places are distinct and nearly ascending without a table of those that were drawn.
 
-use super::draw::Key;
-use super::number::finite;
 use super::topk::{count, feed};
-use super::{Encoded, PayloadError};
+use crate::codec::draw::Key;
+use crate::codec::number::finite;
+use crate::codec::{Encoded, PayloadError};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Vectors, Work};
+use crate::kernels::work::{Converter, Work};
 
 /// Bytes of the key.
 const KEY: usize = 8;
 
-pub(super) fn payload_bytes(elements: usize, ratio: f32) -> usize {
+pub(in crate::codec) fn payload_bytes(elements: usize, ratio: f32) -> usize {
     KEY + 4 * count(elements, ratio)
 }
 
-pub(super) fn encode(
+pub(in crate::codec) fn encode(
     kernels: &Kernels,
     values: &[f32],
     state: &mut [f32],
@@ -47,7 +47,7 @@ pub(super) fn encode(
 }
 
 /// `payload` has the right length.
-pub(super) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
+pub(in crate::codec) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
     let values = payload[KEY..].as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
     match values.enumerate().find(|(_, value)| !value.is_finite()) {
         None => Ok(()),
@@ -55,7 +55,7 @@ pub(super) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
     }
 }
 
-pub(super) fn add(ratio: f32, payload: &[u8], sum: &mut [f32]) {
+pub(in crate::codec) fn add(ratio: f32, payload: &[u8], sum: &mut [f32]) {
     if payload.len() != payload_bytes(sum.len(), ratio) {
         return;
     }
@@ -86,7 +86,7 @@ impl Work for Feed<'_> {
     type Output = u32;
 
     #[inline(always)]
-    fn run<I: Vectors>(self, _: I) -> u32 {
+    fn run<I: Converter>(self, _: I) -> u32 {
         feed(self.values, self.state)
     }
 }

@@ -11,55 +11,55 @@ use std::ops::{Add, Div, Mul, Sub};
 use super::element::Element;
 
 /// As many f32 as a kernel works on at once. Arithmetic is that of IEEE 754 in each, nothing fused.
-pub(crate) trait Lanes:
+pub(crate) trait Vector:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
     /// How many.
-    const LANES: usize;
+    const LENGTH: usize;
 
     fn sqrt(self) -> Self;
 }
 
 /// An instruction set. A value of it shows that the processor has it.
 pub(crate) trait Isa: Copy {
-    type Lanes: Lanes;
+    type Vector: Vector;
 
     /// The same number in all lanes.
-    fn splat(self, value: f32) -> Self::Lanes;
+    fn splat(self, value: f32) -> Self::Vector;
 }
 
 /// Conversions between elements and lanes. All slices must hold exactly as many as there are lanes.
 pub(crate) trait Convert<E: Element>: Isa {
     /// The elements in f32, exact, in whatever order is cheapest; the same for all calls.
-    fn widen_for_sum(self, elements: &[E]) -> Self::Lanes;
+    fn widen_for_sum(self, elements: &[E]) -> Self::Vector;
 
     /// From the order of `widen_for_sum` to the elements' own.
     #[inline(always)]
-    fn in_order(self, sum: Self::Lanes) -> Self::Lanes {
+    fn in_order(self, sum: Self::Vector) -> Self::Vector {
         sum
     }
 
     /// The elements in f32.
     #[inline(always)]
-    fn widen(self, elements: &[E]) -> Self::Lanes {
+    fn widen(self, elements: &[E]) -> Self::Vector {
         self.in_order(self.widen_for_sum(elements))
     }
 
     /// The values, rounded as [`Element::from_f32`] rounds them.
-    fn narrow(self, values: Self::Lanes, elements: &mut [E]);
+    fn narrow(self, values: Self::Vector, elements: &mut [E]);
 }
 
 /// Arithmetic of a pair of registers: two additions are under way at once, and a conversion makes two
 /// registers of f32 from one of 16-bit elements. Four registers gain nothing.
 macro_rules! pairwise {
-    ($Pair:ident, $lanes:literal, $add:ident, $sub:ident, $mul:ident, $div:ident, $sqrt:ident) => {
+    ($Pair:ident, $length:literal, $add:ident, $sub:ident, $mul:ident, $div:ident, $sqrt:ident) => {
         pairwise!($Pair, Add, add, $add);
         pairwise!($Pair, Sub, sub, $sub);
         pairwise!($Pair, Mul, mul, $mul);
         pairwise!($Pair, Div, div, $div);
 
-        impl $crate::kernels::lanes::Lanes for $Pair {
-            const LANES: usize = $lanes;
+        impl $crate::kernels::vector::Vector for $Pair {
+            const LENGTH: usize = $length;
 
             #[inline(always)]
             fn sqrt(self) -> Self {
