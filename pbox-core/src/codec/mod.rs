@@ -15,7 +15,7 @@
 //! | `randomk` | `8 + 4k` | 1 | none, or all of it; sent later | Stich et al. 2018 |
 //! | `dgc` | as `topk` | 2 | as `topk` | Lin et al. 2018 |
 //!
-//! Quotients are rounded up. "Of mean zero" is over draws. Layouts, byte by byte, are in `docs/protocol.md`.
+//! Quotients are rounded up. "Of mean zero" is over draws. Layouts, byte by byte, are in `docs/formats.md`.
 //!
 //! **What is not finite.** `f16` and `bf16` carry infinities and NaNs. For all others such a value counts as
 //! zero and does not enter the state. [`Encoded::not_finite`] counts them.

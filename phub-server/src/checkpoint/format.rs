@@ -32,7 +32,7 @@ pub(super) const PREFIX_BYTES: usize = 8;
 
 /// Where the digest stands in the file.
 pub(super) const DIGEST_AT: usize = PREFIX_BYTES + START.len();
-const _: () = assert!(DIGEST_AT == 35, "docs/protocol.md says so");
+const _: () = assert!(DIGEST_AT == 35, "docs/formats.md says so");
 
 /// The digest's length: 128 bits in hexadecimal digits.
 pub(super) const DIGEST_BYTES: usize = 32;

@@ -1,7 +1,7 @@
 //! Checkpoints: a job's weights and optimizer state in one safetensors file, replaced as a whole.
 //!
 //! `format` says what is in the file, `write` makes one, `read` takes one apart and believes nothing of
-//! it, `image` sends one, `store` is the directory that holds one for each job. `docs/protocol.md` has the format for other
+//! it, `image` sends one, `store` is the directory that holds one for each job. `docs/formats.md` has the format for other
 //! programs, `docs/decisions/0010-checkpoint-files.md` the reasons.
 //!
 //! Called from whatever thread may wait for a disk, never from a core's. Must not know cores, workers,

@@ -1,4 +1,4 @@
-//! Payloads read as `docs/protocol.md` has them, one value after the other and one bit after the other.
+//! Payloads read as `docs/formats.md` has them, one value after the other and one bit after the other.
 
 use super::*;
 
