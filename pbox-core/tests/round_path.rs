@@ -293,7 +293,7 @@ fn turns_hold_no_locked_instruction_and_no_system_call() {
     let _watchdog = Watchdog::start();
     let _keep: fn(&mut Core<shm::Port>, &mut Vec<pbox_core::Notice>) -> bool = Core::turn;
     let program = Program::disassemble(&std::env::current_exe().unwrap());
-    let turn = program.named(|name| name.contains("turn::Core<") && name.ends_with("::turn"));
+    let turn = program.named(|name| name.contains("turn::core::Core<") && name.ends_with("::turn"));
     assert_eq!(turn.len(), 1, "the binary's one `Core<shm::Port>::turn`");
     // They are called through a table, which the walk does not follow.
     let kernels = program.named(|name| {

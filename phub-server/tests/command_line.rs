@@ -10,7 +10,7 @@ fn serve_settings_out_of_range() {
     for (arguments, words) in [
         (["--cores", "four"], ["--cores", "\"four\"", "4-7"]),
         (["--cores", "6-4"], ["--cores", "\"6-4\"", "lower number"]),
-        (["--cores", "0"], ["asked for 0 cores", "at least 1", "leave"]),
+        (["--cores", "0"], ["asked for 0 cores", "at least 1", "omit"]),
         (["--cores", "100000"], ["asked for 100000 cores", "allowed", "at most"]),
         (["--cores", "9999,"], ["9999", "does not exist", "the host has cpus"]),
         (["--cores", "0-4000"], ["cpu", "does not exist", "the host has cpus"]),

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use fabric::sim::{self, Faults, Net, seeds};
 use fabric::{Arrival, Port, Posted, RecvWindow};
 use half::{bf16, f16};
-use hub_tests::SGD;
 use hub_tests::model::{CODECS, Model};
 use hub_tests::simulated::{SEED, Simulated, Terms};
 use hub_tests::trouble::Dice;
 use hub_tests::values::{mix, same_bits};
+use hub_tests::{SGD, says};
 use pbox_core::frame::{HEADER_BYTES, Kind, write_header};
 use pbox_core::{
     ChunkId, Consistency, Dtype, Element, FramingTerms, Immediate, Key, KeyId, Layout, Optimizer, Placement,
@@ -167,11 +167,11 @@ fn a_hub_whose_frames_lie_is_told_as_one() {
         let wire = far.wire.clone();
         far.answer(0, |bytes| write(&wire, bytes)).unwrap_err()
     };
-    hub_tests::says(
+    says(
         first(&|_, bytes| write_header(bytes, Kind::Coded, 4)),
         &["the hub broke the protocol", "chunk 0 in round 0", "neither raw nor coded", "expected raw"],
     );
-    hub_tests::says(
+    says(
         first(&|wire, bytes| {
             raw(wire, bytes);
             let frames = *wire.framing().unwrap().frames(ChunkId(0));
@@ -185,9 +185,9 @@ fn a_hub_whose_frames_lie_is_told_as_one() {
         far.answer(0, |bytes| raw(&wire, bytes)).unwrap();
         far.answer(1, |bytes| write(bytes)).unwrap_err()
     };
-    hub_tests::says(later(&|_| ()), &["chunk 0 in round 1", "neither raw nor coded", "expected coded"]);
-    hub_tests::says(later(&|bytes| write_header(bytes, Kind::Coded, 1 << 20)), &["there is room for"]);
-    hub_tests::says(
+    says(later(&|_| ()), &["chunk 0 in round 1", "neither raw nor coded", "expected coded"]);
+    says(later(&|bytes| write_header(bytes, Kind::Coded, 1 << 20)), &["there is room for"]);
+    says(
         later(&|bytes| {
             write_header(bytes, Kind::Coded, 12);
             bytes[HEADER_BYTES..][..12].fill(0xff);

@@ -5,7 +5,9 @@ use crate::processes::worker::{Remote, Worker};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
-use hub_tests::{PATIENT_S, config, describe, has_rdma, hub, push_all, ready_all, refused, says, settings};
+use hub_tests::{
+    PATIENT_S, config, describe, has_rdma, hub, push_all, ready_all, refused, says, settings, small_model,
+};
 use pbox_core::Schedule;
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
@@ -19,7 +21,7 @@ fn the_bits_are_the_same_by_every_way() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let scheduled = |job: &str, transport, schedule, credit| {
-        let mut training = Training::new(job, hub_tests::small_model(), NESTEROV);
+        let mut training = Training::new(job, small_model(), NESTEROV);
         (training.schedule, training.credit) = (schedule, credit);
         (training.chunk_bytes, training.workers, training.transport) = (64, 4, transport);
         training.weights =

@@ -12,7 +12,8 @@ use hub_tests::program::{Program, until};
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
-    config, cpus, describe, join_all, push_all, ready_all, refusal, refused, says, settings, together,
+    PATIENT_S, config, cpus, describe, join_all, push_all, ready_all, refusal, refused, says, settings,
+    together,
 };
 use pbox_core::control::{CheckpointReply, JobState, OnLoss};
 use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
@@ -32,7 +33,7 @@ fn hub(dir: &Path) -> Hub {
 }
 
 fn hub_every(dir: &Path, every: Option<u32>) -> Hub {
-    let mut settings = settings(2, hub_tests::PATIENT_S);
+    let mut settings = settings(2, PATIENT_S);
     settings.checkpoints = Some(dir.to_owned());
     settings.checkpoint_every = every.map(|every| every.try_into().unwrap());
     Hub::start(&settings).unwrap()
@@ -308,7 +309,7 @@ fn a_hub_without_a_directory_says_so() {
     says(error, &["no job \"job\""]);
     let mut sessions = join_all(1, |rank| config(&hub, "job", rank, 1));
     says(sessions[0].checkpoint().unwrap_err(), &["no weights yet"]);
-    let mut settings = settings(1, hub_tests::PATIENT_S);
+    let mut settings = settings(1, PATIENT_S);
     settings.checkpoints = Some(dir.path().to_owned());
     says(Hub::start(&settings).unwrap_err(), &[dir.path().to_str().unwrap(), "another hub"]);
 }

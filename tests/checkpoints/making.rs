@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fabric::conformance::Watchdog;
-use hub_tests::{config, describe, join_request, post_json, ready_all, says, settings};
+use hub_tests::{PATIENT_S, config, describe, join_request, post_json, ready_all, says, settings};
 use pbox_core::Key;
 use phub_server::Hub;
 
@@ -20,7 +20,7 @@ fn reads(file: &Path) -> bool {
 fn the_hub_answers_while_a_checkpoint_is_read() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
-    let mut settings = settings(1, hub_tests::PATIENT_S);
+    let mut settings = settings(1, PATIENT_S);
     settings.checkpoints = Some(dir.path().to_owned());
     let hub = Hub::start(&settings).unwrap();
     let session = ready_all(1, |rank| {

@@ -7,8 +7,8 @@ use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
-    config, hub, join_by_hand, join_request, post, post_json, ready_all, refusal, refused, says, settings,
-    together,
+    PATIENT_S, config, describe, hub, join_by_hand, join_request, post, post_json, ready_all, refusal,
+    refused, says, settings, together,
 };
 use pbox_core::control::{JobReply, JobState};
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
@@ -131,7 +131,7 @@ fn workers_that_are_apart_begin_with_a_state_too() {
 fn a_job_that_has_a_state_goes_on_with_its_own() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
-    let mut settings = settings(1, hub_tests::PATIENT_S);
+    let mut settings = settings(1, PATIENT_S);
     settings.checkpoints = Some(dir.path().to_owned());
     let hub = phub_server::Hub::start(&settings).unwrap();
     let mut session = ready_all(1, |rank| small(&hub, rank, 1)).remove(0);
@@ -152,7 +152,7 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
             0 => {
                 // After the other one, which would else begin a job of its own where this one has failed already.
                 let failed = |job: &JobReply| matches!(job.state, JobState::Failed { .. });
-                while hub_tests::describe(&hub.address().to_string()).jobs.iter().all(failed) {
+                while describe(&hub.address().to_string()).jobs.iter().all(failed) {
                     std::thread::yield_now();
                 }
                 Session::join_with(small(&hub, 0, 2), ones(3, values)).err().unwrap().to_string()

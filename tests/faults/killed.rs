@@ -4,7 +4,7 @@
 use crate::processes::hub::start_hub;
 use crate::processes::worker::{Remote, Worker};
 use fabric::conformance::Watchdog;
-use hub_tests::{hub, hub_with_limit, says, together};
+use hub_tests::{config_at, describe, hub, hub_with_limit, refused, says, together};
 use pbox_core::control::{JobReply, JobState};
 use rustix::process::Signal;
 
@@ -91,7 +91,7 @@ fn a_hub_killed_in_a_round_is_named() {
     remote.says(&format!(
         "error job \"job\": lost the hub at {address}: the link to the hub's core 0 closed: the peer closed the link, exited or was killed"
     ));
-    says(hub_tests::refused(hub_tests::config_at(&address, "job", 0, 1)), &["cannot reach", &address]);
+    says(refused(config_at(&address, "job", 0, 1)), &["cannot reach", &address]);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_hub_killed_while_workers_gather_is_named() {
 /// Waits until all workers of the only job but these are on the data path.
 fn until_missing(address: &str, ranks: &[u32]) {
     hub_tests::program::until("the others have joined", || {
-        let jobs = hub_tests::describe(address).jobs;
+        let jobs = describe(address).jobs;
         matches!(&jobs[..], [JobReply { state: JobState::Gathering { missing }, .. }] if missing == ranks)
     });
 }

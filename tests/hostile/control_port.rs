@@ -10,7 +10,7 @@ use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::usage::{holds, holds_at_rest};
-use hub_tests::{hub_with, join_request, push_all, ready_all, says};
+use hub_tests::{config, hub_with, join_request, push_all, ready_all, says};
 use pbox_core::control::PROTOCOL;
 use phub_server::ControlLimits;
 
@@ -155,8 +155,7 @@ fn no_client_holds_up_the_hub() {
         let hub = hub_with(2, limits());
         let address = hub.address();
         let before = holds_at_rest(&hub.address().to_string(), std::process::id());
-        let mut training = Training::new("steady", hub_tests::small_model(), hub_tests::SGD);
-        (training.workers, training.chunk_bytes, training.rounds) = (2, 64, 500);
+        let training = Training { workers: 2, rounds: 500, ..Training::small("steady") };
         std::thread::scope(|scope| {
             let steady = scope.spawn(|| training.run(&address.to_string()));
             let attacks = [
@@ -173,7 +172,7 @@ fn no_client_holds_up_the_hub() {
         });
 
         // Beyond the bound; a job that is there does not notice.
-        let mut sessions = ready_all(2, |rank| hub_tests::config(&hub, "job", rank, 2));
+        let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
         let crowd: Vec<Client> = (0..2 * CONNECTIONS).map(|_| Client::connect(address)).collect();
         for _ in 0..20 {
             sessions.iter_mut().for_each(|session| push_all(session).unwrap());

@@ -7,7 +7,7 @@ use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::usage::{holds, holds_at_rest};
-use hub_tests::{hub, join_by_hand, join_request, post_json, push_all, ready_all, shm_address};
+use hub_tests::{config, hub, join_by_hand, join_request, post_json, push_all, ready_all, shm_address};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::IoSlice;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -56,7 +56,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
         let _watchdog = Watchdog::start();
         let hub = hub(2);
         let before = holds_at_rest(&hub.address().to_string(), std::process::id());
-        let mut steady = ready_all(2, |rank| hub_tests::config(&hub, "steady", rank, 2));
+        let mut steady = ready_all(2, |rank| config(&hub, "steady", rank, 2));
         let reply = join_by_hand(&hub, "job", &join_request(0, 2));
         let address = shm_address(&reply);
         let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
@@ -87,7 +87,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
 
         // More who say nothing than there is room for: they hold up nobody for long, and each is told.
         let silent: Vec<OwnedFd> = (0..200).map(|_| connect(address)).collect();
-        let mut beside = ready_all(2, |rank| hub_tests::config(&hub, "beside", rank, 2));
+        let mut beside = ready_all(2, |rank| config(&hub, "beside", rank, 2));
         beside.iter_mut().for_each(|session| push_all(session).unwrap());
         beside.iter_mut().for_each(|session| session.wait_all().unwrap());
         beside.into_iter().for_each(|session| session.leave().unwrap());
@@ -95,9 +95,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
         drop(silent);
 
         steady.into_iter().for_each(|session| session.leave().unwrap());
-        let mut training = Training::new("after", hub_tests::small_model(), hub_tests::SGD);
-        training.chunk_bytes = 64;
-        training.run(&hub.address().to_string());
+        Training::small("after").run(&hub.address().to_string());
         until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
     });
 }

@@ -4,8 +4,11 @@
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
-use hub_tests::{config, config_at, hub, join_by_hand, join_request, post_json, refusal, refused, says};
-use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL};
+use hub_tests::{
+    NOWHERE, config, config_at, describe, hub, join_by_hand, join_request, post_json, refusal, refused, says,
+    together,
+};
+use pbox_core::control::{HeartbeatReply, JobState, JoinRequest, PROTOCOL};
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
 use worker_shim::{Session, SessionError};
@@ -25,7 +28,7 @@ fn ranks_are_below_the_number_of_workers() {
     says(refused(config(&hub, "job", 2, 2)), &["rank 2", "2 workers", "from 0 to 1"]);
     says(refused(config(&hub, "job", 0, 0)), &["0 workers", "expected 1 to 1024"]);
     says(refused(config(&hub, "job", 0, 1025)), &["1025 workers", "expected 1 to 1024"]);
-    assert_eq!(hub_tests::describe(&hub.address().to_string()).jobs, [], "refused joins leave no job");
+    assert_eq!(describe(&hub.address().to_string()).jobs, [], "refused joins leave no job");
 }
 
 #[test]
@@ -59,6 +62,32 @@ fn workers_of_a_job_ask_for_the_same() {
 
     // Whoever asks for the same is still welcome.
     join_by_hand(&hub, "job", &join_request(1, 2));
+}
+
+#[test]
+fn compression_is_the_same_for_all_and_is_one_that_there_is() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let first = JoinRequest { compression: Some("topk:0.01".parse().unwrap()), ..join_request(0, 2) };
+    join_by_hand(&hub, "job", &first);
+    let ask = |compression: &str, seed| {
+        let mut config = config(&hub, "job", 1, 2);
+        (config.compression, config.seed) = (compression.parse().ok(), seed);
+        refused(config)
+    };
+    says(ask("none", 0), &["compression topk:0.01", "worker 1 asks for none"]);
+    says(ask("topk:0.02", 0), &["compression topk:0.01", "asks for topk:0.02"]);
+    says(ask("topk:0.01", 1), &["seed 0", "asks for 1"]);
+    let mut wrong = config(&hub, "other", 0, 1);
+    let json = r#"{"codec":"qsgd","bits":9}"#;
+    wrong.compression = Some(serde_json::from_str(json).unwrap());
+    says(refused(wrong), &["this worker's compression", "bits is 9"]);
+    let request = serde_json::to_value(join_request(0, 1)).unwrap();
+    let mut request = request.as_object().unwrap().clone();
+    request.insert("compression".into(), serde_json::from_str(json).unwrap());
+    let (status, why) = refusal(&hub, "/v1/jobs/other/join", serde_json::to_vec(&request).unwrap());
+    assert_eq!(status, 400, "{why}");
+    says(why, &["compression", "bits is 9"]);
 }
 
 #[test]
@@ -124,7 +153,7 @@ fn a_job_that_no_memory_holds_is_refused() {
     let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
     assert_eq!(status, 507);
     says(error, &["\"job\"", "1000 workers", "need", "available", "fewer workers"]);
-    assert_eq!(hub_tests::describe(&hub.address().to_string()).jobs, []);
+    assert_eq!(describe(&hub.address().to_string()).jobs, []);
 }
 
 #[test]
@@ -255,7 +284,7 @@ fn workers_that_do_not_come_are_named() {
 fn the_one_that_gives_up_is_named_to_those_who_wait() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    let errors = hub_tests::together(2, |rank| {
+    let errors = together(2, |rank| {
         let mut config = config(&hub, "job", rank, 3);
         if rank == 1 {
             config.join_limit = Duration::from_secs(1);
@@ -269,9 +298,9 @@ fn the_one_that_gives_up_is_named_to_those_who_wait() {
 #[test]
 fn a_hub_that_is_not_there_is_named() {
     let _watchdog = Watchdog::start();
-    let mut nobody = config_at(hub_tests::NOWHERE, "job", 0, 1);
+    let mut nobody = config_at(NOWHERE, "job", 0, 1);
     nobody.join_limit = Duration::from_secs(1);
-    says(refused(nobody), &[hub_tests::NOWHERE, "cannot reach", "refused", "is phub-server running there"]);
+    says(refused(nobody), &[NOWHERE, "cannot reach", "refused", "is phub-server running there"]);
     for address in ["no port", "127.0.0.1:99999"] {
         let mut worker = config_at(address, "job", 0, 1);
         worker.join_limit = Duration::from_secs(1);

@@ -7,7 +7,8 @@ use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::{
-    FIRST, config, describe, hub, join_by_hand, join_request, post_json, push_all, ready_all, says,
+    FIRST, config, config_at, describe, hub, join_by_hand, join_request, post_json, push_all, ready_all,
+    refused, says, together,
 };
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
@@ -62,9 +63,7 @@ fn a_name_is_free_again_after_a_good_end() {
     let hub = hub(2);
     let address = hub.address().to_string();
     for (run, workers) in [(0, 3), (1, 2), (2, 3)] {
-        let mut training = Training::new("again", hub_tests::small_model(), hub_tests::SGD);
-        (training.workers, training.chunk_bytes, training.seed) = (workers, 64, run);
-        training.run(&address);
+        Training { workers, seed: run, ..Training::small("again") }.run(&address);
         assert_eq!(describe(&address).jobs, [], "a job that all have left is gone");
     }
 }
@@ -77,9 +76,7 @@ fn a_name_is_free_again_after_a_failure() {
     drop(sessions.remove(0));
     let error = push_all(&mut sessions[0]).and_then(|()| sessions[0].wait_all()).unwrap_err();
     says(error, &["\"again\" failed"]);
-    let mut training = Training::new("again", hub_tests::small_model(), hub_tests::SGD);
-    training.chunk_bytes = 64;
-    training.run(&hub.address().to_string());
+    Training::small("again").run(&hub.address().to_string());
 }
 
 /// What a failed job's workers still say does not touch the job that has their name now.
@@ -95,7 +92,7 @@ fn leaving_a_failed_job_does_not_touch_its_namesake() {
     assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200);
     let mut third = config(&hub, "job", 0, 2);
     third.join_limit = Duration::from_secs(5);
-    let error = hub_tests::refused(third);
+    let error = refused(third);
     says(error, &["rank 0", "taken"]);
 }
 
@@ -141,7 +138,7 @@ fn jobs_side_by_side_do_not_disturb_each_other() {
         (training.seed, training.chunk_bytes, training.rounds) = (seed, 4096, 20);
     }
     let alone = trainings.each_ref().map(|training| training.run(&address));
-    let beside = hub_tests::together(3, |job| trainings[job as usize].run(&address));
+    let beside = together(3, |job| trainings[job as usize].run(&address));
     assert!(alone.as_slice() == beside, "a job's bits are its own");
 }
 
@@ -150,8 +147,7 @@ fn a_failing_job_does_not_disturb_its_neighbour() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
-    let mut training = Training::new("steady", hub_tests::small_model(), hub_tests::SGD);
-    (training.chunk_bytes, training.rounds) = (64, 300);
+    let training = Training { rounds: 300, ..Training::small("steady") };
     std::thread::scope(|scope| {
         scope.spawn(|| training.run(&address));
         for _ in 0..10 {
@@ -174,6 +170,6 @@ fn a_hub_that_stops_says_so() {
     says(sessions[0].wait_all().unwrap_err(), &["\"job\" failed", "it is Friday"]);
     let error = push_all(&mut sessions[1]).and_then(|()| sessions[1].wait_all()).unwrap_err();
     says(error, &["\"job\" failed", "it is Friday"]);
-    let error = Session::join(hub_tests::config_at(&address, "job", 0, 1)).map(|_| ()).unwrap_err();
+    let error = Session::join(config_at(&address, "job", 0, 1)).map(|_| ()).unwrap_err();
     says(error, &["cannot reach", &address]);
 }

@@ -6,7 +6,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use fabric::conformance::Watchdog;
-use hub_tests::{FIRST, describe, hub, join_all, push_all, ready_all, says, together};
+use hub_tests::{
+    FIRST, describe, hub, join_all, join_by_hand, join_request, push_all, ready_all, refused, says, together,
+};
 use pbox_core::control::{JobState, OnLoss};
 use pbox_core::{KeyId, Round};
 use phub_server::Hub;
@@ -204,8 +206,8 @@ fn a_job_without_weights_does_not_go_on() {
 fn workers_agree_on_what_becomes_of_the_job() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
-    hub_tests::join_by_hand(&hub, "job", &hub_tests::join_request(0, 2));
-    says(hub_tests::refused(config(&hub, 1, 2)), &["has on_loss Stop", "asks for Continue"]);
+    join_by_hand(&hub, "job", &join_request(0, 2));
+    says(refused(config(&hub, 1, 2)), &["has on_loss Stop", "asks for Continue"]);
 }
 
 #[test]

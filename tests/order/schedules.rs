@@ -9,7 +9,7 @@ use fabric::sim::{self, Faults, Net};
 use fabric::{Arrival, Port, RecvWindow};
 use hub_tests::simulated::{Simulated, Terms};
 use hub_tests::training::Training;
-use hub_tests::{config, hub, join_by_hand, join_request, refusal, says};
+use hub_tests::{config, hub, join_by_hand, join_request, push_all, refusal, says};
 use pbox_core::{Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices, Wire};
 use worker_shim::{Credit, Exchange, Session, Windows};
 
@@ -169,7 +169,7 @@ fn credit_is_found() {
     session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
     for round in 0.. {
         session.keys().for_each(|key| session.gradient_mut(key).unwrap().fill(0.0));
-        hub_tests::push_all(&mut session).unwrap();
+        push_all(&mut session).unwrap();
         session.wait_all().unwrap();
         if session.credit().1.len() == worker_shim::TRIALS.len() {
             break;

@@ -4,3 +4,4 @@ mod churn;
 mod crowd;
 mod scarcity;
 mod system_calls;
+mod traffic;

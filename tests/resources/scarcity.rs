@@ -37,9 +37,7 @@ impl Hub {
 
     /// A job with right bits.
     fn lives(&self) {
-        let mut training = Training::new("after", hub_tests::small_model(), hub_tests::SGD);
-        training.chunk_bytes = 64;
-        training.run(&self.address);
+        Training::small("after").run(&self.address);
     }
 }
 

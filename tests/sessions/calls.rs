@@ -6,7 +6,10 @@ use std::time::Duration;
 use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use half::bf16;
-use hub_tests::{FIRST, SECOND, THIRD, config, hub, join_all, push_all, ready_all, refusal, says};
+use hub_tests::{
+    FIRST, SECOND, THIRD, config, hub, join_all, join_by_hand, join_request, push_all, ready_all, refusal,
+    says, together,
+};
 use pbox_core::{KeyId, Optimizer, Round};
 use worker_shim::{Session, SessionError};
 
@@ -94,7 +97,7 @@ fn there_is_no_push_before_the_broadcast() {
     for session in &mut sessions {
         says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast_weights"]);
     }
-    hub_tests::together(1, |_| ()); // nothing is under way: both can still begin
+    together(1, |_| ()); // nothing is under way: both can still begin
     std::thread::scope(|scope| {
         for session in &mut sessions {
             scope.spawn(move || session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap());
@@ -124,9 +127,9 @@ fn learning_rates_are_finite() {
         says(error, &[&format!("learning rate {rate}"), "expected a finite number"]);
     }
     // By hand: JSON has no NaN, but numbers beyond an f32.
-    let mut request = hub_tests::join_request(0, 1);
+    let mut request = join_request(0, 1);
     request.workers = 1;
-    let reply = hub_tests::join_by_hand(&hub, "other", &request);
+    let reply = join_by_hand(&hub, "other", &request);
     for rate in ["null", "1e39", "-1e39"] {
         let body = format!(r#"{{"token":"{}","learning_rate":{rate},"from_round":1}}"#, reply.token);
         let (status, error) = refusal(&hub, "/v1/jobs/other/learning-rate", body);
@@ -143,7 +146,7 @@ fn a_key_that_nobody_else_pushes_is_named_at_the_limit() {
     let hub = hub(2);
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
     // The limit holds for the broadcast, too, which ends in time on a loaded machine; so the jobs wait side by side.
-    hub_tests::together(3, |job| {
+    together(3, |job| {
         let (name, idle) = (format!("job-{job}"), policies[job as usize]);
         let mut sessions = ready_all(2, |rank| {
             let mut config = config(&hub, &name, rank, 2);

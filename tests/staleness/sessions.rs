@@ -12,7 +12,8 @@ use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::values::mix;
 use hub_tests::{
-    FIRST, SECOND, THIRD, hub, join_by_hand, join_request, push_all, ready_all, refusal, refused, says,
+    FIRST, PATIENT_S, SECOND, THIRD, describe, hub, join_all, join_by_hand, join_request, push_all,
+    ready_all, refusal, refused, says,
 };
 use hub_tests::{settings, small_model, together};
 use pbox_core::control::OnLoss;
@@ -298,7 +299,7 @@ fn a_push_is_stepped_at_the_rate_of_its_own_round() {
 }
 
 fn hub_with_checkpoints(dir: &Path, every: Option<u32>) -> Hub {
-    let mut settings = settings(2, hub_tests::PATIENT_S);
+    let mut settings = settings(2, PATIENT_S);
     settings.checkpoints = Some(dir.to_owned());
     settings.checkpoint_every = every.map(|every| every.try_into().unwrap());
     Hub::start(&settings).unwrap()
@@ -319,7 +320,7 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
     drop((sessions, first));
 
     let second = hub_with_checkpoints(dir.path(), Some(2));
-    let mut sessions = hub_tests::join_all(2, |rank| config(&second, rank, 2, ssp(3)));
+    let mut sessions = join_all(2, |rank| config(&second, rank, 2, ssp(3)));
     for (rank, session) in (0..).zip(&mut sessions) {
         assert_eq!(session.next_round(), Round(2), "where the slowest was");
         let seen = [0, 1].map(|rank| contained(session, THIRD, rank, 2));
@@ -334,7 +335,7 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
 
     // At the end both had pushed as much: nothing is beyond the round.
     let third = hub_with_checkpoints(dir.path(), None);
-    let sessions = hub_tests::join_all(2, |rank| config(&third, rank, 2, ASP));
+    let sessions = join_all(2, |rank| config(&third, rank, 2, ASP));
     assert_eq!(sessions[0].next_round(), Round(5));
     for session in &sessions {
         assert_eq!([0, 1].map(|rank| contained(session, THIRD, rank, 2)), [Some(7), Some(4)]);
@@ -354,8 +355,7 @@ fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
     });
     gradients(&mut sessions[0], 0, 2, 1.0);
     go(&mut sessions[0], 10).unwrap();
-    let saved =
-        || hub_tests::describe(&hub.address().to_string()).jobs[0].checkpoint.as_ref().map(|c| c.round);
+    let saved = || describe(&hub.address().to_string()).jobs[0].checkpoint.as_ref().map(|c| c.round);
     assert_eq!(saved(), None, "the slowest is before round 1");
     drop(sessions.pop());
     until("the checkpoint of round 2 is written", || saved() == Some(Round(2)));

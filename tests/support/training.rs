@@ -8,7 +8,7 @@ use worker_shim::{Credit, Pull, Session, SessionConfig, SessionError, WeightsMod
 
 use super::model::Model;
 use super::values::{self, Reference, mix, same_bits};
-use super::{config_at, together};
+use super::{SGD, config_at, small_model, together};
 
 /// What a job is made of.
 #[derive(Clone)]
@@ -54,7 +54,26 @@ impl Training {
         }
     }
 
-    /// For a worker of it.
+    /// As [`new`](Self::new), of the small model with plain SGD in chunks of 64 bytes.
+    pub fn small(job: &str) -> Self {
+        Training { chunk_bytes: 64, ..Training::new(job, small_model(), SGD) }
+    }
+
+    /// As [`new`](Self::new), of keys of all types, compressed by `codec`.
+    pub fn compressed(job: &str, codec: &str) -> Self {
+        let keys = vec![
+            Key::f32("a", [3, 400]),
+            Key::of(Dtype::BF16, "b", [300]),
+            Key::f32("c", [1]),
+            Key::of(Dtype::F16, "d", [70]),
+        ];
+        let optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
+        let compression = Some(codec.parse().unwrap());
+        let job = format!("{job}-{}", codec.replace(':', "-"));
+        Training { chunk_bytes: 256, compression, ..Training::new(job, keys, optimizer) }
+    }
+
+    /// The settings of one of its workers.
     pub fn config(&self, hub: &str, rank: u32) -> SessionConfig {
         let mut config = config_at(hub, &self.job, rank, self.workers);
         config.keys = self.keys.clone();

@@ -1,0 +1,82 @@
+//! Workers of a compressed job whose frames lie: each loses its link, and its job is told what was wrong with the frame.
+//! By RDMA too if `PHUB_TEST_DEVICE` names devices.
+
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::training::Training;
+use hub_tests::{config, hub, join_request, says, wires};
+use pbox_core::control::JoinRequest;
+use pbox_core::frame::{HEADER_BYTES, Kind, write_header};
+use pbox_core::{ChunkId, Compression, Frames};
+use worker_shim::WeightsMode;
+
+use super::by_hand::{ByHand, JOB, attack};
+
+fn compression() -> Option<Compression> {
+    Some("topk:0.25".parse().unwrap())
+}
+
+/// Posts what `write` makes of a chunk's frames.
+fn post(liar: &mut ByHand, chunk: u32, round: u32, write: impl FnOnce(&Frames, &mut [u8])) {
+    let id = ChunkId(chunk);
+    let frames = *liar.wire.framing().expect("the job is compressed").frames(id);
+    write(&frames, liar.gradient.elements_mut(id.index()));
+    liar.post(liar.owner(chunk), frames.span, chunk, round);
+}
+
+/// The broadcast, as it should be.
+fn broadcast(liar: &mut ByHand) {
+    let chunks = liar.chunks();
+    (0..chunks).for_each(|chunk| post(liar, chunk, 0, |frames, bytes| frames.begin_raw(bytes).fill(0)));
+    let mut answers = 0;
+    while answers < chunks as usize {
+        answers += liar.poll();
+        liar.wait();
+    }
+}
+
+/// What the other worker is told.
+fn told(transport: Transport, lie: impl FnOnce(&mut ByHand)) -> String {
+    let hub = hub(2);
+    let request = JoinRequest { compression: compression(), ..join_request(0, 2) };
+    let victim = || {
+        let mut config = config(&hub, JOB, 1, 2);
+        (config.compression, config.weights) = (compression(), WeightsMode::Private);
+        config
+    };
+    let error = attack(&hub, &request, transport, victim, lie);
+    // The cores live.
+    Training::small("after").run(&hub.address().to_string());
+    error
+}
+
+#[test]
+fn workers_whose_frames_lie_lose_their_links() {
+    let _watchdog = Watchdog::start();
+    for transport in [Transport::Shm].into_iter().chain(wires()) {
+        let error = told(transport, |liar| {
+            post(liar, 3, 0, |_, bytes| write_header(bytes, Kind::Coded, 4));
+        });
+        says(error, &["pushed chunk 3 for round 0", "neither raw nor coded", "expected raw"]);
+        let error = told(transport, |liar| {
+            post(liar, 3, 0, |frames, bytes| {
+                frames.begin_raw(bytes);
+                write_header(&mut bytes[frames.coded_bytes..], Kind::Raw, 63);
+            });
+        });
+        says(error, &["pushed chunk 3 for round 0", "63 bytes of payload, where the chunk has 64"]);
+        let error = told(transport, |liar| {
+            broadcast(liar);
+            post(liar, 5, 1, |_, bytes| write_header(bytes, Kind::Coded, usize::from(u16::MAX)));
+        });
+        says(error, &["pushed chunk 5 for round 1", "65535 bytes of payload, where there is room for"]);
+        let error = told(transport, |liar| {
+            broadcast(liar);
+            post(liar, 5, 1, |_, bytes| {
+                write_header(bytes, Kind::Coded, 20);
+                bytes[HEADER_BYTES..][..20].fill(0xff);
+            });
+        });
+        says(error, &["pushed chunk 5 for round 1", "its frame holds"]);
+    }
+}

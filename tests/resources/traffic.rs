@@ -1,0 +1,92 @@
+//! How many bytes cross in a round of a compressed job. By RDMA too if `PHUB_TEST_DEVICE` names devices.
+
+use fabric::conformance::Watchdog;
+use hub_tests::values::fill_gradient;
+use hub_tests::{FIRST, config, hub, ready_all, together, wires};
+use pbox_core::{Key, Optimizer};
+use worker_shim::Session;
+
+/// What a round costs on the wire, by the codec's own table.
+#[test]
+fn fewer_bytes_cross() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let codecs = [("none", 1.0), ("bf16", 0.51), ("qsgd:4:512", 0.14), ("topk:0.01", 0.03)];
+    for (transport, (codec, share)) in wires().into_iter().flat_map(|wire| codecs.map(|codec| (wire, codec)))
+    {
+        let mut sessions = ready_all(2, |rank| {
+            let mut config = config(&hub, &format!("{transport}-{}", codec.replace(':', "-")), rank, 2);
+            config.keys = vec![Key::f32("a", [64 << 10])];
+            config.chunk_bytes = 32 << 10;
+            config.transport = Some(transport);
+            config.compression = codec.parse().ok();
+            config
+        });
+        let before = sessions[0].traffic();
+        for session in &mut sessions {
+            let gradient = session.gradient_mut::<f32>(FIRST).unwrap();
+            gradient.iter_mut().enumerate().for_each(|(i, value)| *value = (i % 1000) as f32 - 500.0);
+            session.push(FIRST).unwrap();
+        }
+        sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+        let now = sessions[0].traffic();
+        let whole = (4 * (64 << 10)) as f64;
+        let (sent, received) = ((now.sent - before.sent) as f64, (now.received - before.received) as f64);
+        assert!(
+            sent <= share * whole && received <= 2.0 * share * whole,
+            "{codec} by {transport}: {sent} and {received} bytes"
+        );
+        assert!(sent > 0.3 * share * whole, "{codec} by {transport}: {sent} bytes are too few to be true");
+        assert_eq!(
+            before.sent as f64,
+            if codec == "none" { whole } else { whole + 8.0 * 8.0 },
+            "the broadcast"
+        );
+    }
+}
+
+/// What crosses in a round, of a model of so many f32, where `places` of 16 bits go along with what is explored.
+#[test]
+fn alpha_of_the_model_crosses() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let parameters = 256 << 10;
+    let optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
+    let jobs = [
+        ("slim:0.2:0.1:50", 0.2, 0.2),
+        ("slim:0.2:0.1:50:none:keys", 0.2 + 0.1 / 2.0, 0.2),
+        ("slim:0.3:0.3:50", 0.3, 0.3),
+        ("slim:0.3:0:50:none:keys", 0.3 + 0.3 / 2.0, 0.3),
+    ];
+    for (wire, (text, pushed, answered)) in wires().into_iter().flat_map(|wire| jobs.map(|job| (wire, job))) {
+        together(2, |rank| {
+            let mut config = config(&hub, &format!("{wire}-{}", text.replace([':', '.'], "-")), rank, 2);
+            config.keys = vec![Key::f32("a", [parameters])];
+            (config.chunk_bytes, config.transport) = (32 << 10, Some(wire));
+            (config.compression, config.optimizer) = (Some(text.parse().unwrap()), optimizer);
+            let mut session = Session::join(config).unwrap();
+            session.broadcast_written().unwrap();
+            for round in 1..=4 {
+                let before = session.traffic();
+                fill_gradient(1, rank, round, FIRST, session.gradient_mut(FIRST).unwrap());
+                session.push(FIRST).unwrap();
+                session.wait_all().unwrap();
+                let now = session.traffic();
+                let part = |bytes: u64| bytes as f64 / (4.0 * parameters as f64);
+                let (sent, received) = (part(now.sent - before.sent), part(now.received - before.received));
+                // Two rounds whole, in the second of which the core comes: a bit for each parameter.
+                let (pushed, answered) = match round {
+                    1 => (1.0, 1.0),
+                    2 => (1.0, 1.0 + 1.0 / 32.0),
+                    _ => (pushed, answered),
+                };
+                let what =
+                    format!("{text} by {wire}, round {round}: {sent} of the model sent, {received} received");
+                // 24 bytes of headers a chunk are 0.0007 of it.
+                assert!((sent - pushed).abs() < 0.003, "{what}, not {pushed}");
+                assert!((received - answered).abs() < 0.003, "{what}, not {answered}");
+            }
+            session.leave().unwrap();
+        });
+    }
+}
