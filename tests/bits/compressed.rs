@@ -92,7 +92,7 @@ fn a_mean_that_overflows_does_so_for_one_round() {
     let hub = hub(1);
     let mut config = config(&hub, "job", 0, 1);
     config.optimizer = Optimizer::Average;
-    config.keys = vec![Key::of(Dtype::F16, "a", [100])];
+    config.keys = vec![Key::new(Dtype::F16, "a", [100])];
     config.compression = Some("bf16".parse().unwrap());
     let mut session = Session::join(config).unwrap();
     for (pushed, mean) in [(f16::INFINITY, f32::INFINITY), (f16::ONE, 1.0)] {

@@ -31,7 +31,7 @@ fn model() -> Vec<Key> {
     vec![
         Key::f32("first.weight", [300, 40]),
         Key::f32("bias", [1]),
-        Key::of(Dtype::F16, "half", [5000]),
+        Key::new(Dtype::F16, "half", [5000]),
         Key::f32("large.weight", [1001, 1000]),
     ]
 }

@@ -85,7 +85,7 @@ fn mixed_keys() -> Vec<Key> {
     let dtypes = [Dtype::F16, Dtype::BF16, Dtype::F32].into_iter().cycle();
     let mixed = |(key, dtype)| Key { dtype, ..key };
     let mut keys: Vec<Key> = odd_keys().into_iter().zip(dtypes).map(mixed).collect();
-    keys.push(Key::of(Dtype::BF16, "of 16385", [16_385]));
+    keys.push(Key::new(Dtype::BF16, "of 16385", [16_385]));
     keys
 }
 

@@ -51,7 +51,7 @@ fn read<P: Port>(worker: &Exchange<P>, dtype: Dtype, key: KeyId) -> Vec<f32> {
 
 fn keys(dice: &mut Dice) -> Vec<Key> {
     let dtypes = [Dtype::F32, Dtype::F32, Dtype::F16, Dtype::BF16];
-    let key = |key| Key::of(dtypes[dice.below(4) as usize], format!("key {key}"), [dice.from(1..=300)]);
+    let key = |key| Key::new(dtypes[dice.below(4) as usize], format!("key {key}"), [dice.from(1..=300)]);
     (0..3).map(key).collect()
 }
 

@@ -49,9 +49,9 @@ fn train(hub: &str, job: &str, change: impl Fn(u32, &mut SessionConfig) + Sync) 
         let mut config = config_at(hub, job, rank, 3);
         config.keys = vec![
             Key::f32("a", [3, 400]),
-            Key::of(Dtype::BF16, "b", [300]),
+            Key::new(Dtype::BF16, "b", [300]),
             Key::f32("c", [1]),
-            Key::of(Dtype::F16, "d", [70]),
+            Key::new(Dtype::F16, "d", [70]),
         ];
         (config.chunk_bytes, config.optimizer) = (256, ADD);
         config.compression = slim("slim:0.5:0.25:5");

@@ -52,7 +52,7 @@ impl Model {
             }
         };
         let chunks = layout.chunks().iter().map(chunk).collect();
-        let answer = codec.answer(workers);
+        let answer = codec.answer_codec(workers);
         Model { layout, codec, answer, seed, workers, optimizer, round: Round(0), chunks }
     }
 

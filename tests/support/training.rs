@@ -63,9 +63,9 @@ impl Training {
     pub fn compressed(job: &str, codec: &str) -> Self {
         let keys = vec![
             Key::f32("a", [3, 400]),
-            Key::of(Dtype::BF16, "b", [300]),
+            Key::new(Dtype::BF16, "b", [300]),
             Key::f32("c", [1]),
-            Key::of(Dtype::F16, "d", [70]),
+            Key::new(Dtype::F16, "d", [70]),
         ];
         let optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
         let compression = Some(codec.parse().unwrap());

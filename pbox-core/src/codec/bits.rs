@@ -1,9 +1,10 @@
-//! Codes of a few bits, packed: code `i` of `B` bits lies in bits `i * B` to `i * B + B - 1` of the bytes, the
-//! lowest bit of a byte first.
+//! Packed codes of a few bits. Code `i` of `B` bits lies in bits `i * B` to `i * B + B - 1` of the bytes, the lowest
+//! bit of a byte first.
 //!
-//! Eight codes at a time, which are `B` bytes: as one number of 64 bits, whose halves move together in three steps.
+//! Eight codes, which are `B` bytes, are packed at a time, as one 64-bit number whose halves move together in three
+//! steps.
 
-/// The lowest `$bits` bits of every `$of` bits.
+/// A mask of the lowest `bits` bits of every `of` bits.
 const fn mask(bits: u32, of: u32) -> u64 {
     let (mut mask, mut at) = (0, 0);
     while at < 64 {
@@ -13,12 +14,12 @@ const fn mask(bits: u32, of: u32) -> u64 {
     mask
 }
 
-/// Bytes of so many codes.
+/// The bytes that `codes` codes take.
 pub(super) fn bytes(codes: usize, bits: u8) -> usize {
     (codes * usize::from(bits)).div_ceil(8)
 }
 
-/// Packs the codes, each below `2^bits`. `packed` has [`bytes`] of them.
+/// Packs the codes, each below `2^bits`. `packed` has [`bytes`] bytes.
 #[inline(always)]
 pub(super) fn pack(bits: u8, codes: &[u8], packed: &mut [u8]) {
     match bits {
@@ -33,7 +34,7 @@ pub(super) fn pack(bits: u8, codes: &[u8], packed: &mut [u8]) {
     }
 }
 
-/// The other way. `packed` has [`bytes`] of `codes`.
+/// Unpacks the codes. `packed` has [`bytes`] bytes.
 #[inline(always)]
 pub(super) fn unpack(bits: u8, packed: &[u8], codes: &mut [u8]) {
     match bits {
@@ -53,19 +54,19 @@ fn pack_each<const B: usize>(codes: &[u8], packed: &mut [u8]) {
     let (groups, rest) = codes.as_chunks::<8>();
     let (places, last) = packed.as_chunks_mut::<B>();
     for (group, place) in groups.iter().zip(&mut *places) {
-        *place = eight::<B>(*group);
+        *place = pack_eight::<B>(*group);
     }
     if !rest.is_empty() {
         let mut group = [0; 8];
         group[..rest.len()].copy_from_slice(rest);
-        let packed = eight::<B>(group);
+        let packed = pack_eight::<B>(group);
         let last = places.get_mut(groups.len()).map_or(last, |place| &mut place[..]);
         last.copy_from_slice(&packed[..last.len()]);
     }
 }
 
 #[inline(always)]
-fn eight<const B: usize>(codes: [u8; 8]) -> [u8; B] {
+fn pack_eight<const B: usize>(codes: [u8; 8]) -> [u8; B] {
     let b = B as u32;
     let mut bits = u64::from_le_bytes(codes);
     bits = bits & const { mask(8, 16) } | (bits & !const { mask(8, 16) }) >> (8 - b);
@@ -81,19 +82,19 @@ fn unpack_each<const B: usize>(packed: &[u8], codes: &mut [u8]) {
     let (places, last) = packed.as_chunks::<B>();
     let whole = groups.len();
     for (group, place) in groups.iter_mut().zip(places) {
-        *group = apart::<B>(*place);
+        *group = unpack_eight::<B>(*place);
     }
     if !rest.is_empty() {
         let last = places.get(whole).map_or(last, |place| &place[..]);
         let mut place = [0; B];
         place[..last.len()].copy_from_slice(last);
         let left = rest.len();
-        rest.copy_from_slice(&apart::<B>(place)[..left]);
+        rest.copy_from_slice(&unpack_eight::<B>(place)[..left]);
     }
 }
 
 #[inline(always)]
-fn apart<const B: usize>(packed: [u8; B]) -> [u8; 8] {
+fn unpack_eight<const B: usize>(packed: [u8; B]) -> [u8; 8] {
     let b = B as u32;
     let mut bytes = [0; 8];
     bytes[..B].copy_from_slice(&packed);

@@ -1,25 +1,25 @@
-//! Where a codec's randomness comes from: a counter-based generator, so that two runs of a job give the same
-//! bits on every transport, with any number of cores, in whatever order chunks come.
+//! The random numbers of codecs: a counter-based generator, so that two runs of a job give the same bits on every
+//! transport, with any number of cores, and in any order of chunks.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::layout::{ChunkId, Round};
 
-/// What an encoding's randomness is drawn for. Equal draws are equal random numbers.
+/// The purpose of an encoding's random numbers. Equal draws give equal numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draw {
-    /// The job's.
+    /// The job's seed.
     pub seed: u64,
-    /// Who encodes; the hub takes a rank that no worker has.
+    /// The rank of the encoding worker; the hub uses a rank that no worker has.
     pub rank: u32,
-    /// The round of the values. With warm-up also how far that is.
+    /// The round of the values. The warm-up of `dgc` depends on it too.
     pub round: Round,
-    /// The chunk that they are of.
+    /// The chunk of the values.
     pub chunk: ChunkId,
 }
 
 impl Draw {
-    /// The key of the draw's numbers: 64-bit XXH3 with the job's seed.
+    /// The key of the draw's numbers: the 64-bit XXH3 of its fields, with the job's seed.
     pub(super) fn key(self) -> Key {
         let mut bytes = [0; 12];
         let fields = [self.rank, self.round.0, self.chunk.0];
@@ -40,9 +40,10 @@ pub(super) struct Key(pub(super) u64);
 impl Key {
     /// The number at a place: 32 bits.
     ///
-    /// A permutation of 32 bits (multiply and xor-shift, with constants that Wellons' search for little bias
-    /// found), with half of the key before it and half in its middle: with one half alone all sequences would be
-    /// parts of one. Keys are hashes, so that neighbours among them need not be told apart. It has nothing but operations that every instruction set has for 32-bit lanes.
+    /// A permutation of 32 bits: multiply and xor-shift, with the constants of Wellons' search for little bias. Half
+    /// of the key enters before it and half in its middle, because with one half alone all sequences would be parts
+    /// of one sequence. Keys are hashes, so similar keys are no concern. Every instruction set has these operations
+    /// for vectors of 32-bit numbers.
     #[inline(always)]
     pub(super) fn at(self, place: u32) -> u32 {
         let mut bits = place.wrapping_mul(0x9e37_79b9).wrapping_add(self.0 as u32);
@@ -53,7 +54,7 @@ impl Key {
         bits ^ bits >> 15
     }
 
-    /// The number at a place, uniform in [1, 2): 23 bits, which is what fits without a conversion.
+    /// The number at a place, uniform in [1, 2): 23 bits, which fit without a conversion.
     #[inline(always)]
     pub(super) fn one_to_two(self, place: u32) -> f32 {
         f32::from_bits(0x3f80_0000 | self.at(place) >> 9)
@@ -68,7 +69,7 @@ mod tests {
         Draw { seed: 1, rank, round: Round(round), chunk: ChunkId(chunk) }.key()
     }
 
-    /// How far counts are from equal, in standard deviations of what chance does to them.
+    /// The distance of counts from equal counts, in standard deviations of the chi-square distribution.
     fn unevenness(counts: &[u32]) -> f64 {
         let mean = counts.iter().sum::<u32>() as f64 / counts.len() as f64;
         let chi_square: f64 = counts.iter().map(|&count| (f64::from(count) - mean).powi(2) / mean).sum();
@@ -87,7 +88,7 @@ mod tests {
         }
     }
 
-    /// Pairs of four upper bits each: of neighbours in a sequence, and of the same place in neighbouring draws.
+    /// Pairs of upper four bits: of neighbours in a sequence, and of the same place in neighbouring draws.
     #[test]
     fn numbers_are_independent_of_their_neighbours() {
         let first = key(0, 1, 0);

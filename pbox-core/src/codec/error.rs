@@ -1,4 +1,4 @@
-//! What can be wrong with a codec's settings, and with a payload that somebody sent.
+//! The faults of a codec's settings, and of a payload from outside.
 
 /// Settings outside their range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -13,34 +13,35 @@ pub struct InvalidCodec {
 /// A payload that no encoder of the codec makes.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+#[allow(missing_docs)] // the message documents the variant and its fields
 pub enum PayloadError {
     #[error(
-        "a payload of {seen} bytes, but {elements} elements take {expected} as {codec}: both ends must be given \
-         the same compression and chunk size"
+        "a payload of {seen} bytes, but {elements} elements take {expected} as {codec}: both ends must have the \
+         same compression and chunk size"
     )]
     Length { codec: &'static str, elements: usize, expected: usize, seen: usize },
 
     #[error(
-        "bucket {bucket} of a payload as {codec} has {seen} for a scale, which must be finite and on its side of \
-         zero: the sender's encoder is broken"
+        "bucket {bucket} of a payload as {codec} has the scale {seen}, which must be finite and have the right \
+         sign: the sender's encoder is broken"
     )]
     Scale { codec: &'static str, bucket: usize, seen: f32 },
 
     #[error(
-        "byte {at} of a payload as terngrad is {seen}; five digits of base 3 are at most 242: it is not one"
+        "byte {at} of a payload as terngrad is {seen}; five digits of base 3 are at most 242: the sender's encoder \
+         is broken"
     )]
     Digits { at: usize, seen: u8 },
 
     #[error(
-        "a payload as {codec} says that it has {seen} values, but of {elements} elements {least} to {most} are sent: \
-         both ends must be given the same compression and chunk size"
+        "a payload as {codec} claims {seen} values, but of {elements} elements {least} to {most} are sent: both ends \
+         must have the same compression and chunk size"
     )]
     Count { codec: &'static str, elements: usize, least: usize, most: usize, seen: usize },
 
     #[error(
-        "index {at} of a payload is {seen}, but indices ascend and the chunk has {elements} elements: expected \
-         {least} or more, below {elements}"
+        "index {at} of a payload is {seen}, but indices must ascend and the chunk has {elements} elements: expected \
+         at least {least} and below {elements}"
     )]
     Index { at: usize, least: usize, elements: usize, seen: usize },
 
@@ -48,7 +49,7 @@ pub enum PayloadError {
     Bits { elements: usize, count: usize, seen: usize },
 
     #[error(
-        "value {at} of a payload as {codec} is {seen}; only finite values are sent: the sender's encoder is broken"
+        "value {at} of a payload as {codec} is {seen}, but values must be finite: the sender's encoder is broken"
     )]
     Value { codec: &'static str, at: usize, seen: f32 },
 }

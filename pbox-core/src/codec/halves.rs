@@ -1,4 +1,4 @@
-//! `f16` and `bf16`: each value, rounded to the nearest, ties to even. The conversions are the kernels' own.
+//! `f16` and `bf16`: each value is rounded to the nearest, ties to even, by the kernels' conversions.
 
 use half::{bf16, f16};
 
@@ -9,16 +9,16 @@ use crate::kernels::Kernels;
 use crate::kernels::vector::Vector;
 use crate::kernels::work::{Converter, Work};
 
-/// As many elements as the widest instruction set converts at once.
+/// The elements that the widest instruction set converts at once.
 const BLOCK: usize = 32;
 
-/// A type of 16 bits, little endian on the wire.
+/// A 16-bit type, little endian in the payload.
 pub(super) trait Half: Element {
     fn from_wire(bytes: [u8; 2]) -> Self;
     fn to_wire(self) -> [u8; 2];
-    /// `to` and `from` have a lane's worth.
+    /// `to` and `from` have the length of a vector.
     fn narrow<I: Converter>(isa: I, from: &[f32], to: &mut [Self]);
-    /// `sum += from`; both have a lane's worth.
+    /// `sum += from`; both have the length of a vector.
     fn add<I: Converter>(isa: I, from: &[Self], sum: &mut [f32]);
 }
 
@@ -56,7 +56,7 @@ pub(super) fn encode<E: Half>(kernels: &Kernels, values: &[f32], payload: &mut [
     Encoded { bytes: 2 * values.len(), not_finite }
 }
 
-/// Elements that the payload does not have are left as they are.
+/// Elements that are missing in the payload do not change.
 pub(super) fn add<E: Half>(kernels: &Kernels, payload: &[u8], sum: &mut [f32]) {
     kernels.work(Add::<E> { payload, sum, half: E::default() });
 }
@@ -103,10 +103,10 @@ impl<E: Half> Work for Add<'_, E> {
     #[inline(always)]
     fn run<I: Converter>(self, isa: I) {
         let wire = self.payload.as_chunks::<2>().0;
-        // Of a payload of the wrong length, what both have.
-        let both = wire.len().min(self.sum.len());
-        let (blocks, rest) = wire[..both].as_chunks::<BLOCK>();
-        let (sums, rest_sums) = self.sum[..both].as_chunks_mut::<BLOCK>();
+        // A payload of the wrong length adds the elements that both have.
+        let shared = wire.len().min(self.sum.len());
+        let (blocks, rest) = wire[..shared].as_chunks::<BLOCK>();
+        let (sums, rest_sums) = self.sum[..shared].as_chunks_mut::<BLOCK>();
         for (block, sums) in blocks.iter().zip(sums) {
             let mut elements = [self.half; BLOCK];
             for (element, &bytes) in elements.iter_mut().zip(block) {

@@ -1,30 +1,30 @@
-//! Codecs: how the values of a chunk are written for the wire, in fewer bytes than they have.
+//! Codecs write the values of a chunk in fewer bytes.
 //!
-//! Pure functions of a chunk's values, the encoder's state and a [`Draw`]: on the worker's thread for its
-//! gradients, on the core's thread for answers. Must not know transports, schedules, frames, or how many hubs
-//! there are. Every instruction set gives the same bytes and the same sums.
+//! Pure functions of a chunk's values, the encoder's state and a [`Draw`]. They run on the worker's thread for
+//! gradients, and on the core's thread for answers. Every instruction set gives the same bytes and the same sums.
+//! Must not know transports, schedules, frames, or the number of hubs.
 //!
 //! | codec | bytes of `n` values | f32 kept | error of a value | paper |
 //! | --- | --- | --- | --- | --- |
-//! | `f16` | `2n` | 0 | 2^-11 of it from 2^-14 to 65504, 2^-25 below; infinite beyond | |
-//! | `bf16` | `2n` | 0 | 2^-8 of it; infinite from 3.39e38 on | |
+//! | `f16` | `2n` | 0 | 2^-11 of the value from 2^-14 to 65504, 2^-25 below; infinite above | |
+//! | `bf16` | `2n` | 0 | 2^-8 of the value; infinite from 3.39e38 on | |
 //! | `qsgd` | `4n/bucket + n*bits/8` | 0 | below its bucket's largest / levels; of mean zero | Alistarh et al. 2017 |
-//! | `onebit` | `8n/512 + n/8` | 1 | its distance from a mean; sent later | Seide et al. 2014 |
+//! | `onebit` | `8n/512 + n/8` | 1 | the distance from a mean; sent later | Seide et al. 2014 |
 //! | `terngrad` | `4 + n/5` | 0 | below the chunk's largest; of mean zero | Wen et al. 2017 |
-//! | `topk` | `4 + 6k`, or below; `k = ratio * n` | 1 | none, or all of it; sent later | Aji, Heafield 2017 |
-//! | `randomk` | `8 + 4k` | 1 | none, or all of it; sent later | Stich et al. 2018 |
+//! | `topk` | `4 + 6k` or less; `k = ratio * n` | 1 | none, or the whole value; sent later | Aji, Heafield 2017 |
+//! | `randomk` | `8 + 4k` | 1 | none, or the whole value; sent later | Stich et al. 2018 |
 //! | `dgc` | as `topk` | 2 | as `topk` | Lin et al. 2018 |
 //!
-//! Quotients are rounded up. "Of mean zero" is over draws. Layouts, byte by byte, are in `docs/formats.md`.
+//! Quotients are rounded up. "Of mean zero" means over all draws. `docs/formats.md` has the layouts, byte by byte.
 //!
-//! **What is not finite.** `f16` and `bf16` carry infinities and NaNs. For all others such a value counts as
-//! zero and does not enter the state. [`Encoded::not_finite`] counts them.
+//! **Values that are not finite.** `f16` and `bf16` carry infinities and NaNs. For the other codecs such a value
+//! counts as zero and does not enter the state. [`Encoded::not_finite`] counts these values.
 //!
-//! **State.** What an encoder could not send it keeps, and adds to what it encodes next (error feedback). Whoever
-//! encodes differences that hold the error already gives an empty state: then nothing is added and nothing kept.
+//! **State.** An encoder keeps the error of what it sent, and adds it to the next values (error feedback). With an
+//! empty state, nothing is added and nothing is kept: this is for differences, which already contain the error.
 //!
-//! **Bytes from outside.** [`Codec::check_payload`] says in words what is wrong with a payload. Memory that is
-//! shared can change after the check, so [`Codec::add`] is total: whatever the bytes, it stays within bounds.
+//! **Bytes from outside.** [`Codec::check_payload`] says what is wrong with a payload. Shared memory can change after
+//! the check, so [`Codec::add`] is total: it stays within bounds for all bytes.
 
 mod bits;
 mod draw;
@@ -47,31 +47,31 @@ use qsgd::Qsgd;
 use sparse::dgc::Dgc;
 use sparse::{randomk, topk};
 
-/// How the values of a chunk are written for the wire.
+/// A codec and its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "codec", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Codec {
-    /// The nearest number of IEEE 754's 16 bits.
+    /// The nearest 16-bit number of IEEE 754.
     #[serde(deserialize_with = "strict_json::none")]
     F16,
-    /// The nearest number of 16 bits with the exponents of f32.
+    /// The nearest 16-bit number with the exponents of f32.
     #[serde(deserialize_with = "strict_json::none")]
     Bf16,
-    /// Levels between zero and the largest magnitude of a bucket, at random so that the mean is the value.
+    /// Levels between zero and the largest magnitude of a bucket, rounded at random so that the mean is the value.
     Qsgd {
-        /// Bits of a value, sign and level: 1 to 8.
+        /// The bits of a value, for sign and level: 1 to 8.
         bits: u8,
-        /// Values that share a scale, at least 1.
+        /// The number of values that share a scale, at least 1.
         #[serde(default = "bucket")]
         bucket: u32,
     },
-    /// Signs, and two means for each bucket; with error feedback.
+    /// The signs, and two means for each bucket; with error feedback.
     #[serde(deserialize_with = "strict_json::none")]
     OneBit,
-    /// -1, 0 or 1 times the largest magnitude of the chunk, at random so that the mean is the value.
+    /// -1, 0 or 1 times the largest magnitude of the chunk, rounded at random so that the mean is the value.
     #[serde(deserialize_with = "strict_json::none")]
     TernGrad,
-    /// The values of the largest magnitude; with error feedback.
+    /// The values with the largest magnitudes; with error feedback.
     TopK {
         /// The share of the values that is sent, above 0, at most 1.
         ratio: f32,
@@ -85,19 +85,20 @@ pub enum Codec {
     Dgc {
         /// The share of the values that is sent after the warm-up, above 0, at most 1.
         ratio: f32,
-        /// How much of the momentum is left after a round, from 0 to below 1.
+        /// The part of the momentum that is left after a round, from 0 to below 1.
         #[serde(default = "momentum")]
         momentum: f32,
-        /// Root mean square of a chunk's gradients to which larger ones are scaled down; none: they are not.
+        /// The largest root mean square of a chunk's gradients: larger gradients are scaled down to it. `None`: no
+        /// gradients are scaled down.
         #[serde(default)]
         clip: Option<f32>,
-        /// Rounds in which the share falls from a quarter to `ratio`.
+        /// The number of rounds in which the share falls from a quarter to `ratio`.
         #[serde(default)]
         warmup_rounds: u32,
     },
 }
 
-// What the papers' experiments have.
+// The settings of the papers' experiments.
 fn bucket() -> u32 {
     512
 }
@@ -105,17 +106,17 @@ fn momentum() -> f32 {
     0.9
 }
 
-/// What came of encoding.
+/// The result of encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoded {
-    /// Bytes of the payload that are to be sent, from its start.
+    /// The number of bytes to send, from the start of the payload.
     pub bytes: usize,
-    /// Values that were NaN or infinite.
+    /// The number of values that were NaN or infinite.
     pub not_finite: u32,
 }
 
 impl Codec {
-    /// The names of all codecs, as the settings spell them.
+    /// The names of all codecs, as in the settings.
     pub const NAMES: [&str; 8] = ["f16", "bf16", "qsgd", "onebit", "terngrad", "topk", "randomk", "dgc"];
 
     /// Its name.
@@ -132,7 +133,7 @@ impl Codec {
         }
     }
 
-    /// Checks that every setting is one that the codec can work with.
+    /// Checks that every setting is in its range.
     pub fn check(&self) -> Result<(), InvalidCodec> {
         let check = |setting, seen: f64, ok: bool, expected| {
             let codec = self.name();
@@ -158,7 +159,7 @@ impl Codec {
         }
     }
 
-    /// The most bytes that so many elements take.
+    /// The most bytes that `elements` elements take.
     pub fn payload_bytes(&self, elements: usize) -> usize {
         match *self {
             Codec::F16 | Codec::Bf16 => 2 * elements,
@@ -171,7 +172,7 @@ impl Codec {
         }
     }
 
-    /// f32 of state that the encoder keeps for each element; zero at first.
+    /// The f32 of state that the encoder keeps for each element. They are zero at first.
     pub fn state_per_element(&self) -> usize {
         match self {
             Codec::F16 | Codec::Bf16 | Codec::Qsgd { .. } | Codec::TernGrad => 0,
@@ -180,33 +181,35 @@ impl Codec {
         }
     }
 
-    /// What the hub answers with: a codec that contracts, which is to say that what is decoded is always nearer
-    /// to what was encoded than zero is. Then an error that is sent again in the next difference dies away.
+    /// The codec of the hub's answers. It contracts: the decoded values are always nearer to the encoded values than
+    /// zero is. So an error that is sent again in the next difference dies away.
     ///
-    /// Sparse codecs answer with as many values as all workers send, which is exact where the step is as sparse: but
-    /// for at most one value for each worker, because each rounds its own share up.
+    /// Sparse codecs answer with as many values as all workers send. This is exact if the step is as sparse, except
+    /// for at most one value for each worker, because each worker rounds its share up.
     ///
     /// # Panics
-    /// When there are no workers.
-    pub fn answer(&self, workers: u32) -> Codec {
+    /// If `workers` is 0.
+    pub fn answer_codec(&self, workers: u32) -> Codec {
         assert!(workers > 0, "a job has workers");
-        let largest = |ratio: f32| Codec::TopK { ratio: (workers as f32 * ratio).min(1.0) };
+        let of_all_workers = |ratio: f32| Codec::TopK { ratio: (workers as f32 * ratio).min(1.0) };
         match *self {
-            // f16 has no numbers beyond 65504, and none but zero below 2^-25.
+            // f16 has no numbers above 65504, and only zero below 2^-25.
             Codec::F16 | Codec::Bf16 => Codec::Bf16,
             Codec::Qsgd { bits, bucket } => qsgd(bits, bucket).contracting().codec(),
-            // As many bits as there are levels in the sum of eight workers.
+            // Enough bits for the levels in the sum of eight workers.
             Codec::TernGrad => qsgd(4, bucket()).contracting().codec(),
             Codec::OneBit => Codec::OneBit,
-            Codec::TopK { ratio } | Codec::RandomK { ratio } | Codec::Dgc { ratio, .. } => largest(ratio),
+            Codec::TopK { ratio } | Codec::RandomK { ratio } | Codec::Dgc { ratio, .. } => {
+                of_all_workers(ratio)
+            }
         }
     }
 
-    /// Encodes `values` into the first bytes of `payload`. `state` is [`Self::state_per_element`] f32 for each
-    /// element, or empty, so that nothing is remembered.
+    /// Encodes `values` into the first bytes of `payload`. `state` has [`Self::state_per_element`] f32 for each
+    /// element, or is empty, and then nothing is kept.
     ///
     /// # Panics
-    /// When `payload` is shorter than [`Self::payload_bytes`], or `state` of another length.
+    /// If `payload` is shorter than [`Self::payload_bytes`], or `state` has another length.
     pub fn encode(
         &self,
         kernels: &Kernels,
@@ -216,7 +219,7 @@ impl Codec {
         payload: &mut [u8],
     ) -> Encoded {
         let whole = self.state_per_element() * values.len();
-        assert!(state.is_empty() || state.len() == whole, "state and values are of one chunk");
+        assert!(state.is_empty() || state.len() == whole, "the state matches the values");
         let payload = &mut payload[..self.payload_bytes(values.len())];
         match *self {
             Codec::F16 => halves::encode::<f16>(kernels, values, payload),
@@ -230,10 +233,10 @@ impl Codec {
         }
     }
 
-    /// Whether the payload is one of a chunk of so many elements.
+    /// Checks that this is a payload of a chunk of `elements` elements.
     pub fn check_payload(&self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
         match *self {
-            // These say their length themselves.
+            // These payloads contain their length.
             Codec::TopK { ratio } => return topk::check_payload(ratio, elements, payload),
             Codec::Dgc { .. } => return self.dgc().check_payload(elements, payload),
             _ => {}
@@ -251,8 +254,7 @@ impl Codec {
         }
     }
 
-    /// `sum += decoded`. A payload that [`Self::check_payload`] refuses adds what happens to be there, or
-    /// nothing.
+    /// `sum += decoded`. A payload that [`Self::check_payload`] refuses adds arbitrary values, or nothing.
     pub fn add(&self, kernels: &Kernels, payload: &[u8], sum: &mut [f32]) {
         match *self {
             Codec::F16 => halves::add::<f16>(kernels, payload, sum),
@@ -265,7 +267,7 @@ impl Codec {
         }
     }
 
-    /// Its settings, where it is `dgc`.
+    /// The settings of `dgc`. Panics for other codecs.
     fn dgc(&self) -> Dgc {
         let Codec::Dgc { ratio, momentum, clip, warmup_rounds } = *self else {
             unreachable!("{} is not dgc", self.name())

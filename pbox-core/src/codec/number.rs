@@ -1,37 +1,37 @@
-//! What codecs do to single numbers: what is not finite counts as zero, and sums stay finite.
+//! Arithmetic on single numbers: a number that is not finite counts as zero, and sums stay finite.
 //!
-//! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
+//! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
-/// The bits of infinity. As integers, the bits of magnitudes are in the order of the magnitudes.
+/// The bits of infinity. The bits of magnitudes, as integers, are in the order of the magnitudes.
 const INFINITY: u32 = 0x7f80_0000;
 
-/// Whether it is a NaN or infinite, as a number to add up.
+/// 1 if the value is a NaN or infinite, else 0.
 #[inline(always)]
 pub(super) fn not_finite(value: f32) -> u32 {
     u32::from(value.to_bits() & 0x7fff_ffff >= INFINITY)
 }
 
-/// The value, or zero where it is not finite.
+/// The value, or zero if it is not finite.
 #[inline(always)]
 pub(super) fn finite(value: f32) -> f32 {
     if value.to_bits() & 0x7fff_ffff < INFINITY { value } else { 0.0 }
 }
 
-/// The bits of its magnitude, by which magnitudes can be compared; zero where it is not finite.
+/// The bits of the value's magnitude, which compare like magnitudes; zero if the value is not finite.
 #[inline(always)]
 pub(super) fn magnitude(value: f32) -> u32 {
     finite(value).to_bits() & 0x7fff_ffff
 }
 
-/// The nearest finite number to a sum or product of finite ones.
+/// The finite number that is nearest to a sum or product of finite numbers.
 #[inline(always)]
 pub(super) fn bounded(value: f32) -> f32 {
     value.clamp(f32::MIN, f32::MAX)
 }
 
-/// The largest magnitude, and how many are not finite.
+/// The largest magnitude, and the number of values that are not finite.
 #[inline(always)]
-pub(super) fn largest(values: &[f32]) -> (f32, u32) {
+pub(super) fn largest_magnitude(values: &[f32]) -> (f32, u32) {
     let (mut most, mut count) = (0, 0);
     for &value in values {
         most = most.max(magnitude(value));
@@ -40,8 +40,8 @@ pub(super) fn largest(values: &[f32]) -> (f32, u32) {
     (f32::from_bits(most), count)
 }
 
-/// Brings magnitudes up to `scale` into 0 to `top`, by two multiplications: with one, the factor would be infinite
-/// for scales below 2^-121, and lose bits for those near the largest number.
+/// Scales magnitudes from 0 to `scale` down or up to 0 to `top`, with two multiplications. With a single one, the
+/// factor would be infinite for scales below 2^-121, and lose bits for scales near the largest number.
 #[derive(Clone, Copy)]
 pub(super) struct Ruler {
     power: f32,
@@ -60,9 +60,9 @@ impl Ruler {
         Ruler { power, factor: if scale > 0.0 { top / (scale * power) } else { 0.0 } }
     }
 
-    /// Of a finite value; the sign stays.
+    /// The scaled value of a finite value, with its sign.
     #[inline(always)]
-    pub(super) fn measure(self, value: f32) -> f32 {
+    pub(super) fn scale(self, value: f32) -> f32 {
         value * self.power * self.factor
     }
 }

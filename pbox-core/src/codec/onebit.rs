@@ -1,24 +1,24 @@
-//! `onebit`: the sign of each value, and for each bucket the mean of what is negative and of what is not; what that
-//! leaves over is kept and added to the next values (Seide et al., "1-Bit Stochastic Gradient Descent", 2014).
+//! `onebit`: the sign of each value, and for each bucket the mean of its negative values and of its other values. The
+//! error is kept and added to the next values (Seide et al., "1-Bit Stochastic Gradient Descent", 2014).
 //!
 //! ```text
 //!   for each bucket:  mean of the others: f32 | mean of the negative: f32 | a bit for each value, 1 is negative
 //! ```
 //!
-//! A bucket has 512 values. The paper has two means for each column of a weight matrix, which are of that order;
-//! two for a whole chunk would save a ninth of the bytes, and follow a matrix less closely.
+//! A bucket has 512 values. The paper has two means for each column of a weight matrix, which is of similar size. Two
+//! means for a whole chunk would save a ninth of the bytes, and follow a matrix less closely.
 
 use super::number::{bounded, finite, not_finite};
 use super::{Encoded, PayloadError, bits};
 use crate::kernels::Kernels;
 use crate::kernels::work::{Converter, Work};
 
-/// Values that share two means.
+/// The values that share two means.
 pub(super) const BUCKET: usize = 512;
-/// Bytes of the means.
+/// The bytes of the means.
 const MEANS: usize = 8;
-/// Sums that grow side by side. As many in every instruction set, so that all have the same bits; a loop over fewer is
-/// unrolled before it is made into vectors.
+/// The sums that grow side by side. Every instruction set has the same number of sums, so that all give the same bits.
+/// With fewer, the compiler would unroll the loop before it makes vector code.
 const SUMS: usize = 64;
 
 pub(super) fn payload_bytes(elements: usize) -> usize {
@@ -30,7 +30,7 @@ pub(super) fn encode(kernels: &Kernels, values: &[f32], state: &mut [f32], paylo
     Encoded { bytes, not_finite: kernels.work(Encode { values, state, payload }) }
 }
 
-/// `payload` has the right length. Means must be finite, and on their side of zero.
+/// Checks that means are finite and have the right sign. `payload` has the right length.
 pub(super) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
     for (bucket, payload) in payload.chunks(MEANS + BUCKET / 8).enumerate() {
         let [others, negative] = means(payload);
@@ -72,10 +72,10 @@ impl Work for Encode<'_> {
         let mut not_finite = 0;
         let mut states = self.state.chunks_mut(BUCKET);
         for (values, payload) in self.values.chunks(BUCKET).zip(self.payload.chunks_mut(MEANS + BUCKET / 8)) {
-            // A bucket's values and what was left of the ones before: zeros beyond the end of the chunk.
+            // A bucket's values plus the kept errors, and zeros after the end of the chunk.
             let mut bucket = [0.0; BUCKET];
             let state = states.next().unwrap_or_default();
-            not_finite += gather(values, state, &mut bucket);
+            not_finite += fill_bucket(values, state, &mut bucket);
             let means = bucket_means(&bucket, values.len());
             let mut codes = [0; BUCKET];
             for (code, value) in codes.iter_mut().zip(&bucket) {
@@ -97,9 +97,10 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Values and what was kept, if anything is.
+/// Fills the bucket with the values plus the kept errors, if there are any. Returns the number of values that are not
+/// finite.
 #[inline(always)]
-fn gather(values: &[f32], state: &[f32], bucket: &mut [f32; BUCKET]) -> u32 {
+fn fill_bucket(values: &[f32], state: &[f32], bucket: &mut [f32; BUCKET]) -> u32 {
     let mut count = 0;
     for (place, &value) in bucket.iter_mut().zip(values) {
         *place = finite(value);
@@ -111,8 +112,8 @@ fn gather(values: &[f32], state: &[f32], bucket: &mut [f32; BUCKET]) -> u32 {
     count
 }
 
-/// The mean of what is not negative, and of what is. In f64, where no sum of finite numbers is infinite. `values`
-/// of the bucket count, the others are zero.
+/// The mean of the values that are not negative, and of the negative values. The sums are in f64, where no sum of
+/// finite f32 is infinite. The bucket has `values` values; the others are zero.
 #[inline(always)]
 fn bucket_means(bucket: &[f32; BUCKET], values: usize) -> [f32; 2] {
     let (mut others, mut negative) = ([0.0; SUMS], [0.0; SUMS]);
@@ -127,7 +128,7 @@ fn bucket_means(bucket: &[f32; BUCKET], values: usize) -> [f32; 2] {
     [mean(others, values - count as usize), mean(negative, count as usize)]
 }
 
-/// The sum of the sums: halves are added to each other until one is left.
+/// The total of the sums: one half is added to the other until one sum is left.
 #[inline(always)]
 fn total(mut sums: [f64; SUMS]) -> f64 {
     let mut half = SUMS / 2;

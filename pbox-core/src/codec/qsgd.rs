@@ -1,30 +1,30 @@
-//! `qsgd`: levels between zero and the largest magnitude of a bucket, rounded at random so that the mean is the
-//! value (Alistarh et al., "QSGD", 2017; scaled by the largest magnitude, as in its experiments).
+//! `qsgd`: levels between zero and the largest magnitude of a bucket, rounded at random so that the mean is the value
+//! (Alistarh et al., "QSGD", 2017, with the largest magnitude as the scale, as in its experiments).
 //!
 //! ```text
 //!   scale: f32 for each bucket | sign and level of each value, `bits` each, packed
 //! ```
 //!
-//! The sign is a code's highest bit. With 2 bits and more there are `2^(bits - 1) - 1` levels on each side of zero:
+//! The sign is a code's highest bit. With 2 or more bits there are `2^(bits - 1) - 1` levels on each side of zero:
 //!
 //! | bits | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 |
 //! | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 //! | levels | the scale with either sign | 1 | 3 | 7 | 15 | 31 | 63 | 127 |
 //!
-//! One bit has no room for zero: a value becomes plus or minus the scale, each as likely as makes the mean right.
+//! One bit has no room for zero: a value becomes plus or minus the scale, with probabilities that keep the mean.
 
 use super::bits;
 use super::draw::Key;
-use super::number::{Ruler, finite, largest};
+use super::number::{Ruler, finite, largest_magnitude};
 use super::{Codec, Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::work::{Converter, Work};
 
-/// Codes that are packed at once: whole bytes, whatever the number of bits. They and their values stay in the
-/// first level of cache.
+/// The codes that are packed at once: whole bytes for any number of bits. They and their values stay in the first
+/// level of cache.
 const BLOCK: usize = 512;
-/// What a bucket that answers is a multiple of, so that it has whole vectors.
-const LANES: usize = 16;
+/// The buckets of answers are multiples of this, so that they have whole vectors.
+const BUCKET_STEP: usize = 16;
 
 /// A codec's settings.
 #[derive(Clone, Copy)]
@@ -38,19 +38,20 @@ impl Qsgd {
         4 * elements.div_ceil(self.bucket) + bits::bytes(elements, self.bits)
     }
 
-    /// Levels on each side of zero.
+    /// The levels on each side of zero.
     pub(super) fn levels(self) -> u8 {
         (1 << (self.bits - 1)) - u8::from(self.bits > 1)
     }
 
-    /// The settings to answer with. The largest value of a bucket is exact and all others are off by less than a
-    /// level: that contracts where there are at most as many of them as the square of the number of levels. Buckets
-    /// are cut down to that, from 4 bits on: with fewer there would be more scale than levels.
+    /// The settings for answers. The largest value of a bucket is exact, and the error of all others is below one
+    /// level. That contracts if a bucket has at most the square of the number of levels, so larger buckets are cut
+    /// down to that. Answers have at least 4 bits, because with fewer the scales would take more bytes than the
+    /// levels.
     pub(super) fn contracting(self) -> Self {
         let bits = self.bits.max(4);
         let levels = usize::from(Qsgd { bits, ..self }.levels());
-        let most = (levels * levels) / LANES * LANES;
-        Qsgd { bits, bucket: self.bucket.min(most) }
+        let largest = (levels * levels) / BUCKET_STEP * BUCKET_STEP;
+        Qsgd { bits, bucket: self.bucket.min(largest) }
     }
 
     pub(super) fn codec(self) -> Codec {
@@ -63,7 +64,7 @@ impl Qsgd {
         Encoded { bytes: payload.len(), not_finite }
     }
 
-    /// `payload` has the right length. Scales must be what a largest magnitude can be.
+    /// Checks that scales are finite and not negative. `payload` has the right length.
     pub(super) fn check_payload(self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
         let scales = payload[..4 * elements.div_ceil(self.bucket)].as_chunks::<4>().0;
         let scales = scales.iter().map(|&bytes| f32::from_le_bytes(bytes)).enumerate();
@@ -81,10 +82,10 @@ impl Qsgd {
         }
     }
 
-    /// The parts of a block that lie in one bucket each: the bucket, and where the part begins and ends in the
+    /// The parts of a block that each lie in one bucket: the bucket, and the start and the end of the part in the
     /// block.
     #[inline(always)]
-    fn parts(self, start: usize, length: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    fn bucket_parts(self, start: usize, length: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let (first, last) = (start / self.bucket, (start + length - 1) / self.bucket);
         (first..=last).map(move |bucket| {
             let from = (bucket * self.bucket).max(start) - start;
@@ -110,7 +111,7 @@ impl Work for Encode<'_> {
         let mut not_finite = 0;
         let scales = scales.as_chunks_mut::<4>().0;
         for (bucket, place) in values.chunks(qsgd.bucket).zip(&mut *scales) {
-            let (scale, count) = largest(bucket);
+            let (scale, count) = largest_magnitude(bucket);
             *place = scale.to_le_bytes();
             not_finite += count;
         }
@@ -119,13 +120,13 @@ impl Work for Encode<'_> {
             let mut codes = [0; BLOCK];
             let codes = &mut codes[..values.len()];
             let start = block * BLOCK;
-            for (bucket, from, to) in qsgd.parts(start, values.len()) {
+            for (bucket, from, to) in qsgd.bucket_parts(start, values.len()) {
                 let scale = f32::from_le_bytes(scales[bucket]);
                 let (values, codes) = (&values[from..to], &mut codes[from..to]);
                 let rounding = Rounding { key, first: (start + from) as u32 };
                 match qsgd.bits {
-                    1 => rounding.signs(scale, values, codes),
-                    bits => rounding.levels(scale, bits, values, codes),
+                    1 => rounding.encode_signs(scale, values, codes),
+                    bits => rounding.encode_levels(scale, bits, values, codes),
                 }
             }
             bits::pack(qsgd.bits, codes, packed);
@@ -134,7 +135,7 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Rounding at random, from a place in the sequence of random numbers on.
+/// Rounds at random, with the random numbers from a place on.
 #[derive(Clone, Copy)]
 struct Rounding {
     key: Key,
@@ -143,28 +144,28 @@ struct Rounding {
 
 impl Rounding {
     #[inline(always)]
-    fn levels(self, scale: f32, bits: u8, values: &[f32], codes: &mut [u8]) {
+    fn encode_levels(self, scale: f32, bits: u8, values: &[f32], codes: &mut [u8]) {
         let levels = (1u32 << (bits - 1)) - 1;
         let ruler = Ruler::new(scale, levels as f32);
-        self.each(values, codes, |value, random| {
-            // The whole part, and one more as often as the rest is large. What is added is 1 too much.
-            let level = whole(ruler.measure(value.abs()) + random) - 1;
+        self.encode_each(values, codes, |value, random| {
+            // The whole part, or one more with a probability equal to the fraction. `random` is 1 too large.
+            let level = whole_part(ruler.scale(value.abs()) + random) - 1;
             level.min(levels) | value.to_bits() >> 31 << (bits - 1)
         });
     }
 
     #[inline(always)]
-    fn signs(self, scale: f32, values: &[f32], codes: &mut [u8]) {
+    fn encode_signs(self, scale: f32, values: &[f32], codes: &mut [u8]) {
         let ruler = Ruler::new(scale, 0.5);
-        self.each(values, codes, |value, random| {
-            let plus = ruler.measure(value) + 0.5 + random >= 2.0;
+        self.encode_each(values, codes, |value, random| {
+            let plus = ruler.scale(value) + 0.5 + random >= 2.0;
             u32::from(!plus)
         });
     }
 
-    /// A code for each value, from the value (finite) and a random number from 1 to below 2.
+    /// Computes each code from the value, made finite, and a random number from 1 to below 2.
     #[inline(always)]
-    fn each(self, values: &[f32], codes: &mut [u8], code: impl Fn(f32, f32) -> u32) {
+    fn encode_each(self, values: &[f32], codes: &mut [u8], code: impl Fn(f32, f32) -> u32) {
         for (i, (&value, place)) in values.iter().zip(codes).enumerate() {
             let random = self.key.one_to_two(self.first.wrapping_add(i as u32));
             *place = code(finite(value), random) as u8;
@@ -172,10 +173,11 @@ impl Rounding {
     }
 }
 
-/// The whole part of a number from 0 to below 2^22: by adding 2^23, where f32 has no fractions, and taking back what
-/// that rounds up. A cast gives the same, but sees to numbers out of range too: encoding takes four times as long.
+/// The whole part of a number from 0 to below 2^22. Adding 2^23, where f32 has no fractions, rounds the number; 1 is
+/// taken off if that rounded up. A cast gives the same, but also handles numbers out of range: encoding would take
+/// four times as long.
 #[inline(always)]
-fn whole(number: f32) -> u32 {
+fn whole_part(number: f32) -> u32 {
     const WHOLE: f32 = 8_388_608.0; // 2^23
     let rounded = number + WHOLE;
     (rounded.to_bits() & 0x007f_ffff) - u32::from(rounded - WHOLE > number)
@@ -200,7 +202,7 @@ impl Work for Add<'_> {
             let mut codes = [0; BLOCK];
             let codes = &mut codes[..sum.len()];
             bits::unpack(qsgd.bits, packed, codes);
-            for (bucket, from, to) in qsgd.parts(block * BLOCK, sum.len()) {
+            for (bucket, from, to) in qsgd.bucket_parts(block * BLOCK, sum.len()) {
                 let scale = f32::from_le_bytes(scales[bucket]);
                 add_levels(qsgd, scale, &codes[from..to], &mut sum[from..to]);
             }
@@ -210,7 +212,7 @@ impl Work for Add<'_> {
 
 #[inline(always)]
 fn add_levels(qsgd: Qsgd, scale: f32, codes: &[u8], sum: &mut [f32]) {
-    // The scale comes last, so that neither a small one loses bits nor a large one becomes infinite.
+    // The scale is multiplied last, so that a small scale loses no bits and a large scale does not become infinite.
     let (sign, step) = (qsgd.bits - 1, 1.0 / f32::from(qsgd.levels()));
     let low = (1u32 << sign) - 1;
     let one = u32::from(qsgd.bits == 1);

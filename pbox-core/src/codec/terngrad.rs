@@ -1,29 +1,29 @@
-//! `terngrad`: -1, 0 or 1 times the largest magnitude of the chunk, at random so that the mean is the value (Wen et
-//! al., "TernGrad", 2017; without its clipping, which would be a bias).
+//! `terngrad`: -1, 0 or 1 times the largest magnitude of the chunk, rounded at random so that the mean is the value
+//! (Wen et al., "TernGrad", 2017, without its clipping, which would be a bias).
 //!
 //! ```text
 //!   scale: f32 | a byte for five values: digits of base 3, 0 for -1, 1 for 0, 2 for 1
 //! ```
 //!
-//! 1.6 bits a value, where two bits would take a quarter more. With `s` bytes of digits, byte `i` has the values `i`,
-//! `i + s`, `i + 2s`, `i + 3s` and `i + 4s`, lowest digit first: neighbours lie in neighbouring bytes, so that all is
-//! done on vectors. Digits beyond the last value are 1.
+//! A value takes 1.6 bits; two bits would take a quarter more. With `s` bytes of digits, byte `i` has the values `i`,
+//! `i + s`, `i + 2s`, `i + 3s` and `i + 4s`, lowest digit first. Neighbours lie in neighbouring bytes, so that all
+//! work runs on vectors. Digits after the last value are 1.
 
 use super::draw::Key;
-use super::number::{Ruler, finite, largest};
+use super::number::{Ruler, finite, largest_magnitude};
 use super::{Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::work::{Converter, Work};
 
-/// Bytes of the scale.
+/// The bytes of the scale.
 const SCALE: usize = 4;
 /// The place values of a byte's digits.
 const PLACES: [u8; 5] = [1, 3, 9, 27, 81];
-/// A byte whose five digits are 1: zeros.
+/// A byte whose five digits are 1, which are five zeros.
 const ZEROS: u8 = 121;
-/// The first byte that is not five digits.
+/// The lowest byte that is not five digits.
 const BEYOND: u8 = 243;
-/// Bytes that are made at once.
+/// The bytes that are written at once.
 const BLOCK: usize = 64;
 
 pub(super) fn payload_bytes(elements: usize) -> usize {
@@ -35,7 +35,7 @@ pub(super) fn encode(kernels: &Kernels, values: &[f32], key: Key, payload: &mut 
     Encoded { bytes, not_finite: kernels.work(Encode { values, key, payload }) }
 }
 
-/// `payload` has the right length.
+/// Checks the scale and the digits. `payload` has the right length.
 pub(super) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
     let (scale, digits) = payload.split_at(SCALE);
     let seen = f32::from_le_bytes(scale.as_chunks().0[0]);
@@ -65,7 +65,7 @@ impl Work for Encode<'_> {
 
     #[inline(always)]
     fn run<I: Converter>(self, _: I) -> u32 {
-        let (scale, not_finite) = largest(self.values);
+        let (scale, not_finite) = largest_magnitude(self.values);
         let (place, bytes) = self.payload.split_at_mut(SCALE);
         place.copy_from_slice(&scale.to_le_bytes());
         let ruler = Ruler::new(scale, 1.0);
@@ -84,13 +84,13 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Adds the digits of values, the first of which is number `from` of the chunk.
+/// Adds the digits of values. The first is value `from` of the chunk.
 #[inline(always)]
 fn add_digits(ruler: Ruler, key: Key, from: u32, values: &[f32], place: u8, digits: &mut [u8; BLOCK]) {
     for (i, (&value, digit)) in values.iter().zip(digits).enumerate() {
         let value = finite(value);
         let random = key.one_to_two(from.wrapping_add(i as u32));
-        let one = ruler.measure(value.abs()) + random >= 2.0;
+        let one = ruler.scale(value.abs()) + random >= 2.0;
         let signed = if value < 0.0 { place.wrapping_neg() } else { place };
         *digit = digit.wrapping_add(if one { signed } else { 0 });
     }

@@ -134,7 +134,7 @@ impl Compression {
     pub fn check_layout(&self, layout: &Layout) -> Result<(), InvalidCompression> {
         match self {
             Compression::Codec(_) => Ok(()),
-            Compression::Slim(slim) => Ok(slim.check_chunks(layout.most_elements())?),
+            Compression::Slim(slim) => Ok(slim.check_chunks(layout.max_chunk_elements())?),
         }
     }
 }

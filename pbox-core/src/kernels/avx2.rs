@@ -24,10 +24,10 @@ pub(super) const KERNELS: Kernels = Kernels {
     bf16: table(),
 };
 
-/// Nearest, ties to even, whatever the processor's mode.
+/// Rounds to the nearest, ties to even, in any mode of the processor.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
-/// Shows that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make one.
+/// Proves that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make such a value.
 #[derive(Clone, Copy)]
 struct Avx2(());
 
@@ -138,8 +138,7 @@ impl Convert<f16> for Avx2 {
 }
 
 impl Convert<bf16> for Avx2 {
-    /// The even elements, then the odd ones: one instruction for 8 of them, where their own order takes
-    /// two.
+    /// The even elements, then the odd elements: one instruction for 8 of them. Their own order needs two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x16 {
         let from: &[bf16; 16] = elements.try_into().expect("one element for each place of the vector");
@@ -156,7 +155,7 @@ impl Convert<bf16> for Avx2 {
     fn in_order(self, F32x16(even, odd): F32x16) -> F32x16 {
         // SAFETY: `self` shows that the processor has the instruction set.
         unsafe {
-            // Within each half of 128 bits: 0 to 3 and 8 to 11, 4 to 7 and 12 to 15.
+            // The halves of 128 bits hold 0 to 3 and 8 to 11, then 4 to 7 and 12 to 15.
             let (first, second) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
             F32x16(
                 _mm256_permute2f128_ps::<0x20>(first, second),
@@ -171,15 +170,15 @@ impl Convert<bf16> for Avx2 {
         // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (rounded(values.0), rounded(values.1));
-            // The pack works within halves of 128 bits: the quarters come out as 0, 2, 1, 3.
+            // The pack works within halves of 128 bits, so the quarters come out as 0, 2, 1, 3.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
         }
     }
 }
 
-/// To the nearest bf16, in the lower halves. Half an ulp less one, and one more where the kept part is
-/// odd, carries into it exactly when the nearest even is above.
+/// Rounds to the nearest bf16, in the lower halves. Adding half an ulp minus 1, and 1 more if the kept part is odd,
+/// carries into the kept part exactly if the nearest even number is above.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn rounded(values: __m256) -> __m256i {

@@ -24,10 +24,10 @@ pub(super) const KERNELS: Kernels = Kernels {
     bf16: table(),
 };
 
-/// Nearest, ties to even, whatever the processor's mode.
+/// Rounds to the nearest, ties to even, in any mode of the processor.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// Shows that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make one.
+/// Proves that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make such a value.
 #[derive(Clone, Copy)]
 struct Avx512(());
 
@@ -138,8 +138,7 @@ impl Convert<f16> for Avx512 {
 }
 
 impl Convert<bf16> for Avx512 {
-    /// The even elements, then the odd ones: one instruction for 16 of them, where their own order takes
-    /// two.
+    /// The even elements, then the odd elements: one instruction for 16 of them. Their own order needs two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x32 {
         let from: &[bf16; 32] = elements.try_into().expect("one element for each place of the vector");
@@ -174,7 +173,7 @@ impl Convert<bf16> for Avx512 {
     }
 }
 
-/// Where the upper halves of 32 f32 lie among their 64 halves.
+/// The places of the upper halves of 32 f32 among their 64 halves.
 static UPPER_HALVES: [u16; 32] = {
     let mut halves = [1; 32];
     let mut i = 1;
@@ -185,9 +184,9 @@ static UPPER_HALVES: [u16; 32] = {
     halves
 };
 
-/// To the nearest bf16, in the upper halves. Half an ulp less one, and one more where the kept part is
-/// odd, carries into it exactly when the nearest even is above. AVX512-BF16 has one instruction for
-/// this, but it flushes subnormals to zero.
+/// Rounds to the nearest bf16, in the upper halves. Adding half an ulp minus 1, and 1 more if the kept part is odd,
+/// carries into the kept part exactly if the nearest even number is above. AVX512-BF16 has one instruction for
+/// this, but it flushes subnormal numbers to zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn rounded(values: __m512) -> __m512i {

@@ -1,7 +1,7 @@
-//! The one loop that all instruction sets, element types and optimizers share: sum a block of every
-//! slot in f32, step on it, round it into the window.
+//! The loop that all instruction sets, element types and optimizers share: it sums a block of every slot in f32,
+//! steps on the sum, and rounds the result into the window.
 //!
-//! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
+//! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
 use super::element::Element;
 use super::oracle::Step;
@@ -11,7 +11,7 @@ use super::slots::Slots;
 use super::vector::{Convert, Vector};
 use crate::layout::Dtype;
 
-/// One chunk, with what the hub keeps taken apart. Parts that the rule has no use for are empty.
+/// One chunk, with its kept values by kind. Kinds that the rule does not use are empty.
 struct Chunk<'a, E> {
     step: &'a Step,
     slots: &'a Slots<'a, E>,
@@ -21,7 +21,7 @@ struct Chunk<'a, E> {
     second: &'a mut [f32],
 }
 
-/// Sum and step of a chunk. `kept` is its master weights (if it has any), then its state.
+/// Sums and steps a chunk. `kept` has its master weights, if it has any, then its state.
 #[inline(always)]
 pub(super) fn run<E: Element, R: Rule, I: Convert<E> + Convert<f32>>(
     isa: I,
@@ -44,7 +44,7 @@ pub(super) fn run<E: Element, R: Rule, I: Convert<E> + Convert<f32>>(
     }
 }
 
-/// The elements in f32; as many as there are places.
+/// Converts elements to f32. Both slices have the same length.
 #[inline(always)]
 pub(super) fn widen<E: Element, I: Convert<E> + Convert<f32>>(isa: I, elements: &[E], wide: &mut [f32]) {
     let length = I::Vector::LENGTH;
@@ -57,7 +57,7 @@ pub(super) fn widen<E: Element, I: Convert<E> + Convert<f32>>(isa: I, elements: 
     }
 }
 
-/// The values as elements; as many as there are places.
+/// Converts f32 to elements. Both slices have the same length.
 #[inline(always)]
 pub(super) fn narrow<E: Element, I: Convert<E> + Convert<f32>>(isa: I, values: &[f32], elements: &mut [E]) {
     let length = I::Vector::LENGTH;
@@ -70,7 +70,7 @@ pub(super) fn narrow<E: Element, I: Convert<E> + Convert<f32>>(isa: I, values: &
     }
 }
 
-/// Whether the weights live beside the window, because the window is too coarse.
+/// Whether master weights stand beside the window, because the window's type is too coarse.
 #[inline(always)]
 fn has_master<E: Element, R: Rule>() -> bool {
     R::KEEPS_WEIGHTS && !matches!(E::DTYPE, Dtype::F32)
@@ -104,9 +104,9 @@ impl<E: Element> Chunk<'_, E> {
         }
     }
 
-    /// Four slots to a turn of the loop, the last three or fewer without one: with one slot to a turn,
-    /// sums of 5 to 8 slots in cache run at 137 to 195 GB/s, whichever way the loop happens to lie in
-    /// memory; like this at 195 to 218 (AVX-512).
+    /// Each iteration adds four slots, and the last three or fewer are added after the loop. Sums of 5 to 8 slots
+    /// in cache run at 195 to 218 GB/s this way (AVX-512). With one slot an iteration they run at 137 to 195 GB/s,
+    /// depending on the loop's address.
     #[inline(always)]
     fn sum<I: Convert<E>>(&self, isa: I, at: usize) -> I::Vector {
         let mut sum = self.slot(isa, 0, at);

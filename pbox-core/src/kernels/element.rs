@@ -1,6 +1,6 @@
-//! Element types: what a window holds, and how it becomes f32 and back.
+//! Element types: the numbers in a window, and their conversion to f32 and back.
 //!
-//! Plain data. These conversions are those of IEEE 754; `kernels` has the fast ones, with equal bits.
+//! Plain data. These conversions follow IEEE 754. The kernels have faster conversions with the same bits.
 
 use std::fmt::Debug;
 
@@ -10,20 +10,20 @@ use half::{bf16, f16};
 use crate::kernels::Tabled;
 use crate::layout::Dtype;
 
-/// A type that keys can have: f32, `half::f16` or `half::bf16`.
+/// An element type of keys: f32, `half::f16` or `half::bf16`.
 pub trait Element: Tabled + Plain + Debug + Default + PartialEq + Send + Sync {
-    /// Its name on the wire.
+    /// The type as the manifest names it.
     const DTYPE: Dtype;
 
-    /// The same number in f32; exact.
+    /// The same number in f32, exactly.
     fn to_f32(self) -> f32;
 
-    /// The nearest number of this type, ties to even: infinity beyond the largest, subnormal below the
-    /// smallest normal one. A NaN stays one.
+    /// The nearest number of this type, ties to even. Numbers beyond the largest become infinite, and numbers below
+    /// the smallest normal number become subnormal. A NaN stays a NaN.
     fn from_f32(value: f32) -> Self;
 }
 
-/// `typed!(dtype, E => work::<E>())`: the same work for whichever type a key has.
+/// `typed!(dtype, E => work::<E>())`: the same work for the element type that `dtype` names.
 macro_rules! typed {
     ($dtype:expr, $E:ident => $work:expr) => {
         match $dtype {
@@ -58,8 +58,8 @@ impl Element for f32 {
     }
 }
 
-/// The crate's `const` conversions are plain arithmetic. Its others may ask at each element what the
-/// processor can do, which the round path must not.
+/// The `const` conversions of `half` are plain arithmetic. Its other conversions may check the processor's features
+/// at each element, which the round path must not do.
 impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
 
@@ -74,7 +74,7 @@ impl Element for f16 {
     }
 }
 
-/// In integers, without a branch: the compiler makes vectors of this, and not of the crate's.
+/// Integer arithmetic without branches. The compiler turns it into vector code, unlike the conversions of `half`.
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 
@@ -84,8 +84,8 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    /// Half an ulp less one, and one more where the kept part is odd, carries into it exactly when the
-    /// nearest even is above.
+    /// Adding half an ulp minus 1, and 1 more if the kept part is odd, carries into the kept part exactly if the
+    /// nearest even number is above.
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bf16_is_converted_as_the_crate_does() {
+    fn bf16_is_converted_as_the_half_crate_does() {
         for high in 0..=u16::MAX {
             let narrow = bf16::from_bits(high);
             let (seen, expected) = (Element::to_f32(narrow), narrow.to_f32_const());

@@ -1,13 +1,13 @@
 //! Kernels: the sum of a chunk's slots, fused with the optimizer's step, in one pass.
 //!
-//! One body (`body`), compiled once per instruction set (`scalar`, `avx2`, `avx512`, `neon`), element type
-//! and optimizer (`rule`), behind one table chosen at start. All of them give the bits of `oracle`: each
-//! element is summed in worker order and no multiplication is fused into an addition, so the width of a
-//! vector cannot show. Sum and step are in f32 whatever the element type; what is sent is rounded last.
+//! One loop (`body`) is compiled once for each instruction set (`scalar`, `avx2`, `avx512`, `neon`), element type
+//! and optimizer (`rule`). One table of these functions is chosen at start. All of them give the bits of `oracle`:
+//! each element is summed in worker order, and no multiplication is fused into an addition, so the width of a
+//! vector does not change the result. Sum and step are in f32 for every element type; the result is rounded last.
 //!
-//! One pass at the last arrival, not one addition at each: the accumulator stays in registers, and
-//! a chunk costs `workers + 2` reads and 2 writes of memory (Adam: `workers + 3` and 3), which is what
-//! bounds the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
+//! The sum runs once, at the last arrival, and not as one addition at each arrival. So the accumulator stays in
+//! registers, and a chunk costs `workers + 2` reads and 2 writes of memory (Adam: `workers + 3` and 3). Memory is
+//! what bounds the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
 //!
 //! On the `unsafe` list: calls of functions for instruction sets that were detected.
 
@@ -40,15 +40,15 @@ use table::Table;
 pub(crate) use table::Tabled;
 use work::{InstructionSet, Work};
 
-/// Sum of the slots and step. `window` is what workers read; `kept` is what the hub keeps beside it.
+/// Sums the slots and steps. Workers read `window`; `kept` stays in the hub.
 ///
-/// It is unsafe for what it is compiled for: the processor must have the instruction set.
+/// Unsafe, because the processor must have the instruction set that the function is compiled for.
 type Kernel<E> = unsafe fn(&Step, &Slots<E>, window: &mut [E], kept: &mut [f32]);
 
-/// The elements in f32. Unsafe for the same reason.
+/// Converts elements to f32. Unsafe for the same reason.
 type Widen<E> = unsafe fn(&[E], wide: &mut [f32]);
 
-/// The other way.
+/// Converts f32 to elements. Unsafe for the same reason.
 type Narrow<E> = unsafe fn(&[f32], elements: &mut [E]);
 
 /// The kernels of one instruction set.
@@ -61,7 +61,7 @@ pub struct Kernels {
     bf16: Table<bf16>,
 }
 
-/// Best first.
+/// The best comes first.
 static ALL: &[Kernels] = &[
     #[cfg(target_arch = "x86_64")]
     avx512::KERNELS,
@@ -83,17 +83,17 @@ impl Kernels {
         ALL.iter().filter(|kernels| (kernels.available)())
     }
 
-    /// Name of the instruction set.
+    /// The name of the instruction set.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Sums the slots in f32 and applies the optimizer, in f32. `window` becomes what is sent back.
+    /// Sums the slots in f32, steps in f32, and writes the rounded result into `window`, which is sent to the
+    /// workers.
     ///
-    /// `kept` is what the hub keeps beside it, [`Optimizer::kept_per_element`] f32 for each element: the
-    /// master weights, where there are any (else `window` is read too), then the optimizer's state,
-    /// which for Adam and AdamW is all first moments of the chunk, then all second ones. `window` becomes
-    /// the master weights, rounded.
+    /// `kept` stays in the hub: [`Optimizer::kept_per_element`] f32 for each element. The master weights come
+    /// first, if there are any; without them, `window` holds the weights. Then comes the optimizer's state: for
+    /// Adam and AdamW, all first moments of the chunk, then all second moments.
     ///
     /// # Panics
     /// When lengths differ.
@@ -106,31 +106,29 @@ impl Kernels {
         kept: &mut [f32],
     ) {
         let elements = slots.elements();
-        assert_eq!(window.len(), elements, "window and slots are of one chunk");
+        assert_eq!(window.len(), elements, "the window and the slots have the same length");
         assert_eq!(
             kept.len(),
             elements * optimizer.kept_per_element(E::DTYPE),
-            "what is kept and slots are of one chunk"
+            "the kept values match the slots"
         );
         let kernel = E::table(self).kernel(optimizer);
-        // SAFETY: the caller can only have a table from `available`, which saw that the processor
-        // has its instruction set.
+        // SAFETY: only `available` hands out tables, after it detected their instruction set.
         unsafe { kernel(step, slots, window, kept) }
     }
 
-    /// The elements in f32, with the bits of [`Element::to_f32`], but for those of a NaN.
+    /// Converts the elements to f32, with the bits of [`Element::to_f32`] except for NaNs.
     ///
     /// # Panics
     /// When lengths differ.
     pub fn widen<E: Element>(&self, elements: &[E], wide: &mut [f32]) {
         assert_eq!(elements.len(), wide.len(), "a place for each element");
         let widen = E::table(self).widen;
-        // SAFETY: the caller can only have a table from `available`, which saw that the processor
-        // has its instruction set.
+        // SAFETY: only `available` hands out tables, after it detected their instruction set.
         unsafe { widen(elements, wide) }
     }
 
-    /// The values as elements, with the bits of [`Element::from_f32`], but for those of a NaN.
+    /// Converts the values to elements, with the bits of [`Element::from_f32`] except for NaNs.
     ///
     /// # Panics
     /// When lengths differ.
@@ -141,11 +139,10 @@ impl Kernels {
         unsafe { narrow(values, elements) }
     }
 
-    /// Does work that is no sum, compiled for the instruction set: `codec` has it.
+    /// Runs work other than sums, compiled for the instruction set. `codec` and `slim` define such work.
     pub(crate) fn work<W: Work>(&self, work: W) -> W::Output {
         match self.set {
-            // SAFETY: the caller can only have a table from `available`, which saw that the processor
-            // has its instruction set.
+            // SAFETY: only `available` hands out tables, after it detected their instruction set.
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512 => unsafe { avx512::work(work) },
             // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! The kernels for NEON, which every 64-bit Arm has.
+//! The kernels for NEON, which every 64-bit Arm processor has.
 //!
 //! On the `unsafe` list: loads, stores and conversions in an instruction set that was detected.
 
@@ -25,7 +25,7 @@ pub(super) const KERNELS: Kernels = Kernels {
     bf16: table(),
 };
 
-/// Shows that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make one.
+/// Proves that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make such a value.
 #[derive(Clone, Copy)]
 struct Neon(());
 
@@ -125,7 +125,7 @@ impl Convert<f16> for Neon {
         F32x8(low, high)
     }
 
-    /// Rounds to the nearest, ties to even: the mode of every thread that does not ask for another.
+    /// Rounds to the nearest, ties to even, which is the default mode of a thread.
     #[inline(always)]
     fn narrow(self, values: F32x8, elements: &mut [f16]) {
         let to: &mut [f16; 8] = elements.try_into().expect("one element for each place of the vector");
@@ -163,8 +163,8 @@ impl Convert<bf16> for Neon {
     }
 }
 
-/// To the nearest bf16, in the upper halves. Half an ulp less one, and one more where the kept part is
-/// odd, carries into it exactly when the nearest even is above.
+/// Rounds to the nearest bf16, in the upper halves. Adding half an ulp minus 1, and 1 more if the kept part is odd,
+/// carries into the kept part exactly if the nearest even number is above.
 #[inline]
 #[target_feature(enable = "neon")]
 fn rounded(values: float32x4_t) -> uint32x4_t {

@@ -1,6 +1,6 @@
-//! What the hub does with a sum: optimizers, their settings, and learning rates over time.
+//! Optimizers: their settings, and learning rates over time.
 //!
-//! Settings only; the arithmetic is in `kernels`, its specification in `oracle`.
+//! Settings only. The arithmetic is in `rule`, its specification in `oracle`.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::job::strict_json;
 use crate::layout::Dtype;
 use crate::layout::Round;
 
-/// What comes back to the workers.
+/// How the hub computes what it sends back to the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Optimizer {
@@ -34,7 +34,7 @@ pub enum Optimizer {
         /// `mu`.
         momentum: f32,
     },
-    /// Nesterov's accelerated gradient as PHub's public code runs it (the paper gives no formula):
+    /// Nesterov's accelerated gradient as in PHub's public code (the paper gives no formula):
     /// `g += wd * w; m = mu * m + g; w -= lr * (g + mu * m)`.
     Nesterov {
         /// Step size.
@@ -45,8 +45,8 @@ pub enum Optimizer {
         /// `mu`.
         momentum: f32,
     },
-    /// Adam with the L2 penalty in the gradient, PyTorch's `Adam`. In a chunk's optimizer step `t`, which
-    /// is its round, counted from 1:
+    /// Adam with the L2 penalty in the gradient, PyTorch's `Adam`. In a chunk's step `t`, which is its round and
+    /// starts at 1:
     /// `g += wd * w; m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g * g;`
     /// `w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)`.
     ///
@@ -67,8 +67,8 @@ pub enum Optimizer {
         #[serde(default = "epsilon")]
         epsilon: f32,
     },
-    /// Adam with decay beside the gradient, PyTorch's `AdamW`: `w *= 1 - lr * wd`, then [`Adam`] without
-    /// a penalty. State as there.
+    /// Adam with weight decay outside the gradient, PyTorch's `AdamW`: `w *= 1 - lr * wd`, then [`Adam`] without a
+    /// penalty, with the same state.
     ///
     /// [`Adam`]: Optimizer::Adam
     AdamW {
@@ -114,7 +114,7 @@ pub struct InvalidOptimizer {
 }
 
 impl Optimizer {
-    /// The names of all optimizers, as the settings spell them.
+    /// The names of all optimizers, as in the settings.
     pub const NAMES: [&str; 6] = ["average", "sgd", "momentum", "nesterov", "adam", "adamw"];
 
     /// Its name.
@@ -129,7 +129,7 @@ impl Optimizer {
         }
     }
 
-    /// f32 of state that the hub keeps for each parameter, beside the weights.
+    /// The f32 of state that the hub keeps for each parameter, besides the weights.
     pub fn state_per_element(&self) -> usize {
         match self {
             Optimizer::Average | Optimizer::Sgd { .. } => 0,
@@ -138,12 +138,12 @@ impl Optimizer {
         }
     }
 
-    /// Whether the hub keeps weights: then the first round is the broadcast of rank 0's.
+    /// Whether the hub keeps weights. If so, the first round is the broadcast of rank 0's weights.
     pub fn keeps_weights(&self) -> bool {
         !matches!(self, Optimizer::Average)
     }
 
-    /// The step size at the start; zero where there is none.
+    /// The step size at the start; zero if the optimizer has none.
     pub fn learning_rate(&self) -> f32 {
         match *self {
             Optimizer::Average => 0.0,
@@ -155,7 +155,7 @@ impl Optimizer {
         }
     }
 
-    /// L2 penalty, or decay of the weights; zero where there is none.
+    /// The L2 penalty, or the decay of the weights; zero if the optimizer has none.
     pub fn weight_decay(&self) -> f32 {
         match *self {
             Optimizer::Average => 0.0,
@@ -167,19 +167,19 @@ impl Optimizer {
         }
     }
 
-    /// f32 that the hub keeps for each element of a key of type `dtype`, beside the weights window: the
-    /// master weight, where the window is too coarse to be it, then the optimizer's state.
+    /// The f32 that the hub keeps for each element of a key of type `dtype`, besides the weights window: the master
+    /// weight, if the type is too coarse for it, then the optimizer's state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
         self.master_per_element(dtype) + self.state_per_element()
     }
 
-    /// Master weights of an element of such a key: one, unless the window itself is the master, or there
+    /// The master weights of an element of type `dtype`: one, or none if the window itself is the master or there
     /// are no weights.
     pub fn master_per_element(&self, dtype: Dtype) -> usize {
         usize::from(self.keeps_weights() && dtype != Dtype::F32)
     }
 
-    /// Checks that every setting is a number an optimizer can work with.
+    /// Checks that every setting is in its range.
     pub fn check(&self) -> Result<(), InvalidOptimizer> {
         let optimizer = self.name();
         let finite = |setting, seen: f32, ok: bool, range| {
@@ -209,7 +209,7 @@ impl Optimizer {
     }
 }
 
-/// Parts of a chunk's work left out, to see what each costs. Results are wrong by intention.
+/// Parts of a chunk's work that are left out, to measure their cost. The results are wrong on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ablate {
@@ -221,8 +221,8 @@ pub struct Ablate {
     pub optimize: bool,
 }
 
-/// Learning rates by round. A change takes effect from a stated round on, whatever the round of
-/// each chunk is when the change arrives, so that all cores change at the same step.
+/// Learning rates by round. A change names the first round that it holds for, so that all cores change at the same
+/// step, whatever round their chunks are in when the change arrives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LearningRates {
     /// (first round, rate), rounds ascending; the first entry starts at round 0.
@@ -235,8 +235,8 @@ impl LearningRates {
         LearningRates { changes: vec![(Round(0), rate)] }
     }
 
-    /// `rate` from round `from` on, until the next change. Workers that are apart set one schedule at
-    /// different times: what a faster one has set for later rounds stands.
+    /// Sets `rate` from round `from` on, until the next change. Workers in different rounds set the same schedule at
+    /// different times: a rate that a faster worker set for later rounds stays.
     pub fn change(&mut self, from: Round, rate: f32) {
         self.changes.retain(|&(round, _)| round != from);
         let place = self.changes.partition_point(|&(round, _)| round < from);
@@ -249,14 +249,15 @@ impl LearningRates {
         last.unwrap_or(&self.changes[0]).1
     }
 
-    /// What matters from `round` on: (first round, rate), rounds ascending, the first at `round` or before.
-    pub fn from(&self, round: Round) -> Vec<(Round, f32)> {
+    /// The changes that matter from `round` on: (first round, rate), rounds ascending, the first at `round` or
+    /// before.
+    pub fn changes_from(&self, round: Round) -> Vec<(Round, f32)> {
         let mut rates = self.clone();
         rates.forget_before(round);
         rates.changes
     }
 
-    /// Forgets what no round from `oldest` on needs.
+    /// Forgets changes that no round from `oldest` on needs.
     pub fn forget_before(&mut self, oldest: Round) {
         let current = self.changes.iter().rposition(|&(from, _)| from <= oldest).unwrap_or(0);
         self.changes.drain(..current);
@@ -276,7 +277,7 @@ mod tests {
         rates.change(Round(9), 0.5);
         assert_eq!(rates.at(Round(9)), 0.5);
         rates.change(Round(7), 0.02);
-        assert_eq!([6, 7, 8, 9].map(|r| rates.at(Round(r))), [0.01, 0.02, 0.02, 0.5], "later ones stand");
+        assert_eq!([6, 7, 8, 9].map(|r| rates.at(Round(r))), [0.01, 0.02, 0.02, 0.5], "later changes stay");
         rates.forget_before(Round(6));
         assert_eq!((rates.at(Round(6)), rates.at(Round(9))), (0.01, 0.5));
     }
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_it_does_not_have_are_refused() {
+    fn unknown_settings_are_refused() {
         for (json, field) in [
             (r#"{"name":"average","learning_rate":0.1}"#, "learning_rate"),
             (r#"{"x":1,"name":"average"}"#, "x"),
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_left_out_are_pytorchs() {
+    fn missing_settings_have_pytorchs_defaults() {
         let read = |json: &str| serde_json::from_str::<Optimizer>(json).unwrap();
         let (learning_rate, beta1, beta2, epsilon) = (0.5, 0.9, 0.999, 1e-8);
         assert_eq!(

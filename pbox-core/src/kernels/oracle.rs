@@ -1,12 +1,12 @@
-//! The specification of the arithmetic, one element at a time: what every kernel must equal bit for
-//! bit. Tests and the probe compare against it.
+//! The specification of the arithmetic, one element at a time. Every kernel must equal it bit for bit. Tests and
+//! the probe compare with it.
 //!
-//! The sum runs in worker order, `((g0 + g1) + g2) + ...`, then one multiplication by `rescale`;
-//! no operation is fused or reordered. Additions, multiplications, divisions and square roots are
-//! those of IEEE 754, exactly rounded, so that the width of a vector cannot show.
+//! The sum runs in worker order, `((g0 + g1) + g2) + ...`, and is then multiplied by `rescale`. No operation is
+//! fused or reordered. Additions, multiplications, divisions and square roots are those of IEEE 754, exactly
+//! rounded, so that the width of a vector does not change the result.
 //!
-//! All of it is in f32. Gradients of another type are converted first, which is exact, and what is sent
-//! back is rounded last.
+//! All arithmetic is in f32. Gradients of another type are converted first, which is exact, and the result is
+//! rounded last.
 
 use super::element::Element;
 use super::optimizer::Optimizer;
@@ -23,15 +23,15 @@ pub struct Step {
     pub weight_decay: f32,
     /// `mu` of momentum and Nesterov.
     pub momentum: f32,
-    /// What Adam and AdamW need beside; zeros for the others.
+    /// The numbers of Adam and AdamW; zeros for the other optimizers.
     pub adam: AdamStep,
 }
 
 /// The numbers of one step of Adam and AdamW.
 ///
-/// They are computed in f64 from the settings and rounded once, and the element's step uses them in
-/// the order of PyTorch's single-tensor reference, division by `bias2` included: that is what makes
-/// the results differ by no more than roundings (`tests/torch.rs`).
+/// They are computed in f64 from the settings and rounded once. The step uses them in the order of PyTorch's
+/// single-tensor reference, including the division by `bias2`, so that the results differ only by roundings
+/// (`tests/torch.rs`).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AdamStep {
     /// `b1`.
@@ -48,18 +48,18 @@ pub struct AdamStep {
     pub bias2: f32,
     /// `eps`.
     pub epsilon: f32,
-    /// `1 - lr * wd`, which AdamW multiplies weights by.
+    /// `1 - lr * wd`, the factor of AdamW's weights.
     pub keep: f32,
 }
 
 impl Step {
     /// The step of `optimizer` in a chunk's `round`, at `learning_rate`, for a key with these multipliers.
     ///
-    /// Round 0 is the broadcast, so `round` is also the number of the optimizer's step, from 1. Only
-    /// the bias correction of Adam and AdamW looks at it.
+    /// Round 0 is the broadcast, so `round` is also the number of the optimizer's step, from 1 on. Only the bias
+    /// correction of Adam and AdamW uses it.
     ///
     /// # Panics
-    /// When Adam or AdamW is asked for round 0.
+    /// With Adam or AdamW and round 0.
     pub fn new(
         optimizer: &Optimizer,
         workers: u32,
@@ -117,15 +117,15 @@ fn power(mut base: f64, mut exponent: u32) -> f64 {
     power
 }
 
-/// The gradients' sum in worker order.
+/// The sum of the gradients in worker order.
 pub fn sum(gradients: impl IntoIterator<Item = f32>) -> f32 {
     gradients.into_iter().reduce(|sum, gradient| sum + gradient).unwrap_or(0.0)
 }
 
-/// One element's step: `weight` and `state` are replaced by what the hub sends back and keeps.
+/// One element's step. The new `weight` is sent back; the new `state` stays in the hub.
 ///
-/// `state` is the element's own, at least [`state_per_element`](Optimizer::state_per_element) long:
-/// `m`, then `v`.
+/// `state` belongs to the element and has at least [`state_per_element`](Optimizer::state_per_element) f32: `m`,
+/// then `v`.
 pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, state: &mut [f32]) {
     let mean = sum * step.rescale;
     match optimizer {
@@ -155,12 +155,11 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
     }
 }
 
-/// One element's step for a key of any type: `window` is replaced by what the hub sends back, `kept` by
-/// what it keeps beside it ([`kept_per_element`](Optimizer::kept_per_element): the master weight, where
-/// there is one, then the state).
+/// One element's step for a key of any type. The new `window` is sent back; the new `kept` stays in the hub
+/// ([`kept_per_element`](Optimizer::kept_per_element): the master weight, if there is one, then the state).
 ///
-/// The step runs in f32 on the master weight, and the window gets the result rounded. For f32 the window
-/// itself is the master.
+/// The step runs in f32 on the master weight, and the window gets the rounded result. For f32 the window itself is
+/// the master.
 pub fn step_rounded<E: Element>(
     optimizer: &Optimizer,
     numbers: &Step,
@@ -190,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn powers_are_those_of_the_library_but_for_roundings() {
+    fn powers_differ_from_the_library_only_by_roundings() {
         for base in [0.0, 0.5, 0.9, 0.999, f64::from(f32::from_bits(0x3f7f_ffff))] {
             for exponent in [1, 2, 3, 10, 1000, 65_537, u32::MAX] {
                 let (seen, expected) = (power(base, exponent), base.powf(f64::from(exponent)));
@@ -200,7 +199,7 @@ mod tests {
         assert_eq!(power(0.0, 0), 1.0);
     }
 
-    /// The first step of Adam goes `lr` down the gradient's sign, whatever its size.
+    /// The first step of Adam has size `lr` against the gradient's sign, for gradients of any size.
     #[test]
     fn adams_first_step_has_the_size_of_the_learning_rate() {
         let (learning_rate, weight_decay, beta1, beta2, epsilon) = (0.5, 0.0, 0.9, 0.999, 1e-12);

@@ -1,18 +1,18 @@
-//! The optimizers' arithmetic, on all lanes at once. `oracle` is the specification.
+//! The optimizers' arithmetic on vectors. `oracle` is the specification.
 //!
-//! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
+//! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
 use super::oracle::Step;
 use super::vector::{Isa, Vector};
 
-/// What happens to the sums.
+/// One optimizer's step.
 pub(super) trait Rule {
-    /// Whether the step needs the weight, or only replaces it.
+    /// Whether the step reads the weight, and does not only replace it.
     const KEEPS_WEIGHTS: bool = true;
-    /// f32 of state for an element, at most 2.
+    /// The f32 of state for each element, at most 2.
     const STATE: usize;
 
-    /// The new weight and state. State beyond `STATE` is neither read nor kept.
+    /// The new weight and state. State beyond `STATE` is neither read nor written.
     fn step<I: Isa>(
         isa: I,
         step: &Step,
@@ -22,7 +22,7 @@ pub(super) trait Rule {
     ) -> Stepped<I>;
 }
 
-/// New weight, new state.
+/// The new weight and the new state.
 type Stepped<I> = (<I as Isa>::Vector, [<I as Isa>::Vector; 2]);
 
 pub(super) struct Average;
@@ -140,7 +140,7 @@ fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I
     sum * isa.splat(step.rescale) + isa.splat(step.weight_decay) * weight
 }
 
-/// What Adam takes off a weight, and the new moments.
+/// The update that Adam subtracts from a weight, and the new moments.
 #[inline(always)]
 fn update<I: Isa>(isa: I, step: &Step, gradient: I::Vector, [m, v]: [I::Vector; 2]) -> Stepped<I> {
     let numbers = &step.adam;

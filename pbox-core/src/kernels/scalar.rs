@@ -1,5 +1,5 @@
-//! The kernels for any processor: whatever the compiler makes of plain arrays for the baseline. One
-//! element of it is the rest of a chunk for the other instruction sets.
+//! The kernels for any processor: plain arrays, compiled for the baseline. With one number at a time, they also do
+//! the rest of a chunk for the other instruction sets.
 
 use std::ops::{Add, Div, Mul, Sub};
 

@@ -1,6 +1,6 @@
-//! The slots of one chunk: each worker's gradient for it, where the worker wrote it.
+//! The slots of one chunk: each worker's gradient, in the window where the worker wrote it.
 //!
-//! On the `unsafe` list: the step from addresses in workers' windows to something kernels may read.
+//! On the `unsafe` list: addresses in workers' windows become slices that kernels read.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -18,29 +18,29 @@ pub struct Slots<'a, E = f32> {
 }
 
 impl<'a, E: Element> Slots<'a, E> {
-    /// From addresses.
+    /// Slots at these addresses.
     ///
     /// # Safety
-    /// Each start must be readable for `elements` elements, unwritten, for as long as `'a`.
+    /// During `'a`, each start must be readable for `elements` elements, and nobody may write them.
     pub unsafe fn new(starts: &'a [*const E], elements: usize) -> Self {
         assert!(!starts.is_empty(), "a sum has at least one worker");
         Slots { starts, elements, _borrowed: PhantomData }
     }
 
-    /// Number of workers.
+    /// The number of workers.
     pub fn workers(&self) -> usize {
         self.starts.len()
     }
 
-    /// Length of each slot.
+    /// The elements of each slot.
     pub fn elements(&self) -> usize {
         self.elements
     }
 
-    /// Worker `rank`'s slot.
+    /// The slot of the worker at this index.
     #[inline(always)]
     pub fn slot(&self, rank: usize) -> &'a [E] {
-        // SAFETY: `new`'s caller vouched for every start and for `elements`.
+        // SAFETY: the caller of `new` guaranteed every start and `elements`.
         unsafe { std::slice::from_raw_parts(self.starts[rank], self.elements) }
     }
 
@@ -54,11 +54,11 @@ impl<'a, E: Element> Slots<'a, E> {
 #[derive(Debug)]
 pub(crate) struct Gradients {
     windows: Vec<Option<Arc<RecvWindow>>>,
-    /// Scratch of `slots`: where each worker's slot of the current chunk begins.
+    /// Scratch memory of `slots`: the start of each worker's slot of the current chunk.
     starts: Vec<*const u8>,
 }
 
-// SAFETY: `starts` is meaningful only while a borrow from `slots` lives; the rest is Send by itself.
+// SAFETY: `starts` is read only while a borrow from `slots` lives; the other fields are Send.
 unsafe impl Send for Gradients {}
 
 impl Gradients {
@@ -67,7 +67,7 @@ impl Gradients {
         Gradients { windows: vec![None; workers], starts: vec![std::ptr::null(); workers] }
     }
 
-    /// Brings in worker `rank`'s window; checks the spans that will be asked for, and touches them.
+    /// Adds worker `rank`'s window. Checks and touches the spans that will be read.
     pub fn add(
         &mut self,
         rank: u32,
@@ -82,29 +82,29 @@ impl Gradients {
         Ok(())
     }
 
-    /// Takes worker `rank`'s window out.
+    /// Removes worker `rank`'s window.
     pub fn remove(&mut self, rank: u32) {
         self.windows[rank as usize] = None;
     }
 
-    /// What worker `rank` wrote at `span`. Panics when either was not added.
+    /// The bytes that worker `rank` wrote at `span`. Panics if the worker or the span was not added.
     ///
     /// # Safety
-    /// By the protocol the worker does not write there while the result lives: it has posted the chunk, and was not
-    /// answered yet.
+    /// By the protocol the worker must not write there while the result lives: it has posted the chunk, and has no
+    /// answer yet.
     #[inline]
     pub unsafe fn bytes(&self, rank: u32, span: Span) -> &[u8] {
         let window = self.windows[rank as usize].as_ref().expect("a worker that pushed was added");
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         unsafe { window.elements(span) }.expect("checked by add")
     }
 
-    /// The slots of `ranks` at `span`, in their order. Panics when a worker or the span was not added,
-    /// or does not hold whole elements.
+    /// The slots of `ranks` at `span`, in the order of `ranks`. Panics if a worker or the span was not added, or the
+    /// span does not hold whole elements.
     ///
     /// # Safety
-    /// By the protocol none of these workers writes its slot while the result lives: all have pushed
-    /// the chunk, and none was answered yet.
+    /// By the protocol none of these workers may write its slot while the result lives: all have pushed the chunk,
+    /// and none has its answer yet.
     #[inline]
     pub unsafe fn slots<E: Element>(&mut self, span: Span, ranks: impl Iterator<Item = u32>) -> Slots<'_, E> {
         let mut count = 0;
@@ -113,10 +113,10 @@ impl Gradients {
             *start = window.elements_ptr::<E>(span).expect("checked by add, and by the layout").0.cast();
             count += 1;
         }
-        // SAFETY: addresses are alike whatever they point to; all `count` were set above.
+        // SAFETY: pointers to all types have the same layout; all `count` were set above.
         let starts = unsafe { std::slice::from_raw_parts(self.starts.as_ptr().cast::<*const E>(), count) };
-        // SAFETY: `elements_ptr` checked bounds and alignment; the windows live in `self`, which the
-        // result borrows; that nobody writes is the caller's word.
+        // SAFETY: `elements_ptr` checked bounds and alignment; the windows live in `self`, which the result
+        // borrows; the caller guarantees that nobody writes.
         unsafe { Slots::new(starts, span.bytes / size_of::<E>()) }
     }
 }

@@ -1,4 +1,4 @@
-//! The kernels of one instruction set for one element type, and where to find them.
+//! The kernels of one instruction set for one element type.
 
 use half::{bf16, f16};
 
@@ -33,7 +33,7 @@ impl<E> Table<E> {
 
 /// The element types that kernels are compiled for.
 pub trait Tabled: Sized {
-    /// The type's kernels in one instruction set.
+    /// This type's kernels among those of one instruction set.
     fn table(kernels: &Kernels) -> &Table<Self>;
 }
 

@@ -1,6 +1,6 @@
 //! Every instruction set, element type and optimizer against the oracle, bit for bit.
 //!
-//! But for the bits of a NaN: which operand's NaN goes on is the compiler's choice.
+//! The bits of a NaN are not compared: the compiler chooses which operand's NaN becomes the result.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -27,8 +27,8 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
     })
 }
 
-/// Ordinary numbers, zeros of both signs, numbers below and just above the smallest normal one, around
-/// the ends of f16 (2^-25, 2^-14, 65520), and any bits at all: infinities, NaNs, overflow.
+/// Ordinary numbers, zeros of both signs, numbers around the smallest normal number and around the limits of f16
+/// (2^-25, 2^-14, 65520), and any bits: infinities, NaNs, overflow.
 fn numbers() -> impl Strategy<Value = f32> {
     let signed = |bits: std::ops::Range<u32>| {
         (any::<bool>(), bits).prop_map(|(negative, bits)| f32::from_bits(u32::from(negative) << 31 | bits))
@@ -45,7 +45,7 @@ fn numbers() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// What one call of a kernel reads.
+/// The input of one call of a kernel.
 #[derive(Clone, Debug)]
 struct Case {
     optimizer: Optimizer,
@@ -78,7 +78,7 @@ impl Case {
         (0..self.elements).map(|i| E::from_f32(self.value(77, i))).collect()
     }
 
-    /// Master weights, first moments, second moments: as many of them as there are.
+    /// Master weights, first moments, second moments: those that the optimizer has.
     fn kept<E: Element>(&self) -> Vec<f32> {
         let (state, per_element) =
             (self.optimizer.state_per_element(), self.optimizer.kept_per_element(E::DTYPE));
@@ -94,7 +94,7 @@ impl Case {
         kept
     }
 
-    /// Every instruction set's window and what it keeps are the oracle's.
+    /// Checks that every instruction set gives the oracle's window and kept values.
     fn check<E: Element>(&self) -> Result<(), TestCaseError> {
         let Case { optimizer, workers, elements, .. } = self;
         let slots = self.slots::<E>();
@@ -132,20 +132,20 @@ proptest! {
     }
 }
 
-/// The bits of the numbers in f32, which tells zeros apart; all NaNs are one.
+/// The bits of the numbers in f32, which differ for zeros of different signs. All NaNs get the same bits.
 fn bits<E: Element>(values: &[E]) -> Vec<u32> {
     let bits = |value: f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
     values.iter().map(|value| bits(value.to_f32())).collect()
 }
 
 #[test]
-fn every_16_bit_number_comes_through() {
-    comes_through(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>());
-    comes_through(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>());
+fn every_16_bit_number_is_unchanged() {
+    check_unchanged(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>());
+    check_unchanged(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>());
 }
 
-/// The mean of one worker's gradients is the gradients.
-fn comes_through<E: Element>(all: &[E]) {
+/// The mean of one worker's gradients equals these gradients.
+fn check_unchanged<E: Element>(all: &[E]) {
     let starts = [all.as_ptr()];
     // SAFETY: `all` outlives the kernels' calls.
     let view = unsafe { Slots::new(&starts, all.len()) };
@@ -158,14 +158,15 @@ fn comes_through<E: Element>(all: &[E]) {
 }
 
 #[test]
-fn elements_of_any_number_are_converted() {
-    converts(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>());
-    converts(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>());
-    converts(&[0.1f32, -0.0, f32::MAX, f32::INFINITY, 1e-40].repeat(16));
+fn any_number_of_elements_is_converted() {
+    check_conversions(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>());
+    check_conversions(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>());
+    check_conversions(&[0.1f32, -0.0, f32::MAX, f32::INFINITY, 1e-40].repeat(16));
 }
 
-/// All of them, and as many of the last ones as leave any rest, to memory that is not aligned to vectors.
-fn converts<E: Element>(all: &[E]) {
+/// Converts all elements, and the last 0 to 70 of them, so that every rest occurs, in memory that is not aligned to
+/// vectors.
+fn check_conversions<E: Element>(all: &[E]) {
     for kernels in Kernels::available() {
         for from in [0].into_iter().chain(all.len() - 70..=all.len()) {
             let all = &all[from..];
@@ -175,19 +176,19 @@ fn converts<E: Element>(all: &[E]) {
             let mut narrow = vec![E::from_f32(7.0); all.len() + 1];
             kernels.narrow(&wide[1..], &mut narrow[1..]);
             assert!(bits(&narrow[1..]) == bits(all), "{kernels:?} {:?} from {from}", E::DTYPE);
-            assert_eq!((wide[0], narrow[0]), (7.0, E::from_f32(7.0)), "nothing else is written");
+            assert_eq!((wide[0], narrow[0]), (7.0, E::from_f32(7.0)), "no other element is written");
         }
     }
 }
 
 #[test]
 fn every_tie_is_rounded_to_even() {
-    rounds_to_even::<f16>();
-    rounds_to_even::<bf16>();
+    check_ties::<f16>();
+    check_ties::<bf16>();
 }
 
-/// Steps of zero from master weights just below, on and just above what lies between two numbers.
-fn rounds_to_even<E: Element>() {
+/// Steps of size zero, from master weights just below, at and just above the middle between two numbers.
+fn check_ties<E: Element>() {
     const LOW: [u32; 12] =
         [0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0xffff];
     let master: Vec<f32> = (0..=u32::from(u16::MAX))

@@ -1,8 +1,8 @@
-//! What the body asks of an instruction set: some f32 side by side, and the way to them from the
-//! window's elements and back.
+//! What an instruction set gives to the body: vectors of f32, and conversions between them and the window's
+//! elements.
 //!
-//! Explicit vectors, not loops over arrays: the compiler makes full-width code of such loops for f32, but
-//! takes those with 16-bit elements apart into quarters of registers.
+//! Vectors are explicit, and not loops over arrays. The compiler turns such loops into full-width code for f32, but
+//! splits loops over 16-bit elements into quarters of registers.
 //!
 //! On the `unsafe` list for [`pairwise`]: arithmetic in an instruction set that was detected.
 
@@ -10,47 +10,47 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use super::element::Element;
 
-/// As many f32 as a kernel works on at once. Arithmetic is that of IEEE 754 in each, nothing fused.
+/// The f32 that a kernel works on at once. Each has the arithmetic of IEEE 754; no operation is fused.
 pub(crate) trait Vector:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
-    /// How many.
+    /// The number of f32.
     const LENGTH: usize;
 
     fn sqrt(self) -> Self;
 }
 
-/// An instruction set. A value of it shows that the processor has it.
+/// An instruction set. A value of this type proves that the processor has it.
 pub(crate) trait Isa: Copy {
     type Vector: Vector;
 
-    /// The same number in all lanes.
+    /// A vector with the same number in all places.
     fn splat(self, value: f32) -> Self::Vector;
 }
 
-/// Conversions between elements and lanes. All slices must hold exactly as many as there are lanes.
+/// Conversions between elements and vectors. All slices must have exactly the length of a vector.
 pub(crate) trait Convert<E: Element>: Isa {
-    /// The elements in f32, exact, in whatever order is cheapest; the same for all calls.
+    /// Converts the elements to f32, exactly. Their order is the cheapest, and the same in all calls.
     fn widen_for_sum(self, elements: &[E]) -> Self::Vector;
 
-    /// From the order of `widen_for_sum` to the elements' own.
+    /// Changes the order of `widen_for_sum` back to the order of the elements.
     #[inline(always)]
     fn in_order(self, sum: Self::Vector) -> Self::Vector {
         sum
     }
 
-    /// The elements in f32.
+    /// Converts the elements to f32, in their order.
     #[inline(always)]
     fn widen(self, elements: &[E]) -> Self::Vector {
         self.in_order(self.widen_for_sum(elements))
     }
 
-    /// The values, rounded as [`Element::from_f32`] rounds them.
+    /// Rounds the values as [`Element::from_f32`] does.
     fn narrow(self, values: Self::Vector, elements: &mut [E]);
 }
 
-/// Arithmetic of a pair of registers: two additions are under way at once, and a conversion makes two
-/// registers of f32 from one of 16-bit elements. Four registers gain nothing.
+/// Arithmetic on a pair of registers. Two additions run at once, and one register of 16-bit elements becomes two
+/// registers of f32. Four registers are no faster.
 macro_rules! pairwise {
     ($Pair:ident, $length:literal, $add:ident, $sub:ident, $mul:ident, $div:ident, $sqrt:ident) => {
         pairwise!($Pair, Add, add, $add);
@@ -63,8 +63,7 @@ macro_rules! pairwise {
 
             #[inline(always)]
             fn sqrt(self) -> Self {
-                // SAFETY: a pair is only made from a value that shows that the processor has the
-                // instruction set.
+                // SAFETY: a pair is only made from a value that proves that the processor has the instruction set.
                 unsafe { $Pair($sqrt(self.0), $sqrt(self.1)) }
             }
         }
@@ -75,8 +74,7 @@ macro_rules! pairwise {
 
             #[inline(always)]
             fn $operator(self, other: Self) -> Self {
-                // SAFETY: a pair is only made from a value that shows that the processor has the
-                // instruction set.
+                // SAFETY: a pair is only made from a value that proves that the processor has the instruction set.
                 unsafe { $Pair($intrinsic(self.0, other.0), $intrinsic(self.1, other.1)) }
             }
         }

@@ -1,11 +1,11 @@
-//! Keys: what a worker and the hub call a tensor.
+//! Keys: the tensors of a model.
 //!
-//! Plain data, owned by whoever builds a job. Knows nothing of chunks, windows or rounds.
+//! Plain data. Must not know chunks, windows or rounds.
 
 use serde::{Deserialize, Serialize};
 
-/// The place of a key in its job's manifest: keys are numbered in the order of the forward pass,
-/// so that a lower id is needed earlier (P3, section 1.1: initial layers get the higher priority).
+/// The number of a key in its job's manifest. Keys are numbered in the order of the forward pass, so that a key with
+/// a lower id is needed earlier (P3, section 1.1: initial layers get the higher priority).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct KeyId(pub u32);
 
@@ -16,7 +16,7 @@ impl KeyId {
     }
 }
 
-/// Element type of a key, on the wire and in the windows.
+/// The element type of a key in the windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
@@ -29,7 +29,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Size of one element.
+    /// The size of one element.
     pub fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
@@ -37,7 +37,7 @@ impl Dtype {
         }
     }
 
-    /// Its name, as the control port spells it.
+    /// Its name on the control port.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -53,7 +53,7 @@ impl Dtype {
 pub struct Key {
     /// Name, unique in its job, e.g. `layer1.0.conv1.weight`.
     pub name: String,
-    /// Extent of each dimension; empty for a scalar.
+    /// The extent of each dimension; empty for a scalar.
     pub shape: Vec<u64>,
     /// Element type.
     pub dtype: Dtype,
@@ -76,20 +76,20 @@ fn is_one(value: &f32) -> bool {
 impl Key {
     /// An f32 key with multipliers of one.
     pub fn f32(name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
-        Key::of(Dtype::F32, name, shape)
+        Key::new(Dtype::F32, name, shape)
     }
 
     /// A key with multipliers of one.
-    pub fn of(dtype: Dtype, name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
+    pub fn new(dtype: Dtype, name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
         Key { name: name.into(), shape: shape.into(), dtype, lr_mult: 1.0, wd_mult: 1.0 }
     }
 
-    /// Number of elements, or `None` when the product of the shape overflows.
+    /// The number of elements; `None` if the product of the shape overflows.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent))
     }
 
-    /// Size in bytes, or `None` on overflow.
+    /// The size in bytes; `None` on overflow.
     pub fn bytes(&self) -> Option<u64> {
         self.elements()?.checked_mul(self.dtype.bytes() as u64)
     }

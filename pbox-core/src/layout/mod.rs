@@ -1,9 +1,9 @@
-//! The layout of a window: where each key and each of its chunks lies. Pure; the same at both ends.
+//! The layout of a window: the place of each key and of each of its chunks. Pure, and the same at both ends.
 //!
 //! ```text
 //!   key 0                      key 1      key 2
 //!   [chunk 0][chunk 1][chunk 2][chunk 3 ] [chunk 4][chunk 5]
-//!   each key starts on 64 bytes; a key's chunks are contiguous, so cutting copies nothing
+//!   each key starts at a multiple of 64 bytes; a key's chunks are contiguous, so that cutting it copies nothing
 //! ```
 
 mod chunk;
@@ -19,8 +19,8 @@ pub use key::{Dtype, Key, KeyId};
 
 use crate::kernels::Optimizer;
 
-/// 8192 f32, PHub's choice (section 2): small enough to spread a layer over all cores, large
-/// enough to keep a NIC busy.
+/// 8192 f32, PHub's choice (section 2): small enough to spread a layer over all cores, and large enough to keep a
+/// NIC busy.
 pub const DEFAULT_CHUNK_BYTES: usize = 32 * 1024;
 
 /// Keys start on a cache line, so that no two owners share one.
@@ -29,9 +29,9 @@ const KEY_ALIGN: usize = 64;
 /// One chunk: the unit that one core owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// The key it is a part of.
+    /// Its key.
     pub key: KeyId,
-    /// Its bytes, the same in every window of the job.
+    /// Its bytes, which are the same in every window of the job.
     pub span: Span,
 }
 
@@ -49,13 +49,13 @@ pub struct Layout {
 /// Keys that cannot be laid out.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// A chunk size that is no size.
+    /// A chunk size out of range.
     #[error("chunk size {seen} bytes: expected a multiple of 64, from 64 to 1 GiB; 32768 is the default")]
     ChunkBytes {
-        /// What was asked for.
+        /// The size asked for.
         seen: usize,
     },
-    /// Nothing to exchange.
+    /// A manifest without keys.
     #[error("the manifest has no keys; give at least one tensor")]
     NoKeys,
     /// A key whose size is zero or overflows.
@@ -68,12 +68,12 @@ pub enum LayoutError {
         /// Its shape.
         shape: Vec<u64>,
     },
-    /// More chunks than an immediate can name.
+    /// More chunks than an immediate can number.
     #[error(
-        "the model needs {chunks} chunks of {chunk_bytes} bytes, at most {MAX_CHUNKS} have a number; use larger chunks"
+        "the model needs {chunks} chunks of {chunk_bytes} bytes, at most {MAX_CHUNKS} are allowed; use larger chunks"
     )]
     TooManyChunks {
-        /// How many it would be (or the count at which counting stopped).
+        /// The number of chunks, as far as it was counted.
         chunks: u64,
         /// The chunk size.
         chunk_bytes: usize,
@@ -113,7 +113,7 @@ impl Layout {
         if chunks > u64::from(MAX_CHUNKS) {
             return Err(LayoutError::TooManyChunks { chunks, chunk_bytes });
         }
-        // At most MAX_CHUNKS chunks of 1 GiB: the sums below fit in 64 bits.
+        // At most MAX_CHUNKS chunks of 1 GiB, so the sums below fit in 64 bits.
         let (offset, bytes) = (self.window_bytes, bytes as usize);
         for start in (0..bytes).step_by(chunk_bytes) {
             let span = Span { offset: offset + start, bytes: chunk_bytes.min(bytes - start) };
@@ -145,38 +145,38 @@ impl Layout {
         &self.chunks
     }
 
-    /// A chunk by its id; panics beyond the last.
+    /// The chunk with this id. Panics if there is none.
     pub fn chunk(&self, chunk: ChunkId) -> Chunk {
         self.chunks[chunk.index()]
     }
 
-    /// The largest chunk.
+    /// The size of the largest chunk.
     pub fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
     }
 
-    /// Size of a window.
+    /// The size of a window.
     pub fn window_bytes(&self) -> usize {
         self.window_bytes
     }
 
-    /// Bytes of all keys, without the padding between them.
+    /// The bytes of all keys, without the padding between them.
     pub fn model_bytes(&self) -> u64 {
         self.key_spans.iter().map(|span| span.bytes as u64).sum()
     }
 
-    /// Elements of all keys.
+    /// The elements of all keys.
     pub fn parameters(&self) -> u64 {
         self.keys.iter().zip(&self.key_spans).map(|(key, span)| (span.bytes / key.dtype.bytes()) as u64).sum()
     }
 
-    /// Elements of the chunk that has the most.
-    pub fn most_elements(&self) -> usize {
+    /// The elements of the chunk with the most elements.
+    pub fn max_chunk_elements(&self) -> usize {
         let of_key = |(key, span): (&Key, &Span)| span.bytes.min(self.chunk_bytes) / key.dtype.bytes();
         self.keys.iter().zip(&self.key_spans).map(of_key).max().unwrap_or(0)
     }
 
-    /// Bytes that the hub keeps beside the weights window: master weights and optimizer state, in f32.
+    /// The bytes that the hub keeps besides the weights window: master weights and optimizer state, in f32.
     pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
         let of_key = |(key, span): (&Key, &Span)| {
             span.bytes / key.dtype.bytes() * optimizer.kept_per_element(key.dtype) * size_of::<f32>()
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_make_no_sense_are_named() {
+    fn impossible_sizes_are_refused() {
         let one = || vec![Key::f32("a", [1])];
         assert_eq!(Layout::new(one(), 100), Err(LayoutError::ChunkBytes { seen: 100 }));
         assert_eq!(Layout::new(one(), 0), Err(LayoutError::ChunkBytes { seen: 0 }));

@@ -165,7 +165,7 @@ impl Wire {
 impl Framing {
     fn new(layout: &Layout, terms: FramingTerms) -> Self {
         let codecs = match terms.compression {
-            Compression::Codec(push) => Some(Codecs { push, answer: push.answer(terms.workers) }),
+            Compression::Codec(push) => Some(Codecs { push, answer: push.answer_codec(terms.workers) }),
             Compression::Slim(_) => None,
         };
         let mut framing = Framing { terms, codecs, frames: Vec::new(), window_bytes: 0 };
@@ -317,7 +317,7 @@ mod tests {
             chunk_lines in 1usize..64,
         ) {
             let dtypes = [Dtype::F32, Dtype::F16, Dtype::BF16];
-            let key = |(i, &(n, dtype)): (usize, &(u64, usize))| Key::of(dtypes[dtype], format!("k{i}"), [n]);
+            let key = |(i, &(n, dtype)): (usize, &(u64, usize))| Key::new(dtypes[dtype], format!("k{i}"), [n]);
             let keys = sizes.iter().enumerate().map(key).collect();
             let layout = Arc::new(Layout::new(keys, chunk_lines * 64).unwrap());
             let wire = Wire::new(Arc::clone(&layout), Some(terms(Codec::F16)));

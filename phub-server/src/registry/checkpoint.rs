@@ -269,7 +269,7 @@ impl Registry {
     pub(super) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
         let about = self.of_job(collected.job, |job| {
-            let rates = job.learning_rates.from(before);
+            let rates = job.learning_rates.changes_from(before);
             (job.name.clone(), Arc::clone(job.wire.layout()), job.terms.optimizer, rates)
         });
         let (name, layout, optimizer, rates) = about.map_err(|_| "the job ended meanwhile".to_owned())?;

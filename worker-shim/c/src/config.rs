@@ -99,7 +99,7 @@ pub unsafe extern "C" fn phub_config_add_key(
         // SAFETY: the caller's word; nobody else has the settings while they are made.
         let PhubConfig { config, .. } =
             unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
-        config.keys.push(Key { lr_mult, wd_mult, ..Key::of(dtype, name, shape) });
+        config.keys.push(Key { lr_mult, wd_mult, ..Key::new(dtype, name, shape) });
         Ok(())
     })
 }

@@ -46,7 +46,7 @@ fn interruptible<R: Send>(
 fn key((name, shape, dtype, lr_mult, wd_mult): KeyTuple) -> PyResult<Key> {
     let dtypes = [Dtype::F32, Dtype::F16, Dtype::BF16].map(|dtype| (dtype.name(), dtype));
     let dtype = choice(&format!("key {name:?}: type"), &dtype, &dtypes)?;
-    Ok(Key { lr_mult, wd_mult, ..Key::of(dtype, name, shape) })
+    Ok(Key { lr_mult, wd_mult, ..Key::new(dtype, name, shape) })
 }
 
 #[pymethods]

@@ -1,18 +1,18 @@
-//! `dgc`: the largest sums of momentum, that is `topk` with momentum of its own (Lin et al., "Deep Gradient
-//! Compression", 2018). Payload: `sparse`. The hub's optimizer should have no momentum then.
+//! `dgc`: the largest sums of momentum, which is `topk` with its own momentum (Lin et al., "Deep Gradient
+//! Compression", 2018). The hub's optimizer should have no momentum then.
 //!
 //! For each element the worker keeps `u` and `v`, all `u` of the chunk first:
 //!
-//! - clipping: gradients are scaled down where the norm of the chunk is above `clip * sqrt(elements)`;
+//! - clipping: gradients are scaled down if the norm of the chunk is above `clip * sqrt(elements)`;
 //! - momentum correction: `u = momentum * u + g; v += u`; the largest of `v` are sent;
-//! - momentum factor masking: what is sent is zero in `u` and `v`;
+//! - momentum factor masking: `u` and `v` of an element that is sent become zero;
 //! - warm-up: the share that is sent falls exponentially from a quarter to `ratio`.
 //!
-//! The paper clips by the norm of the whole model, at `threshold / sqrt(workers)`. A chunk does not know the model:
-//! it gets the share of the threshold that it would have if all elements were alike, which is the threshold times
-//! the root of the share of the elements. So `clip` is a root mean square: for a threshold of the paper it is
-//! `threshold / sqrt(workers * elements of the model)`. The paper's warm-up is in steps of a quarter for each epoch;
-//! here it is smooth, in rounds, from round 1 on.
+//! The paper clips by the norm of the whole model, at `threshold / sqrt(workers)`. A chunk does not know the model. It
+//! gets its part of the threshold as if all elements were alike, which is the threshold times the square root of the
+//! chunk's share of the elements. So `clip` is a root mean square: for a threshold of the paper it is
+//! `threshold / sqrt(workers * elements of the model)`. The paper's warm-up divides the share by 4 in each epoch; here
+//! it is smooth, in rounds, from round 1 on.
 
 use super::payload::{self, Shape};
 use super::topk::{self, count};
@@ -23,9 +23,9 @@ use crate::kernels::work::{Converter, Work};
 use crate::layout::Round;
 
 /// The share that is sent at first.
-const FIRST: f32 = 0.25;
-/// Sums that grow side by side. As many in every instruction set, so that all have the same bits.
-const LANES: usize = 16;
+const FIRST_RATIO: f32 = 0.25;
+/// The sums that grow side by side. Every instruction set has the same number of sums, so that all give the same bits.
+const SUMS: usize = 16;
 
 /// A codec's settings.
 #[derive(Clone, Copy)]
@@ -38,22 +38,22 @@ pub(in crate::codec) struct Dgc {
 
 impl Dgc {
     pub(in crate::codec) fn payload_bytes(self, elements: usize) -> usize {
-        topk::payload_bytes(elements, self.most())
+        topk::payload_bytes(elements, self.max_ratio())
     }
 
     /// The largest share that is ever sent.
-    fn most(self) -> f32 {
-        if self.warmup_rounds > 0 { self.ratio.max(FIRST) } else { self.ratio }
+    fn max_ratio(self) -> f32 {
+        if self.warmup_rounds > 0 { self.ratio.max(FIRST_RATIO) } else { self.ratio }
     }
 
-    /// The share that is sent in a round. By square roots, whose bits are the same on every machine, as those of
-    /// powers are not.
+    /// The share that is sent in a round. It is computed by square roots, because their bits are the same on every
+    /// machine; those of powers are not.
     fn ratio_in(self, round: Round) -> f32 {
         let done = round.0.saturating_sub(1);
-        if done >= self.warmup_rounds || self.ratio >= FIRST {
+        if done >= self.warmup_rounds || self.ratio >= FIRST_RATIO {
             return self.ratio;
         }
-        let (mut root, mut ratio) = (f64::from(self.ratio) / f64::from(FIRST), f64::from(FIRST));
+        let (mut root, mut ratio) = (f64::from(self.ratio) / f64::from(FIRST_RATIO), f64::from(FIRST_RATIO));
         let mut exponent = ((u64::from(done) << 32) / u64::from(self.warmup_rounds)) as u32;
         while exponent != 0 {
             root = root.sqrt();
@@ -82,7 +82,7 @@ impl Dgc {
         let payload = &mut payload[..shape.payload_bytes()];
         let (u, v) = state.split_at_mut(elements);
         let not_finite = kernels.work(Encode { dgc: self, shape, values, u, v, payload });
-        payload::each(elements, payload, |i, _| (u[i], v[i]) = (0.0, 0.0));
+        payload::for_each(elements, payload, |i, _| (u[i], v[i]) = (0.0, 0.0));
         Encoded { bytes: payload.len(), not_finite }
     }
 
@@ -90,7 +90,7 @@ impl Dgc {
         payload::check_payload(
             "dgc",
             elements,
-            count(elements, self.ratio)..=count(elements, self.most()),
+            count(elements, self.ratio)..=count(elements, self.max_ratio()),
             payload,
         )
     }
@@ -112,7 +112,7 @@ impl Work for Encode<'_> {
     fn run<I: Converter>(self, _: I) -> u32 {
         let factor = match self.dgc.clip {
             None => 1.0,
-            Some(clip) => clipping(clip, self.values),
+            Some(clip) => clip_factor(clip, self.values),
         };
         let momentum = self.dgc.momentum;
         let mut count = 0;
@@ -126,13 +126,14 @@ impl Work for Encode<'_> {
     }
 }
 
-/// What brings the norm down to the bound; 1 where it is not above. In f64, where no square is infinite.
+/// The factor that brings the norm down to its bound; 1 if it is not above. In f64, where no square of an f32 is
+/// infinite.
 #[inline(always)]
-fn clipping(clip: f32, values: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    let (blocks, rest) = values.as_chunks::<LANES>();
+fn clip_factor(clip: f32, values: &[f32]) -> f32 {
+    let mut sums = [0.0; SUMS];
+    let (blocks, rest) = values.as_chunks::<SUMS>();
     for block in blocks {
-        for i in 0..LANES {
+        for i in 0..SUMS {
             let value = f64::from(finite(block[i]));
             sums[i] += value * value;
         }
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_falls_by_a_fourth_where_the_paper_has_it() {
+    fn the_share_falls_to_a_fourth_at_the_papers_steps() {
         let dgc = Dgc { ratio: 0.25 / 256.0, momentum: 0.9, clip: None, warmup_rounds: 400 };
         for (round, expected) in [(0, 0.25), (1, 0.25), (101, 0.0625), (201, 0.015625), (301, 0.00390625)] {
             let seen = dgc.ratio_in(Round(round));

@@ -1,22 +1,22 @@
-//! Some of a chunk's values, and where they belong: the payload of `topk` and `dgc`.
+//! The payload of `topk` and `dgc`: some of a chunk's values, and their places.
 //!
 //! ```text
-//!   count: u32 | indices, ascending: u16 or u32 each | values: f32 each      where this is least
-//!   count: u32 | a bit for each element of the chunk | values: f32 each      where there are many
-//!   count: u32 | values of all elements: f32 each                            where there are nearly all
+//!   count: u32 | indices, ascending: u16 or u32 each | values: f32 each      for few values
+//!   count: u32 | a bit for each element of the chunk | values: f32 each      for many values
+//!   count: u32 | values of all elements: f32 each                            for nearly all values
 //! ```
 //!
-//! Indices have 16 bits in chunks of at most 65,536 elements. The form with the fewest bytes is taken, the first of
-//! equals: count and elements tell which. With the last, the count is that of all elements.
+//! Indices have 16 bits in chunks of at most 65,536 elements. The form with the fewest bytes is used, the first among
+//! equals, so that the count and the number of elements determine it. The last form counts all elements.
 
 use super::select::{Chosen, Ones};
 use crate::codec::PayloadError;
 use crate::codec::number::finite;
 
-/// Bytes of the count.
+/// The bytes of the count.
 const COUNT: usize = 4;
 
-/// How it is told where values belong.
+/// How a payload writes the places of its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Indices,
@@ -24,7 +24,7 @@ enum Form {
     All,
 }
 
-/// What a payload is like that has so many of so many values.
+/// The form of a payload that has `count` values of a chunk of `elements` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     elements: usize,
@@ -33,7 +33,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// `wanted` is at most `elements`.
+    /// The shape for `wanted` values, at most `elements`.
     pub(super) fn new(elements: usize, wanted: usize) -> Self {
         let shape = |form| Shape { elements, count: wanted, form };
         let forms = [shape(Form::Indices), shape(Form::Bits), Shape { count: elements, ..shape(Form::All) }];
@@ -52,7 +52,7 @@ impl Shape {
         }
     }
 
-    /// Writes the values of the largest magnitude: as many as it says. What is not finite is zero.
+    /// Writes the `count` values with the largest magnitudes. A value that is not finite is written as zero.
     #[inline(always)]
     pub(super) fn write_largest(self, values: &[f32], payload: &mut [u8]) {
         let (count, rest) = payload.split_at_mut(COUNT);
@@ -68,7 +68,7 @@ impl Shape {
             Form::All => values.iter().for_each(|&value| send(value)),
             Form::Bits => {
                 places.fill(0);
-                Chosen::largest(values, self.count).each(values, |i, value| {
+                Chosen::largest(values, self.count).for_each(values, |i, value| {
                     places[i / 8] |= 1 << (i % 8);
                     send(value);
                 });
@@ -76,7 +76,7 @@ impl Shape {
             Form::Indices => {
                 let width = index_bytes(self.elements);
                 let mut places = places.chunks_exact_mut(width);
-                Chosen::largest(values, self.count).each(values, |i, value| {
+                Chosen::largest(values, self.count).for_each(values, |i, value| {
                     if let Some(place) = places.next() {
                         place.copy_from_slice(&(i as u32).to_le_bytes()[..width]);
                     }
@@ -91,7 +91,7 @@ fn index_bytes(elements: usize) -> usize {
     if elements <= 1 << 16 { 2 } else { 4 }
 }
 
-/// A payload, taken apart.
+/// The parts of a payload.
 struct Parts<'a> {
     shape: Shape,
     places: &'a [u8],
@@ -99,8 +99,8 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Nothing, where the length is not what the count says.
-    fn of(elements: usize, payload: &'a [u8]) -> Option<Self> {
+    /// `None` if the length does not match the count.
+    fn parse(elements: usize, payload: &'a [u8]) -> Option<Self> {
         let (count, rest) = payload.split_first_chunk::<COUNT>()?;
         let shape = Shape::new(elements, (u32::from_le_bytes(*count) as usize).min(elements));
         if payload.len() != shape.payload_bytes() {
@@ -110,7 +110,7 @@ impl<'a> Parts<'a> {
         Some(Parts { shape, places, values: values.as_chunks().0 })
     }
 
-    /// The places in order, as the payload has them: they may lie beyond the elements.
+    /// The places in the order of the payload. They may lie after the last element.
     fn places(&self) -> impl Iterator<Item = usize> {
         let bits = if self.shape.form == Form::Bits { self.places } else { &[] };
         let indices = if self.shape.form == Form::Indices { self.places } else { &[] };
@@ -130,10 +130,10 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The values of a payload, and where they belong: always below `elements`. Nothing, where the payload's length is
-/// wrong.
-pub(super) fn each(elements: usize, payload: &[u8], mut act: impl FnMut(usize, f32)) {
-    let Some(parts) = Parts::of(elements, payload) else { return };
+/// Calls `act` with the place, always below `elements`, and the value of each value of a payload. Does nothing if the
+/// payload's length is wrong.
+pub(super) fn for_each(elements: usize, payload: &[u8], mut act: impl FnMut(usize, f32)) {
+    let Some(parts) = Parts::parse(elements, payload) else { return };
     for (place, value) in parts.places().zip(parts.values) {
         if place < elements {
             act(place, f32::from_le_bytes(*value));
@@ -141,7 +141,7 @@ pub(super) fn each(elements: usize, payload: &[u8], mut act: impl FnMut(usize, f
     }
 }
 
-/// Whether it is a payload of a chunk of so many elements with a number of values among `wanted`.
+/// Checks that this is a payload of a chunk of `elements` elements, with a number of values in `wanted`.
 pub(super) fn check_payload(
     codec: &'static str,
     elements: usize,
@@ -159,7 +159,7 @@ pub(super) fn check_payload(
         return Err(PayloadError::Count { codec, elements, least, most, seen: count });
     }
     let shape = Shape::new(elements, count);
-    let Some(parts) = Parts::of(elements, payload).filter(|_| shape.count == count) else {
+    let Some(parts) = Parts::parse(elements, payload).filter(|_| shape.count == count) else {
         return Err(PayloadError::Length { codec, elements, expected: shape.payload_bytes(), seen });
     };
     check_places(&parts)?;
@@ -175,7 +175,7 @@ pub(super) fn check_payload(
     }
 }
 
-/// As many places as values, ascending, of elements that exist.
+/// Checks that there are as many places as values, and that they ascend and exist.
 fn check_places(parts: &Parts) -> Result<(), PayloadError> {
     let Shape { elements, count, .. } = parts.shape;
     let (mut places, mut least) = (0, 0);

@@ -1,23 +1,23 @@
-//! `randomk`: values at random places, as they are; the others are kept and added to the next ones (Stich et al.,
-//! "Sparsified SGD with Memory", 2018). Not scaled up to be unbiased: what is not sent is sent later.
+//! `randomk`: values at random places, unchanged. The others are kept and added to the next values (Stich et al.,
+//! "Sparsified SGD with Memory", 2018). Values are not scaled up to be unbiased, because the others are sent later.
 //!
 //! ```text
 //!   key of the random numbers: u64 | values: f32 each
 //! ```
 //!
-//! Both ends draw the places from the key, so that none is on the wire. The chunk is cut into as many runs as values
-//! are sent, beginning at a random element and going round; one element of each run is drawn. The paper draws any
-//! set of that size. Here too each element is sent with the same probability, which is all that its proof asks for,
-//! and places are distinct and nearly ascending without a table of those that were drawn.
+//! Both ends draw the places from the key, so that the payload has no places. The chunk is cut into as many runs as
+//! values are sent, starting at a random element and continuing at the chunk's start after its end. One element of
+//! each run is drawn. The paper draws any set of that size. Here each element is also sent with the same probability,
+//! which is all that the paper's proof needs, and places are distinct and nearly ascending without a table.
 
-use super::topk::{count, feed};
+use super::topk::{add_to_state, count};
 use crate::codec::draw::Key;
 use crate::codec::number::finite;
 use crate::codec::{Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::work::{Converter, Work};
 
-/// Bytes of the key.
+/// The bytes of the key.
 const KEY: usize = 8;
 
 pub(in crate::codec) fn payload_bytes(elements: usize, ratio: f32) -> usize {
@@ -31,7 +31,7 @@ pub(in crate::codec) fn encode(
     key: Key,
     payload: &mut [u8],
 ) -> Encoded {
-    let not_finite = kernels.work(Feed { values, state });
+    let not_finite = kernels.work(AddToState { values, state });
     let (place, sent) = payload.split_at_mut(KEY);
     place.copy_from_slice(&key.0.to_le_bytes());
     let sent = sent.as_chunks_mut::<4>().0;
@@ -46,7 +46,7 @@ pub(in crate::codec) fn encode(
     Encoded { bytes: payload.len(), not_finite }
 }
 
-/// `payload` has the right length.
+/// Checks that values are finite. `payload` has the right length.
 pub(in crate::codec) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
     let values = payload[KEY..].as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
     match values.enumerate().find(|(_, value)| !value.is_finite()) {
@@ -66,7 +66,7 @@ pub(in crate::codec) fn add(ratio: f32, payload: &[u8], sum: &mut [f32]) {
     }
 }
 
-/// `count` of `elements` places, each below `elements`, no two equal.
+/// `count` distinct places below `elements`.
 fn places(key: Key, elements: usize, count: usize) -> impl Iterator<Item = usize> {
     let below = |random: u32, bound: usize| ((u64::from(random) * bound as u64) >> 32) as usize;
     let start = below(key.at(u32::MAX), elements);
@@ -77,17 +77,18 @@ fn places(key: Key, elements: usize, count: usize) -> impl Iterator<Item = usize
     })
 }
 
-struct Feed<'a> {
+/// Adds the values to the kept values.
+struct AddToState<'a> {
     values: &'a [f32],
     state: &'a mut [f32],
 }
 
-impl Work for Feed<'_> {
+impl Work for AddToState<'_> {
     type Output = u32;
 
     #[inline(always)]
     fn run<I: Converter>(self, _: I) -> u32 {
-        feed(self.values, self.state)
+        add_to_state(self.values, self.state)
     }
 }
 
@@ -108,9 +109,10 @@ mod tests {
         }
     }
 
-    /// 7 of 100 do not divide: runs are of 14 and 15. In 20,000 draws each is sent 1400 times, give or take 37.
+    /// 100 is not a multiple of 7, so runs have 14 or 15 elements. In 20,000 draws each element is sent 1400 times on
+    /// average, with a standard deviation of 37.
     #[test]
-    fn every_place_is_as_likely() {
+    fn every_place_is_equally_likely() {
         let mut counts = [0i32; 100];
         for draw in 0..20_000u64 {
             let key = Key(draw.wrapping_mul(0x9e37_79b9_7f4a_7c15));

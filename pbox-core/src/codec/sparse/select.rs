@@ -1,34 +1,35 @@
-//! Which of many values have the largest magnitudes.
+//! Selects the values with the largest magnitudes.
 //!
-//! A radix selection of two bits at a time: 16 passes that only count, so that they run on whole vectors and need
-//! neither a histogram nor room for candidates; it ends as soon as a threshold parts the values at the right place.
+//! A radix selection of two bits at a time. Its 16 passes only count, so they run on whole vectors and need neither a
+//! histogram nor memory for candidates. It ends early if a threshold selects exactly the right number of values.
 //!
-//! `#[inline(always)]` throughout: each caller compiles it for its own instruction set.
+//! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
 use crate::codec::bits;
 use crate::codec::number::magnitude;
 
-/// Values whose flags make one number.
+/// The values whose flags fit in one number.
 const BLOCK: usize = 64;
 
-/// A choice: all magnitudes above the threshold, and of those equal to it the first few.
+/// A selection: all values whose magnitude is above the threshold, and the first few whose magnitude equals it.
 #[derive(Clone, Copy)]
 pub(super) struct Chosen {
-    /// Bits of the magnitude.
+    /// The bits of a magnitude.
     threshold: u32,
+    /// How many values with this magnitude are selected.
     equal: usize,
 }
 
 impl Chosen {
-    /// The `count` values of the largest magnitude; of equal ones those that come first. What is not finite counts
-    /// as zero. There are at least `count` values.
+    /// Selects the `count` values with the largest magnitudes, the first among equals. Values that are not finite
+    /// count as zero. There are at least `count` values.
     #[inline(always)]
     pub(super) fn largest(values: &[f32], count: usize) -> Self {
         let mut threshold = 0;
         for shift in (0..=30).rev().step_by(2) {
-            // Magnitudes have 31 bits: of the highest pair, the upper is zero, and two of the counts.
+            // Magnitudes have 31 bits: the upper bit of the highest pair is zero, so two of its counts are zero.
             let steps = [1, 2, 3].map(|digit| threshold + (digit << shift));
-            let counts = at_least(values, steps);
+            let counts = count_at_least(values, steps);
             let best = (0..3).rev().find(|&i| counts[i] as usize >= count);
             if let Some(best) = best {
                 threshold = steps[best];
@@ -37,13 +38,13 @@ impl Chosen {
                 }
             }
         }
-        let [above] = at_least(values, [threshold + 1]);
+        let [above] = count_at_least(values, [threshold + 1]);
         Chosen { threshold, equal: count - above as usize }
     }
 
-    /// The chosen ones, in order.
+    /// Calls `act` with the place and the value of each selected value, in order.
     #[inline(always)]
-    pub(super) fn each(self, values: &[f32], mut act: impl FnMut(usize, f32)) {
+    pub(super) fn for_each(self, values: &[f32], mut act: impl FnMut(usize, f32)) {
         let mut equal = self.equal;
         for (block, values) in values.chunks(BLOCK).enumerate() {
             let mut flags = [0; BLOCK];
@@ -83,9 +84,9 @@ impl Iterator for Ones {
     }
 }
 
-/// How many magnitudes are at least so large.
+/// For each step, the number of magnitudes that are at least as large.
 #[inline(always)]
-fn at_least<const N: usize>(values: &[f32], steps: [u32; N]) -> [u32; N] {
+fn count_at_least<const N: usize>(values: &[f32], steps: [u32; N]) -> [u32; N] {
     let mut counts = [0; N];
     for &value in values {
         let magnitude = magnitude(value);
@@ -103,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn they_are_those_that_sorting_gives(
+        fn selection_gives_the_same_values_as_sorting(
             values in proptest::collection::vec(
                 prop_oneof![(-3i8..4).prop_map(f32::from), any::<u32>().prop_map(f32::from_bits), -1e3f32..1e3],
                 1..300,
@@ -117,7 +118,7 @@ mod tests {
             expected.truncate(count);
             expected.sort_unstable();
             let mut seen = Vec::new();
-            Chosen::largest(&values, count).each(&values, |i, _| seen.push(i));
+            Chosen::largest(&values, count).for_each(&values, |i, _| seen.push(i));
             prop_assert_eq!(seen, expected);
         }
     }

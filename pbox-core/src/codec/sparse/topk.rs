@@ -1,5 +1,5 @@
-//! `topk`: the values of the largest magnitude, as they are; the others are kept and added to the next ones (Aji and
-//! Heafield, "Sparse Communication", 2017; Stich et al., "Sparsified SGD with Memory", 2018). Payload: `sparse`.
+//! `topk`: the values with the largest magnitudes, unchanged. The others are kept and added to the next values (Aji
+//! and Heafield, "Sparse Communication", 2017; Stich et al., "Sparsified SGD with Memory", 2018).
 
 use super::payload::{self, Shape};
 use crate::codec::number::{bounded, finite, not_finite};
@@ -7,8 +7,8 @@ use crate::codec::{Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::work::{Converter, Work};
 
-/// `ceil(ratio * elements)`, at least one of them. In f32, as the ratio is: a tenth of ten is one, which the nearest
-/// f32 to a tenth, taken exactly, is a little above.
+/// `ceil(ratio * elements)`, at least 1 if there are elements. The product is in f32, as the ratio is, so that a tenth
+/// of ten is 1: the f32 nearest to a tenth is a little above it, and an exact product would be rounded up to 2.
 pub(in crate::codec) fn count(elements: usize, ratio: f32) -> usize {
     ((ratio * elements as f32).ceil() as usize).clamp(1, elements.max(1)).min(elements)
 }
@@ -27,7 +27,7 @@ pub(in crate::codec) fn encode(
     let shape = Shape::new(values.len(), count(values.len(), ratio));
     let payload = &mut payload[..shape.payload_bytes()];
     let not_finite = kernels.work(Encode { shape, values, state, payload });
-    payload::each(state.len(), payload, |i, _| state[i] = 0.0);
+    payload::for_each(state.len(), payload, |i, _| state[i] = 0.0);
     Encoded { bytes: payload.len(), not_finite }
 }
 
@@ -41,10 +41,10 @@ pub(in crate::codec) fn check_payload(
 }
 
 pub(in crate::codec) fn add(payload: &[u8], sum: &mut [f32]) {
-    payload::each(sum.len(), payload, |i, value| sum[i] += value);
+    payload::for_each(sum.len(), payload, |i, value| sum[i] += value);
 }
 
-/// Adds the values to what was kept, and writes the largest of that.
+/// Adds the values to the kept values, and writes the largest sums.
 struct Encode<'a> {
     shape: Shape,
     values: &'a [f32],
@@ -57,16 +57,16 @@ impl Work for Encode<'_> {
 
     #[inline(always)]
     fn run<I: Converter>(self, _: I) -> u32 {
-        let count = feed(self.values, self.state);
+        let count = add_to_state(self.values, self.state);
         let values = if self.state.is_empty() { self.values } else { self.state };
         self.shape.write_largest(values, self.payload);
         count
     }
 }
 
-/// `state += values`, but for those that are not finite, which are counted. An empty state stays so.
+/// `state += values`, without values that are not finite. Returns the number of these. An empty state stays empty.
 #[inline(always)]
-pub(in crate::codec) fn feed(values: &[f32], state: &mut [f32]) -> u32 {
+pub(in crate::codec) fn add_to_state(values: &[f32], state: &mut [f32]) -> u32 {
     for (kept, &value) in state.iter_mut().zip(values) {
         *kept = bounded(*kept + finite(value));
     }

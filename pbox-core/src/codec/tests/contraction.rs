@@ -1,8 +1,9 @@
-//! What the hub answers with is always nearer than nothing is: else errors that are sent again would not die away.
+//! A decoded answer is always nearer to the difference than zero is. Without this, errors that are sent again would not
+//! die away.
 
 use super::*;
 
-/// Random, constant, sparse and heavy-tailed vectors, and ones of the smallest and largest scales.
+/// Random, constant, sparse and heavy-tailed vectors, of ordinary, very small and very large scales.
 fn vectors() -> impl Strategy<Value = Vec<f32>> {
     let vector = |value: BoxedStrategy<f32>| proptest::collection::vec(value, 1..1500);
     let constant = (1usize..1500, -1e3f32..1e3).prop_map(|(length, value)| vec![value; length]);
@@ -12,7 +13,7 @@ fn vectors() -> impl Strategy<Value = Vec<f32>> {
         values.into_iter().for_each(|(at, value)| vector[usize::from(at) % length] = value);
         vector
     });
-    // Most are of the size of one, one in a thousand is beyond a thousand times that.
+    // Most magnitudes are near 1; one in a thousand is near 1000 or above.
     let heavy = (0.001f32..1.0, any::<bool>()).prop_map(|(u, up)| if up { 1.0 / u } else { -1.0 / u });
     let shape = prop_oneof![vector((-1.0f32..1.0).boxed()), constant, sparse, vector(heavy.boxed())];
     (shape, prop_oneof![Just(1.0f32), Just(1e-25), Just(1e25)])
@@ -27,9 +28,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
     #[test]
     fn answers_contract(codec in codecs(), workers in 1u32..20, values in vectors(), chunk: u32) {
-        let answer = codec.answer(workers);
+        let answer = codec.answer_codec(workers);
         prop_assert!(answer.check().is_ok());
-        prop_assert_eq!(answer.answer(1), answer, "what answers an answer");
+        prop_assert_eq!(answer.answer_codec(1), answer, "the codec of answers to an answer");
         let kernels = Kernels::detect();
         let draw = Draw { chunk: ChunkId(chunk), ..DRAW };
         let (payload, _) = encode(answer, kernels, &values, &mut [], draw);
@@ -40,7 +41,7 @@ proptest! {
     }
 
     #[test]
-    fn a_step_that_is_as_sparse_as_the_pushes_is_answered_whole(ratio in 0.001f32..0.3, workers in 1u32..5) {
+    fn a_step_that_is_as_sparse_as_the_pushes_is_answered_completely(ratio in 0.001f32..0.3, workers in 1u32..5) {
         let kernels = Kernels::detect();
         let codec = Codec::TopK { ratio };
         let elements = 777;
@@ -49,20 +50,20 @@ proptest! {
             let values: Vec<f32> = (0..elements).map(|i| ((i as u32 * 31 + rank * 17) as f32).sin()).collect();
             codec.add(kernels, &encode(codec, kernels, &values, &mut [], DRAW).0, &mut sum);
         }
-        let answer = codec.answer(workers);
+        let answer = codec.answer_codec(workers);
         let (payload, _) = encode(answer, kernels, &sum, &mut [], DRAW);
         let decoded = decode(answer, kernels, &payload, elements);
         let left = sum.iter().zip(decoded).filter(|(value, seen)| *value != seen).count();
-        prop_assert!(left < workers as usize, "{} of {} workers' values are left", left, workers);
+        prop_assert!(left < workers as usize, "{} values are left, with {} workers", left, workers);
     }
 }
 
-/// A difference that is sent until nothing is left of it: how the hub's shadow follows its weights.
+/// A difference is sent until nothing is left of it. The hub's shadow follows its weights in the same way.
 #[test]
-fn what_is_left_dies_away() {
+fn errors_die_away() {
     let kernels = Kernels::detect();
     for codec in all() {
-        let answer = codec.answer(4);
+        let answer = codec.answer_codec(4);
         let weights: Vec<f32> = (0..600).map(|i| (i as f32 * 0.7).sin()).collect();
         let mut shadow = vec![0.0f32; 600];
         for round in 0..1000 {

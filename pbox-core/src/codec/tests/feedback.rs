@@ -1,8 +1,8 @@
-//! The codecs that remember: what is not sent is kept, to the last bit, and sent later.
+//! Codecs with error feedback: what is not sent is kept, exact to the last bit, and sent later.
 
 use super::*;
 
-/// A plain model of error feedback: what was kept, the values, and what is then left of both.
+/// A simple model of error feedback: the error after `kept` and the values were sent.
 fn left(codec: Codec, kept: &[f32], values: &[f32], payload: &[u8]) -> Vec<f32> {
     let decoded = decode(codec, Kernels::detect(), payload, values.len());
     kept.iter().zip(values).zip(decoded).map(|((kept, value), decoded)| (kept + value) - decoded).collect()
@@ -31,16 +31,16 @@ proptest! {
         }
     }
 
-    /// Without a state, as for differences: the same bytes as with an empty memory.
+    /// An empty state, as for differences, gives the same bytes as a state of zeros.
     #[test]
-    fn an_empty_state_is_one_of_zeros(codec in codecs(), values in any_values(700)) {
+    fn an_empty_state_encodes_like_zeros(codec in codecs(), values in any_values(700)) {
         prop_assume!(!matches!(codec, Codec::Dgc { .. }));
         let kernels = Kernels::detect();
         let remembered = encode(codec, kernels, &values, &mut state(codec, &values), DRAW);
         prop_assert_eq!(encode(codec, kernels, &values, &mut [], DRAW), remembered);
     }
 
-    /// Sums of what is near the largest number stay finite.
+    /// Sums of values near the largest number stay finite.
     #[test]
     fn what_is_kept_stays_finite(codec in codecs(), values in proptest::collection::vec(
         prop_oneof![Just(f32::MAX), Just(f32::MIN), 3.0e38..f32::MAX, Just(0.0f32), -1.0f32..1.0], 1..700,
@@ -68,20 +68,20 @@ fn topk_sends_the_largest_and_the_first_of_equals() {
     assert_eq!(send([0.5, 0.0, 0.0, 0.0, 0.0]), [1.5, 0.0, 0.0, 0.0, 0.0]);
 }
 
-/// The formulas of the paper on one chunk, by hand.
+/// The formulas of the paper on one chunk, computed by hand.
 #[test]
-fn dgc_is_the_papers() {
+fn dgc_follows_the_paper() {
     let codec = Codec::Dgc { ratio: 0.25, momentum: 0.5, clip: Some(1.0), warmup_rounds: 0 };
     let mut state = vec![0.0; 8];
     let mut send = |values: [f32; 4]| {
         let (payload, _) = encode(codec, Kernels::detect(), &values, &mut state, DRAW);
         (decode(codec, Kernels::detect(), &payload, 4), state.clone())
     };
-    // A norm of 2 is just not clipped.
+    // A norm of 2 is not clipped; it equals the bound.
     let (sent, kept) = send([1.0, 1.0, -1.0, 1.0]);
     assert_eq!(sent, [1.0, 0.0, 0.0, 0.0]);
     assert_eq!(kept, [0.0, 1.0, -1.0, 1.0, 0.0, 1.0, -1.0, 1.0]);
-    // One of 8 is scaled down to 2. u = u / 2 + g, v = v + u: [1, 1.5, -1.5, 1.5] and the largest is masked.
+    // A norm of 8 is scaled down to 2. u = u / 2 + g, v = v + u: [1, 1.5, -1.5, 1.5] and the largest is masked.
     let (sent, kept) = send([4.0, 4.0, -4.0, 4.0]);
     assert_eq!(sent, [0.0, 2.5, 0.0, 0.0]);
     assert_eq!(kept, [1.0, 0.0, -1.5, 1.5, 1.0, 0.0, -2.5, 2.5]);

@@ -1,10 +1,10 @@
-//! Payloads that lie: what is wrong is said, and nothing is read or written out of bounds.
+//! Hostile payloads: the error says what is wrong, and nothing is read or written out of bounds.
 
 use proptest::collection::vec;
 
 use super::*;
 
-/// Bytes of a length near the right one, some of them a real payload with a few bytes changed.
+/// Random bytes of a length near the right length, or a real payload with a few bytes changed.
 fn payloads(codec: Codec, elements: usize) -> impl Strategy<Value = Vec<u8>> {
     let length = codec.payload_bytes(elements);
     let values: Vec<f32> = (0..elements).map(|i| (i as f32).sin()).collect();
@@ -52,39 +52,42 @@ proptest! {
     }
 }
 
-/// The payload of 100 elements with some bytes of it changed, and what is said of it.
-fn refused(codec: Codec, at: usize, bytes: &[u8]) -> String {
+/// The error of a payload of 100 elements with some bytes changed.
+fn error_after_change(codec: Codec, at: usize, bytes: &[u8]) -> String {
     let values: Vec<f32> = (0..100).map(|i| (i as f32).sin()).collect();
     let (mut payload, _) = encode(codec, Kernels::detect(), &values, &mut [], DRAW);
     payload[at..at + bytes.len()].copy_from_slice(bytes);
-    codec.check_payload(100, &payload).expect_err("it lies").to_string()
+    codec.check_payload(100, &payload).expect_err("a wrong payload").to_string()
 }
 
 #[test]
-fn lies_are_told_in_words() {
+fn errors_say_what_is_wrong() {
     let topk = Codec::TopK { ratio: 0.03 };
     let nan = f32::NAN.to_le_bytes();
     for (seen, expected) in [
         (
-            refused(topk, 0, &[4]),
-            "a payload as topk says that it has 4 values, but of 100 elements 3 to 3 are sent",
+            error_after_change(topk, 0, &[4]),
+            "a payload as topk claims 4 values, but of 100 elements 3 to 3 are sent",
         ),
-        (refused(topk, 4, &[100, 0]), "index 0 of a payload is 100, but"),
-        (refused(topk, 6, &[0, 0]), "index 1 of a payload is 0, but"),
-        (refused(topk, 10, &nan), "value 0 of a payload as topk is NaN;"),
-        (refused(Codec::TopK { ratio: 0.5 }, 4, &[0; 4]), "a payload has bits for 3"),
-        (refused(Codec::TopK { ratio: 0.5 }, 16, &[0xff]), "index 5"),
-        (refused(Codec::RandomK { ratio: 0.03 }, 8, &nan), "value 0 of a payload as randomk is NaN;"),
+        (error_after_change(topk, 4, &[100, 0]), "index 0 of a payload is 100, but"),
+        (error_after_change(topk, 6, &[0, 0]), "index 1 of a payload is 0, but"),
+        (error_after_change(topk, 10, &nan), "value 0 of a payload as topk is NaN,"),
+        (error_after_change(Codec::TopK { ratio: 0.5 }, 4, &[0; 4]), "a payload has bits for 3"),
+        (error_after_change(Codec::TopK { ratio: 0.5 }, 16, &[0xff]), "index 5"),
         (
-            refused(Codec::Qsgd { bits: 4, bucket: 50 }, 4, &nan),
-            "bucket 1 of a payload as qsgd has NaN for a scale",
+            error_after_change(Codec::RandomK { ratio: 0.03 }, 8, &nan),
+            "value 0 of a payload as randomk is NaN,",
         ),
         (
-            refused(Codec::OneBit, 4, &1.0f32.to_le_bytes()),
-            "bucket 0 of a payload as onebit has 1 for a scale",
+            error_after_change(Codec::Qsgd { bits: 4, bucket: 50 }, 4, &nan),
+            "bucket 1 of a payload as qsgd has the scale NaN",
         ),
-        (refused(Codec::TernGrad, 0, &nan), "bucket 0 of a payload as terngrad has NaN for a scale"),
-        (refused(Codec::TernGrad, 5, &[243]), "byte 5 of a payload as terngrad is 243;"),
+        (
+            error_after_change(Codec::OneBit, 4, &1.0f32.to_le_bytes()),
+            "bucket 0 of a payload as onebit has the scale 1",
+        ),
+        (error_after_change(Codec::TernGrad, 0, &nan), "bucket 0 of a payload as terngrad has the scale NaN"),
+        (error_after_change(Codec::TernGrad, 5, &[243]), "byte 5 of a payload as terngrad is 243;"),
     ] {
         assert!(seen.starts_with(expected), "{seen}, expected {expected}");
     }

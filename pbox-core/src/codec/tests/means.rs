@@ -1,9 +1,9 @@
-//! The codecs that round at random: no value is off by more than its bound, and over many draws the mean of what
-//! comes back is the value.
+//! Codecs that round at random: every error is within its bound, and over many draws the mean of the decoded values
+//! is the value.
 
 use super::*;
 
-/// Many draws of one value's decoding: by chunk, as draws are made in a job.
+/// The decoded values of many draws. Each draw is for another chunk, as in a job.
 fn draws(codec: Codec, values: &[f32], times: u32) -> Vec<Vec<f32>> {
     let kernels = Kernels::detect();
     (0..times)
@@ -15,7 +15,7 @@ fn draws(codec: Codec, values: &[f32], times: u32) -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// How far apart the values are between which one is rounded, in units of the scale.
+/// The distance between neighbouring levels, in units of the scale.
 fn step(codec: Codec) -> f32 {
     match codec {
         Codec::Qsgd { bits: 1, .. } => 2.0,
@@ -33,14 +33,15 @@ fn rounds_at_random() -> Vec<Codec> {
 
 #[test]
 fn the_mean_is_the_value() {
-    // Scale 2, and 33 values between its ends.
+    // The scale is 2, with 33 values from -2 to 2.
     let values: Vec<f32> = (0..33).map(|i| (i as f32 - 16.0) / 8.0).collect();
     let times = 4000;
     for codec in rounds_at_random() {
         let draws = draws(codec, &values, times);
         for (i, value) in values.iter().enumerate() {
             let mean = draws.iter().map(|draw| f64::from(draw[i])).sum::<f64>() / f64::from(times);
-            // A draw's standard deviation is at most half a step, that of the mean a root of 4000 less; five of it.
+            // A draw's standard deviation is at most half a step. That of the mean is sqrt(4000) times smaller. The
+            // bound is five of these.
             let bound = 5.0 * 0.5 * 2.0 * f64::from(step(codec)) / f64::from(times).sqrt();
             assert!(
                 (mean - f64::from(*value)).abs() < bound + 1e-6,
@@ -51,7 +52,7 @@ fn the_mean_is_the_value() {
 }
 
 #[test]
-fn no_value_is_off_by_a_step() {
+fn every_error_is_below_a_step() {
     for magnitude in [1e-44, 1e-39, 1e-30, 1.0, 1e30, f32::MAX] {
         let values: Vec<f32> =
             (0..700).map(|i| ((i * 37 % 201) as f32 - 100.0) / 100.0 * magnitude).collect();
@@ -64,7 +65,7 @@ fn no_value_is_off_by_a_step() {
                     } else {
                         values.chunks(512).nth(i / 512).unwrap()
                     };
-                    // Numbers below the smallest normal one are 1e-45 apart.
+                    // Subnormal numbers are 1e-45 apart.
                     let bound = f64::from(step(codec)) * f64::from(largest(bucket)) * 1.00001 + 2e-45;
                     let error = (f64::from(*seen) - f64::from(*value)).abs();
                     assert!(error <= bound, "{codec:?}: {value:e} came back as {seen:e}");

@@ -1,4 +1,4 @@
-//! Every codec on every instruction set: what comes back, what is counted, what is refused.
+//! Every codec on every instruction set: decoded values, counts, and refusals.
 
 mod contraction;
 mod feedback;
@@ -15,7 +15,7 @@ use crate::layout::{ChunkId, Round};
 
 const DRAW: Draw = Draw { seed: 7, rank: 3, round: Round(5), chunk: ChunkId(11) };
 
-/// One of each, and of those with settings the ones that take other ways.
+/// One of each codec, and further settings that take different paths.
 fn all() -> Vec<Codec> {
     let mut all: Vec<Codec> = (1..=8).map(|bits| Codec::Qsgd { bits, bucket: 512 }).collect();
     all.extend([1, 7, 48, 100_000].map(|bucket| Codec::Qsgd { bits: 3, bucket }));
@@ -35,7 +35,7 @@ fn codecs() -> impl Strategy<Value = Codec> {
     proptest::sample::select(all())
 }
 
-/// Any bits, so that there are infinities, NaNs and subnormal numbers among them.
+/// Ordinary numbers, zeros, and any bits: infinities, NaNs and subnormal numbers.
 fn any_values(most: usize) -> impl Strategy<Value = Vec<f32>> {
     let value = prop_oneof![
         8 => -1e3f32..1e3,
@@ -45,12 +45,12 @@ fn any_values(most: usize) -> impl Strategy<Value = Vec<f32>> {
     proptest::collection::vec(value, 0..most)
 }
 
-/// Zeros, as many as the codec keeps.
+/// The codec's state, which is zero at first.
 fn state(codec: Codec, values: &[f32]) -> Vec<f32> {
     vec![0.0; codec.state_per_element() * values.len()]
 }
 
-/// The payload, and how many values were not finite.
+/// The payload, and the number of values that were not finite.
 fn encode(codec: Codec, kernels: &Kernels, values: &[f32], state: &mut [f32], draw: Draw) -> (Vec<u8>, u32) {
     let mut payload = vec![0xa5; codec.payload_bytes(values.len()) + 3];
     let encoded = codec.encode(kernels, values, state, draw, &mut payload);
@@ -65,7 +65,7 @@ fn decode(codec: Codec, kernels: &Kernels, payload: &[u8], elements: usize) -> V
     sum
 }
 
-/// The bits, but for those of a NaN: which of an operation's operands it comes from is the compiler's choice.
+/// The bits of the values. All NaNs get the same bits: the compiler chooses which operand's NaN becomes the result.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }).collect()
 }
@@ -88,7 +88,7 @@ proptest! {
         halves_are_rounded::<bf16>(Codec::Bf16, &values)?;
     }
 
-    /// Payload, state and sum, in a second round too, where there is something in the state.
+    /// Payload, state and sum, also in a second round, when the state is not zero.
     #[test]
     fn every_instruction_set_gives_the_same_bits(codec in codecs(), first in any_values(1500), seed: u64) {
         let draw = Draw { seed, ..DRAW };
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_not_finite_is_counted_and_spoils_nothing_else(
+    fn values_that_are_not_finite_are_counted_and_change_no_others(
         codec in codecs(),
         values in any_values(1500),
         remember: bool,
@@ -139,7 +139,7 @@ proptest! {
 
 /// The bounds that the table of codecs states.
 #[test]
-fn halves_are_off_by_what_is_said() {
+fn halves_have_the_stated_errors() {
     let values: Vec<f32> =
         (0..100_000).map(|i| 1.0007f32.powi(i % 30_000 - 15_000).clamp(6.2e-5, 65504.0)).collect();
     for (codec, bound) in [(Codec::F16, 1.0 / 2048.0), (Codec::Bf16, 1.0 / 256.0)] {
@@ -184,7 +184,7 @@ fn settings_out_of_range_are_refused_in_words() {
 }
 
 #[test]
-fn payloads_have_the_bytes_that_the_table_says() {
+fn payloads_have_the_stated_bytes() {
     for (codec, elements, expected) in [
         (Codec::F16, 8192, 16384),
         (Codec::Bf16, 3, 6),

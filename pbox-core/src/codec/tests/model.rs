@@ -1,8 +1,8 @@
-//! Payloads read as `docs/formats.md` has them, one value after the other and one bit after the other.
+//! A decoder that follows `docs/formats.md` value by value and bit by bit.
 
 use super::*;
 
-/// A payload that is read from its start.
+/// Reads a payload from its start.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -16,7 +16,7 @@ impl Reader<'_> {
         f32::from_le_bytes(self.bytes())
     }
 
-    /// Codes of `width` bits, and zeros up to a whole byte.
+    /// Codes of `width` bits, padded with zeros to a whole byte.
     fn codes(&mut self, count: usize, width: usize) -> Vec<usize> {
         let (packed, rest) = self.0.split_at((count * width).div_ceil(8));
         self.0 = rest;
@@ -104,7 +104,7 @@ fn agrees(codec: Codec, values: &[f32], draw: Draw) {
     let mut state = state(codec, values);
     let (payload, _) = encode(codec, Kernels::detect(), values, &mut state, draw);
     let seen = decode(codec, Kernels::detect(), &payload, values.len());
-    // Sums begin with zero, which takes the sign of a zero.
+    // Sums start with zero, so a negative zero loses its sign.
     let expected: Vec<f32> = read(codec, values.len(), &payload).iter().map(|value| 0.0 + value).collect();
     assert_eq!(bits(&seen), bits(&expected), "{codec:?}");
 }

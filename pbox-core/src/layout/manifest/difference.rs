@@ -1,5 +1,6 @@
-//! Where the key lists of a worker and of its job part: what the worker is told when it may not
-//! join. Must not know how a list came to be.
+//! The first difference between the keys of a worker and of its job. The error of a refused join shows it.
+//!
+//! Must not know how a list was made.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -9,29 +10,29 @@ use crate::layout::Key;
 /// The first difference between a worker's keys (ours) and the job's (theirs).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Difference {
-    /// The lists are of different length.
+    /// The lists have different lengths.
     Count {
-        /// Number of the worker's keys.
+        /// The number of the worker's keys.
         ours: usize,
-        /// Number of the job's keys.
+        /// The number of the job's keys.
         theirs: usize,
-        /// Place and name of the first key in the longer list whose name the shorter one lacks;
-        /// `None` only for a list that repeats a name.
+        /// The place and the name of the first key in the longer list that the shorter list lacks; `None` only if
+        /// the longer list repeats a name.
         missing: Option<(usize, String)>,
     },
-    /// The lists have another key in the same place.
+    /// The lists have different keys in the same place.
     Key {
         /// The place.
         index: usize,
-        /// What the worker has there.
+        /// The worker's key.
         ours: Key,
-        /// What the job has there.
+        /// The job's key.
         theirs: Key,
     },
 }
 
-/// Where `ours`, a worker's keys, first differ from `theirs`, the job's; `None` if nowhere. Order,
-/// names, shapes, types and multipliers all count.
+/// The first difference between `ours`, a worker's keys, and `theirs`, the job's keys; `None` if they are equal.
+/// Order, names, shapes, types and multipliers all count.
 pub fn first_difference(ours: &[Key], theirs: &[Key]) -> Option<Difference> {
     if ours.len() != theirs.len() {
         let (longer, shorter) = if ours.len() > theirs.len() { (ours, theirs) } else { (theirs, ours) };
@@ -58,7 +59,7 @@ impl fmt::Display for Difference {
                 write!(f, ": {lacking} lacks key {index} of {having}, {name:?}")
             }
             Difference::Key { index, ours, theirs } => {
-                // Multipliers are rarely set, and then only worth a word if they are the difference.
+                // Multipliers are rarely set, so they are shown only if they differ.
                 let multipliers = (ours.lr_mult, ours.wd_mult) != (theirs.lr_mult, theirs.wd_mult);
                 let [ours, theirs] = [ours, theirs].map(|key| Shown { key, multipliers });
                 write!(f, "key {index}: this worker has {ours}, the job has {theirs}")
@@ -67,7 +68,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// `"layer3.weight" f32[256,64]`, and the multipliers where they matter.
+/// `"layer3.weight" f32[256,64]`, and the multipliers if they differ.
 struct Shown<'a> {
     key: &'a Key,
     multipliers: bool,
@@ -98,7 +99,7 @@ mod tests {
         vec![Key::f32("a", [2, 3]), Key::f32("layer3.weight", [256, 64]), Key::f32("c", [])]
     }
 
-    fn told(ours: &[Key], theirs: &[Key]) -> String {
+    fn message(ours: &[Key], theirs: &[Key]) -> String {
         first_difference(ours, theirs).unwrap().to_string()
     }
 
@@ -109,27 +110,27 @@ mod tests {
     }
 
     #[test]
-    fn the_first_differing_key_is_told_from_both_sides() {
+    fn the_first_different_key_is_shown_from_both_sides() {
         let mut theirs = keys();
         theirs[1].shape = vec![256, 128];
         theirs[2].name = "d".into();
         assert_eq!(
-            told(&keys(), &theirs),
+            message(&keys(), &theirs),
             "key 1: this worker has \"layer3.weight\" f32[256,64], the job has \"layer3.weight\" f32[256,128]"
         );
         let mut theirs = keys();
         theirs[2].wd_mult = 0.0;
         assert_eq!(
-            told(&keys(), &theirs),
+            message(&keys(), &theirs),
             "key 2: this worker has \"c\" f32[] lr_mult 1 wd_mult 1, the job has \"c\" f32[] lr_mult 1 wd_mult 0"
         );
     }
 
     #[test]
-    fn a_missing_key_is_named_with_who_lacks_it() {
+    fn a_missing_key_is_named_with_the_side_that_lacks_it() {
         let (all, mut fewer) = (keys(), keys());
         fewer.remove(1);
-        let (here, there) = (told(&all, &fewer), told(&fewer, &all));
+        let (here, there) = (message(&all, &fewer), message(&fewer, &all));
         assert_eq!(
             here,
             "this worker has 3 keys, the job has 2: the job lacks key 1 of this worker, \"layer3.weight\""
@@ -139,6 +140,6 @@ mod tests {
             "this worker has 2 keys, the job has 3: this worker lacks key 1 of the job, \"layer3.weight\""
         );
         let twice = vec![Key::f32("a", []), Key::f32("a", [])];
-        assert_eq!(told(&twice, &twice[..1]), "this worker has 2 keys, the job has 1");
+        assert_eq!(message(&twice, &twice[..1]), "this worker has 2 keys, the job has 1");
     }
 }

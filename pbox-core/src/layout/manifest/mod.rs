@@ -1,9 +1,8 @@
 //! The manifest: the ordered list of keys that a job and all its workers agree on.
 //!
-//! Says what a valid list is ([`check`]), where two lists part ([`first_difference`]), and reads
-//! one from the header of a safetensors file ([`from_safetensors`]). Lists come from workers and
-//! files, so everything here is checked and bounded. Plain functions; any thread may call them.
-//! Knows no files, sockets, chunks or values.
+//! Checks a list ([`check`]), finds where two lists differ ([`first_difference`]), and reads a list from the header
+//! of a safetensors file ([`from_safetensors`]). Lists come from workers and files, so everything is checked and
+//! bounded. Plain functions that any thread may call. Must not know files, sockets, chunks or values.
 
 mod difference;
 mod error;
@@ -17,21 +16,21 @@ use std::collections::HashMap;
 
 use crate::layout::Key;
 
-/// Most keys in one manifest. The largest published models have some ten thousand tensors.
+/// The most keys of a manifest. The largest published models have about ten thousand tensors.
 pub const MAX_KEYS: usize = 1 << 20;
-/// Longest name of a key, in bytes.
+/// The most bytes of a key's name.
 pub const MAX_NAME_BYTES: usize = 1024;
-/// Most dimensions of a shape: what PyTorch and NumPy allow.
+/// The most dimensions of a shape, as in PyTorch and NumPy.
 pub const MAX_DIMENSIONS: usize = 64;
-/// Most bytes over all keys: 1 TiB. 175 billion f32 parameters are 0.7 TB; and a hub holds this
-/// once for the weights and once more for each worker.
+/// The most bytes of all keys: 1 TiB. 175 billion f32 parameters are 0.7 TB, and a hub holds the model once for the
+/// weights and once more for each worker.
 pub const MAX_TOTAL_BYTES: u64 = 1 << 40;
 
-/// Whether `keys` can be a job's manifest: 1 to [`MAX_KEYS`] keys with unique names of 1 to
-/// [`MAX_NAME_BYTES`] bytes, shapes of at least one element that do not overflow, finite
-/// multipliers, and at most [`MAX_TOTAL_BYTES`] bytes over all. The first fault is the error.
+/// Checks that `keys` can be a job's manifest: 1 to [`MAX_KEYS`] keys with unique names of 1 to [`MAX_NAME_BYTES`]
+/// bytes, shapes of at least one element that do not overflow, finite multipliers, and at most [`MAX_TOTAL_BYTES`]
+/// bytes in all. The error is the first fault.
 ///
-/// A scalar (a shape without dimensions) is one element, and valid.
+/// A scalar (a shape without dimensions) is valid and has one element.
 pub fn check(keys: &[Key]) -> Result<(), ManifestError> {
     if keys.is_empty() {
         return Err(ManifestError::NoKeys);
@@ -72,12 +71,12 @@ fn check_multipliers(key: &Key) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// Size of a key whose shape is valid.
+/// The size of a key, if its shape is valid.
 fn checked_bytes(key: &Key) -> Result<u64, ManifestError> {
     if key.shape.len() > MAX_DIMENSIONS {
         return Err(ManifestError::TooManyDimensions { name: key.name.clone(), seen: key.shape.len() });
     }
-    // Before the product: a zero would hide an overflow of the other extents, or the reverse.
+    // Checked before the product, because a zero would hide an overflow of the other extents.
     if key.shape.contains(&0) {
         return Err(ManifestError::NoElements { name: key.name.clone(), shape: key.shape.clone() });
     }

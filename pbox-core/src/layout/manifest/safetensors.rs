@@ -3,15 +3,15 @@
 //! ```text
 //!   byte 0        8                      8 + n                        end of file
 //!   | n, u64 LE   | JSON, n bytes        | the tensors' bytes         |
-//!                   name -> dtype, shape, data_offsets counted from 8 + n
+//!                   name -> dtype, shape, data_offsets from 8 + n on
 //! ```
 //!
-//! The `safetensors` crate wants the whole file in memory, keeps the last of two tensors of one
-//! name, and does not say what of an offset is wrong. Only its element types are used here; what
-//! it accepts is what this accepts, and the tests hold the two against each other.
+//! The `safetensors` crate needs the whole file in memory, keeps the last of two tensors with the same name, and does
+//! not say what is wrong with an offset. Only its element types are used here. Both accept the same files, and the
+//! tests compare them.
 //!
-//! The header comes from outside: nothing it says is believed, and memory stays a small multiple
-//! of its own size. Must not know files: the caller reads the bytes.
+//! The header comes from outside: every field is checked, and memory stays a small multiple of the header's size.
+//! Must not know files: the caller reads the bytes.
 
 use std::fmt;
 
@@ -22,11 +22,11 @@ use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use super::{MAX_DIMENSIONS, MAX_KEYS, ManifestError, check};
 use crate::layout::{Dtype, Key};
 
-/// Longest header: the limit of the safetensors format itself.
+/// The longest header that the safetensors format allows.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 const PREFIX_BYTES: u64 = 8;
-/// Most of the parser's words that an error repeats.
+/// An error repeats at most this much of the parser's message.
 const ECHOED_CHARS: usize = 400;
 
 /// How many bytes, from the first one of the file, [`from_safetensors`] needs: the length prefix
@@ -43,13 +43,13 @@ pub fn header_bytes(first8: [u8; 8], file_bytes: u64) -> Result<u64, ManifestErr
     Ok(end)
 }
 
-/// The tensors of a safetensors file as keys with multipliers of one, in the order of their bytes
-/// in the file. All must be F32. `header` is the beginning of the file, at least
-/// [`header_bytes`] long; what follows is not looked at. `file_bytes` is the length of the file.
+/// The tensors of a safetensors file as keys with multipliers of one, in the order of their bytes in the file. Their
+/// types must be F32, F16 or BF16. `header` is the start of the file and has at least [`header_bytes`] bytes; bytes
+/// after these are not read. `file_bytes` is the length of the file.
 ///
-/// Whatever is in the file becomes a key: save the parameters that are trained, without running
-/// statistics. The safetensors library writes tensors of one type in the order of their names;
-/// where the order of the forward pass matters (P3), sort the keys by it afterwards.
+/// Every tensor of the file becomes a key, so save the trained parameters without running statistics. The safetensors
+/// library writes tensors of one type in the order of their names. If the order of the forward pass matters (P3),
+/// sort the keys afterwards.
 pub fn from_safetensors(header: &[u8], file_bytes: u64) -> Result<Vec<Key>, ManifestError> {
     let Some(first8) = header.first_chunk() else {
         return Err(ManifestError::HeaderIncomplete { needed: PREFIX_BYTES, seen: header.len() });
@@ -65,7 +65,7 @@ pub fn from_safetensors(header: &[u8], file_bytes: u64) -> Result<Vec<Key>, Mani
     let layout: Vec<_> = tensors.iter().map(|(_, tensor)| (tensor.dtype, tensor.data_offsets)).collect();
     let keys: Vec<_> = tensors
         .into_iter()
-        .map(|(name, tensor)| Key::of(key_dtype(tensor.dtype).unwrap_or(Dtype::F32), name, tensor.shape.0))
+        .map(|(name, tensor)| Key::new(key_dtype(tensor.dtype).unwrap_or(Dtype::F32), name, tensor.shape.0))
         .collect();
     check(&keys)?;
     for (key, &(dtype, _)) in keys.iter().zip(&layout) {
@@ -82,8 +82,8 @@ pub fn from_safetensors(header: &[u8], file_bytes: u64) -> Result<Vec<Key>, Mani
     Ok(keys)
 }
 
-/// Each tensor begins where the one before it ends, and is as long as its shape says. Returns
-/// where the last one ends.
+/// Checks that each tensor begins at the end of the tensor before it and has the length of its shape. Returns the end
+/// of the last tensor.
 fn check_offsets(keys: &[Key], offsets: impl Iterator<Item = (u64, u64)>) -> Result<u64, ManifestError> {
     let mut previous_end = 0;
     for (key, (begin, end)) in keys.iter().zip(offsets) {
@@ -124,11 +124,13 @@ fn key_dtype(dtype: FileDtype) -> Option<Dtype> {
 fn next_step(dtype: FileDtype) -> &'static str {
     match dtype {
         FileDtype::F64 => "convert the tensor to F32 and save the file again",
-        _ => "no gradient is summed for this type; save the file again without the tensor, or with it as F32",
+        _ => {
+            "the hub cannot sum this type; save the file again without the tensor, or with the tensor as F32"
+        }
     }
 }
 
-/// The tensors of a header, in the order in which it names them, a repeated name repeated.
+/// The tensors of a header, in its order. A repeated name stands here twice.
 struct Header(Vec<(String, Tensor)>);
 
 #[derive(Deserialize)]
@@ -163,27 +165,27 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             if tensors.len() == MAX_KEYS {
                 return Err(A::Error::custom(format_args!("more than {MAX_KEYS} tensors")));
             }
-            let tensor = map.next_value().map_err(|error| named(&name, error))?;
+            let tensor = map.next_value().map_err(|error| with_name(&name, error))?;
             tensors.push((name, tensor));
         }
         Ok(Header(tensors))
     }
 }
 
-/// Parser errors say line and column of a file without line breaks; the tensor's name helps more.
-fn named<E: serde::de::Error>(name: &str, error: E) -> E {
+/// Adds the tensor's name to a parser error, because line and column do not help in a file without line breaks.
+fn with_name<E: serde::de::Error>(name: &str, error: E) -> E {
     let shown: String = name.chars().take(ECHOED_CHARS / 4).collect();
     E::custom(format_args!("tensor {shown:?}: {error}"))
 }
 
-/// What the parser says, which may quote a string of the file of any length and content.
+/// The parser's message, shortened: it may quote a string of the file of any length and content.
 fn not_json(error: serde_json::Error) -> ManifestError {
-    let said = error.to_string();
-    let reason = said.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c });
+    let message = error.to_string();
+    let reason = message.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c });
     ManifestError::HeaderNotJson { reason: reason.collect() }
 }
 
-/// Extents of a tensor, cut off by the parser: `[1,1,1,...]` would take four times its own length.
+/// The extents of a tensor. The parser bounds their number, because `[1,1,1,...]` would take four times its own length.
 struct Shape(Vec<u64>);
 
 impl<'de> Deserialize<'de> for Shape {
@@ -211,7 +213,7 @@ impl<'de> Deserialize<'de> for Shape {
     }
 }
 
-/// The file's free text: an object of strings, checked for that and dropped.
+/// The file's free text: an object of strings, which is checked and dropped.
 struct Metadata;
 
 impl<'de> Deserialize<'de> for Metadata {

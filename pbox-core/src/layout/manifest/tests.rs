@@ -1,5 +1,5 @@
-//! A test for each thing that a list of keys or a safetensors header can lie about, and random
-//! bytes: whatever comes in, an answer comes out.
+//! One test for each wrong field of a list of keys or of a safetensors header, and random bytes: every input gives a
+//! result.
 
 use ::safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::models;
 
-/// The beginning of a safetensors file with this header, and the file's length.
+/// The start of a safetensors file with this header, and the file's length.
 fn file(json: &str, data_bytes: u64) -> (Vec<u8>, u64) {
     let bytes = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat();
     let file_bytes = bytes.len() as u64 + data_bytes;
@@ -67,7 +67,7 @@ fn a_file_of_the_library_is_read_from_its_header_alone() {
 }
 
 #[test]
-fn a_length_prefix_that_lies_is_refused() {
+fn a_wrong_length_prefix_is_refused() {
     refused!(header_bytes([0xff; 8], u64::MAX), ManifestError::HeaderTooLarge { seen: u64::MAX });
     refused!(header_bytes(100_000_001u64.to_le_bytes(), 1 << 40), ManifestError::HeaderTooLarge { .. });
     assert_eq!(header_bytes(100_000_000u64.to_le_bytes(), 1 << 40).unwrap(), 100_000_008);
@@ -117,7 +117,7 @@ fn a_header_that_is_not_json_of_tensors_is_refused() {
 }
 
 #[test]
-fn another_type_is_refused_with_what_to_do() {
+fn other_types_are_refused_with_advice() {
     for (dtype, next) in
         [("F64", "convert"), ("F8_E4M3", "without the tensor"), ("I64", "without the tensor")]
     {
@@ -129,7 +129,7 @@ fn another_type_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn offsets_that_lie_are_refused() {
+fn wrong_offsets_are_refused() {
     refused!(read(&one("[2]", "[8,0]"), 8), ManifestError::OffsetsReversed { begin: 8, end: 0, .. });
     refused!(
         read(&two("[0,8]", "[4,16]"), 16),
@@ -203,7 +203,7 @@ fn check_refuses_each_fault() {
     assert!(!message.contains(char::is_control), "{message:?}");
 }
 
-/// A whole file with zeros for data, small enough for the library to hold.
+/// A complete file with zeros as data, small enough for the library.
 fn whole_file(model: &str, keys: usize) -> Vec<u8> {
     let keys: Vec<_> = models::model(model).unwrap().keys.into_iter().take(keys).collect();
     let data = vec![0; keys.iter().filter_map(Key::bytes).max().unwrap() as usize];
@@ -214,12 +214,12 @@ fn whole_file(model: &str, keys: usize) -> Vec<u8> {
     serialize(keys.iter().map(|key| (key.name.as_str(), view(key))), None).unwrap()
 }
 
-/// Digits and JSON's own characters more often than other bytes.
+/// Digits and the characters of JSON more often than other bytes.
 fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![any::<u8>(), prop::sample::select(&b"0123456789-.,:[]{}\" F"[..])]
 }
 
-/// Something like a header: what random bytes never come to be.
+/// Text that resembles a header, which random bytes never do.
 const LIKE_A_HEADER: &str = concat!(
     r#"\{("(a|b|__metadata__)":\{"dtype":"(F32|F16|X)","shape":\[[0-9]{1,20}(,[0-9]{1,3})?\],"#,
     r#""data_offsets":\[-?[0-9]{1,2},[0-9]{1,20}\]\},?){0,3}\}?"#
@@ -237,7 +237,7 @@ proptest! {
         let _ = read(&json, data_bytes);
     }
 
-    /// A mutated file never panics, and what is accepted of it the library accepts as the same.
+    /// A mutated file never panics. If it is accepted, the library accepts it with the same tensors.
     #[test]
     fn a_mutated_file_is_read_as_the_library_reads_it(
         changes in prop::collection::vec((any::<prop::sample::Index>(), byte()), 0..3),
