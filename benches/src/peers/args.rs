@@ -55,19 +55,13 @@ pub enum Choice {
     Openmpi,
     /// PyTorch's all-reduce over gloo.
     Gloo,
-    /// MXNet's KVStore, `dist_sync`.
-    Mxnet,
 }
 
 impl Args {
     /// The systems that were asked for, each once.
     pub fn systems(&self) -> Vec<System> {
         let asked = |choice| self.peers.iter().any(|&peer| peer == Choice::All || peer == choice);
-        let all = [
-            (Choice::Openmpi, System::OpenMpi),
-            (Choice::Gloo, System::Gloo),
-            (Choice::Mxnet, System::Mxnet),
-        ];
+        let all = [(Choice::Openmpi, System::OpenMpi), (Choice::Gloo, System::Gloo)];
         all.into_iter().filter(|&(choice, _)| asked(choice)).map(|(_, system)| system).collect()
     }
 
@@ -86,10 +80,11 @@ mod tests {
     #[test]
     fn systems_by_name() {
         let parse = |peers| Args::try_parse_from(["phub-peers", "--peers", peers]);
-        let all = [System::OpenMpi, System::Gloo, System::Mxnet];
+        let all = [System::OpenMpi, System::Gloo];
         assert_eq!(Args::try_parse_from(["phub-peers"]).unwrap().systems(), all);
         assert_eq!(parse("all").unwrap().systems(), all);
-        assert_eq!(parse("mxnet,gloo,mxnet").unwrap().systems(), [System::Gloo, System::Mxnet]);
+        assert_eq!(parse("gloo,openmpi,gloo").unwrap().systems(), all);
+        assert_eq!(parse("gloo").unwrap().systems(), [System::Gloo]);
         assert!(parse("gloo").unwrap().names_systems());
         assert!(!parse("gloo,all").unwrap().names_systems());
         let error = parse("horovod").unwrap_err().to_string();

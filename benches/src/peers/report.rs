@@ -64,8 +64,8 @@ impl Report {
         Report {
             machine: Machine::this(kernels),
             model: work.model.clone(),
-            parameters: work.elements(),
-            model_bytes: work.elements() * 4,
+            parameters: work.elements,
+            model_bytes: work.elements * 4,
             workers: args.workers,
             rounds: args.rounds,
             repeats: args.repeats,
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn a_table_names_what_is_missing() {
         let machine = Machine { processor: "Fast".into(), cpus: 2, kernels: "avx2".into() };
-        let missing = vec![Missing { system: "MXNet", how: "install it".into() }];
+        let missing = vec![Missing { system: "gloo", how: "install it".into() }];
         let systems = rows(&["hub", "peer"], &[vec![8.0], vec![2.0]]);
         let report = Report {
             machine,

@@ -18,8 +18,6 @@ pub enum System {
     OpenMpi,
     /// PyTorch's all-reduce over gloo, and the step on every rank.
     Gloo,
-    /// MXNet's KVStore over ps-lite, and the step on its servers.
-    Mxnet,
 }
 
 impl System {
@@ -27,7 +25,6 @@ impl System {
         match self {
             System::OpenMpi => "Open MPI",
             System::Gloo => "gloo",
-            System::Mxnet => "MXNet",
         }
     }
 
@@ -35,7 +32,6 @@ impl System {
         let name = match self {
             System::OpenMpi => "mpi_allreduce.sh",
             System::Gloo => "gloo_allreduce.sh",
-            System::Mxnet => "mxnet_kvstore.sh",
         };
         Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
     }
@@ -53,9 +49,6 @@ impl System {
                 ("gloo, in DDP's 25 MiB buckets", &["--piece", "6553600"]),
                 ("gloo, tuned, in 4 MiB pieces", &["--interfaces", "2", "--piece", "1048576"]),
             ],
-            System::Mxnet => {
-                &[("MXNet dist_sync, as shipped", &[]), ("MXNet dist_sync, tuned", &["--tuned"])]
-            }
         }
     }
 }
@@ -80,8 +73,8 @@ impl std::fmt::Display for Missing {
 pub struct Work {
     /// The model's name.
     pub model: String,
-    /// Elements of each key, in order.
-    pub tensors: Vec<u64>,
+    /// Elements of all keys.
+    pub elements: u64,
     /// Where the probe finds the model.
     source: [String; 2],
     workers: String,
@@ -99,30 +92,17 @@ impl Work {
         };
         Ok(Work {
             model,
-            tensors: layout.keys().iter().filter_map(|key| key.elements()).collect(),
+            elements: layout.keys().iter().filter_map(|key| key.elements()).sum(),
             source,
             workers: args.workers.to_string(),
             rounds: args.rounds.to_string(),
         })
     }
 
-    /// Elements of the model.
-    pub fn elements(&self) -> u64 {
-        self.tensors.iter().sum()
-    }
-
     /// A script's options.
-    fn options(&self, system: System) -> Vec<String> {
-        let mut line: Vec<String> =
-            ["--workers", &self.workers, "--rounds", &self.rounds].map(str::to_owned).into();
-        match system {
-            System::OpenMpi | System::Gloo => line.extend(["--elements".into(), self.elements().to_string()]),
-            System::Mxnet => {
-                let lengths: Vec<String> = self.tensors.iter().map(u64::to_string).collect();
-                line.extend(["--tensors".into(), lengths.join(",")]);
-            }
-        }
-        line
+    fn options(&self) -> [String; 6] {
+        let elements = self.elements.to_string();
+        ["--workers", &self.workers, "--rounds", &self.rounds, "--elements", &elements].map(str::to_owned)
     }
 }
 
@@ -195,7 +175,7 @@ pub fn peers(work: &Work, systems: &[System]) -> Result<Vec<Peer>> {
         for &(name, extra) in system.variants() {
             // A script's own words come first.
             let mut args: Vec<String> = extra.iter().map(|&word| word.to_owned()).collect();
-            args.extend(work.options(system));
+            args.extend(work.options());
             peers.push(Peer { name, program: system.script(), args });
         }
     }
@@ -211,15 +191,15 @@ mod tests {
 
     #[test]
     fn missing_systems_are_named() {
-        let all = [System::OpenMpi, System::Gloo, System::Mxnet];
+        let all = [System::OpenMpi, System::Gloo];
         let no_gloo =
             |script: &Path| Ok(script.ends_with("gloo_allreduce.sh").then(|| "install it".to_owned()));
         let (systems, missing) = present(&all, false, no_gloo).unwrap();
-        assert_eq!(systems, [System::OpenMpi, System::Mxnet]);
+        assert_eq!(systems, [System::OpenMpi]);
         assert_eq!(missing[0].to_string(), "gloo: install it");
         let error = present(&all, true, no_gloo).unwrap_err().to_string();
         assert!(error.contains("gloo: install it") && error.contains("--peers all"), "{error}");
-        assert_eq!(present(&[System::Mxnet], true, no_gloo).unwrap(), (vec![System::Mxnet], vec![]));
+        assert_eq!(present(&[System::OpenMpi], true, no_gloo).unwrap(), (vec![System::OpenMpi], vec![]));
     }
 
     #[test]

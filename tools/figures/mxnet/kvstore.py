@@ -1,4 +1,4 @@
-"""The MXNet peer: KVStore's dist_sync over ps-lite, the parameter server that the papers compare with.
+"""MXNet's KVStore, dist_sync over ps-lite: the parameter server that the papers compare with.
 
 One scheduler, some servers and the workers, all processes of this machine. The servers sum the gradients
 and run MXNet's own Nesterov optimizer, in its own settings; keys are the model's tensors. One round of a
@@ -10,7 +10,7 @@ from there to where it was asked for. So the gradients of a round are the weight
 all rounds but the first. That is left so, and expected of the result: to fill the gradients again would
 cost a pass over memory.
 
-Knows nothing of hubs. `mxnet_kvstore.sh` finds a Python for it and says what was tuned.
+Knows nothing of hubs. `kvstore.sh` finds a Python for it and the module `peer` of benches/peers.
 """
 
 import ctypes
@@ -29,12 +29,26 @@ PR_SET_PDEATHSIG = 1
 
 def parse():
     parser = peer.options("Measures MXNet's KVStore; prints one JSON object.")
-    parser.add_argument("--tensors", type=peer.lengths, metavar="N,N,...", help="elements of each key")
-    parser.add_argument("--elements", type=peer.whole(1, 2**31 - 1), default=25557032, metavar="N", help="in one key")
+    parser.add_argument(
+        "--tensors", type=peer.lengths, default=resnet50(), metavar="N,N,...", help="elements of each key"
+    )
     parser.add_argument("--servers", type=peer.whole(1, 64), default=1, metavar="N", help="server processes (1)")
-    settings = parser.parse_args()
-    settings.tensors = settings.tensors or [settings.elements]
-    return settings
+    return parser.parse_args()
+
+
+def resnet50():
+    """The elements of ResNet-50's 161 tensors, in the order of the forward pass."""
+
+    def convolution(inputs, outputs, side):
+        return [inputs * outputs * side * side, outputs, outputs]
+
+    tensors, inputs = convolution(3, 64, 7), 64
+    for width, blocks in (64, 3), (128, 4), (256, 6), (512, 3):
+        for block in range(blocks):
+            tensors += convolution(inputs, width, 1) + convolution(width, width, 3) + convolution(width, 4 * width, 1)
+            tensors += convolution(inputs, 4 * width, 1) if block == 0 else []
+            inputs = 4 * width
+    return tensors + [inputs * 1000, 1000]
 
 
 def run_worker(settings):
@@ -81,7 +95,7 @@ def run_worker(settings):
     rounds = [end - begin for begin, end in zip(times, times[1:])]
     steps = settings.warmup + settings.rounds
     expected = peer.weight_period(settings.workers, steps, weights_are_gradients=True)
-    peer.check(f"mxnet_kvstore: worker {rank}: weights", flat["weights"], expected)
+    peer.check(f"kvstore: worker {rank}: weights", flat["weights"], expected)
     print(json.dumps([times[-1] - times[0], peer.median(rounds)]), flush=True)
     store._barrier()  # nobody leaves while another still pulls
 
@@ -122,7 +136,7 @@ def launch(settings):
             process, role = running.pop(pid)
             process.returncode = os.waitstatus_to_exitcode(status)
             if process.returncode != 0:
-                sys.exit(f"mxnet_kvstore: a {role} failed ({process.returncode}); its own words are above")
+                sys.exit(f"kvstore: a {role} failed ({process.returncode}); its own words are above")
     finally:
         for process in processes:
             if process.returncode is None:

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Runs the MXNet peer on this machine, and installs it when asked: MXNet's last release needs an older
-# Python and numpy, which get a virtual environment beside what cargo builds. Prints one JSON object.
+# Runs MXNet's KVStore on this machine, for its row in docs/figures/one-machine.md. MXNet's last release needs an older
+# Python and numpy: --install puts them into a virtual environment beside what cargo builds. Prints one JSON object.
+#
+#     tools/figures/mxnet/kvstore.sh --install
+#     for run in 1 2 3 4 5; do target/release/phub-probe --json --workers 4; tools/figures/mxnet/kvstore.sh --tuned; done
 set -euo pipefail
 
 usage() {
     cat <<'END_OF_USAGE'
-usage: mxnet_kvstore.sh [--install | --ready] [--tuned] [OPTION...]
+usage: kvstore.sh [--install] [--tuned] [OPTION...]
 
   --install         make the virtual environment (PyPI's mxnet 1.9.1 and numpy 1.23.5), and end
-  --ready           say whether it can run here, and what is missing
   --tuned           with the settings that gave most; without it, MXNet as shipped with one server
   --workers N       workers                                             (4)
-  --tensors N,N,... f32 elements of each key                            (one key of --elements)
-  --elements N      f32 elements of the model                           (25557032: ResNet-50)
+  --tensors N,N,... f32 elements of each key                            (ResNet-50's)
   --rounds N        measured rounds; the median counts                  (20)
   --warmup N        rounds before them                                  (3)
   --servers N       server processes                                    (1)
@@ -20,7 +21,7 @@ END_OF_USAGE
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-environment=${CARGO_TARGET_DIR:-$here/../../target}/peers/mxnet
+environment=${CARGO_TARGET_DIR:-$here/../../../target}/peers/mxnet
 complete=$environment/complete # written last
 
 # The first Python that wheels of both packages are for, and that can make an environment with pip.
@@ -33,7 +34,7 @@ find_python() {
             return
         fi
     done
-    echo "mxnet_kvstore.sh: no Python from 3.9 to 3.11 with venv here; install python3.11-venv (named as in" \
+    echo "kvstore.sh: no Python from 3.9 to 3.11 with venv here; install python3.11-venv (named as in" \
         "Debian 12), or such a Python with pyenv" >&2
     exit 3
 }
@@ -55,11 +56,10 @@ case ${1:-} in
 esac
 
 if [[ ! -e $complete ]]; then
-    echo "mxnet_kvstore.sh: MXNet is not installed; run benches/peers/mxnet_kvstore.sh --install, which" \
+    echo "kvstore.sh: MXNet is not installed; run tools/figures/mxnet/kvstore.sh --install, which" \
         "puts some 250 MB beside what cargo builds" >&2
     exit 3
 fi
-if [[ ${1:-} == --ready ]]; then exit; fi
 
 if [[ ${1:-} == --tuned ]]; then
     # One thread for each process's operators, and Unix sockets: where processes share few cores, OpenMP's
@@ -69,4 +69,4 @@ if [[ ${1:-} == --tuned ]]; then
 fi
 
 # No bytecode: it would lie in the tree.
-exec "$environment/bin/python" -B "$here/mxnet_kvstore.py" "$@"
+PYTHONPATH="$here/../../../benches/peers" exec "$environment/bin/python" -B "$here/kvstore.py" "$@"
