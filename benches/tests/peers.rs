@@ -39,7 +39,7 @@ fn a_family_does_not_outlive_its_limit() {
     let mut family: Vec<u32> = Vec::new();
     // All of the family hold the pipe's other end: it ends when they do. On a slow machine some have
     // not said who they are by then.
-    while let Some(line) = guard.hear_line() {
+    while let Some(line) = guard.read_line() {
         family.push(line.trim_start_matches("leader ").parse().unwrap());
     }
     assert_eq!(guard.end().code(), Some(124));
@@ -52,14 +52,14 @@ fn a_family_does_not_outlive_its_leader() {
     let mut guard = guarded("600");
     let (mut leader, mut family) = (0, Vec::new());
     while leader == 0 || family.len() < 4 {
-        let line = guard.hear_line().expect("the family says who it is");
+        let line = guard.read_line().expect("the family says who it is");
         match line.strip_prefix("leader ") {
             Some(pid) => leader = pid.parse().unwrap(),
             None => family.push(line.parse().unwrap()),
         }
     }
     hub_tests::program::kill(leader, Signal::TERM);
-    while guard.hear_line().is_some() {} // to wait for the guard closes its stdin, which would end it too
+    while guard.read_line().is_some() {} // to wait for the guard closes its stdin, which would end it too
     assert_eq!(guard.end().code(), Some(128 + 15));
     assert!(family.iter().all(|&pid| is_dead(pid)), "the guard ends after its family");
 }

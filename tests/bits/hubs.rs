@@ -12,7 +12,7 @@ use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::{
-    NOWHERE, PATIENT_S, config_at, describe, hub, refused, says, settings, small_model, together,
+    NOWHERE, PATIENT_S, config_at, describe, hub, on_threads, refused, says, settings, small_model,
 };
 use pbox_core::control::OnLoss;
 use pbox_core::{Dtype, Key, Optimizer, Schedule};
@@ -102,7 +102,7 @@ fn a_hub_that_is_not_there_is_named_and_nobody_waits_at_the_others() {
 fn workers_that_name_the_hubs_in_another_order_are_refused() {
     let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
-    let outcomes = together(2, |rank| {
+    let outcomes = on_threads(2, |rank| {
         let list = if rank == 0 { addresses(&hubs) } else { addresses(hubs.iter().rev()) };
         let mut config = config_at(&list, "job", rank, 2);
         config.join_limit = Duration::from_secs(2); // of who comes to a hub that the other has given up
@@ -154,7 +154,7 @@ fn a_hub_that_places_otherwise_is_named() {
 fn workers_that_split_keys_differently_are_refused() {
     let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
-    let outcomes = together(2, |rank| {
+    let outcomes = on_threads(2, |rank| {
         let mut config = config_at(&addresses(&hubs), "job", rank, 2);
         (config.split_above, config.join_limit) = (10 + u64::from(rank), Duration::from_secs(2));
         Session::join(config).map(drop).expect_err("they cannot meet").to_string()
@@ -190,7 +190,7 @@ fn a_worker_that_is_killed_is_named_by_all_hubs() {
     let mut remote = Remote::start(&format!("{list} job 1 2"));
     let mut here = Worker::join(&format!("{list} job 0 2")).unwrap();
     remote.says("joined");
-    remote.tell("round");
+    remote.send("round");
     here.round().unwrap();
     remote.says("round 1");
     remote.process().signal(Signal::KILL);

@@ -41,7 +41,7 @@ struct Cluster {
 impl Cluster {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        let trouble = Trouble::of(seed);
+        let trouble = Trouble::from_seed(seed);
         let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=80)]));
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, optimizer(&mut dice));
@@ -265,7 +265,7 @@ fn weights_are_the_oracles_or_the_run_ends_with_a_named_error() {
     for seed in seeds(CLUSTERS) {
         let mut cluster = Cluster::new(seed);
         let ended = cluster.run();
-        let end = cluster.trouble.end(&ended, &cluster.job.notices);
+        let end = cluster.trouble.name_end(&ended, &cluster.job.notices);
         *ends.entry(end).or_default() += 1;
         skips += u32::from(!cluster.skipped.is_empty());
     }

@@ -6,8 +6,8 @@ use fabric::conformance::Watchdog;
 use half::{bf16, f16};
 use hub_tests::values::fill_gradient;
 use hub_tests::{
-    FIRST, PATIENT_S, SECOND, THIRD, config, config_at, has_rdma, hub, join_request, push_all, ready_all,
-    refusal, refused, says, settings, together,
+    FIRST, PATIENT_S, SECOND, THIRD, config, config_at, has_rdma, hub, join_request, on_threads, push_all,
+    ready_all, refusal, refused, says, settings,
 };
 use pbox_core::control::{JoinRequest, OnLoss};
 use pbox_core::{Compression, Consistency, Dtype, Key, KeyId, Optimizer, Round, Schedule};
@@ -45,7 +45,7 @@ fn step_key<E: pbox_core::Element>(session: &mut Session, key: KeyId, rank: u32,
 
 /// The weights of each worker after a job's rounds, as the bits of f32.
 fn train(hub: &str, job: &str, change: impl Fn(u32, &mut SessionConfig) + Sync) -> Vec<Vec<u32>> {
-    together(3, |rank| {
+    on_threads(3, |rank| {
         let mut config = config_at(hub, job, rank, 3);
         config.keys = vec![
             Key::f32("a", [3, 400]),
@@ -133,7 +133,7 @@ fn a_job_goes_on_from_a_checkpoint() {
     for life in 0..3 {
         let hub = Hub::start(&settings).unwrap();
         let first = 1 + life * 7;
-        let weights = together(2, |rank| {
+        let weights = on_threads(2, |rank| {
             let mut config = config(&hub, "job", rank, 2);
             (config.compression, config.optimizer) = (slim("slim:1:0.5:4"), ADD);
             let mut session = Session::join(config).unwrap();

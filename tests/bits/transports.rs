@@ -106,7 +106,7 @@ fn a_worker_elsewhere_that_is_killed_is_named_by_those_on_shm() {
         let mut far = Remote::start(&format!("{address} {way} 1 2 {way}"));
         let mut near = Worker::join(&format!("{address} {way} 0 2 shm")).unwrap();
         far.says("joined");
-        (0..100).for_each(|_| far.tell("round"));
+        (0..100).for_each(|_| far.send("round"));
         (0..10).for_each(|_| near.round().unwrap());
         far.process().signal(Signal::KILL);
         let error = loop {

@@ -12,8 +12,8 @@ use hub_tests::program::{Program, until};
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
-    PATIENT_S, config, cpus, describe, join_all, push_all, ready_all, refusal, refused, says, settings,
-    together,
+    PATIENT_S, config, cpus, describe, join_all, on_threads, push_all, ready_all, refusal, refused, says,
+    settings,
 };
 use pbox_core::control::{CheckpointReply, JobState, OnLoss};
 use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
@@ -108,7 +108,7 @@ fn a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not() {
         // Each life ends some rounds later in its course, wherever the hub is then: computing, copying,
         // writing. The last one is left to live.
         let last_words = AtomicU32::new(0);
-        let ended = together(training.workers, |rank| {
+        let ended = on_threads(training.workers, |rank| {
             let done = |round| {
                 let begun = last_words.fetch_add(1, Ordering::Relaxed) + 1;
                 if rank == 0 && lives <= 12 && begun > lives * 2 && round < 70 {
@@ -162,24 +162,24 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
 
     let second = hub(dir.path());
     let mut sessions = join_all(2, |rank| config(&second, "job", rank, 2));
-    together_rounds(&mut sessions, 3, Round(2), 1.0);
+    all_push_rounds(&mut sessions, 3, Round(2), 1.0);
     assert_eq!(sessions[0].checkpoint().unwrap().round, Round(5));
-    together_rounds(&mut sessions, 2, Round(5), -0.5);
+    all_push_rounds(&mut sessions, 2, Round(5), -0.5);
     sessions.into_iter().for_each(|session| session.leave().unwrap());
 
     // The end of the job has left one; and so does a stop between two rounds.
     let mut sessions = join_all(2, |rank| config(&second, "job", rank, 2));
-    together_rounds(&mut sessions, 1, Round(7), -1.5);
+    all_push_rounds(&mut sessions, 1, Round(7), -1.5);
     second.stop("it is Friday");
     drop(sessions);
     let third = hub(dir.path());
     let mut sessions = join_all(2, |rank| config(&third, "job", rank, 2));
-    together_rounds(&mut sessions, 1, Round(8), -2.0);
+    all_push_rounds(&mut sessions, 1, Round(8), -2.0);
 }
 
 /// Some rounds of all sessions, which begin with these weights in this round.
 #[track_caller]
-fn together_rounds(sessions: &mut [Session], count: u32, first: Round, weights: f32) {
+fn all_push_rounds(sessions: &mut [Session], count: u32, first: Round, weights: f32) {
     for session in sessions.iter() {
         assert_eq!(session.next_round(), first);
         weights_are(session, weights);
@@ -203,9 +203,9 @@ fn a_job_goes_on_in_another_shape() {
         config
     });
     drop(sessions.pop());
-    together_rounds(&mut sessions, 2, Round(1), 1.0);
+    all_push_rounds(&mut sessions, 2, Round(1), 1.0);
     sessions[0].set_learning_rate(0.25).unwrap();
-    together_rounds(&mut sessions, 1, Round(3), 0.0);
+    all_push_rounds(&mut sessions, 1, Round(3), 0.0);
     sessions.into_iter().for_each(|session| session.leave().unwrap());
     drop(first);
 
@@ -213,7 +213,7 @@ fn a_job_goes_on_in_another_shape() {
     let mut alone = config(&second, "job", 0, 1);
     (alone.chunk_bytes, alone.cores) = (128, Some(1));
     let mut session = Session::join(alone).unwrap();
-    together_rounds(std::slice::from_mut(&mut session), 2, Round(4), -0.25);
+    all_push_rounds(std::slice::from_mut(&mut session), 2, Round(4), -0.25);
     weights_are(&session, -0.75);
     session.leave().unwrap();
 }

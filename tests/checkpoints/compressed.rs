@@ -3,7 +3,7 @@
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
-use hub_tests::{PATIENT_S, push_all, settings, together};
+use hub_tests::{PATIENT_S, on_threads, push_all, settings};
 use pbox_core::Round;
 use phub_server::Hub;
 use worker_shim::Session;
@@ -26,7 +26,7 @@ fn a_job_goes_on_from_a_checkpoint_with_the_hubs_weights() {
                 training.advance(&mut model, round);
                 expected.push(model.all_weights());
             }
-            together(training.workers, |rank| {
+            on_threads(training.workers, |rank| {
                 let mut session = Session::join(training.config(&address, rank)).unwrap();
                 training.broadcast(&mut session, rank).unwrap();
                 assert_eq!(session.next_round(), Round(done + 1));

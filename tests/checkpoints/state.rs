@@ -7,8 +7,8 @@ use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
-    PATIENT_S, config, describe, hub, join_by_hand, join_request, post, post_json, ready_all, refusal,
-    refused, says, settings, together,
+    PATIENT_S, config, describe, hub, join_by_hand, join_request, on_threads, post, post_json, ready_all,
+    refusal, refused, says, settings,
 };
 use pbox_core::control::{JobReply, JobState};
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
@@ -62,7 +62,7 @@ fn goes_on_elsewhere(optimizer: Optimizer) {
     training.chunk_bytes = 1024;
     let first = hub(2);
     let address = first.address().to_string();
-    let files = together(training.workers, |rank| {
+    let files = on_threads(training.workers, |rank| {
         let mut session = Session::join(training.config(&address, rank)).unwrap();
         training.broadcast(&mut session, rank).unwrap();
         train_to(&training, &mut session, rank, 4);
@@ -76,7 +76,7 @@ fn goes_on_elsewhere(optimizer: Optimizer) {
     let second = hub(1);
     let address = second.address().to_string();
     let file = files.into_iter().flatten().next().unwrap();
-    let seen = together(training.workers, |rank| {
+    let seen = on_threads(training.workers, |rank| {
         let config = training.config(&address, rank);
         let joined = match rank {
             0 => Session::join_with(config, state(&file)),
@@ -114,7 +114,7 @@ fn workers_that_are_apart_begin_with_a_state_too() {
     let _watchdog = Watchdog::start();
     for consistency in [Consistency::Asp, Consistency::Ssp { staleness: 2 }] {
         let hub = hub(1);
-        together(2, |rank| {
+        on_threads(2, |rank| {
             let config = SessionConfig { consistency, ..small(&hub, rank, 2) };
             let session = match rank {
                 0 => Session::join_with(config, ones(7, 4)).unwrap(),
@@ -148,7 +148,7 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     for (values, words) in [(3, "ends 4 bytes too early; expected 16 bytes"), (5, "is too long")] {
-        let errors = together(2, |rank| match rank {
+        let errors = on_threads(2, |rank| match rank {
             0 => {
                 // After the other one, which would else begin a job of its own where this one has failed already.
                 let failed = |job: &JobReply| matches!(job.state, JobState::Failed { .. });

@@ -4,7 +4,7 @@
 use crate::processes::hub::start_hub;
 use crate::processes::worker::{Remote, Worker};
 use fabric::conformance::Watchdog;
-use hub_tests::{config_at, describe, hub, hub_with_limit, refused, says, together};
+use hub_tests::{config_at, describe, hub, hub_with_limit, on_threads, refused, says};
 use pbox_core::control::{JobReply, JobState};
 use rustix::process::Signal;
 
@@ -14,12 +14,12 @@ fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     let last = workers - 1;
     let mut remote = Remote::start(&format!("{hub} job {last} {workers}"));
     let mut here =
-        together(last, |rank| Worker::join(&format!("{hub} job {rank} {workers}")).expect("rank joins"));
+        on_threads(last, |rank| Worker::join(&format!("{hub} job {rank} {workers}")).expect("rank joins"));
     remote.says("joined");
-    remote.tell("round");
+    remote.send("round");
     rounds(&mut here).into_iter().for_each(|result| result.unwrap());
     remote.says("round 1");
-    remote.tell("push");
+    remote.send("push");
     remote.says("pushed");
     (here, remote)
 }
@@ -87,7 +87,7 @@ fn a_hub_killed_in_a_round_is_named() {
         says(waiting.join().unwrap(), &words);
         says(second[0].round().unwrap_err(), &words);
     });
-    remote.tell("finish");
+    remote.send("finish");
     remote.says(&format!(
         "error job \"job\": lost the hub at {address}: the link to the hub's core 0 closed: the peer closed the link, exited or was killed"
     ));
@@ -120,17 +120,17 @@ fn a_worker_stopped_beyond_the_limit_is_named() {
     let hub = hub_with_limit(1, 2);
     let (mut here, mut remote) = in_the_middle_of_a_round(&hub.address().to_string(), 2);
     remote.process().signal(Signal::STOP);
-    remote.process().stopped();
+    remote.process().wait_until_stopped();
     let words = ["\"job\" failed", "worker 1 was silent for", "the limit is 2.0 s"];
     says(here[0].round().unwrap_err(), &words);
     // It comes back to life, and hears the same.
     remote.process().signal(Signal::CONT);
-    remote.tell("finish");
-    let mut reply = remote.reply();
+    remote.send("finish");
+    let mut reply = remote.read_reply();
     if reply == "round 2" {
         // Its pushes were quicker than the order to end the job: the next round has no peer.
-        remote.tell("round");
-        reply = remote.reply();
+        remote.send("round");
+        reply = remote.read_reply();
     }
     says(reply, &words);
 }
@@ -141,17 +141,17 @@ fn a_worker_stopped_for_a_moment_holds_up_the_round() {
     let hub = hub(2);
     let (mut here, mut remote) = in_the_middle_of_a_round(&hub.address().to_string(), 3);
     remote.process().signal(Signal::STOP);
-    remote.process().stopped();
+    remote.process().wait_until_stopped();
     std::thread::scope(|scope| {
         let rounds = scope.spawn(|| rounds(&mut here));
         remote.process().signal(Signal::CONT);
-        remote.tell("finish");
+        remote.send("finish");
         // Each checks every bit.
         remote.says("round 2");
         rounds.join().unwrap().into_iter().for_each(|result| result.unwrap());
     });
     here.into_iter().for_each(|worker| worker.leave().unwrap());
-    remote.tell("leave");
+    remote.send("leave");
     remote.says("left");
 }
 
@@ -165,7 +165,7 @@ fn rounds_are_right_through_stops_at_any_moment() {
     let mut here = Worker::join(&format!("{address} job 0 2")).unwrap();
     remote.says("joined");
     for round in 1..=50 {
-        remote.tell("round");
+        remote.send("round");
         remote.process().signal(Signal::STOP);
         std::thread::scope(|scope| {
             let done = scope.spawn(|| here.round().unwrap());
@@ -175,7 +175,7 @@ fn rounds_are_right_through_stops_at_any_moment() {
         remote.says(&format!("round {round}"));
     }
     here.leave().unwrap();
-    remote.tell("leave");
+    remote.send("leave");
     remote.says("left");
 }
 
@@ -186,7 +186,7 @@ fn a_hub_stopped_for_a_moment_is_waited_for() {
     let mut here = Worker::join(&format!("{address} job 0 1")).unwrap();
     here.round().unwrap();
     hub.signal(Signal::STOP);
-    hub.stopped();
+    hub.wait_until_stopped();
     std::thread::scope(|scope| {
         let done = scope.spawn(|| here.round());
         hub.signal(Signal::CONT);

@@ -238,7 +238,7 @@ fn without_the_first_weights_nobody_is_answered() {
         let failed = |notice: &Notice| matches!(notice, Notice::JobFailed { .. });
         assert!(job.notices.iter().any(failed), "seed {seed}, {consistency}: {:?}", job.notices);
         assert_eq!(
-            job.taken[1], 0,
+            job.arrivals[1], 0,
             "seed {seed}, {consistency}: answers of a broadcast that rank 0 did not make"
         );
     }

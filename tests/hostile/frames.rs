@@ -4,7 +4,7 @@
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
-use hub_tests::{config, hub, join_request, says, wires};
+use hub_tests::{config, copying_transports, hub, join_request, says};
 use pbox_core::control::JoinRequest;
 use pbox_core::frame::{HEADER_BYTES, Kind, write_header};
 use pbox_core::{ChunkId, Compression, Frames};
@@ -53,7 +53,7 @@ fn told(transport: Transport, lie: impl FnOnce(&mut ByHand)) -> String {
 #[test]
 fn workers_whose_frames_lie_lose_their_links() {
     let _watchdog = Watchdog::start();
-    for transport in [Transport::Shm].into_iter().chain(wires()) {
+    for transport in [Transport::Shm].into_iter().chain(copying_transports()) {
         let error = told(transport, |liar| {
             post(liar, 3, 0, |_, bytes| write_header(bytes, Kind::Coded, 4));
         });

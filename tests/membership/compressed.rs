@@ -4,7 +4,7 @@
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::values::{self, bits};
-use hub_tests::{config, hub, push_all, ready_all, wires};
+use hub_tests::{config, copying_transports, hub, push_all, ready_all};
 use pbox_core::Round;
 use pbox_core::control::OnLoss;
 use worker_shim::Session;
@@ -41,7 +41,7 @@ fn all_have_the_same(sessions: &[(u32, Session)]) {
 #[test]
 fn workers_come_and_go_and_all_have_the_same_weights() {
     let _watchdog = Watchdog::start();
-    for transport in [Transport::Shm].into_iter().chain(wires()) {
+    for transport in [Transport::Shm].into_iter().chain(copying_transports()) {
         for codec in ["bf16", "qsgd:4", "topk:0.1"] {
             let hub = hub(2);
             let config = |rank| {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use hub_tests::{
-    NOWHERE, config, config_at, describe, hub, join_by_hand, join_request, post_json, refusal, refused, says,
-    together,
+    NOWHERE, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post_json, refusal,
+    refused, says,
 };
 use pbox_core::control::{HeartbeatReply, JobState, JoinRequest, PROTOCOL};
 use pbox_core::{Key, Optimizer};
@@ -284,7 +284,7 @@ fn workers_that_do_not_come_are_named() {
 fn the_one_that_gives_up_is_named_to_those_who_wait() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    let errors = together(2, |rank| {
+    let errors = on_threads(2, |rank| {
         let mut config = config(&hub, "job", rank, 3);
         if rank == 1 {
             config.join_limit = Duration::from_secs(1);

@@ -7,8 +7,8 @@ use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::{
-    FIRST, config, config_at, describe, hub, join_by_hand, join_request, post_json, push_all, ready_all,
-    refused, says, together,
+    FIRST, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post_json, push_all,
+    ready_all, refused, says,
 };
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
@@ -138,7 +138,7 @@ fn jobs_side_by_side_do_not_disturb_each_other() {
         (training.seed, training.chunk_bytes, training.rounds) = (seed, 4096, 20);
     }
     let alone = trainings.each_ref().map(|training| training.run(&address));
-    let beside = together(3, |job| trainings[job as usize].run(&address));
+    let beside = on_threads(3, |job| trainings[job as usize].run(&address));
     assert!(alone.as_slice() == beside, "a job's bits are its own");
 }
 

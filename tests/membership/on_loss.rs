@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use fabric::conformance::Watchdog;
 use hub_tests::{
-    FIRST, describe, hub, join_all, join_by_hand, join_request, push_all, ready_all, refused, says, together,
+    FIRST, describe, hub, join_all, join_by_hand, join_request, on_threads, push_all, ready_all, refused,
+    says,
 };
 use pbox_core::control::{JobState, OnLoss};
 use pbox_core::{KeyId, Round};
@@ -133,7 +134,7 @@ fn coming_and_going_under_load_changes_no_bit() {
     let (over, out) = (AtomicBool::new(false), AtomicU32::new(0));
     let (over, out, hub, begin) =
         (&over, &out, &hub, std::sync::Mutex::new(begin.into_iter().map(Some).collect::<Vec<_>>()));
-    together(4, |rank| {
+    on_threads(4, |rank| {
         let mut session = begin.lock().unwrap()[rank as usize].take().unwrap();
         session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
         if rank < 2 {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::{FIRST, SECOND, THIRD, config, hub, says, together};
+use hub_tests::{FIRST, SECOND, THIRD, config, hub, on_threads, says};
 use pbox_core::{KeyId, Schedule};
 use worker_shim::batch::Batching;
 use worker_shim::{Background, BackgroundError, PROFILE_ROUNDS, Pull, PullPlan, SessionConfig};
@@ -27,7 +27,7 @@ fn pulling(config: SessionConfig, batching: Batching) -> SessionConfig {
 
 /// All workers of a job, with some weights.
 fn ready_all(workers: u32, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Background> {
-    together(workers, |rank| {
+    on_threads(workers, |rank| {
         let session = Background::join(config(rank), &mut patient).unwrap();
         session.broadcast_written(&mut patient).unwrap();
         session

@@ -86,7 +86,7 @@ fn batches_cost_no_messages() {
             }
             job.settle(100).unwrap();
         }
-        (job.cores.iter().map(|core| core.tally().arrivals).sum::<u64>(), job.taken.iter().sum::<u64>())
+        (job.cores.iter().map(|core| core.tally().arrivals).sum::<u64>(), job.arrivals.iter().sum::<u64>())
     };
     let at_once = arrivals(None);
     assert!(CUTS.into_iter().all(|cut| arrivals(Some(cut)) == at_once));

@@ -124,7 +124,7 @@ fn kvstore_notifies_once_and_pulls_once() {
                 }
                 job.settle(100).unwrap();
             }
-            let at_workers: u64 = job.taken.iter().sum();
+            let at_workers: u64 = job.arrivals.iter().sum();
             (job.cores.iter().map(|core| core.tally().arrivals).sum::<u64>(), at_workers)
         };
         let (to_hub, to_workers) = arrivals(Schedule::Layerwise);

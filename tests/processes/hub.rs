@@ -1,5 +1,5 @@
-//! A hub in a process of its own: this test program again, which runs only [`hub_process`]. Its settings are environment
-//! variables, as `phub-server` reads them.
+//! A hub in its own process: this test program again, which runs only [`hub_process`]. Its settings are the environment
+//! variables of `phub-server`.
 
 use std::io;
 
@@ -21,7 +21,7 @@ pub fn start_hub(variables: &[(&str, &str)]) -> (Program, String) {
         .env("PHUB_IDLE", "sleep");
     command.env("PHUB_HEARTBEAT_LIMIT_S", PATIENT_S.to_string()).envs(variables.iter().copied());
     let mut program = Program::start(&mut command);
-    let address = program.hear_reply();
+    let address = program.read_reply();
     (program, address)
 }
 
@@ -33,6 +33,6 @@ fn hub_process() {
     }
     let hub = Hub::start(&HubSettings::default()).expect("a hub starts on a free port");
     println!("@{}", hub.address());
-    // The test ends its standard input, also when it dies.
+    // Standard input ends when the test ends, however it ends.
     io::copy(&mut io::stdin(), &mut io::sink()).expect("standard input is a pipe");
 }

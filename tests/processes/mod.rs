@@ -1,4 +1,4 @@
-//! Hubs and workers in processes of their own: what such a process does, and the test's handle of it.
+//! Hubs and workers in their own processes: what such a process does, and the test's handle of it.
 
 pub mod hub;
 pub mod worker;

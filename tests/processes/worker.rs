@@ -1,9 +1,9 @@
-//! A worker in a process of its own: this test program again, which runs only [`worker_process`]. [`VARIABLE`] says what
-//! it joins; then it is told line by line what to do.
+//! A worker in its own process: this test program again, which runs only [`worker_process`]. [`VARIABLE`] says which job it
+//! joins. Then the test sends one command a line.
 //!
 //! ```text
 //!   test -- "round\n" -->  child     joined, round, push, finish, leave
-//!        <-- "@round 1" --           a reply is what follows an `@`; "@error ..." ends the child
+//!        <-- "@round 1" --           a reply is the text after an `@`; the child ends after "@error ..."
 //! ```
 
 use std::io::{BufRead, Write};
@@ -16,10 +16,10 @@ use pbox_core::KeyId;
 use worker_shim::{Session, SessionError};
 
 const VARIABLE: &str = "PHUB_TEST_WORKER";
-/// Of all gradients of these jobs.
+/// The seed of all gradients of these jobs.
 const SEED: u64 = 77;
 
-/// One worker of the small model, step by step; in this process or, by [`Remote`], in another.
+/// A worker of the small model, step by step: in this process or, by [`Remote`], in another process.
 pub struct Worker {
     session: Session,
     rank: u32,
@@ -28,7 +28,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Joins, and has its weights. `what` is `hub job rank workers`, and then perhaps a transport.
+    /// Joins and gets its weights. `what` is `hub job rank workers`, with a transport if the worker must take it.
     pub fn join(what: &str) -> Result<Self, SessionError> {
         let words: Vec<&str> = what.split(' ').collect();
         let [hub, job, rank, workers, transport @ ..] = &words[..] else { panic!("{what:?}") };
@@ -47,7 +47,7 @@ impl Worker {
         self.session.push(key)
     }
 
-    /// Pushes the keys but the first, waits for all of them, and checks every bit.
+    /// Pushes all keys but the first, waits for all keys, and checks every bit.
     pub fn finish(&mut self) -> Result<(), SessionError> {
         for key in self.session.keys().filter(|&key| key != FIRST) {
             self.push(key)?;
@@ -62,13 +62,13 @@ impl Worker {
         Ok(())
     }
 
-    /// A whole round.
+    /// Makes a whole round.
     pub fn round(&mut self) -> Result<(), SessionError> {
         self.push(FIRST)?;
         self.finish()
     }
 
-    /// Leaves in good order.
+    /// Leaves the job.
     pub fn leave(self) -> Result<(), SessionError> {
         self.session.leave()
     }
@@ -78,25 +78,25 @@ impl Worker {
 pub struct Remote(Program);
 
 impl Remote {
-    /// Starts it; it joins at once.
+    /// Starts the process, which joins at once.
     pub fn start(what: &str) -> Self {
         Remote(Program::start(rerun(worker_process).env(VARIABLE, what)))
     }
 
-    /// Tells it something, without waiting.
-    pub fn tell(&mut self, command: &str) {
+    /// Sends a command, without waiting for the reply.
+    pub fn send(&mut self, command: &str) {
         writeln!(self.0.stdin(), "{command}").unwrap();
     }
 
-    /// Waits for its next reply, and asserts that it is this one.
+    /// Waits for the next reply and asserts that it is `expected`.
     #[track_caller]
     pub fn says(&mut self, expected: &str) {
-        assert_eq!(self.reply(), expected);
+        assert_eq!(self.read_reply(), expected);
     }
 
-    /// Its next reply.
-    pub fn reply(&mut self) -> String {
-        self.0.hear_reply()
+    /// Waits for the next reply.
+    pub fn read_reply(&mut self) -> String {
+        self.0.read_reply()
     }
 
     /// The process.

@@ -20,11 +20,11 @@ fn sixteen_workers_on_any_machine() {
         (0..WORKERS).map(|rank| Remote::start(&format!("{address} job {rank} {WORKERS}"))).collect();
     workers.iter_mut().for_each(|worker| worker.says("joined"));
     for round in 1..=10 {
-        workers.iter_mut().for_each(|worker| worker.tell("round"));
+        workers.iter_mut().for_each(|worker| worker.send("round"));
         // Each checks every bit.
         workers.iter_mut().for_each(|worker| worker.says(&format!("round {round}")));
     }
-    workers.iter_mut().for_each(|worker| worker.tell("leave"));
+    workers.iter_mut().for_each(|worker| worker.send("leave"));
     workers.iter_mut().for_each(|worker| worker.says("left"));
 }
 
@@ -36,7 +36,7 @@ fn those_who_wait_use_no_processor() {
     let mut late = Worker::join(&format!("{address} job 2 3")).unwrap();
     remote.iter_mut().for_each(|worker| worker.says("joined"));
     // Both wait for the third one's push.
-    remote.iter_mut().for_each(|worker| worker.tell("round"));
+    remote.iter_mut().for_each(|worker| worker.send("round"));
 
     let pids = [hub.pid(), remote[0].process().pid(), remote[1].process().pid()];
     let post = |path: &str, body: serde_json::Value| -> serde_json::Value {
@@ -60,7 +60,7 @@ fn those_who_wait_use_no_processor() {
 
     late.round().unwrap();
     remote.iter_mut().for_each(|worker| worker.says("round 1"));
-    remote.iter_mut().for_each(|worker| worker.tell("leave"));
+    remote.iter_mut().for_each(|worker| worker.send("leave"));
     remote.iter_mut().for_each(|worker| worker.says("left"));
     late.leave().unwrap();
 }

@@ -2,7 +2,7 @@
 
 use fabric::conformance::Watchdog;
 use hub_tests::values::fill_gradient;
-use hub_tests::{FIRST, config, hub, ready_all, together, wires};
+use hub_tests::{FIRST, config, copying_transports, hub, on_threads, ready_all};
 use pbox_core::{Key, Optimizer};
 use worker_shim::Session;
 
@@ -12,7 +12,8 @@ fn fewer_bytes_cross() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let codecs = [("none", 1.0), ("bf16", 0.51), ("qsgd:4:512", 0.14), ("topk:0.01", 0.03)];
-    for (transport, (codec, share)) in wires().into_iter().flat_map(|wire| codecs.map(|codec| (wire, codec)))
+    for (transport, (codec, share)) in
+        copying_transports().into_iter().flat_map(|wire| codecs.map(|codec| (wire, codec)))
     {
         let mut sessions = ready_all(2, |rank| {
             let mut config = config(&hub, &format!("{transport}-{}", codec.replace(':', "-")), rank, 2);
@@ -58,8 +59,10 @@ fn alpha_of_the_model_crosses() {
         ("slim:0.3:0.3:50", 0.3, 0.3),
         ("slim:0.3:0:50:none:keys", 0.3 + 0.3 / 2.0, 0.3),
     ];
-    for (wire, (text, pushed, answered)) in wires().into_iter().flat_map(|wire| jobs.map(|job| (wire, job))) {
-        together(2, |rank| {
+    for (wire, (text, pushed, answered)) in
+        copying_transports().into_iter().flat_map(|wire| jobs.map(|job| (wire, job)))
+    {
+        on_threads(2, |rank| {
             let mut config = config(&hub, &format!("{wire}-{}", text.replace([':', '.'], "-")), rank, 2);
             config.keys = vec![Key::f32("a", [parameters])];
             (config.chunk_bytes, config.transport) = (32 << 10, Some(wire));

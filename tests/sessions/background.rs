@@ -6,7 +6,7 @@ use std::thread;
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::{FIRST, SECOND, SGD, THIRD, config, hub, says, together};
+use hub_tests::{FIRST, SECOND, SGD, THIRD, config, hub, on_threads, says};
 use pbox_core::{Key, KeyId, Round};
 use phub_server::Hub;
 use worker_shim::{Background, BackgroundError, Session, SessionConfig};
@@ -23,7 +23,7 @@ fn join(config: SessionConfig) -> Background {
 
 /// All workers of a job with weights of one.
 fn ready_all(workers: u32, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Background> {
-    together(workers, |rank| {
+    on_threads(workers, |rank| {
         let session = join(config(rank));
         fill(&session, 1.0);
         session.broadcast_written(&mut patient).unwrap();

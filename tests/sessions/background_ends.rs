@@ -3,7 +3,7 @@
 
 use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::until;
-use hub_tests::{config, hub, says, together};
+use hub_tests::{config, hub, on_threads, says};
 use pbox_core::KeyId;
 use worker_shim::{Background, BackgroundError, SessionError};
 
@@ -27,7 +27,7 @@ fn a_session_that_ends_leaves_its_job_and_no_thread() {
         says(given_up, &["interrupted while waiting for the other workers"]);
         until_session_threads_are(0); // it sees that by itself
 
-        let mut sessions = together(2, |rank| {
+        let mut sessions = on_threads(2, |rank| {
             let session = Background::join(config(&hub, "job", rank, 2), &mut || false).unwrap();
             session.broadcast_written(&mut || false).unwrap();
             session

@@ -7,8 +7,8 @@ use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use half::bf16;
 use hub_tests::{
-    FIRST, SECOND, THIRD, config, hub, join_all, join_by_hand, join_request, push_all, ready_all, refusal,
-    says, together,
+    FIRST, SECOND, THIRD, config, hub, join_all, join_by_hand, join_request, on_threads, push_all, ready_all,
+    refusal, says,
 };
 use pbox_core::{KeyId, Optimizer, Round};
 use worker_shim::{Session, SessionError};
@@ -97,7 +97,7 @@ fn there_is_no_push_before_the_broadcast() {
     for session in &mut sessions {
         says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast_weights"]);
     }
-    together(1, |_| ()); // nothing is under way: both can still begin
+    on_threads(1, |_| ()); // nothing is under way: both can still begin
     std::thread::scope(|scope| {
         for session in &mut sessions {
             scope.spawn(move || session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap());
@@ -146,7 +146,7 @@ fn a_key_that_nobody_else_pushes_is_named_at_the_limit() {
     let hub = hub(2);
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
     // The limit holds for the broadcast, too, which ends in time on a loaded machine; so the jobs wait side by side.
-    together(3, |job| {
+    on_threads(3, |job| {
         let (name, idle) = (format!("job-{job}"), policies[job as usize]);
         let mut sessions = ready_all(2, |rank| {
             let mut config = config(&hub, &name, rank, 2);

@@ -15,7 +15,7 @@ use hub_tests::{
     FIRST, PATIENT_S, SECOND, THIRD, describe, hub, join_all, join_by_hand, join_request, push_all,
     ready_all, refusal, refused, says,
 };
-use hub_tests::{settings, small_model, together};
+use hub_tests::{on_threads, settings, small_model};
 use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, KeyId, Optimizer, Round};
 use phub_server::Hub;
@@ -115,7 +115,7 @@ fn race(consistency: Consistency) {
     let hub = hub(2);
     let pushed: [AtomicU32; WORKERS as usize] = Default::default();
     let over = Barrier::new(WORKERS as usize);
-    together(WORKERS, |rank| {
+    on_threads(WORKERS, |rank| {
         let mut config = config(&hub, rank, WORKERS, consistency);
         config.weights = if rank == 1 { WeightsMode::Private } else { WeightsMode::Shared };
         let mut session = Session::join(config).unwrap();
@@ -217,7 +217,7 @@ fn coming_and_going_under_load_loses_no_push() {
         };
         let over = AtomicU32::new(0);
         let both = Barrier::new(2);
-        together(4, |rank| {
+        on_threads(4, |rank| {
             let mut session = Session::join(config(rank)).unwrap();
             session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
             if rank < 2 {

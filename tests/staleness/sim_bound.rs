@@ -46,7 +46,7 @@ fn every_answer_keeps_the_bound_and_every_push_counts_once() {
         let last_begun = race.answered.iter().flatten().all(|&answered| answered == ROUNDS + 1);
         assert!(last_begun && race.job.notices.is_empty(), "{:?}", race.job.notices);
         race.run(ROUNDS + 2);
-        race.all_is_there();
+        race.check_all_pushes();
         let steps: u64 = race.job.cores.iter().map(|core| core.tally().chunks).sum();
         assert_eq!(steps, u64::from(WORKERS * (ROUNDS + 2)) * layout().chunks().len() as u64);
     }
@@ -106,7 +106,7 @@ fn the_death_of_the_slowest_lets_those_go_that_waited_for_it() {
         assert_eq!(race.answered[0], vec![3; keys().count()], "the hub does not know yet");
         let is_two = |notice: &Notice| matches!(notice, Notice::WorkerGone { rank: 2, .. });
         assert!(!race.job.notices.is_empty() && race.job.notices.iter().all(is_two));
-        race.job.lose(2);
+        race.job.remove_worker(2);
         race.settle();
         assert_eq!(race.answered[0], vec![4; keys().count()]);
         race.run(ROUNDS + 1);
@@ -128,13 +128,13 @@ fn one_that_dies_anywhere_and_comes_back_is_in_the_bound_again() {
         // The hub may see the end of its links only when it comes back.
         if race.draw(2) == 0 {
             race.settle();
-            race.job.lose(2);
+            race.job.remove_worker(2);
             race.run(6);
         }
         race.rejoin(2);
         race.run(ROUNDS + 1);
         race.run(ROUNDS + 2);
-        race.all_is_there();
+        race.check_all_pushes();
     }
 }
 
@@ -155,7 +155,7 @@ fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
         if dies {
             race.job.kill(2);
             race.settle();
-            race.job.lose(2);
+            race.job.remove_worker(2);
             race.telling[2] = false; // of what it pushed in the hold nothing counts
         }
         assert_eq!((steps(&race), race.job.hold()), (before, front), "while it is held");
@@ -165,7 +165,7 @@ fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
         race.run(ROUNDS + 1);
         race.run(ROUNDS + 2);
         if !dies {
-            race.all_is_there();
+            race.check_all_pushes();
         }
     }
 }

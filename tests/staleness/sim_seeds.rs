@@ -29,7 +29,7 @@ struct Cluster {
 impl Cluster {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        let trouble = Trouble::of(seed);
+        let trouble = Trouble::from_seed(seed);
         let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=80)]));
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, SGD);
@@ -60,13 +60,13 @@ impl Cluster {
     fn run_to(&mut self, rounds: u32) -> Result<(), String> {
         let mut idle = 0;
         for step in 0.. {
-            if idle >= PATIENCE || !self.race.missing(rounds) {
+            if idle >= PATIENCE || !self.race.lacks_answers(rounds) {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.who_waits());
             // In the end all who live may finish.
             if step < MANY / 10 {
-                let begun = !self.race.missing(1);
+                let begun = !self.race.lacks_answers(1);
                 match self.trouble.strike(&mut self.dice, &self.race.job, begun) {
                     Some(Strike::Kill(rank)) => self.race.job.kill(rank),
                     Some(Strike::Rejoin(rank)) => self.race.rejoin(rank),
@@ -79,9 +79,9 @@ impl Cluster {
                     self.race.try_push(rank, key).map_err(|error| error.to_string())?;
                 }
             }
-            idle = if self.race.look().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
+            idle = if self.race.step_all().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
         }
-        if self.race.missing(rounds) { Err(self.who_waits()) } else { Ok(()) }
+        if self.race.lacks_answers(rounds) { Err(self.who_waits()) } else { Ok(()) }
     }
 
     fn who_waits(&self) -> String {
@@ -98,9 +98,9 @@ fn every_answer_keeps_the_bound_or_the_run_ends_with_a_named_error() {
     for seed in seeds(CLUSTERS) {
         let mut cluster = Cluster::new(seed);
         let ended = cluster.run();
-        let end = cluster.trouble.end(&ended, &cluster.race.job.notices);
+        let end = cluster.trouble.name_end(&ended, &cluster.race.job.notices);
         if end == "whole" {
-            cluster.race.all_is_there();
+            cluster.race.check_all_pushes();
         }
         *ends.entry(end).or_default() += 1;
     }

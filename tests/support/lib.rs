@@ -21,45 +21,45 @@ use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
 
-/// Nobody is silent for so long by accident, and nobody waits for it.
+/// A heartbeat limit that no test reaches by accident and no test waits for.
 pub const PATIENT_S: u64 = 30;
 
-/// Where nobody listens: the port is privileged, and never dealt out.
+/// An address on which nobody listens: the kernel never deals out a privileged port.
 pub const NOWHERE: &str = "127.0.0.1:1";
 
-/// A hub of so many cores, on a free port.
+/// A hub with `cores` cores on a free port.
 pub fn hub(cores: usize) -> Hub {
     hub_with_limit(cores, PATIENT_S)
 }
 
-/// A hub that takes workers for dead after so many seconds of silence.
+/// A hub with another heartbeat limit.
 pub fn hub_with_limit(cores: usize, heartbeat_limit_s: u64) -> Hub {
     Hub::start(&settings(cores, heartbeat_limit_s)).expect("a hub starts on a free port")
 }
 
-/// A hub with limits of its own for the clients of its control port.
+/// A hub with other limits for the clients of its control port.
 pub fn hub_with(cores: usize, limits: ControlLimits) -> Hub {
     Hub::start_with(&settings(cores, PATIENT_S), limits).expect("a hub starts on a free port")
 }
 
-/// Settings of such a hub.
+/// The settings of these hubs.
 pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
     HubSettings {
         listen: ([127, 0, 0, 1], 0).into(),
         cores: Some(CoreSelection::Count(cores.min(cpus()))),
-        // Tests share the machine with their workers.
+        // The workers run on the same cpus.
         idle: IdleChoice::Sleep,
         heartbeat_limit_s,
         ..HubSettings::default()
     }
 }
 
-/// Cpus of this machine that a hub may have: tests ask for more cores than one where they can.
+/// The cpus that this process may use. A test that wants two cores gets one on a machine with one cpu.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get())
 }
 
-/// Whether there is RDMA to test with; where there is none, that is said.
+/// Whether there is RDMA to test with. Without it the test's output says so.
 pub fn has_rdma() -> bool {
     let named = std::env::var("PHUB_TEST_DEVICE").is_ok_and(|devices| !devices.is_empty());
     if !named {
@@ -68,12 +68,12 @@ pub fn has_rdma() -> bool {
     named
 }
 
-/// The ways by which bytes cross from window to window.
-pub fn wires() -> Vec<Transport> {
+/// The transports that copy bytes from window to window.
+pub fn copying_transports() -> Vec<Transport> {
     if has_rdma() { vec![Transport::Tcp, Transport::Verbs] } else { vec![Transport::Tcp] }
 }
 
-/// Two keys of several chunks, and one of a single element.
+/// Two keys of several chunks, and a key of a single element.
 pub fn small_model() -> Vec<Key> {
     vec![Key::f32("first.weight", [3, 40]), Key::f32("second.bias", [1]), Key::f32("third.weight", [50])]
 }
@@ -93,8 +93,8 @@ pub fn config_at(hub: &str, job: &str, rank: u32, workers: u32) -> SessionConfig
     config
 }
 
-/// Runs all workers of a job, each on a thread of its own; what they return is in rank order.
-pub fn together<T: Send>(workers: u32, worker: impl Fn(u32) -> T + Sync) -> Vec<T> {
+/// Runs all workers of a job, each on its own thread. Returns their results by rank.
+pub fn on_threads<T: Send>(workers: u32, worker: impl Fn(u32) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let worker = &worker;
         let threads: Vec<_> = (0..workers).map(|rank| scope.spawn(move || worker(rank))).collect();
@@ -102,14 +102,14 @@ pub fn together<T: Send>(workers: u32, worker: impl Fn(u32) -> T + Sync) -> Vec<
     })
 }
 
-/// All workers of a job, joined.
+/// Joins all workers of a job.
 pub fn join_all(workers: u32, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Session> {
-    together(workers, |rank| Session::join(config(rank)).unwrap_or_else(|e| panic!("rank {rank}: {e}")))
+    on_threads(workers, |rank| Session::join(config(rank)).unwrap_or_else(|e| panic!("rank {rank}: {e}")))
 }
 
-/// All workers of a job, with their weights.
+/// Joins all workers of a job and broadcasts weights of 1.
 pub fn ready_all(workers: u32, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Session> {
-    together(workers, |rank| {
+    on_threads(workers, |rank| {
         let mut session = Session::join(config(rank)).unwrap_or_else(|e| panic!("rank {rank}: {e}"));
         session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
         session
@@ -129,7 +129,7 @@ pub fn refused(config: SessionConfig) -> String {
     }
 }
 
-/// Asserts that an error says all of this.
+/// Asserts that an error contains all of `words`.
 #[track_caller]
 pub fn says(error: impl std::fmt::Display, words: &[&str]) {
     let error = error.to_string();
@@ -138,7 +138,7 @@ pub fn says(error: impl std::fmt::Display, words: &[&str]) {
     }
 }
 
-/// What a worker of the small model asks for.
+/// The join request of a worker of the small model.
 pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     JoinRequest {
         protocol: PROTOCOL,
@@ -160,7 +160,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     }
 }
 
-/// Status and body of a request to the control port, with any body.
+/// Posts any body to the control port. Returns status and body of the reply.
 pub fn post(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let url = format!("http://{}{path}", hub.address());
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
@@ -168,12 +168,12 @@ pub fn post(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
 }
 
-/// As [`post`], with JSON.
+/// Posts JSON to the control port.
 pub fn post_json(hub: &Hub, path: &str, body: &impl Serialize) -> (u16, String) {
     post(hub, path, serde_json::to_vec(body).unwrap())
 }
 
-/// Status and words of a request that must be refused: every refusal is JSON with an `error`.
+/// Posts a request that the hub must refuse. Returns status and error: every refusal is JSON with an `error`.
 pub fn refusal(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let (status, body) = post(hub, path, body);
     assert!(status >= 400, "{path} was granted: {body}");
@@ -181,14 +181,14 @@ pub fn refusal(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     (status, reply.error)
 }
 
-/// Joins over plain HTTP, without a session.
+/// Joins by plain HTTP, without a session.
 pub fn join_by_hand(hub: &Hub, job: &str, request: &JoinRequest) -> JoinReply {
     let (status, body) = post_json(hub, &format!("/v1/jobs/{job}/join"), request);
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).unwrap()
 }
 
-/// Where a worker that joined by hand connects on shared memory.
+/// The address at which a worker that joined by hand connects on shared memory.
 pub fn shm_address(reply: &JoinReply) -> &str {
     let shm = |each: &'_ _| matches!(each, TransportAddress::Shm { .. });
     match reply.transports.iter().find(|each| shm(each)) {
@@ -197,7 +197,7 @@ pub fn shm_address(reply: &JoinReply) -> &str {
     }
 }
 
-/// The hub's own words about itself.
+/// What the hub says about itself on its control port.
 pub fn describe(hub: &str) -> HubReply {
     ureq::get(format!("http://{hub}/v1/hub")).call().unwrap().body_mut().read_json().unwrap()
 }

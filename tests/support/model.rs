@@ -1,5 +1,4 @@
-//! What a compressed job must come to, written out plainly: chunk by chunk, one after another, codecs as they are.
-//! No frames, no windows, no links.
+//! A plain model of a compressed job: chunk by chunk, with the real codecs, without frames, windows and links.
 
 use pbox_core::codec::{Codec, Draw};
 use pbox_core::kernels::Kernels;
@@ -22,12 +21,12 @@ pub struct Model {
 }
 
 struct Chunk {
-    /// As the hub has them; where none are kept, what its means left out.
+    /// The hub's weights. If the optimizer keeps none: the part of the mean that the answer left out.
     weights: Vec<f32>,
     state: Vec<[f32; 2]>,
-    /// As the workers have them.
+    /// The workers' weights.
     seen: Vec<f32>,
-    /// By rank, what its encoder keeps.
+    /// What each rank's encoder keeps for the next round.
     kept: Vec<Vec<f32>>,
 }
 
@@ -56,7 +55,7 @@ impl Model {
         Model { layout, codec, answer, seed, workers, optimizer, round: Round(0), chunks }
     }
 
-    /// Begins with rank 0's weights, which `value` gives.
+    /// Begins with the weights that `value` gives.
     pub fn broadcast(&mut self, value: impl Fn(KeyId, usize) -> f32) {
         for id in 0..self.chunks.len() {
             let (key, first, dtype) = self.place(id);
@@ -68,7 +67,7 @@ impl Model {
         self.round = self.round.next();
     }
 
-    /// The hub goes on from a checkpoint, with workers that have nothing.
+    /// Goes on from a checkpoint, with new workers.
     pub fn restart(&mut self) {
         for id in 0..self.chunks.len() {
             let (_, _, dtype) = self.place(id);
@@ -78,7 +77,7 @@ impl Model {
         }
     }
 
-    /// One round on; `value` is what a rank pushes.
+    /// Makes one round in which each rank pushes `value`.
     pub fn advance(&mut self, learning_rate: f32, value: impl Fn(u32, KeyId, usize) -> f32) {
         for id in 0..self.chunks.len() {
             let (key, first, dtype) = self.place(id);
@@ -91,7 +90,7 @@ impl Model {
                 let pushed: Vec<f32> =
                     (0..elements).map(|i| rounded(dtype, value(rank, key, first + i))).collect();
                 let mut kept = std::mem::take(&mut self.chunks[id].kept[rank as usize]);
-                self.through(&self.codec, &pushed, &mut kept, rank, id, &mut sum);
+                self.add_coded(&self.codec, &pushed, &mut kept, rank, id, &mut sum);
                 self.chunks[id].kept[rank as usize] = kept;
             }
             self.step(id, dtype, &step, &sum);
@@ -115,17 +114,17 @@ impl Model {
             };
             sum.iter().zip(&*weights).map(|(sum, left_out)| mean(sum) + left_out).collect()
         };
-        // f32 is added to in place; of others the sum is rounded.
+        // f32 is added in place; for other types the sum is rounded.
         let mut seen = std::mem::take(seen);
         if !keeps_weights {
             seen.fill(0.0);
         }
         let exact = seen.clone();
         if dtype == Dtype::F32 {
-            self.through(&self.answer, &whole, &mut [], u32::MAX, id, &mut seen);
+            self.add_coded(&self.answer, &whole, &mut [], u32::MAX, id, &mut seen);
         } else {
             let mut decoded = vec![0.0; seen.len()];
-            self.through(&self.answer, &whole, &mut [], u32::MAX, id, &mut decoded);
+            self.add_coded(&self.answer, &whole, &mut [], u32::MAX, id, &mut decoded);
             let sums = exact.iter().zip(&decoded).map(|(exact, decoded)| rounded(dtype, exact + decoded));
             seen = sums.collect();
         }
@@ -136,8 +135,8 @@ impl Model {
         chunk.seen = seen;
     }
 
-    /// Encodes values and adds what is decoded.
-    fn through(
+    /// Encodes values, decodes them and adds the result to `sum`.
+    fn add_coded(
         &self,
         codec: &Codec,
         values: &[f32],
@@ -153,7 +152,7 @@ impl Model {
         codec.add(scalar, &payload[..encoded.bytes], sum);
     }
 
-    /// A key's weights, as the workers have them.
+    /// A key's weights at the workers.
     pub fn weights(&self, key: KeyId) -> Vec<f32> {
         let chunks = self.layout.key_chunks(key);
         self.chunks[chunks.start as usize..chunks.end as usize]
@@ -162,12 +161,12 @@ impl Model {
             .collect()
     }
 
-    /// All keys' weights.
+    /// The weights of all keys.
     pub fn all_weights(&self) -> Vec<Vec<f32>> {
         (0..self.layout.keys().len() as u32).map(|key| self.weights(KeyId(key))).collect()
     }
 
-    /// A chunk's key, the place of its first element there, and the key's type.
+    /// A chunk's key, the index of its first element in the key, and the key's type.
     fn place(&self, id: usize) -> (KeyId, usize, Dtype) {
         let chunk = self.layout.chunks()[id];
         let dtype = self.layout.keys()[chunk.key.index()].dtype;
@@ -176,6 +175,6 @@ impl Model {
     }
 }
 
-/// One of each codec, as a text.
+/// One of each codec, as text.
 pub const CODECS: [&str; 8] =
     ["f16", "bf16", "qsgd:4:64", "onebit", "terngrad", "topk:0.1", "randomk:0.2", "dgc:0.1:0.9:none:4"];

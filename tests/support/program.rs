@@ -1,4 +1,4 @@
-//! Programs as child processes: what they said, how they ended, and what they left behind.
+//! Programs as child processes: what they print, how they end and what they leave behind.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use pbox_core::Key;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What a program that must fail wrote to stderr.
+/// Runs a program that must fail. Returns its stderr.
 #[track_caller]
 pub fn failure(command: &mut Command) -> String {
     let Output { status, stdout, stderr } =
@@ -18,7 +18,7 @@ pub fn failure(command: &mut Command) -> String {
     stderr.into_owned()
 }
 
-/// A program that runs beside the test. Killed and reaped when dropped.
+/// A program that runs beside the test. The drop kills and reaps it.
 #[derive(Debug)]
 pub struct Program {
     child: Child,
@@ -26,7 +26,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it; its stderr is the test's unless the command says otherwise.
+    /// Starts the program. Its stderr is the test's unless the command says otherwise.
     pub fn start(command: &mut Command) -> Self {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
@@ -34,17 +34,17 @@ impl Program {
         Program { child, stdout }
     }
 
-    /// The next line that it says; `None` when it ended.
-    pub fn hear_line(&mut self) -> Option<String> {
+    /// Reads the next line of its stdout; `None` when it has ended.
+    pub fn read_line(&mut self) -> Option<String> {
         let mut line = String::new();
         let bytes = self.stdout.read_line(&mut line).expect("reading a pipe");
         (bytes > 0).then(|| line.trim_end().to_owned())
     }
 
-    /// The next reply of a test program that runs again: what follows an `@`. The harness writes other lines, too.
-    pub fn hear_reply(&mut self) -> String {
+    /// Reads the next reply of a test program that runs again: the text after an `@`. The test harness prints other lines.
+    pub fn read_reply(&mut self) -> String {
         loop {
-            let line = self.hear_line().expect("the process ended; stderr says why");
+            let line = self.read_line().expect("the process ended; stderr says why");
             if let Some((_, reply)) = line.split_once('@') {
                 return reply.to_owned();
             }
@@ -66,13 +66,13 @@ impl Program {
         kill(self.pid(), signal);
     }
 
-    /// Waits for its end.
+    /// Waits until it ends.
     pub fn end(&mut self) -> ExitStatus {
         self.child.wait().expect("our own child")
     }
 
-    /// Waits until it is stopped by SIGSTOP.
-    pub fn stopped(&self) {
+    /// Waits until SIGSTOP has stopped it.
+    pub fn wait_until_stopped(&self) {
         until("the process is stopped", || state(self.pid()) == Some('T'));
     }
 }
@@ -96,12 +96,12 @@ pub fn state(pid: u32) -> Option<char> {
     stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
-/// Whether a process runs no more: gone, or not yet reaped by whoever inherited it.
+/// Whether a process has ended, reaped or not.
 pub fn is_dead(pid: u32) -> bool {
     matches!(state(pid), None | Some('Z' | 'X'))
 }
 
-/// The children of a process, of all its threads.
+/// The children of all threads of a process.
 pub fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());
@@ -110,10 +110,10 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Looks until something is so that no call waits for.
+/// Polls until a condition holds that no call can wait for.
 ///
 /// # Panics
-/// When it is not so for half a minute: before the test's watchdog, which cannot say what was waited for.
+/// After half a minute: the test's watchdog comes later and cannot say what the test waited for.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();

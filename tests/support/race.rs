@@ -1,8 +1,8 @@
-//! Workers of a job in SSP or ASP that run ahead over the simulated network, and what they may read.
+//! Workers of a job in SSP or ASP that run ahead over the simulated network, and what their weights may contain.
 //!
-//! Weights tell which pushes they contain: element `e` belongs to rank `e mod W`, which pushes its round's
-//! number there and zero elsewhere; at a learning rate of 1 its weight after the pushes of rounds 1 to `k`
-//! is `-(1 + 2 + ... + k)`, exact in f32, and that of no other set of rounds in this order.
+//! Weights tell which pushes they contain. Element `e` belongs to rank `e mod W`: this rank pushes the number of its round
+//! there, and the others push zero. At a learning rate of 1 the weight after the pushes of rounds 1 to `k` is
+//! `-(1 + 2 + ... + k)`. It is exact in f32, and no other set of rounds gives it.
 
 use std::sync::Arc;
 
@@ -12,20 +12,20 @@ use pbox_core::{Consistency, KeyId, Layout, Optimizer};
 use worker_shim::ExchangeError;
 
 pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
-/// Steps without anything to do after which a job is stuck.
+/// A job is stuck after this many steps without work.
 const PATIENCE: u32 = 2000;
 
-/// A job in which workers do as they like.
+/// A job whose workers push at random times.
 pub struct Race {
     layout: Arc<Layout>,
-    /// Rounds with gradients; those after it have zeros, and show what all came to.
+    /// Rounds with gradients. Workers push zeros in later rounds, whose answers show the final weights.
     rounds: u32,
     pub job: Simulated,
     consistency: Consistency,
     dice: u64,
-    /// By rank: whether its pushes say which they are. Those of one that came back do not.
+    /// By rank: whether its pushes carry the number of their round. A worker that came back pushes zeros.
     pub telling: Vec<bool>,
-    /// By rank and key: rounds that were pushed, and of these answered ones; round 0 is one.
+    /// By rank and key: rounds pushed, and rounds answered, with round 0.
     pub pushed: Vec<Vec<u32>>,
     pub answered: Vec<Vec<u32>>,
 }
@@ -55,12 +55,12 @@ impl Race {
         self.telling.len()
     }
 
-    /// Elements of a chunk.
+    /// The elements of a chunk.
     fn chunk(&self) -> usize {
         self.layout.chunk_bytes() / size_of::<f32>()
     }
 
-    /// The rounds of each rank that a chunk's weights contain; `None` where it has no element of that rank.
+    /// How many rounds of each rank a chunk's weights contain; `None` if the chunk has no element of the rank.
     pub fn contained(&self, weights: &[f32], first: usize) -> Vec<Option<u32>> {
         let of_rank = |rank: usize| {
             let of_rank = (first..).zip(weights).filter(|(e, _)| e % self.workers() == rank);
@@ -76,18 +76,18 @@ impl Race {
         (0..self.workers()).map(of_rank).collect()
     }
 
-    /// A number below `n`.
+    /// Draws a number below `n`.
     pub fn draw(&mut self, n: u64) -> u64 {
         self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.dice >> 33) % n
     }
 
-    /// The worker's next push of a key, unless one is under way.
+    /// Pushes a key in the worker's next round, unless a push of the key is under way.
     pub fn push(&mut self, rank: usize, key: KeyId) -> bool {
         self.try_push(rank, key).unwrap()
     }
 
-    /// As [`push`](Self::push), over links that may have ended.
+    /// As [`push`](Self::push), on links that may have ended.
     pub fn try_push(&mut self, rank: usize, key: KeyId) -> Result<bool, ExchangeError> {
         let (alive, workers) = (self.job.is_alive(rank as u32), self.workers());
         let worker = &mut self.job.workers[rank];
@@ -105,14 +105,14 @@ impl Race {
         Ok(true)
     }
 
-    /// Pushes what these workers can push.
+    /// Pushes every key of these workers that is not under way.
     pub fn push_all(&mut self, ranks: &[usize]) {
         for &rank in ranks {
             self.keys().for_each(|key| _ = self.push(rank, key));
         }
     }
 
-    /// One look of one core and one worker, drawn; and a look at whatever is answered.
+    /// Lets one core and one worker work, drawn at random, and checks what was answered.
     pub fn step(&mut self) {
         let core = self.draw(self.job.cores.len() as u64) as usize;
         self.job.cores[core].turn(&mut self.job.notices);
@@ -123,9 +123,8 @@ impl Race {
         }
     }
 
-    /// All cores and all workers that live look once; a look at whatever is answered. True when anything
-    /// happened.
-    pub fn look(&mut self) -> Result<bool, ExchangeError> {
+    /// Lets all cores and all living workers work once, and checks what was answered. True if anything happened.
+    pub fn step_all(&mut self) -> Result<bool, ExchangeError> {
         let worked = self.job.step()?;
         for rank in (0..self.workers()).filter(|&rank| self.job.is_alive(rank as u32)).collect::<Vec<_>>() {
             self.keys().for_each(|key| self.check(rank, key));
@@ -133,7 +132,7 @@ impl Race {
         Ok(worked)
     }
 
-    /// Where a push of the key was just answered: whether its weights are what they may be.
+    /// If a push of the key was just answered: checks its weights.
     fn check(&mut self, rank: usize, key: KeyId) {
         let (worker, k) = (&self.job.workers[rank], key.index());
         if !worker.is_ready(key) || self.answered[rank][k] == self.pushed[rank][k] {
@@ -177,11 +176,11 @@ impl Race {
         }
     }
 
-    /// All push so many rounds in all, at their own random speeds, and get their answers.
+    /// All workers push until each has made `rounds` rounds, at random speeds, and get their answers.
     pub fn run(&mut self, rounds: u32) {
         let speeds: Vec<u64> = (0..self.workers()).map(|_| 1 + self.draw(40)).collect();
         let mut idle = 0;
-        while self.missing(rounds) {
+        while self.lacks_answers(rounds) {
             for (rank, &speed) in speeds.iter().enumerate() {
                 let key = KeyId(self.draw(self.keys().count() as u64) as u32);
                 if self.draw(40) < speed && self.pushed[rank][key.index()] < rounds && self.push(rank, key) {
@@ -194,19 +193,19 @@ impl Race {
         }
     }
 
-    /// Whether anybody who lives has fewer answers than these rounds have.
-    pub fn missing(&self, rounds: u32) -> bool {
+    /// Whether a living worker lacks answers of the first `rounds` rounds.
+    pub fn lacks_answers(&self, rounds: u32) -> bool {
         let behind = |rank: usize| self.answered[rank].iter().any(|&answered| answered < rounds);
         (0..self.workers()).any(|rank| self.job.is_alive(rank as u32) && behind(rank))
     }
 
-    /// Steps as long as anything can still happen.
+    /// Steps until nothing can happen any more.
     pub fn settle(&mut self) {
         (0..PATIENCE / 4).for_each(|_| self.step());
     }
 
-    /// Everybody who lives has every push of those who do in its weights, once.
-    pub fn all_is_there(&self) {
+    /// Asserts that every living worker's weights contain every push of the living workers once.
+    pub fn check_all_pushes(&self) {
         let living: Vec<usize> = (0..self.workers()).filter(|&rank| self.job.is_alive(rank as u32)).collect();
         for (&rank, key) in living.iter().flat_map(|rank| self.keys().map(move |key| (rank, key))) {
             let weights = self.job.workers[rank].weights::<f32>(key).unwrap();
@@ -221,7 +220,7 @@ impl Race {
         }
     }
 
-    /// A worker that was killed comes back; its pushes do not tell which they are any more.
+    /// A worker that was killed comes back. Its pushes are zeros from now on.
     pub fn rejoin(&mut self, rank: u32) {
         self.job.rejoin(rank).unwrap();
         let worker = &self.job.workers[rank as usize];

@@ -1,5 +1,5 @@
-//! A hub and its workers over the simulated transport, in one thread: every step is the caller's,
-//! and a seed decides the rest. For tests with faults, and for a probe without processes.
+//! A hub and its workers over the simulated transport, in one thread. The caller makes every step, and a seed decides the
+//! rest. For tests with faults, and for the probe without processes.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use pbox_core::{
 };
 use worker_shim::{Exchange, ExchangeError, Windows};
 
-/// What a job is made of.
+/// The terms of a simulated job.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Workers.
+    /// The number of workers.
     pub workers: u32,
-    /// The hub's cores.
+    /// The number of the hub's cores.
     pub cores: usize,
     /// What the hub does with a sum.
     pub optimizer: Optimizer,
@@ -30,23 +30,23 @@ pub struct Terms {
     pub ablate: Ablate,
     /// How far workers may be apart.
     pub consistency: Consistency,
-    /// What becomes of the job when a worker is lost.
+    /// What happens to the job when a worker is lost.
     pub on_loss: OnLoss,
-    /// In what order things leave.
+    /// In what order gradients and weights leave.
     pub schedule: Schedule,
-    /// Where weights are pulled: rank 0 pulls in batches of so many keys, the last key first, rank 1 of one more, and
-    /// so on.
+    /// With pulls: rank 0 pulls in batches of this many keys, the last key first, rank 1 of one key more, and so on.
     pub batch_keys: Option<usize>,
-    /// The most bytes of a slice.
+    /// The most bytes in a slice.
     pub slice_bytes: usize,
-    /// Bytes that each link may hold at a worker.
+    /// The credit of each link at a worker, in bytes.
     pub credit: Option<usize>,
-    /// Bytes that each link may hold at the hub.
+    /// The credit of each link at the hub, in bytes.
     pub hub_credit: Option<usize>,
 }
 
 impl Terms {
-    /// A job in BSP that stops when a worker is lost, with nothing left out; each chunk is a slice, without credit.
+    /// A job in BSP that stops when a worker is lost. The hub leaves nothing out, each chunk is a slice, and links have no
+    /// limit.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
         Terms {
             workers,
@@ -66,7 +66,7 @@ impl Terms {
 }
 
 impl Terms {
-    /// What of a layout crosses.
+    /// What crosses of a layout.
     fn wire(&self, layout: &Arc<Layout>) -> Wire {
         let Terms { workers, optimizer, consistency, .. } = self;
         let terms = |compression| FramingTerms::new(compression, SEED, *workers, optimizer, *consistency);
@@ -79,10 +79,10 @@ impl Terms {
     }
 }
 
-/// Of what is random in compression.
+/// The seed of random compression.
 pub const SEED: u64 = 7;
 
-/// A job of one hub over a simulated network.
+/// A job on one hub over a simulated network.
 pub struct Simulated {
     net: Net,
     wire: Wire,
@@ -93,17 +93,17 @@ pub struct Simulated {
     pub cores: Vec<Core<sim::Port>>,
     /// The workers, by rank.
     pub workers: Vec<Exchange<sim::Port>>,
-    /// The worker's end of each link, by rank and core: what faults are aimed at.
+    /// The worker's end of each link, by rank and core, for faults on purpose.
     pub ends: Vec<Vec<EndId>>,
-    /// Who lives.
+    /// By rank: whether the worker lives.
     alive: Vec<bool>,
-    /// Arrivals that each worker has taken in so far.
-    pub taken: Vec<u64>,
-    /// What the cores had to say so far.
+    /// How many arrivals each worker has taken in so far.
+    pub arrivals: Vec<u64>,
+    /// The notices of all cores so far.
     pub notices: Vec<Notice>,
 }
 
-/// The one job.
+/// The only job.
 const JOB: JobId = JobId(0);
 
 impl Simulated {
@@ -145,7 +145,7 @@ impl Simulated {
             workers: Vec::new(),
             ends: Vec::new(),
             alive: vec![true; workers as usize],
-            taken: vec![0; workers as usize],
+            arrivals: vec![0; workers as usize],
             notices: Vec::new(),
         };
         for rank in 0..workers {
@@ -158,7 +158,7 @@ impl Simulated {
         Ok(simulated)
     }
 
-    /// A worker's end of the job, and its ends of the links.
+    /// Connects a worker. Returns its exchange and its ends of the links.
     fn connect(&mut self, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
         let Simulated { net, wire, placement, .. } = self;
         let Terms { schedule, slice_bytes, credit, hub_credit, .. } = self.terms;
@@ -209,34 +209,34 @@ impl Simulated {
         Ok(())
     }
 
-    /// Holds the job: the round that no chunk is past.
+    /// Holds the job. Returns the round that no chunk has passed.
     pub fn hold(&mut self) -> Round {
         let fronts = self.cores.iter_mut().filter_map(|core| core.hold(JOB));
         fronts.map(|front| front.highest).max().unwrap_or_default()
     }
 
-    /// Lets the job go on, with these taking part from a round on.
+    /// Lets the job go on. The workers in `admitted` take part from round `from` on.
     pub fn release(&mut self, from: Round, admitted: &[u32]) {
         self.cores.iter_mut().for_each(|core| core.release(JOB, from, admitted, &mut self.notices));
     }
 
-    /// Kills a worker: its links end without a word.
+    /// Kills a worker: its links end without a goodbye.
     pub fn kill(&mut self, rank: u32) {
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
     }
 
-    /// A worker that was killed comes back, empty-handed.
+    /// A worker that was killed comes back without weights.
     pub fn rejoin(&mut self, rank: u32) -> Result<()> {
-        self.lose(rank);
+        self.remove_worker(rank);
         let (exchange, ends) = self.connect(rank)?;
         (self.workers[rank as usize], self.ends[rank as usize]) = (exchange, ends);
         self.alive[rank as usize] = true;
         self.admit(&[rank])
     }
 
-    /// As the registry does when a core has lost a worker.
-    pub fn lose(&mut self, rank: u32) {
+    /// Removes a worker from all cores, as the registry does when a core has lost it.
+    pub fn remove_worker(&mut self, rank: u32) {
         self.cores.iter_mut().for_each(|core| core.remove_worker(JOB, rank, &mut self.notices));
     }
 
@@ -250,7 +250,7 @@ impl Simulated {
         &self.net
     }
 
-    /// Every core turns once and every worker that lives looks once; true when anything happened.
+    /// Every core and every living worker works once. True if anything happened.
     pub fn step(&mut self) -> Result<bool, ExchangeError> {
         let mut worked = false;
         let heard = self.notices.len();
@@ -263,19 +263,19 @@ impl Simulated {
                 _ => None,
             };
             let gone: Vec<u32> = self.notices[heard..].iter().filter_map(gone).collect();
-            gone.into_iter().for_each(|rank| self.lose(rank));
+            gone.into_iter().for_each(|rank| self.remove_worker(rank));
         }
-        let workers = self.workers.iter_mut().zip(&mut self.taken).zip(&self.alive);
-        for ((worker, taken), _) in workers.filter(|(_, alive)| **alive) {
+        let workers = self.workers.iter_mut().zip(&mut self.arrivals).zip(&self.alive);
+        for ((worker, arrivals), _) in workers.filter(|(_, alive)| **alive) {
             let count = worker.progress()?;
-            *taken += count as u64;
+            *arrivals += count as u64;
             worked |= count > 0;
         }
         Ok(worked)
     }
 
-    /// Steps until no push is under way. A network that lost something would step for ever: after
-    /// `limit` steps without any work the first key that waits is the error.
+    /// Steps until no push is under way. If the network has lost a post, that never happens: after `limit` steps without
+    /// work the error names the first key that waits.
     pub fn settle(&mut self, limit: u32) -> Result<()> {
         let mut idle = 0;
         while let Some((rank, key)) = self.first_under_way() {

@@ -1,5 +1,5 @@
-//! A whole job on threads: every worker pushes gradients that change every round, in an order of its
-//! own, and holds every weight of every round against the reference.
+//! A whole job on threads: every worker pushes gradients that change every round, in an order of its own, and compares
+//! every weight of every round with the reference.
 
 use fabric::any::Transport;
 use half::{bf16, f16};
@@ -8,9 +8,9 @@ use worker_shim::{Credit, Pull, Session, SessionConfig, SessionError, WeightsMod
 
 use super::model::Model;
 use super::values::{self, Reference, mix, same_bits};
-use super::{SGD, config_at, small_model, together};
+use super::{SGD, config_at, on_threads, small_model};
 
-/// What a job is made of.
+/// The settings of such a job.
 #[derive(Clone)]
 pub struct Training {
     pub job: String,
@@ -26,7 +26,7 @@ pub struct Training {
     pub slice_bytes: Option<usize>,
     pub credit: Option<Credit>,
     pub pull: Option<Pull>,
-    /// How each rank comes to the hub.
+    /// The transport of each rank.
     pub transport: fn(u32) -> Option<Transport>,
     /// The learning rate from a round on.
     pub rates: Vec<(u32, f32)>,
@@ -93,7 +93,7 @@ impl Training {
         change.map_or(self.optimizer.learning_rate(), |&(_, rate)| rate)
     }
 
-    /// What every worker must see after each round; first after the broadcast.
+    /// The weights after the broadcast and after each round.
     fn expected(&self) -> Vec<Vec<Vec<f32>>> {
         if let Some(compression) = self.compression {
             return self.expected_of(compression);
@@ -117,7 +117,7 @@ impl Training {
         expected
     }
 
-    /// The job after its broadcast.
+    /// The model of the job after its broadcast.
     pub fn model(&self, compression: Compression) -> Model {
         let Training { keys, chunk_bytes, seed, workers, optimizer, .. } = self;
         let mut model = Model::new(keys, *chunk_bytes, compression, *seed, *workers, *optimizer);
@@ -127,22 +127,22 @@ impl Training {
         model
     }
 
-    /// A round of the job.
+    /// Makes one round of the job.
     pub fn advance(&self, model: &mut Model, round: u32) {
         model.advance(self.rate(round), |rank, key, i| values::gradient(self.seed, rank, round, key, i));
     }
 
-    /// What every worker must see after so many rounds.
+    /// The weights after `rounds` rounds.
     pub fn reference_after(&self, rounds: u32) -> Vec<Vec<f32>> {
         let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
         (0..rounds).for_each(|round| reference.advance(self.rate(round)));
         reference.weights
     }
 
-    /// Runs the job on the hub at this address; the last weights' bits.
+    /// Runs the job on the hub at this address. Returns the bits of the last weights.
     pub fn run(&self, hub: &str) -> Vec<Vec<u32>> {
         let expected = self.expected();
-        let mut seen = together(self.workers, |rank| self.work(hub, rank, &expected));
+        let mut seen = on_threads(self.workers, |rank| self.work(hub, rank, &expected));
         let first = seen.swap_remove(0);
         assert!(seen.iter().all(|other| *other == first), "{}: all workers have the same weights", self.job);
         first
@@ -169,7 +169,7 @@ impl Training {
                 });
                 session.push(key).unwrap();
             }
-            // Some keys one by one, in any order; then the rest.
+            // Waits for some keys one by one, in any order, then for the rest.
             for key in self.shuffled(rank, round + 1).into_iter().step_by(2) {
                 session.wait(key).unwrap();
             }
@@ -184,7 +184,7 @@ impl Training {
         last
     }
 
-    /// Gives all workers the first weights.
+    /// Broadcasts the first weights.
     pub fn broadcast(&self, session: &mut Session, rank: u32) -> Result<(), SessionError> {
         if self.keys.iter().all(|key| key.dtype == Dtype::F32) {
             let fill = |key, weights: &mut [f32]| values::fill_weights(self.seed, key, weights);
@@ -196,7 +196,7 @@ impl Training {
         session.broadcast_written()
     }
 
-    /// Writes a key's gradient, which `fill` gives in f32, in the key's own type.
+    /// Writes the gradient that `fill` gives in f32, in the key's own type.
     pub fn write(&self, session: &mut Session, key: KeyId, fill: impl FnOnce(&mut [f32])) {
         fn put<E: Element>(session: &mut Session, key: KeyId, values: &[f32]) {
             let gradient = session.gradient_mut::<E>(key).unwrap();
@@ -224,7 +224,7 @@ impl Training {
         }
     }
 
-    /// All keys, in an order that each worker and round has to itself.
+    /// All keys, in another order for each worker and round.
     fn shuffled(&self, rank: u32, round: u32) -> Vec<KeyId> {
         let mut keys: Vec<KeyId> = (0..self.keys.len() as u32).map(KeyId).collect();
         keys.sort_by_key(|key| {

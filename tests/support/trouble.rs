@@ -1,4 +1,4 @@
-//! What a seed breaks in a simulated cluster, and the ways in which such a cluster may end.
+//! What a seed breaks in a simulated cluster, and how such a cluster may end.
 
 use crate::simulated::Simulated;
 use fabric::sim::{Faults, Rate};
@@ -27,9 +27,9 @@ impl Dice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// Delays and reordering, which the contract allows.
+    /// Delays and reordering: the contract of a port allows them.
     None,
-    /// Posts that vanish or arrive twice, which it does not.
+    /// Posts that vanish or arrive twice: it does not allow them.
     Posts,
     /// A worker dies, and the job stops.
     Death,
@@ -43,11 +43,11 @@ pub enum Strike {
     Rejoin(u32),
 }
 
-/// Ways to end that [`Trouble::end`] tells apart.
+/// The number of ends that [`Trouble::name_end`] tells apart.
 pub const ENDS: usize = 6;
 
 impl Trouble {
-    pub fn of(seed: u64) -> Self {
+    pub fn from_seed(seed: u64) -> Self {
         [Trouble::None, Trouble::Posts, Trouble::Death, Trouble::ComingAndGoing][seed as usize % 4]
     }
 
@@ -55,7 +55,7 @@ impl Trouble {
         if self == Trouble::ComingAndGoing { OnLoss::Continue } else { OnLoss::Stop }
     }
 
-    /// The network's part of it.
+    /// The faults of the network.
     pub fn faults(self, dice: &mut Dice) -> Faults {
         let mut faults = Faults { delay: 0..dice.from(1..=30), reorder: dice.below(2) == 0, ..Faults::NONE };
         if self == Trouble::Posts {
@@ -65,7 +65,7 @@ impl Trouble {
         faults
     }
 
-    /// What the dice break in this step. `begun` when all who live have the first weights.
+    /// What the dice break in this step. `begun`: all living workers have the first weights.
     pub fn strike(self, dice: &mut Dice, job: &Simulated, begun: bool) -> Option<Strike> {
         let workers = job.workers.len() as u32;
         let victim = dice.below(u64::from(workers)) as u32;
@@ -75,13 +75,16 @@ impl Trouble {
             Trouble::Death => (alive == workers && dice.below(40) == 0).then_some(Strike::Kill(victim)),
             Trouble::ComingAndGoing if dice.below(15) > 0 => None,
             Trouble::ComingAndGoing if !job.is_alive(victim) => Some(Strike::Rejoin(victim)),
-            // Before all have the weights a loss would end the job, and so would the last one's.
+            // The job would end with a loss before all have the weights, or with the loss of the last worker.
             Trouble::ComingAndGoing => (alive > 1 && begun).then_some(Strike::Kill(victim)),
         }
     }
 
-    /// How a run ended; panics when it may not end so.
-    pub fn end(self, ended: &Result<(), String>, notices: &[Notice]) -> &'static str {
+    /// Names the end of a run.
+    ///
+    /// # Panics
+    /// When the run may not end like this.
+    pub fn name_end(self, ended: &Result<(), String>, notices: &[Notice]) -> &'static str {
         let said = |words: &str| {
             notices.iter().any(|notice| match notice {
                 Notice::WorkerGone { reason, .. } | Notice::JobFailed { reason, .. } => {

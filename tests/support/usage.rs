@@ -1,4 +1,4 @@
-//! What a process has of the machine, by /proc.
+//! What a process holds of the machine, by /proc.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use super::program::until;
 
-/// Threads that come and go by themselves when nothing is asked of them.
+/// Threads that end by themselves when they have nothing to do.
 const PASSING_THREADS: [&str; 2] = ["phub-join\n", "phub-handshake\n"];
 
 /// What a process holds.
@@ -30,8 +30,8 @@ pub fn holds(pid: u32) -> Holds {
     }
 }
 
-/// What process `pid` holds that is or has the hub at `hub`, once all of it has started, and without the
-/// connection by which that is found out.
+/// What process `pid`, which has the hub at `hub`, holds when the hub has started completely. Without the connection of
+/// this question.
 pub fn holds_at_rest(hub: &str, pid: u32) -> Holds {
     let mut client = TcpStream::connect(hub).expect("the hub listens");
     let ours = client.local_addr().expect("it is connected").port();
@@ -40,15 +40,15 @@ pub fn holds_at_rest(hub: &str, pid: u32) -> Holds {
     client.read_to_string(&mut answer).unwrap();
     assert!(answer.ends_with("ok\n"), "{answer}");
     drop(client);
-    // The end of the stream is said before the descriptor is closed.
+    // The hub ends the stream before it closes the descriptor.
     until("the hub has closed the connection", || !has_connection_from(ours));
     holds(pid)
 }
 
-/// Whether some process on this machine has a descriptor of a connection over IPv4 whose other end has this port.
+/// Whether a process on this machine has a descriptor of an IPv4 connection whose other end has this port.
 fn has_connection_from(port: u16) -> bool {
-    // Of each line: its number, both ends as ADDRESS:PORT, and in the tenth place the inode of the descriptor,
-    // which is 0 when that is closed.
+    // Each line has its number, both ends as ADDRESS:PORT, and as its tenth field the inode of the descriptor, or 0 when
+    // the descriptor is closed.
     let connections = fs::read_to_string("/proc/net/tcp").expect("Linux has it");
     let of = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -68,6 +68,6 @@ pub fn status_bytes(pid: u32, what: &str) -> u64 {
 pub fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    // Of the state on: user and system time are fields 14 and 15 of proc(5), the state is field 3.
+    // The list begins with the state, field 3 of proc(5). User and system time are fields 14 and 15.
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }

@@ -1,5 +1,5 @@
-//! Gradients and weights that change with every seed, worker, round and element, and what must come
-//! back for them, one element at a time, by `pbox_core::oracle`.
+//! Gradients and weights that change with every seed, worker, round and element, and the weights that must come back, one
+//! element at a time, by `pbox_core::oracle`.
 
 use half::{bf16, f16};
 use pbox_core::oracle::{self, Step};
@@ -8,7 +8,7 @@ use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
 /// The "rank" whose values are the first weights.
 const BROADCAST: u32 = u32::MAX;
 
-/// Numbers of either sign from -4 to 4, over several binades: their sum depends on its order.
+/// Numbers from -4 to 4 over several binades: their sum depends on the order of summation.
 fn value(seed: u64, rank: u32, round: u32, key: usize, element: usize) -> f32 {
     let place = (u64::from(rank) << 32 | u64::from(round)) ^ (key as u64) << 56 ^ (element as u64) << 8;
     let bits = mix(seed ^ mix(place));
@@ -44,7 +44,7 @@ pub fn weight(seed: u64, key: KeyId, element: usize) -> f32 {
     value(seed, BROADCAST, 0, key.index(), element)
 }
 
-/// A number as a key of this type holds it.
+/// A number rounded to a key's type.
 pub fn rounded(dtype: Dtype, value: f32) -> f32 {
     match dtype {
         Dtype::F32 => value,
@@ -53,21 +53,21 @@ pub fn rounded(dtype: Dtype, value: f32) -> f32 {
     }
 }
 
-/// The naive parameter server: all of it in f32, and only what is sent is rounded.
+/// The naive parameter server: it computes in f32 and rounds only what it sends.
 pub struct Reference {
     seed: u64,
     workers: u32,
     optimizer: Optimizer,
     keys: Vec<Key>,
     round: u32,
-    /// What every worker must see, by key.
+    /// The workers' weights, by key.
     pub weights: Vec<Vec<f32>>,
     master: Vec<Vec<f32>>,
     state: Vec<Vec<[f32; 2]>>,
 }
 
 impl Reference {
-    /// After the broadcast, where there is one.
+    /// A server after the broadcast, if the optimizer keeps weights.
     pub fn new(seed: u64, workers: u32, optimizer: Optimizer, keys: &[Key]) -> Self {
         let zeros: Vec<Vec<f32>> = keys.iter().map(|key| vec![0.0; elements(key)]).collect();
         let state = keys.iter().map(|key| vec![[0.0; 2]; elements(key)]).collect();
@@ -82,7 +82,7 @@ impl Reference {
         Reference { seed, workers, optimizer, keys: keys.to_vec(), round: 0, weights, master, state }
     }
 
-    /// One round on, at this learning rate.
+    /// Makes one round at this learning rate.
     pub fn advance(&mut self, learning_rate: f32) {
         for (key, settings) in self.keys.iter().enumerate() {
             let (lr_mult, wd_mult) = (settings.lr_mult, settings.wd_mult);
@@ -105,7 +105,7 @@ fn elements(key: &Key) -> usize {
     key.elements().expect("a test's key") as usize
 }
 
-/// Bits, so that equal means equal.
+/// The bits of numbers: comparing them compares NaN and signed zeros too.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
