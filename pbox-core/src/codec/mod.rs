@@ -28,6 +28,7 @@
 
 mod bits;
 mod draw;
+mod encoded;
 mod error;
 mod halves;
 mod number;
@@ -42,6 +43,7 @@ use serde::{Deserialize, Serialize};
 use crate::job::strict_json;
 use crate::kernels::Kernels;
 pub use draw::Draw;
+pub use encoded::Encoded;
 pub use error::{InvalidCodec, PayloadError};
 use qsgd::Qsgd;
 use sparse::dgc::Dgc;
@@ -104,15 +106,6 @@ fn bucket() -> u32 {
 }
 fn momentum() -> f32 {
     0.9
-}
-
-/// The result of encoding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Encoded {
-    /// The number of bytes to send, from the start of the payload.
-    pub bytes: usize,
-    /// The number of values that were NaN or infinite.
-    pub not_finite: u32,
 }
 
 impl Codec {

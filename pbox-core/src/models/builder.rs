@@ -1,11 +1,11 @@
-//! Collects the keys of a model, layer by layer, as its forward pass meets them.
+//! Collects the keys of a model, layer by layer, in the order of its forward pass.
 //!
 //! Shapes are those of PyTorch and MXNet: a convolution's weight is `[out, in, height, width]`, a
 //! linear layer's `[out, in]`. Must not know any particular network.
 
 use crate::layout::Key;
 
-/// Height and width of a convolution's kernel.
+/// The height and the width of a convolution's kernel.
 pub(super) type Kernel = (u64, u64);
 
 #[derive(Default)]
@@ -18,12 +18,12 @@ impl Builder {
         self.keys
     }
 
-    /// A tensor of any shape, under its full name.
+    /// A tensor of any shape, with its full name.
     pub fn tensor(&mut self, name: impl Into<String>, shape: &[u64]) {
         self.keys.push(Key::f32(name, shape));
     }
 
-    /// A convolution without bias: one that a batch normalization follows.
+    /// A convolution without bias; a batch normalization follows it.
     pub fn conv(&mut self, name: &str, from: u64, to: u64, (height, width): Kernel) {
         self.tensor(format!("{name}.weight"), &[to, from, height, width]);
     }

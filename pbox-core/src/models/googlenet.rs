@@ -1,12 +1,11 @@
 //! GoogLeNet (Inception v1): 6,998,552 parameters in 116 tensors, under Caffe's layer names.
 //!
-//! The network of the paper as the Caffe model zoo publishes it: no batch normalization, a bias on
-//! every convolution, and without the two auxiliary classifiers, which would make it 13,378,280.
-//! That is why the papers differ: Slim-DP speaks of 13M parameters, the zoo's training network with
-//! its auxiliaries; iBatch of 5M, which is the GoogLeNet paper's own "12 times fewer than AlexNet"
-//! and less than its table 1 adds up to. torchvision's `googlenet` is another network: it has batch
-//! normalization, and 3x3 for 5x5.
-//! Must not know how its keys are used.
+//! The network of the paper as the Caffe model zoo publishes it: no batch normalization, a bias on every convolution,
+//! and without the two auxiliary classifiers. With these it has 13,378,280 parameters. The papers count differently:
+//! Slim-DP says 13M parameters, which is the zoo's training network with the auxiliary classifiers. iBatch says 5M,
+//! which follows the GoogLeNet paper's "12 times fewer than AlexNet" and is less than the sum of its table 1.
+//! torchvision's `googlenet` is a different network: it has batch normalization, and 3x3 instead of 5x5. Must not know
+//! how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;

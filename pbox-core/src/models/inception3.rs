@@ -1,10 +1,10 @@
 //! Inception v3 with its auxiliary classifier: 27,161,264 parameters in 292 tensors, under
 //! torchvision's names.
 //!
-//! The auxiliary classifier (`AuxLogits`) takes part in training, and its gradients travel; it is
-//! what makes iBatch's 27M of the 23.8M that inference needs. It branches off after `Mixed_6e`
-//! and stands there. The second one of the paper's figure is in neither torchvision nor the
-//! published weights. Must not know how its keys are used.
+//! The auxiliary classifier (`AuxLogits`) is trained, so its gradients are sent. With it the network has iBatch's 27M
+//! parameters; inference needs 23.8M. It branches off after `Mixed_6e`, and its keys stand there. The second auxiliary
+//! classifier of the paper's figure is in neither torchvision nor the published weights. Must not know how its keys are
+//! used.
 
 use super::builder::{Builder, Kernel};
 use crate::layout::Key;
@@ -50,8 +50,8 @@ fn conv_norm(net: &mut Builder, name: &str, from: u64, to: u64, kernel: Kernel) 
     net.batch_norm(&format!("{name}.bn"), to);
 }
 
-/// One inception module, ended by the method that names its kind. Each method returns the channels
-/// of its output: the branches side by side, and with a plain pooling branch the input as well.
+/// One inception module; the last method call names its kind. Each method returns the channels of its output: those of
+/// all branches, and with a plain pooling branch also those of the input.
 struct Mixed<'a> {
     net: &'a mut Builder,
     name: &'static str,
@@ -89,7 +89,7 @@ impl<'a> Mixed<'a> {
         three + self.branch("branch3x3dbl_3", 96, 96, (3, 3)) + from
     }
 
-    /// At 17x17, 7x7 in two factors (`InceptionC`).
+    /// At 17x17, with 7x7 in two factors (`InceptionC`).
     fn seven_by_seven(mut self, inner: u64) -> u64 {
         let from = self.from;
         let one = self.branch("branch1x1", from, 192, (1, 1));
@@ -115,7 +115,7 @@ impl<'a> Mixed<'a> {
         three + self.branch("branch7x7x3_4", 192, 192, (3, 3)) + from
     }
 
-    /// At 8x8, 3x3 split into 1x3 beside 3x1 (`InceptionE`).
+    /// At 8x8, with 3x3 split into parallel 1x3 and 3x1 (`InceptionE`).
     fn expanded(mut self) -> u64 {
         let from = self.from;
         let one = self.branch("branch1x1", from, 320, (1, 1));

@@ -1,11 +1,10 @@
 //! Built-in models: the parameter tensors of the networks that the papers measure.
 //!
-//! What the zero-compute probe and the figures run on: names, shapes and order are those of the
-//! published networks, so that sizes and their distribution over the keys are the true ones. Only
-//! trainable parameters are keys; running statistics of a batch normalization are not. The keys
-//! stand in the order of the forward pass, which is the order of P3's priorities.
+//! The zero-compute probe and the figures use them. Names, shapes and order are those of the published networks, so
+//! that the sizes of the keys are real. Only trainable parameters are keys; running statistics of a batch
+//! normalization are not. The keys stand in the order of the forward pass, which is the order of P3's priorities.
 //!
-//! Owned by whoever asks for it; plain data. Knows nothing of chunks, rounds or values.
+//! Plain data. Must not know chunks, rounds or values.
 
 mod builder;
 mod googlenet;
@@ -22,21 +21,21 @@ use crate::layout::Key;
 /// One built-in model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// The name that [`model`] knows it by.
+    /// Its name for [`model`].
     pub name: &'static str,
-    /// Where the network comes from, and which variant of it this is.
+    /// The network's paper, and which variant this is.
     pub paper: &'static str,
     /// Its trainable parameters, in the order of the forward pass.
     pub keys: Vec<Key>,
 }
 
 impl Model {
-    /// Number of parameters over all keys.
+    /// The number of parameters of all keys.
     pub fn elements(&self) -> u64 {
         self.keys.iter().filter_map(Key::elements).sum()
     }
 
-    /// Size of all keys in bytes: what a worker pushes in one round, and what it gets back.
+    /// The size of all keys in bytes, which a worker pushes in each round and gets back.
     pub fn bytes(&self) -> u64 {
         self.keys.iter().filter_map(Key::bytes).sum()
     }
@@ -45,7 +44,7 @@ impl Model {
 /// The names of all built-in models.
 pub const MODELS: &[&str] = &NAMES;
 
-/// The model of that name, e.g. `resnet50`.
+/// The model with this name, e.g. `resnet50`.
 pub fn model(name: &str) -> Result<Model, UnknownModel> {
     let entry = CATALOG.iter().find(|entry| entry.name == name).ok_or_else(|| UnknownModel::new(name))?;
     Ok(Model { name: entry.name, paper: entry.paper, keys: (entry.keys)() })

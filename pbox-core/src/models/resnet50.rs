@@ -9,7 +9,7 @@ use crate::layout::Key;
 pub(super) const PAPER: &str = "ResNet-50, ImageNet-1K: He et al., Deep Residual Learning for Image \
                                 Recognition, CVPR 2016; torchvision's names and order";
 
-/// Blocks and inner width of each stage (the paper's table 1).
+/// The blocks and the inner width of each stage (the paper's table 1).
 const STAGES: [(usize, u64); 4] = [(3, 64), (4, 128), (6, 256), (3, 512)];
 /// A block's output is four times its inner width.
 const EXPANSION: u64 = 4;

@@ -1,9 +1,9 @@
 //! Sockeye: 27,734,558 parameters in 37 tensors, under Sockeye's (MXNet's) names.
 //!
-//! The model that P3 measures, as the run script of its artifact configures Sockeye 1.5: IWSLT15
-//! English to Vietnamese, an LSTM encoder and decoder of two layers each, hidden and embedding
-//! size 512, MLP attention of size 512, the source reversed. The vocabularies are those that come
-//! with the data set (17,188 and 7,706 words) and Sockeye's four own symbols.
+//! The model that P3 measures, with the settings of its artifact's run script for Sockeye 1.5: IWSLT15 English to
+//! Vietnamese, an LSTM encoder and an LSTM decoder of two layers each, hidden and embedding size 512, MLP attention of
+//! size 512, and a reversed source. The vocabularies are those of the data set (17,188 and 7,706 words) plus Sockeye's
+//! four symbols.
 //!
 //! ```text
 //!   source words                                            target words
@@ -14,8 +14,8 @@
 //!   512           encoder_rnn l0 ---------->   att  ------->  hidden --> cls 7,710 x 512
 //! ```
 //!
-//! The one model here whose heaviest layer, 32% of it, comes first in the forward pass: it is last
-//! to have a gradient and first to be needed (P3, section 5.3). Must not know how its keys are used.
+//! Only here is the heaviest layer, 32% of the model, first in the forward pass: its gradient comes last, and its
+//! weights are needed first (P3, section 5.3). Must not know how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;
@@ -23,13 +23,13 @@ use crate::layout::Key;
 pub(super) const PAPER: &str = "Sockeye 1.5, two-layer LSTM encoder-decoder with MLP attention, IWSLT15 \
                                 English-Vietnamese: Hieber et al., Sockeye, 2017; set up as in P3's artifact";
 
-/// Padding, unknown word, begin and end of a sentence.
+/// Padding, unknown word, begin of a sentence, end of a sentence.
 const SYMBOLS: u64 = 4;
 const SOURCE_WORDS: u64 = 17_188;
 const TARGET_WORDS: u64 = 7_706;
-/// Of both embeddings, of the hidden state and of the attention.
+/// The size of both embeddings, of the hidden state and of the attention.
 const HIDDEN: u64 = 512;
-/// An LSTM cell computes its input, forget and output gates and its update in one product.
+/// An LSTM cell computes its three gates (input, forget, output) and its update in one product.
 const GATES: u64 = 4;
 
 pub(super) fn keys() -> Vec<Key> {
@@ -39,7 +39,7 @@ pub(super) fn keys() -> Vec<Key> {
     net.finish()
 }
 
-/// The first layer reads both ways at half the width; the layers above it, here one, read one way.
+/// The first layer reads in both directions at half the width; the layer above it reads in one direction.
 fn encoder(net: &mut Builder, words: u64) {
     net.tensor("source_embed_weight", &[words, HIDDEN]);
     lstm(net, "encoder_birnn_forward_l0", HIDDEN, HIDDEN / 2);
@@ -47,20 +47,20 @@ fn encoder(net: &mut Builder, words: u64) {
     lstm(net, "encoder_rnn_l0", HIDDEN, HIDDEN);
 }
 
-/// In the order in which a training pass first needs each: the attention projects the source, the
-/// encoder's last states start the decoder's two layers (hidden and cell state each), then a step.
+/// In the order in which a training pass first needs each key: the attention projects the source, the encoder's last
+/// states start the decoder's two layers (hidden and cell state each), then the decoder steps.
 fn decoder(net: &mut Builder, words: u64) {
     net.tensor("target_embed_weight", &[words, HIDDEN]);
     net.tensor("att_e2h_weight", &[HIDDEN, HIDDEN]);
     for state in 0..4 {
         linear(net, &format!("decoder_rnn_enc2decinit_{state}"), HIDDEN, HIDDEN);
     }
-    // Input feeding: the last step's hidden output stands beside the embedded word.
+    // Input feeding: the hidden output of the last step is appended to the embedded word.
     lstm(net, "decoder_rnn_l0", HIDDEN + HIDDEN, HIDDEN);
     lstm(net, "decoder_rnn_l1", HIDDEN, HIDDEN);
     net.tensor("att_q2h_weight", &[HIDDEN, HIDDEN]);
     net.tensor("att_h2s_weight", &[1, HIDDEN]);
-    // The decoder's output beside the attention's context.
+    // The decoder's output with the attention's context.
     linear(net, "decoder_rnn_hidden", HIDDEN + HIDDEN, HIDDEN);
     linear(net, "decoder_rnn_cls", HIDDEN, words);
 }
@@ -97,8 +97,8 @@ mod tests {
         assert!(keys[1..].iter().all(|key| key.elements() < keys[0].elements()));
     }
 
-    /// A public account of Sockeye's parameters counts 79,638,799 for the same layers over
-    /// vocabularies of 49,410 and 42,767, with a dot attention, which has no parameters.
+    /// A public log of Sockeye counts 79,638,799 parameters for the same layers with vocabularies of 49,410 and 42,767
+    /// words and a dot attention, which has no parameters.
     #[test]
     fn other_vocabularies_give_the_total_that_is_known_for_them() {
         let mut net = Builder::default();

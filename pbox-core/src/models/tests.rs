@@ -1,4 +1,4 @@
-//! What holds for every built-in model, and the totals by which the world knows them.
+//! Properties of every built-in model, and the published totals.
 
 use super::{MODELS, model};
 use crate::layout::manifest;
@@ -15,7 +15,7 @@ const KNOWN: [(&str, u64, usize, &str, &str); 7] = [
 ];
 
 #[test]
-fn totals_are_the_published_ones() {
+fn totals_are_as_published() {
     for (name, elements, tensors, first, last) in KNOWN {
         let model = model(name).unwrap();
         assert_eq!(model.name, name);
@@ -39,7 +39,7 @@ fn every_listed_model_is_known_and_is_a_manifest() {
 }
 
 #[test]
-fn an_unknown_model_is_answered_with_the_known_ones_and_the_nearest() {
+fn the_error_of_an_unknown_model_lists_the_known_names_and_the_nearest() {
     for (asked, nearest) in [
         ("ResNet-50", "resnet50"),
         ("resnet5", "resnet50"),

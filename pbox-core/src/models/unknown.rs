@@ -1,19 +1,19 @@
-//! The answer to a model name that is not built in: what is, and what was probably meant.
+//! The error for an unknown model name: it lists the known names and suggests the most similar.
 //!
 //! Must not know what a model consists of.
 
 use super::MODELS;
 
-/// Longest name that is echoed and compared; a name comes from a command line or a request.
+/// A name comes from a command line or a request. This much of it is repeated and compared.
 const ECHOED_CHARS: usize = 64;
 
-/// No built-in model has the name that was asked for.
+/// No built-in model has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no built-in model is called {asked:?}; the models are {}{}", MODELS.join(", "), self.hint())]
 pub struct UnknownModel {
-    /// The name that was asked for, cut to 64 characters.
+    /// The name asked for, cut to 64 characters.
     pub asked: String,
-    /// The most similar known name, when one is similar at all.
+    /// The most similar known name, if any is similar enough.
     pub nearest: Option<&'static str>,
 }
 
@@ -29,14 +29,14 @@ impl UnknownModel {
     }
 }
 
-/// The known name with the fewest edits, if those are at most a third of it.
+/// The known name with the fewest edits, if these are at most a third of its length.
 fn nearest(asked: &str) -> Option<&'static str> {
     let asked = plain(asked);
     let (edits, name) = MODELS.iter().map(|&name| (distance(&asked, &plain(name)), name)).min()?;
     (edits <= name.len() / 3).then_some(name)
 }
 
-/// Case and punctuation are how people differ on `ResNet-50`, `resnet_50` and `resnet50`.
+/// The name without case and punctuation, so that `ResNet-50`, `resnet_50` and `resnet50` are the same.
 fn plain(name: &str) -> Vec<char> {
     name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }

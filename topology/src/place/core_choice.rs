@@ -3,7 +3,7 @@
 //! Must not know items, nor which NIC a core will get: only the speed of the NICs near each node.
 
 use super::nic_choice::UsedNic;
-use super::wiring::{Group, home_groups};
+use super::wiring::{NodeCores, home_groups};
 use super::{CoreChoice, PlaceError, apportion};
 use crate::cpulist;
 use crate::host::{CoreId, Cpu, CpuId, Host, NodeId, SocketId};
@@ -77,8 +77,10 @@ struct Pool<'a> {
 
 fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Cpu> {
     let mut pools = pools(allowed);
-    let groups: Vec<Group> =
-        pools.iter().map(|pool| Group { node: pool.node, socket: pool.socket, cores: pool.cores }).collect();
+    let groups: Vec<NodeCores> = pools
+        .iter()
+        .map(|pool| NodeCores { node: pool.node, socket: pool.socket, cores: pool.cores })
+        .collect();
     // The weight of each node's NICs.
     let mut demand = vec![0u64; pools.len()];
     for (nic, home) in nics.iter().zip(home_groups(nics, &groups)) {

@@ -14,14 +14,14 @@ use super::{apportion, lpt};
 use crate::host::{Cpu, NodeId, SocketId};
 
 /// The owners on one node.
-pub struct Group {
+pub struct NodeCores {
     pub node: NodeId,
     pub socket: SocketId,
     pub cores: usize,
 }
 
 /// The group that serves each NIC; empty if there are no groups.
-pub fn home_groups(nics: &[UsedNic], groups: &[Group]) -> Vec<usize> {
+pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
     if groups.is_empty() {
         return Vec::new();
     }
@@ -89,7 +89,7 @@ pub fn shares(nics_of_core: &[Vec<usize>], nics: &[UsedNic]) -> Vec<u64> {
 
 /// Assigns the NICs of a node to its cores.
 fn assign_own_nics(
-    group: &Group,
+    group: &NodeCores,
     slots: &[usize],
     own: &[usize],
     nics: &[UsedNic],
@@ -125,7 +125,7 @@ fn assign_own_nics(
 
 /// Assigns NICs of other nodes to the cores of a node without NICs.
 fn borrow_nics(
-    group: &Group,
+    group: &NodeCores,
     slots: &[usize],
     nics: &[UsedNic],
     seats: &mut [u64],
@@ -154,7 +154,7 @@ fn borrow_nics(
     reasons.push(format!("No NIC on {}: {whose} {}.", group.node, lent.join(", ")));
 }
 
-fn explain_home(nic: &UsedNic, own: Option<NodeId>, home: &Group, reasons: &mut Vec<String>) {
+fn explain_home(nic: &UsedNic, own: Option<NodeId>, home: &NodeCores, reasons: &mut Vec<String>) {
     match (own, nic.socket) {
         (Some(own), _) if own == home.node => {}
         (Some(own), _) => {
@@ -170,7 +170,7 @@ fn explain_home(nic: &UsedNic, own: Option<NodeId>, home: &Group, reasons: &mut 
 }
 
 /// The groups of owners by node, ascending, and the slots of each group.
-fn groups(cpus: &[Cpu]) -> (Vec<Group>, Vec<Vec<usize>>) {
+fn groups(cpus: &[Cpu]) -> (Vec<NodeCores>, Vec<Vec<usize>>) {
     let mut nodes: Vec<NodeId> = cpus.iter().map(|cpu| cpu.node).collect();
     nodes.sort_unstable();
     nodes.dedup();
@@ -179,7 +179,7 @@ fn groups(cpus: &[Cpu]) -> (Vec<Group>, Vec<Vec<usize>>) {
     let groups = nodes
         .iter()
         .zip(&slots)
-        .map(|(&node, slots)| Group { node, socket: cpus[slots[0]].socket, cores: slots.len() })
+        .map(|(&node, slots)| NodeCores { node, socket: cpus[slots[0]].socket, cores: slots.len() })
         .collect();
     (groups, slots)
 }

@@ -16,8 +16,9 @@
 
 use super::payload::{self, Shape};
 use super::topk::{self, count};
+use crate::codec::encoded::Encoded;
+use crate::codec::error::PayloadError;
 use crate::codec::number::{bounded, finite, not_finite};
-use crate::codec::{Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::work::{Converter, Work};
 use crate::layout::Round;
@@ -29,15 +30,15 @@ const SUMS: usize = 16;
 
 /// A codec's settings.
 #[derive(Clone, Copy)]
-pub(in crate::codec) struct Dgc {
-    pub(in crate::codec) ratio: f32,
-    pub(in crate::codec) momentum: f32,
-    pub(in crate::codec) clip: Option<f32>,
-    pub(in crate::codec) warmup_rounds: u32,
+pub struct Dgc {
+    pub ratio: f32,
+    pub momentum: f32,
+    pub clip: Option<f32>,
+    pub warmup_rounds: u32,
 }
 
 impl Dgc {
-    pub(in crate::codec) fn payload_bytes(self, elements: usize) -> usize {
+    pub fn payload_bytes(self, elements: usize) -> usize {
         topk::payload_bytes(elements, self.max_ratio())
     }
 
@@ -65,7 +66,7 @@ impl Dgc {
         ratio as f32
     }
 
-    pub(in crate::codec) fn encode(
+    pub fn encode(
         self,
         kernels: &Kernels,
         values: &[f32],
@@ -86,7 +87,7 @@ impl Dgc {
         Encoded { bytes: payload.len(), not_finite }
     }
 
-    pub(in crate::codec) fn check_payload(self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
+    pub fn check_payload(self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
         payload::check_payload(
             "dgc",
             elements,

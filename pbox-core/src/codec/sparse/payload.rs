@@ -10,7 +10,7 @@
 //! equals, so that the count and the number of elements determine it. The last form counts all elements.
 
 use super::select::{Chosen, Ones};
-use crate::codec::PayloadError;
+use crate::codec::error::PayloadError;
 use crate::codec::number::finite;
 
 /// The bytes of the count.

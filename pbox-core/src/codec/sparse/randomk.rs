@@ -12,25 +12,20 @@
 
 use super::topk::{add_to_state, count};
 use crate::codec::draw::Key;
+use crate::codec::encoded::Encoded;
+use crate::codec::error::PayloadError;
 use crate::codec::number::finite;
-use crate::codec::{Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::work::{Converter, Work};
 
 /// The bytes of the key.
 const KEY: usize = 8;
 
-pub(in crate::codec) fn payload_bytes(elements: usize, ratio: f32) -> usize {
+pub fn payload_bytes(elements: usize, ratio: f32) -> usize {
     KEY + 4 * count(elements, ratio)
 }
 
-pub(in crate::codec) fn encode(
-    kernels: &Kernels,
-    values: &[f32],
-    state: &mut [f32],
-    key: Key,
-    payload: &mut [u8],
-) -> Encoded {
+pub fn encode(kernels: &Kernels, values: &[f32], state: &mut [f32], key: Key, payload: &mut [u8]) -> Encoded {
     let not_finite = kernels.work(AddToState { values, state });
     let (place, sent) = payload.split_at_mut(KEY);
     place.copy_from_slice(&key.0.to_le_bytes());
@@ -47,7 +42,7 @@ pub(in crate::codec) fn encode(
 }
 
 /// Checks that values are finite. `payload` has the right length.
-pub(in crate::codec) fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
+pub fn check_payload(payload: &[u8]) -> Result<(), PayloadError> {
     let values = payload[KEY..].as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
     match values.enumerate().find(|(_, value)| !value.is_finite()) {
         None => Ok(()),
@@ -55,7 +50,7 @@ pub(in crate::codec) fn check_payload(payload: &[u8]) -> Result<(), PayloadError
     }
 }
 
-pub(in crate::codec) fn add(ratio: f32, payload: &[u8], sum: &mut [f32]) {
+pub fn add(ratio: f32, payload: &[u8], sum: &mut [f32]) {
     if payload.len() != payload_bytes(sum.len(), ratio) {
         return;
     }

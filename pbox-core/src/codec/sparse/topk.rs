@@ -2,22 +2,23 @@
 //! and Heafield, "Sparse Communication", 2017; Stich et al., "Sparsified SGD with Memory", 2018).
 
 use super::payload::{self, Shape};
+use crate::codec::encoded::Encoded;
+use crate::codec::error::PayloadError;
 use crate::codec::number::{bounded, finite, not_finite};
-use crate::codec::{Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::work::{Converter, Work};
 
 /// `ceil(ratio * elements)`, at least 1 if there are elements. The product is in f32, as the ratio is, so that a tenth
 /// of ten is 1: the f32 nearest to a tenth is a little above it, and an exact product would be rounded up to 2.
-pub(in crate::codec) fn count(elements: usize, ratio: f32) -> usize {
+pub fn count(elements: usize, ratio: f32) -> usize {
     ((ratio * elements as f32).ceil() as usize).clamp(1, elements.max(1)).min(elements)
 }
 
-pub(in crate::codec) fn payload_bytes(elements: usize, ratio: f32) -> usize {
+pub fn payload_bytes(elements: usize, ratio: f32) -> usize {
     Shape::new(elements, count(elements, ratio)).payload_bytes()
 }
 
-pub(in crate::codec) fn encode(
+pub fn encode(
     kernels: &Kernels,
     ratio: f32,
     values: &[f32],
@@ -31,16 +32,12 @@ pub(in crate::codec) fn encode(
     Encoded { bytes: payload.len(), not_finite }
 }
 
-pub(in crate::codec) fn check_payload(
-    ratio: f32,
-    elements: usize,
-    payload: &[u8],
-) -> Result<(), PayloadError> {
+pub fn check_payload(ratio: f32, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
     let count = count(elements, ratio);
     payload::check_payload("topk", elements, count..=count, payload)
 }
 
-pub(in crate::codec) fn add(payload: &[u8], sum: &mut [f32]) {
+pub fn add(payload: &[u8], sum: &mut [f32]) {
     payload::for_each(sum.len(), payload, |i, value| sum[i] += value);
 }
 
@@ -66,7 +63,7 @@ impl Work for Encode<'_> {
 
 /// `state += values`, without values that are not finite. Returns the number of these. An empty state stays empty.
 #[inline(always)]
-pub(in crate::codec) fn add_to_state(values: &[f32], state: &mut [f32]) -> u32 {
+pub fn add_to_state(values: &[f32], state: &mut [f32]) -> u32 {
     for (kept, &value) in state.iter_mut().zip(values) {
         *kept = bounded(*kept + finite(value));
     }

@@ -3,7 +3,7 @@
 //! Must not know coordinates.
 
 use super::canvas::Rect;
-use super::cluster::Cluster;
+use super::core_group::CoreGroup;
 use super::figure::{Figure, Flow, Frame, Rows, Stack};
 use super::palette::{self, Tint};
 use super::tile::{CoreTile, IdleTile, NicRole, NicTile};
@@ -66,11 +66,11 @@ impl Scene<'_> {
         if self.plan.is_some() {
             figures.push(Box::new(Flow::new(Rows::Standing, 4.0, NODE_WIDTH, self.idle_cores(node.id))));
         }
-        let clusters = match self.plan {
+        let groups = match self.plan {
             Some(plan) => self.wired(plan, node.id),
             None => self.unwired(node.id),
         };
-        figures.push(Box::new(Flow::new(Rows::Standing, GAP, NODE_WIDTH, clusters)));
+        figures.push(Box::new(Flow::new(Rows::Standing, GAP, NODE_WIDTH, groups)));
         let memory = node.memory_bytes.map_or("memory unknown".to_owned(), amount::bytes);
         let cpus = self.host.cpus.iter().filter(|cpu| cpu.node == node.id).count();
         Box::new(Frame {
@@ -104,7 +104,7 @@ impl Scene<'_> {
         for core in plan.cores().iter().filter(|core| core.node == node) {
             by_nics.entry(&core.nics).or_default().push(core);
         }
-        let mut clusters: Vec<Box<dyn Figure>> = Vec::new();
+        let mut groups: Vec<Box<dyn Figure>> = Vec::new();
         let mut shown: Vec<NicId> = Vec::new();
         for (nics, cores) in by_nics {
             let tint = nics.first().map_or(palette::NEUTRAL, |&nic| tint_of(plan, nic));
@@ -115,14 +115,14 @@ impl Scene<'_> {
                 shown.push(id);
                 Some(self.nic_tile(id, nic, if here { NicRole::Here } else { NicRole::Elsewhere }))
             });
-            clusters.push(Box::new(Cluster { cores, nics: nics.collect(), tint }));
+            groups.push(Box::new(CoreGroup { cores, nics: nics.collect(), tint }));
         }
         for (id, nic) in self.nics_where(|nic| nic.node == Some(node)) {
             if !shown.contains(&id) {
-                clusters.push(Box::new(self.nic_tile(id, nic, NicRole::Here)));
+                groups.push(Box::new(self.nic_tile(id, nic, NicRole::Here)));
             }
         }
-        clusters
+        groups
     }
 
     fn lone_nics(&self, keep: impl Fn(&Nic) -> bool) -> Flow {

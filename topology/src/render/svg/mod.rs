@@ -1,14 +1,14 @@
 //! Host and plan as a picture: an SVG document that needs nothing outside itself.
 //!
 //! ```text
-//!   machine (what is where) ──> figures: Frame, Flow, Stack, Cluster, tiles ──> canvas (SVG elements)
+//!   machine (what is where) ──> figures: Frame, Flow, Stack, CoreGroup, tiles ──> canvas (SVG elements)
 //! ```
 //!
 //! Every figure knows its size before it is drawn, so figures cannot overlap. The document uses attributes and no
 //! style sheet, so that several pictures can stand in one HTML page. Must not know how plans are made.
 
 mod canvas;
-mod cluster;
+mod core_group;
 mod figure;
 mod legend;
 mod machine;

@@ -27,13 +27,13 @@ const SINGLE_COLUMN_LIMIT: usize = 4;
 const NICS_IN_ROW_LIMIT: usize = 6;
 const TWO_COLUMNS_LIMIT: usize = 10;
 
-pub struct Cluster {
+pub struct CoreGroup {
     pub cores: Vec<CoreTile>,
     pub nics: Vec<NicTile>,
     pub tint: Tint,
 }
 
-impl Cluster {
+impl CoreGroup {
     fn columns(&self) -> usize {
         match self.cores.len() {
             0 => 0,
@@ -175,7 +175,7 @@ impl Cluster {
     }
 }
 
-impl Figure for Cluster {
+impl Figure for CoreGroup {
     fn size(&self) -> Size {
         let (cores, nics) = (self.cores_size(), self.nics_size());
         let drop = if self.cores.is_empty() || self.nics.is_empty() { 0.0 } else { DROP };
