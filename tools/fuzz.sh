@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs each fuzz target for so many seconds, one after the other; stops at the first crash:
-# `tools/fuzz.sh SECONDS [TARGET...]`. New inputs go to fuzz/corpus-grown, which git does not keep.
+# Runs each fuzz target for SECONDS, one after the other, and stops at the first crash: `tools/fuzz.sh SECONDS [TARGET...]`.
+# New inputs go to fuzz/corpus-grown, which git ignores.
 set -eu
 cd "$(dirname "$0")/.."
 seconds=$1

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Whether this compiler loses a comparison that is used twice, and where in this tree: `tools/miscompiled.py`.
 
-First it compiles the smallest program that shows the fault (docs/decisions/0022-a-miscompiled-count.md). A compiler
-that gets it right is named, and that is all. With one that does not, the product's code and all that it depends on
-are checked in the release profile, and every function is looked at before and after the faulty pass: a comparison that
-the pass has removed must have no use left. The exit status is 1 when one has.
+It compiles the smallest program that shows the fault (docs/decisions/0022-a-miscompiled-count.md). If the compiler gets
+that right, the script names it and ends. Otherwise it checks this tree and its dependencies in the release profile, and
+looks at every function before and after the faulty pass: a comparison that the pass has removed must have no use left.
+If one has, the exit status is 1.
 
 Arguments go to cargo, for example `--workspace --all-targets`. The compiler is RUSTC, or rustc.
 """
@@ -34,12 +34,12 @@ def compiles_right(rustc):
 
 
 def statements(file):
-    """The lines of a function; whether an operand is copied or moved does not matter here."""
+    """The lines of a function. Copies and moves of an operand count as equal."""
     return [line.strip().replace("move _", "copy _") for line in file.read_text().splitlines()]
 
 
 def lost(before, after):
-    """The uses that are left of comparisons that the pass has removed."""
+    """The remaining uses of comparisons that the pass has removed."""
     kept = {line for line in after if COMPARISON.match(line)}
     removed = {match[1] for line in before if line not in kept and (match := COMPARISON.match(line))}
     uses = [re.compile(rf"(?:copy |&|&mut |&raw const |&raw mut )\(*{local}\b") for local in removed]
@@ -47,11 +47,11 @@ def lost(before, after):
 
 
 def search(arguments):
-    """Functions looked at, and the lines of each that uses a comparison which is gone."""
+    """The number of functions, and the lines of each function that use a removed comparison."""
     target = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "miscompiled"
     mir = target / "mir"
     cargo = [os.environ.get("CARGO", "cargo")]
-    # What other crates were compiled to is kept; of our own nothing is, so that no function stays that is gone.
+    # Results of other crates are kept. Our own are removed, so that no deleted function stays.
     metadata = subprocess.run([*cargo, "metadata", "--no-deps", "--format-version=1"], cwd=ROOT, check=True,
                               stdout=subprocess.PIPE)
     members = json.loads(metadata.stdout)["packages"]
@@ -63,7 +63,7 @@ def search(arguments):
             file.unlink()
 
     flags = ["always-encode-mir=yes", f"dump-mir={PASS}", f"dump-mir-dir={mir}", "dump-mir-exclude-pass-number=yes"]
-    # Options for the compiler's developers, which a released compiler takes when it is told to.
+    # Options for the compiler's developers; RUSTC_BOOTSTRAP lets a released compiler take them.
     environment = {"RUSTC_BOOTSTRAP": "1", "RUSTFLAGS": " ".join("-Z" + flag for flag in flags)}
     command = [*cargo, "check", "--quiet", "--release", "--target-dir", target, *arguments]
     subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True)
@@ -76,7 +76,7 @@ def search(arguments):
         if uses := lost(statements(before), statements(after)):
             found[after.name.removesuffix(f".{PASS}.after.mir")] = uses
     if ours == 0:
-        sys.exit(f"the compiler wrote no function of this tree to {mir}: nothing was searched; remove {target}")
+        sys.exit(f"the compiler wrote no function of this tree to {mir}, so nothing was searched; remove {target}")
     return looked_at, found
 
 
@@ -95,11 +95,11 @@ def main():
         print(f"{function} is miscompiled:", *uses, sep="\n    ")
     if found:
         sys.exit("write it without a bool that is both counted and returned: docs/decisions/0022-a-miscompiled-count.md")
-    print(f"none of {looked_at} functions of this tree and what it depends on is miscompiled")
+    print(f"none of {looked_at} functions of this tree and its dependencies is miscompiled")
 
 
 if __name__ == "__main__":
     try:
         main()
     except subprocess.CalledProcessError as error:
-        sys.exit(f"failed, as said above: {' '.join(map(str, error.cmd))}")
+        sys.exit(f"failed, see above: {' '.join(map(str, error.cmd))}")

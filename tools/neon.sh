@@ -1,6 +1,6 @@
 #!/bin/sh
-# The tests of kernels and codecs on an emulated 64-bit Arm: builds them for it and runs them with qemu.
-# Needs Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user, and rustup's target.
+# Builds the tests of kernels and codecs for 64-bit Arm and runs them with qemu. Needs Debian's gcc-aarch64-linux-gnu,
+# libc6-dev-arm64-cross and qemu-user, and rustup's target.
 set -eu
 cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Another compiler than the machine's: gets the rustc of Debian unstable, and runs the unit tests of what moves and sums
-# with it, in the release profile: `tools/other-compiler.sh`.
+# Gets the rustc of Debian unstable, and runs the unit tests of fabric and pbox-core with it, in the release profile:
+# `tools/other-compiler.sh`.
 #
-# Nothing is installed: the packages (100 MB) are unpacked in target/other-compiler, and run there with their own C
-# library. It needs Debian's apt and no root. Where they cannot be had, it says so and exits with status 3.
+# It installs nothing: it unpacks the packages (100 MB) in target/other-compiler, and runs them there with their own C
+# library. It needs Debian's apt, but no root. If it cannot get the packages, it says so and exits with status 3.
 set -eu
 cd "$(dirname "$0")/.."
 dir=$PWD/target/other-compiler
@@ -35,14 +35,14 @@ APT::Sandbox::User "";
 END
     export APT_CONFIG="$dir/apt/apt.conf"
     apt-get update -qq >&2 || not_had "Debian unstable cannot be reached"
-    # What the compiler and its libraries need to run; the C compiler is the machine's.
+    # What the compiler and its libraries need to run. The C compiler is the machine's.
     libraries=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
         --no-enhances libstd-rust-dev | grep '^[a-z]' | sort -u)
     # shellcheck disable=SC2086
     (cd "$dir/packages" && apt-get download -qq rustc $libraries >&2) || not_had "its packages cannot be downloaded"
     for package in "$dir"/packages/*.deb; do dpkg-deb -x "$package" "$root"; done
     loader=$(find "$root" -name 'ld-linux-*.so.*' | head -n 1)
-    # Not a shell's script: sh drops variables with a hyphen in their names, which cargo hands to the compiler.
+    # Not a shell script: sh drops variables with a hyphen in their names, and cargo gives such variables to the compiler.
     cat >"$dir/rustc" <<END
 #!$(python3 -c 'import sys; print(sys.executable)')
 import os, sys

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds the Python package as its users do, installs it in a virtual environment, checks its types and runs its
-# tests: `tools/python.sh`. Arguments go to pytest. The environment is in target/python (or PHUB_PYTHON_DIR).
+# Builds the Python package as its users do, installs it in a virtual environment, checks its types and runs its tests:
+# `tools/python.sh`. Arguments go to pytest. The environment is in target/python (or PHUB_PYTHON_DIR).
 #
-# PyTorch, scikit-learn and NumPy are the system's (PHUB_PYTHON names another interpreter, such as one of an
-# environment with a newer PyTorch). Tests of what is not there are skipped, and say so.
+# PyTorch, scikit-learn and NumPy are the system's (PHUB_PYTHON names another interpreter, for example of an environment
+# with a newer PyTorch). Tests of missing packages are skipped, with a message.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -35,7 +35,7 @@ pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8'
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
     "$root/worker-shim/python"
-# The installed package is what is tested, not the sources: from a directory that does not have them.
+# Tests use the installed package, not the sources, so they run from a directory without the sources.
 cd "$dir"
 mypy --config-file "$root/worker-shim/python/pyproject.toml" -p phub
 python -m mypy.stubtest --ignore-disjoint-bases phub._phub

@@ -3,8 +3,8 @@
 
     tools/record-torch.py > pbox-core/tests/data/torch.json
 
-Single-tensor CPU optimizers in f32. Numbers are written as the bits of an f32, so that nothing is
-rounded on the way; settings are rounded to f32 first, because the hub keeps them so.
+Single-tensor CPU optimizers in f32. Numbers are written as the bits of an f32, so that nothing is rounded; settings are
+rounded to f32 first, because the hub keeps them so.
 """
 
 import json

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs what is missing on Debian or Ubuntu: `tools/setup.sh`. It never fails for want of hwloc:
+# Installs what is missing on Debian or Ubuntu: `tools/setup.sh`. It does not fail if hwloc is missing:
 # `tools/setup.sh features` then prints the flag that builds without it.
 set -u
 
-# hwloc 2.8 is what the bindings are built for; Debian 12 and Ubuntu 24.04 have it.
+# The bindings need hwloc 2.8; Debian 12 and Ubuntu 24.04 have it.
 has_hwloc() { pkg-config --atleast-version=2.8 hwloc 2>/dev/null && pkg-config --exists libudev; }
 
 if [ "${1:-}" = features ]; then

@@ -1,7 +1,6 @@
 #!/bin/sh
-# Writes fabric/src/verbs/handles/ffi.rs anew, from the machine's infiniband/verbs.h. Needs libibverbs-dev, libclang
-# and `cargo install bindgen-cli`. Only when something of libibverbs is wanted that is not there yet: the
-# file is checked in so that no build needs any of these.
+# Writes fabric/src/verbs/handles/ffi.rs from the machine's infiniband/verbs.h. Needs libibverbs-dev, libclang and `cargo
+# install bindgen-cli`. Run it only to add something of libibverbs: the file is checked in, so no build needs these.
 set -eu
 cd "$(dirname "$0")/.."
 file=fabric/src/verbs/handles/ffi.rs
@@ -12,7 +11,7 @@ functions="$functions|resize_cq|destroy_cq|get_cq_event|ack_cq_events|create_qp|
 functions="$functions|get_async_event|ack_async_event|fork_init)"
 types='ibv_(port_attr|wc|send_wr|recv_wr|sge|qp_attr|qp_init_attr|async_event|wc_status|wc_opcode|access_flags'
 types="$types|send_flags|wr_opcode|qp_state|qp_attr_mask|qp_type|event_type|port_state|mtu)"
-# Only seen behind pointers: no layout needed.
+# Used only behind pointers: no layout needed.
 opaque='ibv_ah ibv_mw ibv_mw_bind ibv_srq ibv_wq ibv_device _compat_ibv_port_attr'
 set -- --raw-line 'use libc::{pthread_cond_t, pthread_mutex_t};'
 for type in $opaque; do

@@ -14,9 +14,9 @@ TABLE = "length.csv"
 FIELDS = ["task", "method", "seed", "round", "worker", "hub"]
 METHODS = ["plump", "quant", "slim", "core", "slim-once", "core-once", "kept", "dgc-fifth", "asgd"]
 ROUNDS = {"digits": 440, "text": 6000}
-# The paper selects some twenty times in a run: every 20,000 of some 400,000 mini-batches.
+# The paper selects about twenty times in a run: every 20,000 of about 400,000 mini-batches.
 SELECTIONS = 20
-# Whatever ends this process ends its children.
+# However this process ends, its children end with it.
 MINE = ["setpriv", "--pdeathsig", "KILL"]
 
 
@@ -27,7 +27,7 @@ def main():
 
 
 def one(args, task, method, seed):
-    """The rows of one run: a hub of its own, and its workers."""
+    """The rows of one run, with its own hub and workers."""
     rounds = args.rounds or ROUNDS[task]
     serve = [*MINE, *runs.serving(args, "127.0.0.1:0")]
     hub = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, env=dict(os.environ, RUST_LOG="warn"))

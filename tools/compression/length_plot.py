@@ -16,7 +16,7 @@ COLOURS = {**COLOURS, "slim-once": "#16a085", "core-once": "#34495e", "kept": "#
 # Methods of each picture. P3 has Plump-DP's bits.
 PICTURES = [("plump", "quant", "dgc-fifth", "asgd", "slim"),
             ("plump", "slim", "slim-once", "core", "core-once", "kept")]
-# Looks at the end of a run that are averaged: one look alone is off by half a point of chance.
+# Evaluations at the end of a run that are averaged: a single one is off by half a point of chance.
 LAST = 5
 
 
@@ -25,7 +25,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", default="target/compression/length.csv", help="what length.py wrote")
     parser.add_argument("--out", default="target/compression", help="folder of the picture")
-    parser.add_argument("--early", type=int, default=900, help="a round that is told beside the end")
+    parser.add_argument("--early", type=int, default=900, help="a round to show beside the end")
     args = parser.parse_args()
     runs = collections.defaultdict(lambda: collections.defaultdict(list))
     with open(args.runs, newline="") as file:
@@ -76,7 +76,7 @@ def tell(runs, early):
 
 
 def end(looks, which):
-    """The mean of a run's last looks."""
+    """The mean of a run's last evaluations."""
     return statistics.mean(look[which] for look in looks[-LAST:])
 
 

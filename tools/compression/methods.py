@@ -11,15 +11,15 @@ class Method:
     """A way to train with several workers.
 
     Attributes:
-        title: for people.
+        title: its name in pictures and tables.
         compression: what is sent; None: everything.
         consistency: how far workers may be apart.
-        schedule: in what order.
+        schedule: the order of sending.
         rate: multiplies the task's learning rate.
         local: the worker steps by itself and pushes what its step changed, and the hub adds the mean of that
-            (Slim-DP, algorithm 1); else it pushes gradients and the hub steps.
-        keep: of what the worker changed by itself, what was not sent is sent later.
-        once: Slim-DP's core is selected after the first round and never again.
+            (Slim-DP, algorithm 1). Otherwise it pushes gradients and the hub steps.
+        keep: changes that are not sent are sent later.
+        once: Slim-DP selects its significant set after the first round and never again.
     """
 
     title: str
@@ -41,10 +41,10 @@ METHODS = {
     "slim-once": Method("Slim-DP, one core (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True, once=True),
     "core-once": Method("Slim-DP, one core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True, once=True),
     "kept": Method("Slim-DP that keeps (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True, keep=True),
-    # Momentum, which is the method's, sums ten gradients of one place: a tenth of the rate.
+    # The method's momentum sums ten gradients of one parameter: a tenth of the rate.
     "dgc": Method("DGC (1%)", phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.1),
-    # What is sent loses its momentum, and the largest is sent often: a fifth learns as fast as Plump-DP at first.
+    # A sent parameter loses its momentum, and the largest are sent often: a fifth learns as fast as Plump-DP at first.
     "dgc-fifth": Method("DGC (1%), a fifth", phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.2),
-    # Four steps where the others have one.
+    # Four steps for one step of the others.
     "asgd": Method("ASGD", consistency="asp", rate=0.25),
 }

@@ -30,14 +30,14 @@ def main():
     parser.add_argument("--mbit", type=int, default=1000, help="rate of each link, both ways")
     args = parser.parse_args()
     machines = Machines(runs.WORKERS + 1)
-    # The hub has as many links as PBox has, in one: all workers' together.
+    # Like a PBox with many links, the hub has the rate of all workers together, in one link.
     machines.limit([args.mbit] * runs.WORKERS + [args.mbit * runs.WORKERS], SOCKET_BYTES)
     runs.all_of(args, TABLE, FIELDS, {"mbit": args.mbit}, lambda *run: one(machines, args, *run),
                 lambda row: f"{row[5]:.4f} after {row[4]:.1f} s")
 
 
 def one(machines, args, task, method, seed):
-    """The rows of one run: a hub of its own, and its workers."""
+    """The rows of one run, with its own hub and workers."""
     hub_at = f"{machines.address(HUB)}:7077"
     serve = machines.inside(HUB, runs.serving(args, hub_at))
     hub = subprocess.Popen(serve, stdout=subprocess.DEVNULL, env=dict(os.environ, RUST_LOG="warn"))

@@ -1,4 +1,4 @@
-"""What all runs of a training share: options, a table that remembers them, and a hub with its workers."""
+"""What all trainings share: options, a table of runs, and a hub with its workers."""
 
 import argparse
 import csv
@@ -15,21 +15,21 @@ def options(description, table, tasks, methods):
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", default="target/compression", help=f"folder of {table}")
     parser.add_argument("--binaries", default="target/release", help="where phub-server is")
-    parser.add_argument("--python", default=sys.executable, help="a Python that has phub, NumPy and scikit-learn")
+    parser.add_argument("--python", default=sys.executable, help="a Python with phub, NumPy and scikit-learn")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="comma list: other weights and batches")
     parser.add_argument("--tasks", default=tasks, help="comma list of digits, text")
     parser.add_argument("--methods", default=",".join(methods), help="comma list of methods.py")
-    parser.add_argument("--rounds", type=int, help="rounds of each run; by task where left out")
+    parser.add_argument("--rounds", type=int, help="rounds of each run; by default those of the task")
     parser.add_argument("--batch", type=int, default=16, help="samples of each worker in a round")
-    parser.add_argument("--fresh", action="store_true", help="forget former runs")
+    parser.add_argument("--fresh", action="store_true", help="discard earlier runs")
     return parser
 
 
 def all_of(args, table, fields, same, one, told):
-    """Makes the runs that are not in the table yet, one after another.
+    """Makes the runs that the table lacks, one after another.
 
-    `same` are fields that a run of now has in common with those that count as made; `one(task, method, seed)` gives the
-    rows of a run, and `told(row)` the words about its last one.
+    A run counts as made if its `same` fields are equal. `one(task, method, seed)` returns the rows of a run, and
+    `told(row)` the text about its last row.
     """
     os.makedirs(args.out, exist_ok=True)
     path = os.path.join(args.out, table)
@@ -55,9 +55,9 @@ def serving(args, listen):
 
 
 def trained(args, hub, settings, inside):
-    """What rank 0 says of a run at `hub`, a process that this ends: a record for each measurement.
+    """What rank 0 reports of a run, a record for each measurement. Ends the process `hub`.
 
-    `settings` are worker.py's but for the rank; `inside(rank, command)` is the command at the place of that worker.
+    `settings` are worker.py's without the rank; `inside(rank, command)` is the command for the place of that worker.
     """
     workers = []
     try:
@@ -68,7 +68,7 @@ def trained(args, hub, settings, inside):
             command = ["env", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", args.python, script, json.dumps(mine)]
             out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
             workers.append(subprocess.Popen(inside(rank, command), stdout=out, text=True))
-        said, _ = workers[-1].communicate(timeout=60 + settings["rounds"])  # a second a round is long
+        said, _ = workers[-1].communicate(timeout=60 + settings["rounds"])  # at most a second a round
         codes = [worker.wait(timeout=60) for worker in workers]
         if any(codes):
             what = " ".join(str(settings[name]) for name in ("task", "method", "seed"))

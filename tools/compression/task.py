@@ -1,4 +1,4 @@
-"""What is learned, and by what network. NumPy alone; knows no hub and no worker."""
+"""The tasks and their network. NumPy alone; knows no hub and no worker."""
 
 import sysconfig
 from pathlib import Path
@@ -11,7 +11,7 @@ HIDDEN = 512
 
 
 class Task:
-    """Samples to train with and others to test with; features in rows."""
+    """Samples to train and to test; features in rows."""
 
     def __init__(self, inputs, labels, classes, test_part, rate):
         order = np.random.default_rng(1).permutation(len(labels))
@@ -33,7 +33,7 @@ class Task:
         return {name: draw[len(shape) == 2](shape).astype(np.float32) for name, shape in self.shapes().items()}
 
     def batches(self, seed, rank, workers, size):
-        """Without end: a worker's `size` samples of each batch. Every worker shuffles alike."""
+        """An endless series: a worker's `size` samples of each batch. Every worker shuffles alike."""
         random, (inputs, labels) = np.random.default_rng([3, seed]), self.train
         while True:
             order = random.permutation(len(labels))
@@ -51,7 +51,7 @@ def digits():
 
 
 def text():
-    """The letter after each six in the text of Python's own help; 40,000 of them, one in ten tests."""
+    """The letter after each six letters in the text of Python's own help; 40,000 samples, one in ten tests."""
     letters = np.frombuffer(Path(sysconfig.get_path("stdlib"), "pydoc_data", "topics.py").read_bytes(), np.uint8)
     letters = np.where((letters >= 32) & (letters < 127), letters - 31, 0)
     starts = np.random.default_rng(4).choice(len(letters) - CONTEXT, 40_000, replace=False)

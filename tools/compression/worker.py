@@ -1,4 +1,4 @@
-"""One worker of a run: `worker.py SETTINGS`, JSON. Rank 0 prints a line of JSON for each look at the test samples."""
+"""One worker of a run: `worker.py SETTINGS`, JSON. Rank 0 prints a line of JSON for each evaluation."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from task import TASKS, accuracy, backward
 
 
 def main():
-    """Trains, and says how it goes."""
+    """Trains, and reports."""
     run = json.loads(sys.argv[1])
     task, method = TASKS[run["task"]](), METHODS[run["method"]]
     rank, workers, seed = run["rank"], run["workers"], run["seed"]
@@ -36,14 +36,14 @@ def main():
                 spent += time.perf_counter() - looked
                 line = {"round": number, "seconds": spent, "accuracy": accuracy(weights, *task.test)}
                 if run["hub_too"]:
-                    # With Slim-DP the hub's weights are the model, and a worker's are others between two selections.
+                    # With Slim-DP the hub's weights are the model. A worker's own differ between two selections.
                     line["hub"] = accuracy(session.state().tensors, *task.test) if method.local else line["accuracy"]
                 print(json.dumps(line), flush=True)
                 looked = time.perf_counter()
 
 
 def hub_step(session, weights, batch, _rate):
-    """Gradients go out as they come, from the last layer on; the hub steps."""
+    """Pushes gradients as they are made, from the last layer on; the hub steps."""
     for name, gradient in backward(weights, *batch):
         session.gradient(name)[:] = gradient
         session.push(name)
@@ -51,8 +51,8 @@ def hub_step(session, weights, batch, _rate):
 
 
 def local_step(session, weights, batch, rate):
-    """This worker steps by itself and pushes what that changed; the hub's values of what was sent come back (Slim-DP,
-    algorithm 1)."""
+    """Steps locally and pushes what the step changed; the hub's values of what was sent come back (Slim-DP, algorithm
+    1)."""
     for name, gradient in list(backward(weights, *batch)):
         change = np.float32(rate) * gradient
         weights[name] -= change
@@ -62,7 +62,7 @@ def local_step(session, weights, batch, rate):
 
 
 def keeping_step(session, weights, batch, rate):
-    """The same, but what was not sent of a change goes out with the next one that is: no step is lost."""
+    """The same, but a change that was not sent goes with a later push: no step is lost."""
     for name, gradient in list(backward(weights, *batch)):
         change = np.float32(rate) * gradient
         weights[name] -= change

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tests of tools/figures, of `make test`: the pure parts, then the rig with a toy where this machine can run it.
+# The tests of tools/figures, a part of `make test`: the pure parts, then the rig with a toy if this machine can run it.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures P3's figures on machines made of namespaces. Started by run.sh, which gives it namespaces of its own."""
+"""Measures P3's figures on machines made of namespaces. run.sh starts it in its own namespaces."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from table import Table
 
 
 def main():
-    """Measures what is not there, then says what there is."""
+    """Measures the missing runs, then prints and draws all."""
     args = arguments().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("figures: ended by SIGTERM"))
     os.makedirs(args.out, exist_ok=True)
@@ -22,7 +22,7 @@ def main():
     points = chosen(args.only, args.quick, args.hubs)
     if args.at_most:
         points = points[: args.at_most]
-    # All points once, then again: what changes on the machine in the meantime is in the spread of each.
+    # All points once, then again, so that a change of the machine shows in the spread of each point.
     runs = [(point, repeat) for repeat in range(args.repeats) for point in points]
     todo = [run for run in runs if not table.has(*run)]
     print(f"{len(points)} points, {args.repeats} runs each; {len(runs) - len(todo)} are in {table.path}", flush=True)
@@ -43,26 +43,26 @@ def main():
 
 
 def arguments():
-    """As run.sh --help says them."""
+    """The options that run.sh --help lists."""
     parser = argparse.ArgumentParser(prog="tools/figures/run.sh", description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", choices=list(KINDS),
                         help=f"one of {', '.join(KINDS)}; may be given again; default all but trial")
     parser.add_argument("--quick", action="store_true", help="a few points of each figure, in some minutes")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is in runs.csv")
+    parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--others-at-most", type=float, default=1, metavar="SHARE",
-                        help="measure again the runs in which others had more of the cores, like 0.3")
+                        help="measure again the runs in which other work had more of the cores, e.g. 0.3")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
     parser.add_argument("--hubs", choices=["beside", "apart"],
                         help="for all points, one beside each worker, or one on a machine of its own; default as P3's")
     parser.add_argument("--at-most", type=int, metavar="N", help="the first N points only")
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")
-    parser.add_argument("--no-pictures", action="store_true", help="leave at the CSV")
+    parser.add_argument("--no-pictures", action="store_true", help="write the CSV only")
     parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help=argparse.SUPPRESS)
     return parser
 
 
 def series_name(point):
-    """Of the file of a utilisation over time."""
+    """The name of the file with a utilisation over time."""
     return f"utilisation-{point.model}-{point.schedule}"
 
 
@@ -80,6 +80,6 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("figures: interrupted; what was measured is kept, and the same command goes on from there")
+        sys.exit("figures: interrupted; the results are kept, and the same command continues from there")
     except (RuntimeError, ValueError) as error:
         sys.exit(f"figures: {error}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures iBatch's pulls on machines made of namespaces, and simulates those that do not fit. Started by run.sh ibatch."""
+"""Measures and simulates iBatch's pulls on machines made of namespaces. `run.sh ibatch` starts it."""
 
 import argparse
 import csv
@@ -15,16 +15,16 @@ from machines import MTU, Machines
 from run import PORT, Failed, attend, await_hub, start_hub
 
 BATCHINGS = ["ibatch", "greedy", "layer", "all"]
-# The measured cluster: computing and pulls about as long as each other, where batches matter.
+# The measured cluster: computing and pulls take about equally long, so that batches matter.
 MODEL, SHRINK, TIME, MBIT, START_UP_MS = "vgg19-22k", 48, 1.6, 300, 8
-# Of a message without bytes here, with the wake-up that it is: fitted to layer by layer on two machines, once.
+# The time of a message without bytes, with its wake-up: fitted once to layer by layer on two machines.
 LATENCY_MS = 2
 # The paper's figure 3: GoogLeNet on six machines; model, shrink, time.
 FIGURE_3 = {"machines": 6, "setting": ("googlenet", 8, 2)}
-# Eight machines share the cores of four: everything is twice as slow.
+# Eight machines share the cores of four: everything takes twice as long.
 COUNTS = [2, 4, 8]
 ITERATIONS = 5
-# Of a machine's frames, what is not header.
+# The share of a machine's frames that is not header.
 GOODPUT = (MTU - 52) / (MTU + 14)
 SOCKET_BYTES, CHUNK_BYTES = 8 << 10, 4096
 LIMIT_S = 180
@@ -33,12 +33,12 @@ COLUMNS = ["model", "machines", "batching", "repeat", "iteration_ms", "to_last_l
 
 
 def slower(count):
-    """How much slower everything is on so many machines, whose cores are the same ones."""
+    """How much slower everything is with this many machines, which share the cores."""
     return max(1, count / 4)
 
 
 def simulate(binaries, **options):
-    """What phub-cluster says."""
+    """The report of phub-cluster."""
     words = [word for name, value in options.items() for word in option(name, value)]
     done = subprocess.run([f"{binaries}/phub-cluster", *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -47,13 +47,13 @@ def simulate(binaries, **options):
 
 
 def option(name, value):
-    """In the program's words; a switch is there or not."""
+    """Arguments of the program; a switch has no value."""
     name = "--" + name.replace("_", "-")
     return [name] * value if isinstance(value, bool) else [name, str(value)]
 
 
 def measure(machines, binaries, batching, model=MODEL, shrink=SHRINK, time_scale=TIME, iterations=ITERATIONS):
-    """What each worker reports."""
+    """The report of each worker."""
     count = machines.count
     machines.limit([MBIT / slower(count)] * count, SOCKET_BYTES)
     processes = []
@@ -82,7 +82,7 @@ def measure(machines, binaries, batching, model=MODEL, shrink=SHRINK, time_scale
 
 
 def simulated(binaries, count):
-    """The measured cluster, on the simulation's clock."""
+    """The simulation of the measured cluster."""
     slow = slower(count)
     answer = simulate(binaries, compute=MODEL, shrink=SHRINK, time_scale=TIME * slow, nodes=count,
                       gbps=MBIT / slow / 1000 * GOODPUT, start_up_ms=START_UP_MS * slow, latency_ms=LATENCY_MS,
@@ -91,7 +91,7 @@ def simulated(binaries, count):
 
 
 def row(count, batching, repeat, reports, simulation):
-    """Of a run: means of all workers."""
+    """A row of a run: means over all workers."""
     mean = lambda of: statistics.mean(of(report) for report in reports)  # noqa: E731
     profile = reports[0]["pull"]["profile"]
     values = {
@@ -107,7 +107,7 @@ def row(count, batching, repeat, reports, simulation):
 
 
 def layers(reports):
-    """Figure 3: of GoogLeNet's parts, the paper's layers, what each takes to pull and to compute."""
+    """Figure 3: the times to pull and to compute each part of GoogLeNet, the paper's layers."""
     profile = reports[0]["pull"]["profile"]
     parts = {}
     named = zip(reports[0]["compute"]["layers"], profile["transfer_ms"], strict=True)
@@ -120,7 +120,7 @@ def layers(reports):
 
 
 def say(rows):
-    """The table of docs/figures/batches.md: medians, lowest and highest; what was promised is over what came."""
+    """The table of docs/figures/batches.md: medians, lowest and highest; percentages are prediction over measurement."""
     print("\n| machines | batches | iteration, ms | simulated | to the last layer, ms | predicted | simulated |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for count in dict.fromkeys(row["machines"] for row in rows):
@@ -133,13 +133,13 @@ def say(rows):
 
 
 def spread(rows, name):
-    """Of a column."""
+    """Median, lowest and highest of a column."""
     values = [float(row[name]) for row in rows]
     return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
 
 
 def off(rows, promised, came):
-    """How far each row's promise was off, from the lowest to the highest, where there is one."""
+    """The error of the predictions of these rows, lowest to highest, if there are any."""
     shares = sorted(100 * (float(row[promised]) / float(row[came]) - 1) for row in rows if row[promised])
     return f"{shares[0]:+.0f} to {shares[-1]:+.0f}%" if shares else ""
 
@@ -155,10 +155,10 @@ def write(path, columns, rows):
 def main():
     """Measures, and writes a row for each run; then the profile of figure 3."""
     parser = argparse.ArgumentParser(prog="tools/figures/run.sh ibatch", description=__doc__)
-    parser.add_argument("--counts", default=",".join(map(str, COUNTS)), help="of machines (%(default)s)")
+    parser.add_argument("--counts", default=",".join(map(str, COUNTS)), help="numbers of machines (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")
-    parser.add_argument("--no-pictures", action="store_true", help="leave at the CSV")
+    parser.add_argument("--no-pictures", action="store_true", help="write the CSV only")
     parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help=argparse.SUPPRESS)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ibatch: ended by SIGTERM"))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""iBatch's cluster of up to 72 nodes, simulated: writes ibatch-model.csv and says what the paper's figures say.
+"""Simulates iBatch's cluster of up to 72 nodes, writes ibatch-model.csv and prints the numbers of the paper's figures.
 
-Two numbers of the paper's text set what it does not say, both of VGG19-22K: how fast a node computes (default PS: 26
-times one node on 72) and what a pull's start-up is (on 30, layer by layer 21 and default PS 22). Everything else
-follows: eight blades of 10 Gb/s carry all nodes, each node is worker and server, tensors lie evenly on all servers.
+Two numbers of the paper's text, both of VGG19-22K, set what it leaves open: how fast a node computes (default PS: 26
+times one node on 72) and the start-up of a pull (on 30, layer by layer 21 and default PS 22). The rest follows: eight
+blades of 10 Gb/s carry all nodes, each node is worker and server, tensors lie evenly on all servers.
 """
 
 import argparse
@@ -13,19 +13,19 @@ import os
 from ibatch import simulate
 
 MODELS = ["googlenet", "inception3", "vgg19", "vgg19-22k"]
-# Modules, which the paper counts as layers, are what is before this character in a layer's name.
+# A module, which the paper counts as a layer, is the part of a layer's name before this character.
 JOIN_BY = {"googlenet": {"join_by": "/"}, "inception3": {"join_by": "."}}
 NODES = [1, 2, 4, 6, 8, 12, 18, 24, 30, 40, 50, 60, 72]
 BLADES, BLADE_GBPS = 8, 10
 DEFAULT_AT_72, DEFAULT_AT_30, LAYER_AT_30 = 26, 22, 21
-# Where pulling all takes as long as computing forward, and around it.
+# Around the point where pulling all takes as long as computing forward.
 LOADS = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4]
 COLUMNS = ["figure", "model", "nodes", "load", "batching", "iteration_ms", "speedup", "pull_ms", "pull_and_forward_ms",
            "forward_ms", "overlap_ms", "bound_ms", "batches"]
 
 
 def cluster(binaries, model, nodes, scale, start_up_ms, gbps=None, **more):
-    """The paper's: gradients leave after the backward pass."""
+    """The paper's cluster: gradients leave after the backward pass."""
     gbps = gbps or BLADE_GBPS * min(1, BLADES / nodes)
     return simulate(binaries, compute=model, nodes=nodes, gbps=gbps, time_scale=scale, start_up_ms=start_up_ms,
                     spread="even", **JOIN_BY.get(model, {}), **{"push_at_the_end": True, **more})
@@ -37,7 +37,7 @@ def of(answer, batching):
 
 
 def speedup(answer, batching):
-    """Over one node that communicates nothing."""
+    """The speedup over one node that communicates nothing."""
     return answer["nodes"] * answer["computing"] / of(answer, batching)["iteration"]
 
 
@@ -50,7 +50,7 @@ def solve(low, high, rises_at):
 
 
 def calibrate(binaries):
-    """The trace's time scale, and the start-up in ms: each in turn, as the second moves the first a little."""
+    """The trace's time scale, and the start-up in ms: each in turn, because the second moves the first a little."""
     start_up_ms, scale = 0.0, 1.0
     for _ in range(4):
         scale = solve(0.1, 1000, lambda scale, ms=start_up_ms: speedup(
@@ -64,7 +64,7 @@ def calibrate(binaries):
 
 
 def rows_of(figure, answer, load=""):
-    """One for each way to choose batches."""
+    """A row for each way to choose batches."""
     for each in answer["batchings"]:
         yield {
             "figure": figure, "model": answer["compute"], "nodes": answer["nodes"], "load": load,
@@ -94,7 +94,7 @@ def main():
     for nodes in NODES:
         answer = cluster(args.binaries, "vgg19-22k", nodes, scale, start_up_ms, push_at_the_end=False)
         rows += rows_of("5-pushed-as-made", answer)
-    # How much depends on what the paper does not say: nodes that compute faster or slower beside their links.
+    # How much depends on what the paper leaves open: nodes that compute faster or slower.
     at_72 = cluster(args.binaries, "vgg19-22k", 72, scale, start_up_ms)
     ratio = of(at_72, "all")["pull"] / at_72["forward"]
     for load in LOADS:

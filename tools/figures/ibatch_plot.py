@@ -10,12 +10,12 @@ import style
 NAMES = {"googlenet": "GoogLeNet", "inception3": "Inception-V3", "vgg19": "VGG19", "vgg19-22k": "VGG19-22K"}
 WAYS = {"ibatch": ("iBatch, optimum", "#1e8449"), "greedy": ("iBatch, greedy", "#7dbb8f"),
         "layer": ("layer by layer", "#2b7bba"), "all": ("default PS", "#c0392b")}
-# What the paper's text says of VGG19-22K.
+# Numbers of the paper's text for VGG19-22K.
 PAPER = {"ibatch": [(30, 25), (72, 45)], "layer": [(30, 21), (72, 32)], "all": [(30, 22), (72, 26)]}
 
 
 def main():
-    """Each figure for which there is something."""
+    """Each figure that has data."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
     args, _ = parser.parse_known_args()
@@ -27,13 +27,13 @@ def main():
 
 
 def read(path):
-    """Its rows."""
+    """The rows of a file."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 
 def draw_layers(out, rows):
-    """Figure 3: what the parts of GoogLeNet take to pull and to compute."""
+    """Figure 3: the times to pull and to compute the parts of GoogLeNet."""
     figure, axes = plt.subplots(figsize=(6, 2.4))
     places = range(len(rows))
     for shift, column, label in [(-0.2, "pull_ms", "pull, with its start-up"), (0.2, "forward_ms", "forward")]:
@@ -45,7 +45,7 @@ def draw_layers(out, rows):
 
 
 def draw_speedup(out, rows):
-    """Figure 5: times one node, by the number of nodes."""
+    """Figure 5: speedup over one node, by the number of nodes."""
     figure, panels = plt.subplots(1, 4, figsize=(11, 2.9), sharey=True)
     for axes, (model, name) in zip(panels, NAMES.items()):
         axes.plot([0, 72], [0, 72], "--", color="#999999", linewidth=0.8, label="linear")
@@ -63,7 +63,7 @@ def draw_speedup(out, rows):
 
 
 def draw_parts(out, rows):
-    """Figure 7: what of pull and forward overlaps, on 72 nodes, over the default's time."""
+    """Figure 7: the overlap of pull and forward on 72 nodes, over the default's time."""
     models = ["inception3", "vgg19", "vgg19-22k"]
     figure, panels = plt.subplots(1, len(models), figsize=(9, 2.8), sharey=True)
     for axes, model in zip(panels, models):
@@ -86,7 +86,7 @@ def draw_parts(out, rows):
 
 
 def draw_gains(out, rows):
-    """No figure of the paper's: what the optimum gains on 72 nodes, by how long pulls are beside computing forward."""
+    """Not in the paper: the gain of the optimum on 72 nodes, by the ratio of pulling to computing forward."""
     figure, panels = plt.subplots(1, 2, figsize=(7, 2.6), sharey=True)
     whole = {"pull_and_forward_ms": "pull and forward", "iteration_ms": "a whole iteration"}
     for axes, (column, title) in zip(panels, whole.items()):

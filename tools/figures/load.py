@@ -1,4 +1,4 @@
-"""How busy the cores and a machine's link are, by /proc. Owned by the thread that measures."""
+"""How busy the cores and a machine's link are, from /proc. Owned by the thread that measures."""
 
 import os
 import time
@@ -7,7 +7,7 @@ HERTZ = os.sysconf("SC_CLK_TCK")
 
 
 class Load:
-    """The cores' time since the start, looked at from time to time."""
+    """Samples of the cores' time since the start."""
 
     def __init__(self, pids):
         self.pids = pids
@@ -15,7 +15,7 @@ class Load:
         self.look()
 
     def look(self):
-        """Remembers how things stand."""
+        """Takes a sample."""
         with open("/proc/stat") as file:
             user, nice, system, idle, iowait, irq, softirq, steal, *_ = map(int, file.readline().split()[1:])
         busy, interrupts = user + nice + system + irq + softirq + steal, irq + softirq
@@ -23,7 +23,7 @@ class Load:
         self.looks.append((time.monotonic(), busy, busy + idle + iowait, own + interrupts))
 
     def shares(self, seconds):
-        """Of the last so many seconds before the last look: busy, and busy for others; of all cores."""
+        """In the last `seconds` before the last sample: the busy share of all cores, and the share of other work."""
         end = self.looks[-1]
         begin = max((look for look in self.looks if look[0] <= end[0] - seconds), default=self.looks[0])
         _, busy, total, own = (late - early for late, early in zip(end, begin))
@@ -48,7 +48,7 @@ class Link:
         self.series = []
 
     def look(self):
-        """Remembers seconds, bytes received, bytes sent."""
+        """Takes a sample: seconds, bytes received, bytes sent."""
         try:
             with open(self.path) as file:
                 lines = file.readlines()
@@ -62,9 +62,9 @@ class Link:
 
 
 def rates(series, step_s):
-    """Of looks of seconds, bytes and bytes: seconds from the first look, Mb/s, Mb/s, for each step.
+    """From samples of seconds, bytes and bytes: seconds since the first sample, Mb/s, Mb/s, for each step.
 
-    A look may be late; bytes between two looks are taken to have come evenly.
+    A sample may be late; bytes between two samples are spread evenly.
     """
     if len(series) < 2:
         return []

@@ -12,15 +12,15 @@ import subprocess
 
 # Jumbo frames, as P3 had them; a frame of TCP carries 8948 bytes in 9014.
 MTU = 9000
-# P3's own settings but for the burst, which must hold a segment that the kernel has not yet cut: 64 KiB.
+# P3's own settings, except for the burst, which must hold a segment that the kernel has not yet cut: 64 KiB.
 LATENCY = "50ms"
 BURST = "128kb"
-# A machine of its own would have its cores for itself.
+# A real machine would have its cores for itself.
 NICE = -5
 
 
 class Machines:
-    """So many, with links that are not yet limited."""
+    """`count` machines, with links that are not yet limited."""
 
     def __init__(self, count):
         self.count = count
@@ -34,15 +34,15 @@ class Machines:
             tell(f"ip -n {name} link set lo up")
             tell(f"ip -n {name} addr add {self.address(machine)}/16 dev eth0")
             tell(f"ip -n {name} link set eth0 up")
-            # What P3's machines had, by the route: a namespace may not always choose it as its default.
+            # As on P3's machines. Set by the route, because a namespace may not always set it as its default.
             tell(f"ip -n {name} route change 10.99.0.0/16 dev eth0 src {self.address(machine)} congctl cubic")
 
     def address(self, machine):
-        """Of its one link."""
+        """The address of its link."""
         return f"10.99.0.{machine + 1}"
 
     def limit(self, mbits, socket_bytes):
-        """Each machine's link, both ways, and what a socket may have in the queue of its link."""
+        """Limits each machine's link, both ways, and what a socket may queue in its link."""
         for machine, mbit in enumerate(mbits):
             tell(f"ip netns exec m{machine} sysctl -qw net.ipv4.tcp_limit_output_bytes={socket_bytes}")
             shape = f"root tbf rate {round(mbit * 1000)}kbit latency {LATENCY} burst {BURST}"
@@ -50,12 +50,12 @@ class Machines:
             tell(f"tc qdisc replace dev port{machine} {shape}")
 
     def inside(self, machine, command):
-        """The command, run there before what else the cores have to do, and ended when this process ends."""
+        """The command that runs there with priority, and ends when this process ends."""
         first = ["nice", "-n", str(NICE), "setpriv", "--pdeathsig", "KILL"]
         return ["ip", "netns", "exec", f"m{machine}", *first, *command]
 
     def remove(self):
-        """Namespaces and links, so that others can be made."""
+        """Removes namespaces and links, so that others can be made."""
         for machine in range(self.count):
             tell(f"ip link del port{machine}")
             tell(f"ip netns del m{machine}")
@@ -63,7 +63,7 @@ class Machines:
 
 
 def tell(command):
-    """Runs it; what it says when it fails is the error."""
+    """Runs a command; its output is the error if it fails."""
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"`{command}` failed: {(done.stderr or done.stdout).strip()}; needs root, iproute2 and tbf")

@@ -15,7 +15,7 @@ COLOURS = {"kvstore": "#c0392b", "sliced": "#2b7bba", "p3": "#1e8449", "asp": "#
 
 
 def main():
-    """All figures for which there is something."""
+    """All figures that have data."""
     args = arguments().parse_args()
     out, table, paper = args.out, Table(f"{args.out}/runs.csv"), read_paper()
     points = {name: chosen([name], quick=False, hubs=args.hubs) for name in FIGURES}
@@ -33,7 +33,7 @@ def read_paper():
 
 
 def curve(axes, table, points, x, style="o-", **kwargs):
-    """Medians with a bar from the lowest to the highest run; whether there were any."""
+    """Draws medians with bars from the lowest to the highest run. Returns whether there were any."""
     found = [(x(point), table.summary(point)) for point in points]
     found = [(at, *summary) for at, summary in found if summary]
     if not found:
@@ -94,7 +94,7 @@ def gain_of(table, by_setting, model, gbps, schedule):
 
 
 def bound_of(table, by_setting, model, gbps):
-    """The bound that was reported with any of the schedules' runs."""
+    """The bound that any run of these schedules has reported."""
     found = (table.summary(by_setting[model, gbps, name], "bound") for name in ("p3", "kvstore"))
     return next((summary[0] for summary in found if summary), None)
 
@@ -186,13 +186,13 @@ def draw_asgd(out, table, points):
 
 
 def legend(axes, loc):
-    """Where there is something to name."""
+    """A legend, if there is something to name."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc=loc)
 
 
 def save(figure, out, name, worth):
-    """Where something is on it."""
+    """Saves the figure if there is something on it."""
     if not worth:
         return plt.close(figure)
     style.save(figure, f"{out}/{name}", dpi=130)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 
 from scale import PAPER_SLICE_BYTES, Scale, share_of_model
 
-# By measuring: with these the cores are less than 60% busy (docs/figures/schedules.md).
+# Measured: with these the cores are less than 60% busy (docs/figures/schedules.md).
 SCALES = {
     "resnet50": Scale(8, 1),
     "inception3": Scale(8, 1),
@@ -19,11 +19,11 @@ SWEEPS = {
     "vgg19": [10, 12.5, 15, 20, 30],
     "sockeye": [2, 4, 6, 8],
 }
-# Beside the one at which the paper shows the model.
+# Besides the rate at which the paper shows the model.
 SHOWN_AT = {"resnet50": 4, "vgg19": 15, "sockeye": 4}
 SCHEDULES = ["kvstore", "sliced", "p3"]
 SLICE_PARAMETERS = [5_000, 10_000, 25_000, 50_000, 250_000, 1_000_000]
-# Of the sweeps, where the hub is on a machine of its own: about where P3 gains most.
+# Rates of the sweeps with the hub on a separate machine: about where P3 gains most.
 APART = {"resnet50": [4], "inception3": [2], "vgg19": [12.5], "sockeye": [4]}
 
 
@@ -41,15 +41,16 @@ class Point:
     series: bool = False
 
     def scale(self):
-        """More machines share the same cores: they are slowed down as much."""
+        """More machines share the same cores, so their times are longer."""
         scale = SCALES[self.model]
         return replace(scale, time=scale.time * max(1, self.machines / 4))
 
     def links(self):
-        """Mb/s of each machine's link: one a worker, and the hub's own where it is apart.
+        """Mb/s of each machine's link: one for each worker, and the hub's own if it is separate.
 
-        Beside the workers, each machine carries gradients and weights each way, and its own hub's share stays in it.
-        Apart, a worker's link carries the model once each way, and is as much slower; the hub's is as fast as all.
+        With hubs beside the workers each machine carries gradients and weights each way, and its own hub's share stays in
+        it. With a separate hub a worker's link carries the model once each way, and is slower accordingly; the hub's link
+        is as fast as all of them.
         """
         mbit = self.scale().mbit(self.gbps)
         if self.hubs == "beside":
@@ -58,7 +59,7 @@ class Point:
         return [worker] * self.machines + [worker * self.machines]
 
     def key(self):
-        """As a row has it."""
+        """The point as a row of the table has it."""
         return tuple(str(getattr(self, field.name)) for field in fields(self))
 
 
@@ -74,7 +75,7 @@ def bandwidth(schedules=SCHEDULES):
 
 
 def apart():
-    """No figure of P3's: as 7, with one hub on a machine of its own and a link as fast as all workers'."""
+    """Not in P3's paper: as figure 7, with one separate hub and a link as fast as all workers' together."""
     for model, rates in APART.items():
         for gbps in rates:
             for schedule in ["kvstore", "p3"]:
@@ -104,14 +105,14 @@ def slices():
 
 
 def asgd():
-    """Appendix B.2, by speed: ASGD answers each push at once, P3 once all workers' are there."""
+    """Appendix B.2, speed only: ASGD answers each push at once, P3 when all workers have pushed."""
     for gbps in [1, 2, 4]:
         yield Point("resnet50", 4, gbps, "sliced", consistency="asp")
         yield Point("resnet50", 4, gbps, "p3")
 
 
 def trial():
-    """No figure: two machines and a toy, to see in a second or two that all of it works."""
+    """No figure: two machines and a toy, to see within two seconds that everything works."""
     yield Point("googlenet", 2, 4, "kvstore")
     yield Point("googlenet", 2, 4, "p3", series=True)
 
@@ -131,7 +132,7 @@ QUICK = [
 
 
 def chosen(figures, quick, hubs=None):
-    """The points of these figures, each once, in order; of all figures where none is named."""
+    """The points of these figures, or of all figures if none is named, each once, in order."""
     points = dict.fromkeys(point for name in (figures or FIGURES) for point in KINDS[name]())
     if quick:
         points = [point for point in QUICK if not figures or point in points]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Whether this machine can run the figures' rig: says what is missing, and ends with 1 then.
+# Checks that this machine can run the figures' rig. If something is missing, it says what and exits with 1.
 set -u
 
 lacks() { echo "figures: $1" >&2 && exit 1; }
@@ -13,4 +13,4 @@ mkdir -p /run/netns
 said=$(unshare --net --mount --pid --fork --kill-child --mount-proc sh -c '
     mount -t tmpfs none /run/netns && ip netns add trial && ip link add trial type veth peer name eth0 netns trial &&
     ip link add switch type bridge && tc qdisc add dev trial root tbf rate 1mbit latency 50ms burst 10kb' 2>&1) ||
-    lacks "this kernel or container gives no namespaces, veth, bridge or tbf: $said"
+    lacks "this kernel or container does not allow namespaces, veth, bridge or tbf: $said"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Says in numbers what the pictures show, as tables of Markdown: gains over the baseline and shares of the bound."""
+"""Prints the pictures' numbers as tables of Markdown: gains over the baseline and shares of the bound."""
 
 from figures import arguments
 from points import NAMES, chosen
@@ -7,7 +7,7 @@ from table import Table
 
 
 def main():
-    """What is in runs.csv."""
+    """Prints all tables of runs.csv."""
     args = arguments().parse_args()
     table = Table(f"{args.out}/runs.csv")
     for figure in ["7", "apart", "10"]:
@@ -25,7 +25,7 @@ def main():
     shares = [float(row["cpu_share"]) - float(row["others_share"]) for row in table.rows]
     others = [float(row["others_share"]) for row in table.rows]
     if shares:
-        print(f"\n{len(shares)} runs; their own share of the cores {spread(shares)}, that of others {spread(others)}")
+        print(f"\n{len(shares)} runs; their share of the cores {spread(shares)}, that of other work {spread(others)}")
 
 
 def rows(table, points):
@@ -43,7 +43,7 @@ def rows(table, points):
 
 
 def of_bound(table, point):
-    """The median's share of it."""
+    """The median's share of the bound."""
     return f"{table.summary(point)[0] / table.summary(point, 'bound')[0]:.2f}"
 
 

@@ -12,12 +12,12 @@ from points import KEY
 from scale import BATCH, CREDIT_BYTES, SOCKET_BYTES, model_gbps, simple_bound
 
 PORT = 7077
-# Iterations that are measured: links and traces have no chance in them, so few do.
+# Measured iterations: links and traces are not random, so few are enough.
 ITERATIONS = 5
 LOOK_S = 0.1
-# Rounds of a run beside these: two to warm up, one exchange, one iteration that leads in; and the join.
+# Other rounds of a run: two to warm up, one exchange, one iteration before the measured ones; and the join.
 MORE_ROUNDS = 5
-# A run that takes so many times what it should has failed.
+# A run that takes this many times the expected time has failed.
 PATIENCE = 10
 
 
@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 def measure(machines, binaries, point, series_path=None):
-    """A row of the table but for its repeat. Machines are as many as the point has."""
+    """A row of the table without its repeat. There are as many machines as the point has."""
     scale = point.scale()
     machines.limit(point.links(), scale.bytes(SOCKET_BYTES))
     processes = []
@@ -41,7 +41,7 @@ def measure(machines, binaries, point, series_path=None):
         processes += workers
         load = Load([process.pid for process in processes])
         link = Link(workers[0].pid)
-        # A series is taken as finely as P3's.
+        # As many samples a second as in P3's figures.
         looks, look_s = [load.look], LOOK_S
         if series_path:
             looks, look_s = [load.look, link.look], scale.sample_ms(10) / 1000
@@ -59,7 +59,7 @@ def measure(machines, binaries, point, series_path=None):
 
 
 def start_hub(machines, binaries, machine, alone):
-    """On its machine: with all cores, or, beside others, with one; they take turns."""
+    """A hub on its machine: with all cores, or, if there are several, with one each, in turn."""
     command = [f"{binaries}/phub-server", "serve", "--listen", f"{machines.address(machine)}:{PORT}"]
     command += ["--idle", "sleep"]
     if not alone:
@@ -71,7 +71,7 @@ def start_hub(machines, binaries, machine, alone):
 
 
 def await_hub(hub):
-    """Until it says where it listens."""
+    """Waits until the hub says where it listens."""
     line = hub.stdout.readline()
     if "control port" not in line:
         raise Failed(f"a hub ended before it listened (it said {line.strip()!r}, exit status {hub.wait()})")
@@ -106,7 +106,7 @@ def start_worker(machines, binaries, point, rank, addresses):
 
 
 def attend(workers, looks, look_s, limit_s):
-    """Looks from time to time until the first worker has reported, and waits for all."""
+    """Takes samples until the first worker has reported, then waits for all."""
     began = time.monotonic()
     next_look = began
     said = {worker: b"" for worker in workers}
@@ -139,7 +139,7 @@ def limit_of(point):
 
 
 def row(point, scale, reports, load):
-    """Of all workers' reports; each speaks of its own samples."""
+    """A row from all workers' reports; each has its own samples."""
     computes = [report["compute"] for report in reports]
     means = {
         name: statistics.mean(compute[name] for compute in computes)
@@ -164,7 +164,7 @@ def row(point, scale, reports, load):
 
 
 def write_series(path, series, scale):
-    """As P3's figures have it: milliseconds and Gb/s there; received, sent."""
+    """The series in the units of P3's figures: milliseconds, Gb/s received, Gb/s sent, there."""
     with open(path, "w") as file:
         file.write("ms,received_gbps,sent_gbps\n")
         for second, received, sent in series:

@@ -1,10 +1,9 @@
 #!/bin/sh
-# What `make figures` runs: P3's experiments on links of a limited rate, between machines that are network
-# namespaces (docs/figures/schedules.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs
-# iBatch's instead.
+# `make figures` runs this: P3's experiments on links of a limited rate, between network namespaces
+# (docs/figures/schedules.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs iBatch's.
 #
-# All of it runs in namespaces of its own, for network, mounts and processes: when this script ends, also by
-# Ctrl-C or SIGKILL, the kernel removes whatever it made.
+# It runs in its own network, mount and process namespaces. When this script ends, also by Ctrl-C or SIGKILL, the kernel
+# removes everything that it made.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 
 # P3's slice, 50,000 f32, and the size from which its baseline splits a tensor over servers.
 PAPER_SLICE_BYTES = 200_000
-# Bytes that may be under way on a link, there, with every schedule. Without it the kernel would hold as much of a
-# connection as on a fast link, `shrink` times too much: urgent slices would wait behind it, and so would the notices
-# and pulls of the baseline.
+# Bytes that may be under way on a link, there, with every schedule. Otherwise the kernel would hold as much of a connection
+# as on a fast link, `shrink` times too much, and urgent slices and the baseline's notices and pulls would wait behind it.
 CREDIT_BYTES = 128 << 10
-# Bytes of a socket in its link's queue, there: what Linux 4.4 had on P3's machines. 4 MiB, today's default, would be
-# a third of a shrunk ResNet-50.
+# Bytes that a socket may have in its link's queue, there: as in Linux 4.4 on P3's machines. Today's default of 4 MiB is a
+# third of a shrunk ResNet-50.
 SOCKET_BYTES = 256 << 10
 # A chunk is a multiple of a cache line.
 LINE = 64
-# Of P3's GPUs; docs/compute.md says where from.
+# P3's GPUs; docs/compute.md names the sources.
 MODELS = {
     "resnet50": {"parameters": 25_557_032, "samples_per_s": 97.5},
     "inception3": {"parameters": 23_834_568, "samples_per_s": 64.0},
@@ -32,7 +31,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Scale:
-    """Tensors are a `shrink`th, times `time` times as long."""
+    """Tensors are `shrink` times smaller, times `time` times longer."""
 
     shrink: int
     time: float
@@ -42,7 +41,7 @@ class Scale:
             raise ValueError(f"a scale of {self}: expected shrink of 1 or more, and time above 0")
 
     def mbit(self, gbps):
-        """The rate here of a link that has `gbps` there."""
+        """The rate here of a link with `gbps` there."""
         return gbps * 1000 / (self.shrink * self.time)
 
     def gbps(self, mbit):
@@ -50,22 +49,22 @@ class Scale:
         return mbit * self.shrink * self.time / 1000
 
     def bytes(self, there):
-        """A slice or chunk here, in whole lines, of one that has so many bytes there."""
+        """The size of a slice or chunk here, in whole lines, that has `there` bytes there."""
         return max(LINE, round(there / self.shrink / LINE) * LINE)
 
     def samples_per_s(self, here):
-        """What P3's machines would have made."""
+        """Samples a second of P3's machines."""
         return here * self.time
 
     def sample_ms(self, there):
-        """The step of a series that is taken every `there` ms there."""
+        """The step of a series with a sample every `there` ms there."""
         return there * self.time
 
 
 def share_of_model(machines):
-    """How many times the model's bytes leave a machine in an iteration, and come to it, with a hub beside each worker.
+    """How many times the model's bytes leave and reach a machine in an iteration, with a hub beside each worker.
 
-    Of its gradients, what belongs to the other hubs; of its hub's weights, a copy for each other worker.
+    Gradients for the other hubs, and a copy of its hub's weights for each other worker.
     """
     if machines < 1:
         raise ValueError(f"{machines} machines: expected 1 or more")
@@ -73,13 +72,13 @@ def share_of_model(machines):
 
 
 def model_gbps(gbps, machines):
-    """What a link of `gbps` carries of the model each way: the probe's --bandwidth-gbps."""
+    """The rate at which a link of `gbps` carries the model each way: the probe's --bandwidth-gbps."""
     share = share_of_model(machines)
     return gbps / share if share else None
 
 
 def simple_bound(model, gbps, machines):
-    """Samples a second of all machines, there: max(computing, bytes / bandwidth), with no order among layers."""
+    """Samples a second of all machines, there: max(computing, bytes / bandwidth), whatever the order of layers."""
     computing_s = BATCH / MODELS[model]["samples_per_s"]
     bits = MODELS[model]["parameters"] * 32 * share_of_model(machines)
     return BATCH * machines / max(computing_s, bits / (gbps * 1e9))

@@ -16,7 +16,7 @@ plt.rcParams.update({
 
 
 def save(figure, path, dpi):
-    """As SVG, whose bytes depend on what is drawn alone, and as PNG; `path` has neither's ending."""
+    """Saves SVG, whose bytes depend only on the drawing, and PNG; `path` has no ending."""
     figure.tight_layout()
     figure.savefig(f"{path}.svg", metadata={"Date": None})
     figure.savefig(f"{path}.png", dpi=dpi)

@@ -1,4 +1,4 @@
-"""The rows that were measured, in a CSV file: one a run, added as soon as it is there."""
+"""The measured rows in a CSV file: one for each run, added as soon as the run ends."""
 
 import csv
 import math
@@ -10,8 +10,8 @@ from points import KEY
 COLUMNS = [
     *KEY,
     "repeat",
-    "samples_per_s",  # as P3's machines would have made, all of them together
-    "bound",  # the most that any schedule could
+    "samples_per_s",  # of all of P3's machines together
+    "bound",  # the most that any schedule can reach
     "iteration_ms",  # the rest is here, not there
     "compute_ms",
     "stalled_ms",
@@ -20,9 +20,9 @@ COLUMNS = [
     "shrink",
     "time",
     "cpu_share",  # of all cores, while iterations were measured
-    "others_share",  # of it, what is neither the run's nor the kernel's interrupts
+    "others_share",  # of other work: neither the run's nor the kernel's interrupts
 ]
-# Columns that are no numbers.
+# Columns without numbers.
 WORDS = ["model", "schedule", "consistency", "hubs", "series"]
 
 
@@ -35,7 +35,7 @@ class Table:
         self.rows = [row for row in rows if float(row["others_share"]) <= others_at_most]
 
     def has(self, point, repeat):
-        """Whether this run is there."""
+        """Whether the table has this run."""
         return any(row["repeat"] == str(repeat) for row in self.of(point))
 
     def of(self, point):
@@ -44,7 +44,7 @@ class Table:
         return [row for row in self.rows if tuple(row[name] for name in KEY) == key]
 
     def add(self, row):
-        """Keeps it, on disk at once: whole or not at all."""
+        """Adds a row, on disk at once: whole or not at all."""
         missing = [name for name in COLUMNS if name not in row]
         if missing:
             raise ValueError(f"a row without {', '.join(missing)}")
@@ -57,13 +57,13 @@ class Table:
         os.replace(beside, self.path)
 
     def summary(self, point, column="samples_per_s"):
-        """Median, lowest and highest; `None` where nothing was measured."""
+        """Median, lowest and highest; `None` if nothing was measured."""
         values = [float(row[column]) for row in self.of(point)]
         return (statistics.median(values), min(values), max(values)) if values else None
 
 
 def read(path):
-    """All rows of a file; none where there is no file."""
+    """All rows of a file; none if there is no file."""
     if not os.path.exists(path):
         return []
     with open(path, newline="") as file:

@@ -62,7 +62,7 @@ class Points(unittest.TestCase):
     def test_more_machines_are_as_much_slower(self):
         four, eight = (Point("vgg19", machines, 10, "p3") for machines in (4, 8))
         self.assertEqual(eight.scale().time, 2 * four.scale().time)
-        # So that all links together carry as much.
+        # All links together carry the same.
         self.assertAlmostEqual(sum(eight.links()), sum(four.links()))
 
     def test_a_hub_apart_has_all_workers_rates(self):

@@ -1,4 +1,4 @@
-"""iBatch's figures: what is pure of them."""
+"""The pure parts of iBatch's figures."""
 
 import unittest
 

@@ -1,5 +1,5 @@
-"""The rig itself: a run of two machines and a toy, and nothing left behind when it is killed. Needs root and binaries
-that are built; says so and skips otherwise (check.sh)."""
+"""The rig itself: a run of two machines and a toy, which leaves nothing behind when it is killed. Without root and built
+binaries it skips, with a message (check.sh)."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ LIMIT_S = 120
 
 
 def lacks():
-    """What this machine has not; `None` where it has all."""
+    """What this machine lacks; `None` if it has everything."""
     said = subprocess.run(["sh", os.path.join(HERE, "ready.sh")], capture_output=True, text=True, check=False)
     return said.stderr.strip() or None
 
@@ -56,13 +56,13 @@ class Rig(unittest.TestCase):
         command = [*RUN, self.out, "--repeats", "1000", "--hubs", "apart"]
         rig = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.addCleanup(rig.stdout.close)
-        # A run is done, the next is under way.
+        # One run has ended, the next is under way.
         for line in rig.stdout:
             if line.startswith("1/"):
                 break
         rig.kill()
         rig.wait()
-        # Its output ends once the last process that could write there has.
+        # Its output ends when the last process that can write to it has ended.
         rig.stdout.read()
         self.assertEqual(namespaces(), self.before)
         self.assertEqual(processes(self.out), [])
@@ -72,13 +72,13 @@ class Rig(unittest.TestCase):
 
 
 def namespaces():
-    """Of networks, by name, and the links of this one."""
+    """Names of network namespaces, and the links of this one."""
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     return names, sorted(os.listdir("/sys/class/net"))
 
 
 def processes(word):
-    """Whose command line has the word."""
+    """Processes whose command line has the word."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Prints the accelerator that guests use here, `kvm` or `tcg`: `accelerator.sh DIRECTORY`. The device /dev/kvm
-# may be there and of no use (a virtual machine in a virtual machine), so a guest is booted with it, once; the
-# answer is kept in DIRECTORY/accelerator; without that file it is tried again.
+# Prints the accelerator that guests use here, `kvm` or `tcg`: `accelerator.sh DIRECTORY`. /dev/kvm may exist and not
+# work (a virtual machine in a virtual machine), so this script boots a guest with it, once, and keeps the answer in
+# DIRECTORY/accelerator.
 set -eu -o pipefail
 rxe_dir=$1
 if ! [ -s "$rxe_dir/accelerator" ]; then

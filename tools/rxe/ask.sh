@@ -1,5 +1,5 @@
 #!/bin/bash
-# Asks a hub's control port and prints the body of the answer: `ask.sh HOST PORT [PATH]`; the path is /v1/hub.
+# Asks a hub's control port and prints the body of the answer: `ask.sh HOST PORT [PATH]` (default /v1/hub).
 set -eu -o pipefail
 exec 3<>"/dev/tcp/$1/$2"
 printf 'GET %s HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n' "${3:-/v1/hub}" >&3

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Waits until something listens at HOST PORT, for at most SECONDS: `await.sh HOST PORT [SECONDS]`. Guests boot at
-# different speeds, and a program that only starts has no event to offer to another machine but that it answers.
+# different speeds, and another machine can only see that a program has started when it answers.
 set -u
 host=$1 port=$2 limit=${3:-60}
 until (: <"/dev/tcp/$host/$port") 2>/dev/null; do

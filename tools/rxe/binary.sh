@@ -6,13 +6,13 @@
 #     tools/rxe/binary.sh test conformance_verbs        a test program of tests/
 #     tools/rxe/binary.sh lib fabric                    the unit tests of a library
 #
-# In the release profile, and of the whole workspace as `make test` builds it, so that what is built is used again.
-# Cargo's own messages name the file, so that it does not matter where the target directory is. PHUB_RXE_FEATURES
-# takes the place of the flags that tools/setup.sh finds.
+# It builds the release profile and the whole workspace, as `make test` does, so that the results are shared. Cargo's
+# messages name the file, wherever the target directory is. PHUB_RXE_FEATURES replaces the flags that tools/setup.sh
+# finds.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 if [ $# -ne 2 ]; then
-    echo "binary.sh: wants KIND NAME; see the head of $here/binary.sh" >&2
+    echo "binary.sh: usage: KIND NAME; see the head of $here/binary.sh" >&2
     exit 2
 fi
 kind=$1 name=$2
@@ -22,7 +22,7 @@ example) build=(build --example "$name") ;;
 test) build=(test --no-run --test "$name") ;;
 lib) build=(test --no-run --lib) ;;
 *)
-    echo "binary.sh: '$kind' is none of bin, example, test, lib" >&2
+    echo "binary.sh: '$kind' is not one of bin, example, test, lib" >&2
     exit 2
     ;;
 esac
@@ -30,7 +30,7 @@ cd "$here/../.."
 features=${PHUB_RXE_FEATURES-$(sh tools/setup.sh features)}
 # shellcheck disable=SC2086
 messages=$("${CARGO:-cargo}" "${build[@]}" --release --quiet $features --message-format json)
-# One JSON object a line; the one of the program has its name and an "executable".
+# One JSON object a line; the program's object has its name and an "executable".
 path=$(sed -n "/\"name\":\"$name\"/s/.*\"executable\":\"\([^\"]*\)\".*/\1/p" <<<"$messages" | tail -n 1)
 if [ -z "$path" ]; then
     echo "binary.sh: cargo built no $kind called $name" >&2

@@ -4,23 +4,23 @@
 #     tools/rxe/guest.sh [OPTIONS] -- COMMAND [ARGUMENT...]
 #
 #     --cpus N           processors (2; 8 with --numa)
-#     --memory MB        memory (2048), half of which each node has
+#     --memory MB        memory (2048), half of it on each node
 #     --nics N           NICs (1): NIC i is nic<i>, has the address 10.77.<i>.1 and the RDMA device rxe<i>
 #     --numa             a PBox: two sockets, each with its memory and half of the NICs
 #     --join             NICs 0 and 1 are on one wire, 2 and 3 on the next ...
 #     --wires DIR        NIC i is on wire i, a socket in DIR; the guest at the other end has another --side
 #     --side 1|2         which end of the wires (1), and the last number of the addresses
 #     --timeout S        the guest is killed after S seconds (120)
-#     --kill-when TEXT   the guest is killed, as by a lost power supply, when it writes a line with TEXT
-#     --log FILE         where the output goes, too (target/rxe/logs/guest.log)
-#     --name NAME        what messages call it (guest)
+#     --kill-when TEXT   the guest is killed, as by a power failure, when it writes a line with TEXT
+#     --log FILE         a copy of the output (target/rxe/logs/guest.log)
+#     --name NAME        its name in messages (guest)
 #
-# The guest's root is the host's, read-only beneath memory: what was built here runs there as it is, from the
-# same folder, with the variables PHUB_* and RUST_* of the caller. What it shall bring out it writes to
-# $PHUB_RXE_OUT (kept where the caller has set that variable to a folder). It also has PHUB_RXE_ADDRESS and
-# PHUB_RXE_PEER (this and the other end of wire 0), PHUB_RXE_NICS, PHUB_RXE_SIDE, and PHUB_TEST_DEVICE (all devices).
+# The guest's root is the host's, read-only beneath memory: what was built here runs there as it is, from the same
+# folder, with the caller's variables PHUB_* and RUST_*. It writes results to $PHUB_RXE_OUT; they are kept if the caller
+# has set that variable to a folder. It also has PHUB_RXE_ADDRESS and PHUB_RXE_PEER (this and the other end of wire 0),
+# PHUB_RXE_NICS, PHUB_RXE_SIDE, and PHUB_TEST_DEVICE (all devices).
 #
-# Exit status: the command's; 124 past the time-out, 125 where the guest fell over, 137 where --kill-when hit.
+# Exit status: the command's; 124 after the time-out, 125 if the guest crashed, 137 if --kill-when killed it.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cpus="" memory=2048 nics=1 numa=no join=no wires="" side=1 timeout=120 kill_when="" log="" name=guest
@@ -39,7 +39,7 @@ while [ $# -gt 0 ]; do
         printf -v "${variable//-/_}" %s "$2"
         shift
         ;;
-    *) usage "no option is called '$1'" ;;
+    *) usage "unknown option '$1'" ;;
     esac
     shift
 done
@@ -51,11 +51,11 @@ bash "$here/setup.sh"
 rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../target/rxe}" && pwd)
 log=${log:-$rxe_dir/logs/guest.log}
 mkdir -p "$rxe_dir/runs"
-# What scripts have left that were killed themselves.
+# Folders of scripts that were killed.
 for old in "$rxe_dir"/runs/*; do
     if [ -s "$old/owner" ] && ! kill -0 "$(cat "$old/owner")" 2>/dev/null; then rm -rf "$old"; fi
 done
-# The folder that guest and host share: what the guest is told, what it answers.
+# The folder that guest and host share, for the command and its results.
 run=$(mktemp -d "$rxe_dir/runs/$name.XXXXXX")
 echo $$ >"$run/owner"
 qemu=""
@@ -68,7 +68,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
-# Whatever becomes of this script, its guest goes with it.
+# However this script ends, its guest ends with it.
 with_parent=()
 ! setpriv --pdeathsig KILL true 2>/dev/null || with_parent=(setpriv --pdeathsig KILL)
 
@@ -123,7 +123,7 @@ live() {
     wait "$shown" || true
 }
 # An emulated processor can lose its timer while the kernel measures its speed on a busy host. The guest then hangs, in
-# one of some dozens of boots with eight processors; one that has not begun its command after 60 s is such a guest.
+# one of a few dozen boots with eight processors. A guest that has not begun its command after 60 s has this fault.
 boot_limit=60
 watch_boot() {
     local seconds
@@ -136,7 +136,7 @@ watch_boot() {
 }
 live "$timeout"
 if [ -e "$run/stuck" ] && ! [ -e "$run/begun" ]; then
-    echo "$name: it hung as it booted, for $boot_limit s; booted once more" >&2
+    echo "$name: the boot hung for $boot_limit s; booting once more" >&2
     rm "$run/stuck"
     begun=$SECONDS ended=0
     live "$timeout"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the initramfs of the guests: `initramfs.sh DIRECTORY INIT`. DIRECTORY holds the unpacked kernel, as
-# setup.sh leaves it. In it are busybox, the program INIT, and the modules, to be loaded in the order of a list.
+# Builds the initramfs of the guests: `initramfs.sh DIRECTORY INIT`. DIRECTORY holds the kernel that setup.sh unpacked. The
+# initramfs has busybox, the program INIT, and the modules with the order in which to load them.
 set -eu -o pipefail
 rxe_dir=$1
 init=$2
@@ -15,7 +15,7 @@ cp /bin/busybox "$tree/bin/busybox"
 cp "$init" "$tree/init"
 chmod 755 "$tree/init" "$tree/bin/busybox"
 for module in $modules; do
-    # Lines of "insmod PATH"; what is built into the kernel has another word and is left out.
+    # Lines of "insmod PATH"; modules that are built into the kernel have another word and are skipped.
     modprobe -C /dev/null -d "$rxe_dir/kernel" -S "$version" --show-depends "$module" | sed -n 's/^insmod //p'
 done | awk '!seen[$1]++ { print $1 }' >"$tree/list"
 while read -r path; do

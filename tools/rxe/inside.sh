@@ -1,6 +1,6 @@
 #!/bin/bash
-# What runs in a guest: `inside.sh RUN`. Brings the NICs up, makes an RDMA device on each, runs the command that
-# guest.sh left in the folder RUN, and leaves its exit status there.
+# Runs in a guest: `inside.sh RUN`. Brings the NICs up, makes an RDMA device on each, runs the command that guest.sh left
+# in the folder RUN, and writes its exit status there.
 set -u
 run=$1
 hostname "$(basename "${run%.*}")"
@@ -13,7 +13,7 @@ fail() {
     exit 0
 }
 
-# NIC i is known by its address, whatever order the kernel found them in.
+# The address identifies NIC i, whatever order the kernel found the NICs in.
 bring_up() {
     local path old nic
     ip link set lo up
@@ -34,9 +34,9 @@ bring_up() {
     done
 }
 
-# Two devices of one guest reach each other over a wire only if packets may go out and come in although both
-# addresses are local: a route for each source, no filter, and neighbours that nobody has to ask for.
-# `towards NIC OTHER`: what NIC sends to the address of OTHER goes over the wire.
+# Two devices of one guest reach each other over a wire only if packets may leave and arrive although both addresses are
+# local: a route for each source, no filter, and fixed neighbours.
+# `towards NIC OTHER`: packets of NIC to the address of OTHER use the wire.
 towards() {
     local nic=$1 other=$2
     [ -e "/sys/class/net/nic$other" ] || return 0

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# The machine of a guest, as arguments for QEMU: sourced by guest.sh, which sets the variables that are read here.
-# A plain machine is one socket; one with --numa is a PBox, two sockets with memory and NICs of their own:
+# The machine of a guest, as arguments for QEMU. guest.sh sources this file and sets the variables that it reads. A plain
+# machine is one socket; with --numa it is a PBox, two sockets with their own memory and NICs:
 #
 #     pcie.0 -+- pxb-pcie of node 0 -+- root port - virtio-net 0
 #             |                      +- root port - virtio-net 1
@@ -17,11 +17,11 @@ machine_arguments() {
     else
         machine=(-accel "tcg,thread=multi" -cpu max)
     fi
-    # No network but the wires: -nic none takes away the one that QEMU gives by default.
+    # The wires are the only network: -nic none removes QEMU's default NIC.
     machine+=(-M q35 -m "${memory}M" -nic none -display none -vga none -no-reboot -monitor none)
     machine+=(-kernel "$rxe_dir/kernel/boot/vmlinuz-$(cat "$rxe_dir/kernel/version")" -initrd "$rxe_dir/initramfs")
-    # A panic ends the guest at once, without a verdict. Ten ticks within some milliseconds, which the kernel would
-    # panic without, are more than a busy host gives to a processor that it emulates.
+    # A panic ends the guest at once, without a verdict. no_timer_check: the kernel would panic without ten ticks within some
+    # milliseconds, and a busy host does not give that to an emulated processor.
     machine+=(-append "console=ttyS0 loglevel=6 panic=-1 net.ifnames=0 no_timer_check" -serial "file:$run/console")
     machine+=(-fsdev "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap")
     machine+=(-device "virtio-9p-pci,fsdev=root,mount_tag=root")
@@ -44,8 +44,8 @@ two_sockets() {
     done
 }
 
-# The first half of the NICs is on node 0. NIC i is on wire i, or, where guest.sh was told to join NICs, on one
-# of the guest's own; a NIC with neither has a cable that ends nowhere.
+# The first half of the NICs is on node 0. NIC i is on wire i, or with --join on a wire inside the guest; otherwise its
+# cable ends nowhere.
 add_nic() {
     local nic=$1 bus="" end other=$((3 - side))
     end="hubport,id=wire$nic,hubid=$((joined[nic]))"

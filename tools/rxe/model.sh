@@ -1,6 +1,6 @@
 #!/bin/bash
-# Writes a model for the probe: a safetensors file of one f32 tensor for each ELEMENTS, all zero, which takes no room
-# on the disk: `model.sh FILE ELEMENTS...`. Emulated NICs move tens of megabytes a second, so it is to be small.
+# Writes a model for the probe: `model.sh FILE ELEMENTS...` makes a safetensors file with one f32 tensor of zeros for each
+# ELEMENTS, which takes no room on the disk. Keep it small: emulated NICs move tens of megabytes a second.
 set -eu -o pipefail
 file=$1
 shift

@@ -6,15 +6,15 @@
 #     --nics N                   wires (2)
 #     --cpus N  --memory MB      of each guest (2, 2048)
 #     --timeout S                both are killed after S seconds (180)
-#     --kill-hub-when TEXT       the guest is killed when it writes a line with TEXT; it has then passed, and only
-#     --kill-worker-when TEXT    then: one that ends before has failed
+#     --kill-hub-when TEXT       the guest is killed when it writes a line with TEXT; it passes only then, and fails if it
+#     --kill-worker-when TEXT    ends before
 #
 # The hub is side 1 (10.77.<i>.1), the worker side 2 (10.77.<i>.2); each finds the other's address on wire 0 in
-# PHUB_RXE_PEER, and TCP runs on the wires, too. `bash tools/rxe/await.sh HOST PORT` waits for the other's program.
-# A wire that is cut: `ip link set nic0 down` in either guest. Output is shown with the side before each line and
-# kept in hub.log and worker.log of target/rxe/logs (or of PHUB_RXE_LOGS).
+# PHUB_RXE_PEER, and TCP runs on the wires, too. `bash tools/rxe/await.sh HOST PORT` waits for the other's program. `ip link
+# set nic0 down` in either guest cuts a wire. Each line of output shows its side; hub.log and worker.log of target/rxe/logs
+# (or PHUB_RXE_LOGS) keep the output.
 #
-# Exit status: 0 if both sides passed, else that of the first that did not; the other is then ended.
+# Exit status: 0 if both sides passed, otherwise that of the first side that failed; the other side is then ended.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 nics=2 cpus=2 memory=2048 timeout=180 kill_hub_when="" kill_worker_when=""
@@ -29,7 +29,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
         variable=${1#--}
         printf -v "${variable//-/_}" %s "$2"
         ;;
-    *) usage "no option is called '$1'" ;;
+    *) usage "unknown option '$1'" ;;
     esac
     shift 2
 done
@@ -85,7 +85,7 @@ while [ ${#running[@]} -gt 0 ]; do
         if [ "${guests[i]}" != "$ended" ]; then
             [[ " ${running[*]} " != *" ${guests[i]} "* ]] || left+=("${guests[i]}")
         elif [ "$status" != "${expected[i]}" ]; then
-            echo "pair.sh: the ${names[i]} ended with exit status $status where ${expected[i]} was expected" >&2
+            echo "pair.sh: the ${names[i]} ended with exit status $status, expected ${expected[i]}" >&2
             verdict=$((status == 0 ? 1 : status))
         fi
     done

@@ -1,7 +1,6 @@
 #!/bin/bash
-# Runs checks in a guest, one after the other: `run-checks.sh FILE...`. Each has its own time-out. Their output goes
-# to the folder for results as NAME.SIDE.log, and a line for each, with its exit status and seconds, to
-# results.SIDE.
+# Runs checks in a guest, one after the other: `run-checks.sh FILE...`. Each has its own time-out. The folder for results
+# gets a NAME.SIDE.log with the output of each, and results.SIDE with a line for each: exit status and seconds.
 set -u
 side=$PHUB_RXE_SIDE
 for check in "$@"; do

@@ -1,32 +1,32 @@
 #!/bin/bash
-# What `make rxe` runs: all checks of tools/rxe/checks, or those whose names begin as the arguments do
-# (`tools/rxe/run.sh 02 03`). One line for each, with its time; what they wrote is in target/rxe/logs.
+# `make rxe` runs this: all checks of tools/rxe/checks, or those whose names begin with an argument
+# (`tools/rxe/run.sh 02 03`). It prints one line for each, with its time; target/rxe/logs has their output.
 #
 # A check is a script NN-name.sh in checks/, run in a guest from the repository's root; exit status 0 is a pass.
 # Its head says in comments what it needs:
 #
 #     # guest: one OPTIONS       options of guest.sh; one boot serves all checks with the same line
 #     # guest: pair OPTIONS      options of pair.sh: the script runs at both ends (PHUB_RXE_SIDE is 1 or 2), and
-#                                both must pass, but for a side that --kill-...-when shall kill
+#                                both must pass, except a side that --kill-...-when kills
 #     # build: KIND NAME        a program that binary.sh builds; the check finds it by NAME on its PATH
 #     # seconds: N               its time-out in the guest (60)
 #
 # Several `guest` lines run it in several guests, several `build` lines build several programs.
 #
-# PHUB_RXE_TRIES (1) is how often checks of one boot are tried that fail, each time in a fresh guest: an emulated
-# processor of a busy host loses timers and packets. PHUB_RXE_PATIENCE (1) is what every time-out is multiplied with.
+# PHUB_RXE_TRIES (1) is how often the failed checks of a boot are tried, each time in a fresh guest: an emulated processor
+# on a busy host loses timers and packets. PHUB_RXE_PATIENCE (1) multiplies every time-out.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 bash "$here/setup.sh"
 rxe_dir=$(cd "${PHUB_RXE_DIR:-target/rxe}" && pwd)
 logs=$rxe_dir/logs
-unset PHUB_TEST_DEVICE # a device of this machine is none of a guest's
+unset PHUB_TEST_DEVICE # a guest does not have this machine's devices
 rm -rf "$logs" "${rxe_dir:?}/bin"
 mkdir -p "$logs" "$rxe_dir/bin"
 failed=0 boots=0
 
-# The checks that were asked for, and what to build for them.
+# The requested checks, and what to build for them.
 checks=()
 for check in "$here"/checks/*.sh; do
     [ $# -gt 0 ] || checks+=("$check")
@@ -52,7 +52,7 @@ for number in "$tries" "$PHUB_RXE_PATIENCE"; do
 done
 seconds_of() { echo $((PHUB_RXE_PATIENCE * $(sed -n 's/^# seconds: //p' "$1" | grep . || echo 60))); }
 
-# boot SHAPE FILE...: runs the checks in guests of this shape, those that fail once more where that is allowed.
+# boot SHAPE FILE...: runs the checks in guests of this shape, and failed checks again if tries are left.
 boot() {
     local shape=$1 before=$failed try
     shift
@@ -73,7 +73,7 @@ boot_once() {
     mkdir "$kept"
     export PHUB_RXE_OUT=$kept PHUB_RXE_LOGS=$kept
     echo "boot $boots: $shape"
-    # With an emulated processor that others share, a boot of ten NICs can take half a minute.
+    # On a shared emulated processor, a boot with ten NICs can take half a minute.
     limit=$((60 * PHUB_RXE_PATIENCE))
     for check in "$@"; do limit=$((limit + $(seconds_of "$check"))); done
     eval "options=(${shape#"${shape%% *}"})" # a text to look for is quoted
@@ -96,8 +96,8 @@ boot_once() {
     echo "      $((SECONDS - begun)) s with the boot"
 }
 
-# report SHAPE LOGS NAME: one line. A side without a result has fallen with its guest; one that is to be killed
-# has none to give.
+# report SHAPE LOGS NAME: one line. A side without a result has crashed with its guest; a side that is killed on purpose
+# gives no result.
 report() {
     local shape=$1 kept=$2 name=$3 sides="1" side status seconds="-" verdict=ok ended=""
     case $shape in

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A PBox is seen as it is: `phub-server topology` shows two nodes and each NIC on the node that sysfs says, and
-# the plan of a job gives every core NICs of its own node and uses all of them.
+# `phub-server topology` shows a PBox correctly: two nodes, and each NIC on the node that sysfs says. The plan of a job
+# gives every core NICs of its own node and uses all NICs.
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10
 # build: bin phub-server
@@ -9,7 +9,7 @@ numactl -H | tee /tmp/numactl
 grep -q "available: 2 nodes" /tmp/numactl
 phub-server topology --model resnet50 | tee /tmp/topology
 
-# The truth: an RDMA device of software has no PCI parent, but its net device has.
+# The truth: an RDMA device in software has no PCI parent, but its net device has one.
 for ((i = 0; i < PHUB_RXE_NICS; i++)); do
     net=$(cat "/sys/class/infiniband/rxe$i/ports/1/gid_attrs/ndevs/0")
     pci=$(readlink -f "/sys/class/net/$net/device/..")

@@ -1,6 +1,6 @@
 #!/bin/bash
-# perftest moves bytes by RDMA writes in chunks' size, on a device's own loop-back. What it says of the speed is
-# for the log: others share this processor.
+# perftest moves bytes by RDMA writes of a chunk's size, on a device's own loop-back. Its speed is only for the log,
+# because others share this processor.
 # guest: one
 set -eu -o pipefail
 ib_write_bw -d rxe0 -s 32768 -n 200 -F 2>&1 | sed "s/^/server /" &

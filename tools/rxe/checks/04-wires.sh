@@ -1,6 +1,6 @@
 #!/bin/bash
-# Two guests reach each other on every wire: by TCP, where a hub's control port answers from the other end, and by
-# RDMA. An interface that is set down takes its own RDMA device down, and no other.
+# Two guests reach each other on every wire: by TCP (a hub's control port answers from the other end) and by RDMA. An
+# interface that is set down takes only its own RDMA device down.
 # guest: pair --nics 2
 # build: bin phub-server
 set -eu -o pipefail

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A guest that loses its power in the middle of a transfer: the writer at the other end is told by its NIC, with
-# status 12, transport retry counter exceeded. By the RDMA connection manager, where perftest's count of retries
-# can be set: it otherwise asks for 7, which rxe takes for no limit.
+# A guest loses its power in the middle of a transfer: the NIC of the writer at the other end reports status 12, transport
+# retry counter exceeded. It uses the RDMA connection manager, where perftest's count of retries can be set: the default
+# is 7, which has no limit in rxe.
 # guest: pair --nics 1 --kill-worker-when "bytes are flowing"
 set -eu -o pipefail
 write=(-R --retry_count=6 -d rxe0 -s 32768 -F --run_infinitely)
@@ -13,7 +13,7 @@ if [ "$PHUB_RXE_SIDE" = 2 ]; then
     exit 1 # killed before
 fi
 if bash tools/rxe/write-bw.sh "${write[@]}" "$PHUB_RXE_PEER" >/tmp/writer 2>&1; then
-    echo "the writer heard of nothing:"
+    echo "the writer got no error:"
     cat /tmp/writer
     exit 1
 fi

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The contract of a port over verbs, on a real device: the conformance suite, hostile peers and handshakes, forks,
-# limits on locked memory, a port that goes down. None of the tests may skip for want of a device.
+# limits on locked memory, a port that goes down. No test may skip for lack of a device.
 # guest: one
 # build: test conformance_verbs
 # build: test verbs_handshake
@@ -16,5 +16,5 @@ if grep "skipped:" /tmp/conformance; then
     echo "a test was skipped, on a machine with a device"
     exit 1
 fi
-# A filter that fits nothing would pass, too.
+# A filter that matches nothing would pass, too.
 [ "$(grep -c "^test result: ok. [1-9]" /tmp/conformance)" = 3 ]

@@ -1,14 +1,14 @@
 #!/bin/bash
-# `phub-server doctor` on a PBox: all is well and every NIC moves real bytes; a NIC that is down, a limit on locked
-# memory, and a setting for huge pages are seen, and what it says mends them; what it says the hub registers is what
-# the kernel pins for a running job.
+# `phub-server doctor` on a PBox: all is well and every NIC moves real bytes; it sees a NIC that is down, a limit on locked
+# memory, and a setting for huge pages, and its fixes work; the bytes that it says the hub registers are those that the
+# kernel pins for a running job.
 # guest: one --numa --nics 4 --memory 4096
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 150
 set -eu -o pipefail
 
-# doctor STATUS ARGUMENT...: must end so; its words are in /tmp/said.
+# doctor STATUS ARGUMENT...: runs it, expects this status, and keeps its output in /tmp/said.
 doctor() {
     local wanted=$1 status=0
     shift
@@ -16,14 +16,14 @@ doctor() {
     phub-server doctor --listen 127.0.0.1:0 "$@" | tee /tmp/said || status=$?
     [ $status = "$wanted" ] || { echo "exit status $status, expected $wanted" && exit 1; }
 }
-# says PATTERN...: all of these in the words of the last one.
+# says PATTERN...: the output of the last run has all of these.
 says() {
     local pattern
     for pattern in "$@"; do
         grep -Eq -- "$pattern" /tmp/said || { echo "the doctor does not say '$pattern'" && exit 1; }
     done
 }
-# fix NAME: what it says to do about this check.
+# fix NAME: the fix that it names for this check.
 fix() { grep -A 9 -E "^(warn|FAIL)  $1 " /tmp/said | sed -n 's/^ *fix: //p' | head -n 1; }
 packets() { cat "/sys/class/infiniband/rxe$1/ports/1/hw_counters/rcvd_pkts"; }
 
@@ -41,7 +41,7 @@ for ((i = 0; i < PHUB_RXE_NICS; i++)); do
 done
 says "^pass  NUMA and NICs +2 nodes, 8 cores, 4 NICs"
 
-# The one warning, and its fix as it stands there.
+# The only warning, and its fix as printed.
 says "^warn  huge pages of windows"
 command=$(fix "huge pages of windows")
 bash -c "${command#as root: }"
@@ -63,7 +63,7 @@ until ibv_devinfo -v -d rxe1 | grep -q "10.77.1.1, RoCE v2"; do :; done
 doctor 0 --nics =rxe0,rxe1
 says "^pass  bytes over rxe1"
 
-# Every limit of a shell, and a process that may not pass over it.
+# Every limit of a shell, for a process that may not exceed it.
 (
     ulimit -l 64
     exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock \
@@ -73,7 +73,7 @@ says "^FAIL  memlock +resnet50 with 8 workers registers 6542[0-9]{6} bytes .*RLI
     "fix: ulimit -l unlimited" "LimitMEMLOCK=infinity" "--ulimit memlock=-1" \
     "^FAIL  bytes over rxe0 +cannot register"
 
-# A model of one tensor of 1 MB; what the kernel has pinned for the hub of a job with it.
+# A model of one tensor of 1 MB, and what the kernel has pinned for the hub of its job.
 header='{"w":{"dtype":"F32","shape":[250000],"data_offsets":[0,1000000]}}'
 printf "\\x$(printf %x ${#header})\0\0\0\0\0\0\0%s" "$header" >/tmp/small.safetensors
 truncate -s $((8 + ${#header} + 1000000)) /tmp/small.safetensors
@@ -83,7 +83,7 @@ phub-probe --transport verbs --manifest /tmp/small.safetensors --workers 2 --rou
 probe=$!
 pinned=0
 while kill -0 $probe 2>/dev/null; do
-    # The hub's is the largest; workers pin their own windows. A process may end while it is read.
+    # The hub pins the most; workers pin their own windows. A process may end while it is read.
     most=$({ cat /proc/[0-9]*/status 2>/dev/null || true; } |
         awk '$1 == "VmPin:" && $2 > most { most = $2 } END { print most + 0 }')
     if [ "$most" -gt "$pinned" ]; then pinned=$most; fi

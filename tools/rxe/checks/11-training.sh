@@ -4,6 +4,6 @@
 # build: test together
 # seconds: 120
 set -eu -o pipefail
-# What has nothing to do with RDMA and moves half a gigabyte is left out.
+# The skipped test does not use RDMA and moves half a gigabyte.
 together bits::transports:: --skip large_chunks --test-threads 1 --nocapture 2>&1 | tee /tmp/training
 if grep "skipped:" /tmp/training; then exit 1; fi

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A NIC that goes down in the middle of rounds: the job fails with the name of a worker, somebody says which NIC it was
-# and what it said, the port's event or the status of a write, the hub lives on, and the next job runs over the NIC
-# that is left. Hub and workers have the same NIC here: whoever hears of it first ends the links of the others.
+# A NIC goes down in the middle of rounds: the job fails with the name of a worker; hub or worker names the NIC and the
+# port's event or the status of a write; the hub lives on; and the next job runs over the other NIC. Hub and workers have
+# the same NIC here: the first process that notices ends the links of the others.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A worker's guest loses its power in the middle of rounds: those that are left, one on shared memory and one on
-# RDMA, are told which rank is gone, and the hub takes another job.
+# A worker's guest loses its power in the middle of rounds: the other workers, one on shared memory and one on RDMA, are told
+# which rank is gone, and the hub takes another job.
 # guest: pair --nics 2 --kill-worker-when "rounds are flowing"
 # build: bin phub-server
 # build: bin phub-probe
@@ -27,11 +27,11 @@ workers=($!)
 workers+=($!)
 for worker in "${workers[@]}"; do
     if wait "$worker"; then
-        echo "a worker did not hear of the loss of another"
+        echo "a worker was not told that another is lost"
         exit 1
     fi
 done
-# The NIC gives up sending after some four seconds, the heartbeats' limit is five: on a busy host either comes first.
+# The NIC gives up after about four seconds, the heartbeats' limit is five: on a busy host either may come first.
 for rank in 0 2; do grep -E "worker 1 (is gone|was silent)" /tmp/worker.$rank; done
 phub-probe --manifest /tmp/model --hub 127.0.0.1:7077 --job next --workers 1 --rank 0 --rounds 3 --transport verbs --json >/tmp/worker.next
 jq -e .checked /tmp/worker.next

@@ -1,12 +1,12 @@
 #!/bin/bash
-# A limit of 64 KiB on locked memory, at the hub and then at the worker: the worker ends with the bytes, the limit and
-# the remedy, the hub lives on, and a job by another way runs.
+# A limit of 64 KiB on locked memory, at the hub and then at the worker: the worker's error has the bytes, the limit and the
+# remedy; the hub lives on; and a job over another transport runs.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe
 set -eu -o pipefail
 bash tools/rxe/model.sh /tmp/model 300000
-# Root may lock what it likes, unless it loses that capability for good.
+# Root may lock everything, unless it gives up that capability for good.
 limited=(setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536:65536)
 run=(phub-probe --manifest /tmp/model --hub 127.0.0.1:7077 --workers 1 --rank 0 --rounds 3)
 trap 'kill $(jobs -p) 2>/dev/null || true; cat /tmp/hub.* /tmp/worker.*' EXIT
@@ -18,7 +18,7 @@ for side in hub worker; do
     hub=$!
     bash tools/rxe/await.sh 127.0.0.1 7077
     if "${worker_command[@]}" --job limited &>/tmp/worker.$side; then
-        echo "no limit held at the $side"
+        echo "the limit had no effect at the $side"
         exit 1
     fi
     for said in "cannot register 12" "65536 bytes (RLIMIT_MEMLOCK)" "ulimit -l unlimited" "LimitMEMLOCK=infinity"; do

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A core that busy-polls makes no system call for a chunk but the driver's own: rxe's doorbell, a write for each call
-# of ibv_post_send. Completions are polled and receive requests posted without any. Counted on the core's thread, from
+# A core that busy-polls makes only the driver's own system call for a chunk: rxe's doorbell, a write for each call of
+# ibv_post_send. It polls completions and posts receive requests without system calls. Counted on the core's thread, from
 # before a worker joins until it has left.
 # guest: one
 # build: bin phub-server
@@ -23,8 +23,8 @@ wait $strace || true
 kill $hub
 wait $hub
 cat /tmp/calls
-# Columns are the share, seconds, a call's microseconds, calls, errors where there are some, and the name. Reading the
-# clock is no system call but where the guest's kernel does not trust its emulated processor's.
+# Columns: share, seconds, microseconds a call, calls, errors if there are any, name. Reading the clock is a system call only
+# if the guest's kernel does not trust the clock of its emulated processor.
 awk -v chunks="$chunks" '/^ *[0-9]/ && $NF != "total" { count[$NF == "write" || $NF == "clock_gettime" ? $NF : "other"] += $4 }
     END { printf "%d chunks: %d doorbells, %d other calls, and %d looks at a clock\n", chunks, count["write"], count["other"], count["clock_gettime"]
           exit !(chunks >= 2500 && count["write"] > 0 && count["write"] <= chunks + 20 && count["other"] <= 0.02 * chunks) }' /tmp/calls
