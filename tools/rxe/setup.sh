@@ -1,7 +1,7 @@
 #!/bin/bash
-# Gets what guests with soft-RoCE need: `tools/rxe/setup.sh`. Packages by apt-get; then, under target/rxe of the
-# repository (or PHUB_RXE_DIR), Debian's plain kernel, unpacked, and an initramfs with the modules that a guest
-# loads; last, whether KVM works here. A second run finds all of it and does nothing.
+# Gets what guests with soft-RoCE need: `tools/rxe/setup.sh`. It installs packages by apt-get, puts Debian's plain kernel and
+# an initramfs with the guests' modules under target/rxe (or PHUB_RXE_DIR), and tests whether KVM works here. A second run
+# finds everything and does nothing.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 rxe_dir=${PHUB_RXE_DIR:-$here/../../target/rxe}
@@ -41,7 +41,7 @@ install_packages() {
         die "not all of$missing could be installed"
 }
 
-# The plain flavour: the one named cloud has no rxe. The newest is what Debian's own package depends on.
+# The plain flavour, because the cloud flavour has no rxe. Debian's own package depends on the newest.
 get_kernel() {
     local package
     [ -e "$rxe_dir/kernel/version" ] && return
@@ -61,12 +61,12 @@ get_kernel() {
     echo "${package#linux-image-}" >"$rxe_dir/kernel/version"
 }
 
-# Two guests that are started at once set up once.
+# Two guests that start at once set up once.
 exec 9>"$rxe_dir/lock"
 flock 9
 install_packages
 get_kernel
-# Built anew when what it is made of has changed.
+# Rebuilt when its sources have changed.
 if ! [ "$rxe_dir/initramfs" -nt "$rxe_dir/kernel/version" ] || ! [ "$rxe_dir/initramfs" -nt "$here/init" ] ||
     ! [ "$rxe_dir/initramfs" -nt "$here/initramfs.sh" ]; then
     bash "$here/initramfs.sh" "$rxe_dir" "$here/init"

@@ -1,8 +1,8 @@
 #!/bin/bash
-# The probe over RDMA beside perftest, on one device's loop-back in one boot: `tools/rxe/speed.sh [REPETITIONS]` (3).
-# Both directions are counted. In each repetition, one after the other: `ib_write_bw -b` in chunks' size, the probe
-# whole, and the probe with a hub that neither sums nor steps. The ratios are of one repetition; their median, lowest
-# and highest are printed. The guest's processor is emulated, and others may share it: no figure of it stands alone.
+# Compares the probe over RDMA with perftest, on one device's loop-back in one boot: `tools/rxe/speed.sh [REPETITIONS]` (3).
+# It counts both directions. Each repetition runs `ib_write_bw -b` with a chunk's size, the whole probe, and the probe with
+# a hub that neither sums nor steps. It prints the median, lowest and highest of the ratios within a repetition. The
+# guest's processor is emulated, and others may share it: only ratios count.
 set -eu -o pipefail
 if [ -z "${PHUB_RXE_SIDE:-}" ]; then
     here=$(cd "$(dirname "$0")" && pwd)
@@ -10,8 +10,8 @@ if [ -z "${PHUB_RXE_SIDE:-}" ]; then
     cd "$here/../.."
     exec env "PATH=$(dirname "$probe"):$PATH" bash "$here/guest.sh" --timeout 600 -- bash "$here/speed.sh" "$@"
 fi
-# perftest has a processor for each end, and so has the probe whose hub only moves bytes: one core that busy-polls. Sum
-# and step are the emulated processor's: whole, two cores that sleep at once, and so leave the worker room, go faster.
+# perftest has a processor for each end, and so has the probe whose hub only moves bytes: one core that busy-polls. The
+# whole probe also sums and steps on the emulated processor: two cores that sleep leave room for the worker and are faster.
 probe=(phub-probe --transport verbs --workers 1 --rounds 20 --manifest /tmp/model --json)
 
 # Gigabytes a second, both ways together.
@@ -26,7 +26,7 @@ probed() {
     "${probe[@]}" "$@" >/tmp/report
     jq -e '2 * .goodput_gb_per_s' /tmp/report
 }
-# Of the rows of a file, the median, lowest and highest of a column's ratio to the first.
+# Median, lowest and highest of a column's ratio to the first, over the rows of a file.
 ratio() { awk -v column="$1" '{ print $column / $1 }' /tmp/rows | sort -n | awk '{ r[NR] = $1 }
     END { printf "%.2f (%.2f to %.2f)", r[int((NR + 1) / 2)], r[1], r[NR] }'; }
 

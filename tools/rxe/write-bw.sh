@@ -1,11 +1,10 @@
 #!/bin/bash
-# perftest's ib_write_bw as the client of one that is being started in this guest or another: tried again until it
-# is there, for which the check's time-out is the limit. Its output is shown; the exit status is that of the one
-# that got through.
+# Runs perftest's ib_write_bw as the client of a server that is starting in this guest or another. It tries again until the
+# server is there, at most until the check's time-out, and shows the output and the exit status of the run that connected.
 set -u
 output=$(mktemp)
 until ib_write_bw "$@" >"$output" 2>&1; do
-    # The peer's address stands there once the two have met: what fails after that has failed.
+    # The output has the peer's address once they have met: a failure after that is a failure.
     if grep -q "remote address" "$output"; then
         cat "$output"
         exit 1
