@@ -1,5 +1,5 @@
 //! Tests of hubs and workers together, by property, in one program. Modules named `sim_...` run over the simulated
-//! network. A test that counts what its process has runs in a process of its own (`fabric::conformance::alone`).
+//! network. A test that counts threads or descriptors of its process runs in its own process (`fabric::conformance::alone`).
 
 mod bits;
 mod checkpoints;

@@ -1,5 +1,5 @@
-//! The probe's children: none outlives it, however it ends; and one that dies ends the probe with
-//! an error that names it.
+//! The probe's children: none outlives the probe, however it ends. A child that dies ends the probe with an error that names
+//! the child.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,8 +11,8 @@ use hub_tests::says;
 use pbox_core::Key;
 use rustix::process::Signal;
 
-/// A probe whose hub and two workers run, and who they are: the hub first. Its rounds would take
-/// minutes. The directory holds its model and what it says to stderr.
+/// Starts a probe with a hub and two workers. Returns it and its children, the hub first. Its rounds would take minutes. The
+/// directory holds its model and its stderr.
 fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
     let model = dir.join("model.safetensors");
     write_manifest(&model, &[Key::f32("a", [100_000])]);
@@ -29,14 +29,14 @@ fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
         found.len() == 3
     });
     found.sort_unstable();
-    // A worker's command line, once it has one, says where the hub is.
+    // A worker's command line names the hub.
     let mut address = String::new();
     until("a worker knows the hub", || {
         let line = std::fs::read_to_string(format!("/proc/{}/cmdline", found[2])).unwrap_or_default();
         address = line.split('\0').skip_while(|&word| word != "--hub").nth(1).unwrap_or_default().into();
         !address.is_empty()
     });
-    // Far beyond the rounds of the warm-up.
+    // More chunks than in the warm-up.
     until("rounds are run", || hub_tests::describe(&address).cores[0].chunks > 1000);
     (program, found)
 }
@@ -69,7 +69,7 @@ fn none_outlives_a_kill() {
 }
 
 #[test]
-fn one_that_is_killed_ends_the_probe_program() {
+fn a_child_that_is_killed_ends_the_probe_program() {
     let _watchdog = Watchdog::start();
     for (victim, words) in [(0, ["lost the hub", "worker 0"]), (2, ["worker 1 is gone", "worker 0"])] {
         let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! The probe's command line: what it says to settings that make no sense. Each error names the
-//! setting or the object, what was seen, and what to do.
+//! The probe's errors for settings that make no sense. Each names the setting or the object, what was seen, and what to do.
 
 use std::process::Command;
 

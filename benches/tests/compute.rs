@@ -1,5 +1,4 @@
-//! Compute that takes time, on real sessions and in the probe. No time is asserted: what is held up by whom is told by
-//! events.
+//! Compute that takes time, on real sessions and in the probe. No time is asserted: events show which layer is waited for.
 
 use std::process::Stdio;
 use std::sync::Mutex;
@@ -29,7 +28,7 @@ fn plan() -> Plan {
         .unwrap()
 }
 
-/// Says which key it waits for before it does.
+/// Tells which key it waits for, and then waits.
 struct Telling<W> {
     worker: W,
     waits: Sender<KeyId>,
@@ -64,7 +63,7 @@ impl<W: Worker<Error = anyhow::Error>> Worker for Telling<W> {
     }
 }
 
-/// One iteration to push, and one whose forward waits.
+/// An iteration that pushes, and an iteration whose forward pass waits.
 fn two_iterations(session: &mut Session, waits: Sender<KeyId>) -> Vec<Duration> {
     let plan = plan();
     let look = |session: &mut Session| {
@@ -81,7 +80,7 @@ fn two_iterations(session: &mut Session, waits: Sender<KeyId>) -> Vec<Duration> 
     iteration.stalled().to_vec()
 }
 
-/// Pushes the second layer's gradient only once the other worker says that it waits for it.
+/// Pushes the second layer's gradient when the other worker tells that it waits for it.
 fn late_in_the_second_layer(session: &mut Session, waits: &Receiver<KeyId>) {
     session.push(THIRD).unwrap();
     session.push(FIRST).unwrap();
@@ -119,7 +118,7 @@ fn a_session_takes_answers_in_while_it_computes() {
     let until = Instant::now();
     session.progress(until).unwrap();
     push_all(&mut session).unwrap();
-    // However long that takes: nothing but `progress` takes answers in.
+    // Only `progress` takes answers in.
     while session.weights::<f32>(FIRST).is_err() || session.weights::<f32>(THIRD).is_err() {
         session.progress(Instant::now() + Duration::from_millis(1)).unwrap();
     }
@@ -187,7 +186,7 @@ fn the_probe_computes_and_its_results_are_exact() {
         assert!((0.0..=1.0).contains(&overlap), "{report}");
         if more.contains(&"2") {
             assert_eq!(compute["compute_ms"], 2.401, "{report}");
-            // 196 kB at 1 Mb/s, and the link carries nothing while the second layer computes.
+            // 196 kB at 1 Mb/s. The link carries nothing while the second layer computes.
             let bound = 8.0 / (196_068.0 * 8.0 / 1e6 + 2.0 * 300.5e-6);
             assert!(
                 (compute["bound_samples_per_s"].as_f64().unwrap() / bound - 1.0).abs() < 1e-9,

@@ -1,5 +1,5 @@
-//! `phub-peers`: nothing that it starts outlives it, missing systems are named, and the systems that
-//! are installed run a tiny model.
+//! `phub-peers`: no process that it starts outlives it, missing systems are named, and the installed systems run a tiny
+//! model.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -22,12 +22,11 @@ fn tiny_model(dir: &Path) -> PathBuf {
     path
 }
 
-/// A command that starts processes in its own group, in another session and as an orphan, says who
-/// they are, and stays.
+/// A command that starts processes in its own group, in another session and as an orphan, prints their ids, and stays.
 const FAMILY: &str = "sleep 1000 & echo $!; setsid sh -c 'sleep 1000 & echo $!; echo $$; wait' & \
                       (sleep 1000 & echo $!); echo leader $$; wait";
 
-/// A guard with a family.
+/// A guard of this command.
 fn guarded(limit_s: &str) -> Program {
     Program::start(phub_peers().args(["--limit-s", limit_s, "--guard", "sh", "-c", FAMILY]))
 }
@@ -37,8 +36,8 @@ fn a_family_does_not_outlive_its_limit() {
     let _watchdog = Watchdog::start();
     let mut guard = guarded("1");
     let mut family: Vec<u32> = Vec::new();
-    // All of the family hold the pipe's other end: it ends when they do. On a slow machine some have
-    // not said who they are by then.
+    // All processes of the family hold the pipe's other end, so it ends with the last of them. On a slow machine some have
+    // not printed their ids by then.
     while let Some(line) = guard.read_line() {
         family.push(line.trim_start_matches("leader ").parse().unwrap());
     }
@@ -59,13 +58,13 @@ fn a_family_does_not_outlive_its_leader() {
         }
     }
     hub_tests::program::kill(leader, Signal::TERM);
-    while guard.read_line().is_some() {} // to wait for the guard closes its stdin, which would end it too
+    while guard.read_line().is_some() {} // before `end`, which closes the guard's stdin and so ends it
     assert_eq!(guard.end().code(), Some(128 + 15));
     assert!(family.iter().all(|&pid| is_dead(pid)), "the guard ends after its family");
 }
 
-/// phub-peers with a run that would take hours, and all processes below it once the run's workers
-/// are there: a guard, the probe, its hub and two workers.
+/// Starts phub-peers with a run of hours, waits for its five processes (a guard, the probe, its hub and two workers), and
+/// ends phub-peers by a signal: no process may survive.
 fn nobody_survives(signal: Signal) {
     let dir = tempfile::tempdir().unwrap();
     let mut program = Program::start(
@@ -119,10 +118,10 @@ fn a_missing_system_is_named() {
     says(failure(phub_peers().args(["--peers", "horovod"])), &["horovod", "openmpi", "gloo"]);
 }
 
-/// Systems run one after another: a watchdog's minute is for one.
+/// Systems run one after another, because each has a watchdog of its own.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A tiny run of one system; says so where it is not installed.
+/// Runs a tiny model on one system, or prints that it is not installed.
 fn runs_where_installed(system: &str, script: &str) {
     let _one = ONE.lock().unwrap_or_else(|failed| failed.into_inner());
     let _watchdog = Watchdog::on(system);

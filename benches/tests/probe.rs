@@ -1,5 +1,5 @@
-//! The probe as a program, in each element type and each consistency: its results are checked against the oracle bit for bit
-//! by its own workers, over shared memory with real processes and over the simulated network.
+//! The probe as a program, in each element type, consistency and schedule. Its own workers compare its results with the
+//! oracle bit for bit, over shared memory with real processes and over the simulated network.
 
 use std::process::Stdio;
 
@@ -8,7 +8,7 @@ use fabric::conformance::Watchdog;
 use hub_tests::program::write_manifest;
 use pbox_core::Key;
 
-/// Runs the probe for some rounds on keys of odd sizes; its report.
+/// Runs the probe for some rounds on keys of odd sizes. Returns its report.
 fn report(arguments: &[&str]) -> serde_json::Value {
     report_of("5", arguments)
 }
@@ -116,7 +116,7 @@ fn a_search_for_credit_is_told_with_what_it_tried() {
     assert_eq!(all["credit_bytes"], best["bytes"], "{all}");
 }
 
-/// What crosses is less, and all workers come to the same bits.
+/// Fewer bytes cross, and all workers have the same bits.
 #[test]
 fn compressed_rounds_say_what_crosses() {
     let _watchdog = Watchdog::start();
@@ -129,7 +129,7 @@ fn compressed_rounds_say_what_crosses() {
         for codec in ["bf16", "qsgd:8:512", "topk:0.01", "slim:0.2:0.1:20000:none:seeded"] {
             let report = report(&["--transport", transport, "--compress", codec]);
             assert_eq!(report["compression"], codec);
-            // With Slim-DP each worker has weights of its own, and two rounds are whole, of five where none is left out.
+            // With Slim-DP each worker has its own weights, and two of the five rounds are whole.
             assert_eq!(report["checked"], !codec.starts_with("slim"), "{report}");
             for crossed in ["sent_bytes", "received_bytes"] {
                 let (crossed, whole) = (report[crossed].as_f64().unwrap(), plain[crossed].as_f64().unwrap());

@@ -1,5 +1,5 @@
-//! Compressed jobs of a real hub: the bits of a plain model by every way, workers that come and go, checkpoints, how
-//! many bytes cross, and workers whose frames lie. By RDMA, too, where `PHUB_TEST_DEVICE` names devices.
+//! Compressed jobs of a real hub have the bits of a plain model, by every transport and schedule. By RDMA too if
+//! `PHUB_TEST_DEVICE` names devices.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -11,7 +11,7 @@ use pbox_core::{Consistency, Dtype, Key, Optimizer, Schedule};
 use worker_shim::{Credit, Session};
 
 #[test]
-fn the_bits_are_those_of_a_plain_model_by_every_way() {
+fn the_bits_are_those_of_a_plain_model_by_every_transport() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let address = hub.address().to_string();
@@ -35,7 +35,7 @@ fn the_bits_are_those_of_a_plain_model_by_every_way() {
     }
 }
 
-/// A test of its own: an emulated guest needs as long for all of the one above as for everything else.
+/// Apart from the test above, because an emulated guest runs only this test: the other one takes too long there.
 #[test]
 fn by_rdma_the_bits_are_those_of_a_plain_model() {
     if !has_rdma() {
@@ -85,7 +85,7 @@ fn what_is_not_finite_is_counted() {
     assert!(session.weights::<f32>(FIRST).unwrap().iter().all(|weight| weight.is_finite()));
 }
 
-/// Gradients that overflow, as a loss scale that is too large makes them: the round shows it, the next one is whole.
+/// Gradients overflow when a loss scale is too large. The mean of this round is infinite, and the next one is right.
 #[test]
 fn a_mean_that_overflows_does_so_for_one_round() {
     let _watchdog = Watchdog::start();
@@ -104,7 +104,7 @@ fn a_mean_that_overflows_does_so_for_one_round() {
     }
 }
 
-/// With SSP and ASP pushes are coded and answers raw: alone, a worker's rounds are those of BSP.
+/// In SSP and ASP pushes are coded and answers raw. The rounds of a single worker are those of BSP.
 #[test]
 fn workers_apart_are_sent_their_weights_whole() {
     let _watchdog = Watchdog::start();
@@ -115,7 +115,7 @@ fn workers_apart_are_sent_their_weights_whole() {
         config.keys = vec![Key::f32("a", [4])];
         let mut session = Session::join(config).unwrap();
         session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
-        // Half of them are sent; what is left out is sent when nothing is larger. The learning rate is 1/2.
+        // Half of the elements are sent. The others are sent when no element is larger. The learning rate is 1/2.
         for (gradient, expected) in [
             ([4.0, 0.0, 1.0, 4.0], [-1.0, 1.0, 1.0, -1.0]),
             ([4.0, 0.0, 1.0, 4.0], [-3.0, 1.0, 1.0, -3.0]),

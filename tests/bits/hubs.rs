@@ -1,5 +1,5 @@
-//! A job that is spread over several hubs: its bits are those of one hub, each hub has its share, and what fails at
-//! one hub ends the job at all of them, in words that name that hub.
+//! A job on several hubs: its bits are those of one hub, each hub has its share, and a failure at one hub ends the job at
+//! all hubs, with an error that names this hub.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -26,7 +26,7 @@ fn addresses<'a>(hubs: impl IntoIterator<Item = &'a Hub>) -> String {
     hubs.into_iter().map(|hub| hub.address().to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// Keys that are split over hubs by every schedule, and one that is not.
+/// Keys that every schedule splits over hubs, and a key that none splits.
 fn model() -> Vec<Key> {
     vec![
         Key::f32("first.weight", [300, 40]),
@@ -105,7 +105,7 @@ fn workers_that_name_the_hubs_in_another_order_are_refused() {
     let outcomes = on_threads(2, |rank| {
         let list = if rank == 0 { addresses(&hubs) } else { addresses(hubs.iter().rev()) };
         let mut config = config_at(&list, "job", rank, 2);
-        config.join_limit = Duration::from_secs(2); // of who comes to a hub that the other has given up
+        config.join_limit = Duration::from_secs(2); // for the worker that joins a hub after the other worker has given up
         Session::join(config).map(drop).expect_err("they cannot meet").to_string()
     });
     let told =
@@ -113,7 +113,7 @@ fn workers_that_name_the_hubs_in_another_order_are_refused() {
     assert!(told, "{outcomes:?}");
 }
 
-/// Stands before a hub for one request, and changes what it says of the placement.
+/// A proxy of a hub for one request, which changes the digest of the placement in the reply.
 fn another_digest(hub: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, hub) = (listener.local_addr().unwrap().to_string(), hub.to_owned());
@@ -131,7 +131,7 @@ fn another_digest(hub: &str) -> String {
         let (before, after) = std::str::from_utf8(&said).unwrap().split_once("\"placement\":\"").unwrap();
         let other = format!("{before}\"placement\":\"{}{}", "0".repeat(16), &after[16..]);
         worker.write_all(other.as_bytes()).unwrap();
-        let _ = worker.read(&mut [0]); // until the worker has read it and hangs up
+        let _ = worker.read(&mut [0]); // returns when the worker has read it and closes
     });
     address
 }

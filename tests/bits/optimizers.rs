@@ -1,5 +1,5 @@
-//! Results: what comes back equals the naive parameter server bit for bit, for every optimizer, any
-//! number of cores, any chunk size, keys of odd sizes, multipliers and changing learning rates.
+//! Weights equal those of the naive parameter server bit for bit, for every optimizer, any number of cores, any chunk size,
+//! keys of odd sizes, multipliers and changing learning rates.
 
 use fabric::conformance::Watchdog;
 use hub_tests::hub;
@@ -27,8 +27,7 @@ fn odd_keys() -> Vec<Key> {
     keys
 }
 
-/// Runs the same job on hubs of one and of two cores; both must give the reference's bits, and so
-/// each other's.
+/// Runs the same job on a hub of one core and on a hub of two. Both must give the reference's bits.
 fn on_one_and_two_cores(training: &Training) {
     let runs = [1, 2].map(|cores| {
         let hub = hub(cores);
@@ -79,8 +78,7 @@ fn of_two_workers(optimizer: Optimizer) -> Training {
     Training { workers: 2, ..Training::new(optimizer.name(), odd_keys(), optimizer) }
 }
 
-/// The odd keys in f16, bf16 and f32 by turns: 16-bit gradients are summed, and their weights stepped,
-/// in f32.
+/// The odd keys in f16, bf16 and f32 by turns. The hub sums 16-bit gradients and steps their weights in f32.
 fn mixed_keys() -> Vec<Key> {
     let dtypes = [Dtype::F16, Dtype::BF16, Dtype::F32].into_iter().cycle();
     let mixed = |(key, dtype)| Key { dtype, ..key };
@@ -144,7 +142,7 @@ fn workers_are_summed_in_their_order_however_many() {
     }
 }
 
-/// The immediate carries the low eight bits of a round: they wrap around.
+/// The immediate carries the low eight bits of a round, which wrap around.
 #[test]
 fn rounds_go_on_beyond_what_an_immediate_counts() {
     let _watchdog = Watchdog::start();

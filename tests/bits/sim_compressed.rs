@@ -1,5 +1,5 @@
-//! Compressed jobs over the simulated network: hub and workers give the bits that a plain model of the method gives,
-//! whatever the order of arrival, the cores and the credit; and a frame that lies is told as one.
+//! Compressed jobs over the simulated network have the bits of a plain model, for any order of arrival, number of cores and
+//! credit. And a worker names a frame that lies.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ fn the_bits_are_those_of_a_plain_model() {
     }
 }
 
-/// A worker of a job with top-k, and a hub's end that is this test's.
+/// A worker of a job with top-k. The test is its hub.
 struct Far {
     worker: Exchange<sim::Port>,
     hub: sim::Port,
@@ -142,7 +142,7 @@ impl Far {
         Far { worker, hub, link, weights: weights.remove(0), wire }
     }
 
-    /// A push of the one key, and this as its answer; what the worker says to it.
+    /// Pushes the only key and answers with what `write` makes. Returns the worker's result.
     fn answer(&mut self, round: u32, write: impl FnOnce(&mut [u8])) -> Result<(), String> {
         self.worker.push(KeyId(0)).unwrap();
         while self.hub.poll(&mut [Arrival::default()]) == 0 {}
@@ -158,7 +158,7 @@ impl Far {
 }
 
 #[test]
-fn a_hub_whose_frames_lie_is_told_as_one() {
+fn a_frame_of_a_hub_that_lies_is_an_error() {
     let raw = |wire: &Wire, bytes: &mut [u8]| {
         wire.framing().unwrap().frames(ChunkId(0)).begin_raw(bytes).fill(0);
     };

@@ -1,9 +1,9 @@
-//! Thousands of small clusters in BSP with random faults: every weight that a worker may read is the oracle's,
-//! and every run ends with all its rounds or with an error that names what went wrong.
+//! Thousands of small clusters in BSP with random faults: every weight that a worker may read is the oracle's, and every run
+//! ends with all its rounds or with an error that names what went wrong.
 //!
-//! A seed decides everything: model, workers, cores, optimizer, compression, the network's faults, and who dies or
-//! comes back when. Compression is by bf16, of which every element's bits are known by itself; for other codecs see
-//! `bits::sim_compressed`. A failure prints its seed.
+//! A seed decides everything: model, workers, cores, optimizer, compression, the network's faults, and when workers die and
+//! come back. Compression is bf16, which codes each element for itself; for other codecs see `bits::sim_compressed`. A
+//! failure prints its seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use pbox_core::oracle::{self, Step};
 use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule};
 
 const CLUSTERS: u64 = 5_000;
-/// Steps in which nothing moves, after which a run is over: more than the longest delay.
+/// A run is over after this many steps without work: more than the longest delay.
 const PATIENCE: u32 = 200;
 
-/// More steps than any run takes.
+/// More steps than any run needs.
 const MANY: u32 = 20_000;
 
-/// One seed's cluster.
+/// The cluster of a seed.
 struct Cluster {
     dice: Dice,
     trouble: Trouble,
     layout: Arc<Layout>,
     terms: Terms,
     rounds: u32,
-    /// Chunks without a step in a round: all who could have pushed it were gone.
+    /// Chunks that had no step in a round because every worker that could push them was gone.
     skipped: BTreeSet<(ChunkId, u32)>,
-    /// Weights by round, key and element.
+    /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
     job: Simulated,
 }
@@ -64,7 +64,7 @@ impl Cluster {
         (0..self.layout.keys().len() as u32).map(KeyId)
     }
 
-    /// Runs until all who live have done all rounds, or nothing moves any more, or an error.
+    /// Runs until all living workers have done all rounds, or nothing moves any more, or there is an error.
     fn run(&mut self) -> Result<(), String> {
         let mut idle = 0;
         for step in 0.. {
@@ -72,7 +72,7 @@ impl Cluster {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.who_waits());
-            // In the end all who live may finish.
+            // From here on nothing is broken, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun = self.is_begun();
                 match self.trouble.strike(&mut self.dice, &self.job, begun) {
@@ -81,7 +81,7 @@ impl Cluster {
                     None => {}
                 }
             }
-            self.hear();
+            self.read_notices();
             for rank in 0..self.terms.workers {
                 if self.job.is_alive(rank) && self.dice.below(3) > 0 {
                     self.work(rank)?;
@@ -92,8 +92,8 @@ impl Cluster {
         if self.is_done() { Ok(()) } else { Err(self.who_waits()) }
     }
 
-    /// Notes which chunks went on without a round.
-    fn hear(&mut self) {
+    /// Takes in which chunks went on without a round.
+    fn read_notices(&mut self) {
         let before = self.skipped.len();
         for notice in &self.job.notices {
             if let Notice::Skipped { chunk, rounds, .. } = notice {
@@ -105,7 +105,7 @@ impl Cluster {
         }
     }
 
-    /// A worker that waits for nothing checks all weights, and pushes its next round; others check what
+    /// A worker that waits for nothing checks all weights and pushes its next round. Other workers check the weights that
     /// they have.
     fn work(&mut self, rank: u32) -> Result<(), String> {
         let worker = &mut self.job.workers[rank as usize];
@@ -139,7 +139,7 @@ impl Cluster {
         (0..self.terms.workers).filter(|&rank| self.job.is_alive(rank))
     }
 
-    /// Whether all who live have finished the first round.
+    /// Whether all living workers have finished the first round.
     fn is_begun(&self) -> bool {
         let begun = |key| self.living().all(|rank| self.job.workers[rank as usize].round(key).0 > 0);
         self.keys().all(begun)
@@ -179,8 +179,8 @@ fn optimizer(dice: &mut Dice) -> Optimizer {
     }
 }
 
-/// What a worker pushes. Where workers come and go, all push the same whole number, so that the mean is
-/// the same whoever takes part.
+/// What a worker pushes. If workers come and go, all push the same whole number: the mean does not depend on who takes
+/// part.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let rank = if terms.on_loss == OnLoss::Continue { 0 } else { rank };
     let mixed =
@@ -189,7 +189,7 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
     if terms.on_loss == OnLoss::Continue { whole } else { whole / 37.0 }
 }
 
-/// The weights after each round, by the oracle, where these chunks were without a step.
+/// The oracle's weights after each round, if these chunks had no step.
 fn expected(
     layout: &Layout,
     terms: &Terms,
@@ -223,13 +223,13 @@ fn expected(
     by_round
 }
 
-/// One element, as the hub has it and as the workers see it.
+/// One element at the hub and at the workers.
 #[derive(Clone, Default)]
 struct Element {
     weight: f32,
     state: [f32; 2],
     seen: f32,
-    /// What means that were sent left out.
+    /// What the means that were sent left out.
     left_out: f32,
 }
 
@@ -272,6 +272,6 @@ fn weights_are_the_oracles_or_the_run_ends_with_a_named_error() {
     eprintln!("{ends:?}, {skips} with rounds that nobody was left of");
     if std::env::var_os("PHUB_SIM_SEED").is_none() {
         assert_eq!(ends.len(), ENDS, "every way to end was seen: {ends:?}");
-        assert!(skips > 0, "rounds that nobody was left of were seen");
+        assert!(skips > 0, "some rounds had no worker left");
     }
 }

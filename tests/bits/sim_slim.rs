@@ -1,5 +1,5 @@
-//! Slim-DP in small clusters over a simulated network: every weight that a worker reads is that of a plain model of
-//! the method, element by element, whatever the order of arrival, the number of cores, and what a worker forgets.
+//! Slim-DP in small clusters over the simulated network: every weight that a worker reads is that of a plain model, element
+//! by element, for any order of arrival, any number of cores, and whatever a worker forgets.
 //!
 //! A seed decides everything. A failure prints its seed.
 
@@ -15,35 +15,35 @@ use pbox_core::slim::{Drawer, Explorer, SlimDp, set};
 use pbox_core::{ChunkId, Compression, Key, KeyId, Layout, Optimizer, Round, Schedule};
 
 const CLUSTERS: u64 = 1_000;
-/// Of a worker's own step.
+/// The learning rate of a worker's own step.
 const OWN_RATE: f32 = 0.0625;
 
-/// One chunk, as all know it.
+/// One chunk.
 struct Chunk {
     key: KeyId,
-    /// Where it begins in its key.
+    /// Its first element in its key.
     start: usize,
     weights: Vec<f32>,
     state: Vec<[f32; 2]>,
-    /// The core in force.
+    /// The significant set in force.
     core: Option<Vec<u64>>,
-    /// By rank: what the worker has.
+    /// The weights of each worker.
     local: Vec<Vec<f32>>,
-    /// By rank: what is in the gradient when the round is over.
+    /// What each worker's gradient holds after the round.
     left_out: Vec<Vec<f32>>,
 }
 
-/// The method, one element after the other.
+/// The method, one element after another.
 struct Model {
     slim: SlimDp,
-    /// Workers add to what was left out, and do not write over it.
+    /// Workers add to the elements that were left out and do not overwrite them.
     keeps: bool,
     optimizer: Optimizer,
     workers: u32,
     chunks: Vec<Chunk>,
-    /// By chunk: what was selected after the round before.
+    /// By chunk: the set that was selected after the round before.
     selected: Option<Vec<Vec<u64>>>,
-    /// Chunks that were pushed as core and explorer, and those that had to be pushed again.
+    /// How many chunks were pushed as significant set and explorer, and how many had to be pushed again.
     sets: usize,
     mended: usize,
 }
@@ -72,7 +72,7 @@ impl Model {
         }
     }
 
-    /// All of a round, in which some workers had forgotten some chunks' cores.
+    /// Makes a round in which some workers have forgotten the significant sets of some chunks.
     fn round(&mut self, round: Round, forgotten: &BTreeSet<(u32, ChunkId)>) {
         let selects = self.slim.selects(round, Round(1));
         let step = Step::new(&self.optimizer, self.workers, round, self.optimizer.learning_rate(), 1.0, 1.0);
@@ -129,7 +129,7 @@ impl Model {
         self.selected = selects.then(|| self.select(&significance));
     }
 
-    /// The most significant of the model; where some are equal at the edge, none of these.
+    /// Selects the most significant elements of the model. Of elements that are equal at the edge it takes none.
     fn select(&self, significance: &[f32]) -> Vec<Vec<u64>> {
         let room = (f64::from(self.slim.beta) * significance.len() as f64) as usize;
         let mut sorted = significance.to_vec();
@@ -149,7 +149,7 @@ impl Model {
     }
 }
 
-/// What a worker pushes, and rank 0 in round 0 as weights.
+/// What a worker pushes. Rank 0 pushes weights in round 0.
 fn value(rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let place = u64::from(rank) << 48 | u64::from(round.0) << 32 | u64::from(key.0) << 16 | element as u64;
     (mix(place) % 4001) as f32 / 1000.0 - 2.0
@@ -170,7 +170,7 @@ fn settings(dice: &mut Dice) -> (SlimDp, Optimizer) {
     (slim, optimizer)
 }
 
-/// How many chunks were pushed as sets, and again.
+/// Runs a cluster. Returns how many chunks were pushed as sets, and how many again.
 fn cluster(seed: u64) -> (usize, usize) {
     let mut dice = Dice::new(seed);
     let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=150)]));

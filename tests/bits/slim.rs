@@ -1,5 +1,5 @@
-//! Slim-DP with a real hub: the same bits by every way, several hubs, a checkpoint, how many bytes cross, and what it
-//! cannot be beside. What the weights must be, `sim_slim` knows. By RDMA, too, where `PHUB_TEST_DEVICE` names devices.
+//! Slim-DP with a real hub: the same bits by every transport, several hubs, a checkpoint, and the terms that it refuses.
+//! `sim_slim` checks the weights themselves. By RDMA too if `PHUB_TEST_DEVICE` names devices.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -21,7 +21,7 @@ fn slim(text: &str) -> Option<Compression> {
     Some(text.parse().unwrap())
 }
 
-/// A worker makes a step of its own in a round, and pushes what that changed.
+/// A worker makes its own step of a round, and pushes the change.
 fn step(session: &mut Session, rank: u32, round: u32) {
     for (key, dtype) in session.keys().zip(session.layout().keys().to_vec()) {
         match dtype.dtype {
@@ -43,7 +43,7 @@ fn step_key<E: pbox_core::Element>(session: &mut Session, key: KeyId, rank: u32,
     session.push(key).unwrap();
 }
 
-/// The weights of each worker after a job's rounds, as the bits of f32.
+/// Runs a job. Returns the bits of each worker's last weights.
 fn train(hub: &str, job: &str, change: impl Fn(u32, &mut SessionConfig) + Sync) -> Vec<Vec<u32>> {
     on_threads(3, |rank| {
         let mut config = config_at(hub, job, rank, 3);
@@ -79,7 +79,7 @@ fn train(hub: &str, job: &str, change: impl Fn(u32, &mut SessionConfig) + Sync) 
 }
 
 #[test]
-fn the_bits_are_the_same_by_every_way() {
+fn the_bits_are_the_same_by_every_transport() {
     let _watchdog = Watchdog::start();
     let (hub, wide) = (hub(1), hub(2));
     let address = hub.address().to_string();
@@ -92,7 +92,7 @@ fn the_bits_are_the_same_by_every_way() {
     assert_eq!(train(&wide.address().to_string(), "mixed", mixed), shm, "on two cores");
     assert_eq!(train(&address, "p3", |_, config| config.schedule = Schedule::P3), shm);
     let keys = |_, config: &mut SessionConfig| config.compression = slim("slim:0.5:0.25:5:none:keys");
-    assert_eq!(train(&address, "keys", keys), shm, "the same explorers, said with their places");
+    assert_eq!(train(&address, "keys", keys), shm, "the same explorers, sent with their places");
     if has_rdma() {
         let verbs = |_, config: &mut SessionConfig| config.transport = Some(Transport::Verbs);
         assert_eq!(train(&address, "verbs", verbs), shm);
@@ -105,7 +105,11 @@ fn the_bits_are_the_same_by_every_way() {
             config.transport = Some(Transport::ALL[rank as usize % 3]);
             config.schedule = Schedule::P3;
         };
-        assert_eq!(train(&wide.address().to_string(), "mixed-with-rdma", mixed), shm, "a worker by each way");
+        assert_eq!(
+            train(&wide.address().to_string(), "mixed-with-rdma", mixed),
+            shm,
+            "each worker by another transport"
+        );
     }
 }
 
@@ -120,7 +124,7 @@ fn over_two_hubs_each_selects_from_its_share() {
     let everything = train(&address, "all", all);
     assert!(
         everything.iter().all(|weights| *weights == everything[0]),
-        "who sends everything has what all have"
+        "a worker that sends everything has what all have"
     );
 }
 
@@ -138,12 +142,12 @@ fn a_job_goes_on_from_a_checkpoint() {
             (config.compression, config.optimizer) = (slim("slim:1:0.5:4"), ADD);
             let mut session = Session::join(config).unwrap();
             for key in session.keys() {
-                // Where the job has weights, these are not sent, and nothing is to be added to them.
+                // If the job has weights, it ignores these.
                 session.gradient_mut::<f32>(key).unwrap().fill(life as f32);
             }
             session.broadcast_written().unwrap();
             assert_eq!(session.next_round(), Round(first));
-            // Who sends everything, half of it as the explorer, has the sum of all changes.
+            // A worker that sends everything, half of it as the explorer, has the sum of all changes.
             let was = session.weights::<f32>(SECOND).unwrap()[0];
             assert_eq!(was, (first - 1) as f32 * -2.0);
             for _ in 0..7 {
@@ -185,7 +189,7 @@ fn keys_of_a_round_that_selects_come_together() {
 }
 
 #[test]
-fn what_it_cannot_be_beside_is_said() {
+fn terms_that_do_not_fit_are_named() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let beside = |change: &dyn Fn(&mut JoinRequest), words: &[&str]| {

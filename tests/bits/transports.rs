@@ -1,5 +1,5 @@
-//! The ways to a hub: the bits do not depend on them, a worker takes the best that leads there, and one that is
-//! cut off is named whichever it took. By RDMA where `PHUB_TEST_DEVICE` names devices, as in a guest of `make rxe`.
+//! Transports to a hub: the bits do not depend on them, a worker takes the best that it can have, and a worker that is killed
+//! is named by all transports. By RDMA too if `PHUB_TEST_DEVICE` names devices, as in a guest of `make rxe`.
 
 use crate::processes::worker::{Remote, Worker};
 use fabric::any::Transport;
@@ -17,7 +17,7 @@ const NESTEROV: pbox_core::Optimizer =
     pbox_core::Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
 
 #[test]
-fn the_bits_are_the_same_by_every_way() {
+fn the_bits_are_the_same_by_every_transport() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let scheduled = |job: &str, transport, schedule, credit| {
@@ -33,7 +33,7 @@ fn the_bits_are_the_same_by_every_way() {
     assert_eq!(run("tcp", |_| Some(Transport::Tcp)), shm);
     assert_eq!(run("private", |_| Some(Transport::Tcp)), shm);
     let mixed = |rank| Some(if rank % 2 == 0 { Transport::Shm } else { Transport::Tcp });
-    assert_eq!(run("mixed", mixed), shm, "workers of one job by different ways");
+    assert_eq!(run("mixed", mixed), shm, "workers of one job by different transports");
     if has_rdma() {
         assert_eq!(run("verbs", |_| Some(Transport::Verbs)), shm);
         assert_eq!(run("private-verbs", |_| Some(Transport::Verbs)), shm);
@@ -46,7 +46,7 @@ fn the_bits_are_the_same_by_every_way() {
     }
 }
 
-/// Chunks larger than any socket's buffer, and rounds enough for every queue to be full now and then.
+/// Chunks larger than any socket's buffer, and enough rounds that every queue is full now and then.
 #[test]
 fn large_chunks_cross_by_tcp() {
     let _watchdog = Watchdog::start();
@@ -58,7 +58,7 @@ fn large_chunks_cross_by_tcp() {
 }
 
 #[test]
-fn a_worker_takes_the_best_way_and_says_why() {
+fn a_worker_takes_the_best_transport_and_says_why() {
     let _watchdog = Watchdog::start();
     let by = |transports: &[Transport], wanted| {
         let settings = HubSettings { transports: Some(transports.to_vec()), ..settings(1, PATIENT_S) };
@@ -84,7 +84,7 @@ fn a_worker_takes_the_best_way_and_says_why() {
 }
 
 #[test]
-fn a_hub_says_how_it_is_reached() {
+fn a_hub_lists_its_transports() {
     let hub = hub(2);
     let said = serde_json::to_value(describe(&hub.address().to_string()).transports).unwrap();
     let names: Vec<&str> =
@@ -118,9 +118,9 @@ fn a_worker_elsewhere_that_is_killed_is_named_by_those_on_shm() {
     }
 }
 
-/// Whoever connects by TCP and has no token is nobody.
+/// A connection by TCP without a token is refused.
 #[test]
-fn tcp_without_a_token_leads_nowhere() {
+fn tcp_without_a_token_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut steady = ready_all(1, |rank| config(&hub, "steady", rank, 1));

@@ -1,5 +1,5 @@
-//! Checkpoints of a running hub: a job goes on from its last one with the bits of a job that was never
-//! interrupted, and a checkpoint that cannot be written harms nobody.
+//! Checkpoints of a running hub: a job goes on from its last checkpoint with the bits of a job that was never interrupted.
+//! A checkpoint that cannot be written harms no job.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -39,7 +39,7 @@ fn hub_every(dir: &Path, every: Option<u32>) -> Hub {
     Hub::start(&settings).unwrap()
 }
 
-/// A hub in a process of its own, and its address.
+/// Starts a hub in its own process. Returns the process and the hub's address.
 fn hub_to_kill(dir: &Path) -> (Program, String) {
     let (cores, every) = (cpus().min(2).to_string(), EVERY.to_string());
     let dir = dir.to_str().expect("tempfile's names are UTF-8");
@@ -64,8 +64,8 @@ fn weights_are(session: &Session, value: f32) {
     }
 }
 
-/// Some rounds of a job whose gradients are those of [`Training`]: round by round from where the job
-/// stands, until the hub is gone. The weights after the last one.
+/// Goes on with a job whose gradients are those of [`Training`], until the hub is gone or the job is done. Returns the last
+/// weights.
 fn train(
     training: &Training,
     hub: &str,
@@ -77,7 +77,7 @@ fn train(
     training.broadcast(&mut session, rank)?;
     for round in session.next_round().0..=rounds {
         for key in session.keys() {
-            // The reference counts steps, of which the broadcast is none.
+            // The reference counts steps, and the broadcast is no step.
             training.write(&mut session, key, |gradient| {
                 values::fill_gradient(training.seed, rank, round - 1, key, gradient);
             });
@@ -96,7 +96,7 @@ fn a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
-    // Their master weights are in the checkpoint, and finer than what the workers see.
+    // The checkpoint has their master weights, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, ADAM);
     (training.chunk_bytes, training.rounds) = (1024, 80);
@@ -105,8 +105,8 @@ fn a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not() {
         let (hub, address) = hub_to_kill(dir.path());
         let killer = hub.pid();
         lives += 1;
-        // Each life ends some rounds later in its course, wherever the hub is then: computing, copying,
-        // writing. The last one is left to live.
+        // Each hub is killed some rounds later than the one before, while it computes, copies or writes. The last hub is
+        // not killed.
         let last_words = AtomicU32::new(0);
         let ended = on_threads(training.workers, |rank| {
             let done = |round| {
@@ -167,7 +167,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
     all_push_rounds(&mut sessions, 2, Round(5), -0.5);
     sessions.into_iter().for_each(|session| session.leave().unwrap());
 
-    // The end of the job has left one; and so does a stop between two rounds.
+    // The end of the job writes a checkpoint, and so does a stop between two rounds.
     let mut sessions = join_all(2, |rank| config(&second, "job", rank, 2));
     all_push_rounds(&mut sessions, 1, Round(7), -1.5);
     second.stop("it is Friday");
@@ -177,7 +177,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
     all_push_rounds(&mut sessions, 1, Round(8), -2.0);
 }
 
-/// Some rounds of all sessions, which begin with these weights in this round.
+/// All sessions make some rounds. They must begin in round `first` with these weights.
 #[track_caller]
 fn all_push_rounds(sessions: &mut [Session], count: u32, first: Round, weights: f32) {
     for session in sessions.iter() {
@@ -191,7 +191,7 @@ fn all_push_rounds(sessions: &mut [Session], count: u32, first: Round, weights: 
     });
 }
 
-/// With other workers, other cores, a new learning rate, and workers that come and go.
+/// Other workers, other cores, another learning rate, and workers that come and go.
 #[test]
 fn a_job_goes_on_in_another_shape() {
     let _watchdog = Watchdog::start();
@@ -239,7 +239,7 @@ fn a_checkpoint_that_does_not_fit_is_refused_and_stays() {
     std::fs::write(&file, &altered).unwrap();
     says(refused(config(&hub, "job", 0, 1)), &["\"job\"", "job.safetensors", "digest"]);
     assert_eq!(std::fs::read(&file).unwrap(), altered, "nobody has replaced it");
-    // Others are not concerned, and the job is well again with its file.
+    // Other jobs are not touched, and the job runs again when its file is right.
     ready_all(1, |rank| config(&hub, "another", rank, 1)).remove(0).leave().unwrap();
     std::fs::write(&file, &whole).unwrap();
     assert_eq!(Session::join(config(&hub, "job", 0, 1)).unwrap().next_round(), Round(2));
@@ -262,13 +262,13 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on() {
     let job = describe(&address).jobs.remove(0);
     assert_eq!(job.state, JobState::Running);
     says(job.checkpoint_error.unwrap(), &[dir.path().to_str().unwrap()]);
-    // It is not too late.
+    // The checkpoint can still be written.
     std::fs::create_dir(dir.path()).unwrap();
     assert_eq!(session.checkpoint().unwrap().round, session.next_round());
     session.leave().unwrap();
 }
 
-/// The writing is under way when the client goes: the hub drops its answer, and no more than that.
+/// The client leaves while the hub writes: the hub drops the reply and nothing else.
 #[test]
 fn a_client_that_hangs_up_leaves_the_next_checkpoint_possible() {
     let _watchdog = Watchdog::start();

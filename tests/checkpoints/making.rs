@@ -1,4 +1,4 @@
-//! A job that takes long to make, because its checkpoint is large, holds up nobody else.
+//! A job with a large checkpoint takes long to make, and holds up no other job.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use hub_tests::{PATIENT_S, config, describe, join_request, post_json, ready_all,
 use pbox_core::Key;
 use phub_server::Hub;
 
-/// Looks at the hub, until one of them is in time to see a job while it is made.
+/// How often the test asks the hub, until it sees the job while it is made.
 const TRIES: usize = 50;
 
 /// Whether this process, which is the hub, reads a file.
@@ -33,7 +33,7 @@ fn the_hub_answers_while_a_checkpoint_is_read() {
     let file = dir.path().join("job.safetensors").canonicalize().unwrap();
     let answered_meanwhile = || {
         std::thread::scope(|scope| {
-            // Of another model: refused once all of the file is read.
+            // The hub refuses it, as the file of another model, when it has read the whole file.
             let joining = scope.spawn(|| post_json(&hub, "/v1/jobs/job/join", &join_request(0, 1)));
             while !joining.is_finished() && !reads(&file) {}
             describe(&hub.address().to_string());

@@ -1,4 +1,4 @@
-//! A job goes on from what was saved of it: from a file, or from a state that was fetched.
+//! A job goes on from what was saved: a checkpoint file, or a state that a client fetched.
 
 mod checkpoint;
 mod compressed;

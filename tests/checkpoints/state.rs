@@ -1,5 +1,5 @@
-//! A job's state by the control port: taken from one hub and brought to another it goes on with the bits of a job that
-//! was never interrupted; what is no state of the job is refused, in words.
+//! A job's state by the control port: fetched from one hub and brought to another, the job goes on with the bits of a job
+//! that was never interrupted. What is not the job's state is refused.
 
 use std::io::Read;
 
@@ -19,7 +19,7 @@ const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_dec
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
 
-/// A job's state as its hub gives it: a checkpoint file.
+/// Fetches a job's state from its hub: a checkpoint file.
 fn fetch(hub: &str, job: &str) -> Vec<u8> {
     let mut file = Vec::new();
     let mut answer = ureq::get(format!("http://{hub}/v1/jobs/{job}/state")).call().unwrap();
@@ -27,7 +27,7 @@ fn fetch(hub: &str, job: &str) -> Vec<u8> {
     file
 }
 
-/// What is in such a file, to be brought.
+/// The state in such a file, for a session to bring.
 fn state(file: &[u8]) -> State {
     let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let said: serde_json::Value = serde_json::from_slice(&file[8..header]).unwrap();
@@ -40,11 +40,11 @@ fn ones(before: u32, values: usize) -> State {
     State { before: Round(before), values: Box::new(std::io::Cursor::new(bytes)) }
 }
 
-/// Rounds up to this one, from where the session stands.
+/// Makes rounds until the session's next round is this one.
 fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
     for round in session.next_round().0..=last {
         for key in session.keys() {
-            // The reference counts steps, of which the broadcast is none.
+            // The reference counts steps, and the broadcast is no step.
             training.write(session, key, |gradient| {
                 values::fill_gradient(training.seed, rank, round - 1, key, gradient);
             });
@@ -56,7 +56,7 @@ fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
 
 fn goes_on_elsewhere(optimizer: Optimizer) {
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
-    // Their master weights are in the state, and finer than what the workers see.
+    // The state has their master weights, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, optimizer);
     training.chunk_bytes = 1024;
@@ -66,7 +66,7 @@ fn goes_on_elsewhere(optimizer: Optimizer) {
         let mut session = Session::join(training.config(&address, rank)).unwrap();
         training.broadcast(&mut session, rank).unwrap();
         train_to(&training, &mut session, rank, 4);
-        // The others go on with the next round meanwhile, which does not end without this worker.
+        // Meanwhile the others begin the next round, which does not end without this worker.
         let file = (rank == 0).then(|| fetch(&address, "job"));
         train_to(&training, &mut session, rank, 5);
         session.leave().unwrap();
@@ -150,7 +150,7 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
     for (values, words) in [(3, "ends 4 bytes too early; expected 16 bytes"), (5, "is too long")] {
         let errors = on_threads(2, |rank| match rank {
             0 => {
-                // After the other one, which would else begin a job of its own where this one has failed already.
+                // After the other worker, which would begin another job if this one had failed already.
                 let failed = |job: &JobReply| matches!(job.state, JobState::Failed { .. });
                 while describe(&hub.address().to_string()).jobs.iter().all(failed) {
                     std::thread::yield_now();
@@ -234,7 +234,7 @@ fn a_state_that_cannot_be_had_is_refused() {
 fn a_client_that_hangs_up_costs_the_job_nothing() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    // Longer than what sockets hold, so that the hub cannot be rid of it before the client is gone.
+    // Longer than the buffers of sockets: the hub cannot send all of it before the client is gone.
     let keys = vec![Key::f32("only", [8 << 20])];
     let config = SessionConfig { keys, ..config(&hub, "job", 0, 1) };
     let mut session = Session::join(config).unwrap();

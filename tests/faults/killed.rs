@@ -1,5 +1,5 @@
-//! Faults: workers and hubs as processes of their own that are killed or stopped in the middle of a
-//! round. Those who are left get an error that names who and why; nobody hangs.
+//! Processes of workers and hubs that are killed or stopped in the middle of a round. The others get an error that says who
+//! and why, and no worker hangs.
 
 use crate::processes::hub::start_hub;
 use crate::processes::worker::{Remote, Worker};
@@ -8,8 +8,8 @@ use hub_tests::{config_at, describe, hub, hub_with_limit, on_threads, refused, s
 use pbox_core::control::{JobReply, JobState};
 use rustix::process::Signal;
 
-/// Ranks 0 to `workers - 2` here, the last one as a process; all in round 2, of which the last one
-/// has pushed a part.
+/// Ranks 0 to `workers - 2` in this process and the last rank in its own, all in round 2, of which the last rank has pushed
+/// a part.
 fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     let last = workers - 1;
     let mut remote = Remote::start(&format!("{hub} job {last} {workers}"));
@@ -24,7 +24,7 @@ fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     (here, remote)
 }
 
-/// A round of every worker here, each on a thread of its own.
+/// Every worker of this process makes a round, each on its own thread.
 fn rounds(workers: &mut [Worker]) -> Vec<Result<(), worker_shim::SessionError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| worker.round())).collect();
@@ -37,7 +37,7 @@ fn a_worker_killed_in_a_round_is_named() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let (mut here, remote) = in_the_middle_of_a_round(&hub.address().to_string(), 3);
-    // One has pushed its part and waits, one comes later.
+    // One worker has pushed its part and waits; the other one pushes later.
     let (first, second) = here.split_at_mut(1);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| first[0].round().unwrap_err());
@@ -106,7 +106,7 @@ fn a_hub_killed_while_workers_gather_is_named() {
     });
 }
 
-/// Waits until all workers of the only job but these are on the data path.
+/// Waits until all workers of the only job except these have connected.
 fn until_missing(address: &str, ranks: &[u32]) {
     hub_tests::program::until("the others have joined", || {
         let jobs = describe(address).jobs;
@@ -123,12 +123,12 @@ fn a_worker_stopped_beyond_the_limit_is_named() {
     remote.process().wait_until_stopped();
     let words = ["\"job\" failed", "worker 1 was silent for", "the limit is 2.0 s"];
     says(here[0].round().unwrap_err(), &words);
-    // It comes back to life, and hears the same.
+    // When it goes on, it gets the same error.
     remote.process().signal(Signal::CONT);
     remote.send("finish");
     let mut reply = remote.read_reply();
     if reply == "round 2" {
-        // Its pushes were quicker than the order to end the job: the next round has no peer.
+        // Its pushes came before the order to end the job: its next round has no peer.
         remote.send("round");
         reply = remote.read_reply();
     }
@@ -155,7 +155,7 @@ fn a_worker_stopped_for_a_moment_holds_up_the_round() {
     remote.says("left");
 }
 
-/// A worker that stops and goes on again and again, at any moment of a round.
+/// A worker is stopped and continued again and again, at any moment of a round.
 #[test]
 fn rounds_are_right_through_stops_at_any_moment() {
     let _watchdog = Watchdog::start();

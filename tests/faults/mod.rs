@@ -1,4 +1,4 @@
-//! Whatever dies, stops or breaks the network is named to all others, and nobody hangs.
+//! When something dies, stops or breaks, all others get an error that names it, and no worker hangs.
 
 mod killed;
 mod sim_network;

@@ -1,5 +1,5 @@
-//! A whole job over the simulated network: results do not depend on what the network does within
-//! its contract, and what breaks the contract is noticed. A failure prints its seed.
+//! A whole job over the simulated network: results do not depend on anything that the contract of a port allows, and what
+//! breaks the contract is noticed. A failure prints its seed.
 
 use std::sync::Arc;
 
@@ -22,13 +22,13 @@ fn keys(layout: &Layout) -> Vec<KeyId> {
     (0..layout.keys().len() as u32).map(KeyId).collect()
 }
 
-/// What a worker pushes, different in every round, element and worker. Round 0 is the broadcast.
+/// What a worker pushes: another number for every round, element and worker. Round 0 is the broadcast.
 fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     let mix = rank * 7919 + round * 104_729 + key.0 * 1299 + element as u32 * 31;
     (mix % 1009) as f32 / 37.0 - 13.0
 }
 
-/// The weights after `rounds` rounds of the whole job, by the oracle.
+/// The oracle's weights after `rounds` rounds of the whole job.
 fn expected(layout: &Layout, rounds: u32) -> Vec<Vec<f32>> {
     let element = |key: KeyId, i: usize| {
         let (mut weight, mut state) = (value(0, 0, key, i), [0.0]);
@@ -101,7 +101,7 @@ fn a_post_that_arrives_twice_is_seen_by_whoever_gets_it() {
             push_all(&mut job, round)?;
             job.settle(1000)
         });
-        // At a worker: an answer that nobody asked for. At the hub: a violation, and its worker goes.
+        // A worker sees an answer that it does not expect. A hub sees a violation and drops the worker.
         match outcome {
             Err(error) if error.to_string().contains("the hub broke the protocol") => {}
             other => {
@@ -132,7 +132,7 @@ fn a_worker_that_dies_in_a_round_is_named_and_the_others_results_stand() {
         }
         let is_one = |notice: &Notice| matches!(notice, Notice::WorkerGone { rank: 1, .. });
         assert!(!job.notices.is_empty() && job.notices.iter().all(is_one), "{:?}", job.notices);
-        // Whatever did complete is right.
+        // What was completed is right.
         let after_one = expected(&layout(), 1);
         for (key, expected) in keys(&layout()).into_iter().zip(&after_one) {
             if job.workers[0].is_ready(key) {
@@ -166,8 +166,8 @@ fn one_seed_gives_one_run() {
     }
 }
 
-/// The last one of those who could end a round dies when some of its keys are pushed; a newcomer, who begins after
-/// that round, waits for all keys' weights of it.
+/// The last worker that could end a round dies after it has pushed some keys. A newcomer, which begins after that round,
+/// waits for the weights of all keys.
 #[test]
 fn a_round_that_nobody_is_left_to_end_is_left_out() {
     for newcomer_first in [true, false] {
@@ -211,7 +211,7 @@ fn a_round_that_nobody_is_left_to_end_is_left_out() {
     }
 }
 
-/// Who is left before all have the first weights must not broadcast its own, whenever its pushes come.
+/// A worker that is left before all have the first weights must not broadcast its own, whenever its pushes come.
 #[test]
 fn without_the_first_weights_nobody_is_answered() {
     for (seed, consistency) in
@@ -232,7 +232,7 @@ fn without_the_first_weights_nobody_is_answered() {
         if seed % 2 == 1 {
             begin(&mut job);
         }
-        let front = job.hold(); // as for a worker that comes just then
+        let front = job.hold(); // as if another worker joined now
         job.release(front, &[]);
         (0..100).for_each(|_| _ = job.step().unwrap());
         let failed = |notice: &Notice| matches!(notice, Notice::JobFailed { .. });

@@ -1,6 +1,6 @@
-//! Clients of the control port that send slowly, nothing, garbage or too much, and more of them than
-//! there is room for: each is cut off or refused in words, a job goes on with right bits meanwhile, and
-//! no descriptor stays open. One test, because it counts what the process has.
+//! Clients of the control port that send slowly, nothing, garbage or too much, and more clients than there is room for: the
+//! hub refuses or closes each, a job goes on with the right bits, and no descriptor stays open. One test, because it counts
+//! the process's descriptors.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use hub_tests::{config, hub_with, join_request, push_all, ready_all, says};
 use pbox_core::control::PROTOCOL;
 use phub_server::ControlLimits;
 
-/// So short that the test need not be patient, and far shorter than a heartbeat is held.
+/// Short, so that the test is quick, and far shorter than the hub holds a heartbeat.
 const LIMIT: Duration = Duration::from_millis(700);
 const CONNECTIONS: usize = 60;
 
@@ -29,7 +29,7 @@ fn limits() -> ControlLimits {
     }
 }
 
-/// A client that says what it likes.
+/// A client that sends any bytes.
 struct Client(TcpStream);
 
 impl Client {
@@ -37,13 +37,13 @@ impl Client {
         Client(TcpStream::connect(hub).expect("the hub listens"))
     }
 
-    fn say(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
+    fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
         self.0.write_all(bytes.as_ref()).expect("a socket takes some bytes");
         self
     }
 
-    /// All that the hub has to say until it hangs up.
-    fn hear(mut self) -> String {
+    /// Reads all that the hub sends until it closes.
+    fn read_all(mut self) -> String {
         let mut said = Vec::new();
         match self.0.read_to_end(&mut said) {
             Ok(_) => {}
@@ -53,13 +53,13 @@ impl Client {
         String::from_utf8(said).expect("the hub speaks text")
     }
 
-    /// Says these bytes one by one until the hub has enough of it.
+    /// Sends these bytes one by one until the hub closes.
     fn drip(mut self, bytes: impl AsRef<[u8]>) -> String {
         for &byte in bytes.as_ref().iter().cycle() {
             if self.0.write_all(&[byte]).is_err() {
                 break;
             }
-            // Slower than any client, and faster than what the hub takes for silence.
+            // Slower than any real client, and not so slow that the hub takes it for silent.
             self.0.set_read_timeout(Some(LIMIT / 20)).unwrap();
             match self.0.peek(&mut [0]) {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -67,7 +67,7 @@ impl Client {
             }
         }
         self.0.set_read_timeout(None).unwrap();
-        self.hear()
+        self.read_all()
     }
 }
 
@@ -77,32 +77,32 @@ fn post(path: &str, headers: &str) -> String {
 
 fn bodies_that_do_not_come(hub: SocketAddr) {
     let mut client = Client::connect(hub);
-    client.say(post("join", "content-length: 1000")).say("0123456789");
-    says(client.hear(), &["408", "stalled: 10 bytes", "error"]);
+    client.send(post("join", "content-length: 1000")).send("0123456789");
+    says(client.read_all(), &["408", "stalled: 10 bytes", "error"]);
     for verb in ["join", "heartbeat", "leave", "learning-rate"] {
         let mut client = Client::connect(hub);
-        client.say(post(verb, "content-length: 60000"));
+        client.send(post(verb, "content-length: 60000"));
         says(client.drip(" "), &["408", "stalled", "bytes a second"]);
     }
     let mut client = Client::connect(hub);
-    client.say(post("join", "transfer-encoding: chunked")).say("5\r\n12345\r\n");
-    says(client.hear(), &["408", "stalled: 5 bytes"]);
-    // One that hangs up in the middle leaves nothing, and hears nothing.
-    Client::connect(hub).say(post("join", "content-length: 1000")).say("0123456789");
+    client.send(post("join", "transfer-encoding: chunked")).send("5\r\n12345\r\n");
+    says(client.read_all(), &["408", "stalled: 5 bytes"]);
+    // A client that closes in the middle leaves nothing behind.
+    Client::connect(hub).send(post("join", "content-length: 1000")).send("0123456789");
 }
 
 fn bodies_that_are_too_long(hub: SocketAddr) {
     for (verb, bytes, limit) in [("join", 1 << 30, "1048576"), ("leave", 70_000, "65536")] {
         let mut client = Client::connect(hub);
-        client.say(post(verb, &format!("content-length: {bytes}")));
-        says(client.hear(), &["413", limit, "the most that this request may have"]);
+        client.send(post(verb, &format!("content-length: {bytes}")));
+        says(client.read_all(), &["413", limit, "the most that this request may have"]);
     }
     let mut client = Client::connect(hub);
-    client.say(post("leave", "transfer-encoding: chunked"));
+    client.send(post("leave", "transfer-encoding: chunked"));
     let chunk = format!("4000\r\n{}\r\n", "x".repeat(0x4000));
-    // The hub may hang up before all of it is sent.
+    // The hub may close before all of it is sent.
     (0..8).any(|_| client.0.write_all(chunk.as_bytes()).is_err());
-    let said = client.hear();
+    let said = client.read_all();
     assert!(said.is_empty() || said.contains("413"), "{said}");
 }
 
@@ -120,8 +120,8 @@ fn bodies_that_are_none(hub: SocketAddr) {
         (request[..request.len() - 1].to_owned(), ["400", "EOF"]),
     ] {
         let mut client = Client::connect(hub);
-        client.say(post("join", &format!("connection: close\r\ncontent-length: {}", body.len()))).say(body);
-        let said = client.hear();
+        client.send(post("join", &format!("connection: close\r\ncontent-length: {}", body.len()))).send(body);
+        let said = client.read_all();
         says(&said, &words);
         assert!(said.len() < 1500, "an answer of {} bytes", said.len());
     }
@@ -131,18 +131,18 @@ fn what_is_no_request(hub: SocketAddr) {
     for garbage in [&b"\0\xff\xfe rubbish \r\n\r\n"[..], b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\0\x01"]
     {
         let mut client = Client::connect(hub);
-        client.say(garbage);
-        let said = client.hear();
+        client.send(garbage);
+        let said = client.read_all();
         assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{said}");
     }
     let mut client = Client::connect(hub);
-    client.say(format!("GET / HTTP/1.1\r\nx: {}", "y".repeat(60_000)));
+    client.send(format!("GET / HTTP/1.1\r\nx: {}", "y".repeat(60_000)));
     let said = client.drip("y");
     assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{said}");
     says(Client::connect(hub).drip("GET / HTTP/1.1\r\nhost: h\r\nx: "), &[]);
 }
 
-/// Asks and asks, and never reads what it is told.
+/// Sends requests and never reads a reply.
 fn one_that_does_not_read(hub: SocketAddr) {
     let mut client = Client::connect(hub);
     while client.0.write_all(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n").is_ok() {}
@@ -167,18 +167,20 @@ fn no_client_holds_up_the_hub() {
             ];
             attacks.into_iter().for_each(|attack| drop(scope.spawn(move || attack(address))));
             let silent: Vec<Client> = (0..20).map(|_| Client::connect(address)).collect();
-            silent.into_iter().for_each(|client| assert_eq!(client.hear(), "", "a silent client is cut off"));
+            silent
+                .into_iter()
+                .for_each(|client| assert_eq!(client.read_all(), "", "a silent client is cut off"));
             steady.join().expect("the job beside goes on, with right bits");
         });
 
-        // Beyond the bound; a job that is there does not notice.
+        // More clients than the limit; a running job does not notice.
         let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
         let crowd: Vec<Client> = (0..2 * CONNECTIONS).map(|_| Client::connect(address)).collect();
         for _ in 0..20 {
             sessions.iter_mut().for_each(|session| push_all(session).unwrap());
             sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
         }
-        let refused = crowd.into_iter().map(Client::hear).filter(|said| said.contains("503"));
+        let refused = crowd.into_iter().map(Client::read_all).filter(|said| said.contains("503"));
         assert!(refused.count() >= CONNECTIONS, "those beyond the bound are told");
         sessions.into_iter().for_each(|session| session.leave().unwrap());
 

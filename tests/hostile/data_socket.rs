@@ -1,5 +1,5 @@
-//! Garbage on the socket of the data path: it costs those who send it, a job goes on with right bits,
-//! and no descriptor stays open. One test, because it counts what the process has.
+//! Garbage on the socket of the data path: its sender loses the connection, a job goes on with the right bits, and no
+//! descriptor stays open. One test, because it counts the process's descriptors.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -19,15 +19,15 @@ fn connect(address: &str) -> OwnedFd {
     socket
 }
 
-/// The hub's answer.
-fn hear(socket: &OwnedFd) -> String {
+/// Reads the hub's reply.
+fn read_reply(socket: &OwnedFd) -> String {
     let mut answer = [0; 1024];
     let (bytes, _) = net::recv(socket, &mut answer, net::RecvFlags::empty()).unwrap();
     String::from_utf8_lossy(&answer[..bytes]).into_owned()
 }
 
-/// Connects, and says this with these descriptors. The hub may have hung up already.
-fn say(address: &str, bytes: &[u8], fds: &[OwnedFd]) -> OwnedFd {
+/// Connects, and sends these bytes and descriptors. The hub may have closed already.
+fn send(address: &str, bytes: &[u8], fds: &[OwnedFd]) -> OwnedFd {
     let socket = connect(address);
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
     let mut control = net::SendAncillaryBuffer::new(&mut space);
@@ -63,35 +63,38 @@ fn garbage_on_the_data_path_costs_its_sender() {
         let plain = || vec![memfd(1 << 20, SealFlags::SHRINK), memfd(128, SealFlags::SHRINK)];
         for time in 0..20u8 {
             let garbage: Vec<u8> = (0..=255).map(|byte: u8| byte.wrapping_mul(time)).collect();
-            say(address, &garbage, &[]);
-            say(address, b"phubshm1", &plain());
-            say(address, &hello([time; 16], 1 << 20), &plain());
-            say(address, &hello(token, u64::MAX), &[memfd(1, SealFlags::SHRINK)]);
+            send(address, &garbage, &[]);
+            send(address, b"phubshm1", &plain());
+            send(address, &hello([time; 16], 1 << 20), &plain());
+            send(address, &hello(token, u64::MAX), &[memfd(1, SealFlags::SHRINK)]);
             let many: Vec<OwnedFd> = (0..64).map(|_| memfd(4096, SealFlags::SHRINK)).collect();
-            say(address, &hello(token, 1 << 20), &many);
-            // Jobs go on in between.
+            send(address, &hello(token, 1 << 20), &many);
+            // The job goes on meanwhile.
             steady.iter_mut().for_each(|session| push_all(session).unwrap());
             steady.iter_mut().for_each(|session| session.wait_all().unwrap());
         }
-        // One with the right token and a window that can shrink, or that is shrunk by its owner.
-        let told = say(
+        // The right token, with a window that can shrink.
+        let told = send(
             address,
             &hello(token, 1 << 20),
             &[memfd(1 << 20, SealFlags::GROW), memfd(128, SealFlags::SHRINK)],
         );
-        let answer = hear(&told);
+        let answer = read_reply(&told);
         assert!(answer.contains("lacks the seal against shrinking"), "{answer}");
         drop(told);
         let leave = serde_json::json!({"token": reply.token, "round": 0});
         assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200);
 
-        // More who say nothing than there is room for: they hold up nobody for long, and each is told.
+        // More silent connections than there is room for: they hold up nobody for long, and each gets an error.
         let silent: Vec<OwnedFd> = (0..200).map(|_| connect(address)).collect();
         let mut beside = ready_all(2, |rank| config(&hub, "beside", rank, 2));
         beside.iter_mut().for_each(|session| push_all(session).unwrap());
         beside.iter_mut().for_each(|session| session.wait_all().unwrap());
         beside.into_iter().for_each(|session| session.leave().unwrap());
-        silent.iter().map(hear).for_each(|answer| assert!(answer.contains("said nothing for"), "{answer}"));
+        silent
+            .iter()
+            .map(read_reply)
+            .for_each(|answer| assert!(answer.contains("said nothing for"), "{answer}"));
         drop(silent);
 
         steady.into_iter().for_each(|session| session.leave().unwrap());

@@ -1,4 +1,4 @@
-//! Whatever a stranger or a worker sends costs its sender the connection, and nobody else anything.
+//! A stranger or a worker that sends garbage loses its connection, and nobody else loses anything.
 
 mod by_hand;
 mod control_port;

@@ -39,8 +39,7 @@ fn attack(hub: &Hub, violate: impl FnOnce(&mut ByHand)) -> String {
     })
 }
 
-/// A worker that writes its gradients while the hub reads them: its own job has values that nobody
-/// meant, which every f32 is; nothing else happens.
+/// A worker writes its gradients while the hub reads them. Its own job gets values that nobody meant; nothing else happens.
 #[test]
 fn a_gradient_that_is_written_while_it_is_read() {
     let _watchdog = Watchdog::start();
@@ -57,7 +56,7 @@ fn a_gradient_that_is_written_while_it_is_read() {
                 push_all(&mut victim).unwrap();
                 victim.wait_all().unwrap();
             }
-            victim // its end would be the end of the job
+            victim // returned, because the job ends when its session is dropped
         });
         let mut attacker = join(&hub);
         attacker.until_running(&hub);

@@ -1,5 +1,5 @@
-//! Workers that push without reading their answers, over the simulated transport: each whose ring is full
-//! is dropped and named, not only the last one.
+//! Workers push and do not read their answers, over the simulated network: the core drops and names every worker whose ring
+//! is full, not only the last one.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use pbox_core::{
 
 const JOB: JobId = JobId(1);
 const WORKERS: u32 = 3;
-/// One less than there are chunks.
+/// One less than the number of chunks.
 const CAPACITY: u32 = 1;
 
 #[test]
@@ -57,7 +57,7 @@ fn all_whose_rings_are_full_for_one_chunk_are_named() {
     let mut notices = Vec::new();
     core.release(JOB, Round(0), &[0, 1, 2], &mut notices);
     push_all(&mut core, &mut workers, ChunkId(0), &mut notices);
-    // One of them reads its answer.
+    // One worker reads its answer.
     let (port, _) = &mut workers[1];
     while port.poll(&mut [Arrival::default()]) == 0 {}
     push_all(&mut core, &mut workers, ChunkId(1), &mut notices);
@@ -73,7 +73,7 @@ fn all_whose_rings_are_full_for_one_chunk_are_named() {
     assert_eq!(gone, [0, 2]);
 }
 
-/// Every worker pushes a chunk, and the core sees it.
+/// Every worker pushes a chunk, and the core takes it in.
 fn push_all(
     core: &mut Core<sim::Port>,
     workers: &mut [(sim::Port, LinkId)],

@@ -15,7 +15,7 @@ fn until_members(session: &Session, expected: &[u32]) {
     }
 }
 
-/// Pushes what the session's rank and round say, and waits; all must have the same bits then.
+/// All push the gradients of their rank and round, and wait. Then all must have the same bits.
 fn round(sessions: &mut [(u32, Session)]) {
     for (rank, session) in sessions.iter_mut() {
         let round = session.next_round().0;
@@ -61,7 +61,7 @@ fn workers_come_and_go_and_all_have_the_same_weights() {
             sessions.push((1, back));
             all_have_the_same(&sessions);
             round(&mut sessions);
-            // In a round: the newcomer is sent each chunk when the others are.
+            // In a round: the hub sends each chunk to the newcomer when it sends it to the others.
             for (_, session) in &mut sessions[..2] {
                 push_all(session).unwrap();
             }

@@ -1,5 +1,5 @@
-//! Admission: who may join a job, and what those are told who may not, over a session and over plain
-//! HTTP. Each refusal names the object, what was expected, and what to do next.
+//! Which workers may join a job, and the errors of the others, by a session and by plain HTTP. Each refusal names the object,
+//! what was expected, and what to do next.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ fn workers_of_a_job_ask_for_the_same() {
     says(&error, &same);
     says(&error, &["ablate"]);
 
-    // Whoever asks for the same is still welcome.
+    // A worker that asks for the same is still admitted.
     join_by_hand(&hub, "job", &join_request(1, 2));
 }
 
@@ -194,7 +194,7 @@ fn another_protocol_version_is_named() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let ours = PROTOCOL.to_string();
-    // Another version's request need not have this version's fields.
+    // A request of another version may have other fields.
     for (request, seen) in [
         (json!({"protocol": 999, "rank": 0, "flavour": "strawberry"}), "999"),
         (json!({"rank": 0}), "none"),
@@ -256,7 +256,7 @@ fn tokens_are_those_of_members() {
             says(error, &words);
         }
     }
-    // A token is good for its own job only.
+    // A token is valid for its own job only.
     let body = json!({"token": reply.token, "seen": 0}).to_string();
     let (status, error) = refusal(&hub, "/v1/jobs/other/heartbeat", body);
     assert_eq!(status, 404);
@@ -276,7 +276,7 @@ fn workers_that_do_not_come_are_named() {
     let error = Session::join(alone).map(|_| ()).unwrap_err();
     says(&error, &["\"job\"", "waited 1s", "[0, 2, 3]", "of 4", "start them", "join limit"]);
     assert!(matches!(error, SessionError::Missing { .. }));
-    // It gave up for all: the name is free again.
+    // The job has failed for all, so its name is free again.
     Session::join(config(&hub, "job", 0, 1)).unwrap().leave().unwrap();
 }
 

@@ -1,5 +1,5 @@
-//! Membership: workers that leave early or in good order, names that are used again, jobs side by
-//! side, and the news that those who stay are told.
+//! Workers that leave early or in good order, names that are used again, jobs side by side, and what the remaining workers
+//! are told.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use worker_shim::{Session, SessionError};
 fn one_that_leaves_early_is_named_to_the_others() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
-    // However they wait: also those that never sleep hear the news.
-    // A job of its own for each: a name is free again only when the hub has seen its sessions end.
+    // Workers that never sleep get the news too. Each case has its own job, because a name is free again only when the hub
+    // has seen the end of its sessions.
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
     for (job, idle) in ["job-a", "job-b", "job-c"].into_iter().zip(policies) {
         let mut sessions = ready_all(3, |rank| {
@@ -28,7 +28,7 @@ fn one_that_leaves_early_is_named_to_the_others() {
             config
         });
         sessions.remove(1).leave().unwrap();
-        // A session that is dropped ends the job for the others: all are kept until the end.
+        // A dropped session ends the job for the others, so all sessions are kept until the end.
         for session in &mut sessions {
             push_all(session).unwrap();
             let error = session.wait(FIRST).unwrap_err();
@@ -38,7 +38,7 @@ fn one_that_leaves_early_is_named_to_the_others() {
     }
 }
 
-/// A round that the leaver took part in completes, whoever reads it when.
+/// A round in which the leaving worker took part is completed for all.
 #[test]
 fn the_round_before_a_leave_is_whole() {
     let _watchdog = Watchdog::start();
@@ -79,7 +79,7 @@ fn a_name_is_free_again_after_a_failure() {
     Training::small("again").run(&hub.address().to_string());
 }
 
-/// What a failed job's workers still say does not touch the job that has their name now.
+/// Requests of a failed job's workers do not touch the new job of the same name.
 #[test]
 fn leaving_a_failed_job_does_not_touch_its_namesake() {
     let _watchdog = Watchdog::start();
@@ -87,7 +87,7 @@ fn leaving_a_failed_job_does_not_touch_its_namesake() {
     let old = join_by_hand(&hub, "job", &join_request(0, 2));
     let leave = json!({"token": old.token, "round": 0});
     assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200, "it gives up, and the job fails");
-    // Its namesake begins to gather; then the old worker leaves once more.
+    // The new job begins to gather; then the old worker leaves once more.
     join_by_hand(&hub, "job", &join_request(0, 2));
     assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200);
     let mut third = config(&hub, "job", 0, 2);
@@ -106,7 +106,7 @@ fn one_that_drops_its_session_is_named_to_the_others() {
             config.idle = idle;
             config
         });
-        // Both wait for it already.
+        // Both other workers wait for its push already.
         sessions.iter_mut().take(2).for_each(|session| push_all(session).unwrap());
         drop(sessions.pop());
         for session in &mut sessions {

@@ -1,4 +1,4 @@
-//! Who joins, leaves and comes back, and what the others are told.
+//! Workers that join, leave and come back, and what the others are told.
 
 mod compressed;
 mod joining;

@@ -1,7 +1,7 @@
-//! Jobs that go on without workers that are lost, and workers that come back.
+//! Jobs that go on without lost workers, and workers that come back.
 //!
-//! With every gradient 1 the weights after round `r` are `1 - r / 2`, whoever takes part: each test
-//! counts rounds by them.
+//! If every gradient is 1, the weights after round `r` are `1 - r / 2`, whichever workers take part: each test counts rounds
+//! by them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -33,7 +33,7 @@ fn weights_are(session: &Session, value: f32) {
     }
 }
 
-/// Waits for the news; the test's watchdog ends it.
+/// Waits for the news, with the test's watchdog as the limit.
 fn until_members(session: &Session, expected: &[u32]) {
     while session.members() != expected {
         std::thread::yield_now();
@@ -54,7 +54,7 @@ fn those_left_go_on_with_the_mean_of_theirs() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(3, |rank| config(&hub, rank, 3));
-    // What the lost one has pushed in the round in flight does not count, where the round is not whole.
+    // The lost worker's pushes do not count in a chunk whose round was not complete.
     for (session, value) in sessions.iter_mut().zip([1.0, 100.0, 3.0]) {
         gradients(session, value);
     }
@@ -88,7 +88,7 @@ fn one_that_comes_back_has_the_weights_of_the_round_before() {
     drop(sessions.pop());
     until_members(&sessions[0], &[0, 1]);
     round(&mut sessions);
-    // Between rounds: it waits for nobody.
+    // It joins between two rounds and waits for nobody.
     let mut back = Session::join(config(&hub, 2, 3)).unwrap();
     assert_eq!((back.next_round(), back.members()), (Round(3), vec![0, 1, 2]));
     weights_are(&back, 0.0);
@@ -99,7 +99,7 @@ fn one_that_comes_back_has_the_weights_of_the_round_before() {
     drop(sessions.pop());
     until_members(&sessions[0], &[0, 1]);
 
-    // In a round: some keys have finished it, others wait for the other worker.
+    // It joins in a round: some keys have finished the round, others wait for the other worker.
     for session in &mut sessions {
         gradients(session, 1.0);
         session.push(FIRST).unwrap();
@@ -123,13 +123,13 @@ fn one_that_comes_back_has_the_weights_of_the_round_before() {
     sessions.iter().for_each(|session| weights_are(session, -1.5));
 }
 
-/// Two train without a pause; others come and go all the time.
+/// Two workers train without a pause; others come and go.
 #[test]
 fn coming_and_going_under_load_changes_no_bit() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let expected = |session: &Session| 1.0 - (session.next_round().0 - 1) as f32 / 2.0;
-    // A job begins when all are here.
+    // A job begins when all workers are there.
     let begin = join_all(4, |rank| config(&hub, rank, 4));
     let (over, out) = (AtomicBool::new(false), AtomicU32::new(0));
     let (over, out, hub, begin) =
@@ -138,7 +138,7 @@ fn coming_and_going_under_load_changes_no_bit() {
         let mut session = begin.lock().unwrap()[rank as usize].take().unwrap();
         session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
         if rank < 2 {
-            // Until the others are out: one that came to a job that has ended would wait in a new one.
+            // Until the others are gone: a worker that joins after the end of the job would wait in a new job.
             let mut rounds = 0;
             while rounds < 600 || out.load(Ordering::Relaxed) < 2 {
                 round(std::slice::from_mut(&mut session));
@@ -159,7 +159,7 @@ fn coming_and_going_under_load_changes_no_bit() {
                 out.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            // In good order, in mid-round, or between rounds.
+            // By leaving, by a drop in a round, or by a drop between rounds.
             match turn % 3 {
                 0 => session.leave().unwrap(),
                 1 => {
@@ -235,7 +235,7 @@ fn a_job_has_its_share_of_the_cores() {
     let done =
         || describe(&hub.address().to_string()).cores.iter().map(|core| core.chunks).collect::<Vec<_>>();
     while done().iter().sum::<u64>() < 22 * chunks {
-        std::thread::yield_now(); // meters are published now and then
+        std::thread::yield_now(); // cores publish their counts now and then
     }
     assert_eq!(done(), [11 * chunks, 11 * chunks], "each job has a core of its own");
 }

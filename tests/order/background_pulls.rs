@@ -1,4 +1,4 @@
-//! Sessions on threads of their own that pull in batches: what their callers do is what is planned by.
+//! Sessions on their own threads pull in batches that are planned by what their callers do.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use worker_shim::batch::Batching;
 use worker_shim::{Background, BackgroundError, PROFILE_ROUNDS, Pull, PullPlan, SessionConfig};
 
 const KEYS: [KeyId; 3] = [FIRST, SECOND, THIRD];
-/// What a pull takes however small it is, imitated by the session.
+/// The start-up time of a pull, which the session imitates.
 const START_UP: Duration = Duration::from_millis(2);
-/// What a key takes to compute, imitated by the caller.
+/// The compute time of a key, which the caller imitates.
 const FORWARD: Duration = Duration::from_millis(3);
 
 fn patient() -> bool {
@@ -25,7 +25,7 @@ fn pulling(config: SessionConfig, batching: Batching) -> SessionConfig {
     SessionConfig { schedule: Schedule::KvStore, pull: Some(pull), ..config }
 }
 
-/// All workers of a job, with some weights.
+/// Joins all workers of a job and gives them weights.
 fn ready_all(workers: u32, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Background> {
     on_threads(workers, |rank| {
         let session = Background::join(config(rank), &mut patient).unwrap();
@@ -42,7 +42,7 @@ fn plan(session: &Background) -> Option<PullPlan> {
     session.with(|session| session.pull_plan().cloned(), &mut patient).unwrap()
 }
 
-/// A round, with what a key takes to compute after each wait but the last.
+/// Makes a round that computes after each wait except the last.
 fn round(session: &Background, wait: impl Fn(KeyId)) {
     push_all(session);
     for key in KEYS {
@@ -58,7 +58,7 @@ fn patiently(session: &Background) -> impl Fn(KeyId) + '_ {
     |key| session.wait(key, &mut patient).unwrap()
 }
 
-/// As callers do who look before they wait, such as the Python package.
+/// As callers do that ask before they wait, such as the Python package.
 fn looking_first(session: &Background) -> impl Fn(KeyId) + '_ {
     |key| {
         if !session.is_ready(key).unwrap() {
@@ -68,7 +68,7 @@ fn looking_first(session: &Background) -> impl Fn(KeyId) + '_ {
     }
 }
 
-/// What is seen can be no less than what was imitated, and would be nothing had waits not been seen where they were.
+/// The profile's times are at least the imitated times. They would be zero if the session had not seen the waits.
 #[test]
 fn a_background_plans_by_what_its_callers_do() {
     let _watchdog = Watchdog::start();
@@ -90,7 +90,7 @@ fn a_background_plans_by_what_its_callers_do() {
                     for _round in 0..3 {
                         round(session, patiently(session));
                     }
-                    push_all(session); // the round before is over
+                    push_all(session); // of the round before
                     let plan = plan(session).unwrap();
                     println!("{batching} over {transport}: {plan}");
                     assert_eq!((plan.batching, plan.profiles, plan.rounds), (batching, 1, 3));

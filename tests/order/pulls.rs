@@ -1,5 +1,5 @@
-//! Pulls in batches of layers: when they are asked for, that they come whole, that the bits are the same, and that a
-//! session plans and says so. By RDMA, too, where `PHUB_TEST_DEVICE` names devices.
+//! Pulls in batches of layers: a batch is pulled at its time and handed out whole, the bits are the same, and a session plans
+//! and shows its plan. By RDMA too if `PHUB_TEST_DEVICE` names devices.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const KEYS: u32 = 6;
 const CUTS: [&[Range<usize>]; 4] =
     [&[0..1, 1..2, 2..3, 3..4], &[0..1, 1..3, 3..4], &[0..3, 3..4], &[0..4; 1]];
 
-/// Some layers have two keys, and they are not in the order of the manifest.
+/// Some layers have two keys, and the layers are not in the order of the manifest.
 fn layers() -> Vec<Vec<KeyId>> {
     vec![vec![KeyId(1), KeyId(0)], vec![KeyId(3)], vec![KeyId(2), KeyId(5)], vec![KeyId(4)]]
 }
@@ -29,7 +29,7 @@ fn keys() -> Vec<Key> {
     [1000, 10, 700, 64, 5000, 3].iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect()
 }
 
-/// On a network that delays and reorders: at any time, what is handed out are the first batches and nothing else.
+/// On a network that delays and reorders, the keys handed out at any time are those of the first batches.
 #[test]
 fn batches_come_whole_and_in_order() {
     let _watchdog = Watchdog::start();
@@ -58,7 +58,7 @@ fn batches_come_whole_and_in_order() {
                     assert_eq!(later.filter(|&&key| worker.is_ready(key)).count(), 0, "seed {seed}");
                     let total = (round - 1) * batches.len() + there;
                     assert_eq!(worker.batches().1, total as u64, "seed {seed}");
-                    // The next one at most is asked for.
+                    // At most the next batch is pulled.
                     assert!(worker.batches().0 <= total as u64 + 1, "seed {seed}");
                 }
             }
@@ -66,7 +66,7 @@ fn batches_come_whole_and_in_order() {
     }
 }
 
-/// As many notices and pulls as without batches: one for each layer's part, worker and round.
+/// There are as many notices and pulls as without batches: one for each part of a layer, worker and round.
 #[test]
 fn batches_cost_no_messages() {
     let _watchdog = Watchdog::start();
@@ -121,7 +121,7 @@ fn pulling(config: SessionConfig, batching: Batching) -> SessionConfig {
     SessionConfig { schedule: Schedule::KvStore, pull: Some(Pull::new(batching)), ..config }
 }
 
-/// Its caller waits key by key, so that there is something to see.
+/// The caller waits key by key, so that the session can measure.
 #[test]
 fn a_session_profiles_and_plans() {
     let _watchdog = Watchdog::start();
@@ -159,7 +159,7 @@ fn a_session_profiles_and_plans() {
     }
 }
 
-/// Its join waits for no weights, and its first forward pass is a round like any other.
+/// Its join does not wait for weights, and its first forward pass is a round like any other.
 #[test]
 fn one_that_comes_to_a_running_job_pulls_in_batches() {
     let _watchdog = Watchdog::start();
@@ -174,7 +174,7 @@ fn one_that_comes_to_a_running_job_pulls_in_batches() {
         let mut sessions = ready_all(2, config);
         drop(sessions.pop());
         let [stays] = &mut sessions[..] else { unreachable!("one is left") };
-        // Until the other one is known to be gone, and one more.
+        // Until the other worker is known to be gone, and one round more.
         while stays.members().len() > 1 {
             push_all(stays).and_then(|()| stays.wait_all()).unwrap();
         }
@@ -213,7 +213,7 @@ fn a_wait_that_would_never_end_is_an_error() {
     session.leave().unwrap();
 }
 
-/// A session that learns in what order its layers are needed measures and plans anew.
+/// A session that gets another order of layers measures and plans again.
 #[test]
 fn other_layers_are_pulled_by_between_rounds() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! Schedules: what overtakes what, and how many bytes late; what a baseline says on the wire; and that bits do not
-//! depend on any of it.
+//! Schedules: which chunks overtake which, and after how many bytes; the messages of the baseline; and that the bits do not
+//! depend on the schedule.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ const CREDIT: usize = 4 * CHUNK;
 const FIRST: KeyId = KeyId(0);
 const LAST: KeyId = KeyId(1);
 
-/// A worker that pushes the last layer and, when some of it is on its way, the first one: the bytes of the last
-/// layer that arrive after that push and before the end of the first.
+/// A worker pushes the last layer and, when a part of it has left, the first layer. Returns how many bytes of the last layer
+/// arrive after the second push and before the end of the first layer.
 fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> usize {
     let layout =
         Arc::new(Layout::new(vec![Key::f32("first", [320]), Key::f32("last", [6400])], CHUNK).unwrap());
@@ -40,7 +40,7 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
     worker.set_credit(credit);
     let mut hub = net.port();
     hub.attach(far);
-    // One arrival at a time, each followed by a look of the worker.
+    // One arrival at a time. After each the worker works.
     let mut look = |worker: &mut Exchange<sim::Port>| {
         let mut arrivals = [Arrival::default()];
         while hub.poll(&mut arrivals) == 0 {}
@@ -72,12 +72,12 @@ fn what_is_urgent_overtakes_all_but_the_credit() {
         let late = late_bytes(Schedule::P3, CHUNK, Some(credit));
         assert!(late <= credit.max(CHUNK), "{late} bytes late, with a credit of {credit}");
     }
-    // A slice that is begun is finished.
+    // A slice that has begun is finished first.
     let late = late_bytes(Schedule::P3, 10 * CHUNK, Some(CREDIT));
     assert!(late > CREDIT && late <= CREDIT + 10 * CHUNK, "{late} bytes late, with slices of ten chunks");
 }
 
-/// The hub sends back by priority, too: of answers that wait, the first layer's go first.
+/// The hub sends by priority too: of the answers that wait, the first layer's leave first.
 #[test]
 fn the_hub_sends_the_first_layer_first() {
     let _watchdog = Watchdog::start();
@@ -88,7 +88,7 @@ fn the_hub_sends_the_first_layer_first() {
         let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms).unwrap();
         job.workers[0].push(LAST).unwrap();
         job.workers[0].push(FIRST).unwrap();
-        // All of it arrives before the worker looks.
+        // Everything arrives before the worker works.
         while job.cores[0].turn(&mut Vec::new()) {}
         let mut last_left = None;
         while !job.workers[0].is_ready(LAST) {
@@ -103,7 +103,7 @@ fn the_hub_sends_the_first_layer_first() {
     assert_eq!(order(Schedule::Sliced), 0, "a FIFO");
 }
 
-/// One notice and one pull for each layer's part and worker and round, and nothing before the pull.
+/// One notice and one pull for each part of a layer, worker and round, and no weights before the pull.
 #[test]
 fn kvstore_notifies_once_and_pulls_once() {
     let _watchdog = Watchdog::start();
@@ -158,7 +158,7 @@ fn the_bits_are_the_same_with_every_schedule() {
     assert!(runs.iter().all(|run| *run == runs[0]));
 }
 
-/// The search tries all that it has, keeps one of them, and disturbs no bit.
+/// The search tries all its candidates, keeps one, and changes no bit.
 #[test]
 fn credit_is_found() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,4 @@
-//! Joins and leaves, a thousand times: afterwards the hub, a process of its own, holds what it held
-//! before.
+//! A thousand joins and leaves: afterwards the hub's process holds what it held before.
 
 use crate::processes::hub::start_hub;
 use fabric::conformance::Watchdog;
@@ -8,10 +7,10 @@ use hub_tests::usage::{holds, holds_at_rest, status_bytes};
 use hub_tests::{config_at, describe, push_all, ready_all};
 use worker_shim::Session;
 
-/// Before the count: the allocator and the tables of the hub have their size then.
+/// Joins before the count. Then the hub's allocator and tables have their size.
 const WARM_UP: u32 = 100;
 const TIMES: u32 = 1000;
-/// What the hub may have grown: half a page for each join. A window that stayed would be eight times it.
+/// The most that the hub may grow: half a page for each join. A window that stayed would be eight times as much.
 const GROWTH_BYTES: u64 = 2 << 20;
 
 fn comes_and_goes(hub: &str, job: &str) {
@@ -20,7 +19,7 @@ fn comes_and_goes(hub: &str, job: &str) {
     session.leave().unwrap();
 }
 
-/// Both push a round; they leave in one order, then in the other.
+/// Both push a round. They leave in one order, the next time in the other.
 fn two_come_and_go(hub: &str, time: u32) {
     let mut sessions = ready_all(2, |rank| config_at(hub, "two", rank, 2));
     sessions.iter_mut().for_each(|session| push_all(session).unwrap());
@@ -35,7 +34,7 @@ fn nothing_stays(mut once: impl FnMut(&str, u32), times: u32) {
     let (hub, address) = start_hub(&[]);
     let pid = hub.pid();
     let at_first = holds_at_rest(&address, pid);
-    // The workers' connections to the control port end with them, a moment later.
+    // The workers' connections to the control port end a moment after the workers.
     let quiet = |what| until(what, || describe(&address).jobs.is_empty() && holds(pid) == at_first);
     (0..WARM_UP).for_each(|time| once(&address, time));
     quiet("the hub has forgotten those of the warm-up");

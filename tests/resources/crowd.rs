@@ -1,4 +1,4 @@
-//! More processes than cores: sixteen workers end with right bits, and those that wait use no processor.
+//! More processes than cores: sixteen workers end with the right bits, and workers that wait use no processor time.
 
 use crate::processes::hub::start_hub;
 use crate::processes::worker::{Remote, Worker};
@@ -8,8 +8,8 @@ use hub_tests::{cpus, join_request};
 use pbox_core::control::HeartbeatRequest;
 
 const WORKERS: u32 = 16;
-/// In hundredths of a second, over two heartbeats of 3.3 s: a thread that spins has 660, one that looks
-/// around every half second less than one.
+/// In hundredths of a second, over two heartbeats of 3.3 s. A thread that spins uses 660, a thread that wakes every half
+/// second less than one.
 const TICKS_OF_IDLENESS: u64 = 30;
 
 #[test]
@@ -43,14 +43,14 @@ fn those_who_wait_use_no_processor() {
         let url = format!("http://{address}/v1/jobs/other/{path}");
         ureq::post(url).send_json(body).unwrap().body_mut().read_json().unwrap()
     };
-    // Time that passes without a clock: the hub holds a heartbeat that has no news.
+    // Lets time pass without a clock: the hub holds a heartbeat that has no news.
     let joined = post("join", serde_json::to_value(join_request(0, 2)).unwrap());
     let token = joined["token"].as_str().unwrap().to_owned();
     let beat = || {
         let request = HeartbeatRequest { token: token.clone(), seen: 1 };
         assert_eq!(post("heartbeat", serde_json::to_value(request).unwrap())["version"], 1);
     };
-    beat(); // whatever was left to do is done
+    beat(); // the processes finish what they have to do
     let before = pids.map(ticks);
     beat();
     beat();

@@ -1,4 +1,4 @@
-//! What a hub takes of its machine, and what it does when there is too little.
+//! What a hub uses of its machine, and what it does when there is too little.
 
 mod churn;
 mod crowd;

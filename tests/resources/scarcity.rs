@@ -1,6 +1,5 @@
-//! A hub that is short of memory, of descriptors, of locked memory or of huge pages: what cannot be had
-//! is refused in words that say what to raise, and the hub lives on. The limits are put on the hub's
-//! process while it runs, by prlimit(2).
+//! A hub without enough memory, descriptors, locked memory or huge pages refuses with an error that says what to raise, and
+//! lives on. The tests limit the running hub's process by prlimit(2).
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -23,25 +22,25 @@ struct Hub {
 
 impl Hub {
     fn start() -> Self {
-        // What the C library reserves of addresses for each new thread's allocations would blur the limits.
+        // The C library would reserve addresses for each new thread's allocations, which blurs the limit.
         let (program, address) = start_hub(&[("MALLOC_ARENA_MAX", "1")]);
         Hub { program, address }
     }
 
-    /// Puts a limit on the running hub, below the one that it cannot raise.
+    /// Sets a soft limit of the running hub.
     fn limit(&self, what: Resource, to: u64) {
-        let maximum = getrlimit(what).maximum; // the child's, too
+        let maximum = getrlimit(what).maximum; // the child has the same
         let limit = Rlimit { current: Some(maximum.map_or(to, |maximum| to.min(maximum))), maximum };
         prlimit(Pid::from_raw(self.program.pid() as i32), what, limit).expect("our own child");
     }
 
-    /// A job with right bits.
+    /// Runs a job, which must have the right bits.
     fn lives(&self) {
         Training::small("after").run(&self.address);
     }
 }
 
-/// A model of so many MiB, and nothing else that takes memory.
+/// A job whose only large thing is a model of `mib` MiB.
 fn of_mib(hub: &Hub, job: &str, mib: u64) -> SessionConfig {
     let mut config = config_at(&hub.address, job, 0, 1);
     config.keys = vec![Key::f32("large", [mib << 18])];
@@ -57,14 +56,14 @@ fn a_job_that_the_hub_has_no_memory_for_is_refused() {
     let has = status_bytes(hub.program.pid(), "VmSize:");
     hub.limit(Resource::As, has + (400 << 20));
     let words = ["cannot map", "ulimit -v", "smaller model"];
-    // Not even the weights.
+    // There is no room for the weights.
     says(
         refused(of_mib(&hub, "large", 512)),
         &[&words[..], &["536870912 bytes", "\"large\"", "weights"]].concat(),
     );
     assert_eq!(describe(&hub.address).jobs, [], "a refused job is none");
     hub.lives();
-    // The weights, and not the worker's window.
+    // There is room for the weights, but not for the worker's window.
     says(refused(of_mib(&hub, "half", 256)), &[&words[..], &["268435456 bytes", "a peer's window"]].concat());
     let told =
         |job: &JobReply| matches!(&job.state, JobState::Failed { reason } if reason.contains(words[0]));
@@ -72,8 +71,8 @@ fn a_job_that_the_hub_has_no_memory_for_is_refused() {
     hub.lives();
 }
 
-/// The limit counts descriptor numbers, and a thread that waits in accept(2) has one reserved that /proc does
-/// not show. So the test leaves the hub none at all, and asks over a connection that the hub has already.
+/// The limit counts descriptor numbers, and a thread in accept(2) has reserved a number that /proc does not show. So the
+/// test leaves the hub no descriptor at all and sends its requests on an open connection.
 #[test]
 fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     let _watchdog = Watchdog::start();
@@ -90,7 +89,7 @@ fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
         answer.extend(&some[..bytes]);
     }
     room(3);
-    // One that the hub has to take in waits in the backlog, and is answered later.
+    // A new connection waits in the backlog, and the hub replies later.
     let mut waiting = connect();
     waiting.write_all(b"GET /v1/health HTTP/1.1\r\nhost: hub\r\nconnection: close\r\n\r\n").unwrap();
     let body = serde_json::to_string(&join_request(0, 1)).unwrap();
@@ -106,7 +105,7 @@ fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     hub.lives();
 }
 
-/// Nothing is locked on shared memory, so that a limit on it is harmless.
+/// With shared memory the hub locks no memory, so a limit on locked memory is harmless.
 #[test]
 fn no_locked_memory_is_needed() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! System calls of a busy hub: its core threads make far fewer than they finish chunks. Counted by
-//! strace from outside, on a hub process that busy-polls.
+//! System calls of a busy hub: its core threads make far fewer calls than they finish chunks. strace counts them from outside
+//! on a hub process that busy-polls.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,12 +13,12 @@ use pbox_core::{Key, Optimizer};
 use rustix::process::Signal;
 use worker_shim::Session;
 
-/// A wake-up of each worker once a round is all that a round needs: 2 for 400 chunks.
+/// A round needs one wake-up of each worker: 2 calls for 400 chunks.
 const CALLS_PER_CHUNK: f64 = 0.05;
 const ROUNDS: u64 = 50;
 const CHUNKS: u64 = 400;
 
-/// strace on all threads of a process, one file a thread.
+/// strace on all threads of a process, with one file for each thread.
 struct Strace(Child);
 
 impl Strace {
@@ -37,7 +37,7 @@ impl Strace {
             "strace cannot attach to a process of this user: {line}; allow ptrace here (a container needs \
              --cap-add SYS_PTRACE, a host kernel.yama.ptrace_scope=0 or root)"
         );
-        // What else it says must not block it.
+        // Reads the rest of its output, so that it does not block.
         std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
         Strace(child)
     }
@@ -55,7 +55,7 @@ impl Drop for Strace {
     }
 }
 
-/// The threads of a process that are core threads.
+/// The core threads of a process.
 fn core_threads(pid: u32) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let core = |task: &std::fs::DirEntry| {

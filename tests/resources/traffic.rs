@@ -6,7 +6,7 @@ use hub_tests::{FIRST, config, copying_transports, hub, on_threads, ready_all};
 use pbox_core::{Key, Optimizer};
 use worker_shim::Session;
 
-/// What a round costs on the wire, by the codec's own table.
+/// A compressed round sends the codec's share of the bytes.
 #[test]
 fn fewer_bytes_cross() {
     let _watchdog = Watchdog::start();
@@ -46,7 +46,7 @@ fn fewer_bytes_cross() {
     }
 }
 
-/// What crosses in a round, of a model of so many f32, where `places` of 16 bits go along with what is explored.
+/// With `keys`, the explorer's elements are sent with their places of 16 bits.
 #[test]
 fn alpha_of_the_model_crosses() {
     let _watchdog = Watchdog::start();
@@ -77,7 +77,7 @@ fn alpha_of_the_model_crosses() {
                 let now = session.traffic();
                 let part = |bytes: u64| bytes as f64 / (4.0 * parameters as f64);
                 let (sent, received) = (part(now.sent - before.sent), part(now.received - before.received));
-                // Two rounds whole, in the second of which the core comes: a bit for each parameter.
+                // Two rounds are whole. The answer of the second also has the significant set: a bit for each parameter.
                 let (pushed, answered) = match round {
                     1 => (1.0, 1.0),
                     2 => (1.0, 1.0 + 1.0 / 32.0),
@@ -85,7 +85,7 @@ fn alpha_of_the_model_crosses() {
                 };
                 let what =
                     format!("{text} by {wire}, round {round}: {sent} of the model sent, {received} received");
-                // 24 bytes of headers a chunk are 0.0007 of it.
+                // The headers, 24 bytes a chunk, are 0.0007 of it.
                 assert!((sent - pushed).abs() < 0.003, "{what}, not {pushed}");
                 assert!((received - answered).abs() < 0.003, "{what}, not {answered}");
             }

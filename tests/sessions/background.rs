@@ -1,5 +1,5 @@
-//! Sessions on threads of their own: the exchange goes on while callers do something else, errors reach
-//! everybody who waits. That nothing is left behind is in `background_ends`.
+//! Sessions on their own threads: the exchange goes on while callers do something else, and errors reach every caller that
+//! waits. `background_ends` shows that nothing is left behind.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -21,7 +21,7 @@ fn join(config: SessionConfig) -> Background {
     Background::join(config, &mut patient).unwrap_or_else(|error| panic!("rank {rank}: {error}"))
 }
 
-/// All workers of a job with weights of one.
+/// Joins all workers of a job and broadcasts weights of 1.
 fn ready_all(workers: u32, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Background> {
     on_threads(workers, |rank| {
         let session = join(config(rank));
@@ -92,7 +92,7 @@ fn the_exchange_goes_on_while_its_caller_does_not_look() {
     let hub = hub(2);
     for transport in [Transport::Shm, Transport::Tcp] {
         let base = over(transport);
-        // More than sockets hold: most of it has to wait for room.
+        // More than sockets can hold: most of it waits for room.
         let config = |rank| {
             let mut config = base(&hub, &transport.to_string(), rank, 2);
             config.keys = vec![Key::f32("large", [6 << 20]), Key::f32("small", [3])];
@@ -102,7 +102,7 @@ fn the_exchange_goes_on_while_its_caller_does_not_look() {
         let sessions = ready_all(2, config);
         let first = sessions[0].next_round();
         sessions.iter().for_each(|session| push_all(session).unwrap());
-        // Asking for the round wakes nobody.
+        // To ask for the round wakes no thread.
         while sessions.iter().any(|session| session.next_round() == first) {
             thread::yield_now();
         }
@@ -162,7 +162,7 @@ fn an_error_reaches_everybody_who_waits() {
         while waiting.load(Ordering::Relaxed) < 3 {
             thread::yield_now();
         }
-        drop(dies); // with a key under way: lost, not left
+        drop(dies); // with a key under way: the worker is lost, it has not left
         for caller in callers {
             says(caller.join().unwrap(), &["job \"job\" failed", "worker 1"]);
         }

@@ -1,5 +1,5 @@
-//! How a session on a thread of its own ends: it leaves its job, its thread is gone, and so is that of a join
-//! that is given up. One test, alone in its process: it counts threads.
+//! The end of a session on its own thread: it leaves its job, and its thread ends, and so does the thread of a join that is
+//! given up. One test, alone in its process, because it counts threads.
 
 use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::until;
@@ -7,7 +7,7 @@ use hub_tests::{config, hub, on_threads, says};
 use pbox_core::KeyId;
 use worker_shim::{Background, BackgroundError, SessionError};
 
-/// Waits until this process has so many threads of sessions: a joined thread stays in /proc for a moment.
+/// Waits until this process has `count` threads of sessions: /proc shows a joined thread for a moment.
 fn until_session_threads_are(count: usize) {
     until(&format!("{count} threads are sessions'"), || {
         let tasks = std::fs::read_dir("/proc/self/task").expect("Linux has /proc");
@@ -25,7 +25,7 @@ fn a_session_that_ends_leaves_its_job_and_no_thread() {
 
         let given_up = Background::join(config(&hub, "alone", 0, 2), &mut || true).unwrap_err();
         says(given_up, &["interrupted while waiting for the other workers"]);
-        until_session_threads_are(0); // it sees that by itself
+        until_session_threads_are(0); // the thread ends without a call
 
         let mut sessions = on_threads(2, |rank| {
             let session = Background::join(config(&hub, "job", rank, 2), &mut || false).unwrap();
@@ -35,7 +35,7 @@ fn a_session_that_ends_leaves_its_job_and_no_thread() {
         until_session_threads_are(2);
         drop(sessions.pop());
         until_session_threads_are(1);
-        // It left, in words: it was not lost.
+        // The worker has left and was not lost.
         let rest = sessions.pop().unwrap();
         rest.push(KeyId(0)).unwrap();
         let Err(BackgroundError::Session(error)) = rest.wait(KeyId(0), &mut patient) else {

@@ -1,5 +1,5 @@
-//! Calls out of order: a key touched while it is under way, pushed twice, or before there are
-//! weights; keys that do not exist; learning rates that are none. The session outlives all of them.
+//! Calls out of order: a key used while it is under way, pushed twice, or pushed before there are weights; keys that do not
+//! exist; learning rates that are not finite. The session survives all of them.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use hub_tests::{
 use pbox_core::{KeyId, Optimizer, Round};
 use worker_shim::{Session, SessionError};
 
-/// A worker and its peer that has not pushed anything: what the first pushes stays under way.
+/// A worker and a peer that has pushed nothing: the first worker's pushes stay under way.
 fn pair(hub: &phub_server::Hub) -> [Session; 2] {
     ready_all(2, |rank| config(hub, "job", rank, 2)).try_into().map_err(|_| "two workers").unwrap()
 }
 
-/// The job goes on to a right end: gradients of one, weights from 1 to 0.5 by a step of 0.5.
+/// The job ends well: with gradients of 1 and a learning rate of 0.5 the weights go from 1 to 0.5.
 fn go_on(mut sessions: [Session; 2], under_way: &[KeyId]) {
     for (rank, session) in sessions.iter_mut().enumerate() {
         for key in session.keys().filter(|key| rank == 1 || !under_way.contains(key)) {
@@ -65,7 +65,7 @@ fn a_key_under_way_belongs_to_the_hub() {
         says(&error, &words);
         says(&error, &[doing]);
     }
-    // Its siblings are the worker's as before.
+    // The other keys still belong to the worker.
     assert_eq!(session.weights::<f32>(SECOND).unwrap(), [1.0]);
     session.gradient_mut::<f32>(THIRD).unwrap();
     go_on([session, peer], &[FIRST]);
@@ -97,7 +97,7 @@ fn there_is_no_push_before_the_broadcast() {
     for session in &mut sessions {
         says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast_weights"]);
     }
-    on_threads(1, |_| ()); // nothing is under way: both can still begin
+
     std::thread::scope(|scope| {
         for session in &mut sessions {
             scope.spawn(move || session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap());
@@ -126,7 +126,7 @@ fn learning_rates_are_finite() {
         let error = session.set_learning_rate(rate).unwrap_err();
         says(error, &[&format!("learning rate {rate}"), "expected a finite number"]);
     }
-    // By hand: JSON has no NaN, but numbers beyond an f32.
+    // By plain HTTP: JSON has no NaN, but it has numbers beyond f32.
     let mut request = join_request(0, 1);
     request.workers = 1;
     let reply = join_by_hand(&hub, "other", &request);
@@ -139,13 +139,13 @@ fn learning_rates_are_finite() {
     go_on([session, peer], &[]);
 }
 
-/// A worker that lives and does not push is waited for, up to a limit that names what is missing.
+/// A session waits for a worker that lives and does not push. At the limit its error names the key.
 #[test]
 fn a_key_that_nobody_else_pushes_is_named_at_the_limit() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
-    // The limit holds for the broadcast, too, which ends in time on a loaded machine; so the jobs wait side by side.
+    // The limit is long enough for a broadcast on a loaded machine, so the jobs wait side by side.
     on_threads(3, |job| {
         let (name, idle) = (format!("job-{job}"), policies[job as usize]);
         let mut sessions = ready_all(2, |rank| {

@@ -1,4 +1,4 @@
-//! Calls of a session, on its caller's thread and on a thread of its own.
+//! Calls of a session, on its caller's thread and on its own thread.
 
 mod background;
 mod background_ends;

@@ -1,8 +1,8 @@
-//! SSP and ASP with sessions over shared memory: real threads at their own speeds, workers that stand
-//! still, leave, die and come back, and checkpoints.
+//! SSP and ASP with sessions over shared memory: threads at their own speeds, workers that stand still, leave, die and come
+//! back, and checkpoints.
 //!
-//! Element `e` belongs to rank `e mod W`, which pushes ones there and zeros elsewhere: its weight is 1 less
-//! half of the rounds that it contains of that rank.
+//! Element `e` belongs to rank `e mod W`, which pushes 1 there and 0 elsewhere. The weight is 1 less half of that rank's
+//! rounds that it contains.
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -33,7 +33,7 @@ fn config(hub: &Hub, rank: u32, workers: u32, consistency: Consistency) -> Sessi
     config
 }
 
-/// Worker `rank`'s gradient of a round: ones, or another value, where the elements are its own.
+/// Writes worker `rank`'s gradient: `value` for its own elements, 0 for the others.
 fn gradients(session: &mut Session, rank: u32, workers: u32, value: f32) {
     for key in session.keys() {
         for (e, gradient) in (0u32..).zip(session.gradient_mut::<f32>(key).unwrap()) {
@@ -42,7 +42,7 @@ fn gradients(session: &mut Session, rank: u32, workers: u32, value: f32) {
     }
 }
 
-/// How many rounds of a rank a key's weights contain; `None` where no element is that rank's.
+/// How many rounds of a rank a key's weights contain; `None` if no element belongs to the rank.
 fn contained(session: &Session, key: KeyId, rank: u32, workers: u32) -> Option<u32> {
     let weights = session.weights::<f32>(key).unwrap();
     let of_rank = (0u32..).zip(weights).filter(|(e, _)| e % workers == rank);
@@ -56,7 +56,7 @@ fn rounds(weight: f32) -> u32 {
     rounds as u32
 }
 
-/// Whole rounds of one worker that waits for its answers.
+/// A worker makes whole rounds and waits for its answers.
 fn go(session: &mut Session, count: u32) -> Result<(), SessionError> {
     for _ in 0..count {
         push_all(session)?;
@@ -68,7 +68,7 @@ fn go(session: &mut Session, count: u32) -> Result<(), SessionError> {
 #[test]
 fn the_fast_one_is_held_at_the_staleness_and_no_sooner() {
     let _watchdog = Watchdog::start();
-    // One core, so that answers come in the order in which they are given.
+    // One core, so that answers come in the order of the hub's decisions.
     let hub = hub(1);
     let mut sessions = ready_all(2, |rank| config(&hub, rank, 2, ssp(2)));
     let [fast, slow] = &mut sessions[..] else { unreachable!() };
@@ -81,7 +81,7 @@ fn the_fast_one_is_held_at_the_staleness_and_no_sooner() {
     fast.wait(FIRST).unwrap();
     assert_eq!((contained(fast, FIRST, 0, 2), contained(fast, FIRST, 1, 2)), (Some(3), Some(1)));
     for key in [SECOND, THIRD] {
-        // Their answers would have come before that one.
+        // Their answers would have come before this one.
         says(fast.weights::<f32>(key).unwrap_err(), &["under way in round 3"]);
     }
     slow.push(SECOND).unwrap();
@@ -108,7 +108,7 @@ fn with_asp_nobody_waits_for_one_that_stands_still() {
     assert_eq!(seen, [Some(100), Some(100), Some(1)]);
 }
 
-/// Three threads with pauses of their own, and every answer held against the bound.
+/// Three threads with different pauses. Every answer is checked against the bound.
 fn race(consistency: Consistency) {
     const WORKERS: u32 = 3;
     const ROUNDS: u32 = 300;
@@ -170,7 +170,7 @@ fn one_that_is_lost_holds_nobody_and_may_come_back() {
     for (rank, session) in (0..).zip(&mut sessions) {
         gradients(session, rank, 3, 1.0);
     }
-    // Both are held in round 2 by the third, which then dies.
+    // The third worker holds both in round 2, and then dies.
     for session in &mut sessions[..2] {
         go(session, 1).unwrap();
         push_all(session).unwrap();
@@ -181,8 +181,8 @@ fn one_that_is_lost_holds_nobody_and_may_come_back() {
     }
     let [zero, one] = &mut sessions[..] else { unreachable!() };
     go(zero, 1).unwrap();
-    // It comes back to where the slowest is, before round 3, and holds the first one again: which is one
-    // ahead of it and would be two.
+    // It comes back at the slowest worker's round, round 3. It holds the first worker again, which is one round ahead and
+    // would be two.
     let mut two = Session::join(config(2)).unwrap();
     assert_eq!(two.next_round(), Round(3));
     assert_eq!([0, 1, 2].map(|rank| contained(&two, FIRST, rank, 3)), [Some(3), Some(2), Some(0)]);
@@ -197,13 +197,13 @@ fn one_that_is_lost_holds_nobody_and_may_come_back() {
     two.push(THIRD).unwrap();
     zero.wait_all().unwrap();
     two.wait_all().unwrap();
-    // One that leaves holds nobody either.
+    // A worker that leaves holds nobody either.
     sessions.remove(1).leave().unwrap();
     two.leave().unwrap();
     go(&mut sessions[0], 5).unwrap();
 }
 
-/// Two train without a pause; two others come and go.
+/// Two workers train without a pause; two others come and go.
 #[test]
 fn coming_and_going_under_load_loses_no_push() {
     let _watchdog = Watchdog::start();
@@ -290,7 +290,7 @@ fn a_push_is_stepped_at_the_rate_of_its_own_round() {
     assert_eq!(weights(fast), [0.25, 1.0]);
     go(slow, 1).unwrap();
     assert_eq!(weights(slow), [0.25, 0.5], "round 1 is still at a half");
-    // What is set for round 2 once more, of one schedule, does not undo what is set for round 3.
+    // To set the rate of round 2 again, by the same schedule, does not undo the rate of round 3.
     fast.set_learning_rate(0.125).unwrap();
     slow.set_learning_rate(0.25).unwrap();
     go(fast, 1).unwrap();
@@ -324,7 +324,7 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
     for (rank, session) in (0..).zip(&mut sessions) {
         assert_eq!(session.next_round(), Round(2), "where the slowest was");
         let seen = [0, 1].map(|rank| contained(session, THIRD, rank, 2));
-        assert_eq!(seen, [Some(4), Some(1)], "with what the other had pushed beyond it");
+        assert_eq!(seen, [Some(4), Some(1)], "with what the other worker had pushed beyond it");
         gradients(session, rank, 2, 1.0);
     }
     for session in &mut sessions {
@@ -333,7 +333,7 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
     sessions.into_iter().for_each(|session| session.leave().unwrap());
     drop(second);
 
-    // At the end both had pushed as much: nothing is beyond the round.
+    // At the end both have pushed as much: nothing is beyond the round.
     let third = hub_with_checkpoints(dir.path(), None);
     let sessions = join_all(2, |rank| config(&third, rank, 2, ASP));
     assert_eq!(sessions[0].next_round(), Round(5));
@@ -342,7 +342,7 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
     }
 }
 
-/// Without its slowest worker a job may pass several rounds at once before which a checkpoint is due.
+/// When its slowest worker is lost, a job may pass several rounds at once before which a checkpoint is due.
 #[test]
 fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
     let _watchdog = Watchdog::start();
@@ -359,8 +359,8 @@ fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
     assert_eq!(saved(), None, "the slowest is before round 1");
     drop(sessions.pop());
     until("the checkpoint of round 2 is written", || saved() == Some(Round(2)));
-    // The job stands before round 11 now; the next one is due before round 12. Where a core that was not on a
-    // processor meanwhile has yet to hear that its memory is free, it is one before a later round.
+    // The job is before round 11 now, and the next checkpoint is due before round 12. If a core does not know yet that its
+    // memory is free, the checkpoint is before a later round.
     until("a later checkpoint is written", || {
         go(&mut sessions[0], 1).unwrap();
         saved().is_some_and(|round| round >= Round(12) && round.0 % 2 == 0)

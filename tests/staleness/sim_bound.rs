@@ -1,5 +1,5 @@
-//! SSP and ASP over the simulated network: whole jobs whose workers run ahead at random, held against what
-//! the consistency promises. A failure prints its seed.
+//! SSP and ASP over the simulated network: whole jobs whose workers run ahead at random keep what the consistency promises. A
+//! failure prints its seed.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use pbox_core::control::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Schedule};
 
 const WORKERS: u32 = 3;
-/// Rounds with gradients; one more, of zeros, shows what all of them came to.
+/// Rounds with gradients. One more round, of zeros, shows the final weights.
 const ROUNDS: u32 = 12;
 
 const fn ssp(staleness: u32) -> Consistency {
@@ -26,7 +26,7 @@ fn keys() -> impl Iterator<Item = KeyId> {
     (0..layout().keys().len() as u32).map(KeyId)
 }
 
-/// A job of three workers, after the broadcast, of zeros.
+/// A job of three workers after the broadcast of zeros.
 fn race(seed: u64, consistency: Consistency, on_loss: OnLoss) -> Race {
     let net = Net::new(seed, Faults { delay: 0..20, reorder: true, ..Faults::NONE });
     let mut terms = Terms::new(WORKERS, 1 + (seed % 3) as usize, SGD);
@@ -52,7 +52,7 @@ fn every_answer_keeps_the_bound_and_every_push_counts_once() {
     }
 }
 
-/// How many rounds, of those after the broadcast, a worker gets answers for while another one stands still.
+/// For how many rounds after the broadcast a worker gets answers while another worker stands still.
 fn rounds_alone(seed: u64, consistency: Consistency) -> u32 {
     let mut race = race(seed, consistency, OnLoss::Stop);
     race.run(1);
@@ -76,7 +76,7 @@ fn a_slow_worker_holds_the_others_exactly_at_the_staleness() {
     }
 }
 
-/// With a staleness of 0 everybody's weights before a round are those of all rounds before, as in BSP.
+/// With a staleness of 0 every worker's weights contain all rounds before its round, as in BSP.
 #[test]
 fn with_no_staleness_nobody_is_ahead() {
     for seed in seeds(20) {
@@ -121,11 +121,11 @@ fn one_that_dies_anywhere_and_comes_back_is_in_the_bound_again() {
     for seed in seeds(200) {
         let mut race = race(seed, ALL[(seed % 5) as usize], OnLoss::Continue);
         race.run(3);
-        // Somewhere in a round.
+        // Anywhere in a round.
         race.push_all(&[0, 1, 2]);
         (0..race.draw(60)).for_each(|_| race.step());
         race.job.kill(2);
-        // The hub may see the end of its links only when it comes back.
+        // The hub may see the end of its links only when the worker comes back.
         if race.draw(2) == 0 {
             race.settle();
             race.job.remove_worker(2);
@@ -143,7 +143,7 @@ fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
     for seed in seeds(60) {
         let mut race = race(seed, ALL[(seed % 5) as usize], OnLoss::Continue);
         race.run(3);
-        // The last one is the slowest.
+        // The last rank is the slowest.
         race.push_all(&[0, 1]);
         (0..race.draw(200)).for_each(|_| race.step());
         let front = race.job.hold();
@@ -156,12 +156,12 @@ fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
             race.job.kill(2);
             race.settle();
             race.job.remove_worker(2);
-            race.telling[2] = false; // of what it pushed in the hold nothing counts
+            race.telling[2] = false; // its pushes during the hold do not count
         }
         assert_eq!((steps(&race), race.job.hold()), (before, front), "while it is held");
         race.job.release(front, &[]);
         race.settle();
-        assert!(dies || steps(&race) > before, "what was noted is stepped");
+        assert!(dies || steps(&race) > before, "the arrivals of the hold are stepped");
         race.run(ROUNDS + 1);
         race.run(ROUNDS + 2);
         if !dies {
@@ -174,7 +174,7 @@ fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
 fn a_push_before_the_answer_costs_the_link() {
     for consistency in [ssp(0), Consistency::Asp] {
         let mut race = race(1, consistency, OnLoss::Stop);
-        // Round 0 of the others is missing, so this is not answered; the network shows it twice.
+        // The others have not pushed round 0, so the hub does not answer this. The network delivers it twice.
         let end = race.job.ends[0][0];
         race.job.net().duplicate_next(end);
         race.push_all(&[0]);

@@ -1,6 +1,6 @@
-//! As `bits::sim_seeds`, in SSP and ASP: thousands of small clusters with random faults, in which every answer
-//! keeps the bound and every push counts once, and every run ends with all its rounds or with an error
-//! that names what went wrong. A failure prints its seed.
+//! As `bits::sim_seeds`, in SSP and ASP: thousands of small clusters with random faults. Every answer keeps the bound, every
+//! push counts once, and every run ends with all its rounds or with an error that names what went wrong. A failure prints
+//! its seed.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use pbox_core::codec::Codec;
 use pbox_core::{Compression, Consistency, Key, KeyId, Layout, Schedule};
 
 const CLUSTERS: u64 = 5_000;
-/// Steps in which nothing moves, after which a run is over: more than the longest delay.
+/// A run is over after this many steps without work: more than the longest delay.
 const PATIENCE: u32 = 200;
-/// More steps than any run takes.
+/// More steps than any run needs.
 const MANY: u32 = 20_000;
 
-/// One seed's cluster.
+/// The cluster of a seed.
 struct Cluster {
     dice: Dice,
     trouble: Trouble,
-    /// Rounds with the broadcast, and with one of zeros that shows what all came to.
+    /// All rounds: the broadcast, those with gradients, and a round of zeros that shows the final weights.
     rounds: u32,
     race: Race,
 }
@@ -40,7 +40,7 @@ impl Cluster {
         };
         terms.schedule = Schedule::ALL[dice.below(4) as usize];
         terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
-        // Of the numbers that are pushed here, bf16 loses nothing.
+        // bf16 holds the numbers that are pushed here exactly.
         terms.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
         terms.slice_bytes = dice.from(64..=512) as usize;
         let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
@@ -51,7 +51,7 @@ impl Cluster {
         Cluster { dice, trouble, rounds: rounds + 2, race }
     }
 
-    /// Runs until all who live have done all rounds, or nothing moves any more, or an error.
+    /// Runs until all living workers have done all rounds, or nothing moves any more, or there is an error.
     fn run(&mut self) -> Result<(), String> {
         self.run_to(self.rounds - 1)?;
         self.run_to(self.rounds)
@@ -64,7 +64,7 @@ impl Cluster {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.who_waits());
-            // In the end all who live may finish.
+            // From here on nothing is broken, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun = !self.race.lacks_answers(1);
                 match self.trouble.strike(&mut self.dice, &self.race.job, begun) {
