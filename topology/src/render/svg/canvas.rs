@@ -11,11 +11,34 @@ pub enum Anchor {
     Middle,
 }
 
+/// The weight of a text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    Regular,
+    Bold,
+}
+
+/// How a line is drawn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Stroke {
+    Solid,
+    Dashed,
+}
+
+impl Stroke {
+    fn attribute(self) -> &'static str {
+        match self {
+            Self::Solid => "",
+            Self::Dashed => " stroke-dasharray=\"4 3\"",
+        }
+    }
+}
+
 /// The look of a text.
 #[derive(Clone, Copy)]
 pub struct Text {
     pub size: f64,
-    pub bold: bool,
+    pub weight: Weight,
     pub colour: &'static str,
     pub anchor: Anchor,
 }
@@ -24,9 +47,9 @@ pub struct Text {
 #[derive(Clone, Copy)]
 pub struct Rect {
     pub fill: &'static str,
-    pub stroke: &'static str,
+    pub edge: &'static str,
     pub radius: f64,
-    pub dashed: bool,
+    pub stroke: Stroke,
 }
 
 #[derive(Default)]
@@ -36,17 +59,17 @@ pub struct Canvas {
 
 impl Canvas {
     pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, look: Rect) {
-        let Rect { fill, stroke, radius, dashed } = look;
-        let dash = if dashed { " stroke-dasharray=\"4 3\"" } else { "" };
+        let Rect { fill, edge, radius, stroke } = look;
+        let dash = stroke.attribute();
         self.element(format_args!(
             "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"{radius}\" \
-             fill=\"{fill}\" stroke=\"{stroke}\"{dash}/>"
+             fill=\"{fill}\" stroke=\"{edge}\"{dash}/>"
         ));
     }
 
     /// A line through the points.
-    pub fn line(&mut self, points: &[(f64, f64)], colour: &'static str, dashed: bool) {
-        let dash = if dashed { " stroke-dasharray=\"4 3\"" } else { "" };
+    pub fn line(&mut self, points: &[(f64, f64)], colour: &'static str, stroke: Stroke) {
+        let dash = stroke.attribute();
         let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         self.element(format_args!(
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\" \
@@ -60,7 +83,10 @@ impl Canvas {
         if text.is_empty() {
             return;
         }
-        let weight = if look.bold { " font-weight=\"bold\"" } else { "" };
+        let weight = match look.weight {
+            Weight::Regular => "",
+            Weight::Bold => " font-weight=\"bold\"",
+        };
         let anchor = match look.anchor {
             Anchor::Start => "",
             Anchor::Middle => " text-anchor=\"middle\"",

@@ -12,7 +12,7 @@
 //!
 //! Lines run only in gaps between tiles, so no line crosses a tile. Must not know the machine.
 
-use super::canvas::Canvas;
+use super::canvas::{Canvas, Stroke};
 use super::figure::{Figure, Point, Size};
 use super::palette::Tint;
 use super::tile::{CoreTile, NicRole, NicTile};
@@ -118,12 +118,12 @@ impl CoreGroup {
     }
 
     /// Draws lines from every core down to the bar above the NICs, and returns the x of each line.
-    fn draw_buses(&self, canvas: &mut Canvas, cores_at: Point, bar: f64, dashed: bool) -> Vec<f64> {
+    fn draw_buses(&self, canvas: &mut Canvas, cores_at: Point, bar: f64, stroke: Stroke) -> Vec<f64> {
         let Size { width, height } = CoreTile::SIZE;
         let colour = self.tint.edge;
         if self.cores.len() == 1 {
             let x = cores_at.x + width / 2.0;
-            canvas.line(&[(x, cores_at.y + height), (x, bar)], colour, dashed);
+            canvas.line(&[(x, cores_at.y + height), (x, bar)], colour, stroke);
             return vec![x];
         }
         let single = self.columns() == 1;
@@ -138,17 +138,17 @@ impl CoreGroup {
             } else {
                 (left + width, left + width + BUS_GAP / 2.0)
             };
-            canvas.line(&[(from, y), (bus, y)], colour, dashed);
+            canvas.line(&[(from, y), (bus, y)], colour, stroke);
             if !buses.contains(&bus) {
                 buses.push(bus);
-                canvas.line(&[(bus, y), (bus, bar)], colour, dashed);
+                canvas.line(&[(bus, y), (bus, bar)], colour, stroke);
             }
         }
         buses
     }
 
     /// Draws a bar above each row of NICs, a line that joins the bars, and a line from the bar to each NIC.
-    fn draw_bars(&self, canvas: &mut Canvas, nics_at: Point, ends: Vec<f64>, dashed: bool) {
+    fn draw_bars(&self, canvas: &mut Canvas, nics_at: Point, ends: Vec<f64>, stroke: Stroke) {
         let colour = self.tint.edge;
         let bar_of = |row: usize| nics_at.y + row as f64 * (NicTile::SIZE.height + DROP) - DROP / 2.0;
         for row in 0..self.nic_rows() {
@@ -160,17 +160,17 @@ impl CoreGroup {
             let first = row * self.nics_in_row();
             for index in first..(first + self.nics_in_row()).min(self.nics.len()) {
                 let x = nics_at.x + self.nic_place(index).x + NicTile::SIZE.width / 2.0;
-                canvas.line(&[(x, bar), (x, bar + DROP / 2.0)], colour, dashed);
+                canvas.line(&[(x, bar), (x, bar + DROP / 2.0)], colour, stroke);
                 xs.push(x);
             }
             let left = xs.iter().copied().fold(f64::MAX, f64::min);
             let right = xs.iter().copied().fold(0.0, f64::max);
             if right - left > 0.5 {
-                canvas.line(&[(left, bar), (right, bar)], colour, dashed);
+                canvas.line(&[(left, bar), (right, bar)], colour, stroke);
             }
         }
         if self.nic_rows() > 1 {
-            canvas.line(&[(nics_at.x, bar_of(0)), (nics_at.x, bar_of(self.nic_rows() - 1))], colour, dashed);
+            canvas.line(&[(nics_at.x, bar_of(0)), (nics_at.x, bar_of(self.nic_rows() - 1))], colour, stroke);
         }
     }
 }
@@ -188,9 +188,10 @@ impl Figure for CoreGroup {
         let nics_at =
             Point { x: at.x + (size.width - nics.width) / 2.0, y: at.y + size.height - nics.height };
         if !self.cores.is_empty() && !self.nics.is_empty() {
-            let dashed = self.nics.iter().all(|nic| nic.role == NicRole::Elsewhere);
-            let ends = self.draw_buses(canvas, cores_at, nics_at.y - DROP / 2.0, dashed);
-            self.draw_bars(canvas, nics_at, ends, dashed);
+            let elsewhere = self.nics.iter().all(|nic| nic.role == NicRole::Elsewhere);
+            let stroke = if elsewhere { Stroke::Dashed } else { Stroke::Solid };
+            let ends = self.draw_buses(canvas, cores_at, nics_at.y - DROP / 2.0, stroke);
+            self.draw_bars(canvas, nics_at, ends, stroke);
         }
         for (index, core) in self.cores.iter().enumerate() {
             let place = self.tile_place(index);

@@ -2,7 +2,7 @@
 //!
 //! Must not know machines.
 
-use super::canvas::{Anchor, Canvas, Rect, Text};
+use super::canvas::{Anchor, Canvas, Rect, Text, Weight};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size {
@@ -174,8 +174,8 @@ impl Frame {
 impl Figure for Frame {
     fn size(&self) -> Size {
         let content = self.content.size();
-        let title = text_width(&self.title, self.title_size, true) + 12.0;
-        let header = title + text_width(&self.aside, ASIDE_SIZE, false);
+        let title = text_width(&self.title, self.title_size, Weight::Bold) + 12.0;
+        let header = title + text_width(&self.aside, ASIDE_SIZE, Weight::Regular);
         Size {
             width: content.width.max(header) + 2.0 * PADDING,
             height: self.header_height() + content.height + 2.0 * PADDING,
@@ -190,12 +190,20 @@ impl Figure for Frame {
         let size = self.size();
         canvas.rect(at.x, at.y, size.width, height, self.look);
         let baseline = at.y + PADDING + self.title_size - 2.0;
-        let title =
-            Text { size: self.title_size, bold: true, colour: super::palette::INK, anchor: Anchor::Start };
+        let title = Text {
+            size: self.title_size,
+            weight: Weight::Bold,
+            colour: super::palette::INK,
+            anchor: Anchor::Start,
+        };
         canvas.text(at.x + PADDING, baseline, title, &self.title);
-        let aside =
-            Text { size: ASIDE_SIZE, bold: false, colour: super::palette::FAINT_INK, anchor: Anchor::Start };
-        let aside_x = at.x + PADDING + text_width(&self.title, self.title_size, true) + 12.0;
+        let aside = Text {
+            size: ASIDE_SIZE,
+            weight: Weight::Regular,
+            colour: super::palette::FAINT_INK,
+            anchor: Anchor::Start,
+        };
+        let aside_x = at.x + PADDING + text_width(&self.title, self.title_size, Weight::Bold) + 12.0;
         canvas.text(aside_x, baseline, aside, &self.aside);
         let inner = size.width - 2.0 * PADDING;
         let x = at.x + PADDING + (inner - self.content.size().width) / 2.0;
@@ -212,18 +220,20 @@ pub struct Paragraph {
 }
 
 impl Paragraph {
-    pub fn new(text: String, size: f64, bold: bool, colour: &'static str, width: f64) -> Self {
+    pub fn new(text: String, size: f64, weight: Weight, colour: &'static str, width: f64) -> Self {
         let mut lines: Vec<String> = Vec::new();
         for word in text.split(' ') {
             match lines.last_mut() {
-                Some(line) if text_width(line, size, bold) + text_width(word, size, bold) + size < width => {
+                Some(line)
+                    if text_width(line, size, weight) + text_width(word, size, weight) + size < width =>
+                {
                     line.push(' ');
                     line.push_str(word);
                 }
                 _ => lines.push(word.to_owned()),
             }
         }
-        Self { lines, look: Text { size, bold, colour, anchor: Anchor::Start }, width }
+        Self { lines, look: Text { size, weight, colour, anchor: Anchor::Start }, width }
     }
 }
 
@@ -241,13 +251,13 @@ impl Figure for Paragraph {
 }
 
 /// An upper estimate of a text's width, for the wider of the usual fonts.
-pub fn text_width(text: &str, size: f64, bold: bool) -> f64 {
-    text.chars().count() as f64 * size * if bold { 0.65 } else { 0.57 }
+pub fn text_width(text: &str, size: f64, weight: Weight) -> f64 {
+    text.chars().count() as f64 * size * if weight == Weight::Bold { 0.65 } else { 0.57 }
 }
 
 /// The text, cut with an ellipsis if it would be wider.
-pub fn fitted(text: &str, size: f64, bold: bool, width: f64) -> String {
-    let fitting = (width / text_width("x", size, bold)) as usize;
+pub fn fitted(text: &str, size: f64, weight: Weight, width: f64) -> String {
+    let fitting = (width / text_width("x", size, weight)) as usize;
     if text.chars().count() <= fitting {
         return text.to_owned();
     }
@@ -281,7 +291,7 @@ mod tests {
 
     #[test]
     fn long_names_are_cut() {
-        assert_eq!(fitted("enp129s0f0np0v123", 10.0, false, 60.0), "enp129s0f\u{2026}");
-        assert_eq!(fitted("eth0", 10.0, false, 60.0), "eth0");
+        assert_eq!(fitted("enp129s0f0np0v123", 10.0, Weight::Regular, 60.0), "enp129s0f\u{2026}");
+        assert_eq!(fitted("eth0", 10.0, Weight::Regular, 60.0), "eth0");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Must not know the layout of the machine.
 
-use super::canvas::Canvas;
+use super::canvas::{Canvas, Weight};
 use super::figure::{Figure, Flow, Paragraph, Point, Rows, Size, Stack, text_width};
 use super::palette;
 use super::tile::{CoreTile, IdleTile, NicRole, NicTile};
@@ -54,7 +54,7 @@ pub fn figure(host: &Host, plan: Option<&Plan>, labels: Labels<'_>, width: f64) 
 pub fn reasons(host: &Host, plan: Option<&Plan>, width: f64) -> Stack {
     let all: Vec<&String> = plan.map_or(&host.notes[..], |plan| plan.reasons()).iter().collect();
     let line = |text: String| {
-        Box::new(Paragraph::new(text, TEXT_SIZE, false, palette::INK, width)) as Box<dyn Figure>
+        Box::new(Paragraph::new(text, TEXT_SIZE, Weight::Regular, palette::INK, width)) as Box<dyn Figure>
     };
     let mut lines: Vec<Box<dyn Figure>> =
         all.iter().take(REASONS_LIMIT).map(|reason| line(format!("\u{2022} {reason}"))).collect();
@@ -91,7 +91,7 @@ const KEY_HEIGHT: f64 = NicTile::SIZE.height;
 impl Figure for Key {
     fn size(&self) -> Size {
         let sign = self.sign.size();
-        let width = sign.width + SIGN_GAP + text_width(&self.meaning, TEXT_SIZE, false);
+        let width = sign.width + SIGN_GAP + text_width(&self.meaning, TEXT_SIZE, Weight::Regular);
         Size { width, height: sign.height.max(KEY_HEIGHT) }
     }
 
@@ -101,7 +101,7 @@ impl Figure for Key {
         self.sign.draw(canvas, Point { x: at.x, y: middle - sign.height / 2.0 });
         let look = super::Text {
             size: TEXT_SIZE,
-            bold: false,
+            weight: Weight::Regular,
             colour: palette::FAINT_INK,
             anchor: super::Anchor::Start,
         };

@@ -2,7 +2,7 @@
 //!
 //! Must not know coordinates.
 
-use super::canvas::Rect;
+use super::canvas::{Rect, Stroke, Weight};
 use super::core_group::CoreGroup;
 use super::figure::{Figure, Flow, Frame, Rows, Stack};
 use super::palette::{self, Tint};
@@ -77,7 +77,12 @@ impl Scene<'_> {
             title: format!("NUMA node {}", node.id.0),
             aside: format!("{memory}, {cpus} cpu{}", if cpus == 1 { "" } else { "s" }),
             title_size: 12.0,
-            look: Rect { fill: palette::NODE_FILL, stroke: palette::NODE_EDGE, radius: 6.0, dashed: false },
+            look: Rect {
+                fill: palette::NODE_FILL,
+                edge: palette::NODE_EDGE,
+                radius: 6.0,
+                stroke: Stroke::Solid,
+            },
             content: Box::new(Stack::new(GAP, figures)),
         })
     }
@@ -166,7 +171,7 @@ impl Scene<'_> {
     fn core_label(&self, core: CoreId) -> String {
         let cpus = self.host.cpus.iter().filter(|cpu| cpu.core == core).map(|cpu| cpu.id.0.to_string());
         let list = cpus.collect::<Vec<_>>().join(",");
-        super::figure::fitted(&format!("cpu {list}"), 10.0, false, CoreTile::SIZE.width - 4.0)
+        super::figure::fitted(&format!("cpu {list}"), 10.0, Weight::Regular, CoreTile::SIZE.width - 4.0)
     }
 
     fn core_tile(&self, plan: &Plan, core: &PlacedCore, tint: Tint) -> CoreTile {
@@ -236,7 +241,12 @@ fn socket_frame(title: String, content: Box<dyn Figure>) -> Frame {
         title,
         aside: String::new(),
         title_size: 14.0,
-        look: Rect { fill: palette::SOCKET_FILL, stroke: palette::SOCKET_EDGE, radius: 10.0, dashed: false },
+        look: Rect {
+            fill: palette::SOCKET_FILL,
+            edge: palette::SOCKET_EDGE,
+            radius: 10.0,
+            stroke: Stroke::Solid,
+        },
         content,
     }
 }

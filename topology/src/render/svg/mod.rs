@@ -19,7 +19,7 @@ use super::Labels;
 use crate::amount;
 use crate::host::Host;
 use crate::place::Plan;
-use canvas::{Anchor, Canvas, Text};
+use canvas::{Anchor, Canvas, Text, Weight};
 use figure::{Figure, Point, Stack};
 
 const MARGIN: f64 = 24.0;
@@ -47,12 +47,12 @@ pub fn draw(host: &Host, plan: Option<&Plan>, labels: Labels<'_>) -> String {
 }
 
 fn heading(host: &Host, plan: Option<&Plan>, labels: Labels<'_>, width: f64) -> Stack {
-    let line = |size: f64, bold: bool, colour: &'static str, text: String| {
-        Box::new(figure::Paragraph::new(text, size, bold, colour, width)) as Box<dyn Figure>
+    let line = |size: f64, weight: Weight, colour: &'static str, text: String| {
+        Box::new(figure::Paragraph::new(text, size, weight, colour, width)) as Box<dyn Figure>
     };
     let mut lines = vec![
-        line(19.0, true, palette::INK, host.summary()),
-        line(12.0, false, palette::FAINT_INK, host.source.to_string()),
+        line(19.0, Weight::Bold, palette::INK, host.summary()),
+        line(12.0, Weight::Regular, palette::FAINT_INK, host.source.to_string()),
     ];
     if let Some(plan) = plan {
         let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
@@ -69,7 +69,7 @@ fn heading(host: &Host, plan: Option<&Plan>, labels: Labels<'_>, width: f64) -> 
         if let Some(nics) = plan.nic_balance() {
             text += &format!(", NICs {:.3}", nics.max_over_mean);
         }
-        lines.push(line(13.0, false, palette::INK, text));
+        lines.push(line(13.0, Weight::Regular, palette::INK, text));
     }
     Stack::new(5.0, lines)
 }

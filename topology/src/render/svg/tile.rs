@@ -2,7 +2,7 @@
 //!
 //! Must not know where tiles stand.
 
-use super::canvas::{Anchor, Canvas, Rect, Text};
+use super::canvas::{Anchor, Canvas, Rect, Stroke, Text, Weight};
 use super::figure::{Figure, Point, Size, fitted};
 use super::palette::{self, Tint};
 
@@ -28,17 +28,19 @@ impl Figure for CoreTile {
         let Size { width, height } = Self::SIZE;
         let middle = at.x + width / 2.0;
         canvas.open_group(&self.hint);
-        let ground = Rect { fill: self.tint.ground, stroke: self.tint.edge, radius: 4.0, dashed: false };
+        let ground =
+            Rect { fill: self.tint.ground, edge: self.tint.edge, radius: 4.0, stroke: Stroke::Solid };
         canvas.rect(at.x, at.y, width, height, ground);
         if let Some((_, part)) = &self.load {
             let full = (height - 2.0) * part.clamp(0.0, 1.0);
             if full >= 1.0 {
-                let look = Rect { fill: self.tint.full, stroke: "none", radius: 3.0, dashed: false };
+                let look = Rect { fill: self.tint.full, edge: "none", radius: 3.0, stroke: Stroke::Solid };
                 canvas.rect(at.x + 1.0, at.y + height - 1.0 - full, width - 2.0, full, look);
             }
         }
-        let small = Text { size: 10.0, bold: false, colour: palette::INK, anchor: Anchor::Middle };
-        let large = Text { size: 11.5, bold: true, ..small };
+        let small =
+            Text { size: 10.0, weight: Weight::Regular, colour: palette::INK, anchor: Anchor::Middle };
+        let large = Text { size: 11.5, weight: Weight::Bold, ..small };
         match &self.load {
             Some((text, _)) => {
                 canvas.text(middle, at.y + 15.0, small, &self.label);
@@ -68,13 +70,14 @@ impl Figure for IdleTile {
 
     fn draw(&self, canvas: &mut Canvas, at: Point) {
         let Size { width, height } = Self::SIZE;
-        let (fill, stroke) = match self.allowed {
-            true => (palette::IDLE_FILL, palette::IDLE_EDGE),
-            false => (palette::PAGE, palette::BARRED_EDGE),
+        let (fill, edge, stroke) = match self.allowed {
+            true => (palette::IDLE_FILL, palette::IDLE_EDGE, Stroke::Solid),
+            false => (palette::PAGE, palette::BARRED_EDGE, Stroke::Dashed),
         };
         canvas.open_group(&self.hint);
-        canvas.rect(at.x, at.y, width, height, Rect { fill, stroke, radius: 3.0, dashed: !self.allowed });
-        let look = Text { size: 10.0, bold: false, colour: palette::FAINT_INK, anchor: Anchor::Middle };
+        canvas.rect(at.x, at.y, width, height, Rect { fill, edge, radius: 3.0, stroke });
+        let look =
+            Text { size: 10.0, weight: Weight::Regular, colour: palette::FAINT_INK, anchor: Anchor::Middle };
         canvas.text(at.x + width / 2.0, at.y + 14.0, look, &self.label);
         canvas.close_group();
     }
@@ -112,19 +115,29 @@ impl Figure for NicTile {
     fn draw(&self, canvas: &mut Canvas, at: Point) {
         let Size { width, height } = Self::SIZE;
         let middle = at.x + width / 2.0;
-        let (fill, stroke) = match self.role {
-            NicRole::Here => (self.tint.ground, self.tint.edge),
-            NicRole::Elsewhere => (palette::PAGE, self.tint.edge),
-            NicRole::Unused => (palette::IDLE_FILL, palette::IDLE_EDGE),
+        let (fill, edge, stroke) = match self.role {
+            NicRole::Here => (self.tint.ground, self.tint.edge, Stroke::Solid),
+            NicRole::Elsewhere => (palette::PAGE, self.tint.edge, Stroke::Dashed),
+            NicRole::Unused => (palette::IDLE_FILL, palette::IDLE_EDGE, Stroke::Solid),
         };
         canvas.open_group(&self.hint);
-        let dashed = self.role == NicRole::Elsewhere;
-        canvas.rect(at.x, at.y, width, height, Rect { fill, stroke, radius: 9.0, dashed });
-        let small = Text { size: 10.0, bold: false, colour: palette::INK, anchor: Anchor::Middle };
-        let name = Text { size: 11.5, bold: true, ..small };
-        canvas.text(middle, at.y + 16.0, name, &fitted(&self.name, name.size, true, width - 8.0));
-        canvas.text(middle, at.y + 30.0, small, &fitted(&self.lines[0], small.size, false, width - 6.0));
-        canvas.text(middle, at.y + 43.0, small, &fitted(&self.lines[1], small.size, false, width - 6.0));
+        canvas.rect(at.x, at.y, width, height, Rect { fill, edge, radius: 9.0, stroke });
+        let small =
+            Text { size: 10.0, weight: Weight::Regular, colour: palette::INK, anchor: Anchor::Middle };
+        let name = Text { size: 11.5, weight: Weight::Bold, ..small };
+        canvas.text(middle, at.y + 16.0, name, &fitted(&self.name, name.size, name.weight, width - 8.0));
+        canvas.text(
+            middle,
+            at.y + 30.0,
+            small,
+            &fitted(&self.lines[0], small.size, small.weight, width - 6.0),
+        );
+        canvas.text(
+            middle,
+            at.y + 43.0,
+            small,
+            &fitted(&self.lines[1], small.size, small.weight, width - 6.0),
+        );
         canvas.close_group();
     }
 }
