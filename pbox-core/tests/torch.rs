@@ -1,18 +1,17 @@
-//! The oracle against PyTorch: weights that `tools/record-torch.py` recorded, from the same first
-//! weights, gradients and settings.
+//! The oracle against PyTorch: `tools/record-torch.py` recorded weights from the same first weights, gradients and
+//! settings.
 //!
-//! Not the same bits: PyTorch's vectorised loops may fuse a multiplication into the addition after it,
-//! or round products in another order. A step ends with one subtraction from the weight, which rounds
-//! by at most half an ulp of the weight on either side; what was rounded before it is multiplied by the
-//! learning rate and weighs less. So the two may drift apart by one ulp of the largest weight a step. A
-//! wrong term, factor or order is far beyond that: the least of these settings, AdamW's decay by 1e-5,
-//! is 80 ulps a step.
+//! The bits are not the same: PyTorch's vectorised loops may fuse a multiplication into an addition, or round products
+//! in another order. A step ends with one subtraction from the weight, which rounds by at most half an ulp of the
+//! weight at each side. Earlier roundings are multiplied by the learning rate and matter less. So the two may drift
+//! apart by one ulp of the largest weight in each step. A wrong term, factor or order has a far larger effect: the
+//! smallest of these settings, AdamW's decay of 1e-5, is 80 ulps a step.
 
 use pbox_core::oracle::{self, Step};
 use pbox_core::{Optimizer, Round};
 use serde::Deserialize;
 
-/// PyTorch 1.13 is at most 0.26 away, with Adam under a large penalty; the test prints all.
+/// The largest difference to PyTorch 1.13 is 0.26, with Adam and a large penalty. The test prints all differences.
 const ULPS_PER_STEP: f32 = 1.0;
 
 /// Numbers are the bits of an f32.
@@ -41,7 +40,7 @@ fn numbers(bits: &[u32]) -> Vec<f32> {
 }
 
 #[test]
-fn optimizers_are_pytorchs_but_for_roundings() {
+fn optimizers_differ_from_pytorch_only_by_roundings() {
     let record: Record = serde_json::from_str(include_str!("data/torch.json")).unwrap();
     for name in Optimizer::NAMES.iter().filter(|name| **name != "average") {
         assert!(record.runs.iter().any(|run| run.optimizer.name() == *name), "{name} was recorded");
@@ -53,7 +52,7 @@ fn optimizers_are_pytorchs_but_for_roundings() {
     }
 }
 
-/// Over the kept steps: the largest difference, in ulps of the largest weight, by the steps until then.
+/// The largest difference over the recorded steps, in ulps of the largest weight, divided by the number of steps so far.
 fn worst_ulps_per_step(run: &Run, record: &Record) -> f32 {
     let optimizer = &run.optimizer;
     let mut weights = numbers(&record.first);

@@ -1,4 +1,4 @@
-//! The machine that runs the tests: little can be said of it, but that little must hold.
+//! The machine that runs the tests. Little is known about it in advance.
 
 use topology::{Host, Request, place, render};
 
@@ -13,7 +13,7 @@ fn the_live_machine_can_be_read_planned_and_drawn() {
 }
 
 #[test]
-fn sysfs_and_hwloc_agree_on_what_both_see() {
+fn sysfs_and_hwloc_agree_on_cpus_and_nics() {
     let (live, sysfs) = (Host::live().unwrap(), Host::from_sysfs("/sys").unwrap());
     let ids = |host: &Host| host.cpus.iter().map(|cpu| (cpu.id, cpu.core)).collect::<Vec<_>>();
     assert_eq!(ids(&live), ids(&sysfs));

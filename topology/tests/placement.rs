@@ -1,4 +1,4 @@
-//! What a plan must keep, by name, on made-up hosts.
+//! The properties of plans, by name, on made-up hosts.
 
 use std::collections::BTreeSet;
 use topology::{
@@ -18,7 +18,7 @@ fn cpus(plan: &Plan) -> Vec<u32> {
     plan.cores().iter().map(|core| core.cpu.0).collect()
 }
 
-/// Bytes of each tensor of ResNet-50: 25,557,032 parameters in 161 tensors.
+/// The bytes of each tensor of ResNet-50: 25,557,032 parameters in 161 tensors.
 fn resnet_50() -> Vec<u64> {
     fn conv(tensors: &mut Vec<u64>, out: u64, input: u64, side: u64) {
         tensors.extend([out * input * side * side, out, out]);
@@ -44,7 +44,7 @@ fn resnet_50() -> Vec<u64> {
 
 #[test]
 fn resnet_50_unchunked_is_even_over_ten() {
-    // PHub's published rule gives 1.874 here.
+    // PHub's published code gives 1.874 here.
     let plan = place(&host("sockets:2 cores:5 nics:5 nic_gbps:56"), &Request::new(&resnet_50())).unwrap();
     assert!(plan.core_balance().max_over_mean <= 1.01, "{:?}", plan.core_balance());
     assert!(plan.nic_balance().unwrap().max_over_mean <= 1.01);
@@ -52,7 +52,7 @@ fn resnet_50_unchunked_is_even_over_ten() {
 }
 
 #[test]
-fn the_owner_table_is_lpt_of_weights_and_number() {
+fn the_owner_table_is_lpt_of_weights_and_core_count() {
     let weights = resnet_50();
     let host = host("sockets:2 cores:3 nics:2,5 nic_gbps:40");
     let plan = place(&host, &Request { cores: CoreChoice::Count(5), ..Request::new(&weights) }).unwrap();
@@ -84,7 +84,11 @@ fn no_nic_one_core() {
 fn no_items() {
     let plan = place(&host("cores:2 nics:1"), &Request::new(&[])).unwrap();
     assert_eq!((plan.total_bytes(), plan.core_balance().max_over_mean), (0, 1.0));
-    assert_eq!((plan.cores().len(), plan.nics().len()), (2, 1), "cores and NICs are chosen all the same");
+    assert_eq!(
+        (plan.cores().len(), plan.nics().len()),
+        (2, 1),
+        "cores and NICs are chosen without items too"
+    );
     assert!(plan.reasons().is_empty(), "{:?}", plan.reasons());
 }
 
@@ -138,7 +142,7 @@ fn a_nic_of_unknown_node_goes_where_nics_are_fewest() {
 }
 
 #[test]
-fn a_number_of_cores_follows_the_nics() {
+fn a_given_number_of_cores_is_spread_by_nic_speed() {
     let host = host("sockets:2 cores:8 threads:2 nics:1,3 nic_gbps:100");
     let choose =
         |count| place(&host, &Request { cores: CoreChoice::Count(count), ..Request::new(&[1; 8]) }).unwrap();
@@ -193,7 +197,7 @@ fn cores_are_dealt_to_nics_by_speed() {
 }
 
 #[test]
-fn evenness_by_nics_mends_what_evenness_by_cores_cannot() {
+fn evenness_by_nics_loads_nics_evenly_if_cores_cannot_be_dealt_evenly() {
     let host = host("cores:8 nics:5 nic_gbps:56");
     let weights = [32768; 10_000];
     let cores = place(&host, &Request::new(&weights)).unwrap();

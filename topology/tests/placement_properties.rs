@@ -1,4 +1,4 @@
-//! What every plan keeps, on hosts, choices and weights drawn at random.
+//! The properties of every plan, on random hosts, choices and weights.
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -94,7 +94,7 @@ proptest! {
         for core in plan.cores() {
             let own = host.nics.iter().any(|nic| nic.node == Some(core.node));
             for nic in core.nics.iter().map(|&id| host.nic(id).unwrap()) {
-                // A stranger is served only if no owner is on its own node.
+                // A core serves a NIC of another node only if that node has no owner.
                 let stray = nic.node.is_none_or(|node| !owned.contains(&node));
                 prop_assert!(nic.node == Some(core.node) || !own || stray);
                 let near = host.nics.iter().any(|nic| nic.socket == Some(core.socket));
@@ -117,7 +117,7 @@ proptest! {
                 prop_assert!(cpus.iter().all(|&cpu| host.cpu(cpu).unwrap().allowed));
                 let cores: BTreeSet<_> = plan.cores().iter().map(|core| core.core).collect();
                 let physical: BTreeSet<_> = host.cpus.iter().filter(|cpu| cpu.allowed).map(|cpu| cpu.core).collect();
-                prop_assert_eq!(cores.len(), count.min(physical.len()), "siblings only when cores run out");
+                prop_assert_eq!(cores.len(), count.min(physical.len()), "siblings only if all cores are used");
             }
             Err(_) => prop_assert!(allowed < count),
         }

@@ -1,4 +1,4 @@
-//! Pictures and text: complete, well-formed, within their page.
+//! Pictures and text are complete and well-formed, and pictures stay within their page.
 
 use topology::{CoreChoice, Host, Labels, Plan, Request, place, render};
 

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use topology::{CacheKind, CpuId, Host, HostError, NicKind, NodeId, SocketId, Speed, SpeedSource};
 
-/// A sysfs root that disappears with it.
+/// A sysfs root in a temporary directory.
 struct Tree(TempDir);
 
 impl Tree {
-    /// Two sockets of one node each, two cores each, two threads a core: cpus 0-3, siblings 4-7.
+    /// Two sockets, each with one node of two cores with two threads: cpus 0-3, siblings 4-7.
     fn two_nodes() -> Self {
         let tree = Self(tempfile::tempdir().unwrap());
         tree.write("devices/system/cpu/online", "0-7\n");
@@ -61,7 +61,7 @@ impl Tree {
         path.into()
     }
 
-    /// A net device, on hardware if a device is given.
+    /// A net device, with hardware if `device` is given.
     fn net(&self, name: &str, device: Option<&Path>, speed: &str) {
         let home = match device {
             Some(device) => format!("{}/net/{name}", device.display()),
@@ -146,7 +146,7 @@ fn nics_are_found_where_their_hardware_is() {
         (&["ens1np0".to_owned()][..], Some("mlx5_0"))
     );
     assert_eq!(mlx5_0.pci.unwrap().to_string(), "0000:81:00.0");
-    // Locality through the net device; the rate it claims is not believed.
+    // Its locality and its speed come from the net device, not from the rate that it claims.
     assert_eq!((rxe0.kind, rxe0.node, rxe0.speed), (NicKind::Rxe, Some(NodeId(1)), None));
     assert_eq!(rxe0.pci.unwrap().to_string(), "0000:00:04.0");
     assert_eq!(host.nic_named("ens4"), host.nic_named("rxe0"));
@@ -164,7 +164,7 @@ fn soft_roce_on_a_virtual_device_is_a_nic_of_unknown_node() {
 }
 
 #[test]
-fn a_virtual_function_beside_its_physical_one_is_no_nic() {
+fn a_virtual_function_of_a_listed_nic_is_not_a_nic() {
     let tree = Tree::two_nodes();
     let physical = tree.pci("0000:03:00.0", "0\n");
     tree.net("eth0", Some(&physical), "25000\n");
@@ -172,7 +172,7 @@ fn a_virtual_function_beside_its_physical_one_is_no_nic() {
     tree.net("eth0v0", Some(&function), "25000\n");
     tree.link("devices/pci0000:00/0000:03:00.1/physfn", "devices/pci0000:00/0000:03:00.0");
     assert_eq!(tree.host().unwrap().nics.len(), 1);
-    // Where the physical one shows no net device, as in a container, the virtual one is the NIC.
+    // If the physical function has no net device, as in a container, the virtual function is the NIC.
     fs::remove_dir_all(tree.root().join("devices/pci0000:00/0000:03:00.0/net")).unwrap();
     fs::remove_file(tree.root().join("class/net/eth0")).unwrap();
     assert_eq!(tree.host().unwrap().nics[0].name, "eth0v0");
@@ -219,7 +219,7 @@ fn garbage_about_cpus_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn a_missing_tree_and_one_without_cpus_are_errors() {
+fn a_missing_tree_and_a_tree_without_cpus_are_errors() {
     let error = Host::from_sysfs("/nonexistent").unwrap_err().to_string();
     assert!(error.contains("/nonexistent") && error.contains("is sysfs mounted there?"), "{error}");
     let tree = Tree::two_nodes();
@@ -235,7 +235,7 @@ fn a_kernel_without_numa_counts_as_one_node() {
     tree.net("eth0", Some(&ethernet), "1000\n");
     let host = tree.host().unwrap();
     assert_eq!((host.nodes.len(), host.nodes[0].memory_bytes), (1, None));
-    // With one node there is nowhere else for the NIC to be.
+    // With one node, the NIC must be on it.
     assert_eq!(host.nics[0].node, Some(NodeId(0)));
 }
 

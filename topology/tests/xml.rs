@@ -1,4 +1,4 @@
-//! Machines from XML: our own small files, others' real ones where at hand, and files that are no topology.
+//! Machines from XML: small files of this crate, files of real machines if available, and files that are no topology.
 
 use std::path::{Path, PathBuf};
 use topology::Host;
@@ -9,7 +9,7 @@ fn data(name: &str) -> PathBuf {
 
 #[cfg(not(feature = "hwloc"))]
 #[test]
-fn without_hwloc_the_error_says_how_to_get_it() {
+fn without_hwloc_the_error_says_how_to_build_with_it() {
     let error = Host::from_xml(data("two-packages.xml")).unwrap_err().to_string();
     assert!(error.contains("two-packages.xml") && error.contains("rebuild with --features hwloc"), "{error}");
 }
@@ -33,7 +33,7 @@ mod with_hwloc {
     }
 
     #[test]
-    fn an_rdma_device_takes_the_place_of_its_net_device() {
+    fn an_rdma_device_and_its_net_device_are_one_nic() {
         let host = Host::from_xml(data("two-packages-with-nics.xml")).unwrap();
         let names: Vec<&str> = host.nics.iter().map(|nic| nic.name.as_str()).collect();
         assert_eq!(names, ["eno1", "mlx5_0"]);
@@ -77,7 +77,7 @@ mod with_hwloc {
     }
 
     #[test]
-    fn every_truncation_is_an_error_and_none_a_panic() {
+    fn every_truncation_is_an_error_and_no_panic() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cut.xml");
         let whole = std::fs::read(data("two-packages-with-nics.xml")).unwrap();
@@ -87,7 +87,7 @@ mod with_hwloc {
         }
     }
 
-    /// Real machines' files, kept outside the repository.
+    /// A file of a real machine, which is kept outside the repository.
     fn real(name: &str) -> Option<Host> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/topologies").join(name);
         if !path.exists() {
