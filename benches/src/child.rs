@@ -1,11 +1,11 @@
-//! Child processes of a run: they speak lines over pipes, and none outlives its parent.
+//! Child processes of a run. They exchange lines over pipes with their parent, and none outlives it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// To be called first in a child: the kernel kills it when its parent ends, however that happens.
+/// A child calls this first: the kernel kills the child when its parent ends.
 pub fn die_with_parent() {
     let signal = rustix::process::Signal::KILL;
     if let Err(errno) = rustix::process::set_parent_process_death_signal(Some(signal)) {
@@ -13,7 +13,7 @@ pub fn die_with_parent() {
     }
 }
 
-/// A child that is another role of this very program. Killed when dropped.
+/// A child process that is another role of this program. The drop kills it.
 #[derive(Debug)]
 pub struct Role {
     name: String,
@@ -43,29 +43,30 @@ impl Role {
         self.child.id()
     }
 
-    /// The next line that it says.
-    pub fn hear(&mut self) -> Result<String> {
+    /// Reads its next line.
+    pub fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
-        let bytes = self.stdout.read_line(&mut line).with_context(|| format!("hearing {}", self.name))?;
+        let bytes =
+            self.stdout.read_line(&mut line).with_context(|| format!("reading from {}", self.name))?;
         if bytes == 0 {
             let status = self.child.wait()?;
-            bail!("{} ended early ({status}); its own words are above", self.name);
+            bail!("{} ended early ({status}); its error is above", self.name);
         }
         Ok(line.trim_end().to_owned())
     }
 
-    /// Says a line to it.
-    pub fn tell(&mut self, line: &str) -> Result<()> {
+    /// Sends it a line.
+    pub fn send(&mut self, line: &str) -> Result<()> {
         let stdin = self.stdin.as_mut().expect("stdin is open until finish");
-        writeln!(stdin, "{line}").with_context(|| format!("telling {} to {line:?}", self.name))
+        writeln!(stdin, "{line}").with_context(|| format!("sending {line:?} to {}", self.name))
     }
 
-    /// Waits for a good end.
+    /// Waits until it ends well.
     pub fn finish(mut self) -> Result<()> {
         drop(self.stdin.take());
         let status = self.child.wait()?;
         if !status.success() {
-            bail!("{} failed ({status}); its own words are above", self.name);
+            bail!("{} failed ({status}); its error is above", self.name);
         }
         Ok(())
     }
@@ -78,17 +79,17 @@ impl Drop for Role {
     }
 }
 
-/// In a child: waits until the parent says `word`.
+/// In a child: waits for the line `word` from the parent.
 pub fn wait_for_word(word: &str) -> Result<()> {
-    let heard = hear_word()?;
+    let heard = read_word()?;
     if heard != word {
-        bail!("expected {word:?} from the parent, heard {heard:?}");
+        bail!("expected {word:?} from the parent, read {heard:?}");
     }
     Ok(())
 }
 
-/// Waits for a line from the parent; empty when it is gone.
-pub fn hear_word() -> Result<String> {
+/// Waits for a line from the parent; it is empty when the parent is gone.
+pub fn read_word() -> Result<String> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     Ok(line.trim_end().to_owned())

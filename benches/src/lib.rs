@@ -1,4 +1,4 @@
-//! What sees both roles: the zero-compute probe, kernel benchmarks, peers.
+//! Programs that use both roles: the zero-compute probe, a cluster's timeline, peers, and the parts of the training example.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 

@@ -1,9 +1,9 @@
-//! Codecs on one core, one chunk in cache, for every instruction set: what a value costs to encode at one end and
-//! to add at the other, together.
+//! Codecs on one core, with one chunk in cache, for every instruction set: the cost of encoding a value at one end and adding
+//! it at the other.
 //!
-//! Throughput is bytes of f32 values: 10 GB/s are 2.5 billion values a second that are encoded and added. The
-//! chunk's values are encoded in a new round each time, so that state and randomness are as in a job. Every
-//! payload's check is passed before it is measured. A copy of the chunk is the yardstick in the same run.
+//! Throughput is bytes of f32 values: at 10 GB/s 2.5 billion values a second are encoded and added. Each time the chunk's
+//! values are encoded in a new round, so that state and randomness are as in a job. Every payload is checked before it is
+//! measured. A copy of the chunk in the same run is the yardstick.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ use pbox_core::codec::{Codec, Draw};
 use pbox_core::kernels::Kernels;
 use pbox_core::{ChunkId, Round};
 
-/// Elements of a chunk of f32, as the hub cuts them.
+/// Elements of a chunk of f32, of the default size.
 const ELEMENTS: usize = (32 << 10) / size_of::<f32>();
 
 const CODECS: [(&str, Codec); 13] = [
@@ -43,7 +43,7 @@ struct Chunk {
 
 impl Chunk {
     fn new(codec: Codec) -> Self {
-        // Sums of a few numbers without a pattern: many small values, few large ones, as gradients are.
+        // Sums of a few random numbers: many small values and few large ones, like gradients.
         let number = |i: usize| ((i * 2_654_435_761) % 1009) as f32 / 504.5 - 1.0;
         Chunk {
             codec,

@@ -1,9 +1,8 @@
 //! Kernels on one core, in cache and from memory, for every instruction set and element type.
 //!
-//! Throughput is bytes read and written, master weights and state included. Each kernel's answer is
-//! compared with the oracle before it is measured. A copy is the yardstick in the same run: of a 32 KiB
-//! chunk in cache, of 16 MiB from memory. What counts is the ratio: the machine's speed wanders. `parts`
-//! has what a kernel does in one pass, each by itself.
+//! Throughput is bytes read and written, with master weights and state. Each kernel's result is compared with the oracle
+//! before it is measured. A copy in the same run is the yardstick: of a 32 KiB chunk in cache, of 16 MiB from memory. The
+//! ratio counts, because the machine's speed changes. `parts` measures the parts of a kernel's pass one by one.
 
 mod memory;
 mod parts;
@@ -16,16 +15,16 @@ use memory::Memory;
 use pbox_core::kernels::Kernels;
 use pbox_core::{Element, Optimizer};
 
-/// Bytes of a chunk's slot or window, as the hub cuts them.
+/// Bytes of a chunk, of the default size.
 const CHUNK_BYTES: usize = 32 << 10;
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 1e-3, weight_decay: 1e-4, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 
-/// One chunk lives in the first and second level of cache; 512 are 16 MiB a buffer.
+/// One chunk fits into the first and second level of cache; 512 chunks are 16 MiB a buffer.
 const PLACES: [(&str, usize); 2] = [("cache", 1), ("memory", 512)];
 
-/// A mean of 1 worker is a rescaled copy, of 2 one addition, of 8 a sum.
+/// A mean of 1 worker is a scaled copy, of 2 workers one addition, of 8 workers a sum.
 const WORKERS: [(Optimizer, [usize; 3]); 3] =
     [(Optimizer::Average, [1, 2, 8]), (NESTEROV, [1, 4, 8]), (ADAM, [1, 4, 8])];
 

@@ -1,4 +1,4 @@
-//! Gradients, weights and what a hub keeps beside them, and passes of kernels over them.
+//! Gradients, weights and the hub's state, and passes of kernels over them.
 
 use pbox_core::kernels::{Kernels, Slots};
 use pbox_core::oracle::{self, Step};
@@ -41,7 +41,7 @@ impl<T: Copy + Default> Pages<T> {
 impl<E: Element> Memory<E> {
     const CHUNK: usize = CHUNK_BYTES / size_of::<E>();
 
-    /// `chunks` chunks from `workers` workers.
+    /// The memory of `chunks` chunks from `workers` workers.
     pub fn new(optimizer: &Optimizer, workers: usize, chunks: usize) -> Self {
         let elements = chunks * Self::CHUNK;
         let values = |salt: usize| {
@@ -54,7 +54,7 @@ impl<E: Element> Memory<E> {
         }
     }
 
-    /// Bytes that a pass reads and writes: what is kept, and weights that are stepped, are both.
+    /// Bytes that a pass reads and writes. State and weights that are stepped count twice.
     pub fn bytes_moved(&self, optimizer: &Optimizer) -> u64 {
         let window = self.window.len * size_of::<E>();
         let stepped_in_place = optimizer.keeps_weights()
@@ -63,7 +63,7 @@ impl<E: Element> Memory<E> {
         (windows * window + 2 * self.kept.len * size_of::<f32>()) as u64
     }
 
-    /// One pass over every chunk.
+    /// Makes one pass over every chunk.
     pub fn pass(&mut self, kernels: &Kernels, optimizer: &Optimizer) {
         let step = Self::step(optimizer, self.gradients.len());
         let mut starts = vec![std::ptr::null(); self.gradients.len()];

@@ -1,7 +1,6 @@
-//! What a kernel does in one pass, each by itself, on one chunk in cache: adding a slot to a sum, as a hub
-//! would at each arrival (`docs/decisions/0004-sum-at-last-arrival.md`), and rounding f32 to 16 bits, as is
-//! done to weights that come from a checkpoint. Plain loops, as the compiler makes them for any processor of
-//! this kind; a kernel's mean of two stands beside the addition.
+//! The parts of a kernel's pass one by one, on one chunk in cache: adding a slot to a sum, as a hub would at each arrival
+//! (`docs/decisions/0004-sum-at-last-arrival.md`), and rounding f32 to 16 bits, as for weights from a checkpoint. Plain loops,
+//! compiled for any processor of this architecture. A kernel's mean of two is measured beside the addition.
 
 use std::hint::black_box;
 
@@ -32,7 +31,7 @@ pub fn accumulate(criterion: &mut Criterion) {
     for ((seen, first), second) in sum.iter().zip(values(0)).zip(&slot) {
         assert_eq!(*seen, first + second);
     }
-    // So that no number of passes makes it grow into infinity, where nothing is added any more.
+    // Zeros, so that the sum does not grow into infinity, whose addition may take another time.
     let zeros = vec![0.0; ELEMENTS];
     group.throughput(Throughput::BytesDecimal(3 * CHUNK_BYTES as u64));
     group.bench_function("loop/f32", |bencher| {

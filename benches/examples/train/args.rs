@@ -32,25 +32,25 @@ pub struct Args {
     #[arg(long, value_name = "HOST:PORT")]
     pub hub: Option<String>,
 
-    /// How gradients and weights are made smaller, as phub-probe has it: bf16, qsgd:8:512, topk:0.01. The result is
-    /// then no longer that of one process; all workers must still end with the same weights.
+    /// How gradients and weights are made smaller, as in phub-probe: bf16, qsgd:8:512, topk:0.01. The result is then
+    /// not that of one process, but all workers must still end with the same weights.
     #[arg(long, value_name = "CODEC[:SETTING...]")]
     pub compress: Option<Compression>,
 
-    /// Names the split, the first weights and the order of the samples.
+    /// Seed of the split, the first weights and the order of the samples.
     #[arg(long, default_value_t = 1, value_name = "S")]
     pub seed: u64,
 
-    /// The least share of the test set that must be told right. Always naming the commoner class
-    /// gets 0.48 to 0.58, and 30 epochs 0.70 to 0.79, over 24 seeds.
+    /// The least share of the test set that must be classified right. Over 24 seeds, 30 epochs reach
+    /// 0.70 to 0.79, and always naming the more frequent class reaches 0.48 to 0.58.
     #[arg(long, default_value_t = 0.65, value_name = "SHARE")]
     pub min_accuracy: f64,
 
-    /// Print one JSON object at the end, and no progress.
+    /// Print one JSON object at the end, without progress.
     #[arg(long)]
     pub json: bool,
 
-    /// Which process of a run this is; set by the example itself, like --rank and --job.
+    /// The role of this process in a run; set by the example itself, like --rank and --job.
     #[arg(long, value_enum, hide = true)]
     pub role: Option<Role>,
 
@@ -63,7 +63,7 @@ pub struct Args {
     pub job: String,
 }
 
-/// Which process of a run.
+/// The role of a process in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Role {
     /// The hub.

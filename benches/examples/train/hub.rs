@@ -1,14 +1,13 @@
-//! The hub's process: a hub on a free port, until the parent says otherwise.
+//! The hub's process: a hub on a free port, until the parent stops it.
 
 use anyhow::Result;
 use benches::child;
 use phub_server::{Hub, HubSettings};
 
-/// Long enough for a worker that a loaded machine leaves without a core; a dead one is noticed
-/// sooner, by its pipe.
+/// Long enough for a worker that has no core on a loaded machine. The pipe tells sooner of a dead worker.
 const HEARTBEAT_LIMIT_S: u64 = 30;
 
-/// Runs the hub, and says where.
+/// Runs the hub and prints its address.
 pub fn run() -> Result<()> {
     child::die_with_parent();
     let settings = HubSettings {

@@ -1,11 +1,11 @@
-//! Trains a small network on real data over a parameter hub, with every worker a process of its
-//! own, and proves that the result is that of one process: the same weights, bit for bit.
+//! Trains a small network on real data over a parameter hub, with a process for each worker, and proves that the result is
+//! that of one process: the same weights, bit for bit.
 //!
 //! ```text
 //!                 +-- hub process: sums gradients in worker order, steps, returns weights
 //!   this program -+-- worker 0: forward and backward on shard 0      (worker.rs)
 //!    (run.rs)     +-- worker 1: ...
-//!                 `-- at last, itself: all shards one after another  (benches::train::one_process)
+//!                 `-- then itself: all shards one after another      (benches::train::one_process)
 //! ```
 //!
 //! To see how a worker uses a session, read `worker.rs`.

@@ -1,4 +1,4 @@
-//! What the example says: lines as it goes, a table or one JSON object at the end.
+//! The example's output: lines while it runs, a table or one JSON object at the end.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::args::Args;
 use crate::task::Task;
 
-/// A run whose weights were the same, bit for bit.
+/// A run whose weights were equal bit for bit.
 #[derive(Debug, Serialize)]
 pub struct Report {
     workers: u32,
@@ -22,19 +22,19 @@ pub struct Report {
     test_accuracy: f64,
     majority_accuracy: f64,
     compression: Option<String>,
-    /// With the one process.
+    /// Whether one process gave the same weights.
     bit_for_bit: bool,
     fingerprint: String,
 }
 
-/// Says a line at once. A reader that closed the pipe has seen enough.
+/// Prints a line at once. A reader that closed the pipe wants no more.
 pub fn tell(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 impl Report {
-    /// Of `weights`, which every worker ended with, and without compression the one-process run.
+    /// The report of `weights`: the last weights of every worker and, without compression, of the one-process run.
     pub fn new(args: &Args, task: &Task, weights: &Weights, seconds: f64) -> Self {
         let accuracy = |samples: &Samples| {
             let classes = task.network.classify(samples, |key| weights.key(key));
@@ -90,7 +90,7 @@ impl Report {
     }
 
     /// # Errors
-    /// When too few of the test set are told right.
+    /// When too few samples of the test set are classified right.
     pub fn judge(&self, min_accuracy: f64) -> Result<()> {
         ensure!(
             self.test_accuracy >= min_accuracy,

@@ -1,5 +1,5 @@
-//! The parent: starts hub and workers, hears how the loss falls, compares with the one-process run; with compression
-//! the workers with each other.
+//! The parent: starts hub and workers, prints the loss, and compares with the one-process run, or with compression the
+//! workers with each other.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::report::{Report, tell};
 use crate::task::Task;
 use crate::worker::Word;
 
-/// Trains over a hub, trains again in this process alone, compares, judges.
+/// Trains over a hub, trains again in this process alone, and compares.
 pub fn run(args: &Args) -> Result<()> {
     let task = Task::new(args)?;
     if !args.json {
@@ -61,11 +61,11 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
         Some(address) => (None, address.clone()),
         None => {
             let mut hub = Role::start("the hub", &Args::for_hub())?;
-            let address = hub.hear()?;
+            let address = hub.read_line()?;
             (Some(hub), address)
         }
     };
-    // A hub that serves several runs at once tells them apart by the parents' process ids.
+    // The job's name has the parent's process id, because a hub may serve several runs at once.
     let job = format!("train-{}", std::process::id());
     let start = |rank| Role::start(format!("worker {rank}"), &args.for_worker(rank, &address, &job));
     let mut workers = (0..args.workers).map(start).collect::<Result<Vec<_>>>()?;
@@ -83,13 +83,13 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
     let weights = weights.collect::<Result<_>>()?;
     workers.into_iter().try_for_each(Role::finish)?;
     if let Some(mut hub) = own_hub {
-        hub.tell("stop")?;
+        hub.send("stop")?;
         hub.finish()?;
     }
     Ok(weights)
 }
 
-/// The mean over all workers' shards: batches are of one size everywhere, so no worker weighs more.
+/// The mean over all workers' shards: all batches have one size, so all workers weigh the same.
 fn mean_loss(workers: &mut [Role]) -> Result<f64> {
     let mut sum = 0.0;
     for worker in workers.iter_mut() {
@@ -102,11 +102,11 @@ fn mean_loss(workers: &mut [Role]) -> Result<f64> {
 }
 
 fn hear(worker: &mut Role) -> Result<Word> {
-    let line = worker.hear()?;
+    let line = worker.read_line()?;
     serde_json::from_str(&line).with_context(|| format!("a worker said {line:?}"))
 }
 
-/// Every element of every worker, bit by bit.
+/// Compares every element of every worker bit by bit.
 fn compare(args: &Args, trained: &[Weights], expected: &Weights, task: &Task) -> Result<()> {
     let other = if args.compress.is_some() { "worker 0" } else { "the one-process run" };
     for (rank, weights) in trained.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What every process of a run derives from the settings alone: data, network, plan.
+//! The data, network and plan that every process of a run derives from the settings alone.
 
 use anyhow::Result;
 use benches::train::{Network, Plan, Samples};

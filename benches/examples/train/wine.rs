@@ -1,21 +1,21 @@
-//! The data: physico-chemical measurements of red vinho verde wines, and what tasters thought.
+//! The data: physico-chemical measurements of red vinho verde wines, and the points that tasters gave.
 //!
 //! P. Cortez, A. Cerdeira, F. Almeida, T. Matos, J. Reis: Modeling wine preferences by data mining
 //! from physicochemical properties, Decision Support Systems 47 (2009). UCI Machine Learning
-//! Repository, CC BY 4.0; it comes inside the package linfa-datasets (MIT or Apache-2.0), so that a
-//! run downloads nothing. The largest of that package's sets with classes.
+//! Repository, CC BY 4.0. The package linfa-datasets (MIT or Apache-2.0) contains it, so a run downloads nothing. It is the
+//! largest of that package's sets with classes.
 
 use std::collections::HashSet;
 
 use benches::train::Samples;
 
-/// A wine with so many points, of 10, is a good one. The split nearest to the middle: about 53% are.
+/// A wine with this many points of 10 is good. This split is the nearest to the middle: about 53% of the wines are good.
 const GOOD: usize = 6;
 
 /// All wines, each once: label 1 for the good ones.
 ///
-/// 240 of the file's 1599 lines repeat an earlier one. With copies on both sides of a split, the test
-/// would partly ask for what was learnt by heart, so only the first of each is kept.
+/// 240 of the file's 1599 lines repeat an earlier line. Only the first of each is kept: a copy on both sides of the split
+/// would test what was learnt by heart.
 pub fn wines() -> Samples {
     let dataset = linfa_datasets::winequality();
     let features = dataset.records().ncols();

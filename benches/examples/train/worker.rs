@@ -1,8 +1,7 @@
-//! A worker's process: forward and backward on its own shard, sums and steps at the hub.
+//! A worker's process: forward and backward on its own shard. The hub sums and steps.
 //!
-//! The overlap is in the two loops of [`Worker::round`]: backward pushes a layer as soon as its
-//! gradient is written and goes on with the layer below; forward waits for a layer only just before
-//! using it, while later layers are still under way.
+//! The two loops of [`Worker::round`] overlap with the exchange: backward pushes a layer as soon as its gradient is written
+//! and goes on with the layer before it; forward waits for a layer just before it uses it, while later layers are under way.
 
 use std::time::Duration;
 
@@ -17,19 +16,19 @@ use crate::task::Task;
 
 /// Small, so that even this network's keys have several chunks, on several of the hub's cores.
 const CHUNK_BYTES: usize = 1024;
-/// How long a round may take before this worker gives the others up.
+/// How long a round may take before this worker gives up.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a worker tells its parent.
+/// What a worker sends to its parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Word {
-    /// An epoch is over: the mean loss of its batches, each before its step.
+    /// An epoch is over. The mean loss of its batches, each before its step.
     Epoch { loss: f64 },
-    /// All is done: the bits of the weights, by key.
+    /// The training is done. The bits of the weights, by key.
     Done { weights: Vec<Vec<u32>> },
 }
 
-/// Runs a worker in a process of its own.
+/// Runs a worker's process.
 pub fn run(args: &Args) -> Result<()> {
     child::die_with_parent();
     work(args).with_context(|| format!("worker {}", args.rank))
@@ -76,13 +75,13 @@ impl<'a> Worker<'a> {
         Ok(Worker { session, pass: Pass::new(&task.network), layers: task.network.layers() })
     }
 
-    /// The new step size holds from the next round on, so the last one must be over everywhere.
+    /// The new step size holds from the next round on, so all workers must have finished the last round.
     fn begin_epoch(&mut self, learning_rate: f32) -> Result<()> {
         self.session.wait_all()?;
         Ok(self.session.set_learning_rate(learning_rate)?)
     }
 
-    /// One round; returns the batch's loss before it. Its last pushes are under way when it returns.
+    /// Makes one round. Returns the batch's loss before the round. The last pushes are under way when it returns.
     fn round(&mut self, batch: &Samples) -> Result<f32> {
         let Worker { session, pass, layers } = self;
         pass.begin(batch);
@@ -97,7 +96,7 @@ impl<'a> Worker<'a> {
             let (weight, bias) = (Network::weight(layer), Network::bias(layer));
             pass.bias_gradient(layer, session.gradient_mut(bias)?);
             session.push(bias)?;
-            // From the push on, weights belong to the hub: use them before.
+            // The weights belong to the hub from the push on, so they are used before it.
             pass.backward(layer, session.weights(weight)?);
             pass.weight_gradient(layer, session.gradient_mut(weight)?);
             session.push(weight)?;

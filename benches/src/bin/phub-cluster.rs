@@ -1,4 +1,4 @@
-//! The `phub-cluster` program: a cluster that is simulated, for the figures.
+//! The `phub-cluster` program: the timeline of a simulated cluster, for the figures.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! The `phub-peers` program: the probe and other systems on the same model and worker count,
-//! interleaved in one session, as ratios with their spread.
+//! The `phub-peers` program: the probe and other systems on the same model with as many workers, interleaved in one session,
+//! as ratios with their spread.
 
 use std::process::ExitCode;
 

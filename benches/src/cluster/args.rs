@@ -1,4 +1,4 @@
-//! The simulated cluster's settings, and what it says: one JSON object.
+//! The settings of the simulated cluster, and its report: one JSON object.
 
 use anyhow::Result;
 use pbox_core::{Key, Layout, SPLIT_ABOVE, models};
@@ -8,8 +8,8 @@ use worker_shim::batch::Batching;
 use super::{Cluster, ITERATIONS, Spread, join, key_bytes_by_hub, layers, simulate};
 use crate::compute::trace;
 
-/// Simulates machines with a worker, a hub and a link each that pull weights in batches: what an iteration takes by each
-/// way to choose the batches. Prints one JSON object.
+/// Simulates machines with a worker, a hub and a link each that pull weights in batches: how long an iteration takes with each
+/// choice of batches. Prints one JSON object.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "phub-cluster", version)]
 pub struct Args {
@@ -25,23 +25,23 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub shrink: u64,
 
-    /// Machines.
+    /// The number of machines.
     #[arg(long, default_value_t = 72, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub nodes: u32,
 
-    /// Of each machine's link, each way.
+    /// Rate of each machine's link, each way.
     #[arg(long, default_value_t = 10.0, value_name = "GBPS")]
     pub gbps: f64,
 
-    /// Before each pull.
+    /// Start-up time of each pull.
     #[arg(long, default_value_t = 0.0, value_name = "MS")]
     pub start_up_ms: f64,
 
-    /// Of a message without bytes.
+    /// Latency of a message without bytes.
     #[arg(long, default_value_t = 0.0, value_name = "MS")]
     pub latency_ms: f64,
 
-    /// Gradients leave when the whole backward pass is done, and not layer by layer.
+    /// Gradients leave when the whole backward pass is done, instead of layer by layer.
     #[arg(long)]
     pub push_at_the_end: bool,
 
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, default_value = "hubs", value_enum)]
     pub spread: Spread,
 
-    /// Neighbouring layers whose names are the same up to this character are one.
+    /// Neighbouring layers whose names are equal up to this character are one layer.
     #[arg(long, value_name = "CHAR")]
     pub join_by: Option<char>,
 
@@ -64,12 +64,12 @@ struct Answer {
     nodes: u32,
     /// Milliseconds, here and below.
     start_up: f64,
-    /// Forward and backward with no communication.
+    /// Forward and backward without communication.
     computing: f64,
     forward: f64,
-    /// By layer that has weights.
+    /// For each layer that has weights.
     layers: Vec<LayerAnswer>,
-    /// That no schedule is under.
+    /// No schedule is faster than this.
     bound: f64,
     batchings: Vec<BatchingAnswer>,
 }
@@ -91,7 +91,7 @@ struct BatchingAnswer {
     to_last_layer: f64,
 }
 
-/// Simulates, and prints.
+/// Simulates and prints.
 pub fn run(args: &Args) -> Result<()> {
     let mut keys = models::model(&args.compute)?.keys;
     for key in keys.iter_mut().filter(|_| args.shrink > 1) {

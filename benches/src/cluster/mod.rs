@@ -1,12 +1,12 @@
-//! A cluster that is simulated: how fast machines would train whose links, computing and start-up are known, and which
-//! are more than there are (iBatch's 72). For the figures; checked against what is measured on few.
+//! The timeline of a simulated cluster: how fast machines with known links, compute times and start-up times would train, for
+//! more machines than there are (iBatch's 72). For the figures. It is checked against measurements on few machines.
 //!
 //! ```text
-//!   trace (what computes how long) + placement (which hub has which bytes) + links -> Cluster
-//!   pulled layer by layer -> profile -> batches -> pulled in batches -> what an iteration takes
+//!   trace (compute times) + placement (which hub has which bytes) + links -> Cluster
+//!   pulled layer by layer -> profile -> batches -> pulled in batches -> time of an iteration
 //! ```
 //!
-//! Owned by whoever asks. Must not know sessions, transports, or a real clock.
+//! Owned by its caller. Must not know sessions, transports, or a real clock.
 
 mod args;
 mod network;
@@ -20,20 +20,20 @@ use worker_shim::batch::{LayerCost, Profile};
 
 use crate::compute::{Plan, Step, shortest_iteration};
 
-/// Iterations, of which the last one counts: from the second on they are alike.
+/// Iterations of a run. The last one counts: from the second on they are equal.
 const ITERATIONS: u32 = 3;
 
 /// How tensors lie on a cluster's hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Spread {
-    /// As this hub's baseline has it: large tensors in parts on all, small ones on one each.
+    /// As the baseline of this hub: large tensors in parts on all hubs, each small tensor on one hub.
     Hubs,
-    /// Each one evenly, as systems do that cut one long vector of all of them.
+    /// Each tensor evenly on all hubs, as in systems that cut one long vector of all tensors.
     Even,
 }
 
-/// Joins neighbouring layers whose names are the same up to a character: modules of a network that the paper counts as
-/// one layer.
+/// Joins neighbouring layers whose names are equal up to a character: the modules of a network that the paper counts as one
+/// layer.
 fn join(plan: Plan, by: char) -> Plan {
     let module = |name: &str| name.split(by).next().unwrap_or_default().to_owned();
     let mut steps: Vec<Step> = Vec::new();
@@ -50,8 +50,8 @@ fn join(plan: Plan, by: char) -> Plan {
     Plan { steps, ..plan }
 }
 
-/// The layers of a plan on hubs that have these bytes of each key. What has no keys computes as a part of the layer
-/// before it.
+/// The layers of a plan on hubs that have these bytes of each key. A layer without keys computes as a part of the layer before
+/// it.
 fn layers(plan: &Plan, bytes: &[Vec<f64>], hubs: usize) -> Vec<ClusterLayer> {
     let mut layers: Vec<ClusterLayer> = Vec::new();
     for step in &plan.steps {
@@ -88,7 +88,7 @@ fn key_bytes_by_hub(layout: &Layout, spread: Spread, hubs: usize, split_above: u
 }
 
 impl Cluster {
-    /// What a session would measure of it, pulling layer by layer.
+    /// The profile that a session would measure, pulling layer by layer.
     pub fn profile(&self) -> Profile {
         let each: Vec<_> = (0..self.layers.len()).map(|layer| layer..layer + 1).collect();
         let pulls = simulate(self, &each, ITERATIONS).pulls;
@@ -100,7 +100,7 @@ impl Cluster {
         Profile { start_up, layers: pulls.iter().zip(&self.layers).map(cost).collect() }
     }
 
-    /// The shortest iteration that any schedule allows on these links: gradients out and weights in share them.
+    /// The shortest iteration of any schedule on these links, which gradients out and weights in share.
     pub fn bound(&self, plan: &Plan, key_bytes: &[u64]) -> f64 {
         let crossing = 2.0 * (self.nodes - 1) as f64 / self.nodes as f64;
         shortest_iteration(plan, key_bytes, self.link_bytes_per_s / crossing).as_secs_f64()

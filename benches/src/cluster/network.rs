@@ -1,24 +1,24 @@
-//! Flows that share links: who gets how much. Pure; knows no layers and no workers.
+//! The rates of flows that share links. Pure; knows no layers and no workers.
 //!
-//! A flow uses several links at once, each by a share of its rate: a batch that comes from four hubs uses each of
-//! their links by a quarter, and the worker's own by all of it. Rates are max-min fair, as those of TCP are meant to
-//! be: all rise together, until a link is full, and those that use it stay where they are.
+//! A flow uses several links at once, each by a share of its rate: a batch that comes from four hubs uses each of their links
+//! by a quarter, and the worker's link by all of its rate. Rates are max-min fair, as those of TCP should be: all rates rise
+//! equally until a link is full; then the flows on this link keep their rates.
 
 /// One direction of a machine's link, by number.
 pub(super) type LinkId = usize;
 
-/// Bytes on their way.
+/// Bytes that are being sent.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
-    /// What is left.
+    /// Bytes that are left.
     pub bytes: f64,
-    /// The links that it uses, and by which share of its rate.
+    /// The links that it uses, each with the share of its rate.
     pub shares: Vec<(LinkId, f64)>,
     /// In bytes a second; [`share_out`] sets it.
     pub rate: f64,
 }
 
-/// Sets the flows' rates, on so many links of one capacity, in bytes a second.
+/// Sets the rates of flows on `links` links of one capacity, in bytes a second.
 pub(super) fn share_out(flows: &mut [Flow], links: usize, capacity: f64) {
     let mut free = vec![capacity; links];
     let mut rising: Vec<usize> = (0..flows.len()).collect();
@@ -35,7 +35,7 @@ pub(super) fn share_out(flows: &mut [Flow], links: usize, capacity: f64) {
             flows[flow].rate += rise;
             flows[flow].shares.iter().for_each(|&(link, share)| free[link] -= rise * share);
         }
-        // A flow that uses no link would rise for ever.
+        // Without a link its rate would rise for ever.
         rising.retain(|&flow| {
             !flows[flow].shares.is_empty() && !flows[flow].shares.iter().any(|&(link, _)| full[link])
         });
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn flows_share_a_link_and_what_one_cannot_use_is_the_others() {
         assert_eq!(rates(&[&[(0, 1.0)], &[(0, 1.0)], &[(1, 1.0)]]), [6.0, 6.0, 12.0]);
-        // The second is held up by link 1, which it shares with two others; the first has the rest of link 0.
+        // Link 1, which it shares with two others, limits the second flow. The first flow has the rest of link 0.
         assert_eq!(
             rates(&[&[(0, 1.0)], &[(0, 1.0), (1, 1.0)], &[(1, 1.0)], &[(1, 1.0)]]),
             [8.0, 4.0, 4.0, 4.0]

@@ -1,11 +1,11 @@
-//! The simulation of events: machines with a worker and a hub each, that train in BSP and pull in batches.
+//! The simulation of events: machines with a worker and a hub each, which train in BSP and pull in batches.
 //!
-//! The same rules as the exchange's, on a clock of its own:
+//! The rules are those of the exchange, on a simulated clock:
 //!
 //! ```text
 //!   backward, last layer first -> a layer's gradients queue at the worker's link
-//!   all workers' of a layer have come -> notice -> batch due -> start-up -> pull -> there -> next batch due
-//!   a batch's layers compute forward when it is there and the batch before is computed
+//!   all workers' gradients of a layer have come -> notice -> batch due -> start-up -> pull -> there -> next batch due
+//!   a batch's layers compute forward when the batch is there and the batch before is computed
 //! ```
 //!
 //! Sums and steps take no time. Deterministic. Must not know how batches are chosen.
@@ -30,13 +30,13 @@ pub struct ClusterLayer {
 /// Machines with a worker, a hub and a link each.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// How many.
+    /// The number of machines.
     pub nodes: usize,
-    /// Of each link, each way.
+    /// Rate of each link, each way.
     pub link_bytes_per_s: f64,
-    /// Seconds from when a batch can be pulled to when it is asked for.
+    /// Seconds from the moment when a batch can be pulled to its request.
     pub start_up: f64,
-    /// Seconds that a message without bytes takes.
+    /// Seconds of a message without bytes.
     pub latency: f64,
     /// Whether gradients leave only when the whole backward pass is done.
     pub push_at_the_end: bool,
@@ -44,34 +44,34 @@ pub struct Cluster {
     pub layers: Vec<ClusterLayer>,
 }
 
-/// An iteration; seconds, means over the workers.
+/// An iteration in seconds, as means over the workers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ran {
     /// From a forward pass to the next one.
     pub iteration: f64,
-    /// From when the first batch can be pulled to when the last one is there.
+    /// From the moment when the first batch can be pulled to the arrival of the last batch.
     pub pull: f64,
-    /// From when the first batch can be pulled to the end of the forward pass.
+    /// From the moment when the first batch can be pulled to the end of the forward pass.
     pub pull_and_forward: f64,
-    /// Of it, to the beginning of the last layer.
+    /// From the same moment to the beginning of the last layer.
     pub to_last_layer: f64,
-    /// By batch: from when it can be pulled to when it is there.
+    /// By batch: from the moment when it can be pulled to its arrival.
     pub pulls: Vec<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
-    /// A batch of a worker is computed forward.
+    /// A worker has computed a batch forward.
     Forward(usize, usize),
-    /// A layer of a worker is computed backward.
+    /// A worker has computed a layer backward.
     Backward(usize, usize),
     /// All workers can pull a layer.
     Noticed(usize),
-    /// A worker's batch is asked for.
+    /// A worker requests a batch.
     Asked(usize, usize),
 }
 
-/// Earlier first, and of those at one time the one that was planned first.
+/// Earlier events first. Of events at the same time, the one that was planned first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Planned(f64, u64, Event);
 
@@ -91,25 +91,25 @@ impl PartialOrd for Planned {
 
 #[derive(Clone, Debug, Default)]
 struct Worker {
-    /// Layers whose gradients wait for the link, or, first, are on it.
+    /// Layers whose gradients wait for the link. The first of them is on the link.
     pushes: VecDeque<usize>,
     /// By layer.
     noticed: Vec<bool>,
-    /// The batch that is pulled next, or now, and whether that has begun.
+    /// The batch that is pulled next or now, and whether its pull has begun.
     batch: usize,
     is_pulling: bool,
-    /// Batches that are there, and batches that are computed or being so.
+    /// Batches that have arrived, and batches that are computed or being computed.
     there: usize,
     computed: usize,
     is_computing: bool,
-    /// The first batch of the round, and the one that is pulled.
+    /// When the first batch of the round could be pulled, and the batch that is pulled.
     first_due_at: f64,
     due_at: f64,
     forward_at: f64,
     ran: Ran,
 }
 
-/// What flows: a worker's push of a layer, or its pull of a batch.
+/// A flow: a worker's push of a layer, or its pull of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cargo {
     Push(usize, usize),
@@ -125,12 +125,12 @@ struct Simulation<'a> {
     flows: Vec<Flow>,
     cargo: Vec<Cargo>,
     workers: Vec<Worker>,
-    /// By layer: workers whose gradients have come.
+    /// By layer: how many workers' gradients have come.
     pushed: Vec<usize>,
     iterations: u32,
 }
 
-/// The last of so many iterations, after one that finds all weights there.
+/// Simulates `iterations` iterations after one that finds all weights there. Returns the last.
 pub fn simulate(cluster: &Cluster, batches: &[Range<usize>], iterations: u32) -> Ran {
     let layers = cluster.layers.len();
     let ran = Ran { pulls: vec![0.0; batches.len()], ..Ran::default() };
@@ -165,7 +165,7 @@ pub fn simulate(cluster: &Cluster, batches: &[Range<usize>], iterations: u32) ->
 }
 
 impl Simulation<'_> {
-    /// To the next event, or the next end of a flow.
+    /// Advances to the next event or the next end of a flow.
     fn step(&mut self) {
         let flow_ends =
             self.flows.iter().map(|flow| self.now + flow.bytes / flow.rate).fold(f64::INFINITY, f64::min);
@@ -176,7 +176,7 @@ impl Simulation<'_> {
         self.flows.iter_mut().for_each(|flow| flow.bytes -= flow.rate * passed);
         self.now = next;
         let before = self.flows.len();
-        // A billionth of a second is one moment: workers that are alike stay together.
+        // Times within a billionth of a second are equal, so that equal workers stay in step.
         let mut ended = Vec::new();
         for index in (0..self.flows.len()).rev() {
             if self.flows[index].bytes <= self.flows[index].rate * 1e-9 {
@@ -203,8 +203,8 @@ impl Simulation<'_> {
         self.planned.push(Reverse(Planned(self.now + after, self.count, event)));
     }
 
-    /// Bytes of these layers between a worker and all other machines' hubs, over its own link `here` and each hub's
-    /// `there`; those of its own hub cross no link.
+    /// Bytes of these layers between a worker and the hubs of all other machines, over its own link `here` and each hub's link
+    /// `there`. The bytes of its own hub cross no link.
     fn send(&mut self, layers: Range<usize>, worker: usize, [here, there]: [usize; 2], cargo: Cargo) {
         let nodes = self.cluster.nodes;
         let by_hub = |hub: usize| {
@@ -310,7 +310,7 @@ impl Simulation<'_> {
         self.plan(self.cluster.layers[last].backward, Event::Backward(worker, last));
     }
 
-    /// The next batch computes, if it can.
+    /// Computes the next batch if it has arrived.
     fn go_on(&mut self, worker: usize) {
         let state = &mut self.workers[worker];
         let batch = state.computed;
@@ -338,6 +338,6 @@ impl Simulation<'_> {
     }
 }
 
-/// Of a machine's link: what it sends, and what it receives.
+/// The two directions of a machine's link.
 const UP: usize = 0;
 const DOWN: usize = 1;

@@ -1,4 +1,4 @@
-//! The simulation where it can be told by hand, and beside the timelines that plans are made of.
+//! The simulation against results by hand, and against the timelines of which plans are made.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use worker_shim::batch::{Batching, Timeline};
 
 use super::*;
 
-/// Machines whose layers of so many bytes, forward and backward seconds lie evenly on all hubs; a byte a second.
+/// Machines with links of a byte a second. Each layer is given as bytes, forward and backward seconds, and lies evenly on all
+/// hubs.
 fn cluster(nodes: usize, start_up: f64, layers: &[(f64, f64, f64)]) -> Cluster {
     let layer = |&(bytes, forward, backward): &(f64, f64, f64)| ClusterLayer {
         forward,
@@ -37,26 +38,26 @@ fn one_machine_computes_and_waits_for_start_ups() {
 #[test]
 fn two_machines_by_hand() {
     let two = cluster(2, 0.5, &[(8.0, 1.0, 2.0), (4.0, 3.0, 5.0)]);
-    // Backward 5 + 2, the first layer's gradients for 4, start-up, all weights for 6, forward 4.
+    // Backward 5 + 2, 4 for the first layer's gradients, start-up, 6 for all weights, forward 4.
     let all = run(&two, &[0..2; 1]);
     assert!(near(all.iteration, 7.0 + 4.0 + 0.5 + 6.0 + 4.0), "{all:?}");
     assert!(near(all.pull, 6.5) && near(all.pull_and_forward, 10.5) && near(all.to_last_layer, 7.5));
-    // Then the first layer's weights for 4, and beside its second of computing those of the second for 2.5.
+    // Then 4 for the first layer's weights, and 2.5 for those of the second layer beside the first layer's compute.
     let layer = run(&two, &[0..1, 1..2]);
     assert!(near(layer.iteration, 7.0 + 4.0 + 4.5 + 2.5 + 3.0), "{layer:?}");
     assert!(near(layer.pulls[0], 4.5) && near(layer.pulls[1], 2.5), "{layer:?}");
-    // Gradients for 2 and 4 after the backward pass, the last layer's first.
+    // 2 and 4 for the gradients after the backward pass, the last layer's first.
     let sequential = run(&Cluster { push_at_the_end: true, ..two }, &[0..2; 1]);
     assert!(near(sequential.iteration, 7.0 + 6.0 + 6.5 + 4.0), "{sequential:?}");
 }
 
-/// A layer that lies on one hub comes to all others over that hub's link.
+/// A layer on one hub comes to all other machines over that hub's link.
 #[test]
 fn a_layer_on_one_hub_waits_for_its_link() {
     let mut four = cluster(4, 0.0, &[(8.0, 1.0, 1.0)]);
     assert!(near(run(&four, &[0..1; 1]).pull, 6.0));
     four.layers[0].by_hub = vec![8.0, 0.0, 0.0, 0.0];
-    // Three times 8, and to its own worker at once.
+    // Three times 8. Its own worker has it at once.
     assert!(near(run(&four, &[0..1; 1]).pull, 24.0 * 3.0 / 4.0));
 }
 
@@ -76,7 +77,7 @@ fn modules_are_one_layer_and_no_byte_is_lost() {
 }
 
 proptest! {
-    /// Machines that are alike run as the plan of one of them promises.
+    /// Equal machines run as the plan of one of them predicts.
     #[test]
     fn a_cluster_runs_as_its_timeline_says(
         nodes in 2usize..6,

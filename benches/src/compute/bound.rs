@@ -1,4 +1,4 @@
-//! The shortest iteration that a link allows, whatever the schedule.
+//! The shortest iteration that a link allows with any schedule.
 //!
 //! A pure function of plan, sizes and link. Must not know what was measured.
 //!
@@ -10,16 +10,16 @@
 //!                |<- computing inside: layers 0 and 1 ---->|
 //! ```
 //!
-//! So an iteration takes no less than what is computed outside of a layer's window, and in it the longer of computing
-//! and sending. For the last layer the window holds all bytes: while it computes, the link has nothing to carry.
+//! So an iteration takes at least the compute time outside of a layer's window, and the longer of computing and sending
+//! inside it. The last layer's window has all bytes: while this layer computes, the link has nothing to carry.
 
 use std::time::Duration;
 
 use super::trace::Plan;
 
-/// Of a worker whose link carries `bytes_per_s` each way; `key_bytes` is what each key sends, by its number.
+/// The bound of a worker whose link carries `bytes_per_s` each way. `key_bytes` are the bytes of each key, by its number.
 ///
-/// Both ways are taken to be busy at once, and layers to be cut as finely as one likes.
+/// It assumes that both directions are busy at once, and that layers are cut as finely as needed.
 pub fn shortest_iteration(plan: &Plan, key_bytes: &[u64], bytes_per_s: f64) -> Duration {
     let computing = plan.compute().as_secs_f64();
     let (mut inside, mut bytes, mut shortest) = (0.0, 0, computing);
@@ -40,7 +40,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Layers of 1 ms forward and 2 ms backward; a key each.
+    /// Layers of 1 ms forward and 2 ms backward, each with a key.
     fn plan(layers: u32) -> Plan {
         let step = |layer: u32| Step {
             name: layer.to_string(),
@@ -51,7 +51,7 @@ mod tests {
         Plan { name: "test".into(), batch: 1, steps: (0..layers).map(step).collect() }
     }
 
-    /// At 1000 bytes a millisecond.
+    /// The bound at 1000 bytes a millisecond.
     fn ms(key_bytes: &[u64]) -> f64 {
         shortest_iteration(&plan(key_bytes.len() as u32), key_bytes, 1e6).as_secs_f64() * 1e3
     }
@@ -71,14 +71,14 @@ mod tests {
 
     #[test]
     fn the_slow_link_waits_for_the_last_layer_to_compute() {
-        // 12 ms of bytes, and 3 ms in which there are none to send.
+        // 12 ms of bytes, and 3 ms without bytes to send.
         assert_eq!(ms(&[4000, 4000, 4000]), 15.0);
         assert_eq!(ms(&[0, 0, 12_000]), 15.0);
-        // In the middle: the second layer's window has 3 ms of computing and 6 of bytes.
+        // The second layer's window has 3 ms of computing and 6 ms of bytes.
         assert_eq!(ms(&[0, 6000, 0]), 9.0 - 3.0 + 6.0);
     }
 
-    /// What a link and a processor that never idle without need would do, event by event, is not faster.
+    /// A link and a processor that never idle without need are not faster than the bound, event by event.
     #[test]
     fn no_schedule_is_faster() {
         for first in [0, 1000, 5000] {
@@ -89,7 +89,7 @@ mod tests {
         }
     }
 
-    /// The period of first-layer-first, byte by byte, after some iterations; milliseconds.
+    /// The period of first-layer-first in milliseconds, byte by byte, after some iterations.
     fn perfect(sizes: &[u64]) -> f64 {
         let mut free_at = 0.0; // the processor
         let mut there = vec![0.0; sizes.len()]; // weights
@@ -107,7 +107,7 @@ mod tests {
                 free_at += 2.0;
                 *ready = free_at;
             }
-            // A thousand bytes a step of 1 ms, for the first layer that has some.
+            // A thousand bytes in each step of 1 ms, of the first layer that has bytes to send.
             let mut left: Vec<u64> = sizes.to_vec();
             let mut now = gradients[sizes.len() - 1];
             there.copy_from_slice(&gradients);

@@ -1,8 +1,8 @@
 //! The built-in traces: networks of the papers on P3's GPU.
 //!
-//! The shape of a trace, which layer takes which share, comes from the network's true shapes and the device's
-//! roofline. Its length, samples a second, is stated here, each with its source: a roofline is what a device could
-//! do, and what it does is measured. `docs/compute.md` has the table. Must not know a job.
+//! Each layer's share of a trace comes from the network's true shapes and the device's roofline. The length of a trace, as
+//! samples a second, is stated here with its source: a roofline says what a device could do, and only a measurement what it
+//! does. `docs/compute.md` has the table. Must not know a job.
 
 use pbox_core::Key;
 use pbox_core::models;
@@ -17,38 +17,37 @@ use super::trace::{Layer, Trace};
 pub const BUILT_IN: [&str; 7] =
     ["resnet50", "inception3", "vgg16", "vgg19", "vgg19-22k", "googlenet", "sockeye"];
 
-/// Samples in a worker's batch: the default of P3's artifact, for every one of its models.
+/// Samples in a worker's batch: the default of P3's artifact for each of its models.
 const BATCH: u32 = 32;
 
-/// The pass backward computes two gradients, of a layer's inputs and of its weights, each as large as the pass
-/// forward.
+/// The backward pass computes two gradients, of a layer's inputs and of its weights. Each takes as much as the forward pass.
 const BACKWARD: f64 = 2.0;
 
-/// From a model's keys to what its layers have to do.
+/// The work of a model's layers, from its keys.
 type Layers = fn(&[Key]) -> Vec<Work>;
 
 /// A network on a GPU.
 pub(super) struct Network {
-    /// What its layers have to do.
+    /// The work of its layers.
     pub work: Layers,
-    /// What one worker computes in a second when nothing holds it up.
+    /// Samples a second of one worker that never waits.
     pub samples_per_s: f64,
 }
 
 pub(super) fn network(name: &str) -> Option<Network> {
     // Measured on one Tesla P100 with a batch of 32 (TensorFlow's published benchmarks of May 2017): ResNet-50
-    // 195, Inception-v3 128, VGG-16 144 images a second; halved, as the P4000 has half of its FLOP/s. P3's section
-    // 5.3, which has ResNet-50 at full speed down to 4 Gb/s, allows at most 104: hub and worker share a machine
-    // there, one of four, so 3/4 of the model go out as gradients and 3/4 as weights, 153 MB in 307 ms.
+    // 195, Inception-v3 128, VGG-16 144 images a second; halved, because the P4000 has half of its FLOP/s. P3's section
+    // 5.3 has ResNet-50 at full speed down to 4 Gb/s, which allows at most 104: each of four machines has a hub and a
+    // worker there, so 3/4 of the model go out as gradients and 3/4 as weights, 153 MB in 307 ms.
     const RESNET50: f64 = 97.5;
     const INCEPTION3: f64 = 64.0;
     const VGG16: f64 = 72.0;
-    // Not measured there: the deeper and the wider VGG do as well beside their rooflines as VGG-16, GoogLeNet as
-    // Inception-v3; a test holds them to it.
+    // Not measured there: the deeper and the wider VGG reach as much of their rooflines as VGG-16, and GoogLeNet as much as
+    // Inception-v3. A test checks this.
     const VGG19: f64 = 57.5;
     const VGG19_22K: f64 = 57.0;
     const GOOGLENET: f64 = 261.0;
-    // At 4 Gb/s, the rate at which P3's section 5.4 shows it, the sum of before takes 333 ms: 166 MB.
+    // P3's section 5.4 shows it at 4 Gb/s. There the bytes, counted as above, are 166 MB and take 333 ms.
     const SOCKEYE: f64 = 96.0;
     let (work, samples_per_s): (Layers, f64) = match name {
         "resnet50" => (|keys| convolutions(keys, maps::resnet50), RESNET50),

@@ -1,12 +1,12 @@
-//! The device whose times a built-in trace imitates, as a roofline: arithmetic and memory traffic overlap, so
-//! that the slower of the two is what a layer takes. Must not know a network.
+//! The device whose times a built-in trace imitates, as a roofline: arithmetic and memory traffic overlap, so a layer takes
+//! the longer of the two. Must not know a network.
 
 use super::network::Work;
 
 /// Bytes of an f32, the type that the papers train in.
 const ELEMENT_BYTES: f64 = 4.0;
 
-/// What a device does at its best.
+/// The peak rates of a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Device {
     /// Floating-point operations in a second; a multiply-add is two.
@@ -25,7 +25,7 @@ impl Device {
         let arithmetic = 2.0 * work.multiply_adds * batch / self.flops;
         let elements = work.elements * batch + work.weights;
         let traffic = elements * ELEMENT_BYTES / self.bytes_per_s;
-        // Normalization and activation are passes of their own, after the product.
+        // Normalization and activation are separate passes after the product.
         let pointwise = work.pointwise_elements * batch * ELEMENT_BYTES / self.bytes_per_s;
         arithmetic.max(traffic) + pointwise
     }

@@ -1,10 +1,10 @@
-//! What can be wrong with a trace. Must not repeat its input at length.
+//! Errors of traces. Must not repeat long input.
 
 use std::path::PathBuf;
 
 use super::built_in::BUILT_IN;
 
-/// A trace that is none, or is of another model.
+/// A text that is no trace, or a trace of another model.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file cannot be read.
@@ -12,7 +12,7 @@ pub enum TraceError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         error: std::io::Error,
     },
     /// The file is too large.
@@ -22,10 +22,10 @@ pub enum TraceError {
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// What is read at most.
+        /// The most bytes that are read.
         limit: u64,
     },
-    /// A line is not what it should be.
+    /// A line is wrong.
     #[error("{path}, line {line}: {why}; expected {expected}")]
     Line {
         /// The file.
@@ -37,13 +37,13 @@ pub enum TraceError {
         /// What it should be.
         expected: &'static str,
     },
-    /// Nothing computes.
+    /// The trace has no layer.
     #[error("trace {trace:?} has no layers: give a line for each, after the first line")]
     NoLayers {
         /// Its name.
         trace: String,
     },
-    /// A key of another model.
+    /// The model does not have the key.
     #[error(
         "trace {trace:?}, layer {layer:?}: key {key:?} is not one of the model's {keys} keys (the first is {first:?}); is the trace of another model? Choose it by --model or --manifest"
     )]
@@ -52,14 +52,14 @@ pub enum TraceError {
         trace: String,
         /// The layer's.
         layer: String,
-        /// The key that is not there.
+        /// The missing key.
         key: String,
-        /// How many there are.
+        /// How many keys the model has.
         keys: usize,
-        /// The first of them.
+        /// The first of these keys.
         first: String,
     },
-    /// A key in two layers.
+    /// Two layers have the same key.
     #[error("trace {trace:?}: key {key:?} is in layer {:?} and in layer {:?}; expected it in one", .layers[0], .layers[1])]
     KeyTwice {
         /// The trace's name.
@@ -69,7 +69,7 @@ pub enum TraceError {
         /// The layers.
         layers: [String; 2],
     },
-    /// Keys in no layer.
+    /// No layer has these keys.
     #[error(
         "trace {trace:?}: {} of the model's keys are in no layer, the first of them {:?}; name each key in the layer that uses it",
         .missing.len(), at_most(&.missing[0])
@@ -77,10 +77,10 @@ pub enum TraceError {
     MissingKeys {
         /// The trace's name.
         trace: String,
-        /// Which.
+        /// The keys.
         missing: Vec<String>,
     },
-    /// No time.
+    /// A time is out of range.
     #[error(
         "trace {trace:?}, layer {layer:?}: {what} is {seen} (times {scale}); expected microseconds above 0, and below an hour"
     )]
@@ -91,20 +91,20 @@ pub enum TraceError {
         layer: String,
         /// Which of its times.
         what: &'static str,
-        /// What it says.
+        /// The time in the trace.
         seen: f64,
-        /// By what it was to be multiplied.
+        /// The time scale.
         scale: f64,
     },
-    /// No factor.
+    /// The time scale is out of range.
     #[error("time scale {seen}: expected a number above 0")]
     TimeScale {
-        /// What was asked for.
+        /// The time scale.
         seen: f64,
     },
 }
 
-/// Names come from a file: so much of one is repeated.
+/// Errors repeat this much of a name from a file.
 const ECHOED_CHARS: usize = 64;
 
 pub(super) fn at_most(name: &str) -> String {

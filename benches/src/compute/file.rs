@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The first line names the trace and the samples of a worker's batch; each other line is a layer, in the order of
-//! the forward pass. A layer without weights has no keys. Empty lines are passed over.
-//! Must not know a job: whether the keys are its keys, [`Trace::plan`] sees.
+//! the forward pass. A layer without weights has no keys. Empty lines are skipped.
+//! Must not know a job: [`Trace::plan`] checks whether the keys are the job's.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -20,7 +20,7 @@ use serde::Deserialize;
 use super::error::{TraceError, at_most};
 use super::trace::{Layer, Trace};
 
-/// A hundred thousand layers are less.
+/// A hundred thousand layers need less.
 const MOST_BYTES: u64 = 16 << 20;
 
 const HEAD: &str = r#"a first line like {"trace": "my network", "batch": 32}"#;
@@ -85,7 +85,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<Trace, TraceError> {
     Ok(Trace { name: trace, batch, layers })
 }
 
-/// The parser's words, without its own count of lines: it sees one at a time.
+/// The parser's error without its line number: the parser sees one line at a time.
 fn words(error: &serde_json::Error) -> String {
     let words = error.to_string();
     at_most(words.split(" at line ").next().unwrap_or_default())

@@ -1,9 +1,8 @@
-//! An iteration of a worker that waits where a GPU would compute, and what held it up.
+//! An iteration of a worker that waits instead of computing, and the layers that held it up.
 //!
-//! The GPU of the imitation has its own clock, `computed_until`: a layer begins when the one before has ended and
-//! its weights are there, not when this thread, which may have been woken late, looks. So a late wake-up delays a
-//! push, as it does beside a real GPU, and adds up to nothing. Owned by the worker's thread; generic over it, so that
-//! tests have a clock of their own.
+//! The imitated GPU has its own clock, `computed_until`: a layer begins when the layer before has ended and its weights are
+//! there, not when this thread wakes. So a late wake-up delays a push, as beside a real GPU, but delays do not add up. Owned
+//! by the worker's thread; generic over the worker, so that tests have their own clock.
 
 use std::time::Duration;
 
@@ -11,12 +10,12 @@ use pbox_core::KeyId;
 
 use super::trace::{Plan, Step};
 
-/// What computes: pushes, waits, and lets time pass.
+/// A worker that computes: it pushes, waits, and lets time pass.
 pub trait Worker {
-    /// What can go wrong.
+    /// Its error.
     type Error;
 
-    /// The time, from any beginning.
+    /// The time since any beginning.
     fn now(&self) -> Duration;
 
     /// Whether a key's weights are there.
@@ -28,10 +27,10 @@ pub trait Worker {
     /// Sends a key's gradient.
     fn push(&mut self, key: KeyId) -> Result<(), Self::Error>;
 
-    /// Lets the exchange go on until a time.
+    /// Lets the exchange go on until this time.
     fn compute_until(&mut self, until: Duration) -> Result<(), Self::Error>;
 
-    /// All weights of the last iteration are there, and nothing of the next is pushed.
+    /// Called when all weights of the last iteration are there and nothing of the next is pushed.
     fn look(&mut self) -> Result<(), Self::Error>;
 }
 
@@ -40,17 +39,17 @@ pub trait Worker {
 pub struct Iteration<'a> {
     plan: &'a Plan,
     computed_until: Duration,
-    /// By layer, over all iterations: how long its weights were waited for with nothing to compute.
+    /// By layer, over all iterations: how long the worker waited for its weights with nothing to compute.
     stalled: Vec<Duration>,
 }
 
 impl<'a> Iteration<'a> {
-    /// Before the first one, which begins now.
+    /// The state before the first iteration, which begins now.
     pub fn new(plan: &'a Plan, now: Duration) -> Self {
         Iteration { plan, computed_until: now, stalled: vec![Duration::ZERO; plan.steps.len()] }
     }
 
-    /// Forward and backward, once.
+    /// Runs one iteration, forward and backward.
     pub fn run<W: Worker>(&mut self, worker: &mut W) -> Result<(), W::Error> {
         for (step, layer) in self.plan.steps.iter().zip(0..) {
             self.await_weights(worker, step, layer)?;
@@ -64,12 +63,12 @@ impl<'a> Iteration<'a> {
         Ok(())
     }
 
-    /// Forgets what was counted so far.
+    /// Forgets all counts.
     pub fn restart(&mut self) {
         self.stalled.fill(Duration::ZERO);
     }
 
-    /// By layer, how long its weights were waited for.
+    /// By layer: how long the worker waited for its weights.
     pub fn stalled(&self) -> &[Duration] {
         &self.stalled
     }

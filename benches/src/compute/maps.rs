@@ -1,9 +1,9 @@
-//! The feature maps of the published networks of convolutions: height and width of what each layer reads and
-//! writes, by the layer's name. Inputs are 224x224, Inception-v3's 299x299. Must not know channels: the keys' shapes have them.
+//! The feature maps of the published convolutional networks: height and width of each layer's input and output, by the
+//! layer's name. Inputs are 224x224, Inception-v3's 299x299. Must not know channels: the shapes of the keys have them.
 
 use super::network::Map;
 
-/// torchvision's ResNet-50, which halves the map in a block's 3x3 convolution.
+/// torchvision's ResNet-50, which halves the map in the 3x3 convolution of a block.
 pub(super) fn resnet50(layer: &str) -> Map {
     let Some((stage, (block, part))) = layer.strip_prefix("layer").and_then(|rest| {
         let (stage, rest) = rest.split_once('.')?;
@@ -12,7 +12,7 @@ pub(super) fn resnet50(layer: &str) -> Map {
         return if layer == "conv1" { Map::new(224, 112) } else { Map::POINT };
     };
     let to = 112 >> stage;
-    // The first stage follows a pooling that has halved the map already.
+    // A pooling has halved the map before the first stage.
     let from = if stage > 1 && block == "0" { 2 * to } else { to };
     match part {
         "conv1" => Map::same(from),
@@ -60,7 +60,7 @@ pub(super) fn inception3(layer: &str) -> Map {
         ("Conv2d_4a_3x3", _) => Map::new(73, 71),
         ("Mixed_6a", "branch3x3" | "branch3x3dbl_3") => Map::new(35, 17),
         ("Mixed_5b" | "Mixed_5c" | "Mixed_5d" | "Mixed_6a", _) => Map::same(35),
-        // Behind a pooling of 5x5 with a stride of 3.
+        // After a pooling of 5x5 with a stride of 3.
         ("AuxLogits", "conv0") => Map::same(5),
         ("AuxLogits", "conv1") => Map::new(5, 1),
         ("Mixed_7a", "branch3x3_2" | "branch7x7x3_4") => Map::new(17, 8),

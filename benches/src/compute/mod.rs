@@ -1,8 +1,8 @@
-//! Compute that takes time: traces of a model's forward and backward pass, layer by layer, and a worker that
-//! waits where a GPU would compute.
+//! Compute that takes time: traces of a model's forward and backward pass, layer by layer, and a worker that waits instead of
+//! computing.
 //!
 //! ```text
-//!   a file, or a built-in network and a device        Trace     what takes how long
+//!   a file, or a built-in network and a device        Trace     the time of each layer
 //!        |                                               |
 //!        +--- the job's keys, a time scale ----------> Plan     keys by number, times to wait
 //!                                                        |

@@ -1,8 +1,8 @@
-//! From a model's keys and the sizes of its feature maps to what each layer has to do.
+//! The work of each layer, from a model's keys and the sizes of its feature maps.
 //!
-//! A layer is one product (a convolution or a linear layer) with the normalization and the activation after it:
-//! a key of two or more dimensions, and those of one dimension that follow it. Pooling, concatenation and
-//! residual additions are left out: together they are a few percent of the traffic.
+//! A layer is one product (a convolution or a linear layer) with the normalization and the activation after it: a key of two
+//! or more dimensions, and the keys of one dimension that follow it. Pooling, concatenation and residual additions are left
+//! out: they are a few percent of the traffic.
 //! Must not know a particular network, nor a device.
 
 use pbox_core::Key;
@@ -14,13 +14,13 @@ pub(super) struct Work {
     pub name: String,
     /// Its keys.
     pub keys: Vec<String>,
-    /// For one sample.
+    /// Multiply-adds for one sample.
     pub multiply_adds: f64,
-    /// Elements that the product reads and writes for one sample, weights apart.
+    /// Elements that the product reads and writes for one sample, without weights.
     pub elements: f64,
-    /// Weights that are read, once a batch, or once a step of a recurrent layer.
+    /// Weights that it reads once a batch, or once a step of a recurrent layer.
     pub weights: f64,
-    /// Elements that are read and written for one sample by what comes after the product.
+    /// Elements that the passes after the product read and write for one sample.
     pub pointwise_elements: f64,
 }
 
@@ -46,7 +46,7 @@ impl Map {
     }
 }
 
-/// The layers of a network of convolutions; `map` tells the sizes of the layer of a name.
+/// The layers of a convolutional network. `map` gives the sizes of a layer by its name.
 pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<Work> {
     let mut layers: Vec<Work> = Vec::new();
     for key in keys {
@@ -68,7 +68,7 @@ pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<Work> {
         });
     }
     for layer in &mut layers {
-        // Scale and shift of a batch normalization: a convolution that has one has no bias.
+        // Scale and shift of a batch normalization: its convolution has no bias.
         if layer.keys.len() == 3 {
             layer.pointwise_elements *= (ACTIVATION + BATCH_NORM) / ACTIVATION;
         }

@@ -1,5 +1,5 @@
-//! What a run with compute says: samples a second, what held the workers up, and how much of the communication
-//! their computing hid.
+//! The report of a run with compute: samples a second, the layers that the workers waited for, and how much of the
+//! communication their computing hid.
 
 use std::fmt::Write as _;
 
@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 use super::bound::shortest_iteration;
 use super::trace::Plan;
 
-/// Rows of the table: the layers that were waited for longest.
+/// Rows of the table: the layers with the longest waits.
 const WORST: usize = 8;
 const BAR: f64 = 30.0;
 
 /// What one worker measured; nanoseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Times {
-    /// Each iteration.
+    /// The time of each iteration.
     pub iterations: Vec<u64>,
-    /// By layer, over all iterations: how long its weights were waited for with nothing to compute.
+    /// By layer, over all iterations: how long the worker waited for its weights with nothing to compute.
     pub stalled: Vec<u64>,
-    /// Each exchange of the whole model with no compute, in the same run.
+    /// The time of each exchange of the whole model without compute, in the same run.
     pub exchanges: Vec<u64>,
 }
 
@@ -29,19 +29,18 @@ pub struct ComputeReport {
     trace: String,
     batch: u32,
     time_scale: f64,
-    /// Of all workers together.
+    /// The sum over all workers.
     pub samples_per_s: f64,
     iteration_ms: f64,
     compute_ms: f64,
-    /// In forward, for weights.
+    /// Waits for weights in the forward pass.
     pub stalled_ms: f64,
-    /// Neither computed nor waited for weights: threads that were woken late, or had no core.
+    /// Time without compute or wait for weights: threads that woke late or had no core.
     late_ms: f64,
     exchange_ms: f64,
-    /// The share of an exchange that did not hold the worker up.
+    /// The share of an exchange that computing hid.
     pub overlap: f64,
-    /// At most so many samples a second, with computing and the link as busy as they can be and each layer after its
-    /// weights.
+    /// The most samples a second, when computing and the link are as busy as they can be and each layer follows its weights.
     bound_samples_per_s: Option<f64>,
     bound_ratio: Option<f64>,
     /// In the order of the forward pass.
@@ -55,12 +54,12 @@ pub struct LayerReport {
     pub name: String,
     forward_ms: f64,
     backward_ms: f64,
-    /// In an iteration.
+    /// Time in an iteration.
     pub stalled_ms: f64,
 }
 
 impl ComputeReport {
-    /// From what each worker measured, for a model of keys of `key_bytes`; each worker's link carries
+    /// Makes the report of what each worker measured, for a model with keys of `key_bytes`. Each worker's link carries
     /// `bandwidth_gbps` of the model each way, if that is known.
     pub fn new(
         plan: &Plan,
@@ -109,7 +108,7 @@ impl ComputeReport {
         }
     }
 
-    /// For the probe's table: names and values of its rows.
+    /// Names and values of rows in the probe's table.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let alone = self.iteration_ms.recip() * self.compute_ms;
         let mut rows = vec![
@@ -142,7 +141,7 @@ impl ComputeReport {
         rows
     }
 
-    /// A bar for each of the layers that were waited for longest, in the order of the forward pass.
+    /// A bar for each of the layers with the longest waits, in the order of the forward pass.
     pub fn worst_layers(&self) -> String {
         let mut worst: Vec<(usize, &LayerReport)> = self.layers.iter().enumerate().collect();
         worst.sort_by(|(_, a), (_, b)| b.stalled_ms.total_cmp(&a.stalled_ms));

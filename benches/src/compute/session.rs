@@ -1,4 +1,4 @@
-//! A session as a worker whose computing takes time: the real clock, and the exchange goes on while it computes.
+//! A session as a worker whose computing takes time, on the real clock. The exchange goes on while it computes.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use worker_shim::Session;
 
 use super::iteration::Worker;
 
-/// A session, and what is looked at once in an iteration.
+/// A session, and a check that runs once in an iteration.
 pub struct Clocked<'a, L> {
     session: &'a mut Session,
     begun: Instant,
@@ -16,7 +16,7 @@ pub struct Clocked<'a, L> {
 }
 
 impl<'a, L: FnMut(&mut Session) -> Result<()>> Clocked<'a, L> {
-    /// Its time begins now.
+    /// A worker whose time begins now.
     pub fn new(session: &'a mut Session, look: L) -> Self {
         Clocked { session, begun: Instant::now(), look }
     }

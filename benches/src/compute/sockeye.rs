@@ -1,18 +1,18 @@
-//! What the layers of P3's translation model have to do.
+//! The work of the layers of P3's translation model.
 //!
-//! A layer is what becomes due together: the decoder's step needs its recurrent layers, the attention's query and
-//! the hidden projection before the first word, and has their gradients only when the pass backward has come to
+//! A layer is a group of keys that are due at the same time: the decoder's step needs its recurrent layers, the attention's
+//! query and the hidden projection before the first word, and has their gradients only when the backward pass has reached
 //! the first word. Must not know a device.
 
 use pbox_core::Key;
 
 use super::network::{ACTIVATION, Work, elements};
 
-/// Words of a sentence and of its translation; the corpus (IWSLT15, English to Vietnamese) has 20 to 30 in one.
+/// Words of a sentence and of its translation. Sentences of the corpus (IWSLT15, English to Vietnamese) have 20 to 30 words.
 const SOURCE_WORDS: f64 = 20.0;
 const TARGET_WORDS: f64 = 25.0;
 
-/// Each layer and the beginnings of its keys' names, in the order of the forward pass.
+/// Each layer with the prefixes of its keys' names, in the order of the forward pass.
 const LAYERS: [(&str, &[&str]); 9] = [
     ("source_embed", &["source_embed"]),
     ("encoder_birnn_forward_l0", &["encoder_birnn_forward_l0"]),
@@ -27,9 +27,9 @@ const LAYERS: [(&str, &[&str]); 9] = [
 
 /// How a matrix is used in the forward pass of one sentence.
 enum Use {
-    /// So many of its rows are looked up.
+    /// This many of its rows are looked up.
     Rows(f64),
-    /// It is multiplied with so many vectors at once.
+    /// It is multiplied with this many vectors at once.
     AtOnce(f64),
     /// It is multiplied with one vector a step, and read again in each.
     Steps(f64),

@@ -1,4 +1,4 @@
-//! Traces: what files may say, and what the built-in ones are.
+//! Trace files, and the built-in traces.
 
 use std::path::Path;
 
@@ -70,7 +70,7 @@ fn layers_that_are_bound_by_arithmetic_take_their_share_of_it() {
     // 3x3 from 512 to 512 channels at 28x28, and the same at 14x14: a quarter of the outputs.
     let ratio = us("features.21") / us("features.30");
     assert!((ratio / 4.0 - 1.0).abs() < 0.05, "{ratio}");
-    // The heaviest layer of the model is bound by reading its weights, and is none of the longest.
+    // The largest layer of the model is bound by reading its weights, and is not one of the longest.
     assert!(us("classifier.0") < us("features.2"));
 }
 

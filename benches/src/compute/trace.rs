@@ -1,6 +1,6 @@
-//! A trace, and the plan that it becomes for a job's keys.
+//! A trace, and the plan that it gives for a job's keys.
 //!
-//! Plain data, owned by whoever reads it. Must not know where it came from.
+//! Plain data, owned by its reader. Must not know where it came from.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use pbox_core::{Key, KeyId};
 
 use super::error::{TraceError, at_most};
 
-/// What a layer may take: longer is a mistake in the unit.
+/// The longest time of a layer: a longer time is a mistake in the unit.
 const LONGEST_US: f64 = 3600.0 * 1e6;
 
-/// How long each layer of a model computes.
+/// The compute times of a model's layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Samples in a worker's batch.
     pub batch: u32,
@@ -23,7 +23,7 @@ pub struct Trace {
     pub layers: Vec<Layer>,
 }
 
-/// A group of keys that are needed together, and whose gradients are there together.
+/// Keys that are needed at the same time and have their gradients at the same time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
     /// Unique in its trace.
@@ -39,7 +39,7 @@ pub struct Layer {
 /// A trace of a job: keys by number, times scaled.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What the trace is called.
+    /// The trace's name.
     pub name: String,
     /// Samples in a worker's batch.
     pub batch: u32,
@@ -54,18 +54,18 @@ pub struct Step {
     pub name: String,
     /// Its keys.
     pub keys: Vec<KeyId>,
-    /// How long it computes forward.
+    /// Its time in the forward pass.
     pub forward: Duration,
-    /// And backward.
+    /// Its time in the backward pass.
     pub backward: Duration,
 }
 
 impl Trace {
-    /// For a job of these keys, with all times multiplied by `time_scale`.
+    /// The plan for a job with these keys, with all times multiplied by `time_scale`.
     ///
     /// # Errors
-    /// When the trace names a key that the job does not have, names one twice, or leaves one out; when a time is
-    /// not one.
+    /// When the trace names a key that the job does not have, names a key twice, or leaves a key out; when a time is out of
+    /// range.
     pub fn plan(&self, keys: &[Key], time_scale: f64) -> Result<Plan, TraceError> {
         if !(time_scale.is_finite() && time_scale > 0.0) {
             return Err(TraceError::TimeScale { seen: time_scale });
@@ -124,7 +124,7 @@ impl Trace {
 }
 
 impl Plan {
-    /// What an iteration computes, with no communication at all.
+    /// The time of an iteration without communication.
     pub fn compute(&self) -> Duration {
         self.steps.iter().map(|step| step.forward + step.backward).sum()
     }

@@ -9,7 +9,7 @@ use super::system::System;
 /// Compare the parameter hub with other systems on this machine.
 ///
 /// Every system exchanges the same model between the same number of workers and applies the same
-/// Nesterov step. One that is not installed is named, with what to install, and the others are run.
+/// Nesterov step. Systems that are not installed are named, with what to install, and the others run.
 #[derive(Debug, clap::Parser)]
 #[command(name = "phub-peers", version)]
 pub struct Args {
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
 
-    /// Systems to compare with. One that is named here must be installed; `all` takes those that are.
+    /// Systems to compare with. A system that is named must be installed; `all` takes the installed ones.
     #[arg(long, default_value = "all", value_delimiter = ',', value_enum, value_name = "NAME,...")]
     pub peers: Vec<Choice>,
 
@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
 
-    /// Be the guard of this command; set by the program itself.
+    /// Run as the guard of this command; set by the program itself.
     #[arg(long, hide = true, num_args = 1.., allow_hyphen_values = true)]
     pub guard: Option<Vec<OsString>>,
 }
@@ -49,7 +49,7 @@ pub struct Args {
 /// A system, or all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    /// Those that are installed.
+    /// All that are installed.
     All,
     /// Open MPI's all-reduce.
     Openmpi,
@@ -58,14 +58,14 @@ pub enum Choice {
 }
 
 impl Args {
-    /// The systems that were asked for, each once.
+    /// The systems of `--peers`, each once.
     pub fn systems(&self) -> Vec<System> {
         let asked = |choice| self.peers.iter().any(|&peer| peer == Choice::All || peer == choice);
         let all = [(Choice::Openmpi, System::OpenMpi), (Choice::Gloo, System::Gloo)];
         all.into_iter().filter(|&(choice, _)| asked(choice)).map(|(_, system)| system).collect()
     }
 
-    /// Whether systems were asked for by name.
+    /// Whether `--peers` names systems.
     pub fn names_systems(&self) -> bool {
         !self.peers.contains(&Choice::All)
     }

@@ -1,16 +1,16 @@
-//! The guard of a peer: a process of this program that starts the peer and ends with all that the
-//! peer started, whatever process groups and sessions those made (ps-lite's servers, MPI's ranks).
+//! The guard of a peer: a process of this program that starts the peer, and that ends all processes which the peer started,
+//! in whatever process groups and sessions they are (as MPI's ranks).
 //!
 //! ```text
 //!   phub-peers --- stdin, a pipe ---> guard ---> the peer, leader of a group ---> its processes
 //!        ^                              |                   |
 //!        +---- the peer's stdout -------|-------------------+
-//!                                       +--- kills them all when the peer ends, is late, or
-//!                                            the pipe closes: phub-peers ended, however that was
+//!                                       +--- kills them all when the peer ends or is late, or
+//!                                            when the pipe closes because phub-peers ended
 //! ```
 //!
-//! The guard has a process group of its own, so Ctrl-C ends only phub-peers, and the pipe tells the
-//! guard. Orphans become the guard's children. It has one thread, and must not know what a peer is.
+//! The guard has its own process group, so Ctrl-C ends only phub-peers, and the pipe tells the guard. Orphans become the
+//! guard's children. The guard has one thread, and must not know what a peer is.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -24,17 +24,17 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
 
-/// The guard's exit status when the peer was late.
+/// The guard's exit status after the time limit.
 const LATE: u8 = 124;
-/// More than any result; a peer that prints more loses its pipe.
+/// More than any result. A peer that prints more loses its pipe.
 const MOST_OUTPUT_BYTES: u64 = 1 << 20;
 
-/// A peer that runs under a guard. Killed with all its processes when dropped.
+/// A peer that runs under a guard. The drop kills all its processes.
 #[derive(Debug)]
 pub struct Guarded {
     name: String,
     guard: Child,
-    /// Open as long as the peer may live.
+    /// The guard kills the peer when this closes.
     stdin: Option<ChildStdin>,
 }
 
@@ -50,7 +50,7 @@ pub enum Ending {
 }
 
 impl Guarded {
-    /// Starts a guard, and the peer under it.
+    /// Starts a guard, which starts the peer.
     pub fn start(name: &str, program: &Path, args: &[String], limit_s: u64) -> Result<Self> {
         let this = std::env::current_exe().context("finding this program's own file")?;
         let mut guard = Command::new(this)
@@ -67,12 +67,12 @@ impl Guarded {
         Ok(Guarded { name: name.to_owned(), guard, stdin })
     }
 
-    /// Waits for the end of all its processes; what the peer printed.
+    /// Waits for the end of all its processes. Returns how the peer ended and what it printed.
     pub fn end(mut self) -> Result<(Ending, Vec<u8>)> {
         let mut printed = Vec::new();
         let stdout = self.guard.stdout.take().expect("stdout is a pipe");
-        let hear = stdout.take(MOST_OUTPUT_BYTES).read_to_end(&mut printed);
-        hear.with_context(|| format!("hearing {}", self.name))?;
+        let read = stdout.take(MOST_OUTPUT_BYTES).read_to_end(&mut printed);
+        read.with_context(|| format!("reading from {}", self.name))?;
         let status = self.guard.wait().with_context(|| format!("waiting for {}", self.name))?;
         let ending = match status.code() {
             Some(0) => Ending::Good,
@@ -85,7 +85,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        drop(self.stdin.take()); // tells the guard; it ends when its peer is gone
+        drop(self.stdin.take()); // ends the guard and its peer
         let _ = self.guard.wait();
     }
 }
@@ -97,7 +97,7 @@ enum Stop {
     ParentGone,
 }
 
-/// Is the guard of `command`.
+/// Runs as the guard of `command`.
 pub fn run(command: &[OsString], limit: Duration) -> ExitCode {
     match watch(command, limit) {
         Ok(code) => code,
@@ -125,7 +125,7 @@ fn watch(command: &[OsString], limit: Duration) -> Result<ExitCode> {
     })
 }
 
-/// One byte for how a process ended, as a shell has it.
+/// The exit status by which a shell says how a process ended.
 fn shell_status(status: WaitStatus) -> u8 {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => code as u8, // the kernel keeps eight bits
@@ -134,7 +134,7 @@ fn shell_status(status: WaitStatus) -> u8 {
     }
 }
 
-/// Waits for whichever comes first.
+/// Waits for the first reason to stop.
 fn wait(peer: &Child, limit: Duration) -> Result<Stop> {
     let began = Instant::now();
     let pidfd = rustix::process::pidfd_open(Pid::from_child(peer), PidfdFlags::empty())?;
@@ -150,13 +150,13 @@ fn wait(peer: &Child, limit: Duration) -> Result<Stop> {
             return Ok(Stop::Ended);
         }
         if !fds[1].revents().is_empty() {
-            return Ok(Stop::ParentGone); // it never writes: this is the pipe's end
+            return Ok(Stop::ParentGone); // the parent never writes: the pipe has closed
         }
     }
 }
 
-/// Kills the peer's group, and then whoever is left: orphans come here, whatever group they are in.
-/// How the peer ended. Its id is its own until the first wait here.
+/// Kills the peer's group, and then all that are left: orphans become children of this process, whatever their group.
+/// Returns how the peer ended. No other process can get the peer's id before the first wait here.
 fn kill_all(peer: Pid) -> Option<WaitStatus> {
     let _ = rustix::process::kill_process_group(peer, Signal::KILL);
     let mut status = None;
@@ -164,8 +164,8 @@ fn kill_all(peer: Pid) -> Option<WaitStatus> {
         for pid in children() {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
-        // Who became an orphan since the list was made did so by the death of one on it: that
-        // death ends this wait, and the next list has the orphan.
+        // A process becomes an orphan by the death of a process of this list. That death ends this wait, and the next list
+        // has the orphan.
         match retry_on_intr(|| rustix::process::wait(WaitOptions::empty())) {
             Ok(Some((pid, ended))) if pid == peer => status = Some(ended),
             Ok(_) => {}

@@ -20,16 +20,16 @@ use guard::{Ending, Guarded};
 use report::Report;
 use system::{Peer, Work};
 
-/// What a peer prints, as far as it is needed here.
+/// The part of a peer's output that is used here.
 #[derive(Debug, serde::Deserialize)]
 struct Said {
     goodput_gb_per_s: f64,
     checked: bool,
-    /// The instruction set of the hub's kernels; peers do not say.
+    /// The instruction set of the hub's kernels; only the hub prints it.
     kernels: Option<String>,
 }
 
-/// Runs every system `repeats` times in turn, and prints the ratios; or guards one command.
+/// Runs every system `repeats` times in turn and prints the ratios, or guards one command.
 pub fn run(args: &Args) -> ExitCode {
     match &args.guard {
         Some(command) => guard::run(command, Duration::from_secs(args.limit_s)),
@@ -63,12 +63,12 @@ fn compare(args: &Args) -> Result<()> {
     Report::new(args, &work, kernels, &names, &goodputs, missing).print(args.json)
 }
 
-/// One run of a peer, in a process group that does not outlive it.
+/// Runs a peer once. None of its processes outlives the run.
 fn measure(peer: &Peer, limit_s: u64) -> Result<Said> {
     let (ending, stdout) = Guarded::start(peer.name, &peer.program, &peer.args, limit_s)?.end()?;
     match ending {
         Ending::Good => {}
-        Ending::Bad(status) => bail!("{} failed ({status}); its own words are above", peer.name),
+        Ending::Bad(status) => bail!("{} failed ({status}); its error is above", peer.name),
         Ending::Late => bail!(
             "{} did not end within {limit_s} s and was killed; raise --limit-s, or use fewer --rounds",
             peer.name

@@ -1,4 +1,4 @@
-//! What `phub-peers` says at its end: a table that can be pasted as it is, or one JSON object.
+//! The report of `phub-peers`: a table in Markdown, or one JSON object.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -23,7 +23,7 @@ pub struct Report {
     missing: Vec<Missing>,
 }
 
-/// Where it ran.
+/// The machine of the session.
 #[derive(Debug, Serialize)]
 struct Machine {
     processor: String,
@@ -38,7 +38,7 @@ struct Row {
     goodput_gb_per_s: Spread,
     /// The goodput of the first system over this one's, within each repeat.
     hub_is_faster_by: Spread,
-    /// Every run, in order.
+    /// The goodput of every run, in order.
     runs_gb_per_s: Vec<f64>,
 }
 
@@ -51,8 +51,7 @@ struct Spread {
 }
 
 impl Report {
-    /// From each system's goodput in each repeat; the first system is the one that others are
-    /// compared with.
+    /// Makes the report of each system's goodput in each repeat. The other systems are compared with the first.
     pub fn new(
         args: &Args,
         work: &Work,
@@ -77,7 +76,7 @@ impl Report {
     /// Prints it.
     pub fn print(&self, json: bool) -> Result<()> {
         let text = if json { serde_json::to_string(self)? + "\n" } else { self.table() };
-        // A reader that closed the pipe has seen enough.
+        // A reader that closed the pipe wants no more.
         let _ = std::io::stdout().write_all(text.as_bytes());
         Ok(())
     }
@@ -111,7 +110,7 @@ impl Machine {
     }
 }
 
-/// The processor's name, where the kernel tells it: ARM's does not.
+/// The processor's name, if the kernel tells it (on ARM it does not).
 fn processor(cpuinfo: &str) -> Option<&str> {
     let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
     line.split_once(':').map(|(_, name)| name.trim()).filter(|name| !name.is_empty())
@@ -131,7 +130,7 @@ fn rows(names: &[&str], goodputs: &[Vec<f64>]) -> Vec<Row> {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// The spread of one or more values.
     fn of(values: &[f64]) -> Self {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);

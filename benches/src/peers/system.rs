@@ -1,6 +1,6 @@
-//! The systems to compare with: which there are, whether each can run here, and the commands.
+//! The systems to compare with: whether each can run here, and its commands.
 //!
-//! Each is a script in `benches/peers` that installs nothing unless told to, and answers `--ready`.
+//! Each is a script in `benches/peers` that installs nothing and has an option `--ready`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -36,7 +36,7 @@ impl System {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
     }
 
-    /// Each way to run it: what the table calls it, and the script's options.
+    /// Its rows of the table: name, and the script's options.
     fn variants(self) -> &'static [(&'static str, &'static [&'static str])] {
         match self {
             System::OpenMpi => &[
@@ -58,7 +58,7 @@ impl System {
 pub struct Missing {
     /// Its name.
     pub system: &'static str,
-    /// What its script says is missing, and how to get it.
+    /// What is missing and how to get it, by its script.
     pub how: String,
 }
 
@@ -68,7 +68,7 @@ impl std::fmt::Display for Missing {
     }
 }
 
-/// What every system does.
+/// The work of every system.
 #[derive(Debug)]
 pub struct Work {
     /// The model's name.
@@ -82,7 +82,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// From the settings.
+    /// The work that the settings ask for.
     pub fn new(args: &Args) -> Result<Self> {
         let (model, keys) = args.source.keys_or("resnet50")?;
         let layout = Layout::new(keys, pbox_core::DEFAULT_CHUNK_BYTES)?;
@@ -109,7 +109,7 @@ impl Work {
 /// One row of the table.
 #[derive(Debug)]
 pub struct Peer {
-    /// What the table calls it.
+    /// Its name in the table.
     pub name: &'static str,
     /// The program.
     pub program: PathBuf,
@@ -117,8 +117,7 @@ pub struct Peer {
     pub args: Vec<String>,
 }
 
-/// Sorts systems into those that can run here and those that cannot. A missing one that was asked
-/// for by name is an error.
+/// Sorts systems into those that can run here and those that cannot. With `by_name` a missing system is an error.
 pub fn present(
     asked: &[System],
     by_name: bool,
@@ -138,7 +137,7 @@ pub fn present(
     Ok((systems, missing))
 }
 
-/// What a script says is missing here; `None` when nothing is.
+/// What is missing here for a script; `None` if nothing is.
 pub fn ready(script: &Path) -> Result<Option<String>> {
     /// A script's exit status when something must be installed first.
     const MISSING: i32 = 3;
@@ -173,7 +172,7 @@ pub fn peers(work: &Work, systems: &[System]) -> Result<Vec<Peer>> {
     ];
     for &system in systems {
         for &(name, extra) in system.variants() {
-            // A script's own words come first.
+            // A script's own options come first.
             let mut args: Vec<String> = extra.iter().map(|&word| word.to_owned()).collect();
             args.extend(work.options());
             peers.push(Peer { name, program: system.script(), args });

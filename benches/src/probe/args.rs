@@ -15,9 +15,9 @@ use crate::compute::{BUILT_IN, Plan};
 
 /// Measure what a parameter hub does on this machine when computing takes no time.
 ///
-/// Without --hub, a hub and its workers are started here, as processes of their own, and the
-/// machine's limit is measured in the same run: the same kernels over private memory on the same
-/// cores, with no exchange. Every result is checked against the exact sum. With --compute, computing takes time.
+/// Without --hub, the probe starts a hub and its workers as processes, and measures the machine's
+/// limit in the same run: the same kernels over private memory on the same cores, without exchange.
+/// Every result is checked against the exact sum. With --compute, computing takes time.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "phub-probe", version)]
 pub struct Args {
@@ -37,7 +37,7 @@ pub struct Args {
     #[command(flatten)]
     pub pull: PullArgs,
 
-    /// Rounds that are measured, after two that are not.
+    /// Measured rounds, after two that are not measured.
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
 
@@ -46,8 +46,8 @@ pub struct Args {
     pub transport: Transport,
 
     /// RDMA NICs of hub and workers, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign):
-    /// by the beginning of their names, exactly with = before the list, all others with ^ before it. Default: every
-    /// one with a link.
+    /// by the beginning of their names, exactly with = before the list, all others with ^ before it. Default: every NIC
+    /// with a link.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
 
@@ -63,21 +63,21 @@ pub struct Args {
     #[arg(long, default_value = "f32", value_enum)]
     pub dtype: DtypeChoice,
 
-    /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp every push is a
-    /// step of its own, all workers push the same gradients, and what is checked is that weights are those
-    /// after some number of steps that the consistency allows.
+    /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp every push steps alone,
+    /// all workers push the same gradients, and the probe checks that the weights are those after a number of steps
+    /// that the consistency allows.
     #[arg(long, default_value_t, value_name = "bsp|ssp:S|asp")]
     pub consistency: Consistency,
 
-    /// Where workers read weights: in place, or in a copy of their own.
+    /// Where workers read weights: in place, or in their own copy.
     #[arg(long, default_value = "shared", value_enum)]
     pub weights: WeightsChoice,
 
     /// How gradients and weights are made smaller: a codec, and its settings after colons. f16 and bf16: half the bytes.
     /// qsgd:BITS:BUCKET, terngrad: levels at random, right on average. onebit: signs and two means. topk:RATIO,
     /// randomk:RATIO, dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS: a share of the values, the rest later. Results are not
-    /// exact then: what is checked is that all workers have the same bits. slim:ALPHA:BETA:Q:C:EXPLORER: what matters
-    /// most, as it is; workers keep the rest, and nothing is checked.
+    /// exact with these, and the probe checks that all workers have the same bits. slim:ALPHA:BETA:Q:C:EXPLORER: the
+    /// most significant values, exactly; workers keep the rest, and the probe checks nothing.
     #[arg(long, value_name = "CODEC[:SETTING...]")]
     pub compress: Option<Compression>,
 
@@ -100,8 +100,8 @@ pub struct Args {
     #[arg(long, value_name = "BYTES")]
     pub slice_bytes: Option<usize>,
 
-    /// Bytes that may be under way on each link, so that what is urgent overtakes the rest: a number, none, or auto
-    /// (some are tried in the first 32 rounds). Default: 1048576 with p3, none with the others.
+    /// Bytes that may be under way on each link, so that urgent chunks overtake the others: a number, none, or auto
+    /// (the first 32 rounds try several). Default: 1048576 with p3, none with the others.
     #[arg(long, value_name = "none|auto|BYTES")]
     pub credit: Option<Credit>,
 
@@ -109,12 +109,12 @@ pub struct Args {
     #[arg(long, default_value = "auto", value_enum)]
     pub idle: IdleChoice,
 
-    /// Spread the job over so many hubs, that are started here.
+    /// Spread the job over this many hubs, which the probe starts.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub hubs: u32,
 
-    /// Be one worker of a hub that runs elsewhere: the address of its control port. Of a job that is spread over
-    /// several hubs: all their addresses, with commas between them, the same at all workers.
+    /// Run one worker of a hub that runs elsewhere: the address of its control port. For a job on several hubs: all
+    /// their addresses with commas between them, the same at all workers.
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
     pub hub: Option<String>,
 
@@ -134,7 +134,7 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
 
-    /// Which process of a run this is; set by the probe itself.
+    /// The role of this process in a run; set by the probe itself.
     #[arg(long, value_enum, hide = true)]
     pub role: Option<Role>,
 }
@@ -142,20 +142,20 @@ pub struct Args {
 /// How bytes cross.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Transport {
-    /// The best there is: shared memory on one machine; between two RDMA, or TCP where there is none.
+    /// The best that there is: shared memory on one machine; between machines RDMA, or TCP without RDMA.
     Auto,
     /// Shared memory.
     Shm,
     /// RDMA.
     Verbs,
-    /// TCP; on loopback where hub and workers are started here.
+    /// TCP; on loopback if the probe starts hub and workers.
     Tcp,
     /// Simulated, in one process.
     Sim,
 }
 
 impl Transport {
-    /// What it asks of hub and session; `None` leaves it to them.
+    /// The transport for hub and session; `None` leaves the choice to them.
     pub fn choice(self) -> Option<fabric::any::Transport> {
         match self {
             Transport::Auto | Transport::Sim => None,
@@ -213,7 +213,7 @@ pub enum AblateChoice {
     Optimize,
 }
 
-/// Which process of a run.
+/// The role of a process in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Role {
     /// The hub.
@@ -223,7 +223,7 @@ pub enum Role {
 }
 
 impl Args {
-    /// The model's name and keys, of the type asked for; that of a built-in trace, or ResNet-50, unless told otherwise.
+    /// The model's name and keys, in the element type of the settings. Default: the model of the built-in trace, or ResNet-50.
     pub fn keys(&self) -> anyhow::Result<(String, Vec<Key>)> {
         let traced = self.compute.compute.as_deref().filter(|name| BUILT_IN.contains(name));
         let (model, mut keys) = self.source.keys_or(traced.unwrap_or("resnet50"))?;
@@ -232,7 +232,7 @@ impl Args {
         Ok((model, keys))
     }
 
-    /// What takes time, if anything does.
+    /// The trace of `--compute`.
     pub fn plan(&self) -> anyhow::Result<Option<Plan>> {
         let (_, keys) = self.keys()?;
         let plan = self.compute.plan(&keys)?;
@@ -251,8 +251,7 @@ impl Args {
         }
     }
 
-    /// The optimizer, with the settings that ResNet-50 is usually trained with; Adam and AdamW with
-    /// PyTorch's defaults.
+    /// The optimizer, with the usual settings for ResNet-50; Adam and AdamW with PyTorch's defaults.
     pub fn optimizer(&self) -> Optimizer {
         let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
         let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
@@ -270,7 +269,7 @@ impl Args {
         }
     }
 
-    /// What is left out.
+    /// What the hub leaves out.
     pub fn ablate(&self) -> Ablate {
         Ablate {
             aggregate: self.ablate.contains(&AblateChoice::Aggregate),
@@ -278,8 +277,8 @@ impl Args {
         }
     }
 
-    /// Whether there is a limit to be compared with: a hub that leaves work out, decodes, or steps once a push, does
-    /// other work than the limit's, and one that waits for computing less.
+    /// Whether the machine's limit can be compared with the rounds. A hub that leaves work out, decodes, or steps once a push
+    /// does other work than the limit, and a hub that waits for compute does less.
     pub fn has_limit(&self) -> bool {
         self.compute.compute.is_none()
             && self.compress.is_none()
@@ -303,7 +302,7 @@ impl Args {
         self.credit.unwrap_or_else(|| Credit::of(self.schedule()))
     }
 
-    /// For a worker of this run.
+    /// The session settings of a worker of this run.
     pub fn session_config(&self, keys: Vec<Key>, plan: Option<&Plan>) -> SessionConfig {
         let hub = self.hub.clone().unwrap_or_default();
         let rank = self.rank.unwrap_or_default();
@@ -324,12 +323,12 @@ impl Args {
             WeightsChoice::Shared => WeightsMode::Shared,
             WeightsChoice::Private => WeightsMode::Private,
         };
-        // The hub's cores and the workers share this machine.
+        // The hub's cores and the workers run on this machine.
         config.idle = IdlePolicy::SHARED;
         config
     }
 
-    /// What this process calls itself in errors.
+    /// The name of this process in errors.
     pub fn program(&self) -> String {
         match (self.role, self.rank) {
             (Some(Role::Hub), _) => "phub-probe: the hub".into(),

@@ -7,29 +7,29 @@ use crate::compute::{Plan, Trace, TraceError, trace};
 /// How workers compute.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ComputeArgs {
-    /// Compute takes time, as a trace says: of resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
-    /// GPU, or a file of your own (docs/compute.md). Forward, each layer waits for its weights and then for its
-    /// time; backward, for its time, and then pushes its gradients. The model is the trace's unless chosen.
+    /// Compute takes the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
+    /// GPU, or your own file (docs/compute.md). Forward, each layer waits for its weights and then for its time;
+    /// backward, it waits for its time and then pushes its gradients. The model is the trace's unless chosen.
     #[arg(long, value_name = "TRACE|FILE")]
     pub compute: Option<String>,
 
-    /// Multiplies the trace's times: 2 is a GPU half as fast.
+    /// Multiplies the trace's times: 2 imitates a GPU that is half as fast.
     #[arg(long, default_value_t = 1.0, value_name = "X", requires = "compute", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub time_scale: f64,
 
-    /// What each worker's link carries of the model, each way, to compare with the bound: computing and link as busy as
-    /// they can be, each layer after its weights.
+    /// Rate at which each worker's link carries the model, each way, for the bound: computing and link are as busy as
+    /// they can be, and each layer follows its weights.
     #[arg(long, value_name = "GBPS", requires = "compute", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub bandwidth_gbps: Option<f64>,
 
-    /// Every tensor is an Nth of its size, for links as much slower than those that are imitated.
+    /// Every tensor has an Nth of its size, for links that are N times slower than the imitated links.
     #[arg(long, default_value_t = 1, value_name = "N", requires = "compute")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub shrink: u64,
 
-    /// Exchanges with nothing computed, before the iterations, that overlap is compared with.
+    /// Exchanges without compute before the iterations, with which overlap is compared.
     #[arg(long, default_value_t = 5, value_name = "N", requires = "compute")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub exchanges: u32,
@@ -52,12 +52,12 @@ impl ComputeArgs {
         }
     }
 
-    /// What the baseline splits over several hubs, shrunk like the tensors.
+    /// The size above which the baseline splits a tensor over several hubs, shrunk like the tensors.
     pub(super) fn split_above(&self) -> u64 {
         SPLIT_ABOVE / self.shrink
     }
 
-    /// The plan for a job of these keys, where there is a trace.
+    /// The plan for a job with these keys, if there is a trace.
     pub(super) fn plan(&self, keys: &[Key]) -> Result<Option<Plan>, TraceError> {
         let trace: Option<Trace> = self.compute.as_deref().map(trace).transpose()?;
         trace.map(|trace| trace.plan(keys, self.time_scale)).transpose()

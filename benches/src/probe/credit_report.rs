@@ -1,16 +1,16 @@
-//! What the probe says of credit: how many bytes each of a worker's links could hold, and what a search has tried.
+//! The probe's report of credit: how many bytes each of a worker's links could hold, and what a search has tried.
 //!
-//! Plain data, which a worker process tells its parent.
+//! Plain data, which a worker process sends to its parent.
 
 use serde::{Deserialize, Serialize};
 use worker_shim::{Credit, Session, TRIALS, Trial};
 
-/// Of one worker: each searches for itself.
+/// The credit of one worker: each worker searches for itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct CreditReport {
-    /// In the end; `None` for any number.
+    /// The credit at the end; `None` without a limit.
     pub bytes: Option<usize>,
-    /// By the search, in the order in which they were tried.
+    /// What the search tried, in this order.
     pub tried: Vec<Tried>,
 }
 
@@ -23,13 +23,13 @@ pub(super) struct Tried {
 }
 
 impl CreditReport {
-    /// Of one that was said.
-    pub fn said(bytes: Option<usize>) -> Self {
+    /// The report of a credit that was given.
+    pub fn given(bytes: Option<usize>) -> Self {
         CreditReport { bytes, tried: Vec::new() }
     }
 
-    /// Of a session at its end.
-    pub fn of(session: &Session) -> Self {
+    /// The report of a session at its end.
+    pub fn from_session(session: &Session) -> Self {
         let (bytes, tried) = session.credit();
         let tried = tried
             .iter()
@@ -37,7 +37,7 @@ impl CreditReport {
         CreditReport { bytes, tried: tried.collect() }
     }
 
-    /// In words.
+    /// The report as text.
     pub fn words(&self, asked: Credit) -> String {
         let bytes =
             self.bytes.map_or("no bound".to_owned(), |bytes| format!("{} KiB a link", bytes as f64 / 1024.0));

@@ -1,24 +1,24 @@
-//! What the probe says of the bytes that cross in a round, and of what all workers have after the last one.
+//! The bytes that cross in a round, and a digest of the weights after the last round.
 //!
-//! Plain data, which a worker process tells its parent.
+//! Plain data, which a worker process sends to its parent.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use worker_shim::Traffic;
 
-/// Of one worker.
+/// The bytes and the digest of one worker.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Crossed {
     /// Bytes to the hub in a round.
     pub sent: f64,
     /// Bytes from it.
     pub received: f64,
-    /// Of the bits of all weights.
+    /// Digest of the bits of all weights.
     pub digest: u64,
 }
 
 impl Crossed {
-    /// Between two looks with so many rounds between them.
+    /// From the traffic before and after `rounds` rounds.
     pub fn new(before: Traffic, after: Traffic, rounds: u32, digest: u64) -> Self {
         let of_a_round = |before: u64, after: u64| (after - before) as f64 / f64::from(rounds.max(1));
         Crossed {
@@ -36,7 +36,7 @@ impl Crossed {
         }
     }
 
-    /// In words, beside a model of so many bytes.
+    /// The bytes as text, beside the model's bytes.
     pub fn words(&self, model_bytes: u64) -> String {
         let of = |bytes: f64| {
             format!("{:.2} MB ({:.1}% of the model)", bytes / 1e6, 100.0 * bytes / model_bytes as f64)
@@ -45,7 +45,7 @@ impl Crossed {
     }
 }
 
-/// A number that stands for all these bits (FNV-1a over each element's).
+/// A digest of these bits (FNV-1a over the elements).
 pub(super) fn digest(start: u64, bits: impl Iterator<Item = u32>) -> u64 {
     bits.fold(start, |hash, bits| (hash ^ u64::from(bits)).wrapping_mul(0x0100_0000_01b3))
 }

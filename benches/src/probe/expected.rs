@@ -1,10 +1,10 @@
-//! What the probe's workers push, and what must come back, bit for bit.
+//! The gradients of the probe's workers, and the exact weights that must come back.
 //!
-//! Gradients and first weights repeat with a small period over a key's elements, so that the exact
-//! result of every round is known from one period of the oracle, however large the model.
+//! Gradients and first weights repeat with a small period over a key's elements, so one period of the oracle gives the exact
+//! result of every round for a model of any size.
 //!
-//! With SSP and ASP nobody knows whose pushes come first. There all workers push the same gradients: weights
-//! depend on the number of steps alone, and must be those of one of the numbers that `allowed` has.
+//! In SSP and ASP the order of pushes is not known. All workers push the same gradients there: weights depend on the number
+//! of steps alone, which must be one of those that `allowed` returns.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -13,35 +13,34 @@ use pbox_core::{
     Ablate, ChunkId, Compression, Consistency, Element, KeyId, Layout, Optimizer, Round, oracle,
 };
 
-/// A prime, so that no power-of-two stride of a wrong address hits the right value.
+/// A prime: a wrong address that is off by a power of two hits another value.
 const PERIOD: usize = 61;
 
-/// One period of weights and of what the hub keeps, and the gradients that move them.
+/// One period of the weights and the hub's state, and the gradients that move them.
 #[derive(Clone, Debug)]
 pub struct Expected<E> {
     optimizer: Optimizer,
     ablate: Ablate,
-    /// Whose gradients are in a step.
+    /// The ranks whose gradients are in a step.
     workers: u32,
-    /// Whether results are what the oracle says.
+    /// Whether results must be the oracle's.
     exact: bool,
-    /// The step that comes next.
+    /// The next step.
     next: Round,
     weights: [E; PERIOD],
-    /// Master weight, `m` and `v` of each element, as far as there are any.
+    /// Master weight, `m` and `v` of each element, as far as the optimizer has them.
     kept: [[f32; 3]; PERIOD],
-    /// Weights after each number of steps that may still be seen, lowest first.
+    /// Weights after each number of steps that a worker may still see, lowest first.
     possible: VecDeque<[E; PERIOD]>,
 }
 
-/// How many steps the weights may contain that a worker has after so many rounds of its own, of `total`
-/// rounds that each of the workers pushes in all.
+/// How many steps a worker's weights may contain after `round` of its own rounds, if each worker pushes `total` rounds.
 pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -> RangeInclusive<u32> {
     let others = workers - 1;
     match consistency {
         Consistency::Bsp => round..=round,
-        // Another one has pushed all but the last S rounds, and at most one more than S beyond this one's:
-        // this one may be the slowest, and its push the one that lets that one go.
+        // Another worker has pushed at least all but the last S rounds, and at most S + 1 rounds more than this worker: this
+        // worker may be the slowest, and its push may be what the other one waited for.
         Consistency::Ssp { staleness } => {
             let most = round.saturating_add(staleness).saturating_add(1).min(total);
             round + others * round.saturating_sub(staleness)..=round + others * most
@@ -50,13 +49,13 @@ pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -
     }
 }
 
-/// The phase of an element: neighbouring keys begin at different ones.
+/// The phase of an element: neighbouring keys begin at different phases.
 fn phase(key: KeyId, element: usize) -> usize {
     (element + 13 * key.index()) % PERIOD
 }
 
-/// Division rounds: sums of such values differ in their last bits with the order of the workers, so a
-/// wrong order shows. (A library's sine would not do: compilers fold it to other last bits.)
+/// Division rounds, so the last bits of sums of such values depend on the order of the workers, and a wrong order shows. (A
+/// library's sine would not do: compilers fold it to other last bits.)
 fn gradient<E: Element>(rank: u32, phase: usize) -> E {
     E::from_f32(((phase * 29 + rank as usize * 17) % 127) as f32 / 61.0 - 1.0)
 }
@@ -73,7 +72,7 @@ fn fill<E: Element>(key: KeyId, values: &mut [E], value: impl Fn(usize) -> E) {
 }
 
 impl<E: Element> Expected<E> {
-    /// Before the first round, after the broadcast.
+    /// The state after the broadcast, before the first round.
     pub fn new(optimizer: Optimizer, ablate: Ablate, consistency: Consistency, workers: u32) -> Self {
         let (mut weights, mut kept) = ([E::default(); PERIOD], [[0.0; 3]; PERIOD]);
         if optimizer.keeps_weights() {
@@ -87,7 +86,7 @@ impl<E: Element> Expected<E> {
         Expected { optimizer, ablate, workers, exact: true, next: Round(1), weights, kept, possible }
     }
 
-    /// Of a job whose gradients are made smaller, anything may come back.
+    /// With compression any result is accepted.
     pub fn compressed(self, compression: Option<Compression>) -> Self {
         Expected { exact: compression.is_none(), ..self }
     }
@@ -103,7 +102,7 @@ impl<E: Element> Expected<E> {
         fill(key, values, first_weight);
     }
 
-    /// So many steps may be seen from now on: neither bound goes down from one call to the next.
+    /// Sets the numbers of steps that weights may contain from now on. Neither bound may fall from one call to the next.
     pub fn expect(&mut self, steps: RangeInclusive<u32>) {
         while self.next.0 <= *steps.end() {
             self.advance();
@@ -130,7 +129,7 @@ impl<E: Element> Expected<E> {
         }
     }
 
-    /// Compares elements of a chunk, from the key's element `first` on: they are of one number of steps.
+    /// Checks the elements of a chunk, from the key's element `first` on: all contain the same number of steps.
     fn check_part(&self, layout: &Layout, key: KeyId, first: usize, seen: &[E]) -> anyhow::Result<()> {
         let differs = |weights: &[E; PERIOD]| {
             let bits = |value: E| value.to_f32().to_bits();
@@ -153,7 +152,7 @@ impl<E: Element> Expected<E> {
         );
     }
 
-    /// Compares all elements of a key.
+    /// Checks all elements of a key.
     pub fn check(&self, layout: &Layout, key: KeyId, seen: &[E]) -> anyhow::Result<()> {
         for id in layout.key_chunks(key) {
             let span = layout.chunk(ChunkId(id)).span;
@@ -163,7 +162,7 @@ impl<E: Element> Expected<E> {
         Ok(())
     }
 
-    /// Compares one cache line of every `stride`-th chunk from `from` on; `round` moves the line.
+    /// Checks one cache line of every `stride`-th chunk from `from` on. `round` moves the line.
     pub fn check_lines<'a>(
         &self,
         layout: &Layout,
@@ -192,7 +191,7 @@ mod tests {
 
     const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
 
-    /// A key's weights after so many steps with one worker's gradient.
+    /// A key's weights after `steps` steps with one worker's gradient.
     fn after(steps: u32, elements: usize) -> Vec<f32> {
         let mut expected = Expected::<f32>::new(NESTEROV, Ablate::default(), Consistency::Asp, 3);
         expected.expect(steps..=steps);
@@ -208,7 +207,7 @@ mod tests {
             expected.expect(allowed(ssp, 3, round, 5));
         }
         let passes = |seen: &[f32]| expected.check(&layout, KeyId(0), seen).is_ok();
-        // Four of its own, three to five of each other one.
+        // Four of its own steps, and three to five of each other worker.
         let steps: Vec<u32> = (0..30).filter(|&steps| passes(&after(steps, 100))).collect();
         assert_eq!(steps, (10..=14).collect::<Vec<_>>());
         let mut two_chunks = after(10, 100);

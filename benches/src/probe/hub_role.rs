@@ -1,4 +1,4 @@
-//! The probe's hub process: a hub on a free port, until its parent says otherwise.
+//! The probe's hub process: a hub on a free port, until its parent stops it.
 
 use anyhow::Result;
 use phub_server::{Hub, HubSettings};
@@ -6,7 +6,7 @@ use phub_server::{Hub, HubSettings};
 use super::args::Args;
 use crate::child;
 
-/// Runs the hub, and says where.
+/// Runs the hub and prints its address.
 pub(super) fn run(args: &Args) -> Result<()> {
     child::die_with_parent();
     let settings = HubSettings {

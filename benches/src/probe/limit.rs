@@ -1,5 +1,5 @@
 //! The machine's limit: the hub's kernels over private memory, on the hub's cores, with the hub's
-//! placement, and no exchange at all.
+//! placement, without exchange.
 
 use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,8 +17,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::args::Args;
 
-/// The threads that measure: each pinned to one of the hub's cpus, with its share in memory, asleep
-/// between measurements.
+/// The threads that measure. Each is pinned to one of the hub's cpus, has its share in memory, and sleeps between
+/// measurements.
 #[derive(Debug)]
 pub(super) struct Limit {
     asks: Vec<Sender<u32>>,
@@ -27,7 +27,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// Starts the threads, and waits until their memory is there.
+    /// Starts the threads and waits until they have their memory.
     pub fn start(args: &Args, layout: &Layout, cpus: &[u32]) -> Result<Self> {
         match args.dtype() {
             Dtype::F32 => Self::start_in::<f32>(args, layout, cpus),
@@ -70,7 +70,7 @@ impl Limit {
         Ok(Limit { asks, times, threads })
     }
 
-    /// The time of each of so many passes over the whole model, after one that is not counted.
+    /// Makes `passes` passes over the whole model after one that is not counted. Returns the time of each.
     pub fn measure(&self, passes: u32) -> Result<Vec<Duration>> {
         for ask in &self.asks {
             ask.send(passes).context("a thread of the limit ended")?;
@@ -101,7 +101,7 @@ impl<E: Element> Share<E> {
     /// Elements of a cache line: chunks start on lines, as in a window.
     const LINE: usize = 64 / size_of::<E>();
 
-    /// All threads begin and end each pass together, as rounds do.
+    /// All threads begin and end each pass at the same time, as rounds do.
     fn passes(&mut self, passes: u32, barrier: &Barrier) -> Vec<Duration> {
         self.pass();
         let timed = (0..passes).map(|_| {

@@ -1,6 +1,6 @@
-//! A probe of this machine: one hub process or several, worker processes, and the machine's limit, in legs: some
-//! rounds, some passes of the limit, some rounds again. The memory's speed of a shared machine changes from
-//! second to second; what counts is the ratio within a leg.
+//! A probe of this machine: hub processes, worker processes, and the machine's limit, in legs: some rounds, some passes of the
+//! limit, some rounds again. On a shared machine the memory's speed changes from second to second, so the ratio within a leg
+//! counts.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::report::{Leg, Report, progress_bar};
 use super::worker::{Word, describe_hubs};
 use crate::child::Role;
 
-/// Legs, at most: one has at least so many rounds that its median means something.
+/// The most legs. A leg has enough rounds for a median.
 const LEGS: u32 = 10;
 const ROUNDS_PER_LEG: u32 = 5;
 
@@ -26,7 +26,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
 
     let start = |hub| Role::start(format!("hub {hub}"), &args.for_role("hub"));
     let mut hubs: Vec<Role> = (0..args.hubs).map(start).collect::<Result<_>>()?;
-    let address = hubs.iter_mut().map(Role::hear).collect::<Result<Vec<String>>>()?.join(",");
+    let address = hubs.iter_mut().map(Role::read_line).collect::<Result<Vec<String>>>()?.join(",");
     let cpus: Vec<u32> = describe_hubs(&address)?.cores.iter().map(|core| core.cpu).collect();
 
     progress.set_message("memory for the machine's limit");
@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         }
     }
     progress.set_message("rounds, and the machine's limit");
-    // Iterations of a trace overlap, and are measured without a break.
+    // Iterations of a trace overlap, so they are measured without a break.
     let count =
         if args.compute.compute.is_some() { 1 } else { (args.rounds / ROUNDS_PER_LEG).clamp(1, LEGS) };
     let mut computed = Vec::new();
@@ -55,7 +55,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     for leg in 0..count {
         let rounds = args.rounds / count + u32::from(leg < args.rounds % count);
         let before = describe_hubs(&address)?;
-        workers.iter_mut().try_for_each(|worker| worker.tell(&rounds.to_string()))?;
+        workers.iter_mut().try_for_each(|worker| worker.send(&rounds.to_string()))?;
         let mut by_worker = Vec::new();
         for worker in &mut workers {
             by_worker.push(loop {
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     }
     let (mut worker_rss, mut credits, mut crossed, mut pulls) = (0, Vec::new(), Vec::new(), Vec::new());
     for worker in &mut workers {
-        worker.tell("done")?;
+        worker.send("done")?;
         match hear(worker)? {
             Word::Right { rss_bytes, credit, crossed: of_this, pull } => {
                 worker_rss = worker_rss.max(rss_bytes);
@@ -87,9 +87,9 @@ pub(super) fn run(args: &Args) -> Result<Report> {
             other => bail!("expected the last look from a worker, heard {other:?}"),
         }
     }
-    workers.iter_mut().try_for_each(|worker| worker.tell("leave"))?;
+    workers.iter_mut().try_for_each(|worker| worker.send("leave"))?;
     workers.into_iter().try_for_each(Role::finish)?;
-    hubs.iter_mut().try_for_each(|hub| hub.tell("stop"))?;
+    hubs.iter_mut().try_for_each(|hub| hub.send("stop"))?;
     hubs.into_iter().try_for_each(Role::finish)?;
 
     progress.finish_and_clear();
@@ -102,16 +102,16 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         .with_pull(pulls.swap_remove(0)))
 }
 
-/// Refuses what would end in the kernel's killer: a window for each worker, weights and what is kept, a
-/// window of weights for each worker where steps are its own, and copies where they are private; and the
-/// same with neither for the limit.
+/// Refuses a run that needs more memory than there is, before the kernel kills a process. The run needs a gradient window for
+/// each worker, the weights and the state, a weights window for each worker if pushes step alone, and copies of private
+/// weights. The limit needs the first two once more.
 fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
     let layout = wire.layout();
-    // What is compressed has gradients and weights in memory of the worker's own.
+    // With compression a worker has gradients and weights in its own memory.
     let private =
         u32::from(args.weights == WeightsChoice::Private).max(2 * u32::from(args.compress.is_some()));
     let of_a_worker = 1 + private + u32::from(args.consistency.steps_alone());
-    // Elsewhere than on shared memory both ends have each window.
+    // Without shared memory both ends have each window.
     let of_a_worker =
         of_a_worker + if matches!(args.transport, Transport::Tcp | Transport::Verbs) { 2 } else { 0 };
     let copies = of_a_worker * args.workers + 1;
@@ -133,6 +133,6 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
 }
 
 fn hear(worker: &mut Role) -> Result<Word> {
-    let line = worker.hear()?;
+    let line = worker.read_line()?;
     serde_json::from_str(&line).with_context(|| format!("a worker said {line:?}"))
 }

@@ -1,6 +1,6 @@
-//! The zero-compute probe (PHub's ZeroComputeEngine): workers that push and wait with nothing in
-//! between, so that the exchange alone is measured; and the machine's limit beside it. With a trace they compute in
-//! between, in imitation, so that what training would see is measured.
+//! The zero-compute probe (PHub's ZeroComputeEngine): workers push and wait with nothing in between, so that the probe
+//! measures the exchange alone, and the machine's limit beside it. With a trace workers wait for the times of compute in
+//! between, so that the probe measures what training would see.
 
 mod args;
 mod compute_args;

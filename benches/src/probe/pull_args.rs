@@ -11,30 +11,30 @@ use crate::compute::Plan;
 /// How weights are pulled.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PullArgs {
-    /// Pull weights in batches of the trace's layers, as iBatch does, one after the other while the layers before are
-    /// computed: ibatch (the batches that end soonest, by a profile of the first iterations), greedy (the paper's),
-    /// layer (each by itself), or all (at once, and only then compute). The schedule is kvstore then. Default: each
-    /// key as soon as it can be pulled.
+    /// Pull weights in batches of the trace's layers, as iBatch does, one after another while earlier layers compute:
+    /// ibatch (the batches that end soonest, by a profile of the first iterations), greedy (the paper's), layer (each
+    /// layer alone), or all (one batch, and then compute). The schedule is kvstore then. Default: each key as soon as
+    /// it can be pulled.
     #[arg(long, value_name = "ibatch|greedy|layer|all", requires = "compute")]
     pub pull: Option<Batching>,
 
-    /// Before each pull, imitates a system in which it takes so long to begin one.
+    /// Imitates a system in which each pull takes this long to begin.
     #[arg(long, default_value_t = 0, value_name = "US", requires = "pull")]
     pub pull_start_up_us: u64,
 }
 
 impl PullArgs {
-    /// For a session that computes by this plan.
+    /// The pull settings of a session that computes by this plan.
     pub(super) fn pull(&self, plan: Option<&Plan>) -> Option<Pull> {
         let steps = plan.map_or(&[][..], |plan| &plan.steps[..]);
-        // What computes without weights belongs to the layer before it.
+        // A layer without weights belongs to the layer before it.
         let layers: Vec<Vec<KeyId>> =
             steps.iter().map(|step| step.keys.clone()).filter(|keys| !keys.is_empty()).collect();
         let start_up = Duration::from_micros(self.pull_start_up_us);
         self.pull.map(|batching| Pull { batching, layers, start_up })
     }
 
-    /// Iterations before there is a plan.
+    /// Iterations before the plan.
     pub(super) fn profile_rounds(&self) -> u32 {
         if self.pull.is_some_and(Batching::needs_profile) { 2 * PROFILE_ROUNDS } else { 0 }
     }

@@ -1,42 +1,42 @@
-//! What the probe says of pulls in batches: the profile, the plan, and what came of it.
+//! The probe's report of pulls in batches: the profile, the plan, and the result.
 //!
-//! Plain data, which a worker process tells its parent. Times are to the last layer: from when the first batch could be
-//! pulled to when the last layer can be computed, all others being done.
+//! Plain data, which a worker process sends to its parent. Times are to the last layer: from the moment when the first batch
+//! could be pulled to the moment when the last layer can compute and all others are done.
 
 use serde::{Deserialize, Serialize};
 use worker_shim::batch::{Batching, Timeline};
 use worker_shim::{PullPlan, Session};
 
-/// Of one worker.
+/// The pulls of one worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct PullReport {
     batching: String,
     /// Layers of each batch.
     batches: Vec<usize>,
-    /// The mean of the iterations since the plan.
+    /// The mean over the iterations since the plan.
     measured_ms: Option<f64>,
     iterations: u32,
-    /// How many profiles there were.
+    /// How many profiles were measured.
     profiles: u32,
-    /// Where there is a profile.
+    /// The profile, if there is one.
     profile: Option<ProfileReport>,
-    /// Of it, in words.
+    /// The profile as text.
     words: String,
 }
 
-/// What was measured, and what it promises.
+/// What was measured, and what the plan predicts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct ProfileReport {
     predicted_ms: f64,
     start_up_ms: f64,
-    /// By layer that has weights; the last one's forward is not seen, and 0.
+    /// For each layer that has weights. The last layer's forward time is not seen, and is 0.
     transfer_ms: Vec<f64>,
     forward_ms: Vec<f64>,
-    /// To the last layer, by whichever batches.
+    /// The time to the last layer with any batches.
     predictions: Vec<Prediction>,
 }
 
-/// What other batches promise.
+/// The prediction for other batches.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Prediction {
     batching: String,
@@ -45,8 +45,8 @@ struct Prediction {
 }
 
 impl PullReport {
-    /// Of a session at its end; `None` where it does not pull in batches, or has no plan yet.
-    pub fn of(session: &Session) -> Option<Self> {
+    /// The report of a session at its end; `None` if it does not pull in batches or has no plan yet.
+    pub fn from_session(session: &Session) -> Option<Self> {
         let plan = session.pull_plan()?;
         Some(PullReport {
             batching: plan.batching.to_string(),
@@ -59,7 +59,7 @@ impl PullReport {
         })
     }
 
-    /// In words.
+    /// The report as text.
     pub fn words(&self) -> &str {
         &self.words
     }

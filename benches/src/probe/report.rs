@@ -1,4 +1,4 @@
-//! What the probe says at its end: a table for people, or one JSON object.
+//! The probe's report: a table for people, or one JSON object.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -30,18 +30,18 @@ pub struct Report {
     optimizer: &'static str,
     consistency: String,
     schedule: Schedule,
-    /// The most bytes of a slice; `None` where whole layers are the unit.
+    /// The most bytes of a slice; `None` if whole layers are the unit.
     slice_bytes: Option<usize>,
-    /// As it was asked for.
+    /// As it was given.
     credit: String,
-    /// What came of it, at rank 0.
+    /// The credit of rank 0.
     credit_bytes: Option<usize>,
     credit_tried: Vec<Tried>,
     #[serde(skip)]
     credit_words: String,
     /// How gradients and weights are made smaller.
     compression: Option<String>,
-    /// Of a worker in a round.
+    /// Bytes of a worker in a round.
     sent_bytes: f64,
     received_bytes: f64,
     #[serde(skip)]
@@ -58,7 +58,7 @@ pub struct Report {
     goodput_gb_per_s: f64,
     limit_gb_per_s: Option<f64>,
     limit_ratio: Option<f64>,
-    /// Of the legs, the lowest and the highest.
+    /// The lowest and the highest of the legs.
     limit_ratio_spread: Option<[f64; 2]>,
     checked: bool,
     hub_rss_mb: f64,
@@ -69,11 +69,11 @@ pub struct Report {
     per_core: Vec<CoreShare>,
 }
 
-/// What one core did while the rounds were measured.
+/// The work of one core in the measured rounds.
 #[derive(Debug, Serialize)]
 struct CoreShare {
     cpu: u32,
-    /// That its chunks cross by, with RDMA.
+    /// The NIC of its chunks, with RDMA.
     #[serde(skip_serializing_if = "Option::is_none")]
     nic: Option<String>,
     chunks: u64,
@@ -82,7 +82,7 @@ struct CoreShare {
     waiting_s: f64,
 }
 
-/// Some rounds, and as many passes of the machine's limit right after them; sorted times in ns.
+/// Some rounds, and as many passes of the machine's limit right after them. Times in ns, sorted.
 #[derive(Debug)]
 pub(super) struct Leg {
     rounds: Vec<u64>,
@@ -90,7 +90,7 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    /// From each worker's times. A round is over when its last worker has it; workers differ by a wake-up.
+    /// Makes a leg of each worker's times. A round is over when the last worker has it; workers differ by a wake-up.
     pub fn new(by_worker: &[Vec<u64>], passes: Vec<Duration>) -> Self {
         let rounds = by_worker.iter().map(Vec::len).min().unwrap_or(0);
         let slowest = |round: usize| by_worker.iter().map(|worker| worker[round]).max().unwrap_or(0);
@@ -101,15 +101,15 @@ impl Leg {
         Leg { rounds, passes }
     }
 
-    /// The limit's time over the rounds'; `None` where there is no limit.
+    /// The limit's time over the rounds' time; `None` without a limit.
     fn ratio(&self) -> Option<f64> {
         (!self.passes.is_empty()).then(|| quantile(&self.passes, 0.5) / quantile(&self.rounds, 0.5))
     }
 }
 
 impl Report {
-    /// From what was measured, and the hub's own words before and after each leg.
-    #[allow(clippy::too_many_arguments)] // each is measured elsewhere, and said here
+    /// Makes the report of what was measured, and of the hub's descriptions before and after each leg.
+    #[allow(clippy::too_many_arguments)] // each is measured elsewhere and reported here
     pub(super) fn new(
         args: &Args,
         transport: &str,
@@ -171,7 +171,7 @@ impl Report {
             limit_gb_per_s: (!passes.is_empty()).then(|| moved / quantile(&passes, 0.5)),
             limit_ratio: ratios.get(ratios.len() / 2).copied(),
             limit_ratio_spread: ratios.first().copied().zip(ratios.last().copied()).map(Into::into),
-            // The first wrong result ended the run with an error.
+            // A wrong result has ended the run with an error.
             checked: args.compress.is_none() || args.ends_alike(),
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
             worker_rss_mb: worker_rss as f64 / 1e6,
@@ -181,7 +181,7 @@ impl Report {
         })
     }
 
-    /// And what each worker measured of its compute, where that took time.
+    /// Adds what each worker measured of its compute.
     pub(super) fn with_compute(mut self, args: &Args, layout: &Layout, by_worker: &[Times]) -> Result<Self> {
         let bandwidth = args.compute.bandwidth_gbps;
         let key_bytes: Vec<u64> = layout.keys().iter().filter_map(Key::bytes).collect();
@@ -191,7 +191,7 @@ impl Report {
         Ok(self)
     }
 
-    /// And how a worker pulled, where that was in batches.
+    /// Adds how a worker pulled in batches.
     pub(super) fn with_pull(self, pull: Option<PullReport>) -> Self {
         Report { pull, ..self }
     }
@@ -199,7 +199,7 @@ impl Report {
     /// Prints it.
     pub(super) fn print(&self, json: bool) -> Result<()> {
         let text = if json { serde_json::to_string(self)? + "\n" } else { self.table() };
-        // A reader that closed the pipe has seen enough.
+        // A reader that closed the pipe wants no more.
         let _ = std::io::stdout().write_all(text.as_bytes());
         Ok(())
     }
@@ -282,7 +282,7 @@ impl Report {
         }
         let nic = |core: &CoreShare| core.nic.clone().unwrap_or_default();
         let wide = self.per_core.iter().map(|core| nic(core).len()).max().unwrap_or(0);
-        // Without RDMA there is no such column.
+        // Without RDMA there is no column for NICs.
         let column = |nic: &str| if wide == 0 { String::new() } else { format!("  {nic:<0$}", wide.max(3)) };
         let _ = writeln!(text, "\n  core  cpu{}   chunks       GB  work", column("nic"));
         for (slot, core) in self.per_core.iter().enumerate() {
@@ -304,8 +304,8 @@ impl Report {
 }
 
 impl CoreShare {
-    /// What each core did between the two looks of each pair, in rounds that took `seconds`. The hub says
-    /// how long it waited only when work comes: also while the limit was measured.
+    /// The work of each core between the two descriptions of each pair, in rounds that took `seconds`. The hub counts a wait
+    /// when it ends, so a wait includes the time in which the limit was measured.
     fn of(hub: &[(HubReply, HubReply)], seconds: f64) -> Vec<Self> {
         let cores = hub.first().map_or(0, |(before, _)| before.cores.len());
         let sum = |core: usize, count: fn(&CoreReply) -> u64| {
@@ -335,7 +335,7 @@ fn quantile(sorted: &[u64], q: f64) -> f64 {
     }
 }
 
-/// A bar on stderr while rounds run, where stderr is a terminal and JSON was not asked for.
+/// A progress bar on stderr, if stderr is a terminal and the report is not JSON.
 pub(super) fn progress_bar(args: &Args) -> ProgressBar {
     let bar = ProgressBar::new(args.rounds.into());
     bar.set_draw_target(if args.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() });

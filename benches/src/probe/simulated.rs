@@ -1,5 +1,5 @@
-//! A probe over the simulated transport: hub and workers step in turn in one thread. Its speed says
-//! nothing; its results are checked like any other's.
+//! A probe over the simulated transport: hub and workers work in turn in one thread. Its speed means nothing; its results are
+//! checked like those of other transports.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use super::crossed::{Crossed, digest};
 use super::expected::{Expected, allowed};
 use super::report::{Leg, Report, progress_bar};
 
-/// Steps without work after which the run is given up; the network loses nothing.
+/// The probe gives up after this many steps without work; the network loses nothing.
 const PATIENCE: u32 = 1000;
 
 pub(super) fn run(args: &Args) -> Result<Report> {
@@ -110,7 +110,7 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         &[Leg::new(&[round_ns], Vec::new())],
         rss_bytes,
         &[(before, describe(&job))],
-        CreditReport::said(args.credit().at_first()),
+        CreditReport::given(args.credit().at_first()),
         crossed[0],
     )
 }

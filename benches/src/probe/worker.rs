@@ -1,4 +1,5 @@
-//! The probe's worker: pushes in the order of a backward pass, waits for everything, again; or computes in between.
+//! The probe's worker: in each round it pushes in the order of a backward pass and waits for everything, or it computes in
+//! between.
 
 mod computing;
 
@@ -20,39 +21,39 @@ use super::report::{Leg, Report};
 use crate::child;
 use crate::compute::{Plan, Times};
 
-/// A chunk is looked at by one of the workers every so many rounds, and all of it after the last round: a
-/// wrong bit stays in weights and state. A line of every chunk in every round was a miss of cache and TLB
-/// each: 4% of the processors' time, and, while the hub waits for pushes, half of that wait.
+/// A worker checks a line of each chunk once in this many rounds, and all elements after the last round: a wrong bit stays in
+/// weights and state. A line of every chunk in every round cost a miss of cache and TLB each: 4% of the processors' time, and
+/// half of the hub's wait for pushes.
 const ROUNDS_PER_LOOK: u32 = 16;
 
 /// Rounds before the measured ones.
 const WARM_UP: u32 = 2;
-/// How often a child tells its parent how far it is.
+/// How often a child sends its progress to its parent.
 const PROGRESS: Duration = Duration::from_millis(100);
 
-/// What a worker process tells its parent.
+/// What a worker process sends to its parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Word {
-    /// All workers are here and warm.
+    /// All workers have joined and are warm.
     Ready {
-        /// How it reaches the hub.
+        /// The transport to the hub.
         transport: String,
     },
-    /// So many rounds are done.
+    /// This many rounds are done.
     Rounds(u32),
-    /// The rounds of a leg are done; the time of each.
+    /// The rounds of a leg are done, with the time of each.
     Leg(Vec<u64>),
     /// The iterations of a leg are done, with compute that takes time.
     Computed(Times),
-    /// Every element was right after the last round, as far as that is known.
+    /// Every element was right after the last round, as far as the probe can know.
     Right {
         /// The process's resident memory.
         rss_bytes: u64,
-        /// Its links'.
+        /// The credit of its links.
         credit: CreditReport,
-        /// And what crossed on them.
+        /// The bytes that crossed on them.
         crossed: Crossed,
-        /// How it pulled, where that was in batches.
+        /// Its pulls in batches.
         pull: Option<PullReport>,
     },
 }
@@ -64,13 +65,13 @@ struct Worker<E> {
     rank: u32,
     workers: u32,
     round: u32,
-    /// That it pushes in all.
+    /// All rounds that it pushes.
     rounds: u32,
-    /// Before the iterations of a trace.
+    /// Exchanges before the iterations of a trace.
     exchanges: u32,
-    /// What had crossed before the measured rounds.
+    /// The traffic before the measured rounds.
     before: Traffic,
-    /// Of these, before the measured ones.
+    /// The rounds before the measured ones.
     lead_in: u32,
 }
 
@@ -113,19 +114,19 @@ impl<E: Element> Worker<E> {
         Ok(worker)
     }
 
-    /// One round, and a look at one line of some chunks.
+    /// Makes one round and checks one line of some chunks.
     fn round(&mut self) -> Result<()> {
         for key in (0..self.session.layout().keys().len() as u32).rev().map(KeyId) {
             self.session.push(key)?;
         }
-        // While the hub works: what must come back.
+        // Computes what must come back while the hub works.
         self.round += 1;
         self.expected.expect(allowed(self.consistency, self.workers, self.round, self.rounds));
         self.session.wait_all()?;
         check_lines(&self.session, &self.expected, self.rank, self.workers, self.round)
     }
 
-    /// `rounds` rounds, timed one by one.
+    /// Makes `rounds` rounds. Returns the time of each.
     fn measure(&mut self, rounds: u32, mut progress: impl FnMut(u32)) -> Result<Vec<u64>> {
         let mut round_ns = Vec::with_capacity(rounds as usize);
         let mut last = Instant::now();
@@ -139,13 +140,13 @@ impl<E: Element> Worker<E> {
         Ok(round_ns)
     }
 
-    /// A look at every element after the last round.
+    /// Checks every element after the last round.
     fn check(&self) -> Result<()> {
         let check = |key| self.expected.check(self.session.layout(), key, self.session.weights(key)?);
         self.session.keys().try_for_each(check)
     }
 
-    /// What crossed in the measured rounds, and what came of it.
+    /// The bytes of the measured rounds, and the digest of the weights.
     fn crossed(&self) -> Result<Crossed> {
         let mut all = 0;
         for key in self.session.keys() {
@@ -155,8 +156,8 @@ impl<E: Element> Worker<E> {
         Ok(Crossed::new(self.before, self.session.traffic(), self.round - WARM_UP, all))
     }
 
-    /// Once all workers have done all measured rounds, where their steps are their own: after one more,
-    /// everybody has every push of those.
+    /// If pushes step alone: makes one more round after all workers have made all measured rounds, so that every worker has
+    /// every push of those.
     fn check_total(&mut self) -> Result<()> {
         if self.consistency.steps_alone() {
             for key in self.session.keys() {
@@ -170,7 +171,7 @@ impl<E: Element> Worker<E> {
     }
 }
 
-/// A look at one line of some chunks after a round.
+/// Checks one line of some chunks after a round.
 fn check_lines<E: Element>(
     session: &Session,
     expected: &Expected<E>,
@@ -200,7 +201,7 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     say(&Word::Ready { transport: transports(&worker.session) });
     let mut said = Instant::now();
     loop {
-        let word = child::hear_word()?;
+        let word = child::read_word()?;
         if word == "done" {
             break;
         }
@@ -218,14 +219,15 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
     worker.check()?;
-    let (credit, pull) = (CreditReport::of(&worker.session), PullReport::of(&worker.session));
+    let (credit, pull) =
+        (CreditReport::from_session(&worker.session), PullReport::from_session(&worker.session));
     say(&Word::Right { rss_bytes, credit, crossed: worker.crossed()?, pull });
     child::wait_for_word("leave")?;
     worker.check_total()?;
     Ok(worker.session.leave()?)
 }
 
-/// One worker of a hub elsewhere.
+/// One worker of a hub that runs elsewhere.
 pub(super) fn run_alone(args: &Args) -> Result<Report> {
     match args.dtype() {
         Dtype::F32 => alone::<f32>(args),
@@ -261,11 +263,11 @@ fn alone<E: Element>(args: &Args) -> Result<Report> {
         &legs,
         rss_bytes,
         &[(before, after)],
-        CreditReport::of(&worker.session),
+        CreditReport::from_session(&worker.session),
         worker.crossed()?,
     )?
     .with_compute(args, worker.session.layout(), &computed)?
-    .with_pull(PullReport::of(&worker.session));
+    .with_pull(PullReport::from_session(&worker.session));
     worker.session.leave()?;
     Ok(report)
 }
@@ -277,7 +279,7 @@ fn transports(session: &Session) -> String {
     names.join(", ")
 }
 
-/// What hubs say of themselves, together: their cores one after the other.
+/// The descriptions of all hubs as one: their cores one after another.
 pub(super) fn describe_hubs(hubs: &str) -> Result<HubReply> {
     let replies = hubs.split(',').map(|hub| describe_hub(hub.trim()));
     let together = |mut all: HubReply, one: HubReply| {

@@ -1,5 +1,5 @@
-//! Real training, the part that knows no process and no hub: samples and their shards, a small
-//! network, the plan of a run, and the one-process run that a run over a hub must equal bit for bit.
+//! The part of the training example that knows no process and no hub: samples and their shards, a small network, the plan of
+//! a run, and the one-process run that a run over a hub must equal bit for bit.
 //!
 //! The example `train` puts the processes around it.
 

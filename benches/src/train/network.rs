@@ -1,15 +1,14 @@
 //! A fully connected network with rectified hidden layers, layer by layer: forward, loss, backward.
 //!
-//! Plain loops over `f32`, each sum in one stated order. Worker processes and the one-process run
-//! call these very functions; the caller brings weights and takes gradients layer by layer, so that
-//! it may fetch and send them meanwhile.
+//! Plain loops over `f32`, each sum in one stated order. Worker processes and the one-process run call the same functions. The
+//! caller brings weights and takes gradients layer by layer, so that it can fetch and send them meanwhile.
 
 use pbox_core::{Key, KeyId};
 
 use super::random::Random;
 use super::samples::Samples;
 
-/// Names the sequences of the first weights.
+/// Names the random sequences of the first weights.
 const WEIGHTS: u64 = 3;
 
 /// The shape of a network: the width of its input, of each hidden layer, of its output.
@@ -32,8 +31,8 @@ impl Network {
         self.widths.len() - 1
     }
 
-    /// The key of a layer's weights, `[inputs, outputs]`: the inner loops run over outputs, which
-    /// are independent of each other, so that they vectorize without reordering a sum.
+    /// The key of a layer's weights, `[inputs, outputs]`: the inner loops run over outputs, which do not depend on each other, so
+    /// they vectorize without reordering a sum.
     pub fn weight(layer: usize) -> KeyId {
         KeyId(2 * layer as u32)
     }
@@ -49,7 +48,7 @@ impl Network {
             let (inputs, outputs) = self.extent(layer);
             let weight = Key::f32(format!("layer{layer}.weight"), [inputs as u64, outputs as u64]);
             let mut bias = Key::f32(format!("layer{layer}.bias"), [outputs as u64]);
-            bias.wd_mult = 0.0; // as usual: a penalty on biases keeps nothing from overfitting
+            bias.wd_mult = 0.0; // as usual: a penalty on biases does not prevent overfitting
             [weight, bias]
         };
         (0..self.layers()).flat_map(layer).collect()
@@ -67,7 +66,7 @@ impl Network {
         values.fill_with(|| random.symmetric() * limit);
     }
 
-    /// The class that the network names for each sample.
+    /// The class that the network gives each sample.
     pub fn classify<'w>(&self, samples: &Samples, weights: impl Fn(KeyId) -> &'w [f32]) -> Vec<usize> {
         let mut pass = Pass::new(self);
         pass.begin(samples);
@@ -100,13 +99,13 @@ pub struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// A pass of nothing yet.
+    /// An empty pass.
     pub fn new(network: &'a Network) -> Self {
         let layers = network.layers();
         Pass { network, activations: vec![Vec::new(); layers + 1], deltas: vec![Vec::new(); layers] }
     }
 
-    /// The network that it goes through.
+    /// Its network.
     pub fn network(&self) -> &'a Network {
         self.network
     }
@@ -146,7 +145,7 @@ impl<'a> Pass<'a> {
         delta.clear();
         let mut loss = 0.0;
         for (logits, &label) in self.activations[last].chunks(classes).zip(labels) {
-            // Without the largest, exp of a large logit is infinite.
+            // The largest is subtracted, because exp of a large logit is infinite.
             let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let start = delta.len();
             delta.extend(logits.iter().map(|logit| (logit - largest).exp()));
@@ -171,7 +170,7 @@ impl<'a> Pass<'a> {
         }
         for (delta, &output) in delta_below.iter_mut().zip(&self.activations[layer]) {
             if output <= 0.0 {
-                *delta = 0.0; // rectified: the output does not move
+                *delta = 0.0; // rectified: the output is constant
             }
         }
     }

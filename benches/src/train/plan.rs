@@ -1,9 +1,9 @@
-//! The plan of a run: what every process of it must agree on.
+//! The plan of a run, which is the same in all its processes.
 
 use anyhow::{Result, ensure};
 use pbox_core::Optimizer;
 
-/// The most workers: a round's batch is shared by all of them.
+/// The most workers: all of them share a round's batch.
 pub const MAX_WORKERS: u32 = 32;
 
 /// Step size of the first epoch.
@@ -15,7 +15,7 @@ const MOMENTUM: f32 = 0.9;
 /// L2 penalty of weights; biases have none.
 const WEIGHT_DECAY: f32 = 5e-3;
 
-/// How long to train, on what, and how fast.
+/// How long, on what and how fast to train.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
     /// Workers, each with its shard.
@@ -26,13 +26,13 @@ pub struct Plan {
     pub batch: usize,
     /// Rounds of an epoch, the same for all workers: a round is done when all have pushed.
     pub rounds_per_epoch: usize,
-    /// Names the split, the first weights and the orders of the batches.
+    /// The seed of the split, the first weights and the orders of the batches.
     pub seed: u64,
 }
 
 impl Plan {
-    /// Shares `round_batch` samples a round among the workers, so that more workers take the same
-    /// steps on average, each on less.
+    /// Shares `round_batch` samples a round among the workers: with more workers, a step has as many samples and each worker
+    /// fewer.
     ///
     /// # Errors
     /// When the smallest shard has no whole batch.
@@ -52,7 +52,7 @@ impl Plan {
         self.epochs as usize * self.rounds_per_epoch
     }
 
-    /// What the hub runs.
+    /// The hub's optimizer.
     pub fn optimizer(&self) -> Optimizer {
         Optimizer::Nesterov {
             learning_rate: self.learning_rate(0),
@@ -61,8 +61,8 @@ impl Plan {
         }
     }
 
-    /// The step size of an epoch. Multiplied out: a library's power function may round differently
-    /// from one machine to the next.
+    /// The step size of an epoch. It is multiplied out, because a library's power function may round differently on another
+    /// machine.
     pub fn learning_rate(&self, epoch: u32) -> f32 {
         (0..epoch).fold(LEARNING_RATE, |rate, _| rate * DECAY)
     }

@@ -1,11 +1,11 @@
-//! The run's dice: SplitMix64 (Steele, Lea and Flood), so that a seed names a split, an order of
-//! batches and first weights, in every process alike. Not for secrets.
+//! The random numbers of a run: SplitMix64 (Steele, Lea and Flood). A seed gives the same split, order of batches and first
+//! weights in every process. Not for secrets.
 
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
 impl Random {
-    /// A sequence of its own for each purpose, named by the numbers in `of`.
+    /// A different sequence for each purpose, which the numbers in `of` name.
     pub(super) fn new(seed: u64, of: &[u64]) -> Self {
         let mut random = Random(seed);
         for &number in of {

@@ -1,9 +1,8 @@
-//! Samples: rows of features, each with a class. Split, scaled and dealt out in memory; knows no
-//! file.
+//! Samples: rows of features, each with a class. Splits, scales and deals them out in memory; knows no file.
 
 use super::random::Random;
 
-/// Names the sequence of the split.
+/// Names the random sequence of the split.
 const SPLIT: u64 = 1;
 
 /// Samples with their classes.
@@ -16,7 +15,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// From rows one after another.
+    /// Samples from rows one after another.
     ///
     /// # Panics
     /// When `inputs` does not have `features` numbers for each label.
@@ -25,17 +24,17 @@ impl Samples {
         Samples { features, inputs, labels }
     }
 
-    /// How many.
+    /// The number of samples.
     pub fn len(&self) -> usize {
         self.labels.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// Numbers in a row.
+    /// The number of features in a row.
     pub fn features(&self) -> usize {
         self.features
     }
@@ -50,7 +49,7 @@ impl Samples {
         &self.labels
     }
 
-    /// The rows of these numbers, in this order.
+    /// The rows with these indexes, in this order.
     pub fn select(&self, rows: impl IntoIterator<Item = usize>) -> Self {
         let mut chosen = Samples { features: self.features, inputs: Vec::new(), labels: Vec::new() };
         for row in rows {
@@ -60,21 +59,21 @@ impl Samples {
         chosen
     }
 
-    /// (training set, test set): one in `test_every` is for the test, by a shuffle that `seed` names.
+    /// Splits into training set and test set: one sample in `test_every` is for the test, by a shuffle from `seed`.
     pub fn split(&self, seed: u64, test_every: usize) -> (Self, Self) {
         let order = Random::new(seed, &[SPLIT]).order(self.len());
         let (test, train) = order.split_at(self.len() / test_every);
         (self.select(train.iter().copied()), self.select(test.iter().copied()))
     }
 
-    /// Brings every feature to mean 0 and deviation 1 over *these* samples, and the same shift and
-    /// scale to `others`: what is tested must not have had a say in them.
+    /// Scales every feature to mean 0 and deviation 1 over *these* samples, and applies the same shift and scale to `others`:
+    /// the test set must not influence them.
     pub fn standardise(&mut self, others: &mut Samples) {
         for feature in 0..self.features {
             let column = || self.inputs.iter().skip(feature).step_by(self.features).map(|&x| f64::from(x));
             let mean = column().sum::<f64>() / self.len() as f64;
             let variance = column().map(|x| (x - mean) * (x - mean)).sum::<f64>() / self.len() as f64;
-            // A feature that never changes says nothing; it becomes 0.
+            // A constant feature becomes 0.
             let scale = if variance > 0.0 { 1.0 / variance.sqrt() } else { 0.0 };
             for samples in [&mut *self, &mut *others] {
                 for x in samples.inputs.iter_mut().skip(feature).step_by(samples.features) {
@@ -84,8 +83,7 @@ impl Samples {
         }
     }
 
-    /// The share of these samples that one gets right by always naming the class that is the most
-    /// frequent in `train`.
+    /// The share of these samples that have the most frequent class of `train`.
     pub fn majority_accuracy(&self, train: &Samples) -> f64 {
         let count = |samples: &Samples, class| samples.labels.iter().filter(|&&label| label == class).count();
         let commonest = train.labels.iter().copied().max_by_key(|&class| count(train, class));

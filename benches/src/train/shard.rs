@@ -4,10 +4,10 @@ use super::plan::Plan;
 use super::random::Random;
 use super::samples::Samples;
 
-/// Names the sequences of the batches' orders.
+/// Names the random sequences of the batches' orders.
 const BATCHES: u64 = 2;
 
-/// One worker's share of the samples, and the order in which an epoch takes them.
+/// One worker's share of the samples, and their order in an epoch.
 #[derive(Clone, Debug)]
 pub struct Shard {
     samples: Samples,
@@ -30,15 +30,15 @@ impl Shard {
         &self.samples
     }
 
-    /// Shuffles for an epoch. The order depends on seed, rank and epoch alone, so that any process
-    /// can make the batches of any worker.
+    /// Shuffles for an epoch. The order depends only on seed, rank and epoch, so any process can make the batches of any
+    /// worker.
     pub fn begin_epoch(&mut self, epoch: u32) {
         let names = [BATCHES, self.rank.into(), epoch.into()];
         self.order = Random::new(self.seed, &names).order(self.samples.len());
     }
 
-    /// The mini-batch of a round, counted from the epoch's begin. Samples beyond the last whole batch
-    /// wait for an epoch whose order puts them further forward.
+    /// The mini-batch of a round, counted from the beginning of the epoch. An epoch leaves out the samples after its last whole
+    /// batch.
     pub fn batch(&self, round: usize) -> Samples {
         self.samples.select(self.order[round * self.batch..][..self.batch].iter().copied())
     }

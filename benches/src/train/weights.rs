@@ -16,11 +16,11 @@ pub struct Weights(Vec<Vec<f32>>);
 pub struct Difference {
     /// The key's name.
     pub key: String,
-    /// Which element of it.
+    /// The index of the element.
     pub element: usize,
-    /// What the one has.
+    /// The first set's value.
     pub one: f32,
-    /// What the other has.
+    /// The second set's value.
     pub other: f32,
 }
 
@@ -42,7 +42,7 @@ impl Weights {
         Weights(network.keys().iter().map(|key| vec![0.0; elements(key)]).collect())
     }
 
-    /// Those that training begins with.
+    /// The first weights of a training.
     pub fn first(network: &Network, seed: u64) -> Self {
         let mut weights = Self::zeroed(network);
         for (key, values) in weights.0.iter_mut().enumerate() {
@@ -51,10 +51,10 @@ impl Weights {
         weights
     }
 
-    /// From what [`to_bits`](Self::to_bits) gave in another process.
+    /// Weights from the result of [`to_bits`](Self::to_bits) in another process.
     ///
     /// # Errors
-    /// When they are not of this network's shape.
+    /// When the bits do not have this network's shape.
     pub fn from_bits(network: &Network, bits: &[Vec<u32>]) -> Result<Self> {
         let weights =
             Weights(bits.iter().map(|key| key.iter().copied().map(f32::from_bits).collect()).collect());
@@ -64,35 +64,34 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Each element's bits: they cross a text pipe as they are, whatever they mean.
+    /// The bits of each element: they cross a text pipe unchanged.
     pub fn to_bits(&self) -> Vec<Vec<u32>> {
         self.0.iter().map(|key| key.iter().map(|value| value.to_bits()).collect()).collect()
     }
 
-    /// A key's.
+    /// A key's weights.
     pub fn key(&self, key: KeyId) -> &[f32] {
         &self.0[key.index()]
     }
 
-    /// A key's, to write.
+    /// A key's weights, to write.
     pub fn key_mut(&mut self, key: KeyId) -> &mut [f32] {
         &mut self.0[key.index()]
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn elements(&self) -> usize {
         self.0.iter().map(Vec::len).sum()
     }
 
-    /// A number that stands for all bits (FNV-1a), for people to compare across runs and machines.
+    /// A digest of all bits (FNV-1a), for people to compare across runs and machines.
     pub fn fingerprint(&self) -> u64 {
         let bytes = self.0.iter().flatten().flat_map(|value| value.to_bits().to_le_bytes());
         bytes
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// The first element that is not the same bit for bit; `None` when all are. Both must be of
-    /// `network`'s shape.
+    /// The first element whose bits differ; `None` if all are equal. Both must have `network`'s shape.
     pub fn difference(&self, other: &Weights, network: &Network) -> Option<Difference> {
         network.keys().into_iter().zip(self.0.iter().zip(&other.0)).find_map(|(key, (ours, theirs))| {
             let element =

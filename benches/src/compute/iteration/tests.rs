@@ -1,4 +1,4 @@
-//! Iterations by a clock of their own: when what is waited for, computed and pushed, and what is counted as a stall.
+//! Iterations on the test's clock: the times of waits, compute and pushes, and the waits that count as stalls.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ enum Did {
 }
 use Did::{Look, Push, Until, Wait};
 
-/// A worker whose weights are there at stated times, and who comes back late from computing.
+/// A worker whose weights are there at stated times and which returns late from computing.
 struct Scripted {
     now_us: u64,
     ready_us: Vec<u64>,
@@ -99,7 +99,7 @@ fn being_woken_late_is_no_stall_and_does_not_add_up() {
     let (did, stalled) = run([0, 0, 0], 3);
     assert_eq!(did[did.len() - 2..], [Until(90), Push(0)]);
     assert_eq!(stalled, [0, 0]);
-    // Weights that come while the thread is late are waited for by nobody.
+    // Weights that come while the thread is late cause no wait.
     assert_eq!(run([0, 12, 0], 3).1, [0, 0]);
     assert_eq!(run([0, 14, 0], 3).1, [0, 4]);
 }
@@ -121,7 +121,7 @@ fn a_report_adds_up() {
     let json = serde_json::to_value(&report).unwrap();
     is(json["iteration_ms"].as_f64().unwrap(), 0.1125);
     is(json["late_ms"].as_f64().unwrap(), 0.0025);
-    // 8000 bits at 100 Mb/s take 80 us, in none of which the second layer computes, for 60.
+    // 8000 bits at 100 Mb/s take 80 us. The second layer computes for 60 us, in none of these.
     is(json["bound_samples_per_s"].as_f64().unwrap(), 8e6 / 140.0);
     let bars = report.worst_layers();
     assert!(bars.contains("second") && !bars.contains("first"), "{bars}");

@@ -1,4 +1,4 @@
-//! The probe's worker when computing takes time: some exchanges with no compute, then iterations of a trace.
+//! The probe's worker if computing takes time: some exchanges without compute, then iterations of a trace.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::{Worker, check_lines};
 use crate::compute::{Clocked, Iteration, Plan, Times, Worker as _};
 use crate::probe::expected::allowed;
 
-/// An iteration that finds all weights there, because nothing is under way: not one of those that are measured.
+/// The first iteration is not measured: nothing is under way, so it finds all weights there.
 pub(super) const LEAD_IN: u32 = 1;
 
 impl<E: Element> Worker<E> {
-    /// `iterations` iterations, timed one by one, after some exchanges with no compute.
+    /// Makes some exchanges without compute, then `iterations` iterations. Returns the time of each.
     pub(super) fn compute(
         &mut self,
         plan: &Plan,

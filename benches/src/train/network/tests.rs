@@ -34,7 +34,7 @@ fn gradients_are_the_slopes_of_the_loss() {
         pass.weight_gradient(layer, gradients.key_mut(Network::weight(layer)));
         pass.bias_gradient(layer, gradients.key_mut(Network::bias(layer)));
     }
-    // Large enough for the loss's last bits not to matter, small enough for few kinks to be crossed.
+    // Large enough that the loss's last bits do not matter, small enough that few kinks are crossed.
     let width = 1e-3;
     for key in 0..network.keys().len() as u32 {
         let key = KeyId(key);
