@@ -40,10 +40,7 @@ fn batches_come_whole_and_in_order() {
         let terms = Terms { schedule: Schedule::KvStore, ..Terms::new(2, cores, Optimizer::Average) };
         let faults = Faults { delay: 1..9, reorder: true, ..Faults::NONE };
         let mut job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
-        for worker in &mut job.workers {
-            worker.pull_in_batches(layers(), false);
-            worker.set_batches(cut);
-        }
+        job.pull_in_batches(&layers(), cut);
         let batches: Vec<Vec<KeyId>> = cut.iter().map(|batch| layers()[batch.clone()].concat()).collect();
         for round in 1..4 {
             for worker in &mut job.workers {
@@ -51,15 +48,16 @@ fn batches_come_whole_and_in_order() {
             }
             while job.workers.iter().any(|worker| worker.first_under_way().is_some()) {
                 job.step().unwrap();
-                for worker in &job.workers {
+                for (worker, pulled) in job.workers.iter().zip(&job.batches) {
                     let ready = |batch: &&Vec<KeyId>| batch.iter().all(|&key| worker.is_ready(key));
                     let there = batches.iter().take_while(ready).count();
                     let later = batches[there..].iter().flatten();
                     assert_eq!(later.filter(|&&key| worker.is_ready(key)).count(), 0, "seed {seed}");
                     let total = (round - 1) * batches.len() + there;
-                    assert_eq!(worker.batches().1, total as u64, "seed {seed}");
+                    let counts = pulled.as_ref().unwrap().counts();
+                    assert_eq!(counts.there, total as u64, "seed {seed}");
                     // At most the next batch is pulled.
-                    assert!(worker.batches().0 <= total as u64 + 1, "seed {seed}");
+                    assert!(counts.due <= total as u64 + 1, "seed {seed}");
                 }
             }
         }
@@ -75,10 +73,7 @@ fn batches_cost_no_messages() {
         let terms = Terms { schedule: Schedule::KvStore, ..Terms::new(2, 2, Optimizer::Average) };
         let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms).unwrap();
         if let Some(cut) = cut {
-            for worker in &mut job.workers {
-                worker.pull_in_batches(layers(), false);
-                worker.set_batches(cut);
-            }
+            job.pull_in_batches(&layers(), cut);
         }
         for _round in 0..3 {
             for worker in &mut job.workers {

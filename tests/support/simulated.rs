@@ -1,6 +1,7 @@
 //! A hub and its workers over the simulated transport, in one thread. The caller makes every step, and a seed decides the
 //! rest. For tests with faults, and for the probe without processes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -13,7 +14,7 @@ use pbox_core::{
     Ablate, Compression, Consistency, Core, FramingTerms, JobId, KeyId, Layout, Notice, Optimizer, Placement,
     Round, Schedule, Shard, ShardSpec, Slices, Wire,
 };
-use worker_shim::{Exchange, ExchangeError, Windows};
+use worker_shim::{Batches, Exchange, ExchangeError, Windows};
 
 /// The terms of a simulated job.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +94,8 @@ pub struct Simulated {
     pub cores: Vec<Core<sim::Port>>,
     /// The workers, by rank.
     pub workers: Vec<Exchange<sim::Port>>,
+    /// The batches in which each worker pulls, by rank.
+    pub batches: Vec<Option<Batches>>,
     /// The worker's end of each link, by rank and core, for faults on purpose.
     pub ends: Vec<Vec<EndId>>,
     /// By rank: whether the worker lives.
@@ -143,6 +146,7 @@ impl Simulated {
             terms,
             cores: hub,
             workers: Vec::new(),
+            batches: (0..workers).map(|_| None).collect(),
             ends: Vec::new(),
             alive: vec![true; workers as usize],
             arrivals: vec![0; workers as usize],
@@ -189,14 +193,26 @@ impl Simulated {
         let (port, placement, layout) = (net.port(), placement.clone(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, placement, layout, windows, slices);
         exchange.set_credit(credit);
-        if let Some(batch) = self.terms.batch_keys.filter(|_| exchange.pulls()) {
+        if let Some(batch) = self.terms.batch_keys.filter(|_| schedule.pulls()) {
             let keys = exchange.layout().keys().len();
-            exchange.pull_in_batches((0..keys as u32).rev().map(|key| vec![KeyId(key)]).collect(), false);
+            let layers = (0..keys as u32).rev().map(|key| vec![KeyId(key)]).collect();
+            let mut batches = Batches::begin(layers, &mut exchange);
             let step = batch + rank as usize;
-            let batches = (0..keys).step_by(step).map(|start| start..keys.min(start + step));
-            exchange.set_batches(&batches.collect::<Vec<_>>());
+            let ranges = (0..keys).step_by(step).map(|start| start..keys.min(start + step));
+            batches.set(&ranges.collect::<Vec<_>>());
+            self.batches[rank as usize] = Some(batches);
         }
         Ok((exchange, ends))
+    }
+
+    /// Lets every worker pull these layers in these batches from now on.
+    pub fn pull_in_batches(&mut self, layers: &[Vec<KeyId>], ranges: &[Range<usize>]) {
+        let begin = |worker: &mut Exchange<_>| {
+            let mut batches = Batches::begin(layers.to_vec(), worker);
+            batches.set(ranges);
+            Some(batches)
+        };
+        self.batches = self.workers.iter_mut().map(begin).collect();
     }
 
     /// Lets workers take part from the next cut on, as the hub's registry does.
@@ -265,9 +281,13 @@ impl Simulated {
             let gone: Vec<u32> = self.notices[heard..].iter().filter_map(gone).collect();
             gone.into_iter().for_each(|rank| self.remove_worker(rank));
         }
-        let workers = self.workers.iter_mut().zip(&mut self.arrivals).zip(&self.alive);
-        for ((worker, arrivals), _) in workers.filter(|(_, alive)| **alive) {
+        let workers = self.workers.iter_mut().zip(&mut self.batches).zip(&mut self.arrivals).zip(&self.alive);
+        for (((worker, batches), arrivals), _) in workers.filter(|(_, alive)| **alive) {
             let count = worker.progress()?;
+            if let Some(batches) = batches {
+                batches.take_news(worker);
+                batches.pull(worker)?;
+            }
             *arrivals += count as u64;
             worked |= count > 0;
         }

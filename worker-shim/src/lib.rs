@@ -35,8 +35,8 @@ mod session;
 
 pub use background::{Background, BackgroundError, KeyMemory, Memory};
 pub use connect::Way;
-pub use exchange::{Exchange, ExchangeError, Traffic, Windows};
-pub use pull::{DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
+pub use exchange::{Exchange, ExchangeError, PullNews, Traffic, Windows};
+pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
 pub use session::{
     AT_FIRST, Credit, LAPS, NotACredit, Session, SessionConfig, SessionError, State, TRIALS, Trial,
     WeightsMode,

@@ -77,9 +77,11 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
             shared.publish(session);
         }
         answers.into_iter().for_each(|answer| answer());
-        for &(key, _) in &orders.awaited {
-            if let Err(error) = session.check_can_come(key) {
-                shared.cannot_come(key, error);
+        if let Some((pulling, exchange)) = session.pulling() {
+            for &(key, _) in &orders.awaited {
+                if let Err(error) = pulling.check_can_come(key, exchange) {
+                    shared.cannot_come(key, error.into());
+                }
             }
         }
         match orders.ending {
@@ -105,8 +107,12 @@ fn take_down(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError>
                 session.push(key)?;
                 pushes += 1;
             }
-            Note::Asked(key, at) => session.asked(key, at),
-            Note::Used(key, at) => session.used(key, at),
+            Note::Asked(key, at) => {
+                session.pulling().into_iter().for_each(|(pulling, _)| pulling.asked(key, at))
+            }
+            Note::Used(key, at) => {
+                session.pulling().into_iter().for_each(|(pulling, _)| pulling.used(key, at))
+            }
         }
     }
     Ok(pushes)

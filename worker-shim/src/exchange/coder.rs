@@ -95,7 +95,7 @@ impl Coder {
     }
 
     /// These chunks have another gradient than was encoded last.
-    pub fn push(&mut self, chunks: Range<u32>) {
+    pub fn encode_anew(&mut self, chunks: Range<u32>) {
         self.encoded[chunks.start as usize..chunks.end as usize].fill(None);
     }
 

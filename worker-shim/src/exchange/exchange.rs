@@ -1,12 +1,12 @@
-//! The exchange: pushes out, answers in, for one worker. No clock, no control port; generic over
-//! the transport.
+//! The exchange: a worker's pushes go out, and the hub's answers come in. It has no clock and no control port, and is
+//! generic over the transport.
 //!
-//! Owned by the worker's thread. It keeps the rule that the whole design stands on: one round in
-//! flight per chunk. A key is pushed again only after all its answers came, and its gradient and
-//! weights are lent to the caller only while none is under way.
+//! Owned by the worker's thread. It keeps the rule that the whole design stands on: one round in flight per chunk. A
+//! key is pushed again only after all its answers came, and its gradient and weights are lent to the caller only while
+//! none is under way. Arrivals that are no plain answer are in `notices`.
 //!
-//! A worker that comes to a job that has weights begins as if it had pushed the round before its first
-//! one: every key is under way until its weights are there.
+//! A worker that joins a job with weights begins as if it had pushed the round before its first one: every key is
+//! under way until its weights are there.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use fabric::{Arrival, LinkId, Port, Until};
 use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Placement, Round, Slices};
 
 use super::error::ExchangeError;
+use super::notices::{PullNews, Pulls};
 use super::outbox::{LinkClosed, Outbox};
 use super::windows::Windows;
-use crate::pull::Pulls;
 
-/// Arrivals looked at in one go.
+/// Arrivals that one poll takes.
 const BATCH: usize = 256;
 
 /// Bytes of gradients and weights that have crossed, as they cross: of a compressed job, of its frames.
@@ -34,8 +34,17 @@ pub struct Traffic {
 pub(super) struct KeyState {
     /// The round of the push under way, else of the next one.
     pub round: Round,
-    /// Answers that have not come, and one more as long as its batch is not there.
+    /// Answers that have not come. 1 while the owner of a whole key has not handed it out.
     pub outstanding: u32,
+}
+
+/// What the worker awaits of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Awaited {
+    Nothing,
+    /// That the weights of its slice can be pulled.
+    Notice,
+    Answer,
 }
 
 /// One worker's data path.
@@ -43,23 +52,20 @@ pub struct Exchange<P: Port> {
     port: P,
     /// For the link to each of the hub's cores.
     pub(super) outboxes: Vec<Outbox>,
-    placement: Placement,
+    pub(super) placement: Placement,
     pub(super) layout: Arc<Layout>,
-    windows: Windows,
+    pub(super) windows: Windows,
     pub(super) keys: Vec<KeyState>,
-    /// Chunks that are pushed and not answered.
-    under_way: Vec<bool>,
+    /// By chunk.
+    pub(super) awaited: Vec<Awaited>,
+    /// What a chunk awaits after a push.
+    first_awaited: Awaited,
     /// Answers outstanding by core.
     outstanding: Vec<u32>,
     pub(super) slices: Slices,
-    /// By slice: it is pushed, and the hub has not yet said that its weights can be pulled.
-    unnoticed: Vec<bool>,
-    /// Where weights are pulled in batches, and not as soon as they can be.
-    pub(super) pulls: Option<Pulls>,
-    /// Whether batches that are due wait for [`pull_batch`](Self::pull_batch).
-    pub(super) by_hand: bool,
+    pub(super) pulls: Pulls,
     /// Answers that came before the first round was known; `None` once it is.
-    early: Option<Vec<(LinkId, Immediate)>>,
+    pub(super) early: Option<Vec<(LinkId, Immediate)>>,
     received: u64,
     arrivals: Box<[Arrival; BATCH]>,
 }
@@ -87,13 +93,12 @@ impl<P: Port> Exchange<P> {
             outboxes,
             placement,
             keys: vec![KeyState::default(); layout.keys().len()],
-            under_way: vec![false; layout.chunks().len()],
+            awaited: vec![Awaited::Nothing; layout.chunks().len()],
+            first_awaited: if slices.schedule().pulls() { Awaited::Notice } else { Awaited::Answer },
             layout,
             windows,
-            unnoticed: vec![false; slices.count()],
             slices,
-            pulls: None,
-            by_hand: false,
+            pulls: Pulls::AtOnce,
             early: Some(Vec::new()),
             received: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
@@ -104,42 +109,36 @@ impl<P: Port> Exchange<P> {
     /// its weights of the round before are there, as if it had pushed that round.
     ///
     /// # Errors
-    /// When answers came that such a worker does not wait for.
+    /// When answers came that this worker does not await.
     pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
-        let early = self.early.take().unwrap_or_default();
         self.windows.begin(first);
         if first > Round(0) {
-            self.under_way.fill(true);
-            self.unnoticed.fill(self.slices.schedule().pulls());
             for key in (0..self.keys.len() as u32).map(KeyId) {
-                self.keys[key.index()] = KeyState { round: Round(first.0 - 1), outstanding: self.owed(key) };
-                self.pulls.iter_mut().for_each(|pulls| pulls.pushed(key, self.slices.of_key(key).len()));
-            }
-            self.outstanding.fill(0);
-            for chunk in (0..self.under_way.len() as u32).map(ChunkId) {
-                self.outstanding[self.placement.owner(chunk)] += 1;
+                self.keys[key.index()].round = Round(first.0 - 1);
+                self.await_answers(key);
             }
         }
-        early.into_iter().try_for_each(|(link, answer)| self.answered(link, answer))
+        let early = self.early.take().unwrap_or_default();
+        early.into_iter().try_for_each(|(link, answer)| self.take_arrival(link, answer))
     }
 
     /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
     pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
-        self.idle_as::<E>(key, "writing its gradient")?;
+        self.check_idle_as::<E>(key, "writing its gradient")?;
         Ok(self.windows.gradient_mut(key))
     }
 
     /// A key's weights, as of its last finished round.
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
-        self.idle_as::<E>(key, "reading its weights")?;
-        // SAFETY: `idle_as` saw that no push of the key is unanswered, and `&self` keeps it so.
+        self.check_idle_as::<E>(key, "reading its weights")?;
+        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&self` keeps it so.
         Ok(unsafe { self.windows.weights(key) })
     }
 
     /// A key's weights to read and its gradient to write, together.
     pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
-        self.idle_as::<E>(key, "using its tensors")?;
-        // SAFETY: `idle_as` saw that no push of the key is unanswered, and `&mut self` keeps it so.
+        self.check_idle_as::<E>(key, "using its tensors")?;
+        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&mut self` keeps it so.
         Ok(unsafe { self.windows.tensors(key) })
     }
 
@@ -148,7 +147,7 @@ impl<P: Port> Exchange<P> {
     /// # Errors
     /// While the key is under way, and in any other job.
     pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
-        self.idle_as::<E>(key, "writing its weights")?;
+        self.check_idle_as::<E>(key, "writing its weights")?;
         let Exchange { windows, layout, .. } = self;
         let name = || layout.keys()[key.index()].name.clone();
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
@@ -168,26 +167,29 @@ impl<P: Port> Exchange<P> {
     /// Sends a key's gradient, slice by slice. Until its answers are all in, gradient and weights of
     /// the key belong to the hub.
     pub fn push(&mut self, key: KeyId) -> Result<(), ExchangeError> {
-        self.idle(key, "pushing it again")?;
-        self.check_all_pushed_before(key)?;
-        let chunks = self.layout.key_chunks(key);
-        let slices = self.slices.of_key(key);
-        self.keys[key.index()].outstanding = self.owed(key);
-        self.pulls.iter_mut().for_each(|pulls| pulls.pushed(key, slices.len()));
-        for chunk in chunks {
-            let core = self.placement.owner(ChunkId(chunk));
-            self.under_way[chunk as usize] = true;
-            self.outstanding[core] += 1;
+        self.check_idle(key, "pushing it again")?;
+        if self.windows.have_frames() {
+            self.check_all_pushed_before(key)?;
+            self.windows.encode_anew(key);
         }
-        self.windows.push(key);
-        for slice in slices {
-            self.unnoticed[slice as usize] = self.slices.schedule().pulls();
+        self.await_answers(key);
+        for slice in self.slices.of_key(key) {
             self.outboxes[self.slices.slice(slice).core].push(&self.slices, slice);
         }
-        self.pump()
+        self.post_queued()
     }
 
-    /// With Slim-DP, a selection of the core waits for all keys of its round, and the next round for the selection.
+    /// A key is under way.
+    fn await_answers(&mut self, key: KeyId) {
+        let chunks = self.layout.key_chunks(key);
+        self.keys[key.index()].outstanding = chunks.len() as u32;
+        for chunk in chunks {
+            self.awaited[chunk as usize] = self.first_awaited;
+            self.outstanding[self.placement.owner(ChunkId(chunk))] += 1;
+        }
+    }
+
+    /// With Slim-DP, a selection waits for all keys of its round, and the next round for the selection.
     fn check_all_pushed_before(&self, key: KeyId) -> Result<(), ExchangeError> {
         let round = self.keys[key.index()].round;
         let Some(former) = round.0.checked_sub(1).map(Round).filter(|&former| self.windows.needs_all(former))
@@ -205,7 +207,7 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Posts what links take now. One that is full does not hold up the others.
-    pub(super) fn pump(&mut self) -> Result<(), ExchangeError> {
+    pub(super) fn post_queued(&mut self) -> Result<(), ExchangeError> {
         let Exchange { port, outboxes, windows, slices, keys, .. } = self;
         let mut outgoing = |key: KeyId, chunk| {
             let round = keys[key.index()].round;
@@ -214,7 +216,7 @@ impl<P: Port> Exchange<P> {
         loop {
             let mut posted = false;
             for (core, outbox) in outboxes.iter_mut().enumerate().filter(|(_, outbox)| !outbox.is_empty()) {
-                match outbox.pump(port, slices, &mut outgoing) {
+                match outbox.post_queued(port, slices, &mut outgoing) {
                     Ok(any) => posted |= any,
                     Err(LinkClosed) => return Err(closed_link(port, core)),
                 }
@@ -235,13 +237,13 @@ impl<P: Port> Exchange<P> {
     pub fn progress(&mut self) -> Result<usize, ExchangeError> {
         let mut total = 0;
         if self.has_unsent() {
-            self.pump()?;
+            self.post_queued()?;
         }
         loop {
             let count = self.port.poll(&mut self.arrivals[..]);
             for index in 0..count {
                 let Arrival { link, imm } = self.arrivals[index];
-                self.answered(link, Immediate::decode(imm))?;
+                self.take_arrival(link, Immediate::decode(imm))?;
             }
             total += count;
             if count < BATCH {
@@ -249,7 +251,7 @@ impl<P: Port> Exchange<P> {
             }
         }
         if total > 0 && self.has_unsent() {
-            self.pump()?;
+            self.post_queued()?;
         }
         if total == 0
             && let Some(closed) = self.port.closed()
@@ -260,67 +262,41 @@ impl<P: Port> Exchange<P> {
         Ok(total)
     }
 
-    fn answered(&mut self, link: LinkId, answer: Immediate) -> Result<(), ExchangeError> {
-        let Immediate { chunk, round_bits } = answer;
-        let unexpected =
-            |expected: String| ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected };
-        if let Some(early) = &mut self.early {
-            if early.len() == self.under_way.len() {
-                return Err(unexpected("where no more than one of each chunk was expected".into()));
-            }
-            early.push((link, answer));
-            return Ok(());
+    fn take_arrival(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
+        let chunk = arrival.chunk;
+        if self.awaited.get(chunk.index()) != Some(&Awaited::Answer) {
+            return self.take_notice(link, arrival);
         }
-        let Some(&true) = self.under_way.get(chunk.index()) else {
-            return Err(unexpected("of which no push is under way".into()));
-        };
-        let core = self.placement.owner(chunk);
-        let layout_chunk = self.layout.chunk(chunk);
-        let key = &mut self.keys[layout_chunk.key.index()];
-        let slice = self.slices.of_chunk(chunk);
-        let core_link = self.outboxes[core].link() == link;
-        if core_link && answer == Immediate::control(chunk, key.round) && self.windows.push_again(chunk) {
-            self.outboxes[core].push_again(layout_chunk.key, chunk);
-            return Ok(());
-        }
-        let unnoticed = self.unnoticed[slice as usize];
-        let (expected, kind) = match unnoticed {
-            true => (Immediate::control(chunk, key.round), "a notice"),
-            false => (Immediate::new(chunk, key.round), "an answer"),
-        };
-        if self.outboxes[core].link() != link || answer != expected {
-            let round = key.round.0;
-            return Err(unexpected(format!(
-                "where {kind} was expected for round {round} over the link of core {core}"
-            )));
-        }
-        if unnoticed {
-            // No bytes came: the hub says that the layer's weights can be pulled.
-            if self.slices.chunks(slice)[0] != chunk {
-                return Err(unexpected("where a notice names the first chunk of its layer".into()));
-            }
-            self.unnoticed[slice as usize] = false;
-            match &mut self.pulls {
-                None => self.outboxes[core].control(expected),
-                Some(pulls) => pulls.noticed(layout_chunk.key),
-            }
-            self.pull_if_due();
-            return Ok(());
+        let (core, key) = (self.placement.owner(chunk), self.layout.chunk(chunk).key);
+        let round = self.keys[key.index()].round;
+        if link != self.outboxes[core].link() || arrival != Immediate::new(chunk, round) {
+            return self.take_notice(link, arrival);
         }
         // SAFETY: the hub has answered this chunk and writes it again only after this worker's next
         // push of it.
-        let bytes = unsafe { self.windows.arrived(chunk, key.round, core) };
-        let lies = |why| ExchangeError::Frame { chunk: chunk.0, round: key.round.0, why };
+        let bytes = unsafe { self.windows.arrived(chunk, round, core) };
+        let lies = |why| ExchangeError::Frame { chunk: chunk.0, round: round.0, why };
         self.received += bytes.map_err(lies)? as u64;
-        self.under_way[chunk.index()] = false;
+        self.awaited[chunk.index()] = Awaited::Nothing;
         self.outstanding[core] -= 1;
-        key.outstanding -= 1;
-        if key.outstanding == 0 {
-            key.round = key.round.next();
-        } else if key.outstanding == 1 && self.pulls.is_some() {
-            self.take_in_batch(layout_chunk.key);
+        let key_state = &mut self.keys[key.index()];
+        key_state.outstanding -= 1;
+        if key_state.outstanding == 0 {
+            self.finish_key(key);
         }
         Ok(())
+    }
+
+    /// All answers of a key are there.
+    fn finish_key(&mut self, key: KeyId) {
+        let state = &mut self.keys[key.index()];
+        match &mut self.pulls {
+            Pulls::AtOnce => state.round = state.round.next(),
+            Pulls::ByOwner(news) => {
+                state.outstanding = 1;
+                news.push(PullNews::Whole(key));
+            }
+        }
     }
 
     /// Bytes that have crossed so far.
@@ -356,15 +332,20 @@ impl<P: Port> Exchange<P> {
 
     /// Answers that a key still waits for.
     pub fn outstanding(&self, key: KeyId) -> u32 {
-        self.layout.key_chunks(key).filter(|&chunk| self.under_way[chunk as usize]).count() as u32
+        self.awaited_chunks(key).count() as u32
+    }
+
+    fn awaited_chunks(&self, key: KeyId) -> impl Iterator<Item = ChunkId> {
+        let chunks = self.layout.key_chunks(key).map(ChunkId);
+        chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
     }
 
     /// What to sleep for when only this key matters: as many answers as may hold its last one, on
     /// the core that owes it the most.
     pub fn until_key(&self, key: KeyId) -> Until {
         let mut owed = vec![0; self.outboxes.len()];
-        for chunk in self.layout.key_chunks(key).filter(|&chunk| self.under_way[chunk as usize]) {
-            owed[self.placement.owner(ChunkId(chunk))] += 1;
+        for chunk in self.awaited_chunks(key) {
+            owed[self.placement.owner(chunk)] += 1;
         }
         self.until(&owed)
     }
@@ -375,7 +356,7 @@ impl<P: Port> Exchange<P> {
     }
 
     fn until(&self, owed: &[u32]) -> Until {
-        if self.has_unsent() || self.slices.schedule().pulls() {
+        if self.has_unsent() || self.first_awaited == Awaited::Notice {
             return Until::Any; // each answer may make room, or is to be followed by a pull
         }
         match owed.iter().enumerate().max_by_key(|&(_, &owed)| owed) {
@@ -399,12 +380,7 @@ impl<P: Port> Exchange<P> {
         &self.layout
     }
 
-    /// Answers that a key waits for after a push, and one more for its batch where it is pulled in one.
-    fn owed(&self, key: KeyId) -> u32 {
-        self.layout.key_chunks(key).len() as u32 + u32::from(self.pulls.is_some())
-    }
-
-    fn idle(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+    fn check_idle(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
         match self.keys.get(key.index()) {
             None => Err(ExchangeError::NoSuchKey { key: key.0, keys: self.keys.len() }),
             Some(state) if state.outstanding > 0 => Err(ExchangeError::UnderWay {
@@ -416,9 +392,9 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// As `idle`, and the key is of type `E`.
-    fn idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
-        self.idle(key, doing)?;
+    /// As `check_idle`, and the key is of type `E`.
+    fn check_idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+        self.check_idle(key, doing)?;
         let Key { name, dtype, .. } = &self.layout.keys()[key.index()];
         if *dtype != E::DTYPE {
             let (key, seen, asked) = (name.clone(), dtype.name(), E::DTYPE.name());

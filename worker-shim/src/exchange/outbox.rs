@@ -1,48 +1,47 @@
 //! An outbox: what a worker has pushed and the link to one of the hub's cores has not taken yet.
 //!
-//! Owned by the exchange. A slice that is begun is finished before another one; control messages pass all of them.
+//! Owned by the exchange. A slice that is begun is finished before another one; what is urgent passes all of them.
 //! Allocates nothing after it is made.
 //!
 //! ```text
 //!   push -> [slices, by priority] -> [the one begun] --+--> post, as long as the link takes it
-//!                          [control messages] ---------+
+//!           [urgent: pulls, chunks that are repeated] -+
 //! ```
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use fabric::{Imm, LinkId, Port, Posted, Span};
+use fabric::{LinkId, Port, Posted, Span};
 use pbox_core::{ChunkId, Immediate, KeyId, Round, SendQueue, Slices};
 
 /// What control messages carry: an immediate, and no bytes.
 const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
+/// What passes all slices.
+#[derive(Clone, Copy, Debug)]
+enum Urgent {
+    Control(Immediate),
+    /// A chunk that the hub could not read.
+    Again(KeyId, ChunkId),
+}
+
 /// What waits for one link.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     link: LinkId,
-    controls: VecDeque<Imm>,
+    urgent: VecDeque<Urgent>,
     /// Numbers of slices.
     queue: SendQueue<u32>,
     /// The slice that is begun, and its chunks that are left.
     begun: Option<(u32, Range<usize>)>,
-    /// Chunks that the hub could not read.
-    again: Vec<(KeyId, ChunkId)>,
     posted_bytes: u64,
 }
 
 impl Outbox {
     /// For the link to a core that at most so many slices go to.
     pub fn new(link: LinkId, slices: usize) -> Self {
-        let controls = VecDeque::with_capacity(slices);
-        Outbox {
-            link,
-            controls,
-            queue: SendQueue::new(slices),
-            begun: None,
-            again: Vec::new(),
-            posted_bytes: 0,
-        }
+        let urgent = VecDeque::with_capacity(slices);
+        Outbox { link, urgent, queue: SendQueue::new(slices), begun: None, posted_bytes: 0 }
     }
 
     /// The link that it is for.
@@ -58,12 +57,12 @@ impl Outbox {
 
     /// Takes in a control message.
     pub fn control(&mut self, message: Immediate) {
-        self.controls.push_back(message.encode());
+        self.urgent.push_back(Urgent::Control(message));
     }
 
-    /// A chunk is to be posted again, before all others.
+    /// Takes in a chunk that is to be posted again, before all slices.
     pub fn push_again(&mut self, key: KeyId, chunk: ChunkId) {
-        self.again.push((key, chunk));
+        self.urgent.push_back(Urgent::Again(key, chunk));
     }
 
     /// Bytes that the link took so far.
@@ -73,37 +72,35 @@ impl Outbox {
 
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.begun.is_none() && self.queue.is_empty() && self.controls.is_empty() && self.again.is_empty()
+        self.begun.is_none() && self.queue.is_empty() && self.urgent.is_empty()
     }
 
     /// Posts what the link takes; whether it took anything. `outgoing` is what of a chunk is posted, and its round.
     ///
     /// # Errors
     /// When the link is closed.
-    pub fn pump<P: Port>(
+    pub fn post_queued<P: Port>(
         &mut self,
         port: &mut P,
         slices: &Slices,
         mut outgoing: impl FnMut(KeyId, ChunkId) -> (Span, Round),
     ) -> Result<bool, LinkClosed> {
         let mut posted = false;
-        while let Some(&message) = self.controls.front() {
-            match port.post(self.link, NO_BYTES, message) {
-                Posted::Accepted => posted = true,
-                Posted::Full => return Ok(posted),
-                Posted::Closed => return Err(LinkClosed),
-            }
-            self.controls.pop_front();
-        }
-        while let Some(&(key, chunk)) = self.again.last() {
-            let (span, round) = outgoing(key, chunk);
-            match port.post(self.link, span, Immediate::new(chunk, round).encode()) {
+        while let Some(&urgent) = self.urgent.front() {
+            let (span, message) = match urgent {
+                Urgent::Control(message) => (NO_BYTES, message),
+                Urgent::Again(key, chunk) => {
+                    let (span, round) = outgoing(key, chunk);
+                    (span, Immediate::new(chunk, round))
+                }
+            };
+            match port.post(self.link, span, message.encode()) {
                 Posted::Accepted => posted = true,
                 Posted::Full => return Ok(posted),
                 Posted::Closed => return Err(LinkClosed),
             }
             self.posted_bytes += span.bytes as u64;
-            self.again.pop();
+            self.urgent.pop_front();
         }
         while let Some((number, rest)) = self.next(slices) {
             let key = slices.slice(number).key;

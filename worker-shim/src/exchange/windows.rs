@@ -104,10 +104,15 @@ impl Windows {
         }
     }
 
+    /// Whether frames cross, and not the values themselves.
+    pub(crate) fn have_frames(&self) -> bool {
+        matches!(self.gradients, Gradients::Framed { .. })
+    }
+
     /// The key's gradient is another one from now on, to be encoded when it leaves.
-    pub(crate) fn push(&mut self, key: KeyId) {
+    pub(crate) fn encode_anew(&mut self, key: KeyId) {
         if let Gradients::Framed { coder, .. } = &mut self.gradients {
-            coder.push(self.layout.key_chunks(key));
+            coder.encode_anew(self.layout.key_chunks(key));
         }
     }
 

@@ -10,6 +10,7 @@ use pbox_core::{KeyId, Schedule};
 use crate::exchange::{Exchange, ExchangeError};
 
 use super::batch::Batching;
+use super::batches::{Batches, Counts};
 use super::planner::{Planner, PullPlan};
 
 /// How weights are pulled in batches of layers, so that pulling overlaps the forward pass (iBatch).
@@ -82,46 +83,67 @@ impl Pull {
 /// A session's pulls in batches.
 #[derive(Debug)]
 pub(crate) struct Pulling {
+    batches: Batches,
     planner: Planner,
     start_up: Duration,
-    /// When the batch that is due is pulled, where a start-up is imitated.
+    /// When the batch that is due is pulled, for a start-up that is imitated.
     pulled_at: Option<Instant>,
-    /// Batches that were due, and that came, when it last looked.
-    seen: (u64, u64),
+    /// What the planner was told.
+    told: Counts,
 }
 
 impl Pulling {
-    /// From now on, by this exchange, whose model has so many keys.
+    /// From now on, by this exchange.
     pub fn begin<P: Port>(pull: &Pull, exchange: &mut Exchange<P>) -> Result<Self, PullError> {
         let keys = exchange.layout().keys().len();
         let layers = pull.layers(keys)?;
         let planner = Planner::new(pull.batching, &layers, keys);
-        exchange.pull_in_batches(layers, !pull.start_up.is_zero());
-        exchange.set_batches(planner.batches());
-        Ok(Pulling { planner, start_up: pull.start_up, pulled_at: None, seen: (0, 0) })
+        let mut batches = Batches::begin(layers, exchange);
+        batches.set(planner.batches());
+        Ok(Pulling { batches, planner, start_up: pull.start_up, pulled_at: None, told: Counts::default() })
     }
 
-    /// After each look of the exchange: takes down what came and what is due, and pulls what has waited long enough.
-    pub fn look<P: Port>(&mut self, exchange: &mut Exchange<P>) -> Result<(), ExchangeError> {
-        let (due, there) = exchange.batches();
-        if (due, there) != self.seen {
+    /// Lets the exchange take in what has come, tells the planner of it, and pulls what has waited long enough. How
+    /// many chunks came.
+    pub fn progress<P: Port>(&mut self, exchange: &mut Exchange<P>) -> Result<usize, ExchangeError> {
+        let count = exchange.progress()?;
+        self.batches.take_news(exchange);
+        let counts = self.batches.counts();
+        if counts != self.told {
             let now = Instant::now();
             // The next one is due when the one before is there.
-            (self.seen.1..there).for_each(|_| self.planner.there(now));
-            (self.seen.0..due).for_each(|_| self.planner.due(now));
-            self.seen = (due, there);
-            self.pulled_at = exchange.batch_is_due().then(|| now + self.start_up);
+            (self.told.there..counts.there).for_each(|_| self.planner.there(now));
+            (self.told.due..counts.due).for_each(|_| self.planner.due(now));
+            self.told = counts;
+            self.pulled_at = self.batches.is_due().then(|| now + self.start_up);
         }
         if self.pulled_at.is_some_and(|at| at <= Instant::now()) {
             self.pulled_at = None;
-            exchange.pull_batch()?;
+            self.batches.pull(exchange)?;
         }
-        Ok(())
+        Ok(count)
     }
 
-    /// The most that may be slept, where a pull begins after that.
+    /// The most that may be slept: until the next pull begins.
     pub fn sleep_limit(&self) -> Option<Duration> {
         self.pulled_at.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// As [`sleep_limit`](Self::sleep_limit), for a caller that waits for a key.
+    ///
+    /// # Errors
+    /// When the key cannot come without another push.
+    pub fn sleep_limit_for<P: Port>(
+        &self,
+        key: KeyId,
+        exchange: &Exchange<P>,
+    ) -> Result<Option<Duration>, ExchangeError> {
+        self.batches.check_can_come(key, exchange).map(|()| self.sleep_limit())
+    }
+
+    /// Whether a key that is under way can come without another push.
+    pub fn check_can_come<P: Port>(&self, key: KeyId, exchange: &Exchange<P>) -> Result<(), ExchangeError> {
+        self.batches.check_can_come(key, exchange)
     }
 
     /// The caller wants a key's weights.
@@ -134,15 +156,15 @@ impl Pulling {
         self.planner.used(key, at);
     }
 
-    /// Before a push: where it is the first after a round, other batches may be better.
-    pub fn before_push<P: Port>(&mut self, exchange: &mut Exchange<P>) {
+    /// Before a push: if it is the first after a round, other batches may be better.
+    pub fn before_push<P: Port>(&mut self, exchange: &Exchange<P>) {
         if !self.planner.is_round_over() {
             return self.planner.forget_what_was_used();
         }
-        // A caller that pushes while others of its keys are under way has no rounds that could be told apart.
+        // If the caller pushes while others of its keys are under way, rounds cannot be told apart.
         let is_quiet = exchange.first_under_way().is_none();
         if let Some(batches) = self.planner.end_of_round(is_quiet) {
-            exchange.set_batches(batches);
+            self.batches.set(batches);
         }
     }
 

@@ -5,7 +5,6 @@ mod credit;
 mod error;
 mod hubs;
 mod join;
-mod pull;
 mod session;
 mod state;
 mod wait;

@@ -15,7 +15,7 @@ use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use crate::connect::{Hub, Way};
 use crate::exchange::{Exchange, Traffic, Windows};
-use crate::pull::Pulling;
+use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
 /// How soon a worker that waits for the others sees that its caller gave up.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
@@ -128,7 +128,9 @@ impl Session {
     }
 
     fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
-        self.pulling.iter_mut().for_each(|pulling| pulling.before_push(&mut self.exchange));
+        if let Some(pulling) = &mut self.pulling {
+            pulling.before_push(&self.exchange);
+        }
         self.exchange.push(key).map_err(|error| self.explain(error))
     }
 
@@ -163,6 +165,25 @@ impl Session {
         (self.credit, self.tuner.as_ref().map_or(&[], |(tuner, _)| tuner.tried()))
     }
 
+    /// If weights are pulled in batches: what is planned, once there is a plan, and what came of it.
+    pub fn pull_plan(&self) -> Option<&PullPlan> {
+        self.pulling.as_ref().and_then(Pulling::plan)
+    }
+
+    /// If weights are pulled in batches: by other layers from now on, for a caller that learns only as it computes
+    /// in what order its layers are needed. What they take is measured anew.
+    ///
+    /// # Errors
+    /// While a key is under way, when weights are not pulled in batches, and when they are not every key once.
+    pub fn pull_by(&mut self, layers: Vec<Vec<KeyId>>) -> Result<(), SessionError> {
+        self.check_quiet("pulling by other layers")?;
+        let pull = self.config.pull.as_mut().ok_or(PullError::NoBatches)?;
+        let pull = Pull { layers, ..pull.clone() };
+        self.pulling = Some(Pulling::begin(&pull, &mut self.exchange)?);
+        self.config.pull = Some(pull);
+        Ok(())
+    }
+
     /// By which transport it reaches each hub, and why by this one.
     pub fn ways(&self) -> &[Way] {
         &self.ways
@@ -193,6 +214,11 @@ impl Session {
     /// join it is the round that this worker takes part from: not 0 when the job had begun.
     pub fn next_round(&self) -> Round {
         self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
+    }
+
+    /// Its pulls, if weights are pulled in batches; and its exchange.
+    pub(crate) fn pulling(&mut self) -> Option<(&mut Pulling, &Exchange<any::Port>)> {
+        self.pulling.as_mut().map(|pulling| (pulling, &self.exchange))
     }
 
     /// With it any thread ends the sleep of a [`turn`](Self::turn).

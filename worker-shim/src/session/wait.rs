@@ -21,20 +21,26 @@ impl Session {
     /// Waits until the key's answer is there.
     pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.check_exists(key)?;
-        self.asked(key, Instant::now());
+        let asked = Instant::now();
         self.wait_for(|exchange| (!exchange.is_ready(key)).then(|| (key, exchange.until_key(key))))?;
-        self.used(key, Instant::now());
+        if let Some(pulling) = &mut self.pulling {
+            pulling.asked(key, asked);
+            pulling.used(key, Instant::now());
+        }
         Ok(())
     }
 
     /// Whether the key's answer is there; takes in what has come, and waits for nothing.
     pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
         self.check_exists(key)?;
-        self.asked(key, Instant::now());
+        let asked = Instant::now();
         self.take_in()?;
         let is_ready = self.exchange.is_ready(key);
-        if is_ready {
-            self.used(key, Instant::now());
+        if let Some(pulling) = &mut self.pulling {
+            pulling.asked(key, asked);
+            if is_ready {
+                pulling.used(key, Instant::now());
+            }
         }
         Ok(is_ready)
     }
@@ -52,10 +58,10 @@ impl Session {
             if left.is_zero() {
                 return Ok(());
             }
-            let left = self.sleep_limit().map_or(left, |limit| limit.min(left));
+            let pull_in = self.pulling.as_ref().and_then(Pulling::sleep_limit);
             // Nobody needs the answers before `until`: one wake-up for the most of them.
             let sleep_for = self.exchange.until_all();
-            self.exchange.port().wait(sleep_for, left);
+            self.exchange.port().wait(sleep_for, pull_in.map_or(left, |limit| limit.min(left)));
             if let Some(error) = self.ended() {
                 return Err(error);
             }
@@ -84,15 +90,13 @@ impl Session {
             &[(key, _)] => self.exchange.until_key(key),
             _ => Until::Any,
         };
-        match awaited.is_empty() {
-            // Whoever computes needs the core more than an answer that nobody waits for.
-            true => {
-                let nap = self.config.idle.nap.max(LOOK);
-                let limit = self.sleep_limit().map_or(nap, |limit| limit.min(nap));
-                self.exchange.port().wait(until, limit);
-            }
-            false if !self.idle(idle, until) => return Ok(false),
-            false => {}
+        let pull_in = self.pulling.as_ref().and_then(Pulling::sleep_limit);
+        if awaited.is_empty() {
+            // The caller's computing needs the core more than an answer that nobody waits for.
+            let nap = self.config.idle.nap.max(LOOK);
+            self.exchange.port().wait(until, pull_in.map_or(nap, |limit| limit.min(nap)));
+        } else if !self.idle(idle, until, pull_in) {
+            return Ok(false);
         }
         if let Some(error) = self.ended() {
             return Err(error);
@@ -117,8 +121,11 @@ impl Session {
                 idle.reset();
             }
             let Some((key, until)) = open(&self.exchange) else { return Ok(()) };
-            self.exchange.check_can_come(key)?;
-            if self.idle(&mut idle, until) || polls.is_multiple_of(POLLS_PER_LOOK) {
+            let pull_in = match &self.pulling {
+                None => None,
+                Some(pulling) => pulling.sleep_limit_for(key, &self.exchange)?,
+            };
+            if self.idle(&mut idle, until, pull_in) || polls.is_multiple_of(POLLS_PER_LOOK) {
                 let since = *waiting_since.get_or_insert_with(Instant::now);
                 self.still_possible(key, since)?;
             }
@@ -127,27 +134,22 @@ impl Session {
 
     /// Takes in what has come; how many chunks.
     pub(super) fn take_in(&mut self) -> Result<usize, SessionError> {
-        let taken = self.exchange.progress().and_then(|count| {
-            self.pulling.iter_mut().try_for_each(|pulling| pulling.look(&mut self.exchange))?;
-            Ok(count)
-        });
+        let taken = match &mut self.pulling {
+            None => self.exchange.progress(),
+            Some(pulling) => pulling.progress(&mut self.exchange),
+        };
         taken.map_err(|error| self.explain(error))
     }
 
-    /// Idles once; whether it slept.
-    fn idle(&mut self, idle: &mut Idle, until: Until) -> bool {
-        match self.sleep_limit() {
+    /// Idles once; whether it slept. A pull may begin in `pull_in`.
+    fn idle(&mut self, idle: &mut Idle, until: Until, pull_in: Option<Duration>) -> bool {
+        match pull_in {
             Some(limit) => {
                 self.exchange.port().wait(until, limit);
                 true
             }
             None => idle.step(self.exchange.port(), until),
         }
-    }
-
-    /// Until a pull is to begin.
-    fn sleep_limit(&self) -> Option<Duration> {
-        self.pulling.as_ref().and_then(Pulling::sleep_limit)
     }
 
     /// Whether a key that is under way can still complete; asked after each sleep, and now and then

@@ -1,0 +1,133 @@
+//! Arrivals that are no plain answer: notices of a schedule that pulls, demands for another push, answers that come
+//! before the first round is known, and what breaks the protocol.
+//!
+//! The exchange's, on the worker's thread. Knows that keys are pulled, not which ones together.
+
+use fabric::{LinkId, Port};
+use pbox_core::{ChunkId, Immediate, KeyId};
+
+use super::error::ExchangeError;
+use super::exchange::{Awaited, Exchange, KeyState};
+
+/// Who pulls the weights that the hub has given notice of.
+#[derive(Debug)]
+pub(super) enum Pulls {
+    /// The exchange, at once.
+    AtOnce,
+    /// Its owner, who also says when keys are handed out. The news that it has not taken yet.
+    ByOwner(Vec<PullNews>),
+}
+
+/// What the owner of an exchange learns of weights that it pulls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullNews {
+    /// A slice of a key can be pulled.
+    Noticed(KeyId),
+    /// All answers of a key are there.
+    Whole(KeyId),
+}
+
+impl<P: Port> Exchange<P> {
+    /// From now on the owner of the exchange pulls keys ([`pull`](Self::pull)) and hands them out
+    /// ([`hand_out`](Self::hand_out)); [`take_pull_news`](Self::take_pull_news) says when it can.
+    ///
+    /// # Panics
+    /// When the schedule pulls nothing, and while a key is under way.
+    pub fn let_owner_pull(&mut self) {
+        let schedule = self.slices.schedule();
+        assert!(schedule.pulls(), "the schedule {schedule} pulls nothing");
+        assert_eq!(self.first_under_way(), None, "pulls change between rounds");
+        self.pulls = Pulls::ByOwner(Vec::with_capacity(self.slices.count() + self.keys.len()));
+    }
+
+    /// Calls `take` with each piece of news since the last call, oldest first.
+    pub fn take_pull_news(&mut self, take: impl FnMut(PullNews)) {
+        if let Pulls::ByOwner(news) = &mut self.pulls {
+            news.drain(..).for_each(take);
+        }
+    }
+
+    /// Asks the hub for the weights of keys, all slices of which it has given notice of.
+    ///
+    /// # Errors
+    /// When a link is closed.
+    pub fn pull(&mut self, keys: &[KeyId]) -> Result<(), ExchangeError> {
+        for &key in keys {
+            self.slices.of_key(key).for_each(|slice| self.pull_slice(slice));
+        }
+        self.post_queued()
+    }
+
+    /// A key whose answers are all there is not under way any more.
+    pub fn hand_out(&mut self, key: KeyId) {
+        let state = &mut self.keys[key.index()];
+        *state = KeyState { round: state.round.next(), outstanding: 0 };
+    }
+
+    /// How many slices a key is pulled in.
+    pub fn slices_of_key(&self, key: KeyId) -> usize {
+        self.slices.of_key(key).len()
+    }
+
+    /// Takes in what is no answer that is awaited now.
+    ///
+    /// # Errors
+    /// When it breaks the protocol.
+    #[cold]
+    pub(super) fn take_notice(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
+        let Immediate { chunk, round_bits } = arrival;
+        let unexpected =
+            |expected: String| Err(ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected });
+        if let Some(early) = &mut self.early {
+            if early.len() == self.awaited.len() {
+                return unexpected("where no more than one of each chunk was expected".into());
+            }
+            early.push((link, arrival));
+            return Ok(());
+        }
+        let awaited = match self.awaited.get(chunk.index()) {
+            None | Some(Awaited::Nothing) => {
+                return unexpected("of which no push is under way".into());
+            }
+            Some(&awaited) => awaited,
+        };
+        let (core, key) = (self.placement.owner(chunk), self.layout.chunk(chunk).key);
+        let round = self.keys[key.index()].round;
+        if link == self.outboxes[core].link() && arrival == Immediate::control(chunk, round) {
+            if awaited == Awaited::Notice {
+                if !self.notice_slice(chunk, key) {
+                    return unexpected("where a notice names the first chunk of its layer".into());
+                }
+                return Ok(());
+            }
+            if self.windows.push_again(chunk) {
+                self.outboxes[core].push_again(key, chunk);
+                return Ok(());
+            }
+        }
+        let kind = if awaited == Awaited::Notice { "a notice" } else { "an answer" };
+        unexpected(format!("where {kind} was expected for round {} over the link of core {core}", round.0))
+    }
+
+    /// No bytes came: the hub says that the weights of a slice can be pulled. False if this is not its first chunk.
+    fn notice_slice(&mut self, chunk: ChunkId, key: KeyId) -> bool {
+        let slice = self.slices.of_chunk(chunk);
+        let chunks = self.slices.chunks(slice);
+        if chunks[0] != chunk {
+            return false;
+        }
+        chunks.iter().for_each(|chunk| self.awaited[chunk.index()] = Awaited::Answer);
+        match &mut self.pulls {
+            Pulls::AtOnce => self.pull_slice(slice),
+            Pulls::ByOwner(news) => news.push(PullNews::Noticed(key)),
+        }
+        true
+    }
+
+    fn pull_slice(&mut self, slice: u32) {
+        let first = self.slices.chunks(slice)[0];
+        let pulled = self.slices.slice(slice);
+        let message = Immediate::control(first, self.keys[pulled.key.index()].round);
+        self.outboxes[pulled.core].control(message);
+    }
+}

@@ -1,0 +1,236 @@
+//! The state of a worker's batches: which one is pulled next, and what is missing of each.
+//!
+//! Owned by whoever owns the exchange that it pulls by. It counts what is noticed and what is there; it has no clock, and
+//! no opinion of which batches are good ones.
+//!
+//! ```text
+//!   a batch:  waits --all its slices are noticed, the batch before is there--> due --> pulled --> handed out
+//! ```
+//!
+//! Batches are pulled one after the other, in the order of the forward pass, and round after round. A batch is one
+//! communication: its keys are handed out together, when all of them are there (iBatch; decision 19).
+
+use std::ops::Range;
+
+use fabric::Port;
+use pbox_core::KeyId;
+
+use crate::exchange::{Exchange, ExchangeError, PullNews};
+
+/// The batches of a worker's layers, and how far they are.
+#[derive(Debug)]
+pub struct Batches {
+    /// Keys that are needed together, in the order of the forward pass.
+    layers: Vec<Vec<KeyId>>,
+    batches: Vec<Batch>,
+    /// By key.
+    batch_of: Vec<usize>,
+    /// By key: how many slices the hub gives notice of.
+    slices: Vec<usize>,
+    /// The batch that is pulled next, or is on its way.
+    at: usize,
+    stage: Stage,
+    counts: Counts,
+}
+
+/// How many batches there were since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// That could be pulled.
+    pub due: u64,
+    /// That were handed out.
+    pub there: u64,
+}
+
+#[derive(Debug)]
+struct Batch {
+    keys: Vec<KeyId>,
+    /// Slices that the hub has not given notice of.
+    unnoticed: usize,
+    /// Keys that are not there.
+    missing: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Waits,
+    Due,
+    Pulled,
+}
+
+impl Batches {
+    /// Pulls `exchange` in batches from now on, each of these layers a batch by itself for the time being. Layers are
+    /// keys that are needed together, in the order of the forward pass; they have each key once.
+    ///
+    /// # Panics
+    /// When the exchange's schedule pulls nothing, and while a key is under way.
+    pub fn begin<P: Port>(layers: Vec<Vec<KeyId>>, exchange: &mut Exchange<P>) -> Self {
+        exchange.let_owner_pull();
+        let keys = (0..exchange.layout().keys().len() as u32).map(KeyId);
+        Self::new(layers, keys.map(|key| exchange.slices_of_key(key)).collect())
+    }
+
+    fn new(layers: Vec<Vec<KeyId>>, slices: Vec<usize>) -> Self {
+        let each: Vec<_> = (0..layers.len()).map(|layer| layer..layer + 1).collect();
+        let (batches, batch_of) = (Vec::new(), vec![0; slices.len()]);
+        let (stage, counts) = (Stage::Waits, Counts::default());
+        let mut batches = Batches { layers, batches, batch_of, slices, at: 0, stage, counts };
+        batches.set(&each);
+        batches
+    }
+
+    /// These batches from now on: ranges of layers, which are all layers in order.
+    ///
+    /// # Panics
+    /// Within a round.
+    pub fn set(&mut self, ranges: &[Range<usize>]) {
+        let is_fresh = |batch: &Batch| batch.unnoticed == self.unnoticed(&batch.keys);
+        assert!(self.batches.iter().all(is_fresh), "batches change between rounds");
+        let keys = |range: &Range<usize>| self.layers[range.clone()].concat();
+        let batch = |keys: Vec<KeyId>| Batch { unnoticed: self.unnoticed(&keys), missing: keys.len(), keys };
+        self.batches = ranges.iter().map(|range| batch(keys(range))).collect();
+        self.at = 0;
+        for (number, batch) in self.batches.iter().enumerate() {
+            batch.keys.iter().for_each(|key| self.batch_of[key.index()] = number);
+        }
+    }
+
+    fn unnoticed(&self, keys: &[KeyId]) -> usize {
+        keys.iter().map(|key| self.slices[key.index()]).sum()
+    }
+
+    /// Takes in what the exchange has learned, and hands out a batch that is there.
+    pub fn take_news<P: Port>(&mut self, exchange: &mut Exchange<P>) {
+        let mut there = Vec::new();
+        exchange.take_pull_news(|news| match news {
+            PullNews::Noticed(key) => self.count_notice(key),
+            PullNews::Whole(key) => there.extend_from_slice(self.count_key(key).unwrap_or_default()),
+        });
+        there.into_iter().for_each(|key| exchange.hand_out(key));
+    }
+
+    /// A slice of a key can be pulled.
+    fn count_notice(&mut self, key: KeyId) {
+        self.batches[self.batch_of[key.index()]].unnoticed -= 1;
+        self.check_due();
+    }
+
+    /// All of a key is there: the keys of its batch, when it is the last of them.
+    fn count_key(&mut self, key: KeyId) -> Option<&[KeyId]> {
+        let number = self.batch_of[key.index()];
+        self.batches[number].missing -= 1;
+        if self.batches[number].missing > 0 {
+            return None;
+        }
+        let unnoticed = self.unnoticed(&self.batches[number].keys);
+        let batch = &mut self.batches[number];
+        (batch.unnoticed, batch.missing) = (unnoticed, batch.keys.len());
+        self.counts.there += 1;
+        self.at = (number + 1) % self.batches.len();
+        self.stage = Stage::Waits;
+        self.check_due();
+        Some(&self.batches[number].keys)
+    }
+
+    fn check_due(&mut self) {
+        if self.stage == Stage::Waits && self.batches[self.at].unnoticed == 0 {
+            self.stage = Stage::Due;
+            self.counts.due += 1;
+        }
+    }
+
+    /// Whether a batch can be pulled and is not yet.
+    pub fn is_due(&self) -> bool {
+        self.stage == Stage::Due
+    }
+
+    /// Pulls the batch that is due, if any is.
+    pub fn pull<P: Port>(&mut self, exchange: &mut Exchange<P>) -> Result<(), ExchangeError> {
+        if !self.is_due() {
+            return Ok(());
+        }
+        self.stage = Stage::Pulled;
+        exchange.pull(&self.batches[self.at].keys)
+    }
+
+    /// How many batches there were since the beginning.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Whether a key that is under way can come: all that its batch waits for is pushed.
+    ///
+    /// # Errors
+    /// When not, with a key that is missing.
+    pub fn check_can_come<P: Port>(&self, key: KeyId, exchange: &Exchange<P>) -> Result<(), ExchangeError> {
+        let unpushed = self.unpushed_before(key, |key| !exchange.is_ready(key));
+        let Some(unpushed) = unpushed.filter(|_| !exchange.is_ready(key)) else { return Ok(()) };
+        let name = |key: KeyId| exchange.layout().keys()[key.index()].name.clone();
+        Err(ExchangeError::Unpushed { key: name(key), unpushed: name(unpushed) })
+    }
+
+    /// A key that has to be pushed before this one, which is under way, can come.
+    fn unpushed_before(&self, key: KeyId, is_under_way: impl Fn(KeyId) -> bool) -> Option<KeyId> {
+        let until = self.batch_of[key.index()];
+        let before = self.batches.get(self.at..=until).unwrap_or_default();
+        before.iter().flat_map(|batch| &batch.keys).copied().find(|&key| !is_under_way(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batches(ranges: &[Range<usize>]) -> Batches {
+        let mut batches = Batches::new((0..3).map(|key| vec![KeyId(key)]).collect(), vec![2; 3]);
+        batches.set(ranges);
+        batches
+    }
+
+    #[test]
+    fn batches_are_pulled_back_to_back_once_they_are_noticed() {
+        let mut batches = batches(&[0..2, 2..3]);
+        for round in 0..3 {
+            for key in [2, 2, 1, 0, 0].map(KeyId) {
+                batches.count_notice(key);
+                assert!(
+                    !batches.is_due(),
+                    "a slice of the first batch is missing, and it is not the second's turn"
+                );
+            }
+            batches.count_notice(KeyId(1));
+            assert!(batches.is_due());
+            assert_eq!(batches.batches[batches.at].keys, [KeyId(0), KeyId(1)]);
+            batches.stage = Stage::Pulled;
+            assert_eq!(batches.count_key(KeyId(1)), None);
+            assert_eq!(batches.counts(), Counts { due: 2 * round + 1, there: 2 * round });
+            assert_eq!(batches.count_key(KeyId(0)), Some(&[KeyId(0), KeyId(1)][..]));
+            assert!(batches.is_due(), "the next one was noticed long ago");
+            assert_eq!(batches.batches[batches.at].keys, [KeyId(2)]);
+            batches.stage = Stage::Pulled;
+            assert_eq!(batches.count_key(KeyId(2)), Some(&[KeyId(2)][..]));
+            assert!(!batches.is_due());
+        }
+        assert_eq!(batches.counts(), Counts { due: 6, there: 6 });
+    }
+
+    #[test]
+    fn a_key_that_waits_for_one_that_is_not_pushed() {
+        let batches = batches(&[0..1, 1..3]);
+        let unpushed_before = |key, pushed: &[u32]| {
+            batches.unpushed_before(KeyId(key), |key| pushed.contains(&key.0)).map(|key| key.0)
+        };
+        assert_eq!(unpushed_before(2, &[2]), Some(0));
+        assert_eq!(unpushed_before(2, &[2, 0]), Some(1), "of its own batch");
+        assert_eq!(unpushed_before(0, &[2, 0]), None);
+        assert_eq!(unpushed_before(2, &[2, 0, 1]), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "batches change between rounds")]
+    fn batches_do_not_change_in_a_round() {
+        let mut batches = batches(&[0..1, 1..3]);
+        batches.count_notice(KeyId(1));
+        batches.set(&[0..1, 1..2, 2..3]);
+    }
+}
