@@ -28,14 +28,13 @@
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
 mod background;
-mod connect;
 mod exchange;
 mod pull;
 mod session;
 
 pub use background::{Background, BackgroundError, KeyMemory, Memory};
-pub use connect::Way;
 pub use exchange::{Exchange, ExchangeError, PullNews, Traffic, Windows};
+pub use membership::{MemberError, Way};
 pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
 pub use session::{
     AT_FIRST, Credit, LAPS, NotACredit, Session, SessionConfig, SessionError, State, TRIALS, Trial,

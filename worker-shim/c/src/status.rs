@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 
-use worker_shim::{BackgroundError, ExchangeError, SessionError};
+use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 
 /// How a call ended.
 #[repr(C)]
@@ -84,21 +84,16 @@ impl From<SessionError> for Failure {
 fn of_cause(error: &SessionError) -> PhubStatus {
     use SessionError as E;
     match error {
-        E::Hubs { .. } | E::JobName(_) | E::Optimizer(_) | E::Consistency(_) => PhubStatus::Invalid,
-        E::Compression(_)
+        E::Member(error) => of_membership(error),
+        E::JobName(_)
+        | E::Optimizer(_)
+        | E::Consistency(_)
+        | E::Compression(_)
         | E::LearningRate { .. }
         | E::Manifest(_)
         | E::Layout(_)
-        | E::State { .. }
         | E::Pull(_) => PhubStatus::Invalid,
-        E::Unreachable { .. } | E::Nonsense { .. } | E::NoTransport { .. } | E::Connect(_) => {
-            PhubStatus::Unreachable
-        }
-        E::Placement { .. } => PhubStatus::Unreachable,
-        E::Refused { what: "push", .. } => PhubStatus::Order,
-        E::Refused { .. } => PhubStatus::Refused,
         E::Missing { .. } | E::PeerLeft { .. } | E::Stalled { .. } => PhubStatus::Others,
-        E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,
         E::Exchange(ExchangeError::NoSuchKey { .. } | ExchangeError::OtherType { .. }) => PhubStatus::Invalid,
         E::Exchange(
             ExchangeError::UnderWay { .. }
@@ -113,5 +108,21 @@ fn of_cause(error: &SessionError) -> PhubStatus {
         ) => PhubStatus::Lost,
         E::Window(_) | E::System(_) => PhubStatus::Exhausted,
         E::Panicked => PhubStatus::Internal,
+    }
+}
+
+fn of_membership(error: &MemberError) -> PhubStatus {
+    use MemberError as E;
+    match error {
+        E::Hubs { .. } | E::State { .. } => PhubStatus::Invalid,
+        E::Unreachable { .. }
+        | E::Nonsense { .. }
+        | E::NoTransport { .. }
+        | E::Connect(_)
+        | E::Placement { .. } => PhubStatus::Unreachable,
+        E::Refused { what: "push", .. } => PhubStatus::Order,
+        E::Refused { .. } => PhubStatus::Refused,
+        E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,
+        E::System(_) => PhubStatus::Exhausted,
     }
 }

@@ -8,7 +8,7 @@ use phub_server::HubError;
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use worker_shim::{BackgroundError, ExchangeError, SessionError};
+use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 
 create_exception!(phub, Error, PyException, "Whatever a hub or a session has to say; the base of all below.");
 create_exception!(phub, UnreachableError, Error, "No hub answers at the address.");
@@ -74,15 +74,10 @@ pub fn of_session(error: &BackgroundError) -> PyErr {
 pub fn of_cause(error: &SessionError) -> PyErr {
     let words = chain(error);
     match error {
-        SessionError::Unreachable { .. } => UnreachableError::new_err(words),
-        SessionError::Refused { .. } => RefusedError::new_err(words),
-        SessionError::Nonsense { .. } | SessionError::Placement { .. } => ProtocolError::new_err(words),
+        SessionError::Member(error) => of_membership(error, words),
         SessionError::Window(_) => OutOfMemoryError::new_err(words),
-        SessionError::Connect(_) | SessionError::NoTransport { .. } => ConnectError::new_err(words),
         SessionError::Missing { .. } => MissingWorkersError::new_err(words),
-        SessionError::JobFailed { .. } => JobFailedError::new_err(words),
         SessionError::PeerLeft { .. } => PeerLeftError::new_err(words),
-        SessionError::HubLost { .. } => HubLostError::new_err(words),
         SessionError::Stalled { .. } => StalledError::new_err(words),
         SessionError::Exchange(ExchangeError::UnexpectedAnswer { .. } | ExchangeError::Frame { .. }) => {
             ProtocolError::new_err(words)
@@ -91,15 +86,26 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         SessionError::Exchange(_) => OrderError::new_err(words),
         SessionError::System(_) | SessionError::Panicked => ResourceError::new_err(words),
         SessionError::JobName(_)
-        | SessionError::Hubs { .. }
         | SessionError::Pull(_)
         | SessionError::Optimizer(_)
         | SessionError::Consistency(_)
         | SessionError::Compression(_)
         | SessionError::LearningRate { .. }
         | SessionError::Manifest(_)
-        | SessionError::Layout(_)
-        | SessionError::State { .. } => SettingsError::new_err(words),
+        | SessionError::Layout(_) => SettingsError::new_err(words),
+    }
+}
+
+fn of_membership(error: &MemberError, words: String) -> PyErr {
+    match error {
+        MemberError::Unreachable { .. } => UnreachableError::new_err(words),
+        MemberError::Refused { .. } => RefusedError::new_err(words),
+        MemberError::Nonsense { .. } | MemberError::Placement { .. } => ProtocolError::new_err(words),
+        MemberError::Connect(_) | MemberError::NoTransport { .. } => ConnectError::new_err(words),
+        MemberError::JobFailed { .. } => JobFailedError::new_err(words),
+        MemberError::HubLost { .. } => HubLostError::new_err(words),
+        MemberError::System(_) => ResourceError::new_err(words),
+        MemberError::Hubs { .. } | MemberError::State { .. } => SettingsError::new_err(words),
     }
 }
 

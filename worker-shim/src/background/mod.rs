@@ -24,9 +24,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fabric::Idle;
+use membership::Way;
 use pbox_core::{KeyId, Layout, Round};
 
-use crate::connect::Way;
 use crate::exchange::Windows;
 use crate::session::{Session, SessionConfig, SessionError, State};
 use shared::{Ending, Shared};

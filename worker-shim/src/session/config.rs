@@ -6,14 +6,13 @@ use std::time::Duration;
 use fabric::IdlePolicy;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
-use pbox_core::control::OnLoss;
+use pbox_core::control::{JoinRequest, OnLoss, PROTOCOL};
 use pbox_core::{
-    Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, FramingTerms, Key, Layout, MAX_HUBS, Optimizer,
-    SPLIT_ABOVE, Schedule, Wire,
+    Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, FramingTerms, Key, Layout, Optimizer, Round,
+    SPLIT_ABOVE, Schedule, Share, Wire,
 };
 
 use super::credit::Credit;
-use super::error::SessionError;
 use crate::pull::{Pull, PullError};
 
 /// Where a worker reads its weights.
@@ -116,20 +115,26 @@ impl SessionConfig {
         pull.layers(self.keys.len()).map(|_| ())
     }
 
-    /// Each hub's address.
-    pub(crate) fn hubs(&self) -> Result<Vec<&str>, SessionError> {
-        let hubs: Vec<&str> = self.hub.split(',').map(str::trim).collect();
-        let wrong = |why: String| Err(SessionError::Hubs { seen: self.hub.clone(), why });
-        if hubs.contains(&"") {
-            return wrong("one of them is empty".into());
+    /// What is said to a hub at the join, for a job with one hub; `state_before` if this worker brings a state.
+    pub(super) fn join_request(&self, state_before: Option<Round>) -> JoinRequest {
+        JoinRequest {
+            protocol: PROTOCOL,
+            rank: self.rank,
+            workers: self.workers,
+            chunk_bytes: self.chunk_bytes,
+            compression: self.compression,
+            seed: self.seed,
+            optimizer: self.optimizer,
+            ablate: self.ablate,
+            consistency: self.consistency,
+            on_loss: self.on_loss,
+            schedule: self.schedule,
+            credit_bytes: self.credit().at_first().map(|bytes| bytes as u64),
+            share: Share { split_above: self.split_above, ..Share::default() },
+            cores: self.cores,
+            state_before,
+            keys: self.keys.clone(),
         }
-        if hubs.len() > MAX_HUBS as usize {
-            return wrong(format!("{} of them", hubs.len()));
-        }
-        if let Some(twice) = hubs.iter().enumerate().find(|(at, hub)| hubs[..*at].contains(hub)) {
-            return wrong(format!("{} is there twice", twice.1));
-        }
-        Ok(hubs)
     }
 
     /// Everything that has no default.

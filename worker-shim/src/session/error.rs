@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fabric::WindowError;
-use fabric::any::ConnectError;
+use membership::MemberError;
 use pbox_core::InvalidCompression;
 use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::ManifestError;
@@ -16,62 +16,9 @@ use crate::pull::PullError;
 /// calls, the session is over: drop it.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The list of hubs is none.
-    #[error(
-        "hubs {seen:?}: {why}; expected host:port, or 2 to {} different ones with commas between them",
-        pbox_core::MAX_HUBS
-    )]
-    Hubs {
-        /// What was given.
-        seen: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// The hub and this worker place chunks differently.
-    #[error(
-        "the hub at {hub} places its share of the chunks differently from this worker (digest {theirs}, expected {ours}): are hub and worker of the same version?"
-    )]
-    Placement {
-        /// Its address.
-        hub: String,
-        /// The hub's digest.
-        theirs: String,
-        /// This worker's.
-        ours: String,
-    },
-    /// The control port could not be reached.
-    #[error(
-        "cannot reach the hub's control port at {hub}: {cause}; is phub-server running there, and is the address right?"
-    )]
-    Unreachable {
-        /// Its address.
-        hub: String,
-        /// Why not.
-        cause: String,
-    },
-    /// The hub said no to a request.
-    #[error("the hub at {hub} refused to {what}: {why}")]
-    Refused {
-        /// Its address.
-        hub: String,
-        /// What was asked.
-        what: &'static str,
-        /// The hub's words.
-        why: String,
-    },
-    /// The hub's answer makes no sense.
-    #[error(
-        "the hub at {hub} answered to {what} with {saw}; expected protocol {}: is it a phub-server of this version?",
-        pbox_core::control::PROTOCOL
-    )]
-    Nonsense {
-        /// Its address.
-        hub: String,
-        /// What was asked.
-        what: &'static str,
-        /// What came.
-        saw: String,
-    },
+    /// The job could not be joined, or its hubs end the session.
+    #[error(transparent)]
+    Member(#[from] MemberError),
     /// No job can have this name.
     #[error(transparent)]
     JobName(#[from] InvalidJobName),
@@ -102,17 +49,6 @@ pub enum SessionError {
     /// Memory for a window.
     #[error("this worker's window: {0}")]
     Window(#[from] WindowError),
-    /// The data path could not be made.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// No transport that this worker may use leads to the hub.
-    #[error("no way to the data path of the hub at {hub}:{}", list(.tried))]
-    NoTransport {
-        /// The hub's address.
-        hub: String,
-        /// Each transport, and why not by it.
-        tried: Vec<String>,
-    },
     /// Others did not come.
     #[error(
         "job {job:?}: waited {waited:?} for worker(s) {missing:?} of {workers} to join; start them, or raise the join limit"
@@ -126,14 +62,6 @@ pub enum SessionError {
         missing: Vec<u32>,
         /// How many there should be.
         workers: u32,
-    },
-    /// The job failed: a worker died, or broke the protocol.
-    #[error("job {job:?} failed: {reason}")]
-    JobFailed {
-        /// The job.
-        job: String,
-        /// The hub's words.
-        reason: String,
     },
     /// A worker left before the round that this one waits for.
     #[error(
@@ -150,16 +78,6 @@ pub enum SessionError {
         round: u32,
         /// The key waited for.
         key: String,
-    },
-    /// The hub died or was cut off.
-    #[error("job {job:?}: lost the hub at {hub}: {cause}")]
-    HubLost {
-        /// The job.
-        job: String,
-        /// Its address.
-        hub: String,
-        /// What was seen.
-        cause: String,
     },
     /// Somebody lives but does not push.
     #[error(
@@ -179,18 +97,6 @@ pub enum SessionError {
         /// Chunks of the key.
         chunks: u32,
     },
-    /// The state that this worker brings is none.
-    #[error(
-        "job {job:?}: the state that this worker brings {why}; expected {bytes} bytes: f32 of all keys' weights, then of what the optimizer keeps"
-    )]
-    State {
-        /// The job.
-        job: String,
-        /// What is wrong with it.
-        why: String,
-        /// How long it must be.
-        bytes: u64,
-    },
     /// A call out of order, or a peer that broke the protocol.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
@@ -200,8 +106,4 @@ pub enum SessionError {
     /// A thread or a descriptor could not be had.
     #[error("this worker: {0}")]
     System(#[from] std::io::Error),
-}
-
-fn list(lines: &[String]) -> String {
-    lines.iter().map(|line| format!("\n    {line}")).collect()
 }

@@ -4,11 +4,11 @@
 
 use std::time::{Duration, Instant};
 
+use membership::{Hub, MemberError};
 use pbox_core::control::{CheckpointReply, LearningRateRequest};
 
 use super::error::SessionError;
 use super::session::Session;
-use crate::connect::Hub;
 use crate::exchange::ExchangeError;
 
 /// After a link closed: how long to wait for the hub to say why.
@@ -24,10 +24,11 @@ impl Session {
         }
         self.check_quiet("changing the learning rate")?;
         let from_round = self.next_round();
-        self.hubs.iter().try_for_each(|hub| {
-            let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
-            hub.ask::<_, serde_json::Value>("learning-rate", "change the learning rate", &request).map(|_| ())
-        })
+        let changed = self.hubs.iter().try_for_each(|hub| {
+            let request = LearningRateRequest { token: hub.token().to_owned(), learning_rate, from_round };
+            hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
+        });
+        Ok(changed?)
     }
 
     /// Writes the job's weights and optimizer state to its checkpoint at the hub now: as they are before
@@ -37,12 +38,12 @@ impl Session {
     /// When the hub writes no checkpoints, or cannot.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
         // Of several hubs, the first refuses: they have none.
-        self.hubs[0].ask("checkpoint", "write a checkpoint", &serde_json::json!({}))
+        Ok(self.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({}))?)
     }
 
     /// The ranks that take part now, ascending. All, unless the job goes on without some.
     pub fn members(&self) -> Vec<u32> {
-        self.hubs[0].news().members.iter().map(|member| member.rank).collect()
+        self.hubs[0].members()
     }
 
     /// Waits for whatever is under way, and leaves the job.
@@ -55,26 +56,27 @@ impl Session {
     pub(crate) fn send_leave(&self) -> Result<(), SessionError> {
         let round = self.next_round();
         // Every hub is told, whatever one of them answers.
-        self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)
+        Ok(self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)?)
     }
 
     /// The error that ends this session, if the news of some hub hold one.
     pub(super) fn ended(&self) -> Option<SessionError> {
-        self.hubs.iter().find_map(Hub::ended)
+        self.hubs.iter().find_map(Hub::end).map(SessionError::from)
     }
 
     /// A closed link is a symptom; its hub, if it lives, says the cause over the control port.
     pub(super) fn explain(&self, error: ExchangeError) -> SessionError {
         let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
-        let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);
-        match hub.ended_until(Instant::now() + REASON_LIMIT) {
+        let hub = self.hubs.iter().find(|hub| hub.cores().contains(&core)).unwrap_or(&self.hubs[0]);
+        let end = match hub.wait_for_end(Instant::now() + REASON_LIMIT) {
             // What failed at this end, the hub cannot know: it saw this worker go.
-            Some(SessionError::JobFailed { job, reason }) if here => {
+            Some(MemberError::JobFailed { job, reason }) if here => {
                 let reason = format!("{reason}; at this worker, rank {}: {error}", self.config.rank);
-                SessionError::JobFailed { job, reason }
+                MemberError::JobFailed { job, reason }
             }
-            Some(ended) => ended,
+            Some(end) => end,
             None => hub.lost(error.to_string()),
-        }
+        };
+        end.into()
     }
 }

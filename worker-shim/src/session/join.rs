@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::{Port, Until};
-use pbox_core::control::{JobState, check_job_name};
+use membership::{DataPath, Hub, LinkSettings, TakesPart};
+use pbox_core::control::check_job_name;
 use pbox_core::{Layout, Round, Slices};
 
-use super::config::SessionConfig;
+use super::config::{SessionConfig, WeightsMode};
 use super::credit::Credit;
 use super::error::SessionError;
 use super::session::{LOOK, Session};
 use super::state::State;
-use crate::connect::{self, DataPath, Hub, LetIn};
-use crate::exchange::Exchange;
+use crate::exchange::{Exchange, Windows};
 use crate::pull::Pulling;
 
 impl Session {
@@ -55,11 +55,17 @@ impl Session {
             )?;
             compression.check_layout(&layout)?;
         }
-        let let_in = LetIn::join_all(&config, state.as_ref().map(|state| state.before))?;
-        let DataPath { port, endpoints, placement, windows, ways, cores } =
-            connect::open(&config, &let_in, &layout, deadline)?;
-        let kept =
-            let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, &config.job, port.waker()));
+        let request = config.join_request(state.as_ref().map(|state| state.before));
+        let addresses = membership::hub_addresses(&config.hub)?;
+        let let_in = membership::join_all(&addresses, &config.job, config.join_limit, &request)?;
+        let wire = config.wire(Arc::clone(&layout));
+        let (window, gradients) = Windows::gradients(&wire)?;
+        let settings = LinkSettings { transport: config.transport, nics: config.nics.clone() };
+        let DataPath { port, endpoints, received, placement, ways, cores } =
+            membership::open(&let_in, &layout, config.schedule, &window, &settings, deadline)?;
+        let private = config.weights == WeightsMode::Private || let_in.len() > 1;
+        let windows = Windows::new(&wire, config.rank, gradients, received, private)?;
+        let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;
         let slice_bytes = config.slice_bytes.unwrap_or(config.chunk_bytes);
         let slices = Slices::new(&layout, &placement, config.schedule, slice_bytes);
@@ -79,9 +85,9 @@ impl Session {
         }
         session.exchange.set_credit(session.credit);
         if let Some(state) = state
-            && let Some(bytes) = session.hubs[0].state_bytes
+            && let Some(bytes) = session.hubs[0].state_bytes()
         {
-            session.hubs[0].bring(state, bytes)?; // a job over several hubs was refused
+            session.hubs[0].send_state(state.values, bytes)?; // a job over several hubs was refused
         }
         let first = session.gather(deadline, given_up)?;
         session.exchange.begin(first)?;
@@ -97,16 +103,10 @@ impl Session {
     fn gather(&mut self, deadline: Instant, given_up: &dyn Fn() -> bool) -> Result<Round, SessionError> {
         let rank = self.config.rank;
         let missing = loop {
-            let mut missing = None;
-            let mut from = Round(0);
-            for news in self.hubs.iter().map(Hub::news) {
-                match (news.members.iter().find(|member| member.rank == rank), news.state) {
-                    (Some(me), _) => from = from.max(me.from),
-                    (None, JobState::Gathering { missing: those }) => missing = Some(those),
-                    (None, _) => missing = Some(vec![rank]),
-                }
-            }
-            let Some(missing) = missing else { return Ok(from) };
+            let missing = match membership::takes_part(&self.hubs, rank) {
+                TakesPart::From(round) => return Ok(round),
+                TakesPart::WaitsFor(missing) => missing,
+            };
             if let Some(error) = self.ended() {
                 return Err(error);
             }

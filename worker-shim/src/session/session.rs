@@ -8,12 +8,12 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use fabric::{Port, any};
+use membership::{Hub, MemberError, Way};
 use pbox_core::{Element, KeyId, Layout, Round};
 
 use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
-use crate::connect::{Hub, Way};
 use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
@@ -136,11 +136,8 @@ impl Session {
 
     /// Why there is no push before the broadcast.
     pub(crate) fn no_weights(hub: &str) -> SessionError {
-        SessionError::Refused {
-            hub: hub.to_owned(),
-            what: "push",
-            why: "no weights yet: every worker calls broadcast_weights once before its first push".into(),
-        }
+        let why = "no weights yet: every worker calls broadcast_weights once before its first push".into();
+        MemberError::Refused { hub: hub.to_owned(), what: "push", why }.into()
     }
 
     /// Where this is the first push of a round: how long the one before took, and what follows for the credit.

@@ -160,8 +160,8 @@ impl Session {
         }
         let round = self.exchange.round(key);
         let name = || self.exchange.layout().keys()[key.index()].name.clone();
-        let waits_for = |left: &&Left| !self.config.consistency.allows(round.next(), left.round);
-        if let Some(left) = self.hubs.iter().find_map(|hub| hub.news().left.iter().find(waits_for).copied()) {
+        let waits_for = |left: &Left| !self.config.consistency.allows(round.next(), left.round);
+        if let Some(left) = self.hubs.iter().find_map(|hub| hub.find_left(waits_for)) {
             return Err(SessionError::PeerLeft {
                 job: self.config.job.clone(),
                 rank: left.rank,

@@ -1,23 +1,22 @@
-//! How a worker comes to the data path of each hub: which transport, and then windows and links by it.
+//! How a member comes to the data path of each hub: which transport, and then the links by it.
 //!
-//! Once, at the join. Knows the hubs' offers and this worker's settings; nothing of rounds.
+//! Once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::SendWindow;
 use fabric::any::{self, Address, Joined, Transport};
 use fabric::verbs::{self, Device, NicList, NicOptions};
+use fabric::{RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
-use pbox_core::{Layout, Placement, Share};
+use pbox_core::{Layout, Placement, Schedule};
 
-use super::hub::LetIn;
-use crate::exchange::Windows;
-use crate::session::{SessionConfig, SessionError, WeightsMode};
+use crate::error::MemberError;
+use crate::join::LetIn;
 
-/// By which transport a worker reaches the hub.
+/// By which transport a member reaches a hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Way {
     /// The transport.
@@ -28,50 +27,64 @@ pub struct Way {
     pub paths: Vec<String>,
 }
 
-/// A worker's end of the data path, before the first round.
-pub(crate) struct DataPath {
+/// By what a member may come to its hubs.
+#[derive(Clone, Debug, Default)]
+pub struct LinkSettings {
+    /// The transport. Default: the best one that a hub offers and that leads there.
+    pub transport: Option<Transport>,
+    /// RDMA NICs. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
+    pub nics: Option<NicList>,
+}
+
+/// A member's end of the data path, before the first round.
+pub struct DataPath {
+    /// All links end there.
     pub port: any::Port,
     /// To each core of the placement.
     pub endpoints: Vec<any::Endpoint>,
+    /// By core: the window that its hub writes, the same for all cores of a hub.
+    pub received: Vec<Arc<RecvWindow>>,
+    /// Of the job's chunks, on the cores of all hubs.
     pub placement: Placement,
-    pub windows: Windows,
     /// To each hub.
     pub ways: Vec<Way>,
     /// Each hub's cores in the placement.
     pub cores: Vec<Range<usize>>,
 }
 
-/// Makes the windows, and connects to each hub by the best transport that leads there. All links end at one port.
-pub(crate) fn open(
-    config: &SessionConfig,
+/// Connects `window` to each hub by the best transport that leads there.
+///
+/// # Errors
+/// When a hub places chunks differently, when no transport leads to it, and when a hub that is reached refuses.
+pub fn open(
     hubs: &[LetIn],
-    layout: &Arc<Layout>,
+    layout: &Layout,
+    schedule: Schedule,
+    window: &Arc<SendWindow>,
+    settings: &LinkSettings,
     deadline: Instant,
-) -> Result<DataPath, SessionError> {
-    let places = places(config, hubs, layout)?;
-    let wire = config.wire(Arc::clone(layout));
-    let (window, gradients) = Windows::gradients(&wire)?;
-    let rdma = rdma(config, hubs);
+) -> Result<DataPath, MemberError> {
+    let places: Vec<Place> =
+        hubs.iter().map(|hub| Place::new(hub, layout, schedule)).collect::<Result<_, _>>()?;
+    let rdma = rdma(settings, hubs);
     let has_rdma = rdma.as_ref().map(|_| ()).map_err(String::clone);
     let (group, mut ports) = any::group(1, rdma.ok())?;
-    let (mut endpoints, mut weights, mut ways, mut cores) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut endpoints, mut received, mut ways, mut cores) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (hub, place) in hubs.iter().zip(&places) {
-        let joining =
-            Joining { config, hub, place, window: &window, group: &group, rdma: &has_rdma, deadline };
-        let (joined, way) = joining.by_the_best_way()?;
+        let connecting =
+            Connecting { settings, hub, place, window, group: &group, rdma: &has_rdma, deadline };
+        let (joined, way) = connecting.connect_by_the_best_way()?;
         cores.push(endpoints.len()..endpoints.len() + joined.endpoints.len());
-        weights.extend(joined.endpoints.iter().map(|_| Arc::clone(&joined.recv)));
+        received.extend(joined.endpoints.iter().map(|_| Arc::clone(&joined.recv)));
         endpoints.extend(joined.endpoints);
         ways.push(way);
     }
-    let private = config.weights == WeightsMode::Private || hubs.len() > 1;
-    let windows = Windows::new(&wire, config.rank, gradients, weights, private)?;
     let parts: Vec<Placement> = places.into_iter().map(|place| place.placement).collect();
     let placement = Placement::over_hubs(&parts);
-    Ok(DataPath { port: ports.remove(0), endpoints, placement, windows, ways, cores })
+    Ok(DataPath { port: ports.remove(0), endpoints, received, placement, ways, cores })
 }
 
-/// What a hub's yes says of its place in the job.
+/// What a hub's reply says of its place in the job.
 struct Place {
     token: [u8; 16],
     /// Of its share on its cores.
@@ -80,38 +93,36 @@ struct Place {
     capacities: Vec<u32>,
 }
 
-fn places(config: &SessionConfig, hubs: &[LetIn], layout: &Layout) -> Result<Vec<Place>, SessionError> {
-    let place = |(hub, index): (&LetIn, u32)| {
-        let LetIn { address, reply, .. } = hub;
-        let nonsense = |saw: String| SessionError::Nonsense { hub: address.clone(), what: "join", saw };
+impl Place {
+    fn new(hub: &LetIn, layout: &Layout, schedule: Schedule) -> Result<Self, MemberError> {
+        let LetIn { address, share, reply, .. } = hub;
+        let nonsense = |saw: String| MemberError::Nonsense { hub: address.clone(), what: "join", saw };
         let token =
             token_bytes(&reply.token).ok_or_else(|| nonsense(format!("the token {:?}", reply.token)))?;
         let cores = &reply.cores;
         if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
             return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
         }
-        let share = Share { hub: index, hubs: hubs.len() as u32, split_above: config.split_above };
-        let placement = Placement::of_share(layout, config.schedule, share, cores.len());
+        let placement = Placement::of_share(layout, schedule, *share, cores.len());
         let (theirs, ours) = (&reply.placement, placement.digest());
         if *theirs != ours {
-            return Err(SessionError::Placement { hub: address.clone(), theirs: theirs.clone(), ours });
+            return Err(MemberError::Placement { hub: address.clone(), theirs: theirs.clone(), ours });
         }
         let mut capacities = vec![0; reply.ports as usize];
         for (&core, capacity) in cores.iter().zip(placement.capacities()) {
             capacities[core as usize] = capacity.max(1);
         }
         Ok(Place { token, placement, capacities })
-    };
-    hubs.iter().zip(0..).map(place).collect()
+    }
 }
 
-/// This machine's part of RDMA where some hub is to be reached by it, else why not.
-fn rdma(config: &SessionConfig, hubs: &[LetIn]) -> Result<any::Rdma, String> {
+/// This machine's part of RDMA if some hub is to be reached by it, else why not.
+fn rdma(settings: &LinkSettings, hubs: &[LetIn]) -> Result<any::Rdma, String> {
     let near = |offer: &TransportAddress| match offer {
         TransportAddress::Shm { machine, address } => is_near(machine, address).is_ok(),
         _ => false,
     };
-    let wanted = |hub: &LetIn| match config.transport {
+    let wanted = |hub: &LetIn| match settings.transport {
         None => !hub.reply.transports.iter().any(near),
         Some(wanted) => wanted == Transport::Verbs,
     };
@@ -120,7 +131,7 @@ fn rdma(config: &SessionConfig, hubs: &[LetIn]) -> Result<any::Rdma, String> {
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
         return Err("no hub is to be reached by it".into());
     }
-    let (group, port) = verbs::worker_group(&nics(config)?).map_err(|error| error.to_string())?;
+    let (group, port) = verbs::worker_group(&nics(settings)?).map_err(|error| error.to_string())?;
     Ok((group, vec![port]))
 }
 
@@ -139,9 +150,9 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
     }
 }
 
-/// The RDMA NICs of this machine that may be used: those that are named, or all that can be.
-fn nics(config: &SessionConfig) -> Result<Vec<NicOptions>, String> {
-    let list = config.nics.clone().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
+/// The RDMA NICs of this machine that may be used: the named NICs, or all that can be used.
+fn nics(settings: &LinkSettings) -> Result<Vec<NicOptions>, String> {
+    let list = settings.nics.clone().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let usable = |device: &Device| {
         list.names_devices() || device.ports.iter().any(|port| port.active && port.gid.is_ok())
@@ -156,8 +167,8 @@ fn nics(config: &SessionConfig) -> Result<Vec<NicOptions>, String> {
 }
 
 /// What every attempt to connect to a hub needs.
-struct Joining<'a> {
-    config: &'a SessionConfig,
+struct Connecting<'a> {
+    settings: &'a LinkSettings,
     hub: &'a LetIn,
     place: &'a Place,
     window: &'a Arc<SendWindow>,
@@ -167,11 +178,11 @@ struct Joining<'a> {
     deadline: Instant,
 }
 
-impl Joining<'_> {
-    /// Tries the hub's transports, best first. One that does not lead there is passed over; a hub that is
-    /// reached and says no has the last word.
-    fn by_the_best_way(&self) -> Result<(Joined, Way), SessionError> {
-        let (wanted, offered) = (self.config.transport, &self.hub.reply.transports);
+impl Connecting<'_> {
+    /// Tries the hub's transports, best first. A transport that does not lead there is passed over. When a hub is
+    /// reached and refuses, no other transport is tried.
+    fn connect_by_the_best_way(&self) -> Result<(Joined, Way), MemberError> {
+        let (wanted, offered) = (self.settings.transport, &self.hub.reply.transports);
         let mut tried = Vec::new();
         for offer in offered {
             let transport = offer.transport();
@@ -200,10 +211,10 @@ impl Joining<'_> {
         if let Some(wanted) = wanted.filter(|wanted| !is_offered(wanted)) {
             tried.push(format!("{wanted}: the hub does not offer it; see its --transports, and its log"));
         }
-        Err(SessionError::NoTransport { hub: self.hub.address.clone(), tried })
+        Err(MemberError::NoTransport { hub: self.hub.address.clone(), tried })
     }
 
-    /// Where an offer leads from here and why by it, or why nowhere.
+    /// The address that an offer leads to from here and why it is chosen, or why it leads nowhere.
     fn way_by(&self, offer: &TransportAddress) -> Result<(Address, &'static str), String> {
         match offer {
             TransportAddress::Shm { machine, address } => {
@@ -225,7 +236,7 @@ impl Joining<'_> {
         }
     }
 
-    /// A hub that listens at all its addresses is reached at the one of its control port.
+    /// A hub that listens at all its addresses is reached at the address of its control port.
     fn reached_at(&self, address: SocketAddr) -> Result<SocketAddr, String> {
         if !address.ip().is_unspecified() {
             return Ok(address);
@@ -237,7 +248,7 @@ impl Joining<'_> {
     }
 
     fn connect(&self, address: &Address) -> Result<Joined, any::ConnectError> {
-        let Joining { window, group, place, .. } = *self;
+        let Connecting { window, group, place, .. } = *self;
         let limit = self.deadline.saturating_duration_since(Instant::now());
         any::connect(address, place.token, group, window, window.bytes(), &place.capacities, limit)
     }

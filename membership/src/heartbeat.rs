@@ -1,6 +1,5 @@
-//! The heartbeat: one thread a session that keeps a request open at the hub. The request says that
-//! this worker lives; its answer brings news, and wakes the worker's port so that nobody sleeps
-//! through them.
+//! The heartbeat: one thread for each hub of a member, which keeps a request open there. The request says that this
+//! member lives. Its reply brings news, and wakes the member's port, so that nobody sleeps through them.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -9,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, Left, Member};
 
-use super::control::Control;
-use crate::session::SessionError;
+use crate::control::Control;
+use crate::error::MemberError;
 
 /// The pause before a request that failed is tried again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -21,7 +20,7 @@ pub(crate) struct News {
     pub state: JobState,
     pub members: Vec<Member>,
     pub left: Vec<Left>,
-    /// The hub does not answer any more; what was seen last.
+    /// The hub does not reply any more; what was seen last.
     pub lost: Option<String>,
 }
 
@@ -31,7 +30,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The session's end of the heartbeat thread.
+/// The member's end of the heartbeat thread.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     shared: Arc<Shared>,
@@ -64,16 +63,16 @@ impl Heartbeat {
                             });
                         }
                         if failed {
-                            // There will be no other news, and a hub that stops waits for nobody.
+                            // There will be no other news, and a hub that stops does not wait for this thread.
                             return;
                         }
                         Duration::ZERO
                     }
-                    // The hub lives and does not know this worker any more: the session is over.
-                    Err(error @ (SessionError::Refused { .. } | SessionError::Nonsense { .. })) => {
+                    // The hub lives and does not know this member any more: the membership is over.
+                    Err(error @ (MemberError::Refused { .. } | MemberError::Nonsense { .. })) => {
                         return thread_shared.publish(&waker, |news| news.lost = Some(error.to_string()));
                     }
-                    // A worker that was itself stopped for so long asks once more before it blames the hub.
+                    // This process may itself have been stopped for so long: it asks once more before it blames the hub.
                     Err(error) if failures > 0 && heard.elapsed() > limit => {
                         return thread_shared.publish(&waker, |news| news.lost = Some(error.to_string()));
                     }
@@ -96,7 +95,7 @@ impl Heartbeat {
         self.shared.lock()
     }
 
-    /// Waits until `done` likes the news, at most until `deadline`; returns the last news.
+    /// Waits until `done` is true of the news, at most until `deadline`. Returns the last news.
     pub fn wait_until(&self, deadline: Instant, done: impl Fn(&News) -> bool) -> News {
         let mut news = self.shared.lock();
         while !done(&news) {

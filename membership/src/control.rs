@@ -9,9 +9,9 @@ use serde::de::DeserializeOwned;
 use ureq::http::Response;
 use ureq::{Body, SendBody};
 
-use crate::session::SessionError;
+use crate::error::MemberError;
 
-/// A hub that takes a state more slowly than this is taken for stuck.
+/// A hub that takes a state more slowly than this is stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
 /// Speaks to one job's part of a hub's control port.
@@ -39,46 +39,46 @@ impl Control {
         verb: &str,
         what: &'static str,
         request: &Q,
-    ) -> Result<R, SessionError> {
+    ) -> Result<R, MemberError> {
         let url = format!("http://{}/v1/jobs/{}/{verb}", self.hub, self.job);
         let response = self.agent.post(&url).send_json(request);
-        self.answer(what, response.map_err(|error| self.unreachable(error))?)
+        self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
     }
 
     /// `POST /v1/jobs/{job}/state?token=...`: so many bytes of `values`, which may take longer than other requests.
-    pub fn send<R: DeserializeOwned>(
+    pub fn send_state<R: DeserializeOwned>(
         &self,
         what: &'static str,
         token: &str,
         values: Box<dyn Read + Send>,
         bytes: u64,
-    ) -> Result<R, SessionError> {
+    ) -> Result<R, MemberError> {
         let url = format!("http://{}/v1/jobs/{}/state?token={token}", self.hub, self.job);
         let while_sending = self.timeout + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
         let request = self.agent.post(&url).config().timeout_global(Some(while_sending)).build();
-        // With its length said, the hub sees what is cut off.
+        // The hub compares the length with what comes.
         let request = request.header("content-length", bytes.to_string());
         let mut values = Exactly { values, left: bytes, wrong: None };
         let response = request.send(SendBody::from_reader(&mut values));
         if let Some(why) = values.wrong {
-            return Err(SessionError::State { job: self.job.clone(), why, bytes });
+            return Err(MemberError::State { job: self.job.clone(), why, bytes });
         }
-        self.answer(what, response.map_err(|error| self.unreachable(error))?)
+        self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
     }
 
-    fn unreachable(&self, cause: impl ToString) -> SessionError {
-        SessionError::Unreachable { hub: self.hub.clone(), cause: cause.to_string() }
+    fn unreachable(&self, cause: impl ToString) -> MemberError {
+        MemberError::Unreachable { hub: self.hub.clone(), cause: cause.to_string() }
     }
 
-    fn answer<R: DeserializeOwned>(
+    fn read_reply<R: DeserializeOwned>(
         &self,
         what: &'static str,
         mut response: Response<Body>,
-    ) -> Result<R, SessionError> {
+    ) -> Result<R, MemberError> {
         let status = response.status();
         let body = response.body_mut().read_to_string();
         let body = body.map_err(|error| self.unreachable(format!("reading its answer: {error}")))?;
-        let nonsense = || SessionError::Nonsense {
+        let nonsense = || MemberError::Nonsense {
             hub: self.hub.clone(),
             what,
             saw: format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
@@ -87,11 +87,11 @@ impl Control {
             return serde_json::from_str(&body).map_err(|_| nonsense());
         }
         let ErrorReply { error } = serde_json::from_str(&body).map_err(|_| nonsense())?;
-        Err(SessionError::Refused { hub: self.hub.clone(), what, why: error })
+        Err(MemberError::Refused { hub: self.hub.clone(), what, why: error })
     }
 }
 
-/// So many bytes, or an error: a body whose length was said cannot end earlier.
+/// Exactly so many bytes, or an error: a body cannot end before the length that its header says.
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,

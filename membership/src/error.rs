@@ -1,0 +1,112 @@
+//! What can go wrong between a member of a job and its hubs, one variant a cause.
+
+use fabric::any::ConnectError;
+
+/// A job could not be joined, or the membership ended.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    /// The list of hubs cannot be used.
+    #[error(
+        "hubs {seen:?}: {why}; expected host:port, or 2 to {} different ones with commas between them",
+        pbox_core::MAX_HUBS
+    )]
+    Hubs {
+        /// What was given.
+        seen: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The hub and this worker place chunks differently.
+    #[error(
+        "the hub at {hub} places its share of the chunks differently from this worker (digest {theirs}, expected {ours}): are hub and worker of the same version?"
+    )]
+    Placement {
+        /// Its address.
+        hub: String,
+        /// The hub's digest.
+        theirs: String,
+        /// This worker's.
+        ours: String,
+    },
+    /// The control port could not be reached.
+    #[error(
+        "cannot reach the hub's control port at {hub}: {cause}; is phub-server running there, and is the address right?"
+    )]
+    Unreachable {
+        /// Its address.
+        hub: String,
+        /// Why not.
+        cause: String,
+    },
+    /// The hub said no to a request.
+    #[error("the hub at {hub} refused to {what}: {why}")]
+    Refused {
+        /// Its address.
+        hub: String,
+        /// What was asked.
+        what: &'static str,
+        /// The hub's words.
+        why: String,
+    },
+    /// The hub's reply makes no sense.
+    #[error(
+        "the hub at {hub} answered to {what} with {saw}; expected protocol {}: is it a phub-server of this version?",
+        pbox_core::control::PROTOCOL
+    )]
+    Nonsense {
+        /// Its address.
+        hub: String,
+        /// What was asked.
+        what: &'static str,
+        /// What came.
+        saw: String,
+    },
+    /// The data path could not be made.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// No transport that this worker may use leads to the hub.
+    #[error("no way to the data path of the hub at {hub}:{}", list(.tried))]
+    NoTransport {
+        /// The hub's address.
+        hub: String,
+        /// Each transport, and why not by it.
+        tried: Vec<String>,
+    },
+    /// The job failed: a worker died, or broke the protocol.
+    #[error("job {job:?} failed: {reason}")]
+    JobFailed {
+        /// The job.
+        job: String,
+        /// The hub's words.
+        reason: String,
+    },
+    /// The hub died or was cut off.
+    #[error("job {job:?}: lost the hub at {hub}: {cause}")]
+    HubLost {
+        /// The job.
+        job: String,
+        /// Its address.
+        hub: String,
+        /// What was seen.
+        cause: String,
+    },
+    /// The state that is brought to the hub has the wrong length, or cannot be read.
+    #[error(
+        "job {job:?}: the state that this worker brings {why}; expected {bytes} bytes: f32 of all keys' weights, then of what the optimizer keeps"
+    )]
+    State {
+        /// The job.
+        job: String,
+        /// What is wrong with it.
+        why: String,
+        /// How long it must be.
+        bytes: u64,
+    },
+    /// A thread or a descriptor could not be had.
+    #[error("this worker: {0}")]
+    System(#[from] std::io::Error),
+}
+
+fn list(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("\n    {line}")).collect()
+}

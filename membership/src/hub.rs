@@ -1,0 +1,138 @@
+//! A hub as a member of a job knows it: its control port, the member's token there, and its news of the job. A job has
+//! one hub, or is spread over several.
+
+use std::io::Read;
+use std::ops::Range;
+use std::time::Instant;
+
+use pbox_core::Round;
+use pbox_core::control::{JobState, LeaveRequest, Left, StateReply};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::control::Control;
+use crate::error::MemberError;
+use crate::heartbeat::{Heartbeat, News};
+
+/// A hub of the job.
+#[derive(Debug)]
+pub struct Hub {
+    pub(crate) address: String,
+    pub(crate) token: String,
+    pub(crate) cores: Range<usize>,
+    pub(crate) state_bytes: Option<u64>,
+    pub(crate) job: String,
+    pub(crate) control: Control,
+    pub(crate) heartbeat: Heartbeat,
+}
+
+/// Whether a rank takes part in a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TakesPart {
+    /// It does, from this round on.
+    From(Round),
+    /// Not yet: the hub waits for these ranks.
+    WaitsFor(Vec<u32>),
+}
+
+/// Whether a rank takes part at all hubs of its job.
+pub fn takes_part(hubs: &[Hub], rank: u32) -> TakesPart {
+    let (mut from, mut waits_for) = (Round(0), None);
+    for hub in hubs {
+        let news = hub.heartbeat.news();
+        match (news.members.iter().find(|member| member.rank == rank), &news.state) {
+            (Some(member), _) => from = from.max(member.from),
+            (None, JobState::Gathering { missing }) => waits_for = Some(missing.clone()),
+            (None, _) => waits_for = Some(vec![rank]),
+        }
+    }
+    waits_for.map_or(TakesPart::From(from), TakesPart::WaitsFor)
+}
+
+impl Hub {
+    /// Its cores, by their number in the placement.
+    pub fn cores(&self) -> Range<usize> {
+        self.cores.clone()
+    }
+
+    /// The token of this member.
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// The length of the state that it waits for, if it waits for one.
+    pub fn state_bytes(&self) -> Option<u64> {
+        self.state_bytes
+    }
+
+    /// The ranks that take part now, ascending.
+    pub fn members(&self) -> Vec<u32> {
+        self.heartbeat.news().members.iter().map(|member| member.rank).collect()
+    }
+
+    /// The first of the ranks that left of which `test` is true.
+    pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
+        self.heartbeat.news().left.iter().find(|left| test(left)).copied()
+    }
+
+    /// The error that ends the membership, if its news hold one.
+    pub fn end(&self) -> Option<MemberError> {
+        self.end_by(&self.heartbeat.news())
+    }
+
+    fn end_by(&self, news: &News) -> Option<MemberError> {
+        if let JobState::Failed { reason } = &news.state {
+            return Some(MemberError::JobFailed { job: self.job.clone(), reason: reason.clone() });
+        }
+        news.lost.clone().map(|cause| self.lost(cause))
+    }
+
+    /// As [`end`](Self::end); waits for news that hold such an error until `deadline`.
+    pub fn wait_for_end(&self, deadline: Instant) -> Option<MemberError> {
+        let is_end = |news: &News| news.lost.is_some() || matches!(news.state, JobState::Failed { .. });
+        self.end_by(&self.heartbeat.wait_until(deadline, is_end))
+    }
+
+    /// The error that says that the hub is lost.
+    pub fn lost(&self, cause: String) -> MemberError {
+        MemberError::HubLost { job: self.job.clone(), hub: self.address.clone(), cause }
+    }
+
+    /// Posts a request. The hub is lost if it cannot be reached now.
+    ///
+    /// # Errors
+    /// When the hub is lost, the job has failed, or the hub refuses.
+    pub fn post<Q: Serialize, R: DeserializeOwned>(
+        &self,
+        verb: &str,
+        what: &'static str,
+        request: &Q,
+    ) -> Result<R, MemberError> {
+        self.control.post(verb, what, request).map_err(|error| self.lost_if_unreachable(error))
+    }
+
+    fn lost_if_unreachable(&self, error: MemberError) -> MemberError {
+        match error {
+            MemberError::Unreachable { cause, .. } => self.end().unwrap_or_else(|| self.lost(cause)),
+            other => other,
+        }
+    }
+
+    /// Sends the state that it waits for, of so many bytes.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post), and when the state is not so long.
+    pub fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
+        let reply = self.control.send_state("bring a state", &self.token, values, bytes);
+        reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
+    }
+
+    /// Leaves the job there, from this round on.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    pub fn leave(&self, round: Round) -> Result<(), MemberError> {
+        let request = LeaveRequest { token: self.token.clone(), round };
+        self.post::<_, serde_json::Value>("leave", "leave", &request).map(|_| ())
+    }
+}

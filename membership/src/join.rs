@@ -1,0 +1,118 @@
+//! Joining: what a member says to each hub of a job, and a hub that has let it in.
+//!
+//! Once, on the thread that joins.
+
+use std::ops::Range;
+use std::task::Waker;
+use std::time::Duration;
+
+use pbox_core::control::{JoinReply, JoinRequest, LeaveRequest};
+use pbox_core::{MAX_HUBS, Round, Share};
+
+use crate::control::Control;
+use crate::error::MemberError;
+use crate::heartbeat::Heartbeat;
+use crate::hub::Hub;
+
+/// Time limit for telling a hub that a member which it let in does not come.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
+
+/// The addresses in a list of hubs: each `host:port`, with commas between them.
+///
+/// # Errors
+/// When an address is missing or is there twice, and when there are too many.
+pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
+    let hubs: Vec<&str> = list.split(',').map(str::trim).collect();
+    let wrong = |why: String| Err(MemberError::Hubs { seen: list.to_owned(), why });
+    if hubs.contains(&"") {
+        return wrong("one of them is empty".into());
+    }
+    if hubs.len() > MAX_HUBS as usize {
+        return wrong(format!("{} of them", hubs.len()));
+    }
+    if let Some(twice) = hubs.iter().enumerate().find(|(at, hub)| hubs[..*at].contains(hub)) {
+        return wrong(format!("{} is there twice", twice.1));
+    }
+    Ok(hubs)
+}
+
+/// Joins a job at each of its hubs. `request` is for a job with one hub; with several, each hub is told its own share.
+/// `limit` is the time limit of each request.
+///
+/// # Errors
+/// When a hub cannot be reached or refuses. The hubs that have let this member in are then told that it does not come.
+pub fn join_all(
+    addresses: &[&str],
+    job: &str,
+    limit: Duration,
+    request: &JoinRequest,
+) -> Result<Vec<LetIn>, MemberError> {
+    let hubs = addresses.len() as u32;
+    let join =
+        |(&address, hub)| LetIn::join(address, job, limit, Share { hub, hubs, ..request.share }, request);
+    addresses.iter().zip(0..).map(join).collect()
+}
+
+/// A hub that let this member in, before the links are made. When this is dropped, the hub is told that the member does
+/// not come, so that others that wait there are told, too.
+#[derive(Debug)]
+pub struct LetIn {
+    pub(crate) address: String,
+    pub(crate) share: Share,
+    pub(crate) reply: JoinReply,
+    job: String,
+    control: Control,
+    /// Says that the member does not come. A hub that is alone sees that by its links.
+    farewell: Option<Control>,
+}
+
+impl LetIn {
+    fn join(
+        address: &str,
+        job: &str,
+        limit: Duration,
+        share: Share,
+        request: &JoinRequest,
+    ) -> Result<Self, MemberError> {
+        let control = Control::new(address, job, limit);
+        let reply: JoinReply = control.post("join", "join", &JoinRequest { share, ..request.clone() })?;
+        let farewell = (!share.is_whole()).then(|| Control::new(address, job, FAREWELL_LIMIT));
+        Ok(LetIn { address: address.to_owned(), share, reply, job: job.to_owned(), control, farewell })
+    }
+
+    /// The links are made: from here on the hub is told that this member lives. `cores` are the hub's in the
+    /// placement. Each piece of news wakes `waker`.
+    ///
+    /// # Errors
+    /// When there is no thread for the heartbeat.
+    pub fn keep(mut self, cores: Range<usize>, waker: Waker) -> Result<Hub, MemberError> {
+        let limit = Duration::from_millis(self.reply.heartbeat_limit_ms);
+        let heartbeat = Heartbeat::start(
+            // The hub holds a heartbeat for a third of the limit. Two thirds without a reply are silence, and leave
+            // time to ask again.
+            Control::new(&self.address, &self.job, limit * 2 / 3),
+            self.reply.token.clone(),
+            limit,
+            waker,
+        )?;
+        self.farewell = None;
+        Ok(Hub {
+            address: self.address.clone(),
+            token: self.reply.token.clone(),
+            cores,
+            state_bytes: self.reply.state_bytes,
+            job: self.job.clone(),
+            control: self.control.clone(),
+            heartbeat,
+        })
+    }
+}
+
+impl Drop for LetIn {
+    fn drop(&mut self) {
+        if let Some(control) = &self.farewell {
+            let request = LeaveRequest { token: self.reply.token.clone(), round: Round(0) };
+            let _: Result<serde_json::Value, _> = control.post("leave", "leave", &request);
+        }
+    }
+}

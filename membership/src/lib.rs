@@ -1,0 +1,24 @@
+//! Membership in a job: joining at each of its hubs, the heartbeat, and the links to the hubs' cores. For whoever
+//! pushes to a hub: a worker, or a hub below other hubs.
+//!
+//! ```text
+//!   addresses, request --join_all--> [LetIn] --open--> DataPath (links, placement)
+//!                                       |
+//!                                       +--keep--> [Hub] (control port, heartbeat, news of the job)
+//! ```
+//!
+//! This crate must never know sessions, gradients, or what crosses the links.
+
+#![forbid(unsafe_code)]
+
+mod control;
+mod data_path;
+mod error;
+mod heartbeat;
+mod hub;
+mod join;
+
+pub use data_path::{DataPath, LinkSettings, Way, open};
+pub use error::MemberError;
+pub use hub::{Hub, TakesPart, takes_part};
+pub use join::{LetIn, hub_addresses, join_all};
