@@ -16,7 +16,7 @@ use pbox_core::{
     ChunkId, Consistency, Dtype, Element, FramingTerms, Immediate, Key, KeyId, Layout, Optimizer, Placement,
     Round, Schedule, Slices, Wire,
 };
-use worker_shim::{Exchange, Windows};
+use worker_shim::{Exchange, WeightsMode, Windows};
 
 const CLUSTERS: u64 = 400;
 const ROUNDS: u32 = 6;
@@ -133,7 +133,7 @@ impl Far {
         let (here, there) = (local(), local());
         let ours = sim::Windows { send: gradients, recv: Arc::clone(&here) };
         let (end, far) = net.link(ours, sim::Windows { send: window, recv: there }, 1);
-        let windows = Windows::new(&wire, 0, spans, vec![here], false).unwrap();
+        let windows = Windows::new(&wire, 0, spans, vec![here], WeightsMode::Shared).unwrap();
         let slices = Slices::new(&layout, &placement, Schedule::default(), 0);
         let mut worker = Exchange::new(net.port(), vec![end], placement, layout, windows, slices);
         worker.begin(Round(0)).unwrap();

@@ -11,7 +11,7 @@ use hub_tests::simulated::{Simulated, Terms};
 use hub_tests::training::Training;
 use hub_tests::{config, hub, join_by_hand, join_request, push_all, refusal, says};
 use pbox_core::{Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices, Wire};
-use worker_shim::{Credit, Exchange, Session, Windows};
+use worker_shim::{Credit, Exchange, Session, WeightsMode, Windows};
 
 const CHUNK: usize = 256;
 const CREDIT: usize = 4 * CHUNK;
@@ -32,7 +32,7 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
     let (here, there) = (window(), window());
     let ours = sim::Windows { send: gradients, recv: Arc::clone(&here) };
     let (end, far) = net.link(ours, sim::Windows { send: weights, recv: there }, placement.capacities()[0]);
-    let windows = Windows::new(&wire, 0, spans, vec![here], false).unwrap();
+    let windows = Windows::new(&wire, 0, spans, vec![here], WeightsMode::Shared).unwrap();
     let slices = Slices::new(&layout, &placement, schedule, slice_bytes);
     let mut worker =
         Exchange::new(net.port(), vec![end], placement.clone(), Arc::clone(&layout), windows, slices);

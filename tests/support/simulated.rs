@@ -14,7 +14,7 @@ use pbox_core::{
     Ablate, Compression, Consistency, Core, FramingTerms, JobId, KeyId, Layout, Notice, Optimizer, Placement,
     Round, Schedule, Shard, ShardSpec, Slices, Wire,
 };
-use worker_shim::{Batches, Exchange, ExchangeError, Windows};
+use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
 /// The terms of a simulated job.
 #[derive(Clone, Copy, Debug)]
@@ -188,7 +188,8 @@ impl Simulated {
                 core.set_credit(JOB, rank, bytes);
             }
         }
-        let windows = Windows::new(wire, rank, spans, vec![at_worker; placement.cores()], false)?;
+        let windows =
+            Windows::new(wire, rank, spans, vec![at_worker; placement.cores()], WeightsMode::Shared)?;
         let slices = Slices::new(layout, placement, schedule, slice_bytes);
         let (port, placement, layout) = (net.port(), placement.clone(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, placement, layout, windows, slices);

@@ -33,12 +33,11 @@ mod pull;
 mod session;
 
 pub use background::{Background, BackgroundError, KeyMemory, Memory};
-pub use exchange::{Exchange, ExchangeError, PullNews, Traffic, Windows};
+pub use exchange::{Exchange, ExchangeError, PullNews, Traffic, WeightsMode, Windows};
 pub use membership::{MemberError, Way};
 pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
 pub use session::{
     AT_FIRST, Credit, LAPS, NotACredit, Session, SessionConfig, SessionError, State, TRIALS, Trial,
-    WeightsMode,
 };
 
 /// The example of the page on Rust compiles.

@@ -1,15 +1,15 @@
 //! A session on a thread of its own: the exchange goes on while its callers compute.
 //!
-//! For callers that cannot look after a session themselves, as Python and C. One thread owns the
-//! [`Session`]; a [`Background`] is the handle, and any thread may use it. A push is a note to that
-//! thread and a wake-up; whoever waits sleeps until its key is there.
+//! For callers that cannot drive a session themselves, such as Python and C. One thread owns the [`Session`]. A
+//! [`Background`] is the handle, and any thread may use it. A push is a note to that thread and a wake-up; a caller that
+//! waits sleeps until its key is there.
 //!
 //! ```text
 //!   callers                          session's thread
 //!   push(key) ---> notes        ---> session.push
 //!   with(f)   ---> calls        ---> f(&mut session)
 //!   wait(key) <--- key states   <--- answers
-//!             ---> notes        ---> what its planner sees of the forward pass
+//!             ---> notes        ---> times of the forward pass, for the planner
 //! ```
 //!
 //! Must not know tensors' types, nor what its callers compute.
@@ -31,17 +31,16 @@ use crate::exchange::Windows;
 use crate::session::{Session, SessionConfig, SessionError, State};
 use shared::{Ending, Shared};
 
-/// How often a caller that waits is asked whether it still wants to: soon enough for a person who
-/// presses Ctrl-C.
+/// How often a caller that waits is asked whether it was interrupted: soon enough for a person who presses Ctrl-C.
 const ASK: Duration = Duration::from_millis(100);
 
-/// What a background session has to say against a call.
+/// Why a call of a background session failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackgroundError {
-    /// The session's own error. One that ended it reaches every caller from then on.
+    /// The session's own error. If it ended the session, every later call returns it.
     #[error(transparent)]
     Session(Arc<SessionError>),
-    /// The caller was asked whether it still waits, and does not.
+    /// The caller was interrupted while it waited.
     #[error("interrupted while waiting for {what}")]
     Interrupted {
         /// For what.
@@ -53,16 +52,16 @@ pub enum BackgroundError {
         /// The job.
         job: String,
     },
-    /// A child of `fork` has no thread that would do anything.
+    /// A child of `fork` has a copy of the session without its thread.
     #[error(
         "job {job:?}: this session belongs to process {owner}, and this is its child {here}: fork copies no threads; use the session in the parent only, or join in the child"
     )]
     OtherProcess {
         /// The job.
         job: String,
-        /// Who joined.
+        /// The process that joined.
         owner: u32,
-        /// Who calls.
+        /// The process that calls.
         here: u32,
     },
 }
@@ -73,7 +72,7 @@ impl From<SessionError> for BackgroundError {
     }
 }
 
-/// Where a key lies in this process's memory, as long as somebody holds its [`Memory`].
+/// Where a key lies in this process's memory. Valid while its [`Memory`] is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyMemory {
     /// Address of the gradient, written by the caller while the key is not under way.
@@ -81,19 +80,19 @@ pub struct KeyMemory {
     /// Address of the weights, read by the caller while the key is not under way. With
     /// [`WeightsMode::Shared`](crate::WeightsMode::Shared) the pages may be read-only.
     pub weights: usize,
-    /// Length of each.
+    /// Length of each in bytes.
     pub bytes: usize,
 }
 
-/// The windows of a background session. They stay mapped while this lives, also after the session.
+/// The windows of a background session. They stay mapped while this value lives, also after the session.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// Here once the session is over; until then the session has them.
+    /// The windows of a session that is over. Before that the session has them.
     parked: Mutex<Option<Windows>>,
 }
 
-/// A session on a thread of its own. Dropping it leaves the job, and ends the thread: in good order when
-/// nothing is under way, else as a worker that is lost, after a second for what may still come.
+/// A session on a thread of its own. A drop ends the thread and leaves the job. If keys are still under way after a
+/// second, the worker ends without leaving, and is lost to the others.
 #[derive(Debug)]
 pub struct Background {
     shared: Arc<Shared>,
@@ -105,7 +104,7 @@ pub struct Background {
     owner: u32,
 }
 
-/// What the thread tells once it has joined.
+/// What the thread reports when it has joined.
 struct Joined {
     keys: Vec<KeyMemory>,
     layout: Arc<Layout>,
@@ -114,8 +113,8 @@ struct Joined {
 }
 
 impl Background {
-    /// Joins a job, as [`Session::join`]. Here and below, `interrupted` is asked ten times a second
-    /// whether the caller wants to wait no more.
+    /// Joins a job, as [`Session::join`]. Here and below, `interrupted` is called ten times a second; when it returns
+    /// true, the call ends.
     pub fn join(
         config: SessionConfig,
         interrupted: &mut dyn FnMut() -> bool,
@@ -147,7 +146,7 @@ impl Background {
                     return Err(shared.why_ended());
                 }
                 Err(RecvTimeoutError::Timeout) if interrupted() => {
-                    // The thread sees it within a moment, or when the hub answers it; nobody waits for that.
+                    // The thread sees it soon, or when the hub replies. This call does not wait for that.
                     shared.end(Ending::Drop);
                     return Err(BackgroundError::Interrupted { what: "the other workers".into() });
                 }
@@ -155,7 +154,7 @@ impl Background {
             }
         };
         let Joined { keys, layout, ways, waker } = joined;
-        shared.woken_by(waker);
+        shared.set_waker(waker);
         let (thread, owner) = (Mutex::new(Some(thread)), std::process::id());
         Ok(Background { shared, thread, memory, keys, layout, ways, owner })
     }
@@ -166,18 +165,18 @@ impl Background {
         self.shared.push(key)
     }
 
-    /// Waits until the key's answer is there. Where weights are pulled in batches, the times of these waits, and of
-    /// [`is_ready`](Self::is_ready), are what the forward pass is seen by.
+    /// Waits until the key's answer is there. If weights are pulled in batches, the planner learns the times of the
+    /// forward pass from these waits, and from [`is_ready`](Self::is_ready).
     ///
     /// # Errors
-    /// The session's, whoever waits. That a key cannot come before another one is pushed
-    /// ([`ExchangeError::Unpushed`](crate::ExchangeError::Unpushed)) does not end it.
+    /// The session's. [`ExchangeError::Unpushed`](crate::ExchangeError::Unpushed), a key that cannot come before
+    /// another key is pushed, does not end the session.
     pub fn wait(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.check_process()?;
         self.shared.wait(key, interrupted)
     }
 
-    /// Waits until every key's answer is there. It is no forward pass.
+    /// Waits until every key's answer is there. The planner does not take this for a forward pass.
     pub fn wait_all(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         (0..self.keys.len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
     }
@@ -189,7 +188,7 @@ impl Background {
         self.shared.settle(key, interrupted)
     }
 
-    /// Whether the key's answer is there. It looks at what is known, and lets the thread look again.
+    /// Whether the key's answer is there, as far as the thread has looked. The thread then looks again.
     pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {
         self.check_process()?;
         self.shared.is_ready(key)
@@ -202,8 +201,8 @@ impl Background {
         self.wait_all(interrupted)
     }
 
-    /// Calls `f` with the session, on the session's thread: for all that is not push and wait, such as
-    /// [`Session::set_learning_rate`] and [`Session::checkpoint`]. The exchange stands still meanwhile.
+    /// Calls `f` with the session, on the session's thread: for every call except push and wait, such as
+    /// [`Session::set_learning_rate`] and [`Session::checkpoint`]. The exchange stops meanwhile.
     pub fn with<R: Send + 'static>(
         &self,
         f: impl FnOnce(&mut Session) -> R + Send + 'static,
@@ -213,14 +212,14 @@ impl Background {
         let (tell, told) = sync_channel(1);
         self.shared.call(Box::new(move |session| {
             let answer = f(session);
-            // A caller that was interrupted does not listen.
+            // A caller that was interrupted does not listen any more.
             Box::new(move || drop(tell.send(answer)))
         }))?;
         loop {
             match told.recv_timeout(ASK) {
                 Ok(answer) => return Ok(answer),
                 Err(RecvTimeoutError::Disconnected) => {
-                    // It was not made, or it panicked: either way the thread is about to end.
+                    // The call was not made, or it panicked. In both cases the thread is about to end.
                     self.shared.wait_for_end(interrupted)?;
                     return Err(self.shared.why_ended());
                 }
@@ -232,7 +231,7 @@ impl Background {
         }
     }
 
-    /// Waits for whatever is under way, and leaves the job. Who is interrupted here may call it again,
+    /// Waits for all keys that are under way, and leaves the job. A caller that was interrupted here may call it again,
     /// or drop the session.
     pub fn leave(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.check_process()?;
@@ -244,7 +243,7 @@ impl Background {
     /// Ends the session as a drop does, and waits for its thread. In a child of `fork` it does nothing.
     pub fn close(&self) {
         if std::process::id() != self.owner {
-            // There is no such thread here, and the lock may have been held when the process was copied.
+            // The thread is not in this process, and the lock may have been held when the process was copied.
             return;
         }
         let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
@@ -259,7 +258,7 @@ impl Background {
         self.shared.next_round()
     }
 
-    /// Where each key lies. The addresses are good as long as [`memory`](Self::memory) is held.
+    /// Where each key lies. The addresses are valid while [`memory`](Self::memory) is held.
     pub fn keys(&self) -> &[KeyMemory] {
         &self.keys
     }
@@ -274,7 +273,7 @@ impl Background {
         &self.layout
     }
 
-    /// By which transport it reaches each hub, and why by this one.
+    /// By which transport the worker reaches each hub, and why.
     pub fn ways(&self) -> &[Way] {
         &self.ways
     }
@@ -291,7 +290,7 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         if std::process::id() != self.owner {
-            // The handle is of a thread that is not in this process.
+            // The thread of this handle is not in this process.
             return std::mem::forget(self.thread.get_mut().map(Option::take));
         }
         self.close();

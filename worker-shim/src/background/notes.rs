@@ -1,9 +1,9 @@
-//! What callers did, in the order in which they did it: keys that they pushed, asked for, and have.
+//! What callers did, in order: keys that they pushed, asked for, and have.
 //!
-//! Under the callers' lock, until the session's thread takes it. Knows neither sessions nor what becomes of a note.
+//! Under the callers' lock, until the session's thread takes the notes. Knows no sessions.
 //!
-//! Only pushes are noted where nobody plans pulls. A key is noted once at most for each of the three between two of its
-//! pushes, so that callers that look again and again fill no memory.
+//! Without pulls in batches only pushes are noted. Between two pushes of a key there is at most one note of each kind, so
+//! that callers that poll do not fill memory.
 
 use std::time::Instant;
 
@@ -13,32 +13,37 @@ use pbox_core::KeyId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
     Pushed(KeyId),
-    /// It wants the weights of a key that it has pushed.
+    /// The caller wants the weights of a key that it has pushed.
     Asked(KeyId, Instant),
-    /// It has them.
+    /// The caller has them.
     Used(KeyId, Instant),
 }
 
-/// Notes that the session's thread has not taken.
+/// Notes that the session's thread has not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     notes: Vec<Note>,
-    /// By key; empty where only pushes are noted.
+    /// By key; empty if only pushes are noted.
     since_push: Vec<SincePush>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct SincePush {
-    /// It was asked for, or nothing was pushed yet.
+    /// The key was asked for, or was not pushed yet.
     is_asked: bool,
     is_used: bool,
 }
 
 impl Notes {
-    /// Of so many keys; `times`: also when callers ask for keys and have them.
-    pub fn new(keys: usize, times: bool) -> Self {
+    /// Of pushes only.
+    pub fn of_pushes() -> Self {
+        Notes::default()
+    }
+
+    /// Of pushes, and of the times when callers ask for one of so many keys and have it.
+    pub fn of_times(keys: usize) -> Self {
         let done = SincePush { is_asked: true, is_used: true };
-        Notes { notes: Vec::new(), since_push: vec![done; if times { keys } else { 0 }] }
+        Notes { notes: Vec::new(), since_push: vec![done; keys] }
     }
 
     pub fn pushed(&mut self, key: KeyId) {
@@ -93,7 +98,7 @@ mod tests {
 
     #[test]
     fn each_is_noted_once_between_two_pushes_and_in_order() {
-        let mut notes = Notes::new(2, true);
+        let mut notes = Notes::of_times(2);
         for key in KEYS {
             notes.asked(key); // nobody has pushed it
             notes.used(key);
@@ -122,7 +127,7 @@ mod tests {
 
     #[test]
     fn times_are_not_noted_where_nobody_plans() {
-        let mut notes = Notes::new(2, false);
+        let mut notes = Notes::of_pushes();
         notes.pushed(KEYS[0]);
         notes.asked(KEYS[0]);
         notes.used(KEYS[0]);

@@ -1,8 +1,8 @@
-//! What callers and the session's thread share: keys to push, calls to make, and how each key is. What callers do
-//! with it is in `callers`, what the thread does is here.
+//! What callers and the session's thread share: keys to push, calls to make, and the state of each key. The callers'
+//! functions are in `callers`, the thread's are here.
 //!
-//! One lock, held for moments only: nobody waits for the network, the hub or a caller under it. The
-//! notes of each key are bounded, and each call has a caller that waits for it.
+//! One lock, held briefly: nobody waits for the network, the hub or a caller under it. The notes of each key are bounded,
+//! and each call has a caller that waits for it.
 
 mod callers;
 
@@ -16,26 +16,26 @@ use pbox_core::{KeyId, Round};
 use super::notes::{Note, Notes};
 use crate::session::{Session, SessionConfig, SessionError};
 
-/// Something for the session's thread to do with its session, and then how to tell the caller: after
-/// everybody can see what it did to the keys.
+/// A call for the session's thread to make. It returns a function that tells the caller, to be called when the new
+/// states of the keys are published.
 pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>;
 
 /// How a session is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// By leaving, when everything that is under way has come.
+    /// By leaving, when no key is under way any more.
     Leave,
-    /// Soon: by leaving where nothing is under way, else as it stands.
+    /// Soon: by leaving if no key is under way, else without leaving.
     Drop,
 }
 
-/// What the thread takes from the callers in one go.
+/// What the thread takes from the callers at once.
 #[derive(Default)]
 pub(super) struct Orders {
     pub notes: Vec<Note>,
     pub calls: Vec<Call>,
     pub ending: Option<Ending>,
-    /// Keys that somebody waits for, and since when.
+    /// Keys that callers wait for, and since when.
     pub awaited: Vec<(KeyId, Instant)>,
 }
 
@@ -46,20 +46,20 @@ struct State {
     ending: Option<Ending>,
     /// Keys that are queued or under way.
     open: Vec<bool>,
-    /// By key that somebody waits for.
+    /// By key that callers wait for.
     waiting: HashMap<KeyId, Waiting>,
     next_round: Round,
     has_weights: bool,
     waker: Option<Waker>,
-    /// The session is over; why, when it was not by leaving.
+    /// `Some` when the session is over, with the error that ended it, if any.
     over: Option<Option<Arc<SessionError>>>,
 }
 
 struct Waiting {
     callers: u32,
-    /// When the first of them came.
+    /// When the first of them began to wait.
     since: Instant,
-    /// Why it cannot come, as long as nothing more is pushed.
+    /// Why the key cannot come, until something more is pushed.
     in_vain: Option<Arc<SessionError>>,
 }
 
@@ -80,7 +80,10 @@ impl std::fmt::Debug for Shared {
 impl Shared {
     pub fn new(config: &SessionConfig) -> Self {
         let names: Vec<String> = config.keys.iter().map(|key| key.name.clone()).collect();
-        let notes = Notes::new(names.len(), config.pull.is_some());
+        let notes = match config.pull {
+            None => Notes::of_pushes(),
+            Some(_) => Notes::of_times(names.len()),
+        };
         let state = State { notes, open: vec![false; names.len()], ..State::default() };
         let (hub, job) = (config.hub.clone(), config.job.clone());
         Shared { hub, job, names, state: Mutex::new(state), changed: Condvar::new() }
@@ -95,12 +98,12 @@ impl Shared {
     }
 
     /// From now on `waker` ends the thread's sleep.
-    pub fn woken_by(&self, waker: Waker) {
+    pub fn set_waker(&self, waker: Waker) {
         self.lock().waker = Some(waker);
     }
 
-    /// What callers want now.
-    pub fn take(&self) -> Orders {
+    /// Takes what callers want now.
+    pub fn take_orders(&self) -> Orders {
         let mut state = self.lock();
         Orders {
             notes: state.notes.take(),
@@ -110,12 +113,12 @@ impl Shared {
         }
     }
 
-    /// Whether the callers want the join to be given up.
+    /// Whether the callers want the join to end.
     pub fn is_given_up(&self) -> bool {
         self.lock().ending.is_some()
     }
 
-    /// How the keys are now that something has happened.
+    /// Publishes the states of the keys after a change.
     pub fn publish(&self, session: &Session) {
         let mut state = self.lock();
         let State { open, notes, .. } = &mut *state;
@@ -131,8 +134,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Tells those who wait for a key that it cannot come, unless something was pushed meanwhile.
-    pub fn cannot_come(&self, key: KeyId, why: SessionError) {
+    /// Tells callers that wait for a key that it cannot come, unless something was pushed meanwhile.
+    pub fn tell_cannot_come(&self, key: KeyId, why: SessionError) {
         let mut state = self.lock();
         let State { notes, waiting, .. } = &mut *state;
         let waiting = waiting.get_mut(&key).filter(|_| notes.pushes().next().is_none());
@@ -144,10 +147,10 @@ impl Shared {
     }
 
     /// The session is over.
-    pub fn ended(&self, error: Option<SessionError>) {
+    pub fn tell_ended(&self, error: Option<SessionError>) {
         let mut state = self.lock();
         state.over = Some(error.map(Arc::new));
-        // Who waits for a call hears of the end by its being dropped.
+        // The drop of a call tells its caller that the session is over.
         state.calls.clear();
         drop(state);
         self.changed.notify_all();

@@ -1,5 +1,5 @@
-//! The session's thread: takes what callers want, lets the exchange go on, and sleeps in the port
-//! until something comes or a caller wakes it. Idle, it costs two looks a second.
+//! The session's thread: takes what callers want, drives the exchange, and sleeps in the port until something comes or a
+//! caller wakes it. An idle thread wakes twice a second.
 //!
 //! Owns the session. Knows no caller.
 
@@ -14,8 +14,8 @@ use super::shared::{Ending, Shared};
 use super::{Idle, Joined, KeyMemory, Memory};
 use crate::session::{Session, SessionConfig, SessionError, State};
 
-/// How long a session that is dropped waits for what is under way: another worker's push may come in
-/// the same moment, and then it leaves in good order.
+/// How long a session that is dropped waits for keys that are under way. If another worker's push comes in time, the
+/// session can leave.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The whole life of the thread.
@@ -28,17 +28,17 @@ pub(super) fn run(
 ) {
     let idle = config.idle;
     let joined = Session::join_unless(config, state, &|| shared.is_given_up());
-    // Addresses are told of keys that are not under way.
+    // Addresses can be taken only of keys that are not under way.
     let mut session = match joined.and_then(|mut session| session.wait_all().map(|()| session)) {
         Ok(session) => session,
-        Err(error) => return shared.ended(Some(error)),
+        Err(error) => return shared.tell_ended(Some(error)),
     };
     shared.publish(&session);
     let outcome = addresses(&mut session).and_then(|keys| {
         let (layout, ways) = (session.layout().clone(), session.ways().to_vec());
         let _ = tell.send(Joined { keys, layout, ways, waker: session.waker() });
         let turns = || turns(&mut session, shared, Idle::new(idle));
-        // A call of a caller's may panic; the windows must stay mapped all the same.
+        // A caller's call may panic. The windows must stay mapped even then.
         catch_unwind(AssertUnwindSafe(turns)).unwrap_or(Err(SessionError::Panicked))
     });
     let left = match &outcome {
@@ -47,7 +47,7 @@ pub(super) fn run(
         _ => Ok(()),
     };
     *memory.parked.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(session.into_windows());
-    shared.ended(outcome.map(|_| ()).and(left).err());
+    shared.tell_ended(outcome.map(|_| ()).and(left).err());
 }
 
 /// Where the keys lie.
@@ -65,12 +65,12 @@ fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
     keys.collect()
 }
 
-/// Turn after turn, until a caller wants it to end or the session is over.
+/// Makes turns until a caller ends the session, or it is over.
 fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Ending, SessionError> {
     let mut dropped_since = None;
     loop {
-        let orders = shared.take();
-        let pushes = take_down(session, &orders.notes)?;
+        let orders = shared.take_orders();
+        let pushes = carry_out(session, &orders.notes)?;
         let answers: Vec<_> = orders.calls.into_iter().map(|call| call(session)).collect();
         if !answers.is_empty() || pushes > 0 {
             idle.reset();
@@ -80,7 +80,7 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
         if let Some((pulling, exchange)) = session.pulling() {
             for &(key, _) in &orders.awaited {
                 if let Err(error) = pulling.check_can_come(key, exchange) {
-                    shared.cannot_come(key, error.into());
+                    shared.tell_cannot_come(key, error.into());
                 }
             }
         }
@@ -97,9 +97,9 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
     }
 }
 
-/// Does what callers noted, in their order: what a caller used before a push is of the round before. How many
-/// pushes there were.
-fn take_down(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError> {
+/// Carries out the callers' notes in their order: a use before a push is of the round before. Returns the number of
+/// pushes.
+fn carry_out(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError> {
     let mut pushes = 0;
     for &note in notes {
         match note {

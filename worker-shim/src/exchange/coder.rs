@@ -1,7 +1,7 @@
-//! The coder: between a worker's own gradients and weights and the frames that cross.
+//! The coder: encodes a worker's gradients into frames, and decodes frames into its weights.
 //!
-//! Owned by the worker's windows. Knows chunks, codecs and rounds; neither keys nor links. Allocates nothing after it
-//! is made.
+//! Owned by the worker's windows. Knows chunks, codecs and rounds; neither keys nor links. Allocates nothing after
+//! [`Coder::new`].
 //!
 //! ```text
 //!   gradients --encode, once a push, when the link takes it--> frame in the gradient window
@@ -26,14 +26,14 @@ pub(crate) struct Coder {
     framing: Arc<Framing>,
     kernels: &'static Kernels,
     rank: u32,
-    /// The round that this worker begins with.
+    /// The first round of this worker.
     first: Round,
-    /// Of the gradient window, by chunk.
+    /// The frames of the gradient window, by chunk.
     frames: Spans,
-    /// By chunk: what is to be posted; `None` where the gradient is not encoded yet.
+    /// By chunk: the span to post; `None` while the gradient is not encoded.
     encoded: Vec<Option<Span>>,
     method: Method,
-    /// Values of one chunk, where they are of another type.
+    /// Values of one chunk in f32, for keys of another type.
     scratch: Vec<f32>,
     not_finite: u64,
 }
@@ -43,9 +43,9 @@ pub(crate) struct Coder {
 enum Method {
     Codec {
         codecs: Codecs,
-        /// What the codec keeps, f32 by chunk.
+        /// The codec's state, f32 by chunk.
         state: Slab,
-        /// Where each chunk's begins.
+        /// Where each chunk's state begins.
         states: Vec<usize>,
     },
     Slim(Pusher),
@@ -94,7 +94,7 @@ impl Coder {
         }
     }
 
-    /// These chunks have another gradient than was encoded last.
+    /// These chunks have a new gradient.
     pub fn encode_anew(&mut self, chunks: Range<u32>) {
         self.encoded[chunks.start as usize..chunks.end as usize].fill(None);
     }
@@ -109,8 +109,8 @@ impl Coder {
         self.framing.frames(chunk).span
     }
 
-    /// The frame of a chunk whose values are `gradient`, to be posted. Encoded once: an encoder remembers what it
-    /// left out, and a link may refuse the first attempts to post.
+    /// The frame to post for a chunk whose values are `gradient`. It is encoded once a push, although a link may refuse
+    /// the first attempts to post: an encoder remembers what it left out.
     pub fn encode(&mut self, chunk: ChunkId, round: Round, gradient: &[u8]) -> Span {
         if let Some(span) = self.encoded[chunk.index()] {
             return span;
@@ -161,19 +161,19 @@ impl Coder {
         encoded
     }
 
-    /// The hub cannot read a chunk's push: it is encoded anew, in a way that it can. False where there is no such way.
+    /// The hub cannot read a chunk's push. It is encoded again in a way that the hub can read; false if there is none.
     pub fn push_again(&mut self, chunk: ChunkId) -> bool {
         let Method::Slim(pusher) = &mut self.method else { return false };
         self.encoded[chunk.index()] = None;
         pusher.forget_core(chunk)
     }
 
-    /// Whether weights that are not sent stay what the worker makes them.
+    /// Whether the worker writes weights, too.
     pub fn keeps_own_weights(&self) -> bool {
         matches!(self.method, Method::Slim(_))
     }
 
-    /// Whether a key's push must wait until all keys are pushed for this round.
+    /// Whether all keys must be pushed for this round before any key is pushed for the next.
     pub fn needs_all(&self, round: Round) -> bool {
         matches!(&self.method, Method::Slim(pusher) if pusher.selects(round))
     }
@@ -185,8 +185,8 @@ impl Coder {
         }
     }
 
-    /// Takes the answer of a round, from the chunk's bytes in the weights window, into `weights`. Of the `gradient`
-    /// that it answers, Slim-DP leaves what was not sent; all else is as it was. How many bytes it had.
+    /// Decodes the answer of a round from the chunk's bytes in the weights window into `weights`. With Slim-DP the
+    /// values of `gradient` that were sent become zero. Returns the number of bytes of the frame.
     ///
     /// # Errors
     /// When it is no frame of this chunk and round.

@@ -21,12 +21,12 @@ use super::windows::Windows;
 /// Arrivals that one poll takes.
 const BATCH: usize = 256;
 
-/// Bytes of gradients and weights that have crossed, as they cross: of a compressed job, of its frames.
+/// Bytes of gradients and weights that have crossed. In a compressed job these are the bytes of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// To the hub.
     pub sent: u64,
-    /// From it.
+    /// From the hub.
     pub received: u64,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum Awaited {
 /// One worker's data path.
 pub struct Exchange<P: Port> {
     port: P,
-    /// For the link to each of the hub's cores.
+    /// One for the link to each of the hub's cores.
     pub(super) outboxes: Vec<Outbox>,
     pub(super) placement: Placement,
     pub(super) layout: Arc<Layout>,
@@ -142,7 +142,7 @@ impl<P: Port> Exchange<P> {
         Ok(unsafe { self.windows.tensors(key) })
     }
 
-    /// A key's weights, to write: with Slim-DP, what is not sent stays what the worker makes of it.
+    /// A key's weights, to write. With Slim-DP, weights that are not sent stay as the worker writes them.
     ///
     /// # Errors
     /// While the key is under way, and in any other job.
@@ -153,13 +153,12 @@ impl<P: Port> Exchange<P> {
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
     }
 
-    /// With Slim-DP, nothing of what is in the gradients is to be sent: there was no broadcast that they were written
-    /// for.
+    /// With Slim-DP, makes all gradients zero: they were written for a broadcast that does not take place.
     pub fn discard_changes(&mut self) {
         self.windows.discard_changes();
     }
 
-    /// Bounds the bytes that each link holds; what is beyond it waits here, in the order of the schedule.
+    /// Bounds the bytes that each link holds. Posts beyond that wait here, in the order of the schedule.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link(), bytes));
     }
@@ -206,7 +205,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Posts what links take now. One that is full does not hold up the others.
+    /// Posts what the links take now. A full link does not stop the others.
     pub(super) fn post_queued(&mut self) -> Result<(), ExchangeError> {
         let Exchange { port, outboxes, windows, slices, keys, .. } = self;
         let mut outgoing = |key: KeyId, chunk| {
@@ -222,7 +221,7 @@ impl<P: Port> Exchange<P> {
                 }
             }
             port.flush();
-            // What was flushed may have made room.
+            // The flush may have made room.
             if !posted || outboxes.iter().all(Outbox::is_empty) {
                 return Ok(());
             }
@@ -233,7 +232,7 @@ impl<P: Port> Exchange<P> {
         self.outboxes.iter().any(|outbox| !outbox.is_empty())
     }
 
-    /// Takes in what has come; returns how many chunks.
+    /// Posts what had to wait, and takes in what has come. Returns the number of arrivals.
     pub fn progress(&mut self) -> Result<usize, ExchangeError> {
         let mut total = 0;
         if self.has_unsent() {
@@ -310,7 +309,7 @@ impl<P: Port> Exchange<P> {
         self.windows.break_core(chunk);
     }
 
-    /// Gradients that were NaN or infinite when they were encoded; none are where nothing is.
+    /// Gradients that were NaN or infinite when they were encoded; 0 in a job without compression.
     pub fn not_finite(&self) -> u64 {
         self.windows.not_finite()
     }
@@ -340,8 +339,8 @@ impl<P: Port> Exchange<P> {
         chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
     }
 
-    /// What to sleep for when only this key matters: as many answers as may hold its last one, on
-    /// the core that owes it the most.
+    /// What to sleep for when only this key matters: the number of its answers that are missing from the core that
+    /// owes the most of them.
     pub fn until_key(&self, key: KeyId) -> Until {
         let mut owed = vec![0; self.outboxes.len()];
         for chunk in self.awaited_chunks(key) {
@@ -357,7 +356,7 @@ impl<P: Port> Exchange<P> {
 
     fn until(&self, owed: &[u32]) -> Until {
         if self.has_unsent() || self.first_awaited == Awaited::Notice {
-            return Until::Any; // each answer may make room, or is to be followed by a pull
+            return Until::Any; // an answer may make room, and a pull follows a notice
         }
         match owed.iter().enumerate().max_by_key(|&(_, &owed)| owed) {
             Some((core, &count)) if count > 0 => Until::Arrivals { link: self.outboxes[core].link(), count },

@@ -1,5 +1,5 @@
-//! A worker's windows: gradients that it writes, weights that it reads. In a compressed job both hold frames, and
-//! gradients and weights lie in memory of the worker's own; `coder` is between the two.
+//! A worker's windows: gradients that it writes, weights that it reads. In a compressed job both windows hold frames,
+//! and gradients and weights lie in private memory; `coder` translates.
 //!
 //! On the `unsafe` list: reading the weights window while the protocol says that the hub does not
 //! write it. Knows spans, not rounds; `exchange` says when a key may be touched.
@@ -18,9 +18,20 @@ use super::coder::Coder;
 pub struct Windows {
     layout: Arc<Layout>,
     gradients: Gradients,
-    /// By core: the window in which its hub's answers come, the same for all cores of a hub.
+    /// By core: the window that its hub writes, the same for all cores of a hub.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
+}
+
+/// Where a worker reads its weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightsMode {
+    /// In the weights window, in place. They change when the next round's answers come.
+    #[default]
+    Shared,
+    /// In a private buffer, copied from the window as answers come: for callers whose weights must lie in memory that
+    /// only they write.
+    Private,
 }
 
 /// Where gradients are written.
@@ -28,7 +39,7 @@ pub struct Windows {
 enum Gradients {
     /// In the window, in place; a span for each key.
     Window(Spans),
-    /// In memory laid out as the model is; what leaves are frames.
+    /// In private memory with the model's layout; frames leave.
     Framed { values: Slab, coder: Box<Coder> },
 }
 
@@ -45,8 +56,7 @@ impl Gradients {
 }
 
 impl Windows {
-    /// A gradient window, and its spans: by key, or where the job has frames by chunk. The window goes to the
-    /// transport.
+    /// A gradient window, and its spans: by key, or by chunk if the job has frames. The window goes to the transport.
     pub fn gradients(wire: &Wire) -> Result<(Arc<SendWindow>, Spans), WindowError> {
         let layout = wire.layout();
         let spans = match wire.framing() {
@@ -58,19 +68,18 @@ impl Windows {
         Ok((window, spans.remove(0)))
     }
 
-    /// The windows of worker `rank`: `gradients` from [`gradients`](Self::gradients), `weights` of each core as the
-    /// transport shows its hub's. With `private`, weights are read from a copy; where the job has frames they always
-    /// are.
+    /// The windows of worker `rank`: `gradients` from [`gradients`](Self::gradients), `weights` by core from the
+    /// transport. Weights are read from a copy not only with [`WeightsMode::Private`], but also if the job has frames,
+    /// and if it has several hubs: a key's weights may then lie in several windows.
     ///
     /// # Panics
-    /// When there is no core, or the cores are of several hubs and `private` is not set: a key's weights may lie
-    /// in several windows then, and only the copy has them in one piece.
+    /// When there is no core.
     pub fn new(
         wire: &Wire,
         rank: u32,
         gradients: Spans,
         weights: Vec<Arc<RecvWindow>>,
-        private: bool,
+        mode: WeightsMode,
     ) -> Result<Self, WindowError> {
         let layout = Arc::clone(wire.layout());
         let expected = wire.window_bytes();
@@ -79,9 +88,9 @@ impl Windows {
                 return Err(WindowError::TooSmall { expected, seen: window.bytes() as u64 });
             }
         }
-        let private = private || wire.framing().is_some();
-        let one = weights.iter().all(|window| Arc::ptr_eq(window, &weights[0]));
-        assert!(!weights.is_empty() && (one || private), "weights of several hubs are copied");
+        assert!(!weights.is_empty(), "at least one core");
+        let is_one_window = weights.iter().all(|window| Arc::ptr_eq(window, &weights[0]));
+        let private = mode == WeightsMode::Private || wire.framing().is_some() || !is_one_window;
         let elements = layout.window_bytes().div_ceil(size_of::<f32>());
         let private = private.then(|| Slab::zeroed("private weights", elements)).transpose()?;
         let gradients = match wire.framing() {
@@ -116,7 +125,7 @@ impl Windows {
         }
     }
 
-    /// What of a chunk is to be posted for its push in a round: encoded now, where it is and was not yet.
+    /// The span to post for a chunk's push in a round. A frame is encoded now, if it was not yet.
     #[inline]
     pub(crate) fn outgoing(&mut self, chunk: ChunkId, round: Round) -> Span {
         let span = self.layout.chunk(chunk).span;
@@ -151,8 +160,7 @@ impl Windows {
         unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
     }
 
-    /// A key's weights, to write: what is not sent stays as it is. `None` where the hub's weights are all that there
-    /// is.
+    /// A key's weights, to write; weights that are not sent stay as they are. `None` if only the hub writes weights.
     pub(crate) fn weights_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
         let keeps_own =
             matches!(&self.gradients, Gradients::Framed { coder, .. } if coder.keeps_own_weights());
@@ -161,7 +169,7 @@ impl Windows {
         Some(<[E]>::mut_from_bytes(bytes).expect("a key starts on 64 bytes and holds whole elements"))
     }
 
-    /// Makes all gradients zero, where callers add to what is left of them.
+    /// Makes all gradients zero, if callers add to what the last push left of them.
     pub(crate) fn discard_changes(&mut self) {
         match &mut self.gradients {
             Gradients::Framed { values, coder } if coder.keeps_own_weights() => {
@@ -171,7 +179,7 @@ impl Windows {
         }
     }
 
-    /// The hub cannot read a chunk's push; false where this worker has no other way to say it.
+    /// The hub cannot read a chunk's push. Whether this worker can encode it in another way.
     pub(crate) fn push_again(&mut self, chunk: ChunkId) -> bool {
         match &mut self.gradients {
             Gradients::Framed { coder, .. } => coder.push_again(chunk),
@@ -179,7 +187,7 @@ impl Windows {
         }
     }
 
-    /// Whether no key is pushed for the round after this one before all are pushed for this one.
+    /// Whether all keys must be pushed for this round before any key is pushed for the next.
     pub(crate) fn needs_all(&self, round: Round) -> bool {
         matches!(&self.gradients, Gradients::Framed { coder, .. } if coder.needs_all(round))
     }
@@ -202,8 +210,8 @@ impl Windows {
         (weights, gradients.of_key(layout, key))
     }
 
-    /// Takes in a chunk's answer for a round, which came from this core: copies or decodes it, where weights are kept
-    /// private. How many bytes came.
+    /// Takes in a chunk's answer for a round from this core: private weights are copied or decoded. Returns the number
+    /// of bytes that came.
     ///
     /// # Errors
     /// When it is no frame of this chunk and round.
@@ -240,7 +248,7 @@ impl Windows {
     }
 }
 
-/// A span of the weights, wherever this worker reads them.
+/// A span of the weights, from the copy if there is one.
 ///
 /// # Safety
 /// As for [`Windows::weights`], for the chunks of this span.

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use super::batch::{Profile, Sums, Timeline};
+use super::timeline::{Profile, Sums, Timeline};
 
 /// The one with the shorter makespan; algorithm 1's where they are equal.
 pub(super) fn better(profile: &Profile) -> Vec<Range<usize>> {

@@ -5,6 +5,7 @@ mod batches;
 mod greedy;
 mod planner;
 mod pulling;
+mod timeline;
 
 pub use batches::{Batches, Counts};
 pub use planner::{DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, PullPlan};

@@ -13,18 +13,8 @@ use pbox_core::{
 };
 
 use super::credit::Credit;
+use crate::exchange::WeightsMode;
 use crate::pull::{Pull, PullError};
-
-/// Where a worker reads its weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WeightsMode {
-    /// In the weights window, in place; they change when the next round's answers come.
-    #[default]
-    Shared,
-    /// In a buffer of its own, copied from the window as answers come. For callers whose weights
-    /// must live in memory that only they write.
-    Private,
-}
 
 /// Settings of a [`Session`](crate::Session).
 #[derive(Clone, Debug)]

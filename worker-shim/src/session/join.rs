@@ -10,7 +10,7 @@ use membership::{DataPath, Hub, LinkSettings, TakesPart};
 use pbox_core::control::check_job_name;
 use pbox_core::{Layout, Round, Slices};
 
-use super::config::{SessionConfig, WeightsMode};
+use super::config::SessionConfig;
 use super::credit::Credit;
 use super::error::SessionError;
 use super::session::{LOOK, Session};
@@ -63,8 +63,7 @@ impl Session {
         let settings = LinkSettings { transport: config.transport, nics: config.nics.clone() };
         let DataPath { port, endpoints, received, placement, ways, cores } =
             membership::open(&let_in, &layout, config.schedule, &window, &settings, deadline)?;
-        let private = config.weights == WeightsMode::Private || let_in.len() > 1;
-        let windows = Windows::new(&wire, config.rank, gradients, received, private)?;
+        let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;
         let slice_bytes = config.slice_bytes.unwrap_or(config.chunk_bytes);

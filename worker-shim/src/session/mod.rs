@@ -9,7 +9,7 @@ mod session;
 mod state;
 mod wait;
 
-pub use config::{SessionConfig, WeightsMode};
+pub use config::SessionConfig;
 pub use credit::{AT_FIRST, Credit, LAPS, NotACredit, TRIALS, Trial};
 pub use error::SessionError;
 pub use session::Session;

@@ -1,6 +1,6 @@
 //! The callers' part: they push, ask, wait and call, on any thread.
 //!
-//! Must not wait for anything under the lock but the thread's word that something has changed.
+//! Under the lock it must wait only for the thread's signal that something has changed.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
@@ -56,7 +56,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits for a key, of which nothing is used yet.
+    /// Waits for a key whose weights the caller does not use next.
     pub fn settle(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         let state = self.lock_alive()?;
         match self.open(&state, key)? {
@@ -118,7 +118,7 @@ impl Shared {
         self.lock().next_round
     }
 
-    /// Tells the thread to end. The first word stands, unless it was a polite one.
+    /// Tells the thread to end. The first call counts, except that a drop overrides a leave.
     pub fn end(&self, ending: Ending) {
         let mut state = self.lock();
         if state.ending != Some(Ending::Drop) {
@@ -149,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// Why the session is over, for those who find that it is.
+    /// Why the session is over.
     pub fn why_ended(&self) -> BackgroundError {
         self.over(&self.lock())
     }

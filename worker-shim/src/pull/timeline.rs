@@ -1,0 +1,90 @@
+//! What pulling and computing a model forward takes, and when the parts of a plan begin and end.
+//!
+//! Pure arithmetic; any unit of time.
+
+use std::ops::Range;
+
+/// What one layer takes; seconds, or any other unit as long as it is one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerCost {
+    /// To pull its weights, without the start-up.
+    pub transfer: f64,
+    /// To compute it forward.
+    pub forward: f64,
+}
+
+/// What pulling and computing a model forward takes. All times are 0 or above.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Profile {
+    /// Of each pull, however much it brings.
+    pub start_up: f64,
+    /// In the order of the forward pass.
+    pub layers: Vec<LayerCost>,
+}
+
+/// When the parts of a plan begin and end; each batch with its pull's end, and the beginning of its computing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    /// By batch: its weights are there.
+    pub there: Vec<f64>,
+    /// By batch: its first layer begins.
+    pub begun: Vec<f64>,
+    /// The last layer begins.
+    pub last_begun: f64,
+    /// From the first pull's beginning to the end of the last layer.
+    pub makespan: f64,
+    /// Of it, while the model was both pulled and computed.
+    pub overlap: f64,
+}
+
+impl Timeline {
+    /// Of these batches, which are all layers in order.
+    pub fn new(profile: &Profile, batches: &[Range<usize>]) -> Self {
+        let mut timeline = Timeline::default();
+        let (mut there, mut computed) = (0.0, 0.0);
+        for batch in batches {
+            let layers = &profile.layers[batch.clone()];
+            there += profile.start_up + layers.iter().map(|layer| layer.transfer).sum::<f64>();
+            let begun = f64::max(there, computed);
+            computed = begun + layers.iter().map(|layer| layer.forward).sum::<f64>();
+            timeline.there.push(there);
+            timeline.begun.push(begun);
+        }
+        let forward: f64 = profile.layers.iter().map(|layer| layer.forward).sum();
+        timeline.makespan = computed;
+        timeline.last_begun = computed - profile.layers.last().map_or(0.0, |layer| layer.forward);
+        // Pulls run from the beginning without a break; what is computed after their end overlaps nothing.
+        timeline.overlap = f64::max(0.0, there + forward - computed);
+        timeline
+    }
+}
+
+/// Sums over the first so many layers.
+pub(super) struct Sums {
+    pub start_up: f64,
+    pub transfer: Vec<f64>,
+    pub forward: Vec<f64>,
+}
+
+impl Sums {
+    pub fn new(profile: &Profile) -> Self {
+        let sums = |of: fn(&LayerCost) -> f64| {
+            let running = profile.layers.iter().scan(0.0, |sum, layer| {
+                *sum += of(layer);
+                Some(*sum)
+            });
+            std::iter::once(0.0).chain(running).collect()
+        };
+        let (transfer, forward) = (sums(|layer| layer.transfer), sums(|layer| layer.forward));
+        Sums { start_up: profile.start_up, transfer, forward }
+    }
+
+    /// To pull these layers as one batch.
+    pub fn pull(&self, layers: Range<usize>) -> f64 {
+        self.start_up + self.transfer[layers.end] - self.transfer[layers.start]
+    }
+
+    pub fn forward(&self, layers: Range<usize>) -> f64 {
+        self.forward[layers.end] - self.forward[layers.start]
+    }
+}
