@@ -1,4 +1,4 @@
-//! What an exchange has to say against a call, or of its hub.
+//! Why a call of an exchange failed, or what its hub did wrong.
 
 use fabric::CloseReason;
 use pbox_core::frame::FrameError;
@@ -36,7 +36,7 @@ pub enum ExchangeError {
         /// What was tried.
         doing: &'static str,
     },
-    /// The weights are the hub's.
+    /// Only the hub writes weights.
     #[error(
         "key {key:?}: its weights are the hub's to write; only with Slim-DP a worker makes steps of its own"
     )]
@@ -56,7 +56,7 @@ pub enum ExchangeError {
         /// What was not.
         missing: String,
     },
-    /// The hub answered something that was not asked.
+    /// An arrival was not the expected one.
     #[error("the hub broke the protocol: answer for chunk {chunk}, round ending in {round_bits}, {expected}")]
     UnexpectedAnswer {
         /// The chunk that the answer named.
@@ -66,7 +66,7 @@ pub enum ExchangeError {
         /// What was expected.
         expected: String,
     },
-    /// The hub's answer is not what was to come.
+    /// The bytes of an answer are not a frame of its chunk and round.
     #[error("the hub broke the protocol: it answered chunk {chunk} in round {round}, but {why}")]
     Frame {
         /// The chunk.
@@ -76,24 +76,24 @@ pub enum ExchangeError {
         /// What is wrong with it.
         why: FrameError,
     },
-    /// The key is in a batch that cannot be pulled.
+    /// The key is in a batch that cannot be pulled before another key is pushed.
     #[error(
         "key {key:?} is pulled in batches, and never comes before key {unpushed:?} is pushed: push every key of a round before waiting for one, or pull at once"
     )]
     Unpushed {
         /// Its name.
         key: String,
-        /// The other's.
+        /// The name of the other key.
         unpushed: String,
     },
     /// A link closed.
     #[error("the link to the hub's core {core} closed: {reason}")]
     Closed {
-        /// Which one.
+        /// The hub's core at its end.
         core: usize,
         /// Why.
         reason: String,
-        /// Whether this end's transport failed it, and not the hub.
+        /// Whether this end's transport closed it, and not the hub.
         here: bool,
     },
 }

@@ -1,7 +1,7 @@
-//! An outbox: what a worker has pushed and the link to one of the hub's cores has not taken yet.
+//! An outbox: posts that a worker has queued for the link to one of the hub's cores.
 //!
-//! Owned by the exchange. A slice that is begun is finished before another one; what is urgent passes all of them.
-//! Allocates nothing after it is made.
+//! Owned by the exchange. A slice that is begun is finished before the next one. Urgent posts pass all slices.
+//! Allocates nothing after [`Outbox::new`].
 //!
 //! ```text
 //!   push -> [slices, by priority] -> [the one begun] --+--> post, as long as the link takes it
@@ -14,37 +14,37 @@ use std::ops::Range;
 use fabric::{LinkId, Port, Posted, Span};
 use pbox_core::{ChunkId, Immediate, KeyId, Round, SendQueue, Slices};
 
-/// What control messages carry: an immediate, and no bytes.
+/// The span of a control message, which is an immediate without bytes.
 const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
-/// What passes all slices.
+/// A post that passes all slices.
 #[derive(Clone, Copy, Debug)]
 enum Urgent {
     Control(Immediate),
-    /// A chunk that the hub could not read.
+    /// A chunk to post again, because the hub could not read it.
     Again(KeyId, ChunkId),
 }
 
-/// What waits for one link.
+/// The posts that wait for one link.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     link: LinkId,
     urgent: VecDeque<Urgent>,
     /// Numbers of slices.
     queue: SendQueue<u32>,
-    /// The slice that is begun, and its chunks that are left.
+    /// The slice that is begun, and those of its chunks that are not posted.
     begun: Option<(u32, Range<usize>)>,
     posted_bytes: u64,
 }
 
 impl Outbox {
-    /// For the link to a core that at most so many slices go to.
+    /// For the link to a core that owns so many slices.
     pub fn new(link: LinkId, slices: usize) -> Self {
         let urgent = VecDeque::with_capacity(slices);
         Outbox { link, urgent, queue: SendQueue::new(slices), begun: None, posted_bytes: 0 }
     }
 
-    /// The link that it is for.
+    /// The link that it posts to.
     pub fn link(&self) -> LinkId {
         self.link
     }
@@ -75,7 +75,8 @@ impl Outbox {
         self.begun.is_none() && self.queue.is_empty() && self.urgent.is_empty()
     }
 
-    /// Posts what the link takes; whether it took anything. `outgoing` is what of a chunk is posted, and its round.
+    /// Posts what the link takes. Returns whether it took anything. `outgoing` gives the span of a chunk that is posted,
+    /// and its round.
     ///
     /// # Errors
     /// When the link is closed.
@@ -127,13 +128,13 @@ impl Outbox {
         Ok(posted)
     }
 
-    /// The chunks that leave next: of the slice that is begun, else all of the first one in the queue.
+    /// The chunks that leave next: the rest of the slice that is begun, else the first slice in the queue.
     fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
         let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));
         self.begun.clone().or_else(first)
     }
 }
 
-/// The link takes nothing any more.
+/// The link is closed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkClosed;

@@ -83,10 +83,10 @@ impl FromStr for Batching {
     }
 }
 
-/// How long computing stands still, and the first layer of the last batch that it comes from.
+/// How long computing stands still, and the first layer of the last batch.
 type Idle = (f64, usize);
 
-/// The shortest makespan, and of equal ones that of the fewest batches.
+/// The batches of the shortest makespan; if several are equal, the fewest batches.
 ///
 /// With `k` batches of the first `l` layers, the last one from layer `j` on, computing stands still for
 ///
@@ -104,7 +104,7 @@ fn optimum(profile: &Profile) -> Vec<Range<usize>> {
     let (mut best, mut best_k) = (f64::INFINITY, 0);
     for k in 1..=layers {
         let pulls = k as f64 * sums.start_up;
-        // More batches only begin their last one later.
+        // With more batches the last one only begins later.
         if pulls + sums.transfer[layers] - sums.forward[layers - 1] >= best {
             break;
         }

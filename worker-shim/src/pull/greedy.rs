@@ -1,22 +1,22 @@
-//! The paper's two greedy algorithms, as printed, and what it leaves open.
+//! The paper's two greedy algorithms as printed, and the choices that the paper leaves open.
 //!
 //! Both look for batches whose pulls are longer than the computing that hides them (its constraint 5): batch `k + 1`
 //! is pulled while batch `k` is computed. `a..b` are layers from 0 here, where the paper counts from 1.
 //!
 //! What the paper does not say:
-//! - *Ties.* Line 5 of algorithm 1 determines `l1` and not `l2`: of all pairs that are left, the smallest `l2` is
-//!   taken, whose pull exceeds the computing least, as lines 7 to 13 do it. In algorithm 2 likewise the largest
-//!   `l(N-2)`; they can only differ in layers that take no time. In later steps the smaller batch.
-//! - *No choice satisfies the constraint*: every pull that is left fits behind the computing. Then the choice that is
-//!   nearest to the constraint is taken. In the first step that is the first layer, and then all the rest; later,
-//!   from the front all the rest, from the back the one layer before.
-//! - *One layer* is one batch: here there are two at least.
+//! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of all pairs that are left we take the smallest `l2`:
+//!   its pull exceeds the computing least, which is the rule of lines 7 to 13. In algorithm 2 we take the largest
+//!   `l(N-2)`; candidates differ only in layers that take no time. In later steps we take the smaller batch.
+//! - *No choice satisfies the constraint*: every pull that is left fits behind the computing. Then we take the choice
+//!   that is nearest to the constraint. In the first step that is the first layer, and then all the rest. In later steps
+//!   it is all the rest (from the front), or the one layer before (from the back).
+//! - *One layer* is one batch: here there are at least two.
 
 use std::ops::Range;
 
 use super::timeline::{Profile, Sums, Timeline};
 
-/// The one with the shorter makespan; algorithm 1's where they are equal.
+/// The batches of the algorithm with the shorter makespan; algorithm 1's if they are equal.
 pub(super) fn better(profile: &Profile) -> Vec<Range<usize>> {
     let sums = Sums::new(profile);
     let [front, back] = [front(&sums), back(&sums)];

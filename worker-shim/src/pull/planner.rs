@@ -1,8 +1,7 @@
-//! From what a session sees of its pulls and of its caller's computing to batches: profile, plan, and a new profile
-//! when the plan's prediction does not come true any more.
+//! Plans batches from the times of pulls and of the caller's computing: a profile, a plan, and a new profile when the
+//! plan's prediction does not come true any more.
 //!
-//! Owned by the session, which tells it what happens when. Pure but for the times that it is told: no link, no key's
-//! bytes.
+//! Owned by the session, which tells it what happens and when. Reads no clock, and knows neither links nor bytes.
 //!
 //! ```text
 //!   round:  due(batch) there(batch) ... asked(key) used(key) ...     end_of_round -> other batches?
@@ -12,9 +11,10 @@
 //!            +---- off by DRIFT for some rounds in a row ------------------------+
 //! ```
 //!
-//! *Pull* of a batch: from due to there. *Start-up*: what all layers take one by one, and save when they are pulled
-//! together, divided by the pulls that are saved; so it is known however alike layers are. *Forward* of a layer: from when the caller has its weights to when it asks for
-//! the next layer's. The last layer's has no such end, and is taken for 0: it hides no pull, so no plan depends on it.
+//! *Pull* of a batch: the time from due to there. *Start-up*: the time that is saved when all layers are pulled together
+//! and not one by one, divided by the number of pulls that are saved; so it is known even if all layers are alike.
+//! *Forward* of a layer: the time from when the caller has its weights to when it asks for the next layer's. The last
+//! layer has no such end. Its forward time is taken as 0: it hides no pull, so that no plan depends on it.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,32 +24,32 @@ use pbox_core::KeyId;
 
 use super::batch::{Batching, LayerCost, Profile, Timeline};
 
-/// Rounds of a profile with a pull for each layer, and then again with one for all. What counts is the median, so that
-/// one of them may be disturbed.
+/// Rounds of a profile with a pull for each layer; then as many rounds with one pull for all layers. The median counts,
+/// so that one round of each kind may be disturbed.
 pub const PROFILE_ROUNDS: u32 = 3;
-/// The share by which a round may be off its prediction.
+/// The fraction by which a round may differ from its prediction.
 pub const DRIFT: f64 = 0.2;
-/// How many rounds in a row are off before there is a new profile; twice as many after each that was made for that,
-/// because a profile costs rounds that pull layer by layer, and what it cannot predict it does not mend.
+/// How many rounds in a row must differ before there is a new profile. The number doubles after each such profile: a
+/// profile costs rounds that pull layer by layer, and does not help when times cannot be predicted.
 pub const DRIFT_ROUNDS: u32 = 4;
 const MOST_DRIFT_ROUNDS: u32 = 1024;
 
-/// A plan, and what came of it.
+/// A plan, and the times of rounds since.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PullPlan {
-    /// By what the batches are chosen.
+    /// How the batches are chosen.
     pub batching: Batching,
-    /// What was measured, in seconds; `None` where the batches depend on nothing.
+    /// The measured times, in seconds; `None` if the batches do not depend on times.
     pub profile: Option<Profile>,
-    /// Ranges of layers.
+    /// The batches: ranges of layers.
     pub batches: Vec<Range<usize>>,
-    /// By the profile, from the first pull to when the last layer can be computed, in seconds.
+    /// The predicted time from the first pull to when the last layer can be computed, in seconds.
     pub predicted_s: Option<f64>,
-    /// The mean of the rounds since; `None` before the first.
+    /// The same time as measured: the mean of the rounds since the plan; `None` before the first.
     pub measured_s: Option<f64>,
-    /// Rounds since.
+    /// Rounds since the plan.
     pub rounds: u32,
-    /// How many profiles there were.
+    /// The number of profiles so far.
     pub profiles: u32,
 }
 
@@ -78,7 +78,7 @@ struct Events {
     has_used: Vec<bool>,
 }
 
-/// What a round took; seconds.
+/// The times of a round, in seconds.
 #[derive(Debug)]
 struct Lap {
     pulls: Vec<f64>,
@@ -97,17 +97,16 @@ pub(crate) struct Planner {
     /// Rounds of the profile that is being made.
     laps: Vec<Lap>,
     is_profiling: bool,
-    /// The last one, also while there is a new profile.
+    /// The last plan, also while a new profile is made.
     plan: Option<PullPlan>,
     profiles: u32,
-    /// Rounds in a row that were off, and how many may be.
+    /// Rounds in a row that differed from the prediction, and how many may.
     off: u32,
     patience: u32,
 }
 
 impl Planner {
-    /// For layers that have each of so many keys once. Where batches depend on a profile, they are one layer each at
-    /// first.
+    /// For layers that contain each of so many keys once. If batches depend on a profile, each layer is a batch at first.
     pub fn new(batching: Batching, layers: &[Vec<KeyId>], keys: usize) -> Self {
         let mut layer_of = vec![0; keys];
         for (number, layer) in layers.iter().enumerate() {
@@ -162,7 +161,7 @@ impl Planner {
         }
     }
 
-    /// A key is pushed, and no batch of its round can be due yet: what was used before was of the round before.
+    /// A key is pushed. If no batch of its round was due yet, uses so far were of the round before.
     pub fn forget_what_was_used(&mut self) {
         if self.events.due.is_empty() && self.events.has_used.contains(&true) {
             self.events = Events::new(self.layers, self.layer_of.len());
@@ -174,8 +173,8 @@ impl Planner {
         self.events.there.len() >= self.batches.len()
     }
 
-    /// The round is over: the batches of the next one, where they change. Passed over are rounds in which not every
-    /// layer was asked for, and those that overlap the next one, whose keys are not all quiet.
+    /// The round is over. Returns the batches of the next round if they change. A round is not evaluated if not every
+    /// layer was asked for, or if it overlaps the next round: then not all keys are quiet.
     pub fn end_of_round(&mut self, is_quiet: bool) -> Option<&[Range<usize>]> {
         let events = std::mem::replace(&mut self.events, Events::new(self.layers, self.layer_of.len()));
         let lap = events.lap(self.batches.len()).filter(|_| is_quiet)?;
@@ -198,12 +197,12 @@ impl Planner {
         Some(&self.batches)
     }
 
-    /// What is planned, and how well it was.
+    /// The plan, and how well it predicts.
     pub fn plan(&self) -> Option<&PullPlan> {
         self.plan.as_ref()
     }
 
-    /// After another round of it.
+    /// Another round of the profile is over.
     fn go_on_with_profile(&mut self) -> Option<&[Range<usize>]> {
         let rounds = PROFILE_ROUNDS as usize;
         if self.laps.len() == rounds {
@@ -251,7 +250,7 @@ impl Events {
         Events { asked, used, has_used: vec![false; keys], ..Events::default() }
     }
 
-    /// `None` where something was not seen.
+    /// `None` if an event is missing.
     fn lap(&self, batches: usize) -> Option<Lap> {
         if self.due.len() != batches || self.there.len() != batches {
             return None;
@@ -277,8 +276,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// What a pull takes however small it is: by the pulls of each layer, and the one of all of them. No more than the
-/// fastest, and nothing where there is one layer.
+/// The time of a pull that does not depend on its size, from the pulls of each layer and the pull of all layers. At
+/// most the fastest pull; 0 if there is one layer.
 fn start_up(pulls: &[f64], at_once: f64) -> f64 {
     let saved = (pulls.len() - 1) as f64;
     let each = (pulls.iter().sum::<f64>() - at_once) / saved.max(1.0);

@@ -1,6 +1,6 @@
-//! A session's pulls in batches: what the exchange does, when the session saw it, and what the planner makes of it.
+//! A session's pulls in batches: drives the batches, and tells the planner when things happen.
 //!
-//! Owned by the session; the clock between an exchange that has none and a planner that is told the time.
+//! Owned by the session. It reads the clock; the exchange, the batches and the planner do not.
 
 use std::time::{Duration, Instant};
 
@@ -16,36 +16,36 @@ use super::planner::{Planner, PullPlan};
 /// How weights are pulled in batches of layers, so that pulling overlaps the forward pass (iBatch).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pull {
-    /// Which layers are pulled together. Where that depends on what they take, the session measures pulls and computing in
-    /// its first rounds, plans, and measures anew when what it predicts does not come true.
+    /// Which layers are pulled together. If that depends on times, the session measures pulls and computing in its first
+    /// rounds, plans, and measures again when its prediction does not come true.
     pub batching: Batching,
     /// Keys that are needed together, in the order of the forward pass, each key once. Default (empty): each key by
     /// itself, in the order of the manifest.
     pub layers: Vec<Vec<KeyId>>,
-    /// Before each pull, for measurement: imitates a system in which it takes so long to begin one. Default 0.
+    /// A pause before each pull, for measurement: imitates a system whose pulls have such a start-up. Default 0.
     pub start_up: Duration,
 }
 
-/// A session that cannot pull so.
+/// Settings of pulls in batches that cannot work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PullError {
-    /// Batches of a schedule that pulls nothing.
+    /// The schedule does not pull.
     #[error(
         "pull {batching} with schedule {schedule}: only kvstore pulls weights; use it, or leave the batches out"
     )]
     Nothing {
-        /// What was asked for.
+        /// The batches that were asked for.
         batching: Batching,
-        /// With what.
+        /// The schedule.
         schedule: Schedule,
     },
-    /// The layers are not the model.
+    /// The layers do not contain every key once.
     #[error("layers to pull: {why}; expected every key once")]
     Layers {
         /// What is wrong with them.
         why: String,
     },
-    /// Layers of a session that pulls without batches.
+    /// The session does not pull in batches.
     #[error("layers to pull by, in a session without batches; expected SessionConfig::pull at the join")]
     NoBatches,
 }
@@ -86,14 +86,14 @@ pub(crate) struct Pulling {
     batches: Batches,
     planner: Planner,
     start_up: Duration,
-    /// When the batch that is due is pulled, for a start-up that is imitated.
+    /// When the batch that is due is pulled: after a start-up that is imitated.
     pulled_at: Option<Instant>,
     /// What the planner was told.
     told: Counts,
 }
 
 impl Pulling {
-    /// From now on, by this exchange.
+    /// Begins to pull in batches through this exchange.
     pub fn begin<P: Port>(pull: &Pull, exchange: &mut Exchange<P>) -> Result<Self, PullError> {
         let keys = exchange.layout().keys().len();
         let layers = pull.layers(keys)?;
@@ -103,15 +103,15 @@ impl Pulling {
         Ok(Pulling { batches, planner, start_up: pull.start_up, pulled_at: None, told: Counts::default() })
     }
 
-    /// Lets the exchange take in what has come, tells the planner of it, and pulls what has waited long enough. How
-    /// many chunks came.
+    /// Makes progress on the exchange, tells the planner what happened, and pulls a batch whose start-up is over. Returns
+    /// the number of arrivals.
     pub fn progress<P: Port>(&mut self, exchange: &mut Exchange<P>) -> Result<usize, ExchangeError> {
         let count = exchange.progress()?;
         self.batches.take_news(exchange);
         let counts = self.batches.counts();
         if counts != self.told {
             let now = Instant::now();
-            // The next one is due when the one before is there.
+            // A batch is due only when the one before is there.
             (self.told.there..counts.there).for_each(|_| self.planner.there(now));
             (self.told.due..counts.due).for_each(|_| self.planner.due(now));
             self.told = counts;
@@ -124,7 +124,7 @@ impl Pulling {
         Ok(count)
     }
 
-    /// The most that may be slept: until the next pull begins.
+    /// The time until the next pull begins: nobody may sleep longer.
     pub fn sleep_limit(&self) -> Option<Duration> {
         self.pulled_at.map(|at| at.saturating_duration_since(Instant::now()))
     }

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-/// What one layer takes; seconds, or any other unit as long as it is one.
+/// The times of one layer, in seconds or any other unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerCost {
     /// To pull its weights, without the start-up.
@@ -16,13 +16,13 @@ pub struct LayerCost {
 /// What pulling and computing a model forward takes. All times are 0 or above.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
-    /// Of each pull, however much it brings.
+    /// The part of each pull that does not depend on its size.
     pub start_up: f64,
     /// In the order of the forward pass.
     pub layers: Vec<LayerCost>,
 }
 
-/// When the parts of a plan begin and end; each batch with its pull's end, and the beginning of its computing.
+/// When the parts of a plan begin and end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// By batch: its weights are there.
@@ -31,14 +31,14 @@ pub struct Timeline {
     pub begun: Vec<f64>,
     /// The last layer begins.
     pub last_begun: f64,
-    /// From the first pull's beginning to the end of the last layer.
+    /// The time from the beginning of the first pull to the end of the last layer.
     pub makespan: f64,
-    /// Of it, while the model was both pulled and computed.
+    /// The part of the makespan in which the model was both pulled and computed.
     pub overlap: f64,
 }
 
 impl Timeline {
-    /// Of these batches, which are all layers in order.
+    /// The timeline of these batches, which are all layers in order.
     pub fn new(profile: &Profile, batches: &[Range<usize>]) -> Self {
         let mut timeline = Timeline::default();
         let (mut there, mut computed) = (0.0, 0.0);
@@ -53,7 +53,7 @@ impl Timeline {
         let forward: f64 = profile.layers.iter().map(|layer| layer.forward).sum();
         timeline.makespan = computed;
         timeline.last_begun = computed - profile.layers.last().map_or(0.0, |layer| layer.forward);
-        // Pulls run from the beginning without a break; what is computed after their end overlaps nothing.
+        // Pulls run without a break from the beginning. Computing after their end overlaps nothing.
         timeline.overlap = f64::max(0.0, there + forward - computed);
         timeline
     }

@@ -1,8 +1,8 @@
-//! Credit: how many bytes of a link may be under way, so that what is urgent does not wait behind them; and the
-//! search for how many are best.
+//! Credit: how many bytes of a link may be under way, so that urgent slices do not wait behind them; and the search for
+//! the best number.
 //!
 //! Plain arithmetic on times that the session measures. Too little credit leaves the wire idle, too much is FIFO
-//! again (ByteScheduler, section 4); between the two the round's time is flat, so a power of two is near enough.
+//! again (ByteScheduler, section 4). Between the two the round's time is flat, so that a power of two is near enough.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,20 +15,20 @@ use pbox_core::Schedule;
 pub enum Credit {
     /// Any number.
     None,
-    /// So many; at least 1. A chunk that is larger goes alone.
+    /// So many bytes, at least 1. A larger chunk goes alone.
     Bytes(usize),
-    /// Found by trying [`TRIALS`] in the first rounds, each for [`LAPS`]; for the hub's answers [`AT_FIRST`].
+    /// The session tries each of [`TRIALS`] for [`LAPS`] rounds and keeps the best. The hub's answers have [`AT_FIRST`].
     Auto,
 }
 
-/// What is tried: from two chunks to what a fast network has under way.
+/// The credits that are tried: from two chunks to what a fast network has under way.
 pub const TRIALS: [usize; 8] =
     [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20];
-/// Rounds for each. The first one has posts of the trial before under way, and does not count; of the others the
-/// fastest does, because what disturbs a round makes it longer.
+/// Rounds of a trial. The first round does not count, because posts of the trial before are under way. Of the others
+/// only the fastest counts, because a disturbance makes a round longer.
 pub const LAPS: u32 = 4;
-/// Before anything is known: on links of 4 Gbit/s everything from 64 KiB to 4 MiB was as good for P3, and a network
-/// that is faster needs more, for as long as a worker takes to wake up.
+/// The first credit. On links of 4 Gbit/s all credits from 64 KiB to 4 MiB were equally good for P3. A faster network
+/// needs more, to stay busy while a worker wakes up.
 pub const AT_FIRST: usize = 1 << 20;
 
 /// A text that names no credit.
@@ -39,13 +39,13 @@ pub struct NotACredit {
 }
 
 impl Credit {
-    /// What a schedule has unless told otherwise. Without credit [`Schedule::P3`] is a FIFO wherever a transport holds
-    /// bytes; the others gain nothing from it.
+    /// The default credit of a schedule. Without credit [`Schedule::P3`] is a FIFO on each transport that holds bytes.
+    /// The other schedules gain nothing from it.
     pub fn of(schedule: Schedule) -> Self {
         if schedule == Schedule::P3 { Credit::Bytes(AT_FIRST) } else { Credit::None }
     }
 
-    /// What links begin with.
+    /// The credit that links begin with.
     pub fn at_first(self) -> Option<usize> {
         match self {
             Credit::None => None,
@@ -80,7 +80,7 @@ impl FromStr for Credit {
     }
 }
 
-/// A credit that was tried.
+/// The result of trying a credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trial {
     /// Bytes on each link.
@@ -89,7 +89,7 @@ pub struct Trial {
     pub round: Duration,
 }
 
-/// The search.
+/// The search for the best credit.
 #[derive(Debug, Default)]
 pub(crate) struct Tuner {
     laps: u32,
@@ -98,7 +98,7 @@ pub(crate) struct Tuner {
 }
 
 impl Tuner {
-    /// A round took so long; the credit of the next one, where it changes.
+    /// Takes in the time of a round. Returns the credit of the next round if it changes.
     pub fn lap(&mut self, took: Duration) -> Option<usize> {
         let bytes = *TRIALS.get(self.tried.len())?;
         self.laps += 1;
@@ -116,7 +116,7 @@ impl Tuner {
         TRIALS.get(self.tried.len()).copied().or_else(best)
     }
 
-    /// What was tried so far.
+    /// The trials so far.
     pub fn tried(&self) -> &[Trial] {
         &self.tried
     }
@@ -138,7 +138,7 @@ mod tests {
         }
     }
 
-    /// Whatever the best one is, and though a round in three is disturbed, it is found, and kept.
+    /// The best credit is found and kept, whichever it is, although every third round is disturbed.
     #[test]
     fn the_search_ends_with_the_best_trial() {
         for best in TRIALS {

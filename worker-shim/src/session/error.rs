@@ -12,14 +12,14 @@ use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp};
 use crate::exchange::ExchangeError;
 use crate::pull::PullError;
 
-/// A session's error. After one from `push` or `wait` that is not about the caller's own order of
-/// calls, the session is over: drop it.
+/// A session's error. After an error of `push` or `wait` the session is over, and the caller drops it; except when the
+/// error is about the order of the caller's own calls.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The job could not be joined, or its hubs end the session.
     #[error(transparent)]
     Member(#[from] MemberError),
-    /// No job can have this name.
+    /// The job's name is not allowed.
     #[error(transparent)]
     JobName(#[from] InvalidJobName),
     /// The optimizer's settings are out of range.
@@ -28,39 +28,39 @@ pub enum SessionError {
     /// The optimizer needs BSP.
     #[error("this worker's settings: {0}")]
     Consistency(#[from] NeedsBsp),
-    /// The job cannot have this compression.
+    /// The compression's settings are out of range, or do not fit the job's.
     #[error("this worker's compression: {0}")]
     Compression(#[from] InvalidCompression),
-    /// Weights cannot be pulled so.
+    /// The settings of pulls in batches are wrong.
     #[error("this worker's settings: {0}")]
     Pull(#[from] PullError),
-    /// No learning rate.
+    /// The learning rate is not finite.
     #[error("learning rate {seen}: expected a finite number")]
     LearningRate {
         /// What was asked for.
         seen: f32,
     },
-    /// The keys are no manifest.
+    /// The keys break a rule of manifests.
     #[error("this worker's manifest: {0}")]
     Manifest(#[from] ManifestError),
     /// The keys cannot be laid out.
     #[error("this worker's manifest: {0}")]
     Layout(#[from] LayoutError),
-    /// Memory for a window.
+    /// There was no memory for a window.
     #[error("this worker's window: {0}")]
     Window(#[from] WindowError),
-    /// Others did not come.
+    /// Other workers did not join in time.
     #[error(
         "job {job:?}: waited {waited:?} for worker(s) {missing:?} of {workers} to join; start them, or raise the join limit"
     )]
     Missing {
         /// The job.
         job: String,
-        /// How long.
+        /// How long this worker waited.
         waited: Duration,
-        /// Whose ranks.
+        /// The ranks that are missing.
         missing: Vec<u32>,
-        /// How many there should be.
+        /// How many workers the job has.
         workers: u32,
     },
     /// A worker left before the round that this one waits for.
@@ -70,23 +70,23 @@ pub enum SessionError {
     PeerLeft {
         /// The job.
         job: String,
-        /// Who left.
+        /// The rank that left.
         rank: u32,
-        /// The first round without it.
+        /// The first round without that worker.
         left_at: u32,
         /// The round waited for.
         round: u32,
         /// The key waited for.
         key: String,
     },
-    /// Somebody lives but does not push.
+    /// Some worker is alive but does not push.
     #[error(
         "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; all processes are alive, so some worker has not pushed this key (raise the wait limit if it is only slow)"
     )]
     Stalled {
         /// The job.
         job: String,
-        /// How long.
+        /// How long this worker waited.
         waited: Duration,
         /// The round waited for.
         round: u32,
@@ -97,13 +97,13 @@ pub enum SessionError {
         /// Chunks of the key.
         chunks: u32,
     },
-    /// A call out of order, or a peer that broke the protocol.
+    /// A call out of order, or a hub that broke the protocol.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
     /// A call that was made on the session's own thread panicked.
     #[error("a call on the session's thread panicked, as said on stderr; the session is over")]
     Panicked,
-    /// A thread or a descriptor could not be had.
+    /// The system gave no thread or descriptor.
     #[error("this worker: {0}")]
     System(#[from] std::io::Error),
 }

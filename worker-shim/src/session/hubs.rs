@@ -1,6 +1,6 @@
-//! What a session asks of its hubs over their control ports, and what it hears of them.
+//! What a session asks its hubs over their control ports, and what it learns from them.
 //!
-//! On the caller's thread. The requests themselves are `hub`'s.
+//! On the caller's thread. The requests themselves are made by `membership`.
 
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,9 @@ use crate::exchange::ExchangeError;
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 impl Session {
-    /// Changes the learning rate from the next round on, for all workers. Called between rounds;
-    /// every worker may call it with the same value. With SSP and ASP a push is stepped at the rate of its
-    /// own round: workers that are ahead have used the former one.
+    /// Changes the learning rate from the next round on, for all workers. Called between rounds; every worker may call
+    /// it with the same value. With SSP and ASP the hub steps a push at the rate of its own round: workers that are
+    /// ahead have used the former rate.
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
         if !learning_rate.is_finite() {
             return Err(SessionError::LearningRate { seen: learning_rate });
@@ -31,31 +31,31 @@ impl Session {
         Ok(changed?)
     }
 
-    /// Writes the job's weights and optimizer state to its checkpoint at the hub now: as they are before
-    /// the round that is furthest ahead. Returns when they are on the disk.
+    /// Makes the hub write a checkpoint now: the job's weights and optimizer state before the round that is furthest
+    /// ahead. Returns when the file is on the disk.
     ///
     /// # Errors
-    /// When the hub writes no checkpoints, or cannot.
+    /// When the hub does not write checkpoints, or fails to.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
-        // Of several hubs, the first refuses: they have none.
+        // If there are several hubs, the first one refuses: they write no checkpoints.
         Ok(self.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({}))?)
     }
 
-    /// The ranks that take part now, ascending. All, unless the job goes on without some.
+    /// The ranks that take part now, ascending. These are all ranks, unless the job goes on without some.
     pub fn members(&self) -> Vec<u32> {
         self.hubs[0].members()
     }
 
-    /// Waits for whatever is under way, and leaves the job.
+    /// Waits for all keys that are under way, and leaves the job.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.wait_all()?;
         self.send_leave()
     }
 
-    /// Leaves, as things are.
+    /// Leaves without waiting.
     pub(crate) fn send_leave(&self) -> Result<(), SessionError> {
         let round = self.next_round();
-        // Every hub is told, whatever one of them answers.
+        // Every hub is told, even if one of them fails.
         Ok(self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)?)
     }
 
@@ -64,12 +64,12 @@ impl Session {
         self.hubs.iter().find_map(Hub::end).map(SessionError::from)
     }
 
-    /// A closed link is a symptom; its hub, if it lives, says the cause over the control port.
+    /// A closed link is a symptom. If its hub is alive, it gives the cause over the control port.
     pub(super) fn explain(&self, error: ExchangeError) -> SessionError {
         let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
         let hub = self.hubs.iter().find(|hub| hub.cores().contains(&core)).unwrap_or(&self.hubs[0]);
         let end = match hub.wait_for_end(Instant::now() + REASON_LIMIT) {
-            // What failed at this end, the hub cannot know: it saw this worker go.
+            // The hub saw only that this worker went, and not what failed at this end.
             Some(MemberError::JobFailed { job, reason }) if here => {
                 let reason = format!("{reason}; at this worker, rank {}: {error}", self.config.rank);
                 MemberError::JobFailed { job, reason }

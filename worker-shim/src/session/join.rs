@@ -19,20 +19,20 @@ use crate::exchange::{Exchange, Windows};
 use crate::pull::Pulling;
 
 impl Session {
-    /// Joins a job and waits until all its workers are there. The first worker to come makes the
-    /// job; the others must agree on everything but their rank.
+    /// Joins a job and waits until all its workers are there. The first worker creates the job; the others must agree on
+    /// everything except their rank.
     pub fn join(config: SessionConfig) -> Result<Self, SessionError> {
         Self::join_unless(config, None, &|| false)
     }
 
-    /// As [`join`](Self::join), of rank 0 with a state that it brings for all: a new job then begins with its weights
-    /// and optimizer state, and without a broadcast. A job that has weights already, or a checkpoint at its hub, goes on
-    /// with those; [`next_round`](Self::next_round) tells.
+    /// As [`join`](Self::join), of rank 0 with a state for all workers: a new job then begins with these weights and this
+    /// optimizer state, and without a broadcast. A job that has weights already, or a checkpoint at its hub, ignores the
+    /// state; [`next_round`](Self::next_round) tells.
     pub fn join_with(config: SessionConfig, state: State) -> Result<Self, SessionError> {
         Self::join_unless(config, Some(state), &|| false)
     }
 
-    /// As [`join`](Self::join), for a caller that may give it up while others are waited for.
+    /// As [`join`](Self::join), for a caller that may give up while the session waits for other workers.
     pub(crate) fn join_unless(
         config: SessionConfig,
         state: Option<State>,
@@ -98,7 +98,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Waits until this worker takes part; from which round on.
+    /// Waits until this worker takes part. Returns its first round.
     fn gather(&mut self, deadline: Instant, given_up: &dyn Fn() -> bool) -> Result<Round, SessionError> {
         let rank = self.config.rank;
         let missing = loop {
@@ -113,7 +113,7 @@ impl Session {
             if left.is_zero() || given_up() {
                 break missing;
             }
-            // A hub that is killed shows by its links; news wake the port as well.
+            // The links show that a hub was killed. News also wake the port.
             self.take_in()?;
             self.exchange.port().wait(Until::Any, left.min(LOOK));
         };

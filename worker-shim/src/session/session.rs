@@ -1,5 +1,5 @@
-//! The session: a worker's membership in a job, from join to leave. Here are its training calls; `join` and `wait` are
-//! what they begin and end with, and `hubs` what goes over the control port.
+//! The session: a worker's membership in a job, from join to leave. This file has the training calls, `join` and `wait`
+//! the calls before and after them, and `hubs` the calls over the control port.
 //!
 //! On the caller's thread. Must not know how gradients are summed.
 
@@ -17,7 +17,7 @@ use super::error::SessionError;
 use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
-/// How soon a worker that waits for the others sees that its caller gave up.
+/// The longest sleep between two looks at whether the caller gave up.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 /// A worker's membership in a job. See the crate's example.
@@ -26,27 +26,27 @@ pub struct Session {
     /// At least one.
     pub(super) hubs: Vec<Hub>,
     pub(super) exchange: Exchange<any::Port>,
-    /// To each hub.
+    /// By hub.
     pub(super) ways: Vec<Way>,
     /// Bytes that each link may hold.
     pub(super) credit: Option<usize>,
-    /// The search for the best, and the last round with its beginning.
+    /// The search for the best credit, and the last round with its beginning.
     pub(super) tuner: Option<(Tuner, Option<(Round, Instant)>)>,
-    /// Where weights are pulled in batches.
+    /// If weights are pulled in batches.
     pub(super) pulling: Option<Pulling>,
     /// The round that this worker takes part from.
     pub(super) first: Round,
-    /// Weights are there: they were broadcast, or the optimizer keeps none.
+    /// Weights were broadcast, or the optimizer keeps none.
     pub(super) ready: bool,
 }
 
 impl Session {
-    /// Gives every worker the weights that `fill` writes on rank 0 (it is called there only), and
-    /// waits for them. Once, before the first push; every worker calls it. For a model whose keys are all
-    /// of type `E`; for others there is [`broadcast_written`](Self::broadcast_written).
+    /// Gives every worker the weights that `fill` writes on rank 0, and waits for them. Every worker calls it once,
+    /// before its first push; `fill` is called only on rank 0. For a model whose keys are all of type `E`; for others
+    /// there is [`broadcast_written`](Self::broadcast_written).
     ///
-    /// A worker that came to a job that has weights already ([`next_round`](Self::next_round) is not 0)
-    /// keeps those: then this does nothing, so that a program that is started again need not know.
+    /// If the job has weights already ([`next_round`](Self::next_round) is not 0), this does nothing and the worker
+    /// keeps those weights. So a program that is started again need not know.
     pub fn broadcast_weights<E: Element>(
         &mut self,
         mut fill: impl FnMut(KeyId, &mut [E]),
@@ -59,8 +59,8 @@ impl Session {
         self.broadcast_written()
     }
 
-    /// As [`broadcast_weights`](Self::broadcast_weights), with what rank 0 has written to
-    /// [`gradient_mut`](Self::gradient_mut) of each key as the weights.
+    /// As [`broadcast_weights`](Self::broadcast_weights). The weights are those that rank 0 has written to
+    /// [`gradient_mut`](Self::gradient_mut) of each key.
     pub fn broadcast_written(&mut self) -> Result<(), SessionError> {
         let is_first = self.next_round() == Round(0);
         self.begin_broadcast()?;
@@ -78,8 +78,8 @@ impl Session {
         Ok(())
     }
 
-    /// A key's gradient, to write in place. It still holds what was last written; with Slim-DP zero, where that was sent.
-    /// `E` is the key's type.
+    /// A key's gradient, to write in place. It still holds the last values; with Slim-DP the values that were sent are
+    /// zero. `E` is the key's type.
     ///
     /// # Errors
     /// While the key is under way, and when `E` is another type than the key's.
@@ -96,8 +96,8 @@ impl Session {
         Ok(self.exchange.tensors(key)?)
     }
 
-    /// A key's weights (with [`Average`](pbox_core::Optimizer::Average): the mean gradient), as of
-    /// its last finished round; with SSP and ASP as they were when this worker was answered. `E` is the key's type.
+    /// A key's weights after its last finished round; with SSP and ASP the weights when the hub answered this worker.
+    /// With [`Average`](pbox_core::Optimizer::Average) the mean gradient. `E` is the key's type.
     ///
     /// # Errors
     /// As for [`gradient_mut`](Self::gradient_mut).
@@ -105,10 +105,10 @@ impl Session {
         Ok(self.exchange.weights(key)?)
     }
 
-    /// A key's weights, to write. With Slim-DP a worker makes its own step, adds what that changed to the
-    /// [gradient](Self::gradient_mut) and pushes it: of what is sent it then gets the hub's weights, and the gradient is
-    /// zero. The rest stays as it was made, and its change goes out when it is sent. (Who writes the gradient anew in each
-    /// round loses what is left out, as the paper's algorithm 1 does.)
+    /// A key's weights, to write. With Slim-DP a worker makes its own step, adds the change to the
+    /// [gradient](Self::gradient_mut) and pushes it. Values that are sent come back as the hub's weights, and their
+    /// gradient becomes zero. The other values stay as they are, and their change leaves when they are sent. (A caller
+    /// that overwrites the gradient in each round loses these changes, as the paper's algorithm 1 does.)
     ///
     /// # Errors
     /// As for [`gradient_mut`](Self::gradient_mut), and in any other job.
@@ -116,9 +116,9 @@ impl Session {
         Ok(self.exchange.weights_mut(key)?)
     }
 
-    /// Sends a key's gradient to the hub and returns at once. Until [`wait`](Self::wait), the key's
-    /// gradient and weights belong to the hub: whatever the backward pass needs of the weights (the
-    /// delta for the layer below) is computed before.
+    /// Sends a key's gradient to the hub and returns at once. Until [`wait`](Self::wait), the key's gradient and weights
+    /// belong to the hub. So the caller first computes everything for which the backward pass needs the weights, such
+    /// as the delta for the layer below.
     pub fn push(&mut self, key: KeyId) -> Result<(), SessionError> {
         if !self.ready {
             return Err(Self::no_weights(&self.config.hub));
@@ -140,7 +140,7 @@ impl Session {
         MemberError::Refused { hub: hub.to_owned(), what: "push", why }.into()
     }
 
-    /// Where this is the first push of a round: how long the one before took, and what follows for the credit.
+    /// At the first push of a round: measures the round before, and sets the credit that follows.
     fn tune(&mut self, key: KeyId) {
         let Some((tuner, last)) = &mut self.tuner else { return };
         if key.index() >= self.exchange.layout().keys().len() {
@@ -157,21 +157,21 @@ impl Session {
         }
     }
 
-    /// Bytes that each link to the hub may hold, and with [`Credit::Auto`](crate::Credit::Auto) what was tried so far.
+    /// Bytes that each link to the hub may hold, and with [`Credit::Auto`](crate::Credit::Auto) the trials so far.
     pub fn credit(&self) -> (Option<usize>, &[Trial]) {
         (self.credit, self.tuner.as_ref().map_or(&[], |(tuner, _)| tuner.tried()))
     }
 
-    /// If weights are pulled in batches: what is planned, once there is a plan, and what came of it.
+    /// If weights are pulled in batches: the plan, once there is one, and the times since.
     pub fn pull_plan(&self) -> Option<&PullPlan> {
         self.pulling.as_ref().and_then(Pulling::plan)
     }
 
-    /// If weights are pulled in batches: by other layers from now on, for a caller that learns only as it computes
-    /// in what order its layers are needed. What they take is measured anew.
+    /// If weights are pulled in batches: uses other layers from now on, for a caller that learns the order of its layers
+    /// only as it computes. Times are measured again.
     ///
     /// # Errors
-    /// While a key is under way, when weights are not pulled in batches, and when they are not every key once.
+    /// While a key is under way, when weights are not pulled in batches, and when the layers do not have every key once.
     pub fn pull_by(&mut self, layers: Vec<Vec<KeyId>>) -> Result<(), SessionError> {
         self.check_quiet("pulling by other layers")?;
         let pull = self.config.pull.as_mut().ok_or(PullError::NoBatches)?;
@@ -181,7 +181,7 @@ impl Session {
         Ok(())
     }
 
-    /// By which transport it reaches each hub, and why by this one.
+    /// By which transport this worker reaches each hub, and why.
     pub fn ways(&self) -> &[Way] {
         &self.ways
     }
@@ -196,19 +196,19 @@ impl Session {
         self.exchange.layout()
     }
 
-    /// Bytes of gradients and weights that have crossed so far, as they cross.
+    /// Bytes of gradients and weights that have crossed so far.
     pub fn traffic(&self) -> Traffic {
         self.exchange.traffic()
     }
 
-    /// Gradients that were NaN or infinite when a codec encoded them, since the join. What becomes of such a value
-    /// is the codec's to say ([`pbox_core::codec`]): most send it as zero.
+    /// Gradients that were NaN or infinite when a codec encoded them, since the join. Most codecs send such a value as
+    /// zero ([`pbox_core::codec`]).
     pub fn not_finite(&self) -> u64 {
         self.exchange.not_finite()
     }
 
-    /// The first round of which no key has its answer. Round 0 is the broadcast, where there is one. After the
-    /// join it is the round that this worker takes part from: not 0 when the job had begun.
+    /// The first round of which no key has its answer. Round 0 is the broadcast, if there is one. After the join it is
+    /// the first round of this worker: not 0 if the job had begun.
     pub fn next_round(&self) -> Round {
         self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
     }
@@ -218,7 +218,7 @@ impl Session {
         self.pulling.as_mut().map(|pulling| (pulling, &self.exchange))
     }
 
-    /// With it any thread ends the sleep of a [`turn`](Self::turn).
+    /// Ends the sleep of a [`turn`](Self::turn), from any thread.
     pub(crate) fn waker(&mut self) -> Waker {
         self.exchange.port().waker()
     }
@@ -233,7 +233,7 @@ impl Session {
         self.exchange.first_under_way().is_none()
     }
 
-    /// Whether keys can be pushed: there are weights, or none are kept.
+    /// Whether keys can be pushed: there are weights, or the optimizer keeps none.
     pub(crate) fn has_weights(&self) -> bool {
         self.ready
     }

@@ -1,4 +1,4 @@
-//! Waiting: for one key, for all, for a time, or for one turn of somebody else's loop.
+//! Waiting: for one key, for all keys, for a time, or for one turn of another loop.
 //!
 //! On the caller's thread. Knows when to give up, not how answers come.
 
@@ -13,8 +13,8 @@ use super::session::{LOOK, Session};
 use crate::exchange::{Exchange, ExchangeError};
 use crate::pull::Pulling;
 
-/// A worker that spins looks at the news after so many polls: often enough for an error, seldom
-/// enough for the lock that the news are under.
+/// A worker that spins looks at the news after so many polls: often enough to see an error, and so seldom that the lock
+/// of the news costs nothing.
 const POLLS_PER_LOOK: u32 = 4096;
 
 impl Session {
@@ -30,7 +30,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the key's answer is there; takes in what has come, and waits for nothing.
+    /// Whether the key's answer is there. Takes in what has come, and does not wait.
     pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
         self.check_exists(key)?;
         let asked = Instant::now();
@@ -45,12 +45,12 @@ impl Session {
         Ok(is_ready)
     }
 
-    /// Lets the exchange go on until `until`, for a caller that has nothing to do itself meanwhile, as beside a
-    /// GPU that computes: sends what had to wait, takes in what comes, and sleeps in between. Returns some 50 us
-    /// late, by the kernel's timer slack, and more on a core that is taken; never much earlier.
+    /// Drives the exchange until `until`, for a caller that has nothing else to do, such as beside a GPU that computes:
+    /// posts what had to wait, takes in what comes, and sleeps in between. Returns some 50 us late because of the
+    /// kernel's timer slack, later on a busy core, and never much earlier.
     ///
     /// # Errors
-    /// When the job or the hub is lost. That a key's answer does not come is an error of [`wait`](Self::wait) alone.
+    /// When the job or the hub is lost. A key whose answer does not come is an error only of [`wait`](Self::wait).
     pub fn progress(&mut self, until: Instant) -> Result<(), SessionError> {
         loop {
             self.take_in()?;
@@ -59,7 +59,7 @@ impl Session {
                 return Ok(());
             }
             let pull_in = self.pulling.as_ref().and_then(Pulling::sleep_limit);
-            // Nobody needs the answers before `until`: one wake-up for the most of them.
+            // Nobody needs the answers before `until`: one wake-up for most of them is enough.
             let sleep_for = self.exchange.until_all();
             self.exchange.port().wait(sleep_for, pull_in.map_or(left, |limit| limit.min(left)));
             if let Some(error) = self.ended() {
@@ -73,9 +73,8 @@ impl Session {
         self.wait_for(|exchange| exchange.first_under_way().map(|key| (key, exchange.until_all())))
     }
 
-    /// One turn of a session that is not waited for by its own thread: takes in what has come; where that is
-    /// nothing, idles once, until an awaited key may be there or the [`waker`](Self::waker) wakes. Whether something
-    /// came.
+    /// One turn of a session with callers on other threads: takes in what has come. If nothing has come, idles once,
+    /// until an awaited key may be there or the [`waker`](Self::waker) wakes. Returns whether something came.
     pub(crate) fn turn(
         &mut self,
         idle: &mut Idle,
@@ -102,12 +101,11 @@ impl Session {
             return Err(error);
         }
         let open = |&&(key, _): &&(KeyId, Instant)| !self.has_answer(key);
-        awaited.iter().filter(open).try_for_each(|&(key, since)| self.still_possible(key, since))?;
+        awaited.iter().filter(open).try_for_each(|&(key, since)| self.check_still_possible(key, since))?;
         Ok(false)
     }
 
-    /// Waits until `open` names no key any more; it names one that is under way, and what to sleep
-    /// for.
+    /// Waits until `open` returns `None`. It returns a key that is under way, and what to sleep for.
     fn wait_for(
         &mut self,
         open: impl Fn(&Exchange<any::Port>) -> Option<(KeyId, Until)>,
@@ -127,12 +125,12 @@ impl Session {
             };
             if self.idle(&mut idle, until, pull_in) || polls.is_multiple_of(POLLS_PER_LOOK) {
                 let since = *waiting_since.get_or_insert_with(Instant::now);
-                self.still_possible(key, since)?;
+                self.check_still_possible(key, since)?;
             }
         }
     }
 
-    /// Takes in what has come; how many chunks.
+    /// Takes in what has come. Returns the number of arrivals.
     pub(super) fn take_in(&mut self) -> Result<usize, SessionError> {
         let taken = match &mut self.pulling {
             None => self.exchange.progress(),
@@ -141,7 +139,7 @@ impl Session {
         taken.map_err(|error| self.explain(error))
     }
 
-    /// Idles once; whether it slept. A pull may begin in `pull_in`.
+    /// Idles once. Returns whether it slept. With `pull_in`, sleeps no longer than that: then a pull begins.
     fn idle(&mut self, idle: &mut Idle, until: Until, pull_in: Option<Duration>) -> bool {
         match pull_in {
             Some(limit) => {
@@ -152,9 +150,9 @@ impl Session {
         }
     }
 
-    /// Whether a key that is under way can still complete; asked after each sleep, and now and then
-    /// by those who never sleep.
-    fn still_possible(&self, key: KeyId, since: Instant) -> Result<(), SessionError> {
+    /// Checks that a key that is under way can still complete: after each sleep, and after some polls of a worker that
+    /// never sleeps.
+    fn check_still_possible(&self, key: KeyId, since: Instant) -> Result<(), SessionError> {
         if let Some(error) = self.ended() {
             return Err(error);
         }
@@ -183,7 +181,7 @@ impl Session {
         Ok(())
     }
 
-    /// That nothing is under way, for what would be in its midst.
+    /// Checks that no key is under way, for a call that must not be made within a round.
     pub(super) fn check_quiet(&self, doing: &'static str) -> Result<(), ExchangeError> {
         let Some(key) = self.exchange.first_under_way() else { return Ok(()) };
         let name = self.exchange.layout().keys()[key.index()].name.clone();

@@ -1,4 +1,4 @@
-//! Batches against all that there could be, and the greedy algorithms against examples done by hand.
+//! The optimum against every way to cut the layers, and the greedy algorithms against examples done by hand.
 
 use proptest::prelude::*;
 
@@ -41,7 +41,7 @@ fn ticks(profile: &Profile, batches: &[Range<usize>]) -> (f64, f64) {
     while left.iter().flatten().any(|&left| left > 0.0) || pulls.iter().any(|&left| left > 0.0) {
         let pulling = pulls.iter().position(|&left| left > 0.0);
         let computing = left.iter().position(|layers| layers.iter().any(|&left| left > 0.0));
-        // It is there when its own pull and those before have come to their end.
+        // A batch is there when its own pull and all pulls before it have ended.
         let computing = computing.filter(|&batch| pulling.is_none_or(|pulling| batch < pulling));
         if let Some(pulling) = pulling {
             pulls[pulling] -= 1.0;
@@ -91,7 +91,7 @@ proptest! {
         }
     }
 
-    /// The constraint holds of each pair of neighbours, or nothing that was left to choose satisfied it.
+    /// The constraint holds for each pair of neighbours, or no choice that was left satisfied it.
     #[test]
     fn the_greedy_ones_satisfy_the_constraint_where_it_can_be(profile in costs()) {
         prop_assume!(profile.layers.len() > 1);

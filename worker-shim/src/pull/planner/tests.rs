@@ -1,4 +1,4 @@
-//! The planner beside a link and a caller whose times are known.
+//! The planner with a link and a caller whose times are known.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn planner(batching: Batching) -> Planner {
     Planner::new(batching, &layers, 8)
 }
 
-/// A round as these costs have it: the batches of the next one, where they change.
+/// A round with these costs. Returns the batches of the next round if they change.
 fn round(planner: &mut Planner, profile: &Profile) -> Option<Vec<Range<usize>>> {
     let begun = Instant::now();
     let at = |seconds: f64| begun + Duration::from_secs_f64(seconds);
@@ -35,7 +35,7 @@ fn round(planner: &mut Planner, profile: &Profile) -> Option<Vec<Range<usize>>> 
             for key in [2 * layer, 2 * layer + 1].map(|key| KeyId(key as u32)) {
                 planner.asked(key, at(computed));
                 planner.used(key, at(f64::max(computed, begins)));
-                // Whoever looks again is not asked anew.
+                // A second look is not a new question.
                 planner.asked(key, at(computed + 100.0));
                 planner.used(key, at(computed + 100.0));
             }
