@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains with each method over links of a limited rate, and writes what came of it.
 
-Four workers and a hub, each a machine: a network namespace with one link (tools/figures/machines.py). A run that is in
+Four workers and a hub, each a machine: a network namespace with one link (tools/rig/machines.py). A run that is in
 the table already is not made again.
 """
 
@@ -11,7 +11,7 @@ import sys
 
 import runs
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "figures"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "rig"))
 
 from machines import Machines  # noqa: E402
 

@@ -20,7 +20,7 @@ command -v "$python" >/dev/null || {
 }
 case " $* " in *" --help "* | *" -h "*) exec "$python" "$here/$script" --help ;; esac
 if [ "$script" = length.py ]; then exec "$python" -B "$here/$script" "$@"; fi
-sh "$here/../figures/ready.sh" || exit 1
+sh "$here/../rig/ready.sh" || exit 1
 # shellcheck disable=SC2016
 exec setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child --mount-proc sh -c '
     mount -t tmpfs none /run/netns && exec "$@"' compression "$python" -B "$here/$script" "$@"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "figures"))
+sys.path.insert(0, os.path.join(HERE, "..", "rig"))
 
 from machines import Machines  # noqa: E402
 

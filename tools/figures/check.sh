@@ -7,7 +7,7 @@ if ! command -v python3 >/dev/null; then
     echo "figures: SKIPPED: no python3 on this machine, so tools/figures is not tested" >&2
     exit 0
 fi
-if ! sh "$here/ready.sh"; then
+if ! sh "$here/../rig/ready.sh"; then
     echo "figures: SKIPPED: the rig is not tested, only its pure parts" >&2
 elif [ -z "${PHUB_FIGURES_BINARIES:-}" ]; then
     # shellcheck disable=SC2046

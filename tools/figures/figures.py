@@ -7,10 +7,12 @@ import signal
 import sys
 import time
 
-from machines import Machines
-from points import KINDS, chosen
-from run import Failed, measure
-from table import Table
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "rig"))
+
+from machines import Machines  # noqa: E402
+from points import KINDS, chosen  # noqa: E402
+from run import Failed, measure  # noqa: E402
+from table import Table  # noqa: E402
 
 
 def main():

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 
-from machines import MTU, Machines
-from run import PORT, Failed, attend, await_hub, start_hub
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "rig"))
+
+from machines import MTU, Machines  # noqa: E402
+from run import PORT, Failed, attend, await_hub, start_hub  # noqa: E402
 
 BATCHINGS = ["ibatch", "greedy", "layer", "all"]
 # The measured cluster: computing and pulls take about equally long, so that batches matter.

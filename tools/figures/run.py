@@ -5,11 +5,14 @@ import os
 import selectors
 import statistics
 import subprocess
+import sys
 import time
 
-from load import Link, Load, rates
-from points import KEY
-from scale import BATCH, CREDIT_BYTES, SOCKET_BYTES, model_gbps, simple_bound
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "rig"))
+
+from load import Link, Load, rates  # noqa: E402
+from points import KEY  # noqa: E402
+from scale import BATCH, CREDIT_BYTES, SOCKET_BYTES, model_gbps, simple_bound  # noqa: E402
 
 PORT = 7077
 # Measured iterations: links and traces are not random, so few are enough.

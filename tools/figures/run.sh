@@ -11,7 +11,7 @@ cd "$here/../.."
 program=figures
 [ "${1:-}" != ibatch ] || { program=ibatch && shift; }
 case " $* " in *" --help "* | *" -h "*) exec python3 "$here/$program.py" --help ;; esac
-sh "$here/ready.sh" || exit 1
+sh "$here/../rig/ready.sh" || exit 1
 if [ -z "${PHUB_FIGURES_BINARIES:-}" ]; then
     # shellcheck disable=SC2046
     cargo build --release --bins $(sh tools/setup.sh features)

@@ -1,13 +1,16 @@
 """The pure parts: scale, points, table, series. No root, no network."""
 
 import os
+import sys
 import tempfile
 import unittest
 
-from load import Load, rates
-from points import FIGURES, KEY, QUICK, SCALES, Point, chosen
-from scale import BATCH, MODELS, Scale, model_gbps, share_of_model, simple_bound
-from table import COLUMNS, Table, read
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "rig"))
+
+from load import Load, rates  # noqa: E402
+from points import FIGURES, KEY, QUICK, SCALES, Point, chosen  # noqa: E402
+from scale import BATCH, MODELS, Scale, model_gbps, share_of_model, simple_bound  # noqa: E402
+from table import COLUMNS, Table, read  # noqa: E402
 
 
 class Scales(unittest.TestCase):

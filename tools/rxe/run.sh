@@ -5,8 +5,8 @@
 # A check is a script NN-name.sh in checks/, run in a guest from the repository's root; exit status 0 is a pass.
 # Its head says in comments what it needs:
 #
-#     # guest: one OPTIONS       options of guest.sh; one boot serves all checks with the same line
-#     # guest: pair OPTIONS      options of pair.sh: the script runs at both ends (PHUB_RXE_SIDE is 1 or 2), and
+#     # guest: one OPTIONS       options of bed/guest.sh; one boot serves all checks with the same line
+#     # guest: pair OPTIONS      options of bed/pair.sh: the script runs at both ends (PHUB_RXE_SIDE is 1 or 2), and
 #                                both must pass, except a side that --kill-...-when kills
 #     # build: KIND NAME        a program that binary.sh builds; the check finds it by NAME on its PATH
 #     # seconds: N               its time-out in the guest (60)
@@ -18,7 +18,7 @@
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
-bash "$here/setup.sh"
+bash "$here/bed/setup.sh"
 rxe_dir=$(cd "${PHUB_RXE_DIR:-target/rxe}" && pwd)
 logs=$rxe_dir/logs
 unset PHUB_TEST_DEVICE # a guest does not have this machine's devices
@@ -80,10 +80,10 @@ boot_once() {
     command=(env "PATH=$rxe_dir/bin:$PATH" bash "$here/run-checks.sh" "$@")
     case $shape in
     one*)
-        bash "$here/guest.sh" --log "$kept/guest.log" --timeout "$limit" "${options[@]}" -- "${command[@]}"
+        bash "$here/bed/guest.sh" --log "$kept/guest.log" --timeout "$limit" "${options[@]}" -- "${command[@]}"
         ;;
     pair*)
-        bash "$here/pair.sh" --timeout "$limit" "${options[@]}" -- "${command[@]}" -- "${command[@]}"
+        bash "$here/bed/pair.sh" --timeout "$limit" "${options[@]}" -- "${command[@]}" -- "${command[@]}"
         ;;
     *) echo "run.sh: a guest is 'one OPTIONS' or 'pair OPTIONS', not '$shape'" && false ;;
     esac >"$kept/all.log" 2>&1 </dev/null || status=$?

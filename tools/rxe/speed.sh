@@ -8,7 +8,7 @@ if [ -z "${PHUB_RXE_SIDE:-}" ]; then
     here=$(cd "$(dirname "$0")" && pwd)
     probe=$(bash "$here/binary.sh" bin phub-probe)
     cd "$here/../.."
-    exec env "PATH=$(dirname "$probe"):$PATH" bash "$here/guest.sh" --timeout 600 -- bash "$here/speed.sh" "$@"
+    exec env "PATH=$(dirname "$probe"):$PATH" bash "$here/bed/guest.sh" --timeout 600 -- bash "$here/speed.sh" "$@"
 fi
 # perftest has a processor for each end, and so has the probe whose hub only moves bytes: one core that busy-polls. The
 # whole probe also sums and steps on the emulated processor: two cores that sleep leave room for the worker and are faster.

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Gets what guests with soft-RoCE need: `tools/rxe/setup.sh`. It installs packages by apt-get, puts Debian's plain kernel and
+# Gets what guests with soft-RoCE need: `tools/rxe/bed/setup.sh`. It installs packages by apt-get, puts Debian's plain kernel and
 # an initramfs with the guests' modules under target/rxe (or PHUB_RXE_DIR), and tests whether KVM works here. A second run
 # finds everything and does nothing.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-rxe_dir=${PHUB_RXE_DIR:-$here/../../target/rxe}
+rxe_dir=${PHUB_RXE_DIR:-$here/../../../target/rxe}
 mkdir -p "$rxe_dir/logs"
 rxe_dir=$(cd "$rxe_dir" && pwd)
 

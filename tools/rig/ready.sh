@@ -1,8 +1,8 @@
 #!/bin/sh
-# Checks that this machine can run the figures' rig. If something is missing, it says what and exits with 1.
+# Checks that this machine can run the rig of namespaces. If something is missing, it says what and exits with 1.
 set -u
 
-lacks() { echo "figures: $1" >&2 && exit 1; }
+lacks() { echo "rig: $1" >&2 && exit 1; }
 
 [ "$(id -u)" = 0 ] || lacks "needs root for network namespaces: run it as root or with sudo"
 for program in ip tc unshare setpriv python3 sysctl; do

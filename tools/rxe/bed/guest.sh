@@ -1,7 +1,7 @@
 #!/bin/bash
 # Boots one guest with soft-RoCE, runs a command in it, and ends with the command's exit status:
 #
-#     tools/rxe/guest.sh [OPTIONS] -- COMMAND [ARGUMENT...]
+#     tools/rxe/bed/guest.sh [OPTIONS] -- COMMAND [ARGUMENT...]
 #
 #     --cpus N           processors (2; 8 with --numa)
 #     --memory MB        memory (2048), half of it on each node
@@ -48,7 +48,7 @@ shift
 if [ -z "$cpus" ]; then if [ $numa = yes ]; then cpus=8; else cpus=2; fi; fi
 
 bash "$here/setup.sh"
-rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../target/rxe}" && pwd)
+rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../../target/rxe}" && pwd)
 log=${log:-$rxe_dir/logs/guest.log}
 mkdir -p "$rxe_dir/runs"
 # Folders of scripts that were killed.
@@ -76,7 +76,7 @@ joined=()
 for ((nic = 0; nic < nics; nic++)); do
     if [ $join = yes ]; then joined+=($((nic / 2))); else joined+=("$nic"); fi
 done
-# shellcheck source=tools/rxe/machine.sh
+# shellcheck source=tools/rxe/bed/machine.sh
 . "$here/machine.sh"
 machine_arguments
 

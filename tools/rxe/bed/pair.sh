@@ -1,7 +1,7 @@
 #!/bin/bash
 # Boots two guests, NIC i of one joined to NIC i of the other by wire i, and runs a command in each:
 #
-#     tools/rxe/pair.sh [OPTIONS] -- HUB_COMMAND... -- WORKER_COMMAND...
+#     tools/rxe/bed/pair.sh [OPTIONS] -- HUB_COMMAND... -- WORKER_COMMAND...
 #
 #     --nics N                   wires (2)
 #     --cpus N  --memory MB      of each guest (2, 2048)
@@ -44,7 +44,7 @@ worker=("$@")
 if [ ${#hub[@]} -eq 0 ] || [ ${#worker[@]} -eq 0 ]; then usage "a command for the hub and one for the worker are needed"; fi
 
 bash "$here/setup.sh"
-rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../target/rxe}" && pwd)
+rxe_dir=$(cd "${PHUB_RXE_DIR:-$here/../../../target/rxe}" && pwd)
 logs=${PHUB_RXE_LOGS:-$rxe_dir/logs}
 wires=$(mktemp -d "${TMPDIR:-/tmp}/phub-wires.XXXXXX") # the path of a socket has room for 107 bytes
 running=()
