@@ -4,13 +4,15 @@
 //! samples a second, is stated here with its source: a roofline says what a device could do, and only a measurement what it
 //! does. `docs/compute.md` has the table. Must not know a job.
 
-use pbox_core::Key;
-use pbox_core::models;
+mod device;
+mod maps;
+mod network;
+mod sockeye;
 
-use super::device::P4000;
-use super::maps;
-use super::network::{Work, convolutions};
-use super::sockeye;
+use device::P4000;
+use network::{Work, convolutions};
+use pbox_core::{Key, models};
+
 use super::trace::{Layer, Trace};
 
 /// The names of all built-in traces; a model has the same name as its trace.

@@ -15,15 +15,11 @@
 
 mod bound;
 mod built_in;
-mod device;
 mod error;
 mod file;
 mod iteration;
-mod maps;
-mod network;
 mod report;
 mod session;
-mod sockeye;
 mod trace;
 
 pub use bound::shortest_iteration;

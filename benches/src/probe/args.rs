@@ -1,16 +1,19 @@
 //! The probe's settings.
 
+mod compute;
+mod pull;
+
 use std::time::Duration;
 
+use compute::ComputeArgs;
 use fabric::IdlePolicy;
 use fabric::verbs::NicList;
 use pbox_core::{Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer, Schedule};
 use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, IdleChoice};
+use pull::PullArgs;
 use worker_shim::{Credit, SessionConfig, WeightsMode};
 
-use super::compute_args::ComputeArgs;
-use super::pull_args::PullArgs;
 use crate::compute::{BUILT_IN, Plan};
 
 /// Measure what a parameter hub does on this machine when computing takes no time.

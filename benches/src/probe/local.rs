@@ -8,9 +8,8 @@ use anyhow::{Context, Result, bail};
 use pbox_core::{Layout, Wire};
 
 use super::args::{Args, Transport, WeightsChoice};
-use super::crossed::Crossed;
 use super::limit::Limit;
-use super::report::{Leg, Report, progress_bar};
+use super::report::{Crossed, Leg, Report, progress_bar};
 use super::worker::{Word, describe_hubs};
 use crate::child::Role;
 

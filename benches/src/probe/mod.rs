@@ -3,16 +3,11 @@
 //! between, so that the probe measures what training would see.
 
 mod args;
-mod compute_args;
-mod credit_report;
-mod crossed;
 mod expected;
 mod hub_role;
 #[allow(unsafe_code)]
 mod limit;
 mod local;
-mod pull_args;
-mod pull_report;
 mod report;
 mod simulated;
 mod worker;

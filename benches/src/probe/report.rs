@@ -1,5 +1,9 @@
 //! The probe's report: a table for people, or one JSON object.
 
+mod credit;
+mod crossed;
+mod pull;
+
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
@@ -10,10 +14,12 @@ use pbox_core::control::{CoreReply, HubReply};
 use pbox_core::{Key, Layout, Schedule};
 use serde::Serialize;
 
+pub(super) use credit::CreditReport;
+use credit::Tried;
+pub(super) use crossed::{Crossed, digest};
+pub(super) use pull::PullReport;
+
 use super::args::Args;
-use super::credit_report::{CreditReport, Tried};
-use super::crossed::Crossed;
-use super::pull_report::PullReport;
 use crate::compute::{ComputeReport, Times};
 
 /// The result of a run.

@@ -14,10 +14,8 @@ use pbox_core::{Dtype, Element, KeyId, Layout};
 use phub_server::CoreSelection;
 
 use super::args::Args;
-use super::credit_report::CreditReport;
-use super::crossed::{Crossed, digest};
 use super::expected::{Expected, allowed};
-use super::report::{Leg, Report, progress_bar};
+use super::report::{CreditReport, Crossed, Leg, Report, digest, progress_bar};
 
 /// The probe gives up after this many steps without work; the network loses nothing.
 const PATIENCE: u32 = 1000;

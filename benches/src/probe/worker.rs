@@ -13,11 +13,8 @@ use serde::{Deserialize, Serialize};
 use worker_shim::{Session, Traffic};
 
 use super::args::Args;
-use super::credit_report::CreditReport;
-use super::crossed::{Crossed, digest};
 use super::expected::{Expected, allowed};
-use super::pull_report::PullReport;
-use super::report::{Leg, Report};
+use super::report::{CreditReport, Crossed, Leg, PullReport, Report, digest};
 use crate::child;
 use crate::compute::{Plan, Times};
 

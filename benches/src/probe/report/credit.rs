@@ -7,7 +7,7 @@ use worker_shim::{Credit, Session, TRIALS, Trial};
 
 /// The credit of one worker: each worker searches for itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct CreditReport {
+pub(in crate::probe) struct CreditReport {
     /// The credit at the end; `None` without a limit.
     pub bytes: Option<usize>,
     /// What the search tried, in this order.
@@ -16,7 +16,7 @@ pub(super) struct CreditReport {
 
 /// A credit that was tried.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Tried {
+pub(in crate::probe) struct Tried {
     bytes: usize,
     /// The fastest round.
     round_ms: f64,

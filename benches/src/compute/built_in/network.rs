@@ -9,7 +9,7 @@ use pbox_core::Key;
 
 /// The forward pass of one layer.
 #[derive(Clone, Debug)]
-pub(super) struct Work {
+pub(in crate::compute) struct Work {
     /// The layer's name.
     pub name: String,
     /// Its keys.

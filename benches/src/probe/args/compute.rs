@@ -44,7 +44,7 @@ fn above_zero(text: &str) -> Result<f64, String> {
 
 impl ComputeArgs {
     /// The model's keys, shrunk.
-    pub(super) fn shrink(&self, keys: &mut [Key]) {
+    pub(in crate::probe) fn shrink(&self, keys: &mut [Key]) {
         for key in keys.iter_mut().filter(|_| self.shrink > 1) {
             let elements = key.elements();
             key.shape =
@@ -53,12 +53,12 @@ impl ComputeArgs {
     }
 
     /// The size above which the baseline splits a tensor over several hubs, shrunk like the tensors.
-    pub(super) fn split_above(&self) -> u64 {
+    pub(in crate::probe) fn split_above(&self) -> u64 {
         SPLIT_ABOVE / self.shrink
     }
 
     /// The plan for a job with these keys, if there is a trace.
-    pub(super) fn plan(&self, keys: &[Key]) -> Result<Option<Plan>, TraceError> {
+    pub(in crate::probe) fn plan(&self, keys: &[Key]) -> Result<Option<Plan>, TraceError> {
         let trace: Option<Trace> = self.compute.as_deref().map(trace).transpose()?;
         trace.map(|trace| trace.plan(keys, self.time_scale)).transpose()
     }

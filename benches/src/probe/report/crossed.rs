@@ -8,7 +8,7 @@ use worker_shim::Traffic;
 
 /// The bytes and the digest of one worker.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Crossed {
+pub(in crate::probe) struct Crossed {
     /// Bytes to the hub in a round.
     pub sent: f64,
     /// Bytes from it.
@@ -46,7 +46,7 @@ impl Crossed {
 }
 
 /// A digest of these bits (FNV-1a over the elements).
-pub(super) fn digest(start: u64, bits: impl Iterator<Item = u32>) -> u64 {
+pub(in crate::probe) fn digest(start: u64, bits: impl Iterator<Item = u32>) -> u64 {
     bits.fold(start, |hash, bits| (hash ^ u64::from(bits)).wrapping_mul(0x0100_0000_01b3))
 }
 

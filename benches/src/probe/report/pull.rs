@@ -9,7 +9,7 @@ use worker_shim::{PullPlan, Session};
 
 /// The pulls of one worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct PullReport {
+pub(in crate::probe) struct PullReport {
     batching: String,
     /// Layers of each batch.
     batches: Vec<usize>,
