@@ -1,18 +1,19 @@
-"""The gloo peer: what a data-parallel job gets from PyTorch's all-reduce on CPUs instead of a hub.
+"""The gloo peer: a data-parallel job with PyTorch's all-reduce on CPUs instead of a hub.
 
 Every rank is a process with a gradient, a momentum and a weights buffer of the model's size. One round
-sums the gradients over all ranks, and then every rank takes the optimizer's step on its own copy of the
+sums the gradients over all ranks, and then every rank makes the optimizer's step on its own copy of the
 weights (the formula is in peer.py).
 
-What was chosen so that gloo looks as good as it can:
-  - --piece sums the buffer in pieces that are all in flight at once, as DistributedDataParallel has its
-    buckets, and takes the step of each as soon as its sum is there. 6553600 elements are its 25 MiB.
-  - gloo sums in place. To fill the gradients again between two rounds would cost a pass over memory;
-    instead the step leaves the mean where the sum was: the sum of all ranks' means is the sum again.
+Choices that make gloo as fast as possible:
+  - --piece sums the buffer in pieces that are all in flight at once, like the buckets of
+    DistributedDataParallel, and makes the step of each piece when its sum is there. 6553600 elements are
+    its 25 MiB.
+  - gloo sums in place. To fill the gradients again between two rounds would cost a pass over memory.
+    Instead the step leaves the mean in place of the sum: the sum of all ranks' means is the sum again.
   - The step runs over slices of 1 MiB, which stay in the cache from one operation to the next; torch's
     own optimizer makes several passes over memory.
   - Buffers are in huge pages, and are touched before the first round.
-  - One torch thread for each rank where there are no more cores than ranks.
+  - One torch thread for each rank if there are no more cores than ranks.
 
 Prints one JSON object. Knows nothing of hubs.
 """
@@ -73,7 +74,7 @@ def run_rank(rank, settings, elements, store, threads):
         times.append(time.perf_counter())
 
     rounds = [end - begin for begin, end in zip(times, times[1:])]
-    # Back-to-back rounds take every rank equally long but for its skew; the slowest one counts.
+    # Rounds run back to back, so all ranks take equally long except for skew. The slowest rank counts.
     slowest = torch.tensor([times[-1] - times[0], peer.median(rounds)], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     name = f"gloo_allreduce: rank {rank}"
@@ -84,7 +85,7 @@ def run_rank(rank, settings, elements, store, threads):
     if rank == 0:
         more = {"calls_per_round": len(mine.pieces), "threads": threads}
         peer.print_result("gloo", settings, elements, *slowest.tolist(), **more)
-    dist.barrier()  # nobody leaves while another still says something
+    dist.barrier()  # no rank exits while another still sends
 
 
 def main():
@@ -96,8 +97,8 @@ def main():
     parser.add_argument("--threads", type=peer.whole(1, 1024), metavar="N", help="of torch, for a rank")
     settings = parser.parse_args()
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
-    # The host's own name may resolve to nothing. Each time that it is named, gloo adds a connection
-    # between two ranks, and two threads to each rank.
+    # The host's own name may not resolve. For each interface in the list gloo adds a connection between
+    # two ranks, and two threads to each rank.
     os.environ["GLOO_SOCKET_IFNAME"] = ",".join(["lo"] * settings.interfaces)
     with tempfile.TemporaryDirectory() as directory:
         arguments = (settings, settings.elements, os.path.join(directory, "store"), threads)

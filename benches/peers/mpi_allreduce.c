@@ -1,29 +1,29 @@
-// The Open MPI peer: what a data-parallel job gets from MPI_Allreduce instead of a hub.
+// The Open MPI peer: a data-parallel job with MPI_Allreduce instead of a hub.
 //
 // Every rank owns a gradient, a momentum and a weights buffer of the model's size. One round is
-// one allreduce (float, sum) of the gradients over all ranks, and then the optimizer step that a
-// hub would have done once, done by every rank on its own copy of the weights:
+// one allreduce (float, sum) of the gradients over all ranks. Then every rank makes the optimizer's
+// step, which a hub makes once, on its own copy of the weights:
 //
 //     g = rescale * sum + weight_decay * w
 //     m = momentum * m + g
 //     w = w - lr * (g + momentum * m)
 //
-// What was chosen so that MPI looks as good as it can:
-//   - --piece sums the buffer in pieces of that many elements, and takes the step of each piece
+// Choices that make MPI as fast as possible:
+//   - --piece sums the buffer in pieces of that many elements, and makes the step of each piece
 //     while its sum is in the cache. On a machine of two Zen 5 cores, 4 ranks and ResNet-50, one
 //     flat call as Open MPI is shipped gives 3.1 to 3.9 GB/s; pieces of 262,144 elements (1 MiB)
-//     give 6.9 to 8.1 GB/s, and pieces from 131,072 to 524,288 are alike. So flat, the default
-//     because it is what a program that calls MPI_Allreduce on its gradient gets, is not the
-//     strongest rival: a claim against MPI names both.
-//   - The sum goes to a second buffer, so that nobody has to fill the gradients again between two
-//     rounds: rounds run back to back, with no barrier and no work of ours between them.
-//     --in-place sums over the gradient itself and spends the time to fill it again.
-//   - Buffers are aligned to huge pages and ask for them, and are touched before the first round.
+//     give 6.9 to 8.1 GB/s, and so do pieces from 131,072 to 524,288. The flat call is the default,
+//     because a program that calls MPI_Allreduce on its gradient makes it, but it is not the
+//     strongest rival: a comparison with MPI names both.
+//   - The sum goes to a second buffer, so the gradients need not be filled again between two
+//     rounds: rounds run back to back, without a barrier or other work between them.
+//     --in-place sums into the gradient itself and spends the time to fill it again.
+//   - Buffers are aligned to huge pages, request them, and are touched before the first round.
 //
-// --tensors makes one call per tensor of a model, as a framework without buckets would.
+// --tensors makes one call per tensor of a model, as a framework without buckets does.
 //
-// Prints one JSON object. Knows nothing of hubs, chunks or windows: it shares no code with them,
-// and the worth of its figures rests on that.
+// Prints one JSON object. Knows nothing of hubs, chunks or windows: it shares no code with them, so
+// its figures are independent.
 
 #include <errno.h>
 #include <mpi.h>
@@ -33,8 +33,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-// Gradients and first weights repeat with this period. A prime, so that no power-of-two piece
-// that the collective might cut lines up with it: a piece that lands in the wrong place shows.
+// Gradients and first weights repeat with this period. It is a prime, so no power-of-two piece of
+// the collective lines up with it: a piece in the wrong place shows.
 #define PERIOD 61
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define MAX_CALLS 65536
@@ -64,7 +64,7 @@ typedef struct {
 
 static int rank, workers;
 
-// Only rank 0 speaks, and every rank leaves: all of them see the same command line.
+// Only rank 0 prints, and every rank exits: all ranks have the same command line.
 static _Noreturn void fail(const char *object, const char *seen, const char *expected) {
     if (rank == 0) fprintf(stderr, "mpi_allreduce: %s: %s; expected %s\n", object, seen, expected);
     MPI_Finalize();
@@ -107,7 +107,7 @@ static Settings parse(int argc, char **argv) {
     settings.lengths = calloc(MAX_CALLS, sizeof(int));
     if (settings.lengths == NULL) fail("settings", "no memory", "256 KiB");
     for (int i = 1; i < argc; i++) {
-        // The value is argv[i + 1]: argv ends with a NULL, which is reported.
+        // The value is argv[i + 1]. At the end it is NULL, which is an error.
         if (strcmp(argv[i], "--elements") == 0) {
             elements = number("--elements", argv[++i], 1, MOST_ELEMENTS);
         } else if (strcmp(argv[i], "--piece") == 0) {
@@ -144,12 +144,12 @@ static float *buffer(size_t elements) {
                 rank, bytes);
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
-    madvise(memory, bytes, MADV_HUGEPAGE); // a wish: without huge pages the run is slower, not wrong
+    madvise(memory, bytes, MADV_HUGEPAGE); // optional: without huge pages the run is slower, not wrong
     memset(memory, 0, bytes);
     return memory;
 }
 
-// Small integers: their sums are exact in every order, so that the check can ask for equality.
+// Small integers: their sums are exact in every order, so the check compares for equality.
 static float gradient_at(size_t element, int of_rank) { return (float)((int)(element % PERIOD) + of_rank); }
 
 static float sum_at(size_t element) {
@@ -178,14 +178,14 @@ static void run_round(const Settings *settings, const Buffers *buffers) {
         const size_t length = (size_t)settings->lengths[call];
         const void *from = settings->in_place ? MPI_IN_PLACE : (const void *)(buffers->gradient + at);
         MPI_Allreduce(from, buffers->sum + at, settings->lengths[call], MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-        // While the sum is still in the cache, when a call is small enough for that.
+        // A small call's sum is still in the cache.
         if (settings->step) step(length, buffers->sum + at, buffers->momentum + at, buffers->weights + at);
         at += length;
     }
 }
 
-// Every element of the last sum and of the weights after all rounds, against the exact values. The
-// step is written out a second time here, so that a slip in one of them shows. Compiled with
+// Compares every element of the last sum and of the weights after all rounds with the exact values.
+// The step is written a second time here, so that a mistake in either shows. Compiled with
 // contraction off: a fused multiply-add in one of the two would round differently.
 static bool check(const Settings *settings, const Buffers *buffers) {
     float expected[PERIOD];
@@ -246,7 +246,7 @@ int main(int argc, char **argv) {
         previous = now;
     }
 
-    // Back-to-back rounds take every rank equally long but for its skew; the slowest one counts.
+    // Rounds run back to back, so all ranks take equally long except for skew. The slowest rank counts.
     double seconds = previous - began, slowest_seconds, slowest_round;
     double round = median(round_seconds, settings.rounds);
     MPI_Reduce(&seconds, &slowest_seconds, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);

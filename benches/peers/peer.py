@@ -1,4 +1,4 @@
-"""What the peers in Python share: values whose result is known, memory, and the line that they print.
+"""Shared by the peers in Python: values whose result is known, memory, and the printed line.
 
 Knows neither gloo nor MXNet, and nothing of hubs. The values and the step are those of mpi_allreduce.c:
 
@@ -17,11 +17,11 @@ import numpy as np
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 WEIGHT_DECAY = 0.0001
-# Gradients and first weights repeat with this period, a prime: no power-of-two piece lines up with it.
+# Gradients and first weights repeat with this period. It is a prime: no power-of-two piece lines up with it.
 PERIOD = 61
 HUGE_PAGE_BYTES = 2 << 20
-# Both systems fuse multiplications into additions where they please, so bits are not comparable: over
-# 23 rounds the weights of right runs differ by some 1e-7 of their size.
+# Both systems fuse some multiplications into additions, so bits are not comparable: over 23 rounds the
+# weights of right runs differ by some 1e-7 of their size.
 TOLERANCE = 1e-5
 
 
@@ -51,7 +51,7 @@ def options(description):
 
 
 def buffer(elements):
-    """Zeros of f32 in huge pages where the kernel has some, touched."""
+    """Zeros of f32, touched, in huge pages if the kernel has some."""
     size = elements * 4
     memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES)
     memory.madvise(mmap.MADV_HUGEPAGE)
@@ -62,12 +62,12 @@ def buffer(elements):
 
 
 def repeat(values, elements):
-    """The period, over and over."""
+    """Repeats the period."""
     return np.resize(values.astype(np.float32), elements)
 
 
 def gradient_period(rank):
-    """Even numbers for the rank, so that the mean over any number of workers is a whole number."""
+    """Even offsets for ranks: the mean over any number of workers is a whole number."""
     return np.arange(PERIOD) + 2 * rank
 
 
@@ -82,9 +82,9 @@ def first_weight_period():
 
 
 def weight_period(workers, rounds, weights_are_gradients=False):
-    """The weights after so many rounds: the step, once more, in other words and in double precision.
+    """The weights after `rounds` rounds: the step again, written differently and in double precision.
 
-    `weights_are_gradients`: all but the first round's gradients are the weights of the round before.
+    `weights_are_gradients`: after the first round, the gradients are the weights of the round before.
     """
     momentum = np.zeros(PERIOD)
     weights = first_weight_period()
@@ -97,7 +97,7 @@ def weight_period(workers, rounds, weights_are_gradients=False):
 
 
 def check(what, seen, period):
-    """Every element against its expected value; the first that is wrong ends the process."""
+    """Compares every element with its expected value. The first wrong element ends the process."""
     expected = repeat(period, len(seen))
     wrong = ~np.isclose(seen, expected, rtol=TOLERANCE, atol=TOLERANCE)
     if wrong.any():
@@ -106,12 +106,12 @@ def check(what, seen, period):
 
 
 def median(values):
-    """The middle one, or the mean of the two in the middle."""
+    """The middle value, or the mean of the two in the middle."""
     return float(np.median(values))
 
 
 def print_result(peer, settings, elements, seconds, median_round_seconds, **more):
-    """One JSON object; to be called only after every rank has checked its result."""
+    """Prints one JSON object. Call it only after every rank has checked its result."""
     moved = settings.workers * elements * 4
     result = {
         "peer": peer,

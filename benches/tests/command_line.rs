@@ -69,7 +69,7 @@ fn headers_that_lie() {
     says(with_header(&tensor("F32", "[4]", "[0,12]"), 12), &["\"fc.weight\"", "[4]", "16 bytes", "span 12"]);
     says(with_header(&tensor("F32", "[3]", "[4,16]"), 16), &["\"fc.weight\"", "begins at byte 4"]);
     says(with_header(&tensor("F64", "[2]", "[0,16]"), 16), &["\"fc.weight\"", "F64", "convert"]);
-    says(with_header(&tensor("F32", "[0]", "[0,0]"), 0), &["\"fc.weight\"", "[0]", "leave it out"]);
+    says(with_header(&tensor("F32", "[0]", "[0,0]"), 0), &["\"fc.weight\"", "[0]", "omit the key"]);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_worker_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn consistencies_that_there_are_not() {
+fn consistencies_that_do_not_exist() {
     let _watchdog = Watchdog::start();
     for wrong in ["ssp", "ssp:-1", "bulk"] {
         let error = failure(&mut with(&["--consistency", wrong]));

@@ -199,7 +199,7 @@ fn the_probe_computes_and_its_results_are_exact() {
 }
 
 #[test]
-fn the_probe_pulls_in_batches_and_says_what_it_planned() {
+fn the_probe_pulls_in_batches_and_reports_its_plan() {
     let _watchdog = Watchdog::start();
     let files = Files::new();
     for (batching, transport) in [("ibatch", "tcp"), ("greedy", "shm"), ("layer", "shm"), ("all", "tcp")] {

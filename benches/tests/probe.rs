@@ -101,7 +101,7 @@ fn every_schedule_is_exact_and_reported() {
 }
 
 #[test]
-fn a_search_for_credit_is_told_with_what_it_tried() {
+fn a_search_for_credit_is_reported_with_its_trials() {
     let _watchdog = Watchdog::start();
     let asked = ["--transport", "tcp", "--schedule", "p3", "--credit", "auto"];
     let first = report(&asked);
@@ -118,7 +118,7 @@ fn a_search_for_credit_is_told_with_what_it_tried() {
 
 /// Fewer bytes cross, and all workers have the same bits.
 #[test]
-fn compressed_rounds_say_what_crosses() {
+fn compressed_rounds_report_their_bytes() {
     let _watchdog = Watchdog::start();
     for transport in ["tcp", "sim"] {
         let plain = report(&["--transport", transport]);

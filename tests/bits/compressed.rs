@@ -68,7 +68,7 @@ fn a_compressed_job_over_two_hubs() {
 }
 
 #[test]
-fn what_is_not_finite_is_counted() {
+fn values_that_are_not_finite_are_counted() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut sessions = ready_all(1, |rank| {

@@ -80,7 +80,7 @@ fn a_hub_may_be_left_without_chunks() {
 }
 
 #[test]
-fn what_is_no_list_of_hubs_is_refused() {
+fn a_bad_list_of_hubs_is_refused() {
     for (hubs, words) in
         [("a:1,,b:1", "one of them is empty"), ("a:1, a:1", "a:1 is there twice"), ("", "empty")]
     {
@@ -163,7 +163,7 @@ fn workers_that_split_keys_differently_are_refused() {
 }
 
 #[test]
-fn what_several_hubs_cannot_do_is_refused() {
+fn terms_that_several_hubs_cannot_have_are_refused() {
     let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
     let mut config: SessionConfig = config_at(&addresses(&hubs), "job", 0, 1);

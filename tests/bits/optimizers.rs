@@ -144,7 +144,7 @@ fn workers_are_summed_in_their_order_however_many() {
 
 /// The immediate carries the low eight bits of a round, which wrap around.
 #[test]
-fn rounds_go_on_beyond_what_an_immediate_counts() {
+fn rounds_wrap_around_in_immediates() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let keys = vec![Key::f32("a", [33]), Key::f32("b", [])];

@@ -71,7 +71,7 @@ impl Cluster {
             if idle >= PATIENCE || self.is_done() {
                 break;
             }
-            assert!(step < MANY, "steps without end: {}", self.who_waits());
+            assert!(step < MANY, "steps without end: {}", self.waiting_keys());
             // From here on nothing is broken, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun = self.is_begun();
@@ -89,7 +89,7 @@ impl Cluster {
             }
             idle = if self.job.step().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
         }
-        if self.is_done() { Ok(()) } else { Err(self.who_waits()) }
+        if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
     }
 
     /// Takes in which chunks went on without a round.
@@ -155,7 +155,7 @@ impl Cluster {
         self.keys().all(done)
     }
 
-    fn who_waits(&self) -> String {
+    fn waiting_keys(&self) -> String {
         let waits = |rank: u32| {
             let worker = &self.job.workers[rank as usize];
             let key = worker.first_under_way()?;

@@ -97,7 +97,7 @@ fn a_hub_lists_its_transports() {
 }
 
 #[test]
-fn a_worker_elsewhere_that_is_killed_is_named_by_those_on_shm() {
+fn a_killed_worker_is_named_to_a_worker_on_shared_memory() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let address = hub.address().to_string();

@@ -165,7 +165,7 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
 }
 
 #[test]
-fn what_is_no_state_of_the_job_is_refused() {
+fn a_bad_state_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let offered = |rank: u32, change: serde_json::Value| {
@@ -204,7 +204,7 @@ fn what_is_no_state_of_the_job_is_refused() {
 }
 
 #[test]
-fn a_state_that_cannot_be_had_is_refused() {
+fn a_state_that_there_is_not_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let ask = |job: &str| {

@@ -92,7 +92,7 @@ fn a_post_that_vanishes_ends_in_an_error_that_names_key_and_round() {
 }
 
 #[test]
-fn a_post_that_arrives_twice_is_seen_by_whoever_gets_it() {
+fn a_post_that_arrives_twice_is_noticed_at_both_ends() {
     for seed in seeds(40) {
         let faults = Faults { delay: 0..5, duplicate: Rate::per_mille(50), reorder: true, ..Faults::NONE };
         let net = Net::new(seed, faults);
@@ -169,7 +169,7 @@ fn one_seed_gives_one_run() {
 /// The last worker that could end a round dies after it has pushed some keys. A newcomer, which begins after that round,
 /// waits for the weights of all keys.
 #[test]
-fn a_round_that_nobody_is_left_to_end_is_left_out() {
+fn a_round_that_no_worker_can_end_is_left_out() {
     for newcomer_first in [true, false] {
         let terms = Terms { on_loss: OnLoss::Continue, ..Terms::new(2, 2, SGD) };
         let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout(), terms).unwrap();
@@ -213,7 +213,7 @@ fn a_round_that_nobody_is_left_to_end_is_left_out() {
 
 /// A worker that is left before all have the first weights must not broadcast its own, whenever its pushes come.
 #[test]
-fn without_the_first_weights_nobody_is_answered() {
+fn no_worker_is_answered_before_the_first_weights() {
     for (seed, consistency) in
         (0..20).flat_map(|seed| [Consistency::Bsp, Consistency::Asp].map(|c| (seed, c)))
     {

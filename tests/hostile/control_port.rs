@@ -127,7 +127,7 @@ fn bodies_that_are_none(hub: SocketAddr) {
     }
 }
 
-fn what_is_no_request(hub: SocketAddr) {
+fn requests_that_are_garbage(hub: SocketAddr) {
     for garbage in [&b"\0\xff\xfe rubbish \r\n\r\n"[..], b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\0\x01"]
     {
         let mut client = Client::connect(hub);
@@ -143,7 +143,7 @@ fn what_is_no_request(hub: SocketAddr) {
 }
 
 /// Sends requests and never reads a reply.
-fn one_that_does_not_read(hub: SocketAddr) {
+fn a_client_that_does_not_read(hub: SocketAddr) {
     let mut client = Client::connect(hub);
     while client.0.write_all(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n").is_ok() {}
 }
@@ -162,8 +162,8 @@ fn no_client_holds_up_the_hub() {
                 bodies_that_do_not_come,
                 bodies_that_are_too_long,
                 bodies_that_are_none,
-                what_is_no_request,
-                one_that_does_not_read,
+                requests_that_are_garbage,
+                a_client_that_does_not_read,
             ];
             attacks.into_iter().for_each(|attack| drop(scope.spawn(move || attack(address))));
             let silent: Vec<Client> = (0..20).map(|_| Client::connect(address)).collect();

@@ -149,7 +149,7 @@ fn a_link_that_hangs_up() {
 }
 
 #[test]
-fn a_token_that_nobody_was_given() {
+fn an_unknown_token() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let good = join_by_hand(&hub, JOB, &join_request(0, 2));

@@ -18,7 +18,7 @@ const WORKERS: u32 = 3;
 const CAPACITY: u32 = 1;
 
 #[test]
-fn all_whose_rings_are_full_for_one_chunk_are_named() {
+fn all_workers_whose_rings_are_full_are_named() {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [32])], 64).unwrap());
     let placement = Placement::new(&layout, 1);
     let wire = Wire::plain(Arc::clone(&layout));

@@ -65,7 +65,7 @@ fn workers_of_a_job_ask_for_the_same() {
 }
 
 #[test]
-fn compression_is_the_same_for_all_and_is_one_that_there_is() {
+fn workers_of_a_job_ask_for_the_same_compression() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let first = JoinRequest { compression: Some("topk:0.01".parse().unwrap()), ..join_request(0, 2) };
@@ -116,7 +116,7 @@ fn a_manifest_that_is_none_is_refused_at_both_ends() {
     let mut cases: Vec<(Vec<Key>, &[&str])> = vec![
         (vec![], &["no key", "at least one"]),
         (vec![Key::f32("a", [1]), Key::f32("a", [2])], &["keys 0 and 1", "\"a\"", "rename"]),
-        (vec![Key::f32("a", [4, 0])], &["\"a\"", "[4, 0]", "leave it out"]),
+        (vec![Key::f32("a", [4, 0])], &["\"a\"", "[4, 0]", "omit the key"]),
         (vec![Key::f32("a", [u64::MAX, 2])], &["\"a\"", "the shape is wrong"]),
         (vec![Key::f32("", [1])], &["key 0", "empty name"]),
         (vec![Key::f32("a", [1 << 39])], &["\"a\"", "1099511627776 bytes"]),
@@ -207,7 +207,7 @@ fn another_protocol_version_is_named() {
 }
 
 #[test]
-fn garbage_is_refused_and_nobody_is_hurt() {
+fn garbage_is_refused_and_harms_no_job() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut garbage: Vec<Vec<u8>> =
@@ -240,7 +240,7 @@ fn garbage_is_refused_and_nobody_is_hurt() {
 }
 
 #[test]
-fn tokens_are_those_of_members() {
+fn requests_need_the_token_of_a_member() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let reply = join_by_hand(&hub, "job", &join_request(0, 2));
@@ -281,7 +281,7 @@ fn workers_that_do_not_come_are_named() {
 }
 
 #[test]
-fn the_one_that_gives_up_is_named_to_those_who_wait() {
+fn a_worker_that_gives_up_is_named_to_the_others() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let errors = on_threads(2, |rank| {

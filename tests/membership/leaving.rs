@@ -15,7 +15,7 @@ use serde_json::json;
 use worker_shim::{Session, SessionError};
 
 #[test]
-fn one_that_leaves_early_is_named_to_the_others() {
+fn a_worker_that_leaves_early_is_named_to_the_others() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     // Workers that never sleep get the news too. Each case has its own job, because a name is free again only when the hub
@@ -97,7 +97,7 @@ fn leaving_a_failed_job_does_not_touch_its_namesake() {
 }
 
 #[test]
-fn one_that_drops_its_session_is_named_to_the_others() {
+fn a_worker_that_drops_its_session_is_named_to_the_others() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     for (job, idle) in [("job-a", IdlePolicy::SHARED), ("job-b", IdlePolicy::BUSY_POLL)] {

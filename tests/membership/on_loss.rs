@@ -50,7 +50,7 @@ fn round(sessions: &mut [Session]) {
 }
 
 #[test]
-fn those_left_go_on_with_the_mean_of_theirs() {
+fn the_others_go_on_with_the_mean_of_their_gradients() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(3, |rank| config(&hub, rank, 3));
@@ -80,7 +80,7 @@ fn those_left_go_on_with_the_mean_of_theirs() {
 }
 
 #[test]
-fn one_that_comes_back_has_the_weights_of_the_round_before() {
+fn a_worker_that_comes_back_has_the_weights_of_the_round_before() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(3, |rank| config(&hub, rank, 3));
@@ -204,7 +204,7 @@ fn a_job_without_weights_does_not_go_on() {
 }
 
 #[test]
-fn workers_agree_on_what_becomes_of_the_job() {
+fn workers_of_a_job_ask_for_the_same_on_loss() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     join_by_hand(&hub, "job", &join_request(0, 2));

@@ -70,7 +70,7 @@ fn looking_first(session: &Background) -> impl Fn(KeyId) + '_ {
 
 /// The profile's times are at least the imitated times. They would be zero if the session had not seen the waits.
 #[test]
-fn a_background_plans_by_what_its_callers_do() {
+fn a_background_plans_by_its_callers_times() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     for (batching, transport) in [(Batching::Optimum, Transport::Tcp), (Batching::Greedy, Transport::Shm)] {

@@ -156,7 +156,7 @@ fn a_session_profiles_and_plans() {
 
 /// Its join does not wait for weights, and its first forward pass is a round like any other.
 #[test]
-fn one_that_comes_to_a_running_job_pulls_in_batches() {
+fn a_worker_that_joins_a_running_job_pulls_in_batches() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 2 }] {
@@ -239,7 +239,7 @@ fn other_layers_are_pulled_by_between_rounds() {
 }
 
 #[test]
-fn what_cannot_be_pulled_so_is_refused() {
+fn bad_layers_are_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let config = || pulling(config(&hub, "job", 0, 1), Batching::Optimum);

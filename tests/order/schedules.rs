@@ -62,7 +62,7 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
 }
 
 #[test]
-fn what_is_urgent_overtakes_all_but_the_credit() {
+fn urgent_chunks_overtake_all_but_the_credit() {
     let _watchdog = Watchdog::start();
     let rest = 6400 * 4 - 7 * CHUNK;
     assert_eq!(late_bytes(Schedule::Sliced, CHUNK, Some(CREDIT)), rest, "a FIFO: all that was queued");

@@ -47,13 +47,13 @@ fn nothing_stays(mut once: impl FnMut(&str, u32), times: u32) {
 }
 
 #[test]
-fn of_one_worker_a_thousand_times() {
+fn one_worker_comes_and_goes_a_thousand_times() {
     let _watchdog = Watchdog::start();
     nothing_stays(|hub, time| comes_and_goes(hub, ["this", "that"][time as usize % 2]), TIMES);
 }
 
 #[test]
-fn of_two_workers_five_hundred_times() {
+fn two_workers_come_and_go_five_hundred_times() {
     let _watchdog = Watchdog::start();
     nothing_stays(two_come_and_go, TIMES / 2);
 }

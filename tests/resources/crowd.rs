@@ -29,7 +29,7 @@ fn sixteen_workers_on_any_machine() {
 }
 
 #[test]
-fn those_who_wait_use_no_processor() {
+fn processes_that_wait_use_no_processor_time() {
     let _watchdog = Watchdog::start();
     let (hub, address) = start_hub(&[("PHUB_CORES", &cpus().to_string())]);
     let mut remote = [0, 1].map(|rank| Remote::start(&format!("{address} job {rank} 3")));

@@ -50,7 +50,7 @@ fn of_mib(hub: &Hub, job: &str, mib: u64) -> SessionConfig {
 }
 
 #[test]
-fn a_job_that_the_hub_has_no_memory_for_is_refused() {
+fn a_job_without_enough_memory_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = Hub::start();
     let has = status_bytes(hub.program.pid(), "VmSize:");

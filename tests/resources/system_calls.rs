@@ -78,7 +78,7 @@ fn rounds(sessions: &mut [Session]) {
 }
 
 #[test]
-fn a_busy_core_makes_far_fewer_than_it_finishes_chunks() {
+fn a_busy_core_makes_far_fewer_calls_than_it_finishes_chunks() {
     let _watchdog = Watchdog::start();
     let (hub, address) = start_hub(&[("PHUB_IDLE", "busy-poll")]);
     let mut sessions = join_all(2, |rank| {

@@ -114,7 +114,7 @@ fn the_exchange_goes_on_while_its_caller_does_not_look() {
 }
 
 #[test]
-fn who_waits_can_be_interrupted_and_the_session_lives_on() {
+fn a_wait_can_be_interrupted_and_the_session_lives_on() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
@@ -135,7 +135,7 @@ fn who_waits_can_be_interrupted_and_the_session_lives_on() {
 }
 
 #[test]
-fn an_error_reaches_everybody_who_waits() {
+fn an_error_reaches_every_caller_that_waits() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));

@@ -90,7 +90,7 @@ fn keys_that_do_not_exist_are_named() {
 }
 
 #[test]
-fn there_is_no_push_before_the_broadcast() {
+fn a_push_before_the_broadcast_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut sessions = join_all(2, |rank| config(&hub, "job", rank, 2));
@@ -141,7 +141,7 @@ fn learning_rates_are_finite() {
 
 /// A session waits for a worker that lives and does not push. At the limit its error names the key.
 #[test]
-fn a_key_that_nobody_else_pushes_is_named_at_the_limit() {
+fn a_key_that_the_peer_does_not_push_is_named_at_the_limit() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];

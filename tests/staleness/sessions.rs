@@ -66,7 +66,7 @@ fn go(session: &mut Session, count: u32) -> Result<(), SessionError> {
 }
 
 #[test]
-fn the_fast_one_is_held_at_the_staleness_and_no_sooner() {
+fn a_fast_worker_is_held_exactly_at_the_staleness() {
     let _watchdog = Watchdog::start();
     // One core, so that answers come in the order of the hub's decisions.
     let hub = hub(1);
@@ -93,7 +93,7 @@ fn the_fast_one_is_held_at_the_staleness_and_no_sooner() {
 }
 
 #[test]
-fn with_asp_nobody_waits_for_one_that_stands_still() {
+fn in_asp_no_worker_waits_for_a_worker_that_stands_still() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(3, |rank| config(&hub, rank, 3, ASP));
@@ -158,7 +158,7 @@ fn every_answer_keeps_the_bound_under_load() {
 }
 
 #[test]
-fn one_that_is_lost_holds_nobody_and_may_come_back() {
+fn a_lost_worker_holds_no_other_and_may_come_back() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let config = |rank| {
@@ -254,7 +254,7 @@ fn coming_and_going_under_load_loses_no_push() {
 }
 
 #[test]
-fn one_that_left_holds_those_who_would_be_too_far_ahead() {
+fn a_worker_that_left_holds_workers_that_would_be_too_far_ahead() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(2, |rank| config(&hub, rank, 2, ssp(1)));

@@ -78,7 +78,7 @@ fn a_slow_worker_holds_the_others_exactly_at_the_staleness() {
 
 /// With a staleness of 0 every worker's weights contain all rounds before its round, as in BSP.
 #[test]
-fn with_no_staleness_nobody_is_ahead() {
+fn with_no_staleness_no_worker_is_ahead() {
     for seed in seeds(20) {
         let mut race = race(seed, ssp(0), OnLoss::Stop);
         for rounds in 1..=ROUNDS {
@@ -92,7 +92,7 @@ fn with_no_staleness_nobody_is_ahead() {
 }
 
 #[test]
-fn the_death_of_the_slowest_lets_those_go_that_waited_for_it() {
+fn the_death_of_the_slowest_releases_the_workers_that_waited_for_it() {
     for seed in seeds(20) {
         let mut race = race(seed, ssp(2), OnLoss::Continue);
         race.run(1);
@@ -117,7 +117,7 @@ fn the_death_of_the_slowest_lets_those_go_that_waited_for_it() {
 }
 
 #[test]
-fn one_that_dies_anywhere_and_comes_back_is_in_the_bound_again() {
+fn a_worker_that_dies_anywhere_and_comes_back_keeps_the_bound() {
     for seed in seeds(200) {
         let mut race = race(seed, ALL[(seed % 5) as usize], OnLoss::Continue);
         race.run(3);
@@ -139,7 +139,7 @@ fn one_that_dies_anywhere_and_comes_back_is_in_the_bound_again() {
 }
 
 #[test]
-fn while_it_is_held_a_job_stands_still_and_then_nothing_is_lost() {
+fn a_held_job_stands_still_and_loses_nothing() {
     for seed in seeds(60) {
         let mut race = race(seed, ALL[(seed % 5) as usize], OnLoss::Continue);
         race.run(3);

@@ -63,7 +63,7 @@ impl Cluster {
             if idle >= PATIENCE || !self.race.lacks_answers(rounds) {
                 break;
             }
-            assert!(step < MANY, "steps without end: {}", self.who_waits());
+            assert!(step < MANY, "steps without end: {}", self.waiting_keys());
             // From here on nothing is broken, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun = !self.race.lacks_answers(1);
@@ -81,10 +81,10 @@ impl Cluster {
             }
             idle = if self.race.step_all().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
         }
-        if self.race.lacks_answers(rounds) { Err(self.who_waits()) } else { Ok(()) }
+        if self.race.lacks_answers(rounds) { Err(self.waiting_keys()) } else { Ok(()) }
     }
 
-    fn who_waits(&self) -> String {
+    fn waiting_keys(&self) -> String {
         format!(
             "somebody waits for answers: pushed {:?}, answered {:?}",
             self.race.pushed, self.race.answered

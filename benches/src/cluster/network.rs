@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_share_a_link_and_what_one_cannot_use_is_the_others() {
+    fn flows_share_a_link_and_leave_what_they_cannot_use() {
         assert_eq!(rates(&[&[(0, 1.0)], &[(0, 1.0)], &[(1, 1.0)]]), [6.0, 6.0, 12.0]);
         // Link 1, which it shares with two others, limits the second flow. The first flow has the rest of link 0.
         assert_eq!(

@@ -1,14 +1,12 @@
 """MXNet's KVStore, dist_sync over ps-lite: the parameter server that the papers compare with.
 
-One scheduler, some servers and the workers, all processes of this machine. The servers sum the gradients
-and run MXNet's own Nesterov optimizer, in its own settings; keys are the model's tensors. One round of a
-worker is that of MXNet's examples: push and pull every key, with the key's negative index as priority,
-and wait for everything.
+A scheduler, servers and workers, all processes of this machine. The servers sum the gradients and run
+MXNet's own Nesterov optimizer with its own settings; keys are the model's tensors. A worker's round is that
+of MXNet's examples: push and pull every key, with the key's negative index as priority, and wait for all.
 
-On a CPU MXNet's worker has no buffers of its own: a pull lands in the array that was pushed, and is copied
-from there to where it was asked for. So the gradients of a round are the weights of the round before, in
-all rounds but the first. That is left so, and expected of the result: to fill the gradients again would
-cost a pass over memory.
+On a CPU MXNet's worker has no buffers of its own: a pull arrives in the array that was pushed, and is copied
+from there to its destination. So the gradients of every round after the first are the weights of the round
+before. The expected result takes that in, because to fill the gradients again would cost a pass over memory.
 
 Knows nothing of hubs. `kvstore.sh` finds a Python for it and the module `peer` of benches/peers.
 """
