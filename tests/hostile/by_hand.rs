@@ -1,5 +1,5 @@
-//! A worker by hand: a member of a job with a token of its own, which posts what no session posts. And what becomes of a
-//! worker beside it.
+//! A worker by hand: a member of a job with its own token, which posts what no session posts. [`attack`] returns the error of
+//! the other worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub const JOB: &str = "attacked";
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A worker by hand.
+/// A connected worker by hand.
 pub struct ByHand {
     pub reply: JoinReply,
     pub wire: Wire,
@@ -85,7 +85,7 @@ impl ByHand {
         self.port.flush();
     }
 
-    /// Takes in what has arrived, without waiting: how many answers.
+    /// Takes in arrivals without waiting. Returns how many there were.
     pub fn poll(&mut self) -> usize {
         self.port.poll(&mut [Arrival::default(); 64])
     }
@@ -123,7 +123,7 @@ impl ByHand {
     }
 }
 
-/// A worker's part of RDMA, on all NICs.
+/// A group and a port of RDMA on all NICs.
 fn all_nics() -> any::Rdma {
     let nics: Vec<_> = verbs::devices().unwrap().iter().map(|nic| NicOptions::new(&nic.name)).collect();
     let (group, port) = verbs::worker_group(&nics).unwrap();

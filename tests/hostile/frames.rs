@@ -1,4 +1,4 @@
-//! Workers of a compressed job whose frames lie: each loses its link, and its job is told what was wrong with the frame.
+//! Workers of a compressed job whose frames lie: each loses its link, and the job's error says what was wrong with the frame.
 //! By RDMA too if `PHUB_TEST_DEVICE` names devices.
 
 use fabric::any::Transport;
@@ -24,7 +24,7 @@ fn post(liar: &mut ByHand, chunk: u32, round: u32, write: impl FnOnce(&Frames, &
     liar.post(liar.owner(chunk), frames.span, chunk, round);
 }
 
-/// The broadcast, as it should be.
+/// A correct broadcast.
 fn broadcast(liar: &mut ByHand) {
     let chunks = liar.chunks();
     (0..chunks).for_each(|chunk| post(liar, chunk, 0, |frames, bytes| frames.begin_raw(bytes).fill(0)));
@@ -35,8 +35,8 @@ fn broadcast(liar: &mut ByHand) {
     }
 }
 
-/// What the other worker is told.
-fn told(transport: Transport, lie: impl FnOnce(&mut ByHand)) -> String {
+/// Lies, and returns the error of the other worker.
+fn error_after(transport: Transport, lie: impl FnOnce(&mut ByHand)) -> String {
     let hub = hub(2);
     let request = JoinRequest { compression: compression(), ..join_request(0, 2) };
     let victim = || {
@@ -54,23 +54,23 @@ fn told(transport: Transport, lie: impl FnOnce(&mut ByHand)) -> String {
 fn workers_whose_frames_lie_lose_their_links() {
     let _watchdog = Watchdog::start();
     for transport in [Transport::Shm].into_iter().chain(copying_transports()) {
-        let error = told(transport, |liar| {
+        let error = error_after(transport, |liar| {
             post(liar, 3, 0, |_, bytes| write_header(bytes, Kind::Coded, 4));
         });
         says(error, &["pushed chunk 3 for round 0", "neither raw nor coded", "expected raw"]);
-        let error = told(transport, |liar| {
+        let error = error_after(transport, |liar| {
             post(liar, 3, 0, |frames, bytes| {
                 frames.begin_raw(bytes);
                 write_header(&mut bytes[frames.coded_bytes..], Kind::Raw, 63);
             });
         });
         says(error, &["pushed chunk 3 for round 0", "63 bytes of payload, where the chunk has 64"]);
-        let error = told(transport, |liar| {
+        let error = error_after(transport, |liar| {
             broadcast(liar);
             post(liar, 5, 1, |_, bytes| write_header(bytes, Kind::Coded, usize::from(u16::MAX)));
         });
         says(error, &["pushed chunk 5 for round 1", "65535 bytes of payload, where there is room for"]);
-        let error = told(transport, |liar| {
+        let error = error_after(transport, |liar| {
             broadcast(liar);
             post(liar, 5, 1, |_, bytes| {
                 write_header(bytes, Kind::Coded, 20);

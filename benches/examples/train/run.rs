@@ -78,7 +78,7 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
     }
     let weights = workers.iter_mut().map(|worker| match hear(worker)? {
         Word::Done { weights } => Weights::from_bits(&task.network, &weights),
-        other => bail!("expected a worker's weights, heard {other:?}"),
+        other => bail!("expected a worker's weights, read {other:?}"),
     });
     let weights = weights.collect::<Result<_>>()?;
     workers.into_iter().try_for_each(Role::finish)?;

@@ -42,7 +42,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     for worker in &mut workers {
         match hear(worker)? {
             Word::Ready { transport: of_this } => transport = of_this,
-            other => bail!("expected Ready from a worker, heard {other:?}"),
+            other => bail!("expected Ready from a worker, read {other:?}"),
         }
     }
     progress.set_message("rounds, and the machine's limit");
@@ -65,7 +65,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
                         computed.push(times);
                         break computed[computed.len() - 1].iterations.clone();
                     }
-                    other => bail!("expected a leg's rounds from a worker, heard {other:?}"),
+                    other => bail!("expected a leg's rounds from a worker, read {other:?}"),
                 }
             });
         }
@@ -83,7 +83,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
                 crossed.push(of_this);
                 pulls.push(pull);
             }
-            other => bail!("expected the last look from a worker, heard {other:?}"),
+            other => bail!("expected the last look from a worker, read {other:?}"),
         }
     }
     workers.iter_mut().try_for_each(|worker| worker.send("leave"))?;

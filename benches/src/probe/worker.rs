@@ -202,7 +202,7 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
         if word == "done" {
             break;
         }
-        let rounds = word.parse().with_context(|| format!("expected a number of rounds, heard {word:?}"))?;
+        let rounds = word.parse().with_context(|| format!("expected a number of rounds, read {word:?}"))?;
         let progress = |round| {
             if args.rank == Some(0) && said.elapsed() > PROGRESS {
                 said = Instant::now();
