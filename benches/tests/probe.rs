@@ -6,7 +6,7 @@ use std::process::Stdio;
 use crate::probe_program;
 use fabric::conformance::Watchdog;
 use hub_tests::program::write_manifest;
-use pbox_core::Key;
+use pbox_core::{Credit, Key};
 
 /// Runs the probe for some rounds on keys of odd sizes. Returns its report.
 fn report(arguments: &[&str]) -> serde_json::Value {
@@ -80,7 +80,7 @@ fn every_schedule_is_exact_and_reported() {
             ("kvstore", null.clone(), null.clone()),
             ("layerwise", null.clone(), null.clone()),
             ("sliced", 32_768.into(), null.clone()),
-            ("p3", 32_768.into(), worker_shim::AT_FIRST.into()),
+            ("p3", 32_768.into(), Credit::AT_FIRST.into()),
         ] {
             let report = report(&["--transport", transport, "--schedule", schedule]);
             assert_eq!(

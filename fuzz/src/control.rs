@@ -3,11 +3,11 @@
 //! A body that parses is checked as the hub checks it. If it is valid, it parses to the same value after it is
 //! written again. Must not know HTTP.
 
+use pbox_core::Wire;
 use pbox_core::control::{
     ErrorReply, HeartbeatReply, HeartbeatRequest, HubReply, JoinReply, LearningRateRequest, LeaveRequest,
     ParseError, check_job_name, parse, parse_join,
 };
-use pbox_core::{Layout, manifest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -37,18 +37,19 @@ fn join(body: &[u8]) {
         Ok(request) => request,
         Err(error) => return check_length(&error),
     };
-    let valid = request.optimizer.check().is_ok() && manifest::check(&request.keys).is_ok();
+    let terms = &request.terms;
+    let valid = terms.check().is_ok();
     check_round_trip(&request, valid);
     // A layout of millions of chunks is valid, but takes long.
-    let bytes: u64 = request.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
+    let bytes: u64 = terms.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
     if valid
-        && request.chunk_bytes > 0
-        && bytes / (request.chunk_bytes as u64) < 10_000
-        && let Ok(layout) = Layout::new(request.keys.clone(), request.chunk_bytes)
+        && terms.chunk_bytes > 0
+        && bytes / (terms.chunk_bytes as u64) < 10_000
+        && let Ok(wire) = Wire::of_terms(terms)
     {
-        assert_eq!(layout.model_bytes(), bytes);
+        assert_eq!(wire.layout().model_bytes(), bytes);
     }
-    assert!(!valid || manifest::first_difference(&request.keys, &request.keys).is_none());
+    assert!(!valid || terms.first_difference(terms).is_none());
 }
 
 fn request<T: DeserializeOwned + Serialize>(what: &'static str, body: &[u8], valid: impl Fn(&T) -> bool) {

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use arbitrary::{Arbitrary, Unstructured};
 use fabric::sim::{Faults, Net, Port, Windows};
 use fabric::{Arrival, Imm, LinkId, Port as _, Posted, RecvWindow, SendWindow, Span};
-use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round,
-    Schedule, Shard, ShardSpec, Wire,
+    ChunkId, Consistency, Core, Immediate, JobId, JobTerms, Key, Layout, LevelTerms, Notice, Optimizer,
+    Placement, Round, Shard, ShardSpec, Wire,
 };
 
 const JOB: JobId = JobId(3);
@@ -114,26 +113,11 @@ impl Bed {
             consistency,
             chunks: vec![vec![(Round(0), false); workers]; CHUNKS],
         };
-        for (ids, weights) in chunks.iter().cloned().zip(claims) {
-            let workers = workers as u32;
-            let wire = wire.clone();
-            let ablate = Ablate::default();
-            let (restored, snapshot_every) = (None, None);
-            let spec = ShardSpec {
-                board: None,
-                wire,
-                chunks: ids,
-                weights,
-                workers,
-                consistency,
-                schedule: Schedule::default(),
-                restored,
-                snapshot_every,
-                optimizer,
-                ablate,
-            };
+        let level = LevelTerms { consistency, ..LevelTerms::default() };
+        let terms = Arc::new(JobTerms { level, ..JobTerms::new(workers as u32, Vec::new(), optimizer) });
+        for spec in ShardSpec::of_cores(&terms, &wire, chunks.iter().cloned().zip(claims)) {
             let mut core = Core::new(net.port(), Kernels::detect());
-            core.add_job(JOB, Shard::new(spec).expect("a small shard"), OnLoss::Stop);
+            core.add_job(JOB, Shard::new(spec).expect("a small shard"));
             bed.cores.push(core);
         }
         let window = || Arc::new(RecvWindow::local(layout.window_bytes()).expect("a window"));

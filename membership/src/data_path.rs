@@ -58,8 +58,8 @@ pub struct DataPath {
 /// When a hub places chunks differently, when no transport leads to it, and when a hub that is reached refuses.
 pub fn open(
     hubs: &[LetIn],
-    layout: &Layout,
     schedule: Schedule,
+    layout: &Layout,
     window: &Arc<SendWindow>,
     settings: &LinkSettings,
     deadline: Instant,

@@ -36,7 +36,7 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
     Ok(hubs)
 }
 
-/// Joins a job at each of its hubs. `request` is for a job with one hub; with several, each hub is told its own share.
+/// Joins a job at each of its hubs. `request` is for the first hub; each hub is told its own number.
 /// `limit` is the time limit of each request.
 ///
 /// # Errors
@@ -47,9 +47,7 @@ pub fn join_all(
     limit: Duration,
     request: &JoinRequest,
 ) -> Result<Vec<LetIn>, MemberError> {
-    let hubs = addresses.len() as u32;
-    let join =
-        |(&address, hub)| LetIn::join(address, job, limit, Share { hub, hubs, ..request.share }, request);
+    let join = |(&address, hub)| LetIn::join(address, job, limit, JoinRequest { hub, ..request.clone() });
     addresses.iter().zip(0..).map(join).collect()
 }
 
@@ -71,11 +69,11 @@ impl LetIn {
         address: &str,
         job: &str,
         limit: Duration,
-        share: Share,
-        request: &JoinRequest,
+        request: JoinRequest,
     ) -> Result<Self, MemberError> {
         let control = Control::new(address, job, limit);
-        let reply: JoinReply = control.post("join", "join", &JoinRequest { share, ..request.clone() })?;
+        let reply: JoinReply = control.post("join", "join", &request)?;
+        let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| Control::new(address, job, FAREWELL_LIMIT));
         Ok(LetIn { address: address.to_owned(), share, reply, job: job.to_owned(), control, farewell })
     }

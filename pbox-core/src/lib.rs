@@ -16,22 +16,23 @@ pub mod models;
 mod place;
 pub mod slim;
 mod snapshot;
+mod strict_json;
 mod turn;
 mod weights;
 mod wire;
 
 pub use job::{
-    Compression, Consistency, InvalidCompression, NeedsBsp, NotACompression, NotAConsistency, NotASchedule,
-    Schedule,
+    Compression, Consistency, Credit, InvalidCompression, InvalidTerms, JobTerms, LevelTerms, MAX_HUBS,
+    MAX_WORKERS, NotACompression, NotAConsistency, NotACredit, NotASchedule, OnLoss, SPLIT_ABOVE, Schedule,
 };
 pub use kernels::{Ablate, Element, InvalidOptimizer, LearningRates, Optimizer, oracle};
 pub use layout::{
     Chunk, ChunkId, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError, MAX_CHUNKS,
     Round, manifest,
 };
-pub use place::{InvalidShare, MAX_HUBS, Placement, SPLIT_ABOVE, Share, Slice, Slices, runs};
+pub use place::{Placement, Share, Slice, Slices, runs};
 pub use snapshot::{
     Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
 };
 pub use turn::{Core, Front, JobId, Notice, SendQueue, Shard, ShardSpec, Tally, Violation};
-pub use wire::{Answer, Codecs, Frames, Framing, FramingTerms, Wire, frame, merge};
+pub use wire::{Answer, Codecs, Frames, Framing, Wire, frame, merge};

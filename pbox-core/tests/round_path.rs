@@ -12,12 +12,11 @@ use crate::machine_code::{Function, Program};
 use fabric::conformance::Watchdog;
 use fabric::shm::{self, Listener, group};
 use fabric::{Arrival, LinkId, Port, Posted, SendWindow, Span, Until};
-use pbox_core::control::OnLoss;
 use pbox_core::frame::{self, HEADER_BYTES, Kind};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Compression, Consistency, Core, FramingTerms, Immediate, JobId, Key, Layout, Optimizer,
-    Placement, Round, Schedule, Shard, ShardSpec, Wire,
+    ChunkId, Compression, Consistency, Core, Credit, Immediate, JobId, JobTerms, Key, Layout, LevelTerms,
+    Optimizer, Placement, Round, Schedule, Shard, ShardSpec, Wire,
 };
 
 /// The system's allocator, and how often each thread has asked it.
@@ -78,14 +77,20 @@ struct Job {
 
 impl Job {
     fn wire(&self) -> Wire {
-        let terms = |compression| FramingTerms::new(compression, 1, WORKERS, &NESTEROV, self.consistency);
-        Wire::new(layout(), self.compression.map(terms))
+        Wire::new(layout(), &self.terms())
+    }
+
+    fn terms(&self) -> JobTerms {
+        let Job { consistency, schedule, compression } = *self;
+        let credit = (schedule == Schedule::P3).then_some(Credit::Bytes(4096));
+        let level = LevelTerms { consistency, schedule, compression, credit, ..LevelTerms::default() };
+        JobTerms { seed: 1, level, ..JobTerms::new(WORKERS, Vec::new(), NESTEROV) }
     }
 }
 
 /// A core with one job, and its workers' ends on threads of their own.
 fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
-    let Job { consistency, schedule, .. } = job;
+    let Job { consistency, .. } = job;
     let wire = job.wire();
     let placement = Placement::new(wire.layout(), 1);
     let chunks = placement.chunks_by_core().remove(0);
@@ -96,20 +101,8 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
     let (shared, weights) = window();
     let (group, mut ports) = group(1).unwrap();
     let mut core = Core::new(ports.remove(0), Kernels::detect());
-    let spec = ShardSpec {
-        board: None,
-        wire: wire.clone(),
-        chunks,
-        weights,
-        workers: WORKERS,
-        consistency,
-        schedule,
-        restored: None,
-        snapshot_every: None,
-        optimizer: NESTEROV,
-        ablate: Ablate::default(),
-    };
-    core.add_job(JobId(0), Shard::new(spec).unwrap(), OnLoss::Stop);
+    let mut specs = ShardSpec::of_cores(&Arc::new(job.terms()), &wire, [(chunks, weights)]);
+    core.add_job(JobId(0), Shard::new(specs.remove(0)).unwrap());
     for rank in 0..WORKERS {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
         let (window, own) = match consistency {
@@ -122,9 +115,6 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
         let mut joined =
             hello.welcome(&group, &window, wire.window_bytes(), &placement.capacities()).unwrap();
         core.add_worker(JobId(0), rank, Arc::new(joined.recv), own, joined.endpoints.remove(0)).unwrap();
-        if schedule == Schedule::P3 {
-            core.set_credit(JobId(0), rank, 4096);
-        }
     }
     let ranks: Vec<u32> = (0..WORKERS).collect();
     core.release(JobId(0), Round(0), &ranks, &mut Vec::new());

@@ -7,8 +7,9 @@ use half::f16;
 use hub_tests::model::CODECS;
 use hub_tests::training::Training;
 use hub_tests::{FIRST, config, has_rdma, hub, push_all, ready_all};
+use pbox_core::Credit;
 use pbox_core::{Consistency, Dtype, Key, Optimizer, Schedule};
-use worker_shim::{Credit, Session};
+use worker_shim::Session;
 
 #[test]
 fn the_bits_are_those_of_a_plain_model_by_every_transport() {
@@ -73,7 +74,7 @@ fn values_that_are_not_finite_are_counted() {
     let hub = hub(1);
     let mut sessions = ready_all(1, |rank| {
         let mut config = config(&hub, "job", rank, 1);
-        config.compression = Some("qsgd:8".parse().unwrap());
+        config.terms.level.compression = Some("qsgd:8".parse().unwrap());
         config
     });
     let session = &mut sessions[0];
@@ -91,9 +92,9 @@ fn a_mean_that_overflows_does_so_for_one_round() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut config = config(&hub, "job", 0, 1);
-    config.optimizer = Optimizer::Average;
-    config.keys = vec![Key::new(Dtype::F16, "a", [100])];
-    config.compression = Some("bf16".parse().unwrap());
+    config.terms.optimizer = Optimizer::Average;
+    config.terms.keys = vec![Key::new(Dtype::F16, "a", [100])];
+    config.terms.level.compression = Some("bf16".parse().unwrap());
     let mut session = Session::join(config).unwrap();
     for (pushed, mean) in [(f16::INFINITY, f32::INFINITY), (f16::ONE, 1.0)] {
         session.gradient_mut::<f16>(FIRST).unwrap().fill(pushed);
@@ -111,8 +112,9 @@ fn workers_apart_are_sent_their_weights_whole() {
     let hub = hub(2);
     for consistency in [Consistency::Ssp { staleness: 2 }, Consistency::Asp] {
         let mut config = config(&hub, &consistency.to_string().replace(':', "-"), 0, 1);
-        (config.consistency, config.compression) = (consistency, Some("topk:0.5".parse().unwrap()));
-        config.keys = vec![Key::f32("a", [4])];
+        (config.terms.level.consistency, config.terms.level.compression) =
+            (consistency, Some("topk:0.5".parse().unwrap()));
+        config.terms.keys = vec![Key::f32("a", [4])];
         let mut session = Session::join(config).unwrap();
         session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
         // Half of the elements are sent. The others are sent when no element is larger. The learning rate is 1/2.

@@ -14,7 +14,7 @@ use hub_tests::training::Training;
 use hub_tests::{
     NOWHERE, PATIENT_S, config_at, describe, hub, on_threads, refused, says, settings, small_model,
 };
-use pbox_core::control::OnLoss;
+use pbox_core::OnLoss;
 use pbox_core::{Dtype, Key, Optimizer, Schedule};
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
@@ -156,7 +156,7 @@ fn workers_that_split_keys_differently_are_refused() {
     let hubs = [hub(1), hub(1)];
     let outcomes = on_threads(2, |rank| {
         let mut config = config_at(&addresses(&hubs), "job", rank, 2);
-        (config.split_above, config.join_limit) = (10 + u64::from(rank), Duration::from_secs(2));
+        (config.terms.split_above, config.join_limit) = (10 + u64::from(rank), Duration::from_secs(2));
         Session::join(config).map(drop).expect_err("they cannot meet").to_string()
     });
     assert!(outcomes.iter().any(|words| words.contains("has split_above 1")), "{outcomes:?}");
@@ -167,7 +167,7 @@ fn terms_that_several_hubs_cannot_have_are_refused() {
     let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
     let mut config: SessionConfig = config_at(&addresses(&hubs), "job", 0, 1);
-    config.on_loss = OnLoss::Continue;
+    config.terms.on_loss = OnLoss::Continue;
     says(
         refused(config),
         &["hub 0 of 2", "cannot go on without a lost worker", "use on_loss stop, or one hub"],
@@ -210,7 +210,7 @@ fn a_hub_that_is_killed_is_named_and_the_job_ends_at_the_others() {
     let (far, dies) = start_hub(&[]);
     let list = format!("{},{dies}", here.address());
     let mut config = config_at(&list, "job", 0, 1);
-    config.keys = small_model();
+    config.terms.keys = small_model();
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
     far.signal(Signal::KILL);

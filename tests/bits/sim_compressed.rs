@@ -13,8 +13,8 @@ use hub_tests::values::{mix, same_bits};
 use hub_tests::{SGD, says};
 use pbox_core::frame::{HEADER_BYTES, Kind, write_header};
 use pbox_core::{
-    ChunkId, Consistency, Dtype, Element, FramingTerms, Immediate, Key, KeyId, Layout, Optimizer, Placement,
-    Round, Schedule, Slices, Wire,
+    ChunkId, Credit, Dtype, Element, Immediate, JobTerms, Key, KeyId, Layout, LevelTerms, Optimizer,
+    Placement, Round, Schedule, Slices, Wire,
 };
 use worker_shim::{Exchange, WeightsMode, Windows};
 
@@ -75,15 +75,15 @@ fn the_bits_are_those_of_a_plain_model() {
         let chunk_bytes = 64 * dice.from(1..=6) as usize;
         let layout = Arc::new(Layout::new(keys.clone(), chunk_bytes).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=3) as usize, optimizer);
-        terms.compression = Some(codec.parse().unwrap());
-        terms.schedule = Schedule::ALL[dice.below(4) as usize];
-        terms.slice_bytes = dice.from(64..=512) as usize;
+        terms.job.level.compression = Some(codec.parse().unwrap());
+        terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
+        terms.job.level.slice_bytes = Some(dice.from(64..=512) as usize);
         let mut credit = || (dice.below(2) == 0).then(|| dice.from(1..=600) as usize);
-        (terms.credit, terms.hub_credit) = (credit(), credit());
+        (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
         let faults = Faults { delay: 0..dice.from(1..=30), reorder: dice.below(2) == 0, ..Faults::NONE };
-        let mut job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
+        let mut job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();
         let compression = codec.parse().unwrap();
-        let mut model = Model::new(&keys, chunk_bytes, compression, SEED, terms.workers, optimizer);
+        let mut model = Model::new(&keys, chunk_bytes, compression, SEED, terms.job.workers, optimizer);
         for round in 0..ROUNDS {
             if round == 0 && optimizer.keeps_weights() {
                 model.broadcast(|key, i| value(0, 0, key, i));
@@ -123,8 +123,9 @@ impl Far {
     fn new() -> Self {
         let layout = Arc::new(Layout::new(vec![Key::f32("a", [16])], 64).unwrap());
         let compression = "topk:0.25".parse().unwrap();
-        let terms = FramingTerms::new(compression, 0, 1, &SGD, Consistency::Bsp);
-        let wire = Wire::new(Arc::clone(&layout), Some(terms));
+        let level = LevelTerms { compression: Some(compression), ..LevelTerms::default() };
+        let terms = JobTerms { level, ..JobTerms::new(1, Vec::new(), SGD) };
+        let wire = Wire::new(Arc::clone(&layout), &terms);
         let placement = Placement::new(&layout, 1);
         let net = Net::new(1, Faults::NONE);
         let (gradients, spans) = Windows::gradients(&wire).unwrap();

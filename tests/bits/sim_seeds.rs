@@ -12,10 +12,12 @@ use fabric::sim::{Net, seeds};
 use hub_tests::simulated::{Simulated, Terms};
 use hub_tests::trouble::{Dice, ENDS, Strike, Trouble};
 use hub_tests::values::{mix, rounded, same_bits};
+use pbox_core::OnLoss;
 use pbox_core::codec::Codec;
-use pbox_core::control::OnLoss;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule};
+use pbox_core::{
+    ChunkId, Compression, Credit, Dtype, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule,
+};
 
 const CLUSTERS: u64 = 5_000;
 /// A run is over after this many steps without work: more than the longest delay.
@@ -45,18 +47,18 @@ impl Cluster {
         let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=80)]));
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, optimizer(&mut dice));
-        terms.on_loss = trouble.on_loss();
+        terms.job.on_loss = trouble.on_loss();
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=5) as u32;
-        terms.schedule = Schedule::ALL[dice.below(4) as usize];
+        terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
         terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
-        terms.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
-        terms.slice_bytes = dice.from(64..=512) as usize;
+        terms.job.level.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
+        terms.job.level.slice_bytes = Some(dice.from(64..=512) as usize);
         let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
-        (terms.credit, terms.hub_credit) = (credit(), credit());
+        (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
         let skipped = BTreeSet::new();
         let expected = expected(&layout, &terms, rounds, &skipped);
-        let job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
+        let job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();
         Cluster { dice, trouble, layout, terms, rounds, skipped, expected, job }
     }
 
@@ -82,7 +84,7 @@ impl Cluster {
                 }
             }
             self.read_notices();
-            for rank in 0..self.terms.workers {
+            for rank in 0..self.terms.job.workers {
                 if self.job.is_alive(rank) && self.dice.below(3) > 0 {
                     self.work(rank)?;
                 }
@@ -136,7 +138,7 @@ impl Cluster {
     }
 
     fn living(&self) -> impl Iterator<Item = u32> {
-        (0..self.terms.workers).filter(|&rank| self.job.is_alive(rank))
+        (0..self.terms.job.workers).filter(|&rank| self.job.is_alive(rank))
     }
 
     /// Whether all living workers have finished the first round.
@@ -182,11 +184,11 @@ fn optimizer(dice: &mut Dice) -> Optimizer {
 /// What a worker pushes. If workers come and go, all push the same whole number: the mean does not depend on who takes
 /// part.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
-    let rank = if terms.on_loss == OnLoss::Continue { 0 } else { rank };
+    let rank = if terms.job.on_loss == OnLoss::Continue { 0 } else { rank };
     let mixed =
         mix(u64::from(rank) << 48 | u64::from(round.0) << 32 | u64::from(key.0) << 16 | element as u64);
     let whole = (mixed % 255) as f32 - 127.0;
-    if terms.on_loss == OnLoss::Continue { whole } else { whole / 37.0 }
+    if terms.job.on_loss == OnLoss::Continue { whole } else { whole / 37.0 }
 }
 
 /// The oracle's weights after each round, if these chunks had no step.
@@ -235,17 +237,17 @@ struct Element {
 
 impl Element {
     fn advance(&mut self, terms: &Terms, round: Round, pushed: impl Fn(u32) -> f32) {
-        let compressed = terms.compression.is_some();
-        let keeps_weights = terms.optimizer.keeps_weights();
+        let compressed = terms.job.level.compression.is_some();
+        let keeps_weights = terms.job.optimizer.keeps_weights();
         if round == Round(0) && keeps_weights {
             (self.weight, self.seen) = (pushed(0), pushed(0)); // raw
             return;
         }
         let coded = |value| if compressed { rounded(Dtype::BF16, value) } else { value };
-        let rate = terms.optimizer.learning_rate();
-        let step = Step::new(&terms.optimizer, terms.workers, round, rate, 1.0, 1.0);
-        let sum = oracle::sum((0..terms.workers).map(|rank| coded(pushed(rank))));
-        oracle::step(&terms.optimizer, &step, sum, &mut self.weight, &mut self.state);
+        let rate = terms.job.optimizer.learning_rate();
+        let step = Step::new(&terms.job.optimizer, terms.job.workers, round, rate, 1.0, 1.0);
+        let sum = oracle::sum((0..terms.job.workers).map(|rank| coded(pushed(rank))));
+        oracle::step(&terms.job.optimizer, &step, sum, &mut self.weight, &mut self.state);
         if !compressed {
             self.seen = self.weight;
         } else if keeps_weights {

@@ -12,7 +12,7 @@ use hub_tests::trouble::Dice;
 use hub_tests::values::{mix, same_bits};
 use pbox_core::oracle::{self, Step};
 use pbox_core::slim::{Drawer, Explorer, SlimDp, set};
-use pbox_core::{ChunkId, Compression, Key, KeyId, Layout, Optimizer, Round, Schedule};
+use pbox_core::{ChunkId, Compression, Credit, Key, KeyId, Layout, Optimizer, Round, Schedule};
 
 const CLUSTERS: u64 = 1_000;
 /// The learning rate of a worker's own step.
@@ -54,8 +54,8 @@ impl Model {
             let start = (chunk.span.offset - layout.key_span(chunk.key).offset) / 4;
             let elements = chunk.span.bytes / 4;
             let weights: Vec<f32> = (0..elements).map(|i| value(0, Round(0), chunk.key, start + i)).collect();
-            let local = vec![weights.clone(); terms.workers as usize];
-            let left_out = vec![vec![0.0; elements]; terms.workers as usize];
+            let local = vec![weights.clone(); terms.job.workers as usize];
+            let left_out = vec![vec![0.0; elements]; terms.job.workers as usize];
             let state = vec![[0.0; 2]; elements];
             Chunk { key: chunk.key, start, state, core: None, local, left_out, weights }
         };
@@ -63,8 +63,8 @@ impl Model {
         Model {
             slim,
             keeps,
-            optimizer: terms.optimizer,
-            workers: terms.workers,
+            optimizer: terms.job.optimizer,
+            workers: terms.job.workers,
             chunks,
             selected: None,
             sets: 0,
@@ -177,17 +177,17 @@ fn cluster(seed: u64) -> (usize, usize) {
     let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=6) as usize).unwrap());
     let (slim, optimizer) = settings(&mut dice);
     let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, optimizer);
-    terms.schedule = [Schedule::Sliced, Schedule::P3][dice.below(2) as usize];
-    terms.compression = Some(Compression::Slim(slim));
+    terms.job.level.schedule = [Schedule::Sliced, Schedule::P3][dice.below(2) as usize];
+    terms.job.level.compression = Some(Compression::Slim(slim));
     let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
-    (terms.credit, terms.hub_credit) = (credit(), credit());
+    (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
     let faults = Faults { delay: 0..dice.from(1..=30), reorder: dice.below(2) == 0, ..Faults::NONE };
-    let mut job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
+    let mut job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();
     let mut model = Model::new(slim, dice.below(2) == 0, &terms, &layout);
     let keys = || (0..layout.keys().len() as u32).map(KeyId);
     for round in (0..dice.from(6..=16) as u32).map(Round) {
         let mut forgotten = BTreeSet::new();
-        for rank in 0..terms.workers {
+        for rank in 0..terms.job.workers {
             let worker = &mut job.workers[rank as usize];
             if round > Round(2) && dice.below(6) == 0 {
                 let chunk = ChunkId(dice.below(layout.chunks().len() as u64) as u32);
@@ -214,7 +214,7 @@ fn cluster(seed: u64) -> (usize, usize) {
             model.round(round, &forgotten);
         }
         for (chunk, rank) in
-            model.chunks.iter().flat_map(|chunk| (0..terms.workers).map(move |rank| (chunk, rank)))
+            model.chunks.iter().flat_map(|chunk| (0..terms.job.workers).map(move |rank| (chunk, rank)))
         {
             let seen = &job.workers[rank as usize].weights::<f32>(chunk.key).unwrap()[chunk.start..];
             let expected = &chunk.local[rank as usize];

@@ -9,7 +9,8 @@ use hub_tests::{
     FIRST, PATIENT_S, SECOND, THIRD, config, config_at, has_rdma, hub, join_request, on_threads, push_all,
     ready_all, refusal, refused, says, settings,
 };
-use pbox_core::control::{JoinRequest, OnLoss};
+use pbox_core::OnLoss;
+use pbox_core::control::JoinRequest;
 use pbox_core::{Compression, Consistency, Dtype, Key, KeyId, Optimizer, Round, Schedule};
 use phub_server::Hub;
 use worker_shim::{Session, SessionConfig};
@@ -47,14 +48,14 @@ fn step_key<E: pbox_core::Element>(session: &mut Session, key: KeyId, rank: u32,
 fn train(hub: &str, job: &str, change: impl Fn(u32, &mut SessionConfig) + Sync) -> Vec<Vec<u32>> {
     on_threads(3, |rank| {
         let mut config = config_at(hub, job, rank, 3);
-        config.keys = vec![
+        config.terms.keys = vec![
             Key::f32("a", [3, 400]),
             Key::new(Dtype::BF16, "b", [300]),
             Key::f32("c", [1]),
             Key::new(Dtype::F16, "d", [70]),
         ];
-        (config.chunk_bytes, config.optimizer) = (256, ADD);
-        config.compression = slim("slim:0.5:0.25:5");
+        (config.terms.chunk_bytes, config.terms.optimizer) = (256, ADD);
+        config.terms.level.compression = slim("slim:0.5:0.25:5");
         change(rank, &mut config);
         let mut session = Session::join(config).unwrap();
         session.broadcast_written().unwrap();
@@ -90,8 +91,9 @@ fn the_bits_are_the_same_by_every_transport() {
         config.transport = Some(if rank == 1 { Transport::Tcp } else { Transport::Shm });
     };
     assert_eq!(train(&wide.address().to_string(), "mixed", mixed), shm, "on two cores");
-    assert_eq!(train(&address, "p3", |_, config| config.schedule = Schedule::P3), shm);
-    let keys = |_, config: &mut SessionConfig| config.compression = slim("slim:0.5:0.25:5:none:keys");
+    assert_eq!(train(&address, "p3", |_, config| config.terms.level.schedule = Schedule::P3), shm);
+    let keys =
+        |_, config: &mut SessionConfig| config.terms.level.compression = slim("slim:0.5:0.25:5:none:keys");
     assert_eq!(train(&address, "keys", keys), shm, "the same explorers, sent with their places");
     if has_rdma() {
         let verbs = |_, config: &mut SessionConfig| config.transport = Some(Transport::Verbs);
@@ -103,7 +105,7 @@ fn the_bits_are_the_same_by_every_transport() {
         assert_eq!(train(&wide.address().to_string(), "verbs-keys", verbs_keys), shm, "on two cores");
         let mixed = |rank, config: &mut SessionConfig| {
             config.transport = Some(Transport::ALL[rank as usize % 3]);
-            config.schedule = Schedule::P3;
+            config.terms.level.schedule = Schedule::P3;
         };
         assert_eq!(
             train(&wide.address().to_string(), "mixed-with-rdma", mixed),
@@ -120,7 +122,7 @@ fn over_two_hubs_each_selects_from_its_share() {
     let address = hubs.each_ref().map(|hub| hub.address().to_string()).join(",");
     let one = train(&address, "one", |_, _| {});
     assert_eq!(train(&address, "two", |_, config| config.transport = Some(Transport::Tcp)), one);
-    let all = |_, config: &mut SessionConfig| config.compression = slim("slim:1:1:5");
+    let all = |_, config: &mut SessionConfig| config.terms.level.compression = slim("slim:1:1:5");
     let everything = train(&address, "all", all);
     assert!(
         everything.iter().all(|weights| *weights == everything[0]),
@@ -139,7 +141,7 @@ fn a_job_goes_on_from_a_checkpoint() {
         let first = 1 + life * 7;
         let weights = on_threads(2, |rank| {
             let mut config = config(&hub, "job", rank, 2);
-            (config.compression, config.optimizer) = (slim("slim:1:0.5:4"), ADD);
+            (config.terms.level.compression, config.terms.optimizer) = (slim("slim:1:0.5:4"), ADD);
             let mut session = Session::join(config).unwrap();
             for key in session.keys() {
                 // If the job has weights, it ignores these.
@@ -174,7 +176,7 @@ fn keys_of_a_round_that_selects_come_together() {
     let hub = hub(1);
     let mut sessions = ready_all(1, |rank| {
         let mut config = config(&hub, "job", rank, 1);
-        (config.compression, config.optimizer) = (slim("slim:0.5:0.25:4"), ADD);
+        (config.terms.level.compression, config.terms.optimizer) = (slim("slim:0.5:0.25:4"), ADD);
         config
     });
     let session = &mut sessions[0];
@@ -193,29 +195,32 @@ fn terms_that_do_not_fit_are_named() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let beside = |change: &dyn Fn(&mut JoinRequest), words: &[&str]| {
-        let mut request =
-            JoinRequest { compression: slim("slim:0.2:0.1"), optimizer: ADD, ..join_request(0, 1) };
+        let mut request = join_request(0, 1);
+        (request.terms.level.compression, request.terms.optimizer) = (slim("slim:0.2:0.1"), ADD);
         change(&mut request);
         let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
         assert_eq!(status, 400, "{error}");
         says(error, words);
         let mut config = config(&hub, "job", 0, 1);
-        let JoinRequest { compression, optimizer, consistency, schedule, on_loss, .. } = request;
-        (config.compression, config.optimizer, config.consistency) = (compression, optimizer, consistency);
-        (config.schedule, config.on_loss, config.keys) = (schedule, on_loss, request.keys);
-        config.chunk_bytes = request.chunk_bytes;
+        config.terms = request.terms;
         says(refused(config), words);
     };
-    beside(&|request| request.optimizer = Optimizer::Average, &["Slim-DP with the optimizer average", "sgd"]);
-    beside(&|request| request.consistency = Consistency::Asp, &["Slim-DP with consistency asp", "use bsp"]);
     beside(
-        &|request| request.schedule = Schedule::Layerwise,
+        &|request| request.terms.optimizer = Optimizer::Average,
+        &["Slim-DP with the optimizer average", "sgd"],
+    );
+    beside(
+        &|request| request.terms.level.consistency = Consistency::Asp,
+        &["Slim-DP with consistency asp", "use bsp"],
+    );
+    beside(
+        &|request| request.terms.level.schedule = Schedule::Layerwise,
         &["Slim-DP with schedule layerwise", "use sliced or p3"],
     );
-    beside(&|request| request.on_loss = OnLoss::Continue, &["on_loss continue", "use on_loss stop"]);
+    beside(&|request| request.terms.on_loss = OnLoss::Continue, &["on_loss continue", "use on_loss stop"]);
     let large = |request: &mut JoinRequest| {
-        request.keys = vec![Key::f32("a", [100_000])];
-        request.chunk_bytes = 1 << 20;
+        request.terms.keys = vec![Key::f32("a", [100_000])];
+        request.terms.chunk_bytes = 1 << 20;
     };
     beside(&large, &["chunks of 100000 elements", "at most 65536"]);
     let mut plain = ready_all(1, |rank| config(&hub, "plain", rank, 1));

@@ -8,10 +8,11 @@ use hub_tests::training::Training;
 use hub_tests::{
     PATIENT_S, config, describe, has_rdma, hub, push_all, ready_all, refused, says, settings, small_model,
 };
+use pbox_core::Credit;
 use pbox_core::Schedule;
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
-use worker_shim::{Credit, Session, SessionError, WeightsMode};
+use worker_shim::{Session, SessionError, WeightsMode};
 
 const NESTEROV: pbox_core::Optimizer =
     pbox_core::Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };

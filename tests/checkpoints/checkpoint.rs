@@ -15,7 +15,8 @@ use hub_tests::{
     PATIENT_S, config, cpus, describe, join_all, on_threads, push_all, ready_all, refusal, refused, says,
     settings,
 };
-use pbox_core::control::{CheckpointReply, JobState, OnLoss};
+use pbox_core::OnLoss;
+use pbox_core::control::{CheckpointReply, JobState};
 use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
 use phub_server::Hub;
 use rustix::process::Signal;
@@ -199,7 +200,7 @@ fn a_job_goes_on_in_another_shape() {
     let first = hub_every(dir.path(), Some(2));
     let mut sessions = ready_all(3, |rank| {
         let mut config = config(&first, "job", rank, 3);
-        config.on_loss = OnLoss::Continue;
+        config.terms.on_loss = OnLoss::Continue;
         config
     });
     drop(sessions.pop());
@@ -211,7 +212,7 @@ fn a_job_goes_on_in_another_shape() {
 
     let second = hub(dir.path());
     let mut alone = config(&second, "job", 0, 1);
-    (alone.chunk_bytes, alone.cores) = (128, Some(1));
+    (alone.terms.chunk_bytes, alone.terms.cores) = (128, Some(1));
     let mut session = Session::join(alone).unwrap();
     all_push_rounds(std::slice::from_mut(&mut session), 2, Round(4), -0.25);
     weights_are(&session, -0.75);
@@ -230,7 +231,7 @@ fn a_checkpoint_that_does_not_fit_is_refused_and_stays() {
     let whole = std::fs::read(&file).unwrap();
 
     let mut other = config(&hub, "job", 0, 1);
-    other.keys[1] = Key::f32("second.bias", [2]);
+    other.terms.keys[1] = Key::f32("second.bias", [2]);
     says(refused(other), &["\"job\"", "job.safetensors", "second.bias"]);
     std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
     says(refused(config(&hub, "job", 0, 1)), &["\"job\"", "job.safetensors"]);
@@ -276,7 +277,7 @@ fn a_client_that_hangs_up_leaves_the_next_checkpoint_possible() {
     let hub = hub(dir.path());
     let mut session = ready_all(1, |rank| {
         let mut config = config(&hub, "job", rank, 1);
-        (config.keys, config.chunk_bytes) = (vec![Key::f32("large", [8 << 20])], 1 << 20);
+        (config.terms.keys, config.terms.chunk_bytes) = (vec![Key::f32("large", [8 << 20])], 1 << 20);
         config
     })
     .remove(0);

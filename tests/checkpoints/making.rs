@@ -25,7 +25,7 @@ fn the_hub_answers_while_a_checkpoint_is_read() {
     let hub = Hub::start(&settings).unwrap();
     let session = ready_all(1, |rank| {
         let mut config = config(&hub, "job", rank, 1);
-        (config.keys, config.chunk_bytes) = (vec![Key::f32("large", [16 << 20])], 1 << 20);
+        (config.terms.keys, config.terms.chunk_bytes) = (vec![Key::f32("large", [16 << 20])], 1 << 20);
         config
     })
     .remove(0);

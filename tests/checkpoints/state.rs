@@ -106,7 +106,7 @@ fn a_state_goes_on_at_another_hub_with_the_bits_of_a_job_that_was_not_interrupte
 
 /// A worker of a job with one key of four elements, in SGD.
 fn small(hub: &phub_server::Hub, rank: u32, workers: u32) -> SessionConfig {
-    SessionConfig { keys: vec![Key::f32("only", [4])], ..config(hub, "job", rank, workers) }
+    config(hub, "job", rank, workers).with_terms(|terms| terms.keys = vec![Key::f32("only", [4])])
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn workers_that_are_apart_begin_with_a_state_too() {
     for consistency in [Consistency::Asp, Consistency::Ssp { staleness: 2 }] {
         let hub = hub(1);
         on_threads(2, |rank| {
-            let config = SessionConfig { consistency, ..small(&hub, rank, 2) };
+            let config = small(&hub, rank, 2).with_terms(|terms| terms.level.consistency = consistency);
             let session = match rank {
                 0 => Session::join_with(config, ones(7, 4)).unwrap(),
                 _ => Session::join(config).unwrap(),
@@ -168,18 +168,19 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
 fn a_bad_state_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    let offered = |rank: u32, change: serde_json::Value| {
+    let offered = |rank: u32, terms: serde_json::Value, change: serde_json::Value| {
         let mut request = serde_json::to_value(join_request(rank, 2)).unwrap();
         request["state_before"] = json!(3);
+        request["terms"].as_object_mut().unwrap().extend(terms.as_object().unwrap().clone());
         request.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         let (status, body) = post_json(&hub, "/v1/jobs/other/join", &request);
         assert_eq!(status, 400, "{body}");
         body
     };
-    says(offered(1, json!({})), &["rank 1 brings a state", "rank 0"]);
-    says(offered(0, json!({"state_before": 0})), &["before round", "expected 1"]);
-    says(offered(0, json!({"optimizer": {"name": "average"}})), &["average, which keeps none"]);
-    says(offered(0, json!({"share": {"hub": 0, "hubs": 2}})), &["several hubs begins with a broadcast"]);
+    says(offered(1, json!({}), json!({})), &["rank 1 brings a state", "rank 0"]);
+    says(offered(0, json!({}), json!({"state_before": 0})), &["before round", "expected 1"]);
+    says(offered(0, json!({"optimizer": {"name": "average"}}), json!({})), &["average, which keeps none"]);
+    says(offered(0, json!({"hubs": 2}), json!({})), &["several hubs begins with a broadcast"]);
 
     let mut request = join_request(0, 2);
     request.state_before = Some(Round(3));
@@ -197,7 +198,7 @@ fn a_bad_state_is_refused() {
     let (status, why) = refusal(&hub, &path(&first.token), vec![0; bytes]);
     assert_eq!(status, 409, "once: {why}");
 
-    let request = pbox_core::control::JoinRequest { workers: 1, ..request };
+    request.terms.workers = 1;
     let alone = join_by_hand(&hub, "long", &request);
     let path = format!("/v1/jobs/long/state?token={}", alone.token);
     assert_eq!(post(&hub, &path, vec![0; bytes + 1]).0, 413);
@@ -221,8 +222,8 @@ fn a_state_that_there_is_not_is_refused() {
     assert_eq!(status, 409);
     says(why, &["cannot be had", "no weights yet"]);
     drop(session);
-    let reserved =
-        SessionConfig { keys: vec![Key::f32("optimizer/a", [4])], job: "named".into(), ..small(&hub, 0, 1) };
+    let reserved = SessionConfig { job: "named".into(), ..small(&hub, 0, 1) }
+        .with_terms(|terms| terms.keys = vec![Key::f32("optimizer/a", [4])]);
     let mut session = Session::join(reserved).unwrap();
     session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
     let (status, why) = ask("named");
@@ -236,7 +237,7 @@ fn a_client_that_hangs_up_costs_the_job_nothing() {
     let hub = hub(1);
     // Longer than the buffers of sockets: the hub cannot send all of it before the client is gone.
     let keys = vec![Key::f32("only", [8 << 20])];
-    let config = SessionConfig { keys, ..config(&hub, "job", 0, 1) };
+    let config = config(&hub, "job", 0, 1).with_terms(|terms| terms.keys = keys);
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
     for _ in 0..3 {

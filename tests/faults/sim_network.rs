@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fabric::sim::{Faults, Net, Rate, seeds};
 use hub_tests::simulated::{Simulated, Terms};
-use pbox_core::control::OnLoss;
+use pbox_core::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Optimizer, Round, oracle};
 
 const WORKERS: u32 = 3;
@@ -171,7 +171,7 @@ fn one_seed_gives_one_run() {
 #[test]
 fn a_round_that_no_worker_can_end_is_left_out() {
     for newcomer_first in [true, false] {
-        let terms = Terms { on_loss: OnLoss::Continue, ..Terms::new(2, 2, SGD) };
+        let terms = Terms::new(2, 2, SGD).with(|job| job.on_loss = OnLoss::Continue);
         let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout(), terms).unwrap();
         push_all(&mut job, 0).unwrap();
         job.settle(100).unwrap();
@@ -218,7 +218,8 @@ fn no_worker_is_answered_before_the_first_weights() {
         (0..20).flat_map(|seed| [Consistency::Bsp, Consistency::Asp].map(|c| (seed, c)))
     {
         let net = Net::new(seed, Faults { delay: 0..20, reorder: true, ..Faults::NONE });
-        let terms = Terms { on_loss: OnLoss::Continue, consistency, ..Terms::new(2, 2, SGD) };
+        let terms = Terms::new(2, 2, SGD)
+            .with(|job| (job.on_loss, job.level.consistency) = (OnLoss::Continue, consistency));
         let mut job = Simulated::new(net, &layout(), terms).unwrap();
         job.kill(0);
         let begin = |job: &mut Simulated| {

@@ -45,10 +45,10 @@ impl ByHand {
         request: &JoinRequest,
         transport: Transport,
     ) -> Result<Self, any::ConnectError> {
-        let layout = Arc::new(Layout::new(request.keys.clone(), request.chunk_bytes).unwrap());
+        let layout = Arc::new(Layout::new(request.terms.keys.clone(), request.terms.chunk_bytes).unwrap());
         let placement = Placement::new(&layout, reply.cores.len());
         let chunks = 0..layout.chunks().len() as u32;
-        let wire = request.wire(layout);
+        let wire = Wire::new(layout, &request.terms);
         let window = SendWindow::new(wire.window_bytes()).unwrap();
         let spans = chunks.map(|chunk| wire.span(ChunkId(chunk))).collect();
         let (window, mut spans) = window.split(vec![spans]).unwrap();

@@ -5,7 +5,6 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::{config, copying_transports, hub, join_request, says};
-use pbox_core::control::JoinRequest;
 use pbox_core::frame::{HEADER_BYTES, Kind, write_header};
 use pbox_core::{ChunkId, Compression, Frames};
 use worker_shim::WeightsMode;
@@ -38,10 +37,11 @@ fn broadcast(liar: &mut ByHand) {
 /// Lies, and returns the error of the other worker.
 fn error_after(transport: Transport, lie: impl FnOnce(&mut ByHand)) -> String {
     let hub = hub(2);
-    let request = JoinRequest { compression: compression(), ..join_request(0, 2) };
+    let mut request = join_request(0, 2);
+    request.terms.level.compression = compression();
     let victim = || {
         let mut config = config(&hub, JOB, 1, 2);
-        (config.compression, config.weights) = (compression(), WeightsMode::Private);
+        (config.terms.level.compression, config.weights) = (compression(), WeightsMode::Private);
         config
     };
     let error = attack(&hub, &request, transport, victim, lie);

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use fabric::sim::{self, Faults, Net, Windows};
 use fabric::{Arrival, LinkId, Port, Posted, RecvWindow, SendWindow, Span};
-use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Ablate, ChunkId, Consistency, Core, Immediate, JobId, Key, Layout, Notice, Optimizer, Placement, Round,
-    Schedule, Shard, ShardSpec, Wire,
+    ChunkId, Core, Immediate, JobId, JobTerms, Key, Layout, Notice, Optimizer, Placement, Round, Shard,
+    ShardSpec, Wire,
 };
 
 const JOB: JobId = JobId(1);
@@ -23,22 +22,12 @@ fn all_workers_whose_rings_are_full_are_named() {
     let placement = Placement::new(&layout, 1);
     let wire = Wire::plain(Arc::clone(&layout));
     let (weights, mut claims) = placement.weights_window(&wire).unwrap();
-    let shard = Shard::new(ShardSpec {
-        board: None,
-        wire,
-        chunks: placement.chunks_by_core().remove(0),
-        weights: claims.remove(0),
-        workers: WORKERS,
-        consistency: Consistency::Bsp,
-        schedule: Schedule::default(),
-        restored: None,
-        snapshot_every: None,
-        optimizer: Optimizer::Average,
-        ablate: Ablate::default(),
-    });
+    let terms = Arc::new(JobTerms::new(WORKERS, layout.keys().to_vec(), Optimizer::Average));
+    let owned = (placement.chunks_by_core().remove(0), claims.remove(0));
+    let shard = Shard::new(ShardSpec::of_cores(&terms, &wire, [owned]).remove(0));
     let net = Net::new(1, Faults::NONE);
     let mut core = Core::new(net.port(), Kernels::detect());
-    core.add_job(JOB, shard.unwrap(), OnLoss::Stop);
+    core.add_job(JOB, shard.unwrap());
     let window = || Arc::new(RecvWindow::local(layout.window_bytes()).unwrap());
     let mut workers = Vec::new();
     for rank in 0..WORKERS {

@@ -5,8 +5,8 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::values::{self, bits};
 use hub_tests::{config, copying_transports, hub, push_all, ready_all};
+use pbox_core::OnLoss;
 use pbox_core::Round;
-use pbox_core::control::OnLoss;
 use worker_shim::Session;
 
 fn until_members(session: &Session, expected: &[u32]) {
@@ -46,8 +46,8 @@ fn workers_come_and_go_and_all_have_the_same_weights() {
             let hub = hub(2);
             let config = |rank| {
                 let mut config = config(&hub, "job", rank, 3);
-                (config.on_loss, config.transport) = (OnLoss::Continue, Some(transport));
-                config.compression = Some(codec.parse().unwrap());
+                (config.terms.on_loss, config.transport) = (OnLoss::Continue, Some(transport));
+                config.terms.level.compression = Some(codec.parse().unwrap());
                 config
             };
             let mut sessions: Vec<(u32, Session)> = (0..).zip(ready_all(3, config)).collect();

@@ -8,7 +8,7 @@ use hub_tests::{
     NOWHERE, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post_json, refusal,
     refused, says,
 };
-use pbox_core::control::{HeartbeatReply, JobState, JoinRequest, PROTOCOL};
+use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL};
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
 use worker_shim::{Session, SessionError};
@@ -43,19 +43,19 @@ fn workers_of_a_job_ask_for_the_same() {
     says(&error, &["workers 2", "asks for 3"]);
 
     let mut other = config(&hub, "job", 1, 2);
-    other.chunk_bytes = 128;
+    other.terms.chunk_bytes = 128;
     let error = refused(other);
     says(&error, &same);
     says(&error, &["chunk_bytes 64", "asks for 128"]);
 
     let mut other = config(&hub, "job", 1, 2);
-    other.optimizer = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.0 };
+    other.terms.optimizer = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.0 };
     let error = refused(other);
     says(&error, &same);
     says(&error, &["optimizer", "0.5", "0.25"]);
 
     let mut other = config(&hub, "job", 1, 2);
-    other.ablate.aggregate = true;
+    other.terms.ablate.aggregate = true;
     let error = refused(other);
     says(&error, &same);
     says(&error, &["ablate"]);
@@ -68,11 +68,12 @@ fn workers_of_a_job_ask_for_the_same() {
 fn workers_of_a_job_ask_for_the_same_compression() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    let first = JoinRequest { compression: Some("topk:0.01".parse().unwrap()), ..join_request(0, 2) };
+    let mut first = join_request(0, 2);
+    first.terms.level.compression = "topk:0.01".parse().ok();
     join_by_hand(&hub, "job", &first);
     let ask = |compression: &str, seed| {
         let mut config = config(&hub, "job", 1, 2);
-        (config.compression, config.seed) = (compression.parse().ok(), seed);
+        (config.terms.level.compression, config.terms.seed) = (compression.parse().ok(), seed);
         refused(config)
     };
     says(ask("none", 0), &["compression topk:0.01", "worker 1 asks for none"]);
@@ -80,7 +81,7 @@ fn workers_of_a_job_ask_for_the_same_compression() {
     says(ask("topk:0.01", 1), &["seed 0", "asks for 1"]);
     let mut wrong = config(&hub, "other", 0, 1);
     let json = r#"{"codec":"qsgd","bits":9}"#;
-    wrong.compression = Some(serde_json::from_str(json).unwrap());
+    wrong.terms.level.compression = Some(serde_json::from_str(json).unwrap());
     says(refused(wrong), &["this worker's compression", "bits is 9"]);
     let request = serde_json::to_value(join_request(0, 1)).unwrap();
     let mut request = request.as_object().unwrap().clone();
@@ -97,7 +98,7 @@ fn manifests_differ_by_a_named_key() {
     join_by_hand(&hub, "job", &join_request(0, 2));
     let error_of = |change: &dyn Fn(&mut Vec<Key>)| {
         let mut other = config(&hub, "job", 1, 2);
-        change(&mut other.keys);
+        change(&mut other.terms.keys);
         let error = refused(other);
         says(&error, &["manifests differ", "\"job\"", "worker 1", "same model"]);
         error
@@ -123,21 +124,21 @@ fn a_manifest_that_is_none_is_refused_at_both_ends() {
     ];
     for (keys, words) in cases.drain(..) {
         let mut worker = config(&hub, "job", 0, 1);
-        worker.keys = keys.clone();
+        worker.terms.keys = keys.clone();
         let error = refused(worker);
         says(&error, words);
         says(&error, &["this worker's manifest"]);
         let mut request = join_request(0, 1);
-        request.keys = keys;
+        request.terms.keys = keys;
         let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
         assert_eq!(status, 400);
         says(error, words);
     }
     let mut worker = config(&hub, "job", 0, 1);
-    worker.chunk_bytes = 100;
+    worker.terms.chunk_bytes = 100;
     says(refused(worker), &["chunk size 100", "multiple of 64", "32768"]);
     let mut request = join_request(0, 1);
-    request.chunk_bytes = 0;
+    request.terms.chunk_bytes = 0;
     let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
     assert_eq!(status, 400);
     says(error, &["\"job\"", "chunk size 0", "multiple of 64"]);
@@ -148,8 +149,8 @@ fn a_job_that_no_memory_holds_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut request = join_request(0, 1000);
-    request.chunk_bytes = 1 << 20;
-    request.keys = vec![Key::f32("huge", [1 << 37])]; // half a TiB, a thousand times
+    request.terms.chunk_bytes = 1 << 20;
+    request.terms.keys = vec![Key::f32("huge", [1 << 37])]; // half a TiB, a thousand times
     let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
     assert_eq!(status, 507);
     says(error, &["\"job\"", "1000 workers", "need", "available", "fewer workers"]);
@@ -170,7 +171,7 @@ fn optimizers_have_finite_settings() {
         ),
     ] {
         let mut worker = config(&hub, "job", 0, 1);
-        worker.optimizer = optimizer;
+        worker.terms.optimizer = optimizer;
         says(refused(worker), &words);
     }
 }

@@ -10,14 +10,15 @@ use hub_tests::{
     FIRST, describe, hub, join_all, join_by_hand, join_request, on_threads, push_all, ready_all, refused,
     says,
 };
-use pbox_core::control::{JobState, OnLoss};
+use pbox_core::OnLoss;
+use pbox_core::control::JobState;
 use pbox_core::{KeyId, Round};
 use phub_server::Hub;
 use worker_shim::{Session, SessionConfig};
 
 fn config(hub: &Hub, rank: u32, workers: u32) -> SessionConfig {
     let mut config = hub_tests::config(hub, "job", rank, workers);
-    config.on_loss = OnLoss::Continue;
+    config.terms.on_loss = OnLoss::Continue;
     config
 }
 
@@ -221,7 +222,7 @@ fn a_job_has_its_share_of_the_cores() {
     let mut sessions: Vec<Session> = ["one", "two"]
         .map(|job| {
             let mut config = hub_tests::config(&hub, job, 0, 1);
-            config.cores = Some(1);
+            config.terms.cores = Some(1);
             let mut session = Session::join(config).unwrap();
             session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
             session

@@ -22,7 +22,7 @@ fn patient() -> bool {
 
 fn pulling(config: SessionConfig, batching: Batching) -> SessionConfig {
     let pull = Pull { start_up: START_UP, ..Pull::new(batching) };
-    SessionConfig { schedule: Schedule::KvStore, pull: Some(pull), ..config }
+    SessionConfig { pull: Some(pull), ..config }.with_terms(|terms| terms.level.schedule = Schedule::KvStore)
 }
 
 /// Joins all workers of a job and gives them weights.

@@ -11,7 +11,7 @@ use fabric::sim::{Faults, Net};
 use hub_tests::simulated::{Simulated, Terms};
 use hub_tests::training::Training;
 use hub_tests::{config, has_rdma, hub, push_all, ready_all, refused, says};
-use pbox_core::control::OnLoss;
+use pbox_core::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Optimizer, Round, Schedule};
 use worker_shim::batch::Batching;
 use worker_shim::{Pull, Session, SessionConfig};
@@ -37,7 +37,8 @@ fn batches_come_whole_and_in_order() {
     for seed in fabric::sim::seeds(40) {
         let cut = CUTS[seed as usize % CUTS.len()];
         let cores = 1 + seed as usize % 3;
-        let terms = Terms { schedule: Schedule::KvStore, ..Terms::new(2, cores, Optimizer::Average) };
+        let terms =
+            Terms::new(2, cores, Optimizer::Average).with(|job| job.level.schedule = Schedule::KvStore);
         let faults = Faults { delay: 1..9, reorder: true, ..Faults::NONE };
         let mut job = Simulated::new(Net::new(seed, faults), &layout, terms).unwrap();
         job.pull_in_batches(&layers(), cut);
@@ -70,7 +71,7 @@ fn batches_cost_no_messages() {
     let _watchdog = Watchdog::start();
     let layout = Arc::new(Layout::new(keys(), 256).unwrap());
     let arrivals = |cut: Option<&[Range<usize>]>| {
-        let terms = Terms { schedule: Schedule::KvStore, ..Terms::new(2, 2, Optimizer::Average) };
+        let terms = Terms::new(2, 2, Optimizer::Average).with(|job| job.level.schedule = Schedule::KvStore);
         let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms).unwrap();
         if let Some(cut) = cut {
             job.pull_in_batches(&layers(), cut);
@@ -113,7 +114,8 @@ fn the_bits_are_the_same_in_batches() {
 }
 
 fn pulling(config: SessionConfig, batching: Batching) -> SessionConfig {
-    SessionConfig { schedule: Schedule::KvStore, pull: Some(Pull::new(batching)), ..config }
+    let config = SessionConfig { pull: Some(Pull::new(batching)), ..config };
+    config.with_terms(|terms| terms.level.schedule = Schedule::KvStore)
 }
 
 /// The caller waits key by key, so that the session can measure.
@@ -128,7 +130,10 @@ fn a_session_profiles_and_plans() {
         (Batching::Optimum, Consistency::Asp),
     ] {
         let job = format!("{batching}-{consistency}").replace(':', "-");
-        let config = |rank| SessionConfig { consistency, ..pulling(config(&hub, &job, rank, 2), batching) };
+        let config = |rank| {
+            pulling(config(&hub, &job, rank, 2), batching)
+                .with_terms(|terms| terms.level.consistency = consistency)
+        };
         let mut sessions = ready_all(2, config);
         let mut rounds = 0;
         while sessions.iter().any(|session| session.pull_plan().is_none()) {
@@ -161,10 +166,10 @@ fn a_worker_that_joins_a_running_job_pulls_in_batches() {
     let hub = hub(2);
     for consistency in [Consistency::Bsp, Consistency::Ssp { staleness: 2 }] {
         let job = consistency.to_string().replace(':', "-");
-        let config = |rank| SessionConfig {
-            consistency,
-            on_loss: OnLoss::Continue,
-            ..pulling(config(&hub, &job, rank, 2), Batching::Layer)
+        let config = |rank| {
+            pulling(config(&hub, &job, rank, 2), Batching::Layer).with_terms(|terms| {
+                (terms.level.consistency, terms.on_loss) = (consistency, OnLoss::Continue);
+            })
         };
         let mut sessions = ready_all(2, config);
         drop(sessions.pop());
@@ -244,7 +249,7 @@ fn bad_layers_are_refused() {
     let hub = hub(1);
     let config = || pulling(config(&hub, "job", 0, 1), Batching::Optimum);
     says(
-        refused(SessionConfig { schedule: Schedule::P3, ..config() }),
+        refused(config().with_terms(|terms| terms.level.schedule = Schedule::P3)),
         &["pull ibatch with schedule p3", "only kvstore"],
     );
     let with = |layers: Vec<Vec<KeyId>>| {

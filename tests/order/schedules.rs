@@ -10,8 +10,9 @@ use fabric::{Arrival, Port, RecvWindow};
 use hub_tests::simulated::{Simulated, Terms};
 use hub_tests::training::Training;
 use hub_tests::{config, hub, join_by_hand, join_request, push_all, refusal, says};
+use pbox_core::Credit;
 use pbox_core::{Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices, Wire};
-use worker_shim::{Credit, Exchange, Session, WeightsMode, Windows};
+use worker_shim::{Exchange, Session, WeightsMode, Windows};
 
 const CHUNK: usize = 256;
 const CREDIT: usize = 4 * CHUNK;
@@ -84,8 +85,9 @@ fn the_hub_sends_the_first_layer_first() {
     let order = |schedule| {
         let keys = vec![Key::f32("first", [320]), Key::f32("last", [6400])];
         let layout = Arc::new(Layout::new(keys, CHUNK).unwrap());
-        let terms = Terms { schedule, hub_credit: Some(CREDIT), ..Terms::new(1, 1, Optimizer::Average) };
-        let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms).unwrap();
+        let terms = Terms::new(1, 1, Optimizer::Average)
+            .with(|job| (job.level.schedule, job.level.credit) = (schedule, Some(Credit::Bytes(CREDIT))));
+        let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms.clone()).unwrap();
         job.workers[0].push(LAST).unwrap();
         job.workers[0].push(FIRST).unwrap();
         // Everything arrives before the worker works.
@@ -116,8 +118,9 @@ fn kvstore_notifies_once_and_pulls_once() {
         let parts =
             Slices::new(&layout, &Placement::new(&layout, cores), Schedule::KvStore, 0).count() as u64;
         let arrivals = |schedule| {
-            let terms = Terms { schedule, ..Terms::new(WORKERS as u32, cores, Optimizer::Average) };
-            let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms).unwrap();
+            let terms = Terms::new(WORKERS as u32, cores, Optimizer::Average)
+                .with(|job| job.level.schedule = schedule);
+            let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms.clone()).unwrap();
             for _ in 0..ROUNDS {
                 for worker in &mut job.workers {
                     (0..3).rev().for_each(|key| worker.push(KeyId(key)).unwrap());
@@ -164,7 +167,7 @@ fn credit_is_found() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut config = config(&hub, "auto", 0, 1);
-    (config.credit, config.schedule) = (Some(Credit::Auto), Schedule::P3);
+    (config.terms.level.credit, config.terms.level.schedule) = (Some(Credit::Auto), Schedule::P3);
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
     for round in 0.. {
@@ -187,13 +190,13 @@ fn what_does_not_fit_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut by_hand = join_request(0, 2);
-    by_hand.credit_bytes = Some(0);
+    by_hand.terms.level.credit = Some(Credit::Bytes(0));
     let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&by_hand).unwrap());
     assert_eq!(status, 400);
     says(error, &["credit of 0 bytes"]);
     join_by_hand(&hub, "job", &join_request(0, 2));
     let mut other = join_request(1, 2);
-    other.schedule = Schedule::P3;
+    other.terms.level.schedule = Schedule::P3;
     let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&other).unwrap());
     assert_eq!(status, 409);
     says(error, &["schedule sliced, worker 1 asks for p3"]);

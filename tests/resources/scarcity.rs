@@ -43,9 +43,9 @@ impl Hub {
 /// A job whose only large thing is a model of `mib` MiB.
 fn of_mib(hub: &Hub, job: &str, mib: u64) -> SessionConfig {
     let mut config = config_at(&hub.address, job, 0, 1);
-    config.keys = vec![Key::f32("large", [mib << 18])];
-    config.optimizer = Optimizer::Average;
-    config.chunk_bytes = 1 << 20;
+    config.terms.keys = vec![Key::f32("large", [mib << 18])];
+    config.terms.optimizer = Optimizer::Average;
+    config.terms.chunk_bytes = 1 << 20;
     config
 }
 

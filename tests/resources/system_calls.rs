@@ -83,9 +83,9 @@ fn a_busy_core_makes_far_fewer_calls_than_it_finishes_chunks() {
     let (hub, address) = start_hub(&[("PHUB_IDLE", "busy-poll")]);
     let mut sessions = join_all(2, |rank| {
         let mut config = config_at(&address, "job", rank, 2);
-        config.optimizer = Optimizer::Average;
-        config.keys = (0..4).map(|key| Key::f32(format!("key {key}"), [CHUNKS / 4 * 1024])).collect();
-        config.chunk_bytes = 4096;
+        config.terms.optimizer = Optimizer::Average;
+        config.terms.keys = (0..4).map(|key| Key::f32(format!("key {key}"), [CHUNKS / 4 * 1024])).collect();
+        config.terms.chunk_bytes = 4096;
         config
     });
     rounds(&mut sessions); // the hub is warm

@@ -17,10 +17,10 @@ fn fewer_bytes_cross() {
     {
         let mut sessions = ready_all(2, |rank| {
             let mut config = config(&hub, &format!("{transport}-{}", codec.replace(':', "-")), rank, 2);
-            config.keys = vec![Key::f32("a", [64 << 10])];
-            config.chunk_bytes = 32 << 10;
+            config.terms.keys = vec![Key::f32("a", [64 << 10])];
+            config.terms.chunk_bytes = 32 << 10;
             config.transport = Some(transport);
-            config.compression = codec.parse().ok();
+            config.terms.level.compression = codec.parse().ok();
             config
         });
         let before = sessions[0].traffic();
@@ -64,9 +64,10 @@ fn alpha_of_the_model_crosses() {
     {
         on_threads(2, |rank| {
             let mut config = config(&hub, &format!("{wire}-{}", text.replace([':', '.'], "-")), rank, 2);
-            config.keys = vec![Key::f32("a", [parameters])];
-            (config.chunk_bytes, config.transport) = (32 << 10, Some(wire));
-            (config.compression, config.optimizer) = (Some(text.parse().unwrap()), optimizer);
+            config.terms.keys = vec![Key::f32("a", [parameters])];
+            (config.terms.chunk_bytes, config.transport) = (32 << 10, Some(wire));
+            (config.terms.level.compression, config.terms.optimizer) =
+                (Some(text.parse().unwrap()), optimizer);
             let mut session = Session::join(config).unwrap();
             session.broadcast_written().unwrap();
             for round in 1..=4 {

@@ -95,8 +95,8 @@ fn the_exchange_goes_on_while_its_caller_does_not_look() {
         // More than sockets can hold: most of it waits for room.
         let config = |rank| {
             let mut config = base(&hub, &transport.to_string(), rank, 2);
-            config.keys = vec![Key::f32("large", [6 << 20]), Key::f32("small", [3])];
-            config.chunk_bytes = 32 << 10;
+            config.terms.keys = vec![Key::f32("large", [6 << 20]), Key::f32("small", [3])];
+            config.terms.chunk_bytes = 32 << 10;
             config
         };
         let sessions = ready_all(2, config);
@@ -190,7 +190,7 @@ fn a_learning_rate_holds_from_the_next_round_on() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let mut settings = config(&hub, "job", 0, 1);
-    settings.optimizer = SGD;
+    settings.terms.optimizer = SGD;
     let session = ready_all(1, |_| settings.clone()).pop().unwrap();
     for (learning_rate, expected) in [(0.5, 0.5), (0.25, 0.25)] {
         session.with(move |session| session.set_learning_rate(learning_rate), &mut patient).unwrap().unwrap();

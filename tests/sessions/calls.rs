@@ -128,7 +128,7 @@ fn learning_rates_are_finite() {
     }
     // By plain HTTP: JSON has no NaN, but it has numbers beyond f32.
     let mut request = join_request(0, 1);
-    request.workers = 1;
+    request.terms.workers = 1;
     let reply = join_by_hand(&hub, "other", &request);
     for rate in ["null", "1e39", "-1e39"] {
         let body = format!(r#"{{"token":"{}","learning_rate":{rate},"from_round":1}}"#, reply.token);
@@ -167,7 +167,7 @@ fn an_average_needs_no_broadcast() {
     let hub = hub(1);
     let mut sessions = join_all(2, |rank| {
         let mut config = config(&hub, "job", rank, 2);
-        config.optimizer = Optimizer::Average;
+        config.terms.optimizer = Optimizer::Average;
         config
     });
     for (session, value) in sessions.iter_mut().zip([1.0, 2.0]) {

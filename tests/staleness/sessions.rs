@@ -16,7 +16,7 @@ use hub_tests::{
     ready_all, refusal, refused, says,
 };
 use hub_tests::{on_threads, settings, small_model};
-use pbox_core::control::OnLoss;
+use pbox_core::OnLoss;
 use pbox_core::{Consistency, KeyId, Optimizer, Round};
 use phub_server::Hub;
 use worker_shim::{Session, SessionConfig, SessionError, WeightsMode};
@@ -29,7 +29,7 @@ const fn ssp(staleness: u32) -> Consistency {
 
 fn config(hub: &Hub, rank: u32, workers: u32, consistency: Consistency) -> SessionConfig {
     let mut config = hub_tests::config(hub, "job", rank, workers);
-    config.consistency = consistency;
+    config.terms.level.consistency = consistency;
     config
 }
 
@@ -163,7 +163,7 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     let hub = hub(2);
     let config = |rank| {
         let mut config = config(&hub, rank, 3, ssp(1));
-        config.on_loss = OnLoss::Continue;
+        config.terms.on_loss = OnLoss::Continue;
         config
     };
     let mut sessions = ready_all(3, config);
@@ -212,7 +212,7 @@ fn coming_and_going_under_load_loses_no_push() {
         let hub = hub(2);
         let config = |rank| {
             let mut config = config(&hub, rank, 4, consistency);
-            config.on_loss = OnLoss::Continue;
+            config.terms.on_loss = OnLoss::Continue;
             config
         };
         let over = AtomicU32::new(0);
@@ -350,7 +350,7 @@ fn rounds_that_are_passed_at_once_leave_one_checkpoint() {
     let hub = hub_with_checkpoints(dir.path(), Some(2));
     let mut sessions = ready_all(2, |rank| {
         let mut config = config(&hub, rank, 2, ASP);
-        config.on_loss = OnLoss::Continue;
+        config.terms.on_loss = OnLoss::Continue;
         config
     });
     gradients(&mut sessions[0], 0, 2, 1.0);
@@ -372,16 +372,16 @@ fn what_does_not_fit_is_refused_at_both_ends() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut config = config(&hub, 0, 2, ssp(4));
-    config.optimizer = Optimizer::Average;
+    config.terms.optimizer = Optimizer::Average;
     says(refused(config.clone()), &["consistency ssp:4 with the optimizer average", "use bsp"]);
     let mut request = join_request(0, 2);
-    (request.consistency, request.optimizer) = (ASP, Optimizer::Average);
+    (request.terms.level.consistency, request.terms.optimizer) = (ASP, Optimizer::Average);
     let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
     assert_eq!(status, 400);
     says(error, &["consistency asp with the optimizer average"]);
 
     let mut request = join_request(0, 2);
-    request.consistency = ssp(4);
+    request.terms.level.consistency = ssp(4);
     join_by_hand(&hub, "job", &request);
     says(refused(hub_tests::config(&hub, "job", 1, 2)), &["has consistency ssp:4", "asks for bsp"]);
     let mut body = serde_json::to_value(join_request(0, 1)).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fabric::sim::{Faults, Net, seeds};
 use hub_tests::race::{Race, SGD};
 use hub_tests::simulated::{Simulated, Terms};
-use pbox_core::control::OnLoss;
+use pbox_core::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Schedule};
 
 const WORKERS: u32 = 3;
@@ -30,8 +30,8 @@ fn keys() -> impl Iterator<Item = KeyId> {
 fn race(seed: u64, consistency: Consistency, on_loss: OnLoss) -> Race {
     let net = Net::new(seed, Faults { delay: 0..20, reorder: true, ..Faults::NONE });
     let mut terms = Terms::new(WORKERS, 1 + (seed % 3) as usize, SGD);
-    (terms.consistency, terms.on_loss) = (consistency, on_loss);
-    terms.schedule = Schedule::ALL[(seed / 5 % 4) as usize];
+    (terms.job.level.consistency, terms.job.on_loss) = (consistency, on_loss);
+    terms.job.level.schedule = Schedule::ALL[(seed / 5 % 4) as usize];
     Race::new(seed, net, &layout(), terms, ROUNDS)
 }
 

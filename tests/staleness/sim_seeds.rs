@@ -9,7 +9,7 @@ use hub_tests::race::{Race, SGD};
 use hub_tests::simulated::Terms;
 use hub_tests::trouble::{Dice, ENDS, Strike, Trouble};
 use pbox_core::codec::Codec;
-use pbox_core::{Compression, Consistency, Key, KeyId, Layout, Schedule};
+use pbox_core::{Compression, Consistency, Credit, Key, KeyId, Layout, Schedule};
 
 const CLUSTERS: u64 = 5_000;
 /// A run is over after this many steps without work: more than the longest delay.
@@ -33,18 +33,18 @@ impl Cluster {
         let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=80)]));
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, SGD);
-        terms.on_loss = trouble.on_loss();
-        terms.consistency = match dice.below(5) {
+        terms.job.on_loss = trouble.on_loss();
+        terms.job.level.consistency = match dice.below(5) {
             0 => Consistency::Asp,
             staleness => Consistency::Ssp { staleness: staleness as u32 - 1 },
         };
-        terms.schedule = Schedule::ALL[dice.below(4) as usize];
+        terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
         terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
         // bf16 holds the numbers that are pushed here exactly.
-        terms.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
-        terms.slice_bytes = dice.from(64..=512) as usize;
+        terms.job.level.compression = (dice.below(2) == 0).then_some(Compression::Codec(Codec::Bf16));
+        terms.job.level.slice_bytes = Some(dice.from(64..=512) as usize);
         let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
-        (terms.credit, terms.hub_credit) = (credit(), credit());
+        (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=5) as u32;
         let race = Race::new(seed, Net::new(seed, faults), &layout, terms, rounds);

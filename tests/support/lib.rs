@@ -15,8 +15,8 @@ pub mod values;
 
 use fabric::IdlePolicy;
 use fabric::any::Transport;
-use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, OnLoss, PROTOCOL, TransportAddress};
-use pbox_core::{Ablate, Consistency, Key, KeyId, Optimizer, Schedule, Share};
+use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, PROTOCOL, TransportAddress};
+use pbox_core::{JobTerms, Key, KeyId, Optimizer};
 use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
@@ -88,7 +88,7 @@ pub fn config(hub: &Hub, job: &str, rank: u32, workers: u32) -> SessionConfig {
 /// As [`config`], for a hub of another process.
 pub fn config_at(hub: &str, job: &str, rank: u32, workers: u32) -> SessionConfig {
     let mut config = SessionConfig::new(hub, job, rank, workers, small_model(), SGD);
-    config.chunk_bytes = 64;
+    config.terms.chunk_bytes = 64;
     config.idle = IdlePolicy::SHARED;
     config
 }
@@ -140,24 +140,8 @@ pub fn says(error: impl std::fmt::Display, words: &[&str]) {
 
 /// The join request of a worker of the small model.
 pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
-    JoinRequest {
-        protocol: PROTOCOL,
-        rank,
-        workers,
-        chunk_bytes: 64,
-        optimizer: SGD,
-        compression: None,
-        seed: 0,
-        ablate: Ablate::default(),
-        consistency: Consistency::Bsp,
-        on_loss: OnLoss::Stop,
-        schedule: Schedule::default(),
-        credit_bytes: None,
-        state_before: None,
-        share: Share::default(),
-        cores: None,
-        keys: small_model(),
-    }
+    let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(workers, small_model(), SGD) };
+    JoinRequest { protocol: PROTOCOL, rank, hub: 0, state_before: None, terms }
 }
 
 /// Posts any body to the control port. Returns status and body of the reply.

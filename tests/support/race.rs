@@ -33,13 +33,13 @@ pub struct Race {
 impl Race {
     /// After `rounds` rounds with gradients, workers push zeros.
     pub fn new(seed: u64, net: Net, layout: &Arc<Layout>, terms: Terms, rounds: u32) -> Self {
-        let workers = terms.workers as usize;
+        let workers = terms.job.workers as usize;
         let zeros = || vec![vec![0; layout.keys().len()]; workers];
         Race {
+            consistency: terms.job.level.consistency,
             job: Simulated::new(net, layout, terms).unwrap(),
             layout: Arc::clone(layout),
             rounds,
-            consistency: terms.consistency,
             dice: seed,
             telling: vec![true; workers],
             pushed: zeros(),

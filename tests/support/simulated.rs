@@ -7,76 +7,39 @@ use std::sync::Arc;
 use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
-use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
-use pbox_core::slim::Board;
 use pbox_core::{
-    Ablate, Compression, Consistency, Core, FramingTerms, JobId, KeyId, Layout, Notice, Optimizer, Placement,
-    Round, Schedule, Shard, ShardSpec, Slices, Wire,
+    Core, Credit, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer, Placement, Round,
+    Shard, ShardSpec, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
-/// The terms of a simulated job.
-#[derive(Clone, Copy, Debug)]
+/// The terms of a simulated cluster.
+#[derive(Clone, Debug)]
 pub struct Terms {
-    /// The number of workers.
-    pub workers: u32,
+    /// The job's terms. Its model is the layout that the cluster is given.
+    pub job: JobTerms,
     /// The number of the hub's cores.
     pub cores: usize,
-    /// What the hub does with a sum.
-    pub optimizer: Optimizer,
-    /// How gradients and weights are made smaller.
-    pub compression: Option<Compression>,
-    /// What the hub leaves out.
-    pub ablate: Ablate,
-    /// How far workers may be apart.
-    pub consistency: Consistency,
-    /// What happens to the job when a worker is lost.
-    pub on_loss: OnLoss,
-    /// In what order gradients and weights leave.
-    pub schedule: Schedule,
     /// With pulls: rank 0 pulls in batches of this many keys, the last key first, rank 1 of one key more, and so on.
     pub batch_keys: Option<usize>,
-    /// The most bytes in a slice.
-    pub slice_bytes: usize,
-    /// The credit of each link at a worker, in bytes.
-    pub credit: Option<usize>,
-    /// The credit of each link at the hub, in bytes.
-    pub hub_credit: Option<usize>,
+    /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
+    pub worker_credit: Option<usize>,
 }
 
 impl Terms {
     /// A job in BSP that stops when a worker is lost. The hub leaves nothing out, each chunk is a slice, and links have no
     /// limit.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
-        Terms {
-            workers,
-            cores,
-            optimizer,
-            compression: None,
-            ablate: Ablate::default(),
-            consistency: Consistency::Bsp,
-            on_loss: OnLoss::Stop,
-            schedule: Schedule::default(),
-            batch_keys: None,
-            slice_bytes: 0,
-            credit: None,
-            hub_credit: None,
-        }
-    }
-}
-
-impl Terms {
-    /// What crosses of a layout.
-    fn wire(&self, layout: &Arc<Layout>) -> Wire {
-        let Terms { workers, optimizer, consistency, .. } = self;
-        let terms = |compression| FramingTerms::new(compression, SEED, *workers, optimizer, *consistency);
-        Wire::new(Arc::clone(layout), self.compression.map(terms))
+        let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
+        let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };
+        Terms { job: JobTerms { level, ..job }, cores, batch_keys: None, worker_credit: None }
     }
 
-    /// Whether every worker has a weights window of its own.
-    fn own_weights(&self) -> bool {
-        self.consistency.steps_alone() || self.compression.is_some_and(|each| each.answers_apart())
+    /// The same cluster with other terms of the job.
+    pub fn with(mut self, change: impl FnOnce(&mut JobTerms)) -> Self {
+        change(&mut self.job);
+        self
     }
 }
 
@@ -112,32 +75,21 @@ const JOB: JobId = JobId(0);
 impl Simulated {
     /// Connects a job's workers to its hub over `net`.
     pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms) -> Result<Self> {
-        let Terms { workers, cores, optimizer, ablate, consistency, on_loss, schedule, .. } = terms;
+        let job =
+            JobTerms { keys: layout.keys().to_vec(), chunk_bytes: layout.chunk_bytes(), ..terms.job.clone() };
+        let (job, cores) = (Arc::new(job), terms.cores);
         let placement = Placement::new(layout, cores);
-        let wire = terms.wire(layout);
+        let wire = Wire::new(Arc::clone(layout), &job);
         let (weights, claims) = placement.job_window(&wire)?;
 
         let mut hub = Vec::new();
-        let chunks_by_core = placement.chunks_by_core();
-        let board = Board::of_job(&wire, &chunks_by_core);
-        for (chunks, weights) in chunks_by_core.into_iter().zip(claims) {
-            let spec = ShardSpec {
-                wire: wire.clone(),
-                chunks,
-                weights,
-                workers,
-                consistency,
-                board: board.clone(),
-                schedule,
-                restored: None,
-                snapshot_every: None,
-                optimizer,
-                ablate,
-            };
+        let chunks = placement.chunks_by_core();
+        for spec in ShardSpec::of_cores(&job, &wire, chunks.into_iter().zip(claims)) {
             let mut core = Core::new(net.port(), Kernels::detect());
-            core.add_job(JOB, Shard::new(spec)?, on_loss);
+            core.add_job(JOB, Shard::new(spec)?);
             hub.push(core);
         }
+        let workers = job.workers;
         let mut simulated = Simulated {
             net,
             wire,
@@ -165,12 +117,12 @@ impl Simulated {
     /// Connects a worker. Returns its exchange and its ends of the links.
     fn connect(&mut self, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
         let Simulated { net, wire, placement, .. } = self;
-        let Terms { schedule, slice_bytes, credit, hub_credit, .. } = self.terms;
+        let LevelTerms { schedule, slice_bytes, .. } = self.terms.job.level;
         let layout = wire.layout();
         let (gradients, spans) = Windows::gradients(wire)?;
         let at_hub = Arc::new(RecvWindow::local(wire.window_bytes())?);
         let at_worker = Arc::new(RecvWindow::local(wire.window_bytes())?);
-        let (weights, own) = if self.terms.own_weights() {
+        let (weights, own) = if wire.has_own_weights() {
             let (weights, own) = placement.weights_window(wire)?;
             (weights, own.into_iter().map(Some).collect())
         } else {
@@ -184,16 +136,13 @@ impl Simulated {
             ends.push(to_hub.id());
             endpoints.push(to_hub);
             core.add_worker(JOB, rank, Arc::clone(&at_hub), own, to_worker)?;
-            if let Some(bytes) = hub_credit {
-                core.set_credit(JOB, rank, bytes);
-            }
         }
         let windows =
             Windows::new(wire, rank, spans, vec![at_worker; placement.cores()], WeightsMode::Shared)?;
-        let slices = Slices::new(layout, placement, schedule, slice_bytes);
+        let slices = Slices::new(layout, placement, schedule, slice_bytes.unwrap_or(layout.chunk_bytes()));
         let (port, placement, layout) = (net.port(), placement.clone(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, placement, layout, windows, slices);
-        exchange.set_credit(credit);
+        exchange.set_credit(self.terms.worker_credit);
         if let Some(batch) = self.terms.batch_keys.filter(|_| schedule.pulls()) {
             let keys = exchange.layout().keys().len();
             let layers = (0..keys as u32).rev().map(|key| vec![KeyId(key)]).collect();
@@ -274,7 +223,7 @@ impl Simulated {
         for core in &mut self.cores {
             worked |= core.turn(&mut self.notices);
         }
-        if self.terms.on_loss == OnLoss::Continue {
+        if self.terms.job.on_loss == OnLoss::Continue {
             let gone = |notice: &Notice| match notice {
                 Notice::WorkerGone { rank, .. } => Some(*rank),
                 _ => None,

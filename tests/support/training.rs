@@ -3,8 +3,9 @@
 
 use fabric::any::Transport;
 use half::{bf16, f16};
+use pbox_core::Credit;
 use pbox_core::{Compression, Dtype, Element, Key, KeyId, Optimizer, Schedule};
-use worker_shim::{Credit, Pull, Session, SessionConfig, SessionError, WeightsMode};
+use worker_shim::{Pull, Session, SessionConfig, SessionError, WeightsMode};
 
 use super::model::Model;
 use super::values::{self, Reference, mix, same_bits};
@@ -76,13 +77,13 @@ impl Training {
     /// The settings of one of its workers.
     pub fn config(&self, hub: &str, rank: u32) -> SessionConfig {
         let mut config = config_at(hub, &self.job, rank, self.workers);
-        config.keys = self.keys.clone();
-        config.optimizer = self.optimizer;
-        config.chunk_bytes = self.chunk_bytes;
-        (config.compression, config.seed) = (self.compression, self.seed);
+        config.terms.keys = self.keys.clone();
+        config.terms.optimizer = self.optimizer;
+        config.terms.chunk_bytes = self.chunk_bytes;
+        (config.terms.level.compression, config.terms.seed) = (self.compression, self.seed);
         config.weights = self.weights;
-        (config.schedule, config.slice_bytes) = (self.schedule, self.slice_bytes);
-        config.credit = self.credit;
+        (config.terms.level.schedule, config.terms.level.slice_bytes) = (self.schedule, self.slice_bytes);
+        config.terms.level.credit = self.credit;
         config.pull = self.pull.clone();
         config.transport = (self.transport)(rank);
         config

@@ -3,7 +3,7 @@
 use crate::simulated::Simulated;
 use fabric::sim::{Faults, Rate};
 use pbox_core::Notice;
-use pbox_core::control::OnLoss;
+use pbox_core::OnLoss;
 
 use super::values::mix;
 

@@ -37,7 +37,7 @@ pub use exchange::{Exchange, ExchangeError, PullNews, Traffic, WeightsMode, Wind
 pub use membership::{MemberError, Way};
 pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
 pub use session::{
-    AT_FIRST, Credit, LAPS, NotACredit, Session, SessionConfig, SessionError, State, TRIALS, Trial,
+    LAPS, Session, SessionConfig, SessionError, State, TRIALS, Trial,
 };
 
 /// The example of the page on Rust compiles.

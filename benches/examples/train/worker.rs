@@ -67,9 +67,9 @@ impl<'a> Worker<'a> {
         let hub = args.hub.as_deref().context("a worker needs --hub")?;
         let (keys, optimizer) = (task.network.keys(), task.plan.optimizer());
         let mut config = SessionConfig::new(hub, &*args.job, args.rank, args.workers, keys, optimizer);
-        config.chunk_bytes = CHUNK_BYTES;
+        config.terms.chunk_bytes = CHUNK_BYTES;
         config.wait_limit = WAIT_LIMIT;
-        (config.compression, config.seed) = (args.compress, args.seed);
+        (config.terms.level.compression, config.terms.seed) = (args.compress, args.seed);
         let mut session = Session::join(config)?;
         session.broadcast_weights(|key, values| task.network.fill_weights(args.seed, key, values))?;
         Ok(Worker { session, pass: Pass::new(&task.network), layers: task.network.layers() })

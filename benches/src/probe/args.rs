@@ -8,11 +8,15 @@ use std::time::Duration;
 use compute::ComputeArgs;
 use fabric::IdlePolicy;
 use fabric::verbs::NicList;
-use pbox_core::{Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, Key, Optimizer, Schedule};
+use pbox_core::Credit;
+use pbox_core::{
+    Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, JobTerms, Key, LevelTerms, Optimizer,
+    Schedule,
+};
 use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, IdleChoice};
 use pull::PullArgs;
-use worker_shim::{Credit, SessionConfig, WeightsMode};
+use worker_shim::{SessionConfig, WeightsMode};
 
 use crate::compute::{BUILT_IN, Plan};
 
@@ -291,7 +295,7 @@ impl Args {
 
     /// Whether all workers have the same weights after a round.
     pub fn ends_alike(&self) -> bool {
-        !self.consistency.steps_alone() && !self.compress.is_some_and(|each| each.answers_apart())
+        !self.consistency.steps_alone() && !self.compress.is_some_and(|each| each.has_own_answers())
     }
 
     /// In what order gradients and weights leave.
@@ -300,25 +304,36 @@ impl Args {
         self.schedule.unwrap_or(pulling)
     }
 
-    /// Bytes that may be under way on each link.
-    pub fn credit(&self) -> Credit {
-        self.credit.unwrap_or_else(|| Credit::of(self.schedule()))
+    /// What workers and hub agree on for the links between them.
+    pub fn level(&self) -> LevelTerms {
+        LevelTerms {
+            consistency: self.consistency,
+            compression: self.compress,
+            schedule: self.schedule(),
+            slice_bytes: self.slice_bytes,
+            credit: self.credit,
+        }
+    }
+
+    /// What all ends of the job agree on, of a model with these keys.
+    pub fn terms(&self, keys: Vec<Key>) -> JobTerms {
+        JobTerms {
+            chunk_bytes: self.chunk_bytes,
+            ablate: self.ablate(),
+            split_above: self.compute.split_above(),
+            level: self.level(),
+            ..JobTerms::new(self.workers, keys, self.optimizer())
+        }
     }
 
     /// The session settings of a worker of this run.
     pub fn session_config(&self, keys: Vec<Key>, plan: Option<&Plan>) -> SessionConfig {
         let hub = self.hub.clone().unwrap_or_default();
         let rank = self.rank.unwrap_or_default();
-        let mut config = SessionConfig::new(hub, &*self.job, rank, self.workers, keys, self.optimizer());
-        config.chunk_bytes = self.chunk_bytes;
-        config.compression = self.compress;
-        config.ablate = self.ablate();
-        config.consistency = self.consistency;
-        config.schedule = self.schedule();
-        config.slice_bytes = self.slice_bytes;
-        config.credit = self.credit;
+        let mut config =
+            SessionConfig::new(hub, &*self.job, rank, self.workers, Vec::new(), self.optimizer());
+        config.terms = self.terms(keys);
         config.pull = self.pull.pull(plan);
-        config.split_above = self.compute.split_above();
         config.transport = self.transport.choice();
         config.nics = self.nics.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);

@@ -2,10 +2,8 @@
 //! limit, some rounds again. On a shared machine the memory's speed changes from second to second, so the ratio within a leg
 //! counts.
 
-use std::sync::Arc;
-
 use anyhow::{Context, Result, bail};
-use pbox_core::{Layout, Wire};
+use pbox_core::Wire;
 
 use super::args::{Args, Transport, WeightsChoice};
 use super::limit::Limit;
@@ -19,8 +17,9 @@ const ROUNDS_PER_LEG: u32 = 5;
 
 pub(super) fn run(args: &Args) -> Result<Report> {
     let (_, keys) = args.keys()?;
-    let layout = Layout::new(keys.clone(), args.chunk_bytes)?;
-    check_memory(args, &args.session_config(keys, None).wire(Arc::new(layout.clone())))?;
+    let wire = Wire::of_terms(&args.terms(keys.clone()))?;
+    let layout = wire.layout();
+    check_memory(args, &wire)?;
     let progress = progress_bar(args);
 
     let start = |hub| Role::start(format!("hub {hub}"), &args.for_role("hub"));
@@ -29,7 +28,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     let cpus: Vec<u32> = describe_hubs(&address)?.cores.iter().map(|core| core.cpu).collect();
 
     progress.set_message("memory for the machine's limit");
-    let limit = args.has_limit().then(|| Limit::start(args, &layout, &cpus)).transpose()?;
+    let limit = args.has_limit().then(|| Limit::start(args, layout, &cpus)).transpose()?;
 
     progress.set_message("workers join");
     let mut workers = Vec::new();
@@ -96,8 +95,8 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         Crossed::check(&crossed)?;
     }
     let credit = credits.swap_remove(0);
-    Ok(Report::new(args, &transport, &layout, &legs, worker_rss, &looks, credit, crossed[0])?
-        .with_compute(args, &layout, &computed)?
+    Ok(Report::new(args, &transport, layout, &legs, worker_rss, &looks, credit, crossed[0])?
+        .with_compute(args, layout, &computed)?
         .with_pull(pulls.swap_remove(0)))
 }
 

@@ -19,7 +19,7 @@ use args::{Role, Transport};
 
 /// Runs the probe in the role that the arguments name.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    args.consistency.check(&args.optimizer())?;
+    args.terms(args.keys()?.1).check()?;
     match args.role {
         Some(Role::Hub) => return hub_role::run(&args),
         Some(Role::Worker) => return worker::run_as_child(&args),

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use hub_tests::simulated::{Simulated, Terms};
 use pbox_core::control::{CoreReply, HubReply, PROTOCOL};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Dtype, Element, KeyId, Layout};
+use pbox_core::{Dtype, Element, KeyId, Wire};
 use phub_server::CoreSelection;
 
 use super::args::Args;
@@ -30,7 +30,8 @@ pub(super) fn run(args: &Args) -> Result<Report> {
 
 fn run_in<E: Element>(args: &Args) -> Result<Report> {
     let (_, keys) = args.keys()?;
-    let layout = Arc::new(Layout::new(keys, args.chunk_bytes)?);
+    let job = args.terms(keys);
+    let layout = Arc::clone(Wire::of_terms(&job)?.layout());
     let cores = match &args.cores {
         None => std::thread::available_parallelism()?.get(),
         Some(CoreSelection::Count(count)) => (*count).max(1),
@@ -39,17 +40,8 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
     let (workers, optimizer) = (args.workers, args.optimizer());
     // A little delay, so that workers do not arrive in order.
     let net = Net::new(1, Faults { delay: 0..4, ..Faults::NONE });
-    let consistency = args.consistency;
-    let terms = Terms {
-        compression: args.compress,
-        ablate: args.ablate(),
-        consistency,
-        schedule: args.schedule(),
-        slice_bytes: args.slice_bytes.unwrap_or(args.chunk_bytes),
-        credit: args.credit().at_first(),
-        hub_credit: args.credit().at_first(),
-        ..Terms::new(workers, cores, optimizer)
-    };
+    let worker_credit = job.level.credit().at_first();
+    let terms = Terms { job, cores, batch_keys: None, worker_credit };
     let mut job = Simulated::new(net, &layout, terms)?;
     let keys = || (0..layout.keys().len() as u32).map(KeyId);
 
@@ -108,7 +100,7 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         &[Leg::new(&[round_ns], Vec::new())],
         rss_bytes,
         &[(before, describe(&job))],
-        CreditReport::given(args.credit().at_first()),
+        CreditReport::given(worker_credit),
         crossed[0],
     )
 }

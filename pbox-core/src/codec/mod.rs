@@ -40,8 +40,8 @@ mod terngrad;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use crate::job::strict_json;
 use crate::kernels::Kernels;
+use crate::strict_json;
 pub use draw::Draw;
 pub use encoded::Encoded;
 pub use error::{InvalidCodec, PayloadError};

@@ -8,26 +8,15 @@ mod parse;
 pub use parse::{ParseError, parse, parse_join};
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use fabric::any::Transport;
 use serde::{Deserialize, Serialize};
 
-use crate::job::Compression;
-use crate::job::Consistency;
-use crate::job::Schedule;
-use crate::kernels::{Ablate, Optimizer};
-use crate::layout::Key;
-use crate::layout::Layout;
+use crate::job::JobTerms;
 use crate::layout::Round;
-use crate::place::Share;
-use crate::wire::{FramingTerms, Wire};
 
 /// Version of the control protocol. Both ends must have the same.
-pub const PROTOCOL: u32 = 6;
-
-/// The most workers that a job may have.
-pub const MAX_WORKERS: u32 = 1024;
+pub const PROTOCOL: u32 = 7;
 
 /// The longest name of a job.
 pub const MAX_JOB_NAME_BYTES: usize = 64;
@@ -50,7 +39,7 @@ pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
 }
 
 /// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first one makes the job, the others
-/// must say the same of everything but their rank.
+/// must state the same terms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
@@ -58,74 +47,19 @@ pub struct JoinRequest {
     pub protocol: u32,
     /// This worker's number, from 0.
     pub rank: u32,
-    /// How many workers take part.
-    pub workers: u32,
-    /// Size of a chunk in bytes.
-    pub chunk_bytes: usize,
-    /// How gradients and weights are made smaller; default not at all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compression: Option<Compression>,
-    /// Where the randomness of compression comes from.
+    /// Which of the job's hubs this one is, from 0.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub seed: u64,
-    /// What the hub does with a sum.
-    pub optimizer: Optimizer,
-    /// What the hub leaves out, for measurement.
-    #[serde(default)]
-    pub ablate: Ablate,
-    /// How far workers may be apart.
-    #[serde(default)]
-    pub consistency: Consistency,
-    /// What becomes of the job when a worker is lost, or leaves before the others.
-    #[serde(default)]
-    pub on_loss: OnLoss,
-    /// In what order gradients and weights leave.
-    #[serde(default)]
-    pub schedule: Schedule,
-    /// Bytes that the hub may have under way to this worker on each link; default any number. Each worker's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub credit_bytes: Option<u64>,
-    /// Which of the job's hubs this one is; default the only one.
-    #[serde(default, skip_serializing_if = "Share::is_whole")]
-    pub share: Share,
-    /// How many of the hub's cores the job gets; default all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cores: Option<u32>,
+    pub hub: u32,
     /// Rank 0 brings weights and optimizer state, as they are before this round: a new job begins when they are
     /// there. Default: it begins with a broadcast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_before: Option<Round>,
-    /// The model, in the order of the forward pass.
-    pub keys: Vec<Key>,
+    /// What all ends of the job agree on.
+    pub terms: JobTerms,
 }
 
-fn is_zero(seed: &u64) -> bool {
-    *seed == 0
-}
-
-impl JoinRequest {
-    /// What of this layout crosses, and where it lies in the windows.
-    pub fn wire(&self, layout: Arc<Layout>) -> Wire {
-        let JoinRequest { seed, workers, consistency, .. } = *self;
-        let terms = |compression| FramingTerms::new(compression, seed, workers, &self.optimizer, consistency);
-        Wire::new(layout, self.compression.map(terms))
-    }
-
-    /// Whether every worker has a weights window of its own.
-    pub fn own_weights(&self) -> bool {
-        self.consistency.steps_alone() || self.compression.is_some_and(|each| each.answers_apart())
-    }
-}
-
-/// What becomes of a job when a worker is lost, or leaves before the others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnLoss {
-    /// The job fails: all workers or none. Its results are those of the whole job.
-    #[default]
-    Stop,
-    /// The job goes on with those left; a lost worker's rank may join again.
-    Continue,
+fn is_zero(hub: &u32) -> bool {
+    *hub == 0
 }
 
 /// The hub's yes to a join.

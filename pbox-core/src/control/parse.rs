@@ -67,20 +67,21 @@ mod tests {
     use super::*;
 
     fn join() -> String {
-        let rest = r#""rank":0,"workers":2,"chunk_bytes":64,"optimizer":{"name":"average"},"keys":[]"#;
+        let terms = r#"{"workers":2,"chunk_bytes":64,"optimizer":{"name":"average"},"keys":[]}"#;
+        let rest = format!(r#""rank":0,"terms":{terms}"#);
         format!(r#"{{"protocol":{PROTOCOL},{rest}}}"#)
     }
 
     #[test]
     fn a_join_is_read() {
         let request = parse_join(join().as_bytes()).unwrap();
-        assert_eq!((request.rank, request.workers, request.chunk_bytes), (0, 2, 64));
+        assert_eq!((request.rank, request.terms.workers, request.terms.chunk_bytes), (0, 2, 64));
     }
 
     #[test]
     fn another_version_is_named_whatever_else_it_says() {
         let version = |body: &str| parse_join(body.as_bytes()).unwrap_err();
-        assert_eq!(version(r#"{"protocol": 7, "rank": [[[]]]}"#), ParseError::Protocol { seen: Some(7) });
+        assert_eq!(version(r#"{"protocol": 9, "rank": [[[]]]}"#), ParseError::Protocol { seen: Some(9) });
         for none in [r#"{"protocol": "1"}"#, r#"{"protocol": -1}"#, r#"{"protocol": [1]}"#, "{}"] {
             assert_eq!(version(none), ParseError::Protocol { seen: None }, "{none}");
         }

@@ -10,14 +10,10 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::consistency::Consistency;
-use super::schedule::Schedule;
 use crate::codec::{Codec, InvalidCodec};
-use crate::control::OnLoss;
-use crate::job::strict_json;
-use crate::kernels::Optimizer;
 use crate::layout::Layout;
 use crate::slim::{InvalidSlimDp, SlimDp};
+use crate::strict_json;
 
 /// How a job's gradients and weights are made smaller. In JSON it is the codec's, `{"codec": "bf16"}`, or
 /// `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
@@ -38,14 +34,6 @@ pub enum InvalidCompression {
     /// Settings of Slim-DP.
     #[error(transparent)]
     Slim(#[from] InvalidSlimDp),
-    /// Slim-DP beside something that it does not work with.
-    #[error("Slim-DP with {seen}: {why}")]
-    Beside {
-        /// What it cannot be beside.
-        seen: String,
-        /// Why, and what to do.
-        why: &'static str,
-    },
 }
 
 /// A text that names no compression.
@@ -86,7 +74,7 @@ impl Compression {
     }
 
     /// Whether each worker is sent something else, in a weights window of its own.
-    pub fn answers_apart(&self) -> bool {
+    pub fn has_own_answers(&self) -> bool {
         matches!(self, Compression::Slim(_))
     }
 
@@ -96,38 +84,6 @@ impl Compression {
             Compression::Codec(codec) => Ok(codec.check()?),
             Compression::Slim(slim) => Ok(slim.check()?),
         }
-    }
-
-    /// Checks that a job can have it beside its other settings.
-    pub fn check_beside(
-        &self,
-        optimizer: &Optimizer,
-        consistency: Consistency,
-        schedule: Schedule,
-        on_loss: OnLoss,
-    ) -> Result<(), InvalidCompression> {
-        if matches!(self, Compression::Codec(_)) {
-            return Ok(());
-        }
-        let beside = |seen: String, why| Err(InvalidCompression::Beside { seen, why });
-        if !optimizer.keeps_weights() {
-            let why = "what is not sent keeps a worker's own value, and a mean has none; use sgd with learning rate 1 \
-                       and push what the worker's own step changed";
-            return beside(format!("the optimizer {}", optimizer.name()), why);
-        }
-        if consistency.steps_alone() {
-            let why = "the core is selected after a round that all have pushed; use bsp";
-            return beside(format!("consistency {consistency}"), why);
-        }
-        if schedule.by_layer() {
-            let why = "its pushes may have to come again, and its answers are apart; use sliced or p3";
-            return beside(format!("schedule {schedule}"), why);
-        }
-        if on_loss == OnLoss::Continue {
-            let why = "a selection of the core would wait for rounds that a lost worker did not push; use on_loss stop";
-            return beside("on_loss continue".into(), why);
-        }
-        Ok(())
     }
 
     /// Checks that a model can be sent so.

@@ -7,7 +7,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::Optimizer;
 use crate::layout::Round;
 
 /// When a worker gets weights back.
@@ -30,15 +29,6 @@ pub enum Consistency {
     },
     /// Asynchronous: as SSP, but nobody waits for anybody after the first weights.
     Asp,
-}
-
-/// An optimizer that needs another consistency.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "consistency {seen} with the optimizer average: a mean is of all workers' gradients of one round; use bsp, or an optimizer that keeps weights"
-)]
-pub struct NeedsBsp {
-    seen: Consistency,
 }
 
 /// A text that names no consistency.
@@ -65,14 +55,6 @@ impl Consistency {
                 Consistency::Ssp { staleness } => ahead <= staleness,
                 Consistency::Asp => true,
             }
-    }
-
-    /// Checks that the optimizer can work with it.
-    pub fn check(self, optimizer: &Optimizer) -> Result<(), NeedsBsp> {
-        if self.steps_alone() && !optimizer.keeps_weights() {
-            return Err(NeedsBsp { seen: self });
-        }
-        Ok(())
     }
 }
 
@@ -142,14 +124,5 @@ mod tests {
             let error = wrong.parse::<Consistency>().unwrap_err().to_string();
             assert!(error.contains("expected bsp, ssp:S"), "{error}");
         }
-    }
-
-    #[test]
-    fn a_mean_needs_bsp() {
-        assert_eq!(Consistency::Bsp.check(&Optimizer::Average), Ok(()));
-        let error = SSP_2.check(&Optimizer::Average).unwrap_err().to_string();
-        assert!(error.starts_with("consistency ssp:2 with the optimizer average"), "{error}");
-        let sgd = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
-        assert_eq!(Consistency::Asp.check(&sgd), Ok(()));
     }
 }

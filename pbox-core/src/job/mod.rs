@@ -4,9 +4,16 @@
 
 mod compression;
 mod consistency;
+mod credit;
+mod on_loss;
+mod refused;
 mod schedule;
-pub(crate) mod strict_json;
+mod terms;
 
 pub use compression::{Compression, InvalidCompression, NotACompression};
-pub use consistency::{Consistency, NeedsBsp, NotAConsistency};
+pub use consistency::{Consistency, NotAConsistency};
+pub use credit::{Credit, NotACredit};
+pub use on_loss::OnLoss;
+pub use refused::Refused;
 pub use schedule::{NotASchedule, Schedule};
+pub use terms::{Difference, InvalidTerms, JobTerms, LevelTerms, MAX_HUBS, MAX_WORKERS, SPLIT_ABOVE};

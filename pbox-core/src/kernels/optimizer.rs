@@ -4,9 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::job::strict_json;
-use crate::layout::Dtype;
-use crate::layout::Round;
+use crate::layout::{Dtype, Round};
+use crate::strict_json;
 
 /// How the hub computes what it sends back to the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -17,8 +17,6 @@ use fabric::Span;
 pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
 pub use key::{Dtype, Key, KeyId};
 
-use crate::kernels::Optimizer;
-
 /// 8192 f32, PHub's choice (section 2): small enough to spread a layer over all cores, and large enough to keep a
 /// NIC busy.
 pub const DEFAULT_CHUNK_BYTES: usize = 32 * 1024;
@@ -174,14 +172,6 @@ impl Layout {
     pub fn max_chunk_elements(&self) -> usize {
         let of_key = |(key, span): (&Key, &Span)| span.bytes.min(self.chunk_bytes) / key.dtype.bytes();
         self.keys.iter().zip(&self.key_spans).map(of_key).max().unwrap_or(0)
-    }
-
-    /// The bytes that the hub keeps besides the weights window: master weights and optimizer state, in f32.
-    pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
-        let of_key = |(key, span): (&Key, &Span)| {
-            span.bytes / key.dtype.bytes() * optimizer.kept_per_element(key.dtype) * size_of::<f32>()
-        };
-        self.keys.iter().zip(&self.key_spans).map(|both| of_key(both) as u64).sum()
     }
 }
 

@@ -5,5 +5,5 @@ mod share;
 mod slices;
 
 pub use placement::{Placement, runs};
-pub use share::{InvalidShare, MAX_HUBS, SPLIT_ABOVE, Share};
+pub use share::Share;
 pub use slices::{Slice, Slices};

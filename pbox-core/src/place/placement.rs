@@ -21,8 +21,7 @@ use fabric::{SendWindow, Span, Spans, WindowError};
 
 use super::share::{Share, pieces};
 use crate::job::Schedule;
-use crate::layout::ChunkId;
-use crate::layout::Layout;
+use crate::layout::{ChunkId, Layout};
 use crate::wire::Wire;
 
 /// The longest run: what is needed for the memory's full speed, and no more, so that a layer is
@@ -46,7 +45,7 @@ pub struct Placement {
 impl Placement {
     /// Places a layout's chunks on `cores` cores of one hub; at least one.
     pub fn new(layout: &Layout, cores: usize) -> Self {
-        Self::of_share(layout, Schedule::default(), Share::default(), cores)
+        Self::of_share(layout, Schedule::default(), Share::WHOLE, cores)
     }
 
     /// Places a hub's share of a layout's chunks on its `cores` cores; at least one.
@@ -114,7 +113,7 @@ impl Placement {
     /// As [`weights_window`](Self::weights_window), of the job. Where weights are
     /// each worker's own and sent in frames, the hub's own weights are no frames: then the window is never touched.
     pub fn job_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
-        if wire.framing().is_none_or(|framing| !framing.terms().own_weights()) {
+        if wire.framing().is_none() || !wire.has_own_weights() {
             return self.weights_window(wire);
         }
         let window = SendWindow::sparse(wire.window_bytes())?;
@@ -136,7 +135,7 @@ impl Placement {
 /// The runs of a layout on `cores` cores, as ranges of chunk ids, ascending: the items of the
 /// placement. A run does not cross keys.
 pub fn runs(layout: &Layout, cores: usize) -> Vec<Range<u32>> {
-    cut(layout, cores, pieces(layout, Schedule::default(), Share::default()))
+    cut(layout, cores, pieces(layout, Schedule::default(), Share::WHOLE))
 }
 
 /// Cuts pieces of a layout into runs for `cores` cores.

@@ -16,66 +16,39 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 use super::placement::weights;
-use crate::job::Schedule;
-use crate::layout::Layout;
-use crate::layout::{Key, KeyId};
+use crate::job::{JobTerms, SPLIT_ABOVE, Schedule};
+use crate::layout::{Key, KeyId, Layout};
 
-/// The most hubs that a job may be spread over.
-pub const MAX_HUBS: u32 = 256;
-
-/// Tensors of more parameters are split over the servers, in the baseline of P3's paper.
-pub const SPLIT_ABOVE: u64 = 1_000_000;
-
-fn split_above() -> u64 {
-    SPLIT_ABOVE
-}
-
-/// Which of a job's hubs one is. The default is the only one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// One hub of a job, by number, and how the job is split over its hubs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The hub's number, from 0.
     pub hub: u32,
-    /// How many there are.
+    /// How many hubs there are.
     pub hubs: u32,
     /// With schedules by layer, tensors of more parameters are split over the hubs.
-    #[serde(default = "split_above")]
     pub split_above: u64,
 }
 
-impl Default for Share {
-    fn default() -> Self {
-        Share { hub: 0, hubs: 1, split_above: SPLIT_ABOVE }
+impl Share {
+    /// The share of a job's only hub.
+    pub const WHOLE: Share = Share { hub: 0, hubs: 1, split_above: SPLIT_ABOVE };
+
+    /// The share of a job's hub of this number.
+    pub fn of_hub(terms: &JobTerms, hub: u32) -> Self {
+        Share { hub, hubs: terms.hubs, split_above: terms.split_above }
+    }
+
+    /// Whether it is the whole job.
+    pub fn is_whole(&self) -> bool {
+        self.hubs == 1
     }
 }
 
 impl std::fmt::Display for Share {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "hub {} of {}", self.hub, self.hubs)
-    }
-}
-
-/// A share that is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}: expected 1 to {MAX_HUBS} hubs, numbered from 0")]
-pub struct InvalidShare(Share);
-
-impl Share {
-    /// Whether it is the whole job.
-    pub fn is_whole(&self) -> bool {
-        self.hubs == 1
-    }
-
-    /// Whether there can be such a share.
-    pub fn check(self) -> Result<(), InvalidShare> {
-        if (1..=MAX_HUBS).contains(&self.hubs) && self.hub < self.hubs {
-            Ok(())
-        } else {
-            Err(InvalidShare(self))
-        }
     }
 }
 
@@ -147,7 +120,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn shares(hubs: u32) -> impl Iterator<Item = Share> {
-        (0..hubs).map(move |hub| Share { hub, hubs, ..Share::default() })
+        (0..hubs).map(move |hub| Share { hub, hubs, ..Share::WHOLE })
     }
 
     #[test]
@@ -168,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_baseline_splits_what_is_large_and_nothing_else() {
-        assert_eq!(Share::default().split_above, 1_000_000);
+        assert_eq!(Share::WHOLE.split_above, 1_000_000);
         splits_above(1_000_000);
         splits_above(20_000);
     }
@@ -201,15 +174,6 @@ mod tests {
             assert!(counts.iter().all(|&count| count <= 1), "key {key}: {counts:?}");
             assert_eq!(counts.iter().sum::<usize>(), expected, "key {key}: {counts:?}");
         }
-    }
-
-    #[test]
-    fn shares_that_are_none_are_refused() {
-        for (hub, hubs) in [(0, 0), (1, 1), (4, 4), (0, MAX_HUBS + 1)] {
-            let error = Share { hub, hubs, ..Share::default() }.check().unwrap_err().to_string();
-            assert!(error.contains("expected 1 to 256 hubs"), "{error}");
-        }
-        assert_eq!(Share { hub: 3, hubs: 4, ..Share::default() }.check(), Ok(()));
     }
 
     proptest! {

@@ -11,9 +11,7 @@ use std::ops::Range;
 
 use super::placement::Placement;
 use crate::job::Schedule;
-use crate::layout::ChunkId;
-use crate::layout::KeyId;
-use crate::layout::Layout;
+use crate::layout::{ChunkId, KeyId, Layout};
 
 /// Some chunks of one key that go to one core, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,12 +9,8 @@
 //! Shared by the cores of a hub, and apart from the path of chunks: it is met three times in a selection, and rounds
 //! go on meanwhile (`docs/decisions/0021-slim-dp.md`).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
-
-use crate::job::Compression;
-use crate::layout::ChunkId;
-use crate::wire::Wire;
 
 use super::SlimDp;
 use super::significance::{BUCKETS, Sums, balance};
@@ -57,16 +53,6 @@ struct Inner {
 }
 
 impl Board {
-    /// For a job whose cores own these chunks; none where it is not one with Slim-DP.
-    pub fn of_job(wire: &Wire, chunks_by_core: &[Vec<ChunkId>]) -> Option<Arc<Self>> {
-        let framing = wire.framing()?;
-        let Compression::Slim(slim) = framing.terms().compression else { return None };
-        let parts = chunks_by_core.iter().filter(|chunks| !chunks.is_empty()).count();
-        let of_chunk = |&chunk: &ChunkId| framing.frames(chunk).elements as u64;
-        let elements = chunks_by_core.iter().flatten().map(of_chunk).sum();
-        Some(Arc::new(Board::new(&slim, parts, wire.layout().chunks().len(), elements)))
-    }
-
     /// For `parts` cores that own together `elements` elements, of a job with so many chunks.
     pub fn new(slim: &SlimDp, parts: usize, chunks: usize, elements: u64) -> Self {
         let inner = Inner {

@@ -17,8 +17,7 @@ use std::task::Waker;
 use fabric::{MapError, Span};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::kernels::Kernels;
-use crate::kernels::{Element, typed};
+use crate::kernels::{Element, Kernels, typed};
 use crate::layout::{ChunkId, Round};
 use crate::weights::HubWeights;
 use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
@@ -170,7 +169,7 @@ impl Slimmed {
         let (core, sum) = (&self.cores[core.clone()], &mut self.sum[..frames.elements]);
         let pushed = &mut self.pushed[number];
         let set = &mut pushed.set[..core.len()];
-        let drawer = Drawer { seed: self.framing.terms().seed, rank, round, chunk: id };
+        let drawer = Drawer { seed: self.framing.seed(), rank, round, chunk: id };
         let payload = frames.coded(bytes).unwrap_or_default();
         pushed.rank = rank;
         pushed.whole = typed!(frames.dtype, E => self.slim.add_push::<E>(core, set, drawer, payload, sum));

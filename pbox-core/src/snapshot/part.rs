@@ -12,9 +12,7 @@ use std::sync::Arc;
 use fabric::Slab;
 
 use crate::kernels::Optimizer;
-use crate::layout::KeyId;
-use crate::layout::Layout;
-use crate::layout::{ChunkId, Round};
+use crate::layout::{ChunkId, KeyId, Layout, Round};
 
 /// One of the tensors that a hub keeps for a key; each has the key's shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

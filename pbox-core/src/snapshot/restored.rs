@@ -6,8 +6,7 @@ use fabric::Slab;
 
 use super::part::Tensor;
 use crate::kernels::LearningRates;
-use crate::layout::KeyId;
-use crate::layout::Round;
+use crate::layout::{KeyId, Round};
 
 /// A job's state as a checkpoint has it: whole tensors, by key.
 #[derive(Debug)]

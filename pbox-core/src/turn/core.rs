@@ -16,12 +16,9 @@ use fabric::{Arrival, LinkId, Port, RecvWindow, Slab, SpanError, Spans};
 use super::pace::Front;
 use super::replies::Answers;
 use super::shard::{Arrived, Finished, Shard};
-use crate::control::OnLoss;
 use crate::kernels::Kernels;
-use crate::layout::Layout;
-use crate::layout::{ChunkId, Immediate, Round};
-use crate::snapshot::Restored;
-use crate::snapshot::{Occasion, Taken};
+use crate::layout::{ChunkId, Immediate, Layout, Round};
+use crate::snapshot::{Occasion, Restored, Taken};
 
 /// A job of this hub; numbers are not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,7 +89,6 @@ struct Job {
     id: JobId,
     shard: Shard,
     answers: Answers,
-    on_loss: OnLoss,
 }
 
 /// A core: its port, and its shards of all jobs.
@@ -134,10 +130,10 @@ impl<P: Port> Core<P> {
 
     /// Takes over a job's shard. Its workers come with [`add_worker`](Self::add_worker), and take part
     /// when they are admitted by [`release`](Self::release).
-    pub fn add_job(&mut self, id: JobId, shard: Shard, on_loss: OnLoss) {
+    pub fn add_job(&mut self, id: JobId, shard: Shard) {
         let answers = Answers::new(&shard);
         shard.wake_for_selections(self.port.waker());
-        let job = Some(Job { id, shard, answers, on_loss });
+        let job = Some(Job { id, shard, answers });
         match self.jobs.iter_mut().find(|job| job.is_none()) {
             Some(free) => *free = job,
             None => self.jobs.push(job),
@@ -167,18 +163,12 @@ impl<P: Port> Core<P> {
             self.members.resize(link.index() + 1, None);
         }
         self.members[link.index()] = Some(Member { job: place, rank });
-        Ok(())
-    }
-
-    /// Bounds the bytes that a worker's link holds: answers beyond it wait here, in the order of the job's
-    /// schedule. Before the worker takes part.
-    pub fn set_credit(&mut self, id: JobId, rank: u32, bytes: usize) {
-        let Some(place) = self.place(id) else { return };
-        let Job { shard, answers, .. } = self.jobs[place].as_mut().expect("found by place");
-        if let Some(link) = answers.link(rank) {
-            answers.make_room(rank, shard.keys().len());
+        if let Some(bytes) = job.shard.terms().level.credit().at_first() {
+            // Answers beyond it wait here, in the order of the job's schedule.
+            job.answers.make_room(rank, job.shard.keys().len());
             self.port.set_credit(link, Some(bytes));
         }
+        Ok(())
     }
 
     /// Detaches a worker that left or was lost. Its job's rounds wait for it, or go on without it.
@@ -189,7 +179,7 @@ impl<P: Port> Core<P> {
             self.members[link.index()] = None;
             self.port.detach(link);
         }
-        if job.on_loss == OnLoss::Continue {
+        if job.shard.goes_on() {
             match job.shard.remove_worker(rank) {
                 Ok(()) => self.settle(place, notices),
                 Err(reason) => notices.push(Notice::JobFailed { job: id, reason }),
@@ -211,10 +201,10 @@ impl<P: Port> Core<P> {
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         let Some(place) = self.place(id) else { return };
         let Core { jobs, port, full, .. } = self;
-        let Job { shard, answers, on_loss, .. } = jobs[place].as_mut().expect("found by place");
+        let Job { shard, answers, .. } = jobs[place].as_mut().expect("found by place");
         shard.release();
         for &rank in admitted {
-            if answers.link(rank).is_none() && *on_loss == OnLoss::Continue {
+            if answers.link(rank).is_none() && shard.goes_on() {
                 continue; // lost meanwhile: nobody may wait for it
             }
             shard.admit(rank, from);

@@ -11,8 +11,7 @@
 
 use std::ops::Range;
 
-use crate::layout::KeyId;
-use crate::layout::{Immediate, Round};
+use crate::layout::{Immediate, KeyId, Round};
 
 /// The layer parts of a job on a core.
 #[derive(Debug)]

@@ -44,7 +44,7 @@ pub(crate) struct Answers {
 impl Answers {
     /// Without links.
     pub fn new(shard: &Shard) -> Self {
-        let (schedule, workers) = (shard.schedule(), shard.workers());
+        let (schedule, workers) = (shard.terms().level.schedule, shard.terms().workers);
         Answers {
             schedule,
             links: vec![None; workers as usize],

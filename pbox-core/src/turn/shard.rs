@@ -15,23 +15,19 @@ use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use super::pace::{Front, Pace};
 use super::violation::Violation;
-use crate::job::Compression;
-use crate::job::Consistency;
-use crate::job::Schedule;
+use crate::job::{Compression, JobTerms, OnLoss};
 use crate::kernels::Kernels;
-use crate::kernels::{Ablate, Optimizer};
-use crate::layout::KeyId;
-use crate::layout::Layout;
-use crate::layout::{ChunkId, Immediate, Round};
+use crate::layout::{ChunkId, Immediate, KeyId, Layout, Round};
 use crate::slim::{Board, Selection};
-use crate::snapshot::Restored;
-use crate::snapshot::{Capture, Occasion, Taken};
+use crate::snapshot::{Capture, Occasion, Restored, Taken};
 use crate::weights::{Owned, Values};
 use crate::wire::Wire;
 
 /// What a shard is made from.
 #[derive(Debug)]
 pub struct ShardSpec {
+    /// The job's terms.
+    pub terms: Arc<JobTerms>,
     /// The job's layout, and what crosses of it.
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
@@ -39,22 +35,41 @@ pub struct ShardSpec {
     /// The spans of these chunks in the job's weights, in the same order: with BSP the window that all
     /// workers read, otherwise one that only the hub sees.
     pub weights: Spans,
-    /// Number of workers that there may be: ranks go from 0 to below it.
-    pub workers: u32,
-    /// How far workers may be apart.
-    pub consistency: Consistency,
     /// In a job with Slim-DP: where the hub's cores meet to select what matters.
-    pub board: Option<Arc<Board>>,
-    /// In what order weights are sent.
-    pub schedule: Schedule,
+    board: Option<Arc<Board>>,
     /// The state to go on with; without one, weights and state are zero and round 0 begins.
     pub restored: Option<Arc<Restored>>,
     /// A snapshot is due every so many rounds.
     pub snapshot_every: Option<NonZeroU32>,
-    /// What to do with a sum.
-    pub optimizer: Optimizer,
-    /// What to leave out.
-    pub ablate: Ablate,
+}
+
+impl ShardSpec {
+    /// The shards of a job's cores: each core with its chunks, ascending, and its part of the job's weights window.
+    pub fn of_cores(
+        terms: &Arc<JobTerms>,
+        wire: &Wire,
+        cores: impl IntoIterator<Item = (Vec<ChunkId>, Spans)>,
+    ) -> Vec<ShardSpec> {
+        let spec = |(chunks, weights)| ShardSpec {
+            terms: Arc::clone(terms),
+            wire: wire.clone(),
+            chunks,
+            weights,
+            board: None,
+            restored: None,
+            snapshot_every: None,
+        };
+        let mut specs: Vec<ShardSpec> = cores.into_iter().map(spec).collect();
+        if let Some(Compression::Slim(slim)) = &terms.level.compression {
+            let parts = specs.iter().filter(|spec| !spec.chunks.is_empty()).count();
+            let elements =
+                |chunk: &ChunkId| wire.framing().expect("compressed").frames(*chunk).elements as u64;
+            let all = specs.iter().flat_map(|spec| &spec.chunks).map(elements).sum();
+            let board = Arc::new(Board::new(slim, parts, wire.layout().chunks().len(), all));
+            specs.iter_mut().for_each(|spec| spec.board = Some(Arc::clone(&board)));
+        }
+        specs
+    }
 }
 
 /// A chunk with new weights for somebody.
@@ -99,8 +114,7 @@ pub struct Shard {
     chunks: usize,
     /// By place.
     keys: Vec<KeyId>,
-    schedule: Schedule,
-    consistency: Consistency,
+    terms: Arc<JobTerms>,
     pace: Pace,
     values: Values,
     held: bool,
@@ -112,31 +126,31 @@ pub struct Shard {
 impl Shard {
     /// Allocates and touches the shard's own memory: call it on the thread that owns the core.
     pub fn new(spec: ShardSpec) -> Result<Self, MapError> {
-        let ShardSpec { wire, chunks, weights, workers, consistency, optimizer, ablate, .. } = spec;
+        let ShardSpec { terms, wire, chunks, weights, board, restored, snapshot_every } = spec;
         let layout = wire.layout();
         let mut places = vec![None; layout.chunks().len()];
         (0..).zip(&chunks).for_each(|(place, id)| places[id.index()] = Some(place));
-        let first = spec.restored.as_ref().map_or(Round(0), |restored| restored.round());
-        let selection = match (wire.framing().map(|framing| framing.terms().compression), spec.board) {
+        let first = restored.as_ref().map_or(Round(0), |restored| restored.round());
+        let selection = match (terms.level.compression, board) {
             (Some(Compression::Slim(slim)), Some(board)) => {
                 Some(Selection { slim, first: first.max(Round(1)), board })
             }
             _ => None,
         };
-        let mut values = Values::new(&wire, &chunks, weights, workers, optimizer, ablate, selection)?;
-        if let Some(restored) = &spec.restored {
+        let mut values = Values::new(&wire, &chunks, weights, &terms, selection)?;
+        if let Some(restored) = &restored {
             values.restore(layout, restored);
         }
+        let snapshot_every = snapshot_every.filter(|_| terms.optimizer.keeps_weights());
         Ok(Shard {
             places,
             chunks: chunks.len(),
             keys: chunks.iter().map(|&id| layout.chunk(id).key).collect(),
-            schedule: spec.schedule,
-            consistency,
-            pace: Pace::new(consistency, chunks.len(), workers, first),
+            pace: Pace::new(terms.level.consistency, chunks.len(), terms.workers, first),
+            terms,
             held: false,
             deserted: false,
-            capture: Capture::new(chunks, values.snapshot_elements(), spec.snapshot_every, first),
+            capture: Capture::new(chunks, values.snapshot_elements(), snapshot_every, first),
             values,
         })
     }
@@ -145,7 +159,7 @@ impl Shard {
     pub(crate) fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let first = restored.round();
         self.values.restore(layout, restored);
-        self.pace = Pace::new(self.consistency, self.chunks, self.workers(), first);
+        self.pace = Pace::new(self.terms.level.consistency, self.chunks, self.workers(), first);
         self.capture.begin_at(first);
     }
 
@@ -192,9 +206,14 @@ impl Shard {
         self.capture.give_back(values);
     }
 
-    /// In what order weights are sent.
-    pub(crate) fn schedule(&self) -> Schedule {
-        self.schedule
+    /// The job's terms.
+    pub(crate) fn terms(&self) -> &JobTerms {
+        &self.terms
+    }
+
+    /// Whether the job goes on without workers that are lost.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.terms.on_loss == OnLoss::Continue
     }
 
     /// The keys of its chunks, by place.

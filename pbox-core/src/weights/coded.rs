@@ -18,12 +18,10 @@ use fabric::{MapError, Slab, Spans};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::private::HubWeights;
-use crate::kernels::Kernels;
-use crate::kernels::{Element, typed};
+use crate::kernels::{Element, Kernels, typed};
 use crate::layout::{ChunkId, Round};
 use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
-use crate::wire::{Answer, difference as difference_from, merge};
-use crate::wire::{Codecs, Frames, Framing};
+use crate::wire::{Answer, Codecs, Frames, Framing, difference as difference_from, merge};
 
 /// A shard's chunks in a compressed job.
 #[derive(Debug)]
@@ -62,7 +60,7 @@ impl Framed {
         ids: &[ChunkId],
         mut window: Spans,
     ) -> Result<Self, MapError> {
-        let alone = framing.terms().steps_alone;
+        let alone = framing.steps_alone();
         let (mut shadow_bytes, mut longest) = (0, 0);
         let mut chunks = Vec::with_capacity(ids.len());
         for (place, &id) in ids.iter().enumerate() {
@@ -113,7 +111,7 @@ impl Framed {
 
     /// What workers are sent next is a raw frame of the weights: at the broadcast, and after a checkpoint.
     pub fn send_weights(&mut self, place: usize) {
-        if self.framing.terms().steps_alone {
+        if self.framing.steps_alone() {
             return;
         }
         typed!(self.frames(place).dtype, E => {
@@ -172,7 +170,7 @@ impl Framed {
     pub fn step_parts(&mut self, place: usize) -> (&[f32], &mut [f32]) {
         let elements = self.frames(place).elements;
         let sum = &self.sum[..elements];
-        match self.framing.terms().keeps_weights {
+        match self.framing.keeps_weights() {
             true => (sum, self.weights.of_mut(place)),
             false => (sum, &mut self.difference[..elements]),
         }
@@ -180,14 +178,14 @@ impl Framed {
 
     /// After a step: the coded answer of this round to all workers.
     pub fn answer(&mut self, kernels: &Kernels, place: usize, round: Round) {
-        if !self.framing.terms().steps_alone {
+        if !self.framing.steps_alone() {
             typed!(self.frames(place).dtype, E => self.answer_in::<E>(kernels, place, round));
         }
     }
 
     fn answer_in<E: Element>(&mut self, kernels: &Kernels, place: usize, round: Round) {
         let frames = self.frames(place);
-        let (codec, keeps_weights) = (self.codecs.answer, self.framing.terms().keeps_weights);
+        let (codec, keeps_weights) = (self.codecs.answer, self.framing.keeps_weights());
         let chunk = &mut self.chunks[place];
         let difference = &mut self.difference[..frames.elements];
         let weights = self.weights.of_mut(place);

@@ -23,12 +23,9 @@ use std::task::Waker;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
-use crate::kernels::Gradients;
-use crate::kernels::{Ablate, LearningRates, Optimizer};
-use crate::kernels::{Element, typed};
-use crate::layout::Dtype;
-use crate::layout::{Chunk, Layout};
-use crate::layout::{ChunkId, Round};
+use crate::job::JobTerms;
+use crate::kernels::{Ablate, Element, Gradients, LearningRates, Optimizer, typed};
+use crate::layout::{Chunk, ChunkId, Dtype, Layout, Round};
 use crate::slim::Selection;
 use crate::snapshot::Restored;
 use crate::wire::Wire;
@@ -76,11 +73,10 @@ impl Values {
         wire: &Wire,
         chunks: &[ChunkId],
         weights: Spans,
-        workers: u32,
-        optimizer: Optimizer,
-        ablate: Ablate,
+        terms: &JobTerms,
         selection: Option<Selection>,
     ) -> Result<Self, MapError> {
+        let JobTerms { workers, optimizer, ablate, .. } = *terms;
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
         let layout = wire.layout();
         let mut owned = Vec::with_capacity(chunks.len());
@@ -114,7 +110,7 @@ impl Values {
             gradients: Gradients::new(workers),
             own_weights: (0..workers).map(|_| None).collect(),
             learning_rates: LearningRates::new(optimizer.learning_rate()),
-            answers_apart: wire.framing().is_some_and(|framing| framing.terms().compression.answers_apart()),
+            answers_apart: wire.framing().is_some_and(|framing| framing.compression().has_own_answers()),
             optimizer,
             ablate,
         })

@@ -7,11 +7,8 @@
 use fabric::Slab;
 
 use crate::kernels::oracle::Step;
-use crate::kernels::{Ablate, Optimizer};
-use crate::kernels::{Element, typed};
-use crate::kernels::{Kernels, Slots};
-use crate::layout::Dtype;
-use crate::layout::Round;
+use crate::kernels::{Ablate, Element, Kernels, Optimizer, Slots, typed};
+use crate::layout::{Dtype, Round};
 use crate::wire::frame::FrameError;
 
 use super::store::Weights;

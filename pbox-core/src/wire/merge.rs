@@ -5,8 +5,7 @@
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::codec::Codec;
-use crate::kernels::Element;
-use crate::kernels::Kernels;
+use crate::kernels::{Element, Kernels};
 use crate::layout::Dtype;
 
 /// Values that are converted at once: in the nearest cache, and enough for a call of a kernel.

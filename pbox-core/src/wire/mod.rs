@@ -23,13 +23,9 @@ use fabric::Span;
 use zerocopy::FromBytes;
 
 use crate::codec::{Codec, Draw};
-use crate::job::Compression;
-use crate::job::Consistency;
-use crate::kernels::Optimizer;
-use crate::kernels::{Element, typed};
-use crate::layout::Dtype;
-use crate::layout::Layout;
-use crate::layout::{ChunkId, Round};
+use crate::job::{Compression, InvalidTerms, JobTerms};
+use crate::kernels::{Element, Optimizer, typed};
+use crate::layout::{ChunkId, Dtype, Key, KeyId, Layout, Round};
 use crate::slim;
 use frame::{FrameError, HEADER_BYTES, Kind};
 
@@ -39,32 +35,21 @@ const FRAME_ALIGN: usize = 64;
 /// Whose number the hub takes where randomness is drawn for its answers: no worker's.
 const HUB: u32 = u32::MAX;
 
-/// What the frames of a job depend on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FramingTerms {
-    /// How they are written.
-    pub compression: Compression,
-    /// Where the job's randomness comes from.
-    pub seed: u64,
-    /// How many workers there may be.
-    pub workers: u32,
-    /// Whether there is a broadcast of first weights, and answers are differences of weights.
-    pub keeps_weights: bool,
-    /// Whether every push is a step of its own (SSP, ASP): then weights are each worker's own, and are sent raw.
-    pub steps_alone: bool,
-}
-
 /// Where chunks lie in the windows of a job.
 #[derive(Clone, Debug)]
 pub struct Wire {
     layout: Arc<Layout>,
     framing: Option<Arc<Framing>>,
+    has_own_weights: bool,
 }
 
 /// The frames of a compressed job.
 #[derive(Debug)]
 pub struct Framing {
-    terms: FramingTerms,
+    compression: Compression,
+    seed: u64,
+    keeps_weights: bool,
+    steps_alone: bool,
     codecs: Option<Codecs>,
     frames: Vec<Frames>,
     window_bytes: usize,
@@ -92,35 +77,31 @@ pub struct Frames {
     pub dtype: Dtype,
 }
 
-impl FramingTerms {
-    /// Of a job with these settings.
-    pub fn new(
-        compression: Compression,
-        seed: u64,
-        workers: u32,
-        optimizer: &Optimizer,
-        consistency: Consistency,
-    ) -> Self {
-        let (keeps_weights, steps_alone) = (optimizer.keeps_weights(), consistency.steps_alone());
-        FramingTerms { compression, seed, workers, keeps_weights, steps_alone }
+impl Wire {
+    /// The bare values, in windows that are laid out as the model is.
+    pub fn plain(layout: Arc<Layout>) -> Self {
+        Wire { layout, framing: None, has_own_weights: false }
+    }
+
+    /// What crosses of a job with these terms, whose model has this layout.
+    pub fn new(layout: Arc<Layout>, terms: &JobTerms) -> Self {
+        let framing = |compression| Arc::new(Framing::new(&layout, terms, compression));
+        let framing = terms.level.compression.map(framing);
+        Wire { layout, framing, has_own_weights: terms.has_own_weights() }
+    }
+
+    /// As [`new`](Self::new), with the layout that the terms give.
+    pub fn of_terms(terms: &JobTerms) -> Result<Self, InvalidTerms> {
+        let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes)?;
+        if let Some(compression) = &terms.level.compression {
+            compression.check_layout(&layout)?;
+        }
+        Ok(Wire::new(Arc::new(layout), terms))
     }
 
     /// Whether every worker has a weights window of its own.
-    pub fn own_weights(&self) -> bool {
-        self.steps_alone || self.compression.answers_apart()
-    }
-}
-
-impl Wire {
-    /// Without compression.
-    pub fn plain(layout: Arc<Layout>) -> Self {
-        Wire { layout, framing: None }
-    }
-
-    /// With compression where there are terms for it.
-    pub fn new(layout: Arc<Layout>, terms: Option<FramingTerms>) -> Self {
-        let framing = terms.map(|terms| Arc::new(Framing::new(&layout, terms)));
-        Wire { layout, framing }
+    pub fn has_own_weights(&self) -> bool {
+        self.has_own_weights
     }
 
     /// The layout of the model: keys and chunks, as both ends hold them.
@@ -149,11 +130,18 @@ impl Wire {
     /// Bytes that the hub keeps beside the windows: optimizer state, weights that no window holds, and with
     /// compression what the workers have.
     pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
-        let Some(framing) = &self.framing else { return self.layout.kept_bytes(optimizer) };
+        let Some(framing) = &self.framing else {
+            let of_key = |(key, bytes): (&Key, usize)| {
+                bytes / key.dtype.bytes() * optimizer.kept_per_element(key.dtype) * size_of::<f32>()
+            };
+            let keys = self.layout.keys().iter().zip(0..);
+            let bytes = keys.map(|(key, id)| (key, self.layout.key_span(KeyId(id)).bytes));
+            return bytes.map(|both| of_key(both) as u64).sum();
+        };
         let of_an_element = (1 + optimizer.state_per_element()) * size_of::<f32>();
         let parameters = self.layout.parameters();
-        let beside = match framing.terms.compression {
-            Compression::Codec(_) if framing.terms.steps_alone => 0,
+        let beside = match framing.compression {
+            Compression::Codec(_) if framing.steps_alone => 0,
             Compression::Codec(_) => self.layout.model_bytes(),
             // What parameters matter, and a bit for each in the core.
             Compression::Slim(_) => parameters * 4 + parameters / 8,
@@ -163,12 +151,20 @@ impl Wire {
 }
 
 impl Framing {
-    fn new(layout: &Layout, terms: FramingTerms) -> Self {
-        let codecs = match terms.compression {
+    fn new(layout: &Layout, terms: &JobTerms, compression: Compression) -> Self {
+        let codecs = match compression {
             Compression::Codec(push) => Some(Codecs { push, answer: push.answer_codec(terms.workers) }),
             Compression::Slim(_) => None,
         };
-        let mut framing = Framing { terms, codecs, frames: Vec::new(), window_bytes: 0 };
+        let mut framing = Framing {
+            compression,
+            seed: terms.seed,
+            keeps_weights: terms.optimizer.keeps_weights(),
+            steps_alone: terms.level.consistency.steps_alone(),
+            codecs,
+            frames: Vec::new(),
+            window_bytes: 0,
+        };
         for chunk in layout.chunks() {
             let dtype = layout.keys()[chunk.key.index()].dtype;
             let elements = chunk.span.bytes / dtype.bytes();
@@ -187,9 +183,24 @@ impl Framing {
         framing
     }
 
-    /// What it is made of.
-    pub fn terms(&self) -> &FramingTerms {
-        &self.terms
+    /// How frames are written.
+    pub fn compression(&self) -> Compression {
+        self.compression
+    }
+
+    /// Where the randomness of compression comes from.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Whether there is a broadcast of first weights, and answers are differences of weights.
+    pub fn keeps_weights(&self) -> bool {
+        self.keeps_weights
+    }
+
+    /// Whether every push is a step of its own (SSP, ASP): then weights are each worker's own, and are sent raw.
+    pub fn steps_alone(&self) -> bool {
+        self.steps_alone
     }
 
     /// What values are written by, where a codec does that.
@@ -204,18 +215,18 @@ impl Framing {
 
     /// Which frame a push of a round is. The broadcast is raw.
     pub fn push_kind(&self, round: Round) -> Kind {
-        if round == Round(0) && self.terms.keeps_weights { Kind::Raw } else { Kind::Coded }
+        if round == Round(0) && self.keeps_weights { Kind::Raw } else { Kind::Coded }
     }
 
     /// Which frame the answer of a round is, to a worker that takes part from `first` on: raw where it has nothing
     /// that a difference could be added to.
     pub fn answer_kind(&self, round: Round, first: Round) -> Kind {
-        if self.terms.steps_alone || round < first { Kind::Raw } else { self.push_kind(round) }
+        if self.steps_alone || round < first { Kind::Raw } else { self.push_kind(round) }
     }
 
     /// What a worker's encoding of a chunk draws its randomness from.
     pub fn draw(&self, rank: u32, round: Round, chunk: ChunkId) -> Draw {
-        Draw { seed: self.terms.seed, rank, round, chunk }
+        Draw { seed: self.seed, rank, round, chunk }
     }
 
     /// The same for the hub's answers.
@@ -275,12 +286,15 @@ impl Frames {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::{Consistency, LevelTerms};
     use crate::layout::Key;
     use proptest::prelude::*;
 
-    fn terms(codec: Codec) -> FramingTerms {
-        let compression = Compression::Codec(codec);
-        FramingTerms { compression, seed: 0, workers: 3, keeps_weights: true, steps_alone: false }
+    const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
+
+    fn terms(codec: Codec, optimizer: Optimizer, consistency: Consistency) -> JobTerms {
+        let level = LevelTerms { compression: Some(codec.into()), consistency, ..LevelTerms::default() };
+        JobTerms { level, ..JobTerms::new(3, Vec::new(), optimizer) }
     }
 
     #[test]
@@ -294,20 +308,18 @@ mod tests {
     #[test]
     fn first_frames_are_raw_and_those_of_newcomers() {
         let layout = Layout::new(vec![Key::f32("a", [3])], 64).unwrap();
-        let kinds = |terms| {
-            let framing = Framing::new(&layout, terms);
+        let layout = Arc::new(layout);
+        let kinds = |optimizer, consistency| {
+            let wire = Wire::new(Arc::clone(&layout), &terms(Codec::Bf16, optimizer, consistency));
+            let framing = wire.framing().unwrap();
             let answer = |round, first| framing.answer_kind(Round(round), Round(first));
             let push = |round| framing.push_kind(Round(round));
             ([push(0), push(1)], [answer(0, 0), answer(1, 0), answer(4, 5), answer(5, 5)])
         };
         let (raw, coded) = (Kind::Raw, Kind::Coded);
-        let bsp = terms(Codec::Bf16);
-        assert_eq!(kinds(bsp), ([raw, coded], [raw, coded, raw, coded]));
-        assert_eq!(
-            kinds(FramingTerms { keeps_weights: false, ..bsp }),
-            ([coded, coded], [coded, coded, raw, coded])
-        );
-        assert_eq!(kinds(FramingTerms { steps_alone: true, ..bsp }), ([raw, coded], [raw; 4]));
+        assert_eq!(kinds(SGD, Consistency::Bsp), ([raw, coded], [raw, coded, raw, coded]));
+        assert_eq!(kinds(Optimizer::Average, Consistency::Bsp), ([coded, coded], [coded, coded, raw, coded]));
+        assert_eq!(kinds(SGD, Consistency::Asp), ([raw, coded], [raw; 4]));
     }
 
     proptest! {
@@ -320,7 +332,7 @@ mod tests {
             let key = |(i, &(n, dtype)): (usize, &(u64, usize))| Key::new(dtypes[dtype], format!("k{i}"), [n]);
             let keys = sizes.iter().enumerate().map(key).collect();
             let layout = Arc::new(Layout::new(keys, chunk_lines * 64).unwrap());
-            let wire = Wire::new(Arc::clone(&layout), Some(terms(Codec::F16)));
+            let wire = Wire::new(Arc::clone(&layout), &terms(Codec::F16, SGD, Consistency::Bsp));
             let framing = wire.framing().unwrap();
             let mut end = 0;
             for (index, chunk) in layout.chunks().iter().enumerate() {

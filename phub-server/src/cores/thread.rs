@@ -11,7 +11,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fabric::{Idle, IdlePolicy, Port, RecvWindow, Slab, Spans, Until};
-use pbox_core::control::OnLoss;
 use pbox_core::kernels::Kernels;
 use pbox_core::{Core, Front, JobId, Layout, Notice, Occasion, Restored, Round, Shard, ShardSpec, Taken};
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
@@ -27,7 +26,6 @@ pub(crate) enum Command<E> {
     AddJob {
         job: JobId,
         spec: Box<ShardSpec>,
-        on_loss: OnLoss,
     },
     AddWorker {
         job: JobId,
@@ -35,8 +33,6 @@ pub(crate) enum Command<E> {
         gradients: Arc<RecvWindow>,
         /// This core's part of the worker's own weights window, where it has one.
         weights: Option<Spans>,
-        /// Bytes that may be under way to the worker.
-        credit: Option<usize>,
         endpoint: Box<E>,
     },
     RemoveWorker {
@@ -232,16 +228,13 @@ impl<P: Port> CoreThread<P> {
     /// False when it is time to stop.
     fn obey(&mut self, command: Command<P::Endpoint>, notices: &mut Vec<Notice>) -> bool {
         match command {
-            Command::AddJob { job, spec, on_loss } => match Shard::new(*spec) {
-                Ok(shard) => self.core.add_job(job, shard, on_loss),
+            Command::AddJob { job, spec } => match Shard::new(*spec) {
+                Ok(shard) => self.core.add_job(job, shard),
                 Err(error) => self.report(Report::JobFailed { job, reason: error.to_string() }),
             },
-            Command::AddWorker { job, rank, gradients, weights, credit, endpoint } => {
+            Command::AddWorker { job, rank, gradients, weights, endpoint } => {
                 match self.core.add_worker(job, rank, gradients, weights, *endpoint) {
                     Ok(()) => {
-                        if let Some(bytes) = credit {
-                            self.core.set_credit(job, rank, bytes);
-                        }
                         self.report(Report::Attached { job, rank });
                     }
                     Err(error) => {

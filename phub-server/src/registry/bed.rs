@@ -5,9 +5,9 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use fabric::any;
-use pbox_core::control::{JoinRequest, OnLoss, PROTOCOL};
+use pbox_core::control::{JoinRequest, PROTOCOL};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Ablate, Consistency, Key, Optimizer, Schedule, Share};
+use pbox_core::{JobTerms, Key, Optimizer};
 
 use super::Registry;
 use crate::cores::{Command, CoreHandle};
@@ -24,24 +24,9 @@ pub fn registry() -> (Arc<Registry>, Inbox) {
 
 /// The only worker of a job of one chunk with 16 elements.
 pub fn request() -> JoinRequest {
-    JoinRequest {
-        protocol: PROTOCOL,
-        rank: 0,
-        workers: 1,
-        chunk_bytes: 64,
-        optimizer: Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 },
-        compression: None,
-        seed: 0,
-        ablate: Ablate::default(),
-        consistency: Consistency::Bsp,
-        on_loss: OnLoss::Stop,
-        schedule: Schedule::default(),
-        credit_bytes: None,
-        share: Share::default(),
-        cores: None,
-        state_before: None,
-        keys: vec![Key::f32("a", [16])],
-    }
+    let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+    let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(1, vec![Key::f32("a", [16])], optimizer) };
+    JoinRequest { protocol: PROTOCOL, rank: 0, hub: 0, state_before: None, terms }
 }
 
 pub fn runtime() -> tokio::runtime::Runtime {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::SendWindow;
-use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking, OnLoss};
-use pbox_core::manifest::first_difference;
-use pbox_core::{JobId, LearningRates, Placement, Restored, Round, Wire};
+use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking};
+use pbox_core::job::Difference;
+use pbox_core::{JobId, JobTerms, LearningRates, OnLoss, Placement, Restored, Round, Share, Wire};
 use tokio::sync::watch;
 
 use super::checkpoint::Checkpoints;
@@ -22,8 +22,6 @@ pub(crate) struct Member {
     cores: usize,
     /// When its last heartbeat came.
     pub heard: Instant,
-    /// Bytes that may be under way to it on each link.
-    pub credit: Option<usize>,
     standing: Standing,
 }
 
@@ -65,6 +63,8 @@ pub(crate) enum Arrival {
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
 pub(crate) struct Cores {
+    /// The hub's share of the job.
+    pub share: Share,
     /// Which ones, in the order of the placement.
     pub numbers: Vec<usize>,
     /// Of the hub's share of the chunks, on these.
@@ -81,7 +81,7 @@ pub(crate) struct Job {
     pub id: JobId,
     pub name: String,
     /// What the first worker asked for; the others must ask for the same.
-    pub terms: JoinRequest,
+    pub terms: Arc<JobTerms>,
     pub wire: Wire,
     pub cores: Cores,
     /// The weights: what all workers read, or with SSP and ASP the hub's own. Gone once the job failed.
@@ -102,7 +102,7 @@ impl Job {
     pub fn new(
         id: JobId,
         name: String,
-        terms: JoinRequest,
+        terms: Arc<JobTerms>,
         wire: Wire,
         cores: Cores,
         weights: Arc<SendWindow>,
@@ -132,47 +132,32 @@ impl Job {
 
     /// Whether a worker that asks for `request` may take part; the error says what differs.
     pub fn admits(&self, request: &JoinRequest) -> Result<(), String> {
-        let Job { name, terms, .. } = self;
-        let differs = |what: &str, theirs: String, ours: String| {
-            Err(format!(
-                "job {name:?} has {what} {ours}, worker {} asks for {theirs}; all workers of a job must ask for the same, or use another job name",
-                request.rank
-            ))
-        };
-        if request.workers != terms.workers {
-            return differs("workers", request.workers.to_string(), terms.workers.to_string());
+        let Job { name, terms, cores: Cores { share, .. }, .. } = self;
+        let rank = request.rank;
+        if request.hub != share.hub {
+            return Err(format!(
+                "job {name:?} has this hub as {share}, worker {rank} asks for hub {} of {}; all workers of a job must \
+                 name its hubs in the same order, or use another job name",
+                request.hub, request.terms.hubs
+            ));
         }
-        if self.members[request.rank as usize].is_some() {
-            return Err(self.taken(request.rank));
-        }
-        if request.chunk_bytes != terms.chunk_bytes {
-            return differs("chunk_bytes", request.chunk_bytes.to_string(), terms.chunk_bytes.to_string());
-        }
-        let said = |request: &JoinRequest| {
-            [
-                ("optimizer", format!("{:?}", request.optimizer)),
-                ("ablate", format!("{:?}", request.ablate)),
-                ("compression", request.compression.map_or("none".into(), |each| each.to_string())),
-                ("seed", request.seed.to_string()),
-                ("consistency", request.consistency.to_string()),
-                ("on_loss", format!("{:?}", request.on_loss)),
-                ("schedule", request.schedule.to_string()),
-                ("this hub as", request.share.to_string()),
-                ("split_above", request.share.split_above.to_string()),
-                ("cores", request.cores.map_or("all".into(), |cores| cores.to_string())),
-            ]
-        };
-        for ((what, theirs), (_, ours)) in said(request).into_iter().zip(said(terms)) {
-            if theirs != ours {
-                return differs(what, theirs, ours);
+        match terms.first_difference(&request.terms) {
+            None => {}
+            Some(Difference { what: "manifest", theirs, .. }) => {
+                return Err(format!(
+                    "manifests differ in job {name:?}: {theirs}; all workers must build the same model (worker {rank})"
+                ));
+            }
+            Some(Difference { what, ours, theirs }) => {
+                return Err(format!(
+                    "job {name:?} has {what} {ours}, worker {rank} asks for {theirs}; all workers of a job must ask \
+                     for the same, or use another job name"
+                ));
             }
         }
-        match first_difference(&request.keys, &terms.keys) {
+        match self.members[rank as usize] {
+            Some(_) => Err(self.taken(rank)),
             None => Ok(()),
-            Some(difference) => Err(format!(
-                "manifests differ in job {name:?}: {difference}; all workers must build the same model (worker {})",
-                request.rank
-            )),
         }
     }
 
@@ -192,10 +177,10 @@ impl Job {
     }
 
     /// Takes a worker in.
-    pub fn add_member(&mut self, rank: u32, credit: Option<usize>) {
+    pub fn add_member(&mut self, rank: u32) {
         let heard = Instant::now();
         self.members[rank as usize] =
-            Some(Member { connected: false, cores: 0, heard, credit, standing: Standing::Coming });
+            Some(Member { connected: false, cores: 0, heard, standing: Standing::Coming });
     }
 
     /// A worker comes to the data path; once only, because a rank has one link to each core.

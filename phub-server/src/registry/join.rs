@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Spans, any};
-use pbox_core::control::{JobState, JoinReply, JoinRequest, MAX_WORKERS, OnLoss, check_job_name};
-use pbox_core::{JobId, Placement, Round, Wire, manifest};
+use pbox_core::control::{JobState, JoinReply, JoinRequest, check_job_name};
+use pbox_core::{JobId, Placement, Round, Share, Wire};
 
 use super::{Inner, Refusal, Registry, Token};
 use crate::cores::{Command, pin};
@@ -61,7 +61,7 @@ impl Registry {
         if !inner.stopping && !inner.names.contains_key(name) {
             let making = self.reserve(&mut inner, name);
             drop(inner);
-            let made = self.make(name, request);
+            let made = self.make(name, &request.terms, Share::of_hub(&request.terms, request.hub));
             inner = self.lock();
             making.end(&mut inner);
             let made = made?;
@@ -87,8 +87,7 @@ impl Registry {
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
-        let credit = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
-        job.add_member(rank, request.credit_bytes.map(credit));
+        job.add_member(rank);
         let state_bytes = request.state_before.and_then(|before| job.offer_state(before));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
@@ -152,7 +151,7 @@ impl Registry {
             window_bytes: job.wire.window_bytes(),
             capacities: job.cores.capacities.clone(),
         };
-        Ok((admission, job.terms.own_weights()))
+        Ok((admission, job.wire.has_own_weights()))
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
@@ -160,14 +159,12 @@ impl Registry {
         // Under the lock, so that what is told of the worker's loss comes after its links.
         let inner = self.lock();
         let Some(job) = inner.tokens.get(&admission.token).map(|(id, _)| &inner.jobs[id]) else { return };
-        let credit = job.members[admission.rank as usize].as_ref().and_then(|member| member.credit);
         for ((&core, endpoint), weights) in job.cores.numbers.iter().zip(endpoints).zip(admission.own) {
             self.cores[core].send(Command::AddWorker {
                 job: admission.job,
                 rank: admission.rank,
                 gradients: Arc::clone(&gradients),
                 weights,
-                credit,
                 endpoint: Box::new(endpoint),
             });
         }
@@ -175,49 +172,28 @@ impl Registry {
 }
 
 fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
-    let JoinRequest { rank, workers, .. } = *request;
     check_job_name(name).map_err(|error| Refusal::Bad(error.to_string()))?;
-    if workers == 0 || workers > MAX_WORKERS {
-        return Err(Refusal::Bad(format!("{workers} workers: expected 1 to {MAX_WORKERS}")));
-    }
-    if rank >= workers {
+    let JoinRequest { rank, hub, ref terms, .. } = *request;
+    terms.check().map_err(|error| Refusal::Bad(error.to_string()))?;
+    if rank >= terms.workers {
         return Err(Refusal::Bad(format!(
-            "rank {rank} of {workers} workers: ranks go from 0 to {}",
-            workers - 1
+            "rank {rank} of {} workers: ranks go from 0 to {}",
+            terms.workers,
+            terms.workers - 1
         )));
     }
-    if request.cores == Some(0) {
-        return Err(Refusal::Bad("0 cores: a job has at least one; leave it out for all".into()));
-    }
-    if request.credit_bytes == Some(0) {
-        return Err(Refusal::Bad(
-            "a credit of 0 bytes: a link has at least 1; leave it out for no bound".into(),
-        ));
-    }
-    let JoinRequest { schedule, consistency, on_loss, share, .. } = *request;
-    share.check().map_err(|error| Refusal::Bad(error.to_string()))?;
-    if !share.is_whole() && on_loss == OnLoss::Continue {
-        return Err(Refusal::Bad(format!(
-            "{share}: a job over several hubs cannot go on without a lost worker, because each hub would go on from \
-             another round; use on_loss stop, or one hub"
-        )));
+    if hub >= terms.hubs {
+        return Err(Refusal::Bad(format!("hub {hub} of {}: hubs are numbered from 0", terms.hubs)));
     }
     if request.state_before.is_some() {
         check_state(request).map_err(Refusal::Bad)?;
     }
-    request.optimizer.check().map_err(|error| Refusal::Bad(error.to_string()))?;
-    if let Some(compression) = request.compression {
-        let beside = || compression.check_beside(&request.optimizer, consistency, schedule, on_loss);
-        let checked = compression.check().and_then(|()| beside());
-        checked.map_err(|error| Refusal::Bad(format!("compression: {error}")))?;
-    }
-    request.consistency.check(&request.optimizer).map_err(|error| Refusal::Bad(error.to_string()))?;
-    manifest::check(&request.keys).map_err(|error| Refusal::Bad(error.to_string()))
+    Ok(())
 }
 
 /// Whether a worker can bring a state.
 fn check_state(request: &JoinRequest) -> Result<(), String> {
-    let JoinRequest { rank, optimizer, share, state_before, .. } = request;
+    let JoinRequest { rank, state_before, terms, .. } = request;
     if *rank != 0 {
         return Err(format!("rank {rank} brings a state: rank 0's is everybody's, as in a broadcast"));
     }
@@ -227,12 +203,16 @@ fn check_state(request: &JoinRequest) -> Result<(), String> {
             u32::MAX
         ));
     }
-    if !optimizer.keeps_weights() {
-        return Err(format!("a state for {}, which keeps none: leave state_before out", optimizer.name()));
-    }
-    if !share.is_whole() {
+    if !terms.optimizer.keeps_weights() {
         return Err(format!(
-            "{share}: a job over several hubs begins with a broadcast; use one hub, or bring no state"
+            "a state for {}, which keeps none: leave state_before out",
+            terms.optimizer.name()
+        ));
+    }
+    if terms.hubs > 1 {
+        return Err(format!(
+            "{} hubs: a job over several hubs begins with a broadcast; use one hub, or bring no state",
+            terms.hubs
         ));
     }
     Ok(())

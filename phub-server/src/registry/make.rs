@@ -12,9 +12,7 @@ mod tests;
 use std::sync::Arc;
 
 use fabric::{SendWindow, Spans};
-use pbox_core::control::JoinRequest;
-use pbox_core::slim::Board;
-use pbox_core::{ChunkId, JobId, Layout, Placement, Restored, ShardSpec, Wire};
+use pbox_core::{ChunkId, JobId, JobTerms, Layout, Placement, Restored, ShardSpec, Share, Wire};
 
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
@@ -60,7 +58,7 @@ impl Drop for Making<'_> {
 #[derive(Debug)]
 pub(super) struct Made {
     name: String,
-    terms: JoinRequest,
+    terms: Arc<JobTerms>,
     wire: Wire,
     restored: Option<Arc<Restored>>,
     cores: Cores,
@@ -78,19 +76,14 @@ impl Registry {
     }
 
     /// Makes a job, whose name is reserved. Not under the lock.
-    pub(super) fn make(&self, name: &str, terms: &JoinRequest) -> Result<Made, Refusal> {
-        let bad = |error: String| Refusal::Bad(format!("job {name:?}: {error}"));
-        let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes).map_err(|e| bad(e.to_string()))?;
-        if let Some(compression) = terms.compression {
-            compression.check_layout(&layout).map_err(|error| bad(error.to_string()))?;
-        }
-        let wire = terms.wire(Arc::new(layout));
+    pub(super) fn make(&self, name: &str, terms: &JobTerms, share: Share) -> Result<Made, Refusal> {
+        let wire = Wire::of_terms(terms).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
         check_memory(&wire, terms, self.checkpoint_every.is_some())
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
-        let restored = self.restore(name, terms)?;
+        let restored = self.restore(name, terms, share)?;
         let layout = wire.layout();
         let numbers = self.choose_cores(name, layout, terms);
-        let placement = Placement::of_share(layout, terms.schedule, terms.share, numbers.len());
+        let placement = Placement::of_share(layout, terms.level.schedule, share, numbers.len());
         let chunks = placement.chunks_by_core();
         let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
         let (weights, claims) = placement
@@ -100,8 +93,8 @@ impl Registry {
         for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
             capacities[core] = capacity.max(1);
         }
-        let cores = Cores { numbers, placement: Arc::new(placement), capacities, owners };
-        let (name, terms) = (name.to_owned(), terms.clone());
+        let cores = Cores { share, numbers, placement: Arc::new(placement), capacities, owners };
+        let (name, terms) = (name.to_owned(), Arc::new(terms.clone()));
         Ok(Made { name, terms, wire, restored, cores, chunks, weights, claims })
     }
 
@@ -113,25 +106,13 @@ impl Registry {
         inner.next_job += 1;
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
-            model_mb = layout.model_bytes() as f64 / 1e6, share = %terms.share, cores = ?cores.numbers,
-            optimizer = ?terms.optimizer, compression = ?terms.compression, consistency = %terms.consistency, schedule = %terms.schedule, workers = terms.workers, "new job"
+            model_mb = layout.model_bytes() as f64 / 1e6, share = %cores.share, cores = ?cores.numbers,
+            optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
-        let board = Board::of_job(&wire, &chunks);
-        for ((&core, chunks), weights) in cores.numbers.iter().zip(chunks).zip(claims) {
-            let spec = Box::new(ShardSpec {
-                wire: wire.clone(),
-                chunks,
-                weights,
-                workers: terms.workers,
-                consistency: terms.consistency,
-                board: board.clone(),
-                schedule: terms.schedule,
-                restored: restored.clone(),
-                snapshot_every: self.checkpoint_every.filter(|_| terms.optimizer.keeps_weights()),
-                optimizer: terms.optimizer,
-                ablate: terms.ablate,
-            });
-            self.cores[core].send(Command::AddJob { job: id, spec, on_loss: terms.on_loss });
+        let specs = ShardSpec::of_cores(&terms, &wire, chunks.into_iter().zip(claims));
+        for (&core, mut spec) in cores.numbers.iter().zip(specs) {
+            (spec.restored, spec.snapshot_every) = (restored.clone(), self.checkpoint_every);
+            self.cores[core].send(Command::AddJob { job: id, spec: Box::new(spec) });
         }
         inner.names.insert(name.clone(), id);
         let job = Job::new(id, name, terms, wire, cores, weights, restored.as_deref());
@@ -139,15 +120,14 @@ impl Registry {
     }
 
     /// The checkpoint that a new job goes on from, where the hub has one.
-    fn restore(&self, name: &str, terms: &JoinRequest) -> Result<Option<Arc<Restored>>, Refusal> {
+    fn restore(&self, name: &str, terms: &JobTerms, share: Share) -> Result<Option<Arc<Restored>>, Refusal> {
         let Some(store) = self.store.as_ref().filter(|_| terms.optimizer.keeps_weights()) else {
             return Ok(None);
         };
-        if !terms.share.is_whole() {
+        if !share.is_whole() {
             return Err(Refusal::Conflict(format!(
-                "job {name:?}, {}: a job over several hubs has no checkpoints, because each hub would write another \
-                 round; start its hubs without a checkpoint directory, or use one hub",
-                terms.share
+                "job {name:?}, {share}: a job over several hubs has no checkpoints, because each hub would write another \
+                 round; start its hubs without a checkpoint directory, or use one hub"
             )));
         }
         let loaded = store.load(name, &terms.keys, &terms.optimizer);
@@ -165,7 +145,7 @@ impl Registry {
 
     /// The cores of a job that is being made: all, or as many as it asks for of those that have the fewest bytes of others; but none
     /// whose NIC has lost its link.
-    fn choose_cores(&self, name: &str, layout: &Layout, terms: &JoinRequest) -> Vec<usize> {
+    fn choose_cores(&self, name: &str, layout: &Layout, terms: &JobTerms) -> Vec<usize> {
         let lanes: Vec<&Lane> = self.cores.iter().map(|core| &core.lane).collect();
         let of_use = lanes::of_use(&lanes);
         for lane in lanes.iter().zip(&of_use).filter(|(_, of_use)| !**of_use).map(|(lane, _)| lane) {
@@ -183,7 +163,7 @@ impl Registry {
             layout.model_bytes() / (u64::from(hubs) * cores as u64)
         };
         for job in inner.jobs.values().filter(|job| !job.failed()) {
-            let bytes = of_a_core(job.wire.layout(), job.terms.share.hubs, job.cores.numbers.len());
+            let bytes = of_a_core(job.wire.layout(), job.terms.hubs, job.cores.numbers.len());
             job.cores.numbers.iter().for_each(|&core| load[core] += bytes);
         }
         for Load { cores, bytes } in inner.making.values() {
@@ -193,7 +173,7 @@ impl Registry {
         cores.sort_by_key(|&core| load[core]);
         cores.truncate(terms.cores.map_or(usize::MAX, |wanted| wanted as usize));
         cores.sort_unstable();
-        let bytes = of_a_core(layout, terms.share.hubs, cores.len());
+        let bytes = of_a_core(layout, terms.hubs, cores.len());
         inner.making.insert(name.to_owned(), Load { cores: cores.clone(), bytes });
         cores
     }
@@ -203,8 +183,8 @@ impl Registry {
 /// snapshots of them where these are taken all the time, and every worker's window, or windows, where the
 /// weights are its own; they are all of this machine's memory. With compression the windows are of frames, and beside
 /// them is what the workers have.
-fn check_memory(wire: &Wire, terms: &JoinRequest, snapshots: bool) -> Result<(), String> {
-    let (layout, own_weights) = (wire.layout(), terms.own_weights());
+fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool) -> Result<(), String> {
+    let (layout, own_weights) = (wire.layout(), wire.has_own_weights());
     let of_a_worker = 1 + u64::from(own_weights);
     // Frames are no place for the hub's own weights.
     let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
@@ -214,7 +194,7 @@ fn check_memory(wire: &Wire, terms: &JoinRequest, snapshots: bool) -> Result<(),
     let snapshots = if snapshots { of_a_snapshot } else { 0 };
     let of_all = windows.saturating_add(wire.kept_bytes(&terms.optimizer)).saturating_add(snapshots);
     // Of the whole windows, the hub touches its share.
-    let needed = of_all / u64::from(terms.share.hubs);
+    let needed = of_all / u64::from(terms.hubs);
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed <= available {
         return Ok(());

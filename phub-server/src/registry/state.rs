@@ -144,11 +144,11 @@ impl Registry {
         let id = self.lock().names.get(name).copied();
         let id =
             id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))?;
-        let can_have = self.of_job(id, |job| match job.terms.share.is_whole() {
+        let can_have = self.of_job(id, |job| match job.cores.share.is_whole() {
             true => {
                 check_keys(job.wire.layout().keys(), &job.terms.optimizer).map_err(|error| error.to_string())
             }
-            false => Err(format!("{}: no hub of several has all of a job's state", job.terms.share)),
+            false => Err(format!("{}: no hub of several has all of a job's state", job.cores.share)),
         });
         can_have.unwrap_or_else(|_| Err("it has ended".into())).map_err(conflict)?;
         let mut collected = self.collect(id, ROUND_LIMIT).await.map_err(conflict)?;

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-use pbox_core::control::OnLoss;
+use pbox_core::OnLoss;
 use pbox_core::{Dtype, Key, KeyId, Optimizer};
 use worker_shim::{Pull, SessionConfig, WeightsMode};
 
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn phub_config_add_key(
         // SAFETY: the caller's word; nobody else has the settings while they are made.
         let PhubConfig { config, .. } =
             unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
-        config.keys.push(Key { lr_mult, wd_mult, ..Key::new(dtype, name, shape) });
+        config.terms.keys.push(Key { lr_mult, wd_mult, ..Key::new(dtype, name, shape) });
         Ok(())
     })
 }
@@ -167,18 +167,18 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
         limit.map_err(|error| Failure::invalid(format!("setting {name:?}, {value:?}: {error}")))
     };
     match name {
-        "chunk_bytes" => config.chunk_bytes = read(name, value)?,
-        "schedule" => config.schedule = read(name, value)?,
-        "slice_bytes" => config.slice_bytes = Some(read(name, value)?),
-        "credit" => config.credit = Some(read(name, value)?),
-        "compression" if value == "none" => config.compression = None,
-        "compression" => config.compression = Some(read(name, value)?),
-        "seed" => config.seed = read(name, value)?,
+        "chunk_bytes" => config.terms.chunk_bytes = read(name, value)?,
+        "schedule" => config.terms.level.schedule = read(name, value)?,
+        "slice_bytes" => config.terms.level.slice_bytes = Some(read(name, value)?),
+        "credit" => config.terms.level.credit = Some(read(name, value)?),
+        "compression" if value == "none" => config.terms.level.compression = None,
+        "compression" => config.terms.level.compression = Some(read(name, value)?),
+        "seed" => config.terms.seed = read(name, value)?,
         "pull" if value == "none" => config.pull = None,
         "pull" => config.pull = Some(Pull::new(read(name, value)?)),
-        "consistency" => config.consistency = read(name, value)?,
+        "consistency" => config.terms.level.consistency = read(name, value)?,
         "on_loss" => {
-            config.on_loss = match value {
+            config.terms.on_loss = match value {
                 "stop" => OnLoss::Stop,
                 "continue" => OnLoss::Continue,
                 _ => return Err(one_of("stop or continue")),
@@ -193,7 +193,7 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
         }
         "transport" => config.transport = Some(read(name, value)?),
         "nics" => config.nics = Some(read(name, value)?),
-        "cores" => config.cores = Some(read(name, value)?),
+        "cores" => config.terms.cores = Some(read(name, value)?),
         "join_limit" => config.join_limit = seconds()?,
         "wait_limit" => config.wait_limit = seconds()?,
         _ => {

@@ -87,12 +87,8 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         SessionError::System(_) | SessionError::Panicked => ResourceError::new_err(words),
         SessionError::JobName(_)
         | SessionError::Pull(_)
-        | SessionError::Optimizer(_)
-        | SessionError::Consistency(_)
-        | SessionError::Compression(_)
-        | SessionError::LearningRate { .. }
-        | SessionError::Manifest(_)
-        | SessionError::Layout(_) => SettingsError::new_err(words),
+        | SessionError::Terms(_)
+        | SessionError::LearningRate { .. } => SettingsError::new_err(words),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pbox_core::control::OnLoss;
+use pbox_core::OnLoss;
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
 use pyo3::prelude::*;
 use worker_shim::{Background, BackgroundError, Pull, SessionConfig, SessionError, State, Way, WeightsMode};
@@ -95,26 +95,26 @@ impl Session {
             let read = serde_json::from_str(text);
             read.map_err(|error| SettingsError::new_err(format!("compression {text}: {error}")))
         };
-        config.compression = compression.map(said).transpose()?;
-        config.seed = seed;
-        config.consistency = parse::<Consistency>("consistency", consistency)?;
-        config.on_loss =
+        config.terms.level.compression = compression.map(said).transpose()?;
+        config.terms.seed = seed;
+        config.terms.level.consistency = parse::<Consistency>("consistency", consistency)?;
+        config.terms.on_loss =
             choice("on_loss", on_loss, &[("stop", OnLoss::Stop), ("continue", OnLoss::Continue)])?;
-        config.schedule = parse("schedule", schedule)?;
-        config.slice_bytes = slice_bytes;
-        config.credit = credit.map(|text| parse("credit", text)).transpose()?;
+        config.terms.level.schedule = parse("schedule", schedule)?;
+        config.terms.level.slice_bytes = slice_bytes;
+        config.terms.level.credit = credit.map(|text| parse("credit", text)).transpose()?;
         let pull = pull.map(|text| parse("pull", text)).transpose()?;
         config.pull = pull.map(|batching| Pull { layers: layers(pull_layers), ..Pull::new(batching) });
         let modes = [("shared", WeightsMode::Shared), ("private", WeightsMode::Private)];
         config.weights = choice("weights", weights, &modes)?;
         config.transport = transport.map(|text| parse("transport", text)).transpose()?;
         config.nics = nics.map(|text| parse("nics", text)).transpose()?;
-        config.cores = cores;
-        config.chunk_bytes = chunk_bytes.unwrap_or(config.chunk_bytes);
+        config.terms.cores = cores;
+        config.terms.chunk_bytes = chunk_bytes.unwrap_or(config.terms.chunk_bytes);
         config.join_limit = seconds("join_limit", join_limit_s)?;
         config.wait_limit = seconds("wait_limit", wait_limit_s)?;
         // With Slim-DP, what is not sent stays what the worker makes of it.
-        let keeps_own = config.compression.is_some_and(|each| each.answers_apart());
+        let keeps_own = config.terms.level.compression.is_some_and(|each| each.has_own_answers());
         let private = config.weights == WeightsMode::Private || keeps_own;
         let state = state.map(|(before, pieces)| {
             Ok::<_, PyErr>(State { before: Round(before), values: Box::new(Pieces::new(&pieces)?) })

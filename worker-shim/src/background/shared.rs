@@ -79,7 +79,7 @@ impl std::fmt::Debug for Shared {
 
 impl Shared {
     pub fn new(config: &SessionConfig) -> Self {
-        let names: Vec<String> = config.keys.iter().map(|key| key.name.clone()).collect();
+        let names: Vec<String> = config.terms.keys.iter().map(|key| key.name.clone()).collect();
         let notes = match config.pull {
             None => Notes::of_pushes(),
             Some(_) => Notes::of_times(names.len()),

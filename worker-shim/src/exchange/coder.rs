@@ -55,7 +55,7 @@ impl Coder {
     /// `frames` are the chunks' spans in the gradient window.
     pub fn new(framing: &Arc<Framing>, rank: u32, frames: Spans) -> Result<Self, MapError> {
         let elements = || (0..frames.len() as u32).map(|chunk| framing.frames(ChunkId(chunk)).elements);
-        let method = match (framing.codecs(), framing.terms().compression) {
+        let method = match (framing.codecs(), framing.compression()) {
             (Some(codecs), _) => {
                 let mut states = vec![0];
                 for elements in elements() {
@@ -68,7 +68,7 @@ impl Coder {
                 }
             }
             (None, Compression::Slim(slim)) => {
-                Method::Slim(Pusher::new(slim, framing.terms().seed, rank, elements()))
+                Method::Slim(Pusher::new(slim, framing.seed(), rank, elements()))
             }
             (None, Compression::Codec(_)) => unreachable!("a codec's framing has its codecs"),
         };
@@ -232,7 +232,7 @@ impl Coder {
         match &mut self.method {
             Method::Codec { codecs, .. } => {
                 codecs.answer.check_payload(weights.len(), payload)?;
-                let keeps_weights = self.framing.terms().keeps_weights;
+                let keeps_weights = self.framing.keeps_weights();
                 let answer = if keeps_weights { Answer::Difference } else { Answer::Values };
                 merge(&codecs.answer, self.kernels, payload, answer, weights, &mut self.scratch);
                 Ok(())

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use fabric::WindowError;
 use membership::MemberError;
-use pbox_core::InvalidCompression;
 use pbox_core::control::InvalidJobName;
-use pbox_core::manifest::ManifestError;
-use pbox_core::{InvalidOptimizer, LayoutError, NeedsBsp};
+use pbox_core::InvalidTerms;
 
 use crate::exchange::ExchangeError;
 use crate::pull::PullError;
@@ -22,15 +20,9 @@ pub enum SessionError {
     /// The job's name is not allowed.
     #[error(transparent)]
     JobName(#[from] InvalidJobName),
-    /// The optimizer's settings are out of range.
-    #[error("this worker's optimizer: {0}")]
-    Optimizer(#[from] InvalidOptimizer),
-    /// The optimizer needs BSP.
-    #[error("this worker's settings: {0}")]
-    Consistency(#[from] NeedsBsp),
-    /// The compression's settings are out of range, or do not fit the job's.
-    #[error("this worker's compression: {0}")]
-    Compression(#[from] InvalidCompression),
+    /// No job can have these terms.
+    #[error("this worker's terms: {0}")]
+    Terms(#[from] InvalidTerms),
     /// The settings of pulls in batches are wrong.
     #[error("this worker's settings: {0}")]
     Pull(#[from] PullError),
@@ -40,12 +32,6 @@ pub enum SessionError {
         /// What was asked for.
         seen: f32,
     },
-    /// The keys break a rule of manifests.
-    #[error("this worker's manifest: {0}")]
-    Manifest(#[from] ManifestError),
-    /// The keys cannot be laid out.
-    #[error("this worker's manifest: {0}")]
-    Layout(#[from] LayoutError),
     /// There was no memory for a window.
     #[error("this worker's window: {0}")]
     Window(#[from] WindowError),

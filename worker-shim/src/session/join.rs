@@ -7,11 +7,10 @@ use std::time::Instant;
 
 use fabric::{Port, Until};
 use membership::{DataPath, Hub, LinkSettings, TakesPart};
-use pbox_core::control::check_job_name;
-use pbox_core::{Layout, Round, Slices};
+use pbox_core::control::{JoinRequest, PROTOCOL, check_job_name};
+use pbox_core::{Credit, LevelTerms, Round, Slices, Wire};
 
 use super::config::SessionConfig;
-use super::credit::Credit;
 use super::error::SessionError;
 use super::session::{LOOK, Session};
 use super::state::State;
@@ -34,45 +33,41 @@ impl Session {
 
     /// As [`join`](Self::join), for a caller that may give up while the session waits for other workers.
     pub(crate) fn join_unless(
-        config: SessionConfig,
+        mut config: SessionConfig,
         state: Option<State>,
         given_up: &dyn Fn() -> bool,
     ) -> Result<Self, SessionError> {
         let deadline = Instant::now() + config.join_limit;
         check_job_name(&config.job)?;
-        config.optimizer.check()?;
-        config.consistency.check(&config.optimizer)?;
-        config.check_pull()?;
-        pbox_core::manifest::check(&config.keys)?;
-        let layout = Arc::new(Layout::new(config.keys.clone(), config.chunk_bytes)?);
-        if let Some(compression) = &config.compression {
-            compression.check()?;
-            compression.check_beside(
-                &config.optimizer,
-                config.consistency,
-                config.schedule,
-                config.on_loss,
-            )?;
-            compression.check_layout(&layout)?;
-        }
-        let request = config.join_request(state.as_ref().map(|state| state.before));
         let addresses = membership::hub_addresses(&config.hub)?;
+        config.terms.hubs = addresses.len() as u32;
+        config.terms.check()?;
+        config.check_pull()?;
+        let wire = Wire::of_terms(&config.terms)?;
+        let request = JoinRequest {
+            protocol: PROTOCOL,
+            rank: config.rank,
+            hub: 0,
+            state_before: state.as_ref().map(|state| state.before),
+            terms: config.terms.clone(),
+        };
         let let_in = membership::join_all(&addresses, &config.job, config.join_limit, &request)?;
-        let wire = config.wire(Arc::clone(&layout));
         let (window, gradients) = Windows::gradients(&wire)?;
         let settings = LinkSettings { transport: config.transport, nics: config.nics.clone() };
         let DataPath { port, endpoints, received, placement, ways, cores } =
-            membership::open(&let_in, &layout, config.schedule, &window, &settings, deadline)?;
+            membership::open(&let_in, config.terms.level.schedule, wire.layout(), &window, &settings, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;
-        let slice_bytes = config.slice_bytes.unwrap_or(config.chunk_bytes);
-        let slices = Slices::new(&layout, &placement, config.schedule, slice_bytes);
+        let LevelTerms { schedule, slice_bytes, .. } = config.terms.level;
+        let credit = config.terms.level.credit();
+        let layout = Arc::clone(wire.layout());
+        let slices = Slices::new(&layout, &placement, schedule, slice_bytes.unwrap_or(config.terms.chunk_bytes));
         let mut session = Session {
-            ready: !config.optimizer.keeps_weights(),
+            ready: !config.terms.optimizer.keeps_weights(),
             exchange: Exchange::new(port, endpoints, placement, layout, windows, slices),
-            credit: config.credit().at_first(),
-            tuner: (config.credit() == Credit::Auto).then(Default::default),
+            credit: credit.at_first(),
+            tuner: (credit == Credit::Auto).then(Default::default),
             pulling: None,
             first: Round(0),
             config,
@@ -122,7 +117,7 @@ impl Session {
             job: self.config.job.clone(),
             waited: self.config.join_limit,
             missing,
-            workers: self.config.workers,
+            workers: self.config.terms.workers,
         })
     }
 }

@@ -10,7 +10,7 @@ mod state;
 mod wait;
 
 pub use config::SessionConfig;
-pub use credit::{AT_FIRST, Credit, LAPS, NotACredit, TRIALS, Trial};
+pub use credit::{LAPS, TRIALS, Trial};
 pub use error::SessionError;
 pub use session::Session;
 pub use state::State;

@@ -158,7 +158,7 @@ impl Session {
         }
         let round = self.exchange.round(key);
         let name = || self.exchange.layout().keys()[key.index()].name.clone();
-        let waits_for = |left: &Left| !self.config.consistency.allows(round.next(), left.round);
+        let waits_for = |left: &Left| !self.config.terms.level.consistency.allows(round.next(), left.round);
         if let Some(left) = self.hubs.iter().find_map(|hub| hub.find_left(waits_for)) {
             return Err(SessionError::PeerLeft {
                 job: self.config.job.clone(),

@@ -2,8 +2,9 @@
 //!
 //! Plain data, which a worker process sends to its parent.
 
+use pbox_core::Credit;
 use serde::{Deserialize, Serialize};
-use worker_shim::{Credit, Session, TRIALS, Trial};
+use worker_shim::{Session, TRIALS, Trial};
 
 /// The credit of one worker: each worker searches for itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -1,0 +1,94 @@
+//! Terms that exclude each other, by meaning. This table is the only place that refuses a combination.
+//!
+//! | term | with | why |
+//! | --- | --- | --- |
+//! | Slim-DP | `average` | a parameter that is not sent keeps a worker's own value, and a mean has none |
+//! | Slim-DP | SSP, ASP | the significant set is selected after a round that all workers have pushed |
+//! | Slim-DP | schedules by layer | a push may have to come again, so a layer is never whole |
+//! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
+//! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
+
+use super::compression::Compression;
+use super::on_loss::OnLoss;
+use super::terms::JobTerms;
+
+/// Two terms of a job exclude each other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{one} with {other}: {why}")]
+pub struct Refused {
+    one: String,
+    other: String,
+    why: &'static str,
+}
+
+/// A term that not every other term works with.
+#[derive(Clone, Copy)]
+enum Term {
+    SlimDp,
+    Average,
+    StepsAlone,
+    ByLayer,
+    Continue,
+    SeveralHubs,
+}
+
+const TABLE: &[(Term, Term, &str)] = &[
+    (
+        Term::SlimDp,
+        Term::Average,
+        "what is not sent keeps a worker's own value, and a mean has none; use sgd with learning rate 1 and push \
+         what the worker's own step changed",
+    ),
+    (
+        Term::SlimDp,
+        Term::StepsAlone,
+        "the significant set is selected after a round that all workers have pushed; use bsp",
+    ),
+    (
+        Term::SlimDp,
+        Term::ByLayer,
+        "its pushes may have to come again, and each worker has its own answers; use sliced or p3",
+    ),
+    (
+        Term::SlimDp,
+        Term::Continue,
+        "a selection would wait for rounds that a lost worker did not push; use on_loss stop",
+    ),
+    (
+        Term::StepsAlone,
+        Term::Average,
+        "a mean is of all workers' gradients of one round; use bsp, or an optimizer that keeps weights",
+    ),
+    (
+        Term::SeveralHubs,
+        Term::Continue,
+        "a job over several hubs cannot go on without a lost worker, because each hub would go on from another \
+         round; use on_loss stop, or one hub",
+    ),
+];
+
+/// Checks that no two terms of a job exclude each other.
+pub(super) fn check(terms: &JobTerms) -> Result<(), Refused> {
+    let refused = |&(one, other, why): &(Term, Term, &'static str)| {
+        Some(Refused { one: one.spoken(terms)?, other: other.spoken(terms)?, why })
+    };
+    TABLE.iter().find_map(refused).map_or(Ok(()), Err)
+}
+
+impl Term {
+    /// How the job's terms say it; `None` when the job does without it.
+    fn spoken(self, terms: &JobTerms) -> Option<String> {
+        let JobTerms { optimizer, on_loss, hubs, level, .. } = terms;
+        let (has, spoken) = match self {
+            Term::SlimDp => (matches!(level.compression, Some(Compression::Slim(_))), "Slim-DP".to_owned()),
+            Term::Average => (!optimizer.keeps_weights(), format!("the optimizer {}", optimizer.name())),
+            Term::StepsAlone => {
+                (level.consistency.steps_alone(), format!("consistency {}", level.consistency))
+            }
+            Term::ByLayer => (level.schedule.by_layer(), format!("schedule {}", level.schedule)),
+            Term::Continue => (*on_loss == OnLoss::Continue, "on_loss continue".to_owned()),
+            Term::SeveralHubs => (*hubs > 1, format!("{hubs} hubs")),
+        };
+        has.then_some(spoken)
+    }
+}

@@ -1,0 +1,248 @@
+//! The terms of a job: everything that its ends must agree on.
+//!
+//! A worker states them in its join, the hub keeps those of the first worker, and each later worker must state the
+//! same. Sessions, shards and simulated clusters hold this struct, so a new term is written here alone. Which terms
+//! exclude each other is said in `refused`.
+
+use serde::{Deserialize, Serialize};
+
+use super::compression::{Compression, InvalidCompression};
+use super::consistency::Consistency;
+use super::credit::Credit;
+use super::on_loss::OnLoss;
+use super::refused::{self, Refused};
+use super::schedule::Schedule;
+use crate::kernels::{Ablate, InvalidOptimizer, Optimizer};
+use crate::layout::manifest::{self, ManifestError};
+use crate::layout::{DEFAULT_CHUNK_BYTES, Key, LayoutError};
+
+/// The most workers that a job may have.
+pub const MAX_WORKERS: u32 = 1024;
+
+/// The most hubs that a job may be spread over.
+pub const MAX_HUBS: u32 = 256;
+
+/// Tensors of more parameters are split over the servers, in the baseline of P3's paper.
+pub const SPLIT_ABOVE: u64 = 1_000_000;
+
+/// What all ends of a job agree on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobTerms {
+    /// Number of workers; ranks go from 0 to below it.
+    pub workers: u32,
+    /// Size of a chunk in bytes.
+    #[serde(default = "default_chunk_bytes")]
+    pub chunk_bytes: usize,
+    /// What the hub does with a sum.
+    pub optimizer: Optimizer,
+    /// What the hub leaves out, for measurement. Default nothing.
+    #[serde(default)]
+    pub ablate: Ablate,
+    /// Where the randomness of compression comes from: equal seeds give equal bits.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub seed: u64,
+    /// What becomes of the job when a worker is lost, or leaves before the others. Default: the job stops.
+    #[serde(default)]
+    pub on_loss: OnLoss,
+    /// How many hubs the job is spread over. Default 1.
+    #[serde(default = "one_hub", skip_serializing_if = "is_one")]
+    pub hubs: u32,
+    /// With several hubs and a schedule by layer, tensors of more parameters are split over the hubs; others go whole
+    /// to one hub. Default 10^6, as in the baseline of P3's paper.
+    #[serde(default = "default_split", skip_serializing_if = "is_default_split")]
+    pub split_above: u64,
+    /// How many of each hub's cores the job gets. Default all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// What workers and their hub agree on for the links between them.
+    #[serde(default)]
+    pub level: LevelTerms,
+    /// The model, in the order of the forward pass.
+    pub keys: Vec<Key>,
+}
+
+/// What the two ends of one level of hubs agree on. A flat job has one level: its workers and their hub.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LevelTerms {
+    /// How far workers may be apart. Default: not at all (BSP). With SSP and ASP every push is a step of its own,
+    /// with one worker's gradient: as many steps a round as there are workers, so the learning rate is that of a
+    /// batch of one worker.
+    pub consistency: Consistency,
+    /// How gradients and weights are made smaller before they cross. Default: not at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
+    /// In what order gradients and weights leave, at both ends. Default: slices, as they are pushed.
+    pub schedule: Schedule,
+    /// The most bytes of a slice, the unit of the schedule: consecutive chunks of one key for one core. Default: one
+    /// chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slice_bytes: Option<usize>,
+    /// Bytes that may be under way on each link, each way. Default: what the schedule needs
+    /// ([`Credit::default_of`]), 1 MiB with [`Schedule::P3`], any number with the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credit: Option<Credit>,
+}
+
+/// Terms that no job can have.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // each variant is its message; the fields are what it prints
+pub enum InvalidTerms {
+    #[error("{seen} workers: expected 1 to {MAX_WORKERS}")]
+    Workers { seen: u32 },
+    #[error("0 cores: a job has at least one; leave it out for all")]
+    NoCores,
+    #[error("{seen} hubs: expected 1 to {MAX_HUBS}")]
+    Hubs { seen: u32 },
+    #[error("a credit of 0 bytes: a link has at least 1; leave it out for no bound")]
+    NoCredit,
+    #[error("optimizer: {0}")]
+    Optimizer(#[from] InvalidOptimizer),
+    #[error("compression: {0}")]
+    Compression(#[from] InvalidCompression),
+    #[error("manifest: {0}")]
+    Manifest(#[from] ManifestError),
+    #[error("manifest: {0}")]
+    Layout(#[from] LayoutError),
+    #[error(transparent)]
+    Refused(#[from] Refused),
+}
+
+/// One term in which two ends differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The term's name.
+    pub what: &'static str,
+    /// What the first end says.
+    pub ours: String,
+    /// What the other end says.
+    pub theirs: String,
+}
+
+impl JobTerms {
+    /// Terms in which everything that has a default has it.
+    pub fn new(workers: u32, keys: Vec<Key>, optimizer: Optimizer) -> Self {
+        JobTerms {
+            workers,
+            chunk_bytes: DEFAULT_CHUNK_BYTES,
+            optimizer,
+            ablate: Ablate::default(),
+            seed: 0,
+            on_loss: OnLoss::default(),
+            hubs: 1,
+            split_above: SPLIT_ABOVE,
+            cores: None,
+            level: LevelTerms::default(),
+            keys,
+        }
+    }
+
+    /// Checks everything that can be checked without the layout of the model.
+    pub fn check(&self) -> Result<(), InvalidTerms> {
+        if !(1..=MAX_WORKERS).contains(&self.workers) {
+            return Err(InvalidTerms::Workers { seen: self.workers });
+        }
+        if self.cores == Some(0) {
+            return Err(InvalidTerms::NoCores);
+        }
+        if !(1..=MAX_HUBS).contains(&self.hubs) {
+            return Err(InvalidTerms::Hubs { seen: self.hubs });
+        }
+        if self.level.credit == Some(Credit::Bytes(0)) {
+            return Err(InvalidTerms::NoCredit);
+        }
+        self.optimizer.check()?;
+        if let Some(compression) = &self.level.compression {
+            compression.check()?;
+        }
+        refused::check(self)?;
+        Ok(manifest::check(&self.keys)?)
+    }
+
+    /// Whether every worker has a weights window of its own.
+    pub fn has_own_weights(&self) -> bool {
+        let LevelTerms { consistency, compression, .. } = self.level;
+        consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
+    }
+
+    /// The first term in which `theirs` differs from these.
+    pub fn first_difference(&self, theirs: &JobTerms) -> Option<Difference> {
+        let pairs = self.spoken().into_iter().zip(theirs.spoken());
+        let differing = pairs.into_iter().find(|((_, ours), (_, theirs))| ours != theirs);
+        if let Some(((what, ours), (_, theirs))) = differing {
+            return Some(Difference { what, ours, theirs });
+        }
+        let difference = manifest::first_difference(&theirs.keys, &self.keys)?;
+        Some(Difference { what: "manifest", ours: String::new(), theirs: difference.to_string() })
+    }
+
+    /// Every term but the keys, by name, as an error says it.
+    fn spoken(&self) -> Vec<(&'static str, String)> {
+        let JobTerms {
+            workers,
+            chunk_bytes,
+            optimizer,
+            ablate,
+            seed,
+            on_loss,
+            hubs,
+            split_above,
+            cores,
+            level,
+            ..
+        } = self;
+        let LevelTerms { consistency, compression, schedule, slice_bytes, .. } = level;
+        let or = |value: Option<String>, default: &str| value.unwrap_or_else(|| default.to_owned());
+        vec![
+            ("workers", workers.to_string()),
+            ("chunk_bytes", chunk_bytes.to_string()),
+            ("optimizer", format!("{optimizer:?}")),
+            ("ablate", format!("{ablate:?}")),
+            ("compression", or(compression.map(|compression| compression.to_string()), "none")),
+            ("seed", seed.to_string()),
+            ("consistency", consistency.to_string()),
+            ("on_loss", format!("{on_loss:?}")),
+            ("schedule", schedule.to_string()),
+            ("slice_bytes", or(slice_bytes.map(|bytes| bytes.to_string()), "one chunk")),
+            ("credit", level.credit().to_string()),
+            ("hubs", hubs.to_string()),
+            ("split_above", split_above.to_string()),
+            ("cores", or(cores.map(|cores| cores.to_string()), "all")),
+        ]
+    }
+}
+
+impl LevelTerms {
+    /// Bytes that may be under way on each link.
+    pub fn credit(&self) -> Credit {
+        self.credit.unwrap_or_else(|| Credit::default_of(self.schedule))
+    }
+}
+
+fn default_chunk_bytes() -> usize {
+    DEFAULT_CHUNK_BYTES
+}
+
+fn one_hub() -> u32 {
+    1
+}
+
+fn is_one(hubs: &u32) -> bool {
+    *hubs == 1
+}
+
+fn default_split() -> u64 {
+    SPLIT_ABOVE
+}
+
+fn is_default_split(split_above: &u64) -> bool {
+    *split_above == SPLIT_ABOVE
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+#[cfg(test)]
+mod tests;
