@@ -65,12 +65,7 @@ pub struct LetIn {
 }
 
 impl LetIn {
-    fn join(
-        address: &str,
-        job: &str,
-        limit: Duration,
-        request: JoinRequest,
-    ) -> Result<Self, MemberError> {
+    fn join(address: &str, job: &str, limit: Duration, request: JoinRequest) -> Result<Self, MemberError> {
         let control = Control::new(address, job, limit);
         let reply: JoinReply = control.post("join", "join", &request)?;
         let share = Share::of_hub(&request.terms, request.hub);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use fabric::WindowError;
 use membership::MemberError;
-use pbox_core::control::InvalidJobName;
 use pbox_core::InvalidTerms;
+use pbox_core::control::InvalidJobName;
 
 use crate::exchange::ExchangeError;
 use crate::pull::PullError;

@@ -54,15 +54,22 @@ impl Session {
         let let_in = membership::join_all(&addresses, &config.job, config.join_limit, &request)?;
         let (window, gradients) = Windows::gradients(&wire)?;
         let settings = LinkSettings { transport: config.transport, nics: config.nics.clone() };
-        let DataPath { port, endpoints, received, placement, ways, cores } =
-            membership::open(&let_in, config.terms.level.schedule, wire.layout(), &window, &settings, deadline)?;
+        let DataPath { port, endpoints, received, placement, ways, cores } = membership::open(
+            &let_in,
+            config.terms.level.schedule,
+            wire.layout(),
+            &window,
+            &settings,
+            deadline,
+        )?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;
         let LevelTerms { schedule, slice_bytes, .. } = config.terms.level;
         let credit = config.terms.level.credit();
         let layout = Arc::clone(wire.layout());
-        let slices = Slices::new(&layout, &placement, schedule, slice_bytes.unwrap_or(config.terms.chunk_bytes));
+        let slices =
+            Slices::new(&layout, &placement, schedule, slice_bytes.unwrap_or(config.terms.chunk_bytes));
         let mut session = Session {
             ready: !config.terms.optimizer.keeps_weights(),
             exchange: Exchange::new(port, endpoints, placement, layout, windows, slices),
