@@ -12,9 +12,9 @@
  *     phub_session_free(session);
  *     phub_config_free(config);
  *
- * Every function that can fail returns a PhubStatus; phub_last_error() has the words. A session may be used by
- * several threads. Its sends and receives go on in a thread of its own while callers compute. Nothing here may be
- * used in the child of a fork but phub_session_free, which does nothing there. */
+ * Every function that can fail returns a PhubStatus; phub_last_error() has the text. Several threads may use a session.
+ * A thread of its own sends and receives while callers compute. In the child of a fork only phub_session_free may be
+ * called, and does nothing. */
 
 #ifndef PHUB_H
 #define PHUB_H
@@ -25,7 +25,7 @@
 
 // How a call ended.
 typedef enum {
-  // Well.
+  // It succeeded.
   PHUB_STATUS_OK = 0,
   // An argument or a setting is wrong, such as a null pointer, a key that does not exist, or a learning rate that
   // is no number.
@@ -34,13 +34,13 @@ typedef enum {
   PHUB_STATUS_ORDER = 2,
   // The hub cannot be reached, or is no hub of this version.
   PHUB_STATUS_UNREACHABLE = 3,
-  // The hub said no.
+  // The hub refused.
   PHUB_STATUS_REFUSED = 4,
   // Other workers did not come, do not push, or left too early.
   PHUB_STATUS_OTHERS = 5,
   // The job failed, or its hub is lost: the session is over.
   PHUB_STATUS_LOST = 6,
-  // The function that phub_join was given said to wait no more.
+  // The function that was given to phub_join ended the wait.
   PHUB_STATUS_INTERRUPTED = 7,
   // Memory, threads or descriptors ran out.
   PHUB_STATUS_EXHAUSTED = 8,
@@ -66,23 +66,23 @@ typedef struct PhubConfig PhubConfig;
 // A worker's membership in a job. May be used by several threads.
 typedef struct PhubSession PhubSession;
 
-// Says whether to wait no more: anything but 0.
+// Returns whether the call that waits is to end: any value except 0.
 typedef int (*PhubInterrupted)(void *context);
 
-// In which batches of layers a session pulls its weights. Times are in seconds, from when the first batch can be pulled
-// to when the last layer can be computed, and not a number where there is none.
+// The batches of layers in which a session pulls its weights. Times are in seconds. `predicted` and `measured` are from
+// when the first batch can be pulled to when the last layer can be computed. A time that is not known is NaN.
 typedef struct {
-  // How many batches there are; 0: there is no plan, because nothing is pulled in batches, or not enough is seen yet.
+  // The number of batches; 0 if there is no plan: nothing is pulled in batches, or there was no profile yet.
   size_t batches;
-  // What each pull takes beside its bytes, by the profile; no number where batches depend on none.
+  // The time of each pull that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
   double start_up;
-  // By the profile; no number where batches depend on none.
+  // By the profile; NaN if batches depend on no profile.
   double predicted;
-  // The mean of the rounds since; no number before the first.
+  // The mean of the rounds since the plan; NaN before the first.
   double measured;
-  // Rounds since.
+  // Rounds since the plan.
   uint32_t rounds;
-  // How many profiles there were.
+  // The number of profiles so far.
   uint32_t profiles;
 } PhubPullPlan;
 
@@ -90,19 +90,19 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// The words of this thread's last call that failed, never null. They stay until this thread's next failure.
+// The text of this thread's last call that failed, never null. It stays until this thread's next failure.
 const char *phub_last_error(void);
 
 // This library's version, such as "0.1.0".
 const char *phub_version(void);
 
 // Begins the settings of a session: the hub's control port ("host:port", or several with commas), the job's name, this
-// worker's number from 0, how many workers there are, and what the hub runs, as JSON, such as
-// {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}; "average" (the mean gradient
-// comes back), "sgd", "momentum", "nesterov", "adam" and "adamw" are there.
+// worker's number from 0, the number of workers, and the optimizer that the hub runs, as JSON, such as
+// {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}. The names are "average" (the
+// mean gradient comes back), "sgd", "momentum", "nesterov", "adam" and "adamw".
 //
 // What must hold:
-// Texts end with a zero byte, and `config` leads to room for a pointer.
+// Texts end with a zero byte, and `config` points to room for a pointer.
 PhubStatus phub_config_new(PhubConfig **config,
                            const char *hub,
                            const char *job,
@@ -110,11 +110,11 @@ PhubStatus phub_config_new(PhubConfig **config,
                            uint32_t workers,
                            const char *optimizer);
 
-// Adds a key, in the order of the forward pass; its number is how many were added before. `lr_mult` and `wd_mult`
+// Adds a key, in the order of the forward pass. Its number is the number of keys that were added before. `lr_mult` and `wd_mult`
 // multiply learning rate and weight decay.
 //
 // What must hold:
-// `config` is from phub_config_new and not yet freed, `name` ends with a zero byte, and `shape` leads to `dims`
+// `config` is from phub_config_new and not yet freed, `name` ends with a zero byte, and `shape` points to `dims`
 // numbers.
 PhubStatus phub_config_add_key(PhubConfig *config,
                                const char *name,
@@ -124,12 +124,12 @@ PhubStatus phub_config_add_key(PhubConfig *config,
                                float lr_mult,
                                float wd_mult);
 
-// Adds a layer to pull by: `count` keys, by their numbers, that are needed together. Layers are added in the order of
-// the forward pass, and have each key once. For the setting "pull"; without layers each key is one, in the order in
-// which keys were added.
+// Adds a layer for the setting "pull": `count` keys, by their numbers, that are needed together. Layers are added in
+// the order of the forward pass, and contain each key once. Without layers each key is a layer, in the order in which
+// keys were added.
 //
 // What must hold:
-// `config` is from phub_config_new and not yet freed, and `keys` leads to `count` numbers.
+// `config` is from phub_config_new and not yet freed, and `keys` points to `count` numbers.
 PhubStatus phub_config_add_layer(PhubConfig *config,
                                  const uint32_t *keys,
                                  size_t count);
@@ -138,9 +138,9 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 // "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 // private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 // verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds), and with the schedule kvstore "pull":
-// none, or in which batches of layers weights are pulled: ibatch (those that overlap the forward pass best: it is seen
-// by when phub_wait is called for which key), greedy, layer, all. All keys of a round are then pushed before one is
-// waited for.
+// none, or the batches of layers in which weights are pulled. These are ibatch (they overlap the forward pass best; the
+// session measures it from the calls of phub_wait), greedy, layer, or all. With batches all keys of a round are pushed
+// before the first phub_wait.
 //
 // What must hold:
 // `config` is from phub_config_new and not yet freed, and texts end with a zero byte.
@@ -148,42 +148,42 @@ PhubStatus phub_config_set(PhubConfig *config,
                            const char *name,
                            const char *value);
 
-// Frees settings; null is nothing. Sessions that were made from them stay.
+// Frees settings; null is allowed. Sessions that were made from them stay.
 //
 // What must hold:
 // `config` is null, or from phub_config_new and not yet freed.
 void phub_config_free(PhubConfig *config);
 
-// Joins a job, and waits until all its workers are there. `interrupted` may be null; else whoever waits, here and in
-// the session's other calls, asks it with `context` ten times a second.
+// Joins a job, and waits until all its workers are there. `interrupted` may be null. If not, each call of this session
+// that waits calls it with `context` ten times a second.
 //
 // What must hold:
-// `config` is from phub_config_new and not yet freed, `session` leads to room for a pointer, and `interrupted` can be
+// `config` is from phub_config_new and not yet freed, `session` points to room for a pointer, and `interrupted` can be
 // called with `context` by any thread that calls the session.
 PhubStatus phub_join(PhubSession **session,
                      const PhubConfig *config,
                      PhubInterrupted interrupted,
                      void *context);
 
-// Where a key's gradient is, and its length in bytes. Write it only while the key is not under way: from its
-// phub_wait to its next phub_push. The same memory for the whole session.
+// The address of a key's gradient, and its length in bytes. Write it only while the key is not under way: from its
+// phub_wait to its next phub_push. The memory is the same for the whole session.
 //
 // What must hold:
-// `session` is from phub_join and not yet freed; `data` and `bytes` lead to room for a result.
+// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
 PhubStatus phub_gradient(const PhubSession *session, uint32_t key, void **data, size_t *bytes);
 
-// Where a key's weights are (with the optimizer "average": the mean gradient), and their length in bytes. Read them
-// only while the key is not under way. The same memory for the whole session.
+// The address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes. Read
+// them only while the key is not under way. The memory is the same for the whole session.
 //
 // What must hold:
-// `session` is from phub_join and not yet freed; `data` and `bytes` lead to room for a result.
+// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
 PhubStatus phub_weights(const PhubSession *session,
                         uint32_t key,
                         const void **data,
                         size_t *bytes);
 
 // Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls it
-// once, before its first push. Of a worker that came to a job that has weights already, it does nothing.
+// once, before its first push. It does nothing if the job had weights already when this worker joined.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
@@ -202,7 +202,7 @@ PhubStatus phub_push(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_wait(const PhubSession *session, uint32_t key);
 
-// Waits until every key's answer is there. To what plans the pulls ("pull") it is no forward pass.
+// Waits until every key's answer is there. With the setting "pull", the planner does not take this for a forward pass.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
@@ -211,53 +211,53 @@ PhubStatus phub_wait_all(const PhubSession *session);
 // Whether a key's answer is there.
 //
 // What must hold:
-// `session` is from phub_join and not yet freed, and `ready` leads to room for a result.
+// `session` is from phub_join and not yet freed, and `ready` points to room for a result.
 PhubStatus phub_is_ready(const PhubSession *session, uint32_t key, bool *ready);
 
-// Changes the learning rate from the next round on, for all workers. Between rounds; every worker may call it.
+// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_set_learning_rate(const PhubSession *session,
                                   float learning_rate);
 
-// Has the hub write the job's checkpoint now, and waits until it is on the disk.
+// Makes the hub write the job's checkpoint now, and waits until it is on the disk.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_checkpoint(const PhubSession *session);
 
-// The first round of which no key has its answer. Round 0 is the broadcast, where there is one.
+// The first round of which no key has its answer. Round 0 is the broadcast, if there is one.
 //
 // What must hold:
-// `session` is from phub_join and not yet freed, and `round` leads to room for a result.
+// `session` is from phub_join and not yet freed, and `round` points to room for a result.
 PhubStatus phub_next_round(const PhubSession *session, uint32_t *round);
 
-// Waits for whatever is under way, and leaves the job. The memory of gradients and weights stays until
+// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights stays until
 // phub_session_free.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_leave(const PhubSession *session);
 
-// Frees a session; null is nothing. One that has not left leaves now when nothing is under way, and else counts as
-// lost. Its memory is gone with it.
+// Frees a session and its memory; null is allowed. A session that has not left leaves now if no key is under way;
+// otherwise its worker counts as lost.
 //
 // What must hold:
 // `session` is null, or from phub_join and not yet freed, and no other thread uses it.
 void phub_session_free(PhubSession *session);
 
-// The plan of a session that pulls in batches. It is made, or made anew, with the first push of a round.
+// The plan of a session that pulls in batches. It is made, or made again, with the first push of a round.
 //
 // What must hold:
-// `session` is from phub_join and not yet freed, and `plan` leads to room for a result.
+// `session` is from phub_join and not yet freed, and `plan` points to room for a result.
 PhubStatus phub_pull_plan(const PhubSession *session, PhubPullPlan *plan);
 
-// The plan in words, to print: how many layers each batch has, and the times. Like snprintf: `text` has room for `room`
-// bytes, with the zero byte at its end, and what is too long is cut. No plan is an empty text.
+// The plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room for
+// `room` bytes with the zero byte at its end, and a longer text is cut. Without a plan the text is empty.
 //
 // What must hold:
-// `session` is from phub_join and not yet freed, and `text` leads to `room` bytes.
+// `session` is from phub_join and not yet freed, and `text` points to `room` bytes.
 PhubStatus phub_pull_plan_text(const PhubSession *session,
                                char *text,
                                size_t room);

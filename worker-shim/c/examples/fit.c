@@ -1,11 +1,11 @@
-/* Fits a line to points with several workers: the smallest whole use of libphub.
+/* Fits a line to points with several workers: the smallest complete program with libphub.
  *
  *     phub-server serve &
  *     cc fit.c -I worker-shim/include -L target/release -lphub -lm -o fit
  *     ./fit 127.0.0.1:7077 0 2 & ./fit 127.0.0.1:7077 1 2
  *
- * Each worker has points of its own of y = 3x - 2. The hub sums the workers' gradients and steps; after 400 rounds
- * every worker has slope 3 and intercept -2. */
+ * Each worker has its own points of y = 3x - 2. The hub sums the workers' gradients and steps. After 400 rounds every
+ * worker has slope 3 and intercept -2. */
 #include <math.h>
 #include <phub.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ static void on_signal(int number) {
     stopped = 1;
 }
 
-/* Asked while a call waits, so that Ctrl-C ends it. */
+/* Called while a call waits, so that Ctrl-C ends it. */
 static int interrupted(void *context) {
     (void)context;
     return stopped;
@@ -36,7 +36,7 @@ static void check(PhubStatus status, const char *doing) {
     }
 }
 
-/* Where a key's gradient is, and where its weights: one float each. */
+/* The addresses of a key's gradient and weights: one float each. */
 static float *gradient(const PhubSession *session, uint32_t key) {
     void *data;
     size_t bytes;
@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
     check(phub_join(&session, config, interrupted, NULL), "joining");
     phub_config_free(config);
 
-    *gradient(session, SLOPE) = 0; /* of rank 0: the first weights of all */
+    *gradient(session, SLOPE) = 0; /* rank 0's are the first weights of all workers */
     *gradient(session, INTERCEPT) = 0;
     check(phub_broadcast(session), "the first weights");
     for (int round = 0; round < ROUNDS; round++) {
@@ -88,7 +88,7 @@ int main(int argc, char **argv) {
             by_intercept += 2 * error / points;
         }
         *gradient(session, INTERCEPT) = by_intercept;
-        check(phub_push(session, INTERCEPT), "pushing"); /* as a backward pass, which ends with the first layer */
+        check(phub_push(session, INTERCEPT), "pushing"); /* in the order of a backward pass, which ends with the first layer */
         *gradient(session, SLOPE) = by_slope;
         check(phub_push(session, SLOPE), "pushing");
         for (uint32_t key = 0; key < KEYS; key++) {

@@ -1,4 +1,4 @@
-//! What a session is made of, put together by C.
+//! The settings of a session, put together by C.
 
 use std::ffi::c_char;
 use std::fmt::Display;
@@ -15,7 +15,7 @@ use crate::status::{Failure, PhubStatus};
 /// Settings of a session.
 pub struct PhubConfig {
     config: SessionConfig,
-    /// To pull by; none: each key by itself.
+    /// The layers of pulls in batches; empty: each key by itself.
     layers: Vec<Vec<KeyId>>,
 }
 
@@ -32,12 +32,12 @@ pub enum PhubDtype {
 }
 
 /// Begins the settings of a session: the hub's control port ("host:port", or several with commas), the job's name, this
-/// worker's number from 0, how many workers there are, and what the hub runs, as JSON, such as
-/// {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}; "average" (the mean gradient
-/// comes back), "sgd", "momentum", "nesterov", "adam" and "adamw" are there.
+/// worker's number from 0, the number of workers, and the optimizer that the hub runs, as JSON, such as
+/// {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}. The names are "average" (the
+/// mean gradient comes back), "sgd", "momentum", "nesterov", "adam" and "adamw".
 ///
 /// # Safety
-/// Texts end with a zero byte, and `config` leads to room for a pointer.
+/// Texts end with a zero byte, and `config` points to room for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_config_new(
     config: *mut *mut PhubConfig,
@@ -48,26 +48,26 @@ pub unsafe extern "C" fn phub_config_new(
     optimizer: *const c_char,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word, for each.
+        // SAFETY: the caller's promise, for each.
         let [hub, job, optimizer] =
             unsafe { [text("hub", hub)?, text("job", job)?, text("optimizer", optimizer)?] };
         let optimizer: Optimizer = serde_json::from_str(optimizer)
             .map_err(|error| Failure::invalid(format!("optimizer {optimizer}: {error}")))?;
         let made = SessionConfig::new(hub, job, rank, workers, Vec::new(), optimizer);
         let made = Box::into_raw(Box::new(PhubConfig { config: made, layers: Vec::new() }));
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         unsafe { put("config", config, made) }.inspect_err(|_| {
-            // SAFETY: made above, and nobody has it.
+            // SAFETY: made above, and not shared yet.
             drop(unsafe { Box::from_raw(made) });
         })
     })
 }
 
-/// Adds a key, in the order of the forward pass; its number is how many were added before. `lr_mult` and `wd_mult`
+/// Adds a key, in the order of the forward pass. Its number is the number of keys that were added before. `lr_mult` and `wd_mult`
 /// multiply learning rate and weight decay.
 ///
 /// # Safety
-/// `config` is from phub_config_new and not yet freed, `name` ends with a zero byte, and `shape` leads to `dims`
+/// `config` is from phub_config_new and not yet freed, `name` ends with a zero byte, and `shape` points to `dims`
 /// numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_config_add_key(
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn phub_config_add_key(
     wd_mult: f32,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         let name = unsafe { text("name", name) }?;
         let dtype = match dtype {
             d if d == PhubDtype::F32 as u32 => Dtype::F32,
@@ -93,10 +93,10 @@ pub unsafe extern "C" fn phub_config_add_key(
         let shape = match dims {
             0 => Vec::new(),
             _ if shape.is_null() => return Err(Failure::invalid(format!("key {name:?}: its shape is null"))),
-            // SAFETY: not null, and the caller's word.
+            // SAFETY: not null, and the caller's promise.
             _ => unsafe { std::slice::from_raw_parts(shape, dims) }.to_vec(),
         };
-        // SAFETY: the caller's word; nobody else has the settings while they are made.
+        // SAFETY: the caller's promise; the settings are not shared while they are made.
         let PhubConfig { config, .. } =
             unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
         config.terms.keys.push(Key { lr_mult, wd_mult, ..Key::new(dtype, name, shape) });
@@ -104,12 +104,12 @@ pub unsafe extern "C" fn phub_config_add_key(
     })
 }
 
-/// Adds a layer to pull by: `count` keys, by their numbers, that are needed together. Layers are added in the order of
-/// the forward pass, and have each key once. For the setting "pull"; without layers each key is one, in the order in
-/// which keys were added.
+/// Adds a layer for the setting "pull": `count` keys, by their numbers, that are needed together. Layers are added in
+/// the order of the forward pass, and contain each key once. Without layers each key is a layer, in the order in which
+/// keys were added.
 ///
 /// # Safety
-/// `config` is from phub_config_new and not yet freed, and `keys` leads to `count` numbers.
+/// `config` is from phub_config_new and not yet freed, and `keys` points to `count` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_config_add_layer(
     config: *mut PhubConfig,
@@ -117,14 +117,14 @@ pub unsafe extern "C" fn phub_config_add_layer(
     count: usize,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word; nobody else has the settings while they are made.
+        // SAFETY: the caller's promise; the settings are not shared while they are made.
         let PhubConfig { layers, .. } =
             unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
         if count == 0 || keys.is_null() {
             let words = format!("layer {}: it has no keys; expected those that it needs", layers.len());
             return Err(Failure::invalid(words));
         }
-        // SAFETY: not null, and the caller's word.
+        // SAFETY: not null, and the caller's promise.
         let keys = unsafe { std::slice::from_raw_parts(keys, count) };
         layers.push(keys.iter().copied().map(KeyId).collect());
         Ok(())
@@ -135,9 +135,9 @@ pub unsafe extern "C" fn phub_config_add_layer(
 /// "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 /// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 /// verbs, tcp), "nics", "cores", "join_limit" and "wait_limit" (both in seconds), and with the schedule kvstore "pull":
-/// none, or in which batches of layers weights are pulled: ibatch (those that overlap the forward pass best: it is seen
-/// by when phub_wait is called for which key), greedy, layer, all. All keys of a round are then pushed before one is
-/// waited for.
+/// none, or the batches of layers in which weights are pulled. These are ibatch (they overlap the forward pass best; the
+/// session measures it from the calls of phub_wait), greedy, layer, or all. With batches all keys of a round are pushed
+/// before the first phub_wait.
 ///
 /// # Safety
 /// `config` is from phub_config_new and not yet freed, and texts end with a zero byte.
@@ -148,9 +148,9 @@ pub unsafe extern "C" fn phub_config_set(
     value: *const c_char,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word, for both.
+        // SAFETY: the caller's promise, for both.
         let (name, value) = unsafe { (text("name", name)?, text("value", value)?) };
-        // SAFETY: the caller's word; nobody else has the settings while they are made.
+        // SAFETY: the caller's promise; the settings are not shared while they are made.
         let PhubConfig { config, .. } =
             unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
         set(config, name, value)
@@ -204,7 +204,7 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
     Ok(())
 }
 
-/// Frees settings; null is nothing. Sessions that were made from them stay.
+/// Frees settings; null is allowed. Sessions that were made from them stay.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.
@@ -212,7 +212,7 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
 pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
     if !config.is_null() {
         let free = || {
-            // SAFETY: the caller's word.
+            // SAFETY: the caller's promise.
             drop(unsafe { Box::from_raw(config) });
             Ok(())
         };
@@ -220,12 +220,12 @@ pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
     }
 }
 
-/// The settings that C gives.
+/// The settings behind C's pointer.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.
 pub(crate) unsafe fn settings(config: *const PhubConfig) -> Result<SessionConfig, Failure> {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's promise.
     let PhubConfig { config, layers } = unsafe { given("config", config) }?;
     let mut config = config.clone();
     match &mut config.pull {

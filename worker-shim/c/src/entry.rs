@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::status::{Failure, PhubStatus, keep, last};
 
-/// Runs a call of C's. A panic in it is a defect, and is said as one.
+/// Runs a call from C. A panic in it is a defect, and its status says so.
 pub(crate) fn enter(call: impl FnOnce() -> Result<(), Failure>) -> PhubStatus {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => PhubStatus::Ok,
@@ -19,42 +19,42 @@ pub(crate) fn enter(call: impl FnOnce() -> Result<(), Failure>) -> PhubStatus {
     }
 }
 
-/// The text that C gives as `what`.
+/// The text behind C's pointer `what`.
 ///
 /// # Safety
-/// `text` is null, or ends with a zero byte and stays as it is for `'a`.
+/// `text` is null, or ends with a zero byte and does not change for `'a`.
 pub(crate) unsafe fn text<'a>(what: &str, text: *const c_char) -> Result<&'a str, Failure> {
     if text.is_null() {
         return Err(Failure::invalid(format!("{what} is null: expected a text")));
     }
-    // SAFETY: not null, and the caller's word.
+    // SAFETY: not null, and the caller's promise.
     let bytes = unsafe { CStr::from_ptr(text) };
     bytes.to_str().map_err(|error| Failure::invalid(format!("{what} is no UTF-8 text: {error}")))
 }
 
-/// What C gives a pointer to, as `what`.
+/// The value behind C's pointer `what`.
 ///
 /// # Safety
-/// `pointer` is null, or leads to a `T` that lives for `'a` and that nobody changes meanwhile.
+/// `pointer` is null, or points to a `T` that lives for `'a` and that nobody changes meanwhile.
 pub(crate) unsafe fn given<'a, T>(what: &str, pointer: *const T) -> Result<&'a T, Failure> {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's promise.
     unsafe { pointer.as_ref() }.ok_or_else(|| Failure::invalid(format!("{what} is null")))
 }
 
-/// Puts a value where C wants it, as `what`.
+/// Writes a value to C's pointer `what`.
 ///
 /// # Safety
-/// `place` is null, or leads to room for a `T`.
+/// `place` is null, or points to room for a `T`.
 pub(crate) unsafe fn put<T>(what: &str, place: *mut T, value: T) -> Result<(), Failure> {
     if place.is_null() {
         return Err(Failure::invalid(format!("{what} is null: expected room for a result")));
     }
-    // SAFETY: not null, and the caller's word.
+    // SAFETY: not null, and the caller's promise.
     unsafe { place.write(value) };
     Ok(())
 }
 
-/// The words of this thread's last call that failed, never null. They stay until this thread's next failure.
+/// The text of this thread's last call that failed, never null. It stays until this thread's next failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn phub_last_error() -> *const c_char {
     last()

@@ -1,8 +1,7 @@
 //! libphub: a worker's session for C. The header is `worker-shim/include/phub.h`, generated from here.
 //!
-//! What comes from C is checked for null and UTF-8 where it enters; a panic ends as
-//! [`PhubStatus::Internal`], never in the caller's frames. Must not know more of sessions than
-//! [`worker_shim::Background`] shows.
+//! Arguments from C are checked for null and UTF-8 where they enter. A panic ends as [`PhubStatus::Internal`], never in
+//! the caller's frames. Must not know more of sessions than [`worker_shim::Background`] shows.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 

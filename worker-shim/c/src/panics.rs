@@ -1,5 +1,5 @@
-//! Tests: a panic in this library ends where C called it. The functions that panic are here, so that what is shipped
-//! has none.
+//! Tests: a panic in this library does not get past the call from C. The functions that panic are here, so that the
+//! library that is shipped has none.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -14,7 +14,7 @@ use crate::session::*;
 use crate::status::PhubStatus;
 
 unsafe extern "C" {
-    /// The C library's: it calls back from frames of C.
+    /// The C library's sort: it calls back from frames of C.
     fn qsort(
         base: *mut c_void,
         count: usize,
@@ -32,7 +32,7 @@ static COMPARED: AtomicU32 = AtomicU32::new(0);
 
 unsafe extern "C" fn compare(_left: *const c_void, _right: *const c_void) -> c_int {
     let status = enter(|| panic!("on purpose, number {}", COMPARED.fetch_add(1, Ordering::Relaxed)));
-    assert_eq!(status, PhubStatus::Internal); // one that fails here ends the process: it is in a frame of C
+    assert_eq!(status, PhubStatus::Internal); // a failure here ends the process: it is in a frame of C
     0
 }
 
@@ -48,7 +48,7 @@ fn a_panic_does_not_cross_the_frames_of_c() {
 /// A call that panics on the session's own thread.
 unsafe extern "C" fn panic_in_session(session: *const PhubSession) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         let session = unsafe { given("session", session) }?;
         let answer = session.waiting(|background, interrupted| {
             background.with(|_session| -> u32 { panic!("on purpose") }, interrupted)
@@ -62,7 +62,7 @@ fn joined(hub: &Hub, job: &str) -> *mut PhubSession {
     let (hub, job) = (text(hub.address().to_string()), text(job.into()));
     let sgd = text(r#"{"name": "sgd", "learning_rate": 0.5}"#.into());
     let (mut config, mut session): (*mut PhubConfig, *mut PhubSession) = (null_mut(), null_mut());
-    // SAFETY: all pointers lead to what they must, and live until the calls return.
+    // SAFETY: all pointers point to what they must, and live until the calls return.
     unsafe {
         let made = phub_config_new(&mut config, hub.as_ptr(), job.as_ptr(), 0, 1, sgd.as_ptr());
         assert_eq!(made, PhubStatus::Ok);
@@ -93,7 +93,7 @@ fn a_session_that_panicked_says_so_and_can_be_closed() {
         assert!(words().contains("session's thread panicked"), "{}", words());
         assert_eq!(phub_push(session, 0), PhubStatus::Internal);
         assert_eq!(phub_leave(session), PhubStatus::Internal);
-        // Its memory is there until it is freed.
+        // The session's memory is there until it is freed.
         let (mut weights, mut gradient, mut bytes) = (null(), null_mut(), 0);
         assert_eq!(phub_weights(session, 0, &mut weights, &mut bytes), PhubStatus::Ok);
         assert_eq!(phub_gradient(session, 0, &mut gradient, &mut bytes), PhubStatus::Ok);
@@ -110,7 +110,7 @@ fn a_session_that_panicked_says_so_and_can_be_closed() {
     }
 }
 
-/// What C can call without a panic being caught: these do nothing that may.
+/// The functions of C that catch no panic: they do nothing that may panic.
 const PLAIN: [&str; 2] = ["phub_last_error", "phub_version"];
 
 #[test]

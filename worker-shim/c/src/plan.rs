@@ -1,4 +1,4 @@
-//! What a session plans to pull, and how well that came true.
+//! What a session plans to pull, and how well the plan predicts.
 
 use std::ffi::c_char;
 
@@ -8,22 +8,22 @@ use crate::entry::{enter, given, put};
 use crate::session::PhubSession;
 use crate::status::{Failure, PhubStatus};
 
-/// In which batches of layers a session pulls its weights. Times are in seconds, from when the first batch can be pulled
-/// to when the last layer can be computed, and not a number where there is none.
+/// The batches of layers in which a session pulls its weights. Times are in seconds. `predicted` and `measured` are from
+/// when the first batch can be pulled to when the last layer can be computed. A time that is not known is NaN.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PhubPullPlan {
-    /// How many batches there are; 0: there is no plan, because nothing is pulled in batches, or not enough is seen yet.
+    /// The number of batches; 0 if there is no plan: nothing is pulled in batches, or there was no profile yet.
     pub batches: usize,
-    /// What each pull takes beside its bytes, by the profile; no number where batches depend on none.
+    /// The time of each pull that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
     pub start_up: f64,
-    /// By the profile; no number where batches depend on none.
+    /// By the profile; NaN if batches depend on no profile.
     pub predicted: f64,
-    /// The mean of the rounds since; no number before the first.
+    /// The mean of the rounds since the plan; NaN before the first.
     pub measured: f64,
-    /// Rounds since.
+    /// Rounds since the plan.
     pub rounds: u32,
-    /// How many profiles there were.
+    /// The number of profiles so far.
     pub profiles: u32,
 }
 
@@ -47,14 +47,14 @@ fn planned(session: &PhubSession) -> Result<Option<PullPlan>, Failure> {
     })
 }
 
-/// The plan of a session that pulls in batches. It is made, or made anew, with the first push of a round.
+/// The plan of a session that pulls in batches. It is made, or made again, with the first push of a round.
 ///
 /// # Safety
-/// `session` is from phub_join and not yet freed, and `plan` leads to room for a result.
+/// `session` is from phub_join and not yet freed, and `plan` points to room for a result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_pull_plan(session: *const PhubSession, plan: *mut PhubPullPlan) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word, for both.
+        // SAFETY: the caller's promise, for both.
         unsafe {
             let planned = planned(given("session", session)?)?;
             put("plan", plan, PhubPullPlan::of(planned.as_ref()))
@@ -62,11 +62,11 @@ pub unsafe extern "C" fn phub_pull_plan(session: *const PhubSession, plan: *mut 
     })
 }
 
-/// The plan in words, to print: how many layers each batch has, and the times. Like snprintf: `text` has room for `room`
-/// bytes, with the zero byte at its end, and what is too long is cut. No plan is an empty text.
+/// The plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room for
+/// `room` bytes with the zero byte at its end, and a longer text is cut. Without a plan the text is empty.
 ///
 /// # Safety
-/// `session` is from phub_join and not yet freed, and `text` leads to `room` bytes.
+/// `session` is from phub_join and not yet freed, and `text` points to `room` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_pull_plan_text(
     session: *const PhubSession,
@@ -77,12 +77,12 @@ pub unsafe extern "C" fn phub_pull_plan_text(
         if text.is_null() || room == 0 {
             return Err(Failure::invalid("text is null or has no room: expected room for a text"));
         }
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         let planned = planned(unsafe { given("session", session) }?)?;
         let mut words = planned.map_or_else(String::new, |plan| plan.to_string()).into_bytes();
         words.truncate(room - 1); // all of it is ASCII
         words.push(0);
-        // SAFETY: not null, the caller's word that there are `room` bytes, and no more are written; a local is elsewhere.
+        // SAFETY: not null, the caller's promise that there are `room` bytes, and no more are written; a local is elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), text, words.len()) };
         Ok(())
     })

@@ -15,7 +15,7 @@ pub struct PhubSession {
     on_wait: OnWait,
 }
 
-/// Says whether to wait no more: anything but 0.
+/// Returns whether the call that waits is to end: any value except 0.
 pub type PhubInterrupted = Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>;
 
 #[derive(Clone, Copy)]
@@ -24,20 +24,20 @@ struct OnWait {
     context: *mut c_void,
 }
 
-// SAFETY: the pointer is only handed back to C's own function, and phub_join says that any thread may call it.
+// SAFETY: the pointer is only passed to C's own function, and phub_join says that any thread may call it.
 unsafe impl Send for OnWait {}
 // SAFETY: as above.
 unsafe impl Sync for OnWait {}
 
 impl OnWait {
     fn asks(self) -> bool {
-        // SAFETY: C's word that the function can be called with this, by any thread.
+        // SAFETY: C's promise that the function can be called with this pointer, by any thread.
         self.interrupted.is_some_and(|interrupted| unsafe { interrupted(self.context) } != 0)
     }
 }
 
 impl PhubSession {
-    /// Calls something that waits.
+    /// Makes a call that waits.
     pub(crate) fn waiting<R>(
         &self,
         wait: impl FnOnce(&Background, &mut dyn FnMut() -> bool) -> Result<R, BackgroundError>,
@@ -58,11 +58,11 @@ impl PhubSession {
     }
 }
 
-/// Joins a job, and waits until all its workers are there. `interrupted` may be null; else whoever waits, here and in
-/// the session's other calls, asks it with `context` ten times a second.
+/// Joins a job, and waits until all its workers are there. `interrupted` may be null. If not, each call of this session
+/// that waits calls it with `context` ten times a second.
 ///
 /// # Safety
-/// `config` is from phub_config_new and not yet freed, `session` leads to room for a pointer, and `interrupted` can be
+/// `config` is from phub_config_new and not yet freed, `session` points to room for a pointer, and `interrupted` can be
 /// called with `context` by any thread that calls the session.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_join(
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn phub_join(
     context: *mut c_void,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         let config = unsafe { settings(config) }?;
         if session.is_null() {
             return Err(Failure::invalid("session is null: expected room for a result"));
@@ -80,16 +80,16 @@ pub unsafe extern "C" fn phub_join(
         let on_wait = OnWait { interrupted, context };
         let background = Background::join(config, &mut || on_wait.asks())?;
         let joined = Box::new(PhubSession { background, on_wait });
-        // SAFETY: not null, and the caller's word.
+        // SAFETY: not null, and the caller's promise.
         unsafe { put("session", session, Box::into_raw(joined)) }
     })
 }
 
-/// Where a key's gradient is, and its length in bytes. Write it only while the key is not under way: from its
-/// phub_wait to its next phub_push. The same memory for the whole session.
+/// The address of a key's gradient, and its length in bytes. Write it only while the key is not under way: from its
+/// phub_wait to its next phub_push. The memory is the same for the whole session.
 ///
 /// # Safety
-/// `session` is from phub_join and not yet freed; `data` and `bytes` lead to room for a result.
+/// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_gradient(
     session: *const PhubSession,
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn phub_gradient(
     bytes: *mut usize,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word, for all three.
+        // SAFETY: the caller's promise, for all three.
         unsafe {
             let memory = given("session", session)?.memory(key)?;
             put("data", data, memory.gradient as *mut c_void)?;
@@ -107,11 +107,11 @@ pub unsafe extern "C" fn phub_gradient(
     })
 }
 
-/// Where a key's weights are (with the optimizer "average": the mean gradient), and their length in bytes. Read them
-/// only while the key is not under way. The same memory for the whole session.
+/// The address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes. Read
+/// them only while the key is not under way. The memory is the same for the whole session.
 ///
 /// # Safety
-/// `session` is from phub_join and not yet freed; `data` and `bytes` lead to room for a result.
+/// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_weights(
     session: *const PhubSession,
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn phub_weights(
     bytes: *mut usize,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word, for all three.
+        // SAFETY: the caller's promise, for all three.
         unsafe {
             let memory = given("session", session)?.memory(key)?;
             put("data", data, memory.weights as *const c_void)?;
@@ -130,14 +130,14 @@ pub unsafe extern "C" fn phub_weights(
 }
 
 /// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls it
-/// once, before its first push. Of a worker that came to a job that has weights already, it does nothing.
+/// once, before its first push. It does nothing if the job had weights already when this worker joined.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_broadcast(session: *const PhubSession) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         unsafe { given("session", session) }?.waiting(Background::broadcast_written)
     })
 }
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn phub_broadcast(session: *const PhubSession) -> PhubStat
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_push(session: *const PhubSession, key: u32) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         let session = unsafe { given("session", session) }?;
         Ok(session.background.push(session.existing(key)?)?)
     })
@@ -162,21 +162,21 @@ pub unsafe extern "C" fn phub_push(session: *const PhubSession, key: u32) -> Phu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_wait(session: *const PhubSession, key: u32) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         let session = unsafe { given("session", session) }?;
         let key = session.existing(key)?;
         session.waiting(|background, interrupted| background.wait(key, interrupted))
     })
 }
 
-/// Waits until every key's answer is there. To what plans the pulls ("pull") it is no forward pass.
+/// Waits until every key's answer is there. With the setting "pull", the planner does not take this for a forward pass.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_wait_all(session: *const PhubSession) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         unsafe { given("session", session) }?.waiting(Background::wait_all)
     })
 }
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn phub_wait_all(session: *const PhubSession) -> PhubStatu
 /// Whether a key's answer is there.
 ///
 /// # Safety
-/// `session` is from phub_join and not yet freed, and `ready` leads to room for a result.
+/// `session` is from phub_join and not yet freed, and `ready` points to room for a result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_is_ready(
     session: *const PhubSession,
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn phub_is_ready(
     ready: *mut bool,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word, for both.
+        // SAFETY: the caller's promise, for both.
         let session = unsafe { given("session", session) }?;
         let is_ready = session.background.is_ready(session.existing(key)?)?;
         // SAFETY: as above.
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn phub_is_ready(
     })
 }
 
-/// Changes the learning rate from the next round on, for all workers. Between rounds; every worker may call it.
+/// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn phub_set_learning_rate(
     learning_rate: f32,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         let session = unsafe { given("session", session) }?;
         let answer = session.waiting(|background, interrupted| {
             background.with(move |session| session.set_learning_rate(learning_rate), interrupted)
@@ -219,14 +219,14 @@ pub unsafe extern "C" fn phub_set_learning_rate(
     })
 }
 
-/// Has the hub write the job's checkpoint now, and waits until it is on the disk.
+/// Makes the hub write the job's checkpoint now, and waits until it is on the disk.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         let session = unsafe { given("session", session) }?;
         let answer = session
             .waiting(|background, interrupted| background.with(|session| session.checkpoint(), interrupted));
@@ -235,19 +235,19 @@ pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubSta
     })
 }
 
-/// The first round of which no key has its answer. Round 0 is the broadcast, where there is one.
+/// The first round of which no key has its answer. Round 0 is the broadcast, if there is one.
 ///
 /// # Safety
-/// `session` is from phub_join and not yet freed, and `round` leads to room for a result.
+/// `session` is from phub_join and not yet freed, and `round` points to room for a result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mut u32) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word, for both.
+        // SAFETY: the caller's promise, for both.
         unsafe { put("round", round, given("session", session)?.background.next_round().0) }
     })
 }
 
-/// Waits for whatever is under way, and leaves the job. The memory of gradients and weights stays until
+/// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights stays until
 /// phub_session_free.
 ///
 /// # Safety
@@ -255,13 +255,13 @@ pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_leave(session: *const PhubSession) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller's promise.
         unsafe { given("session", session) }?.waiting(Background::leave)
     })
 }
 
-/// Frees a session; null is nothing. One that has not left leaves now when nothing is under way, and else counts as
-/// lost. Its memory is gone with it.
+/// Frees a session and its memory; null is allowed. A session that has not left leaves now if no key is under way;
+/// otherwise its worker counts as lost.
 ///
 /// # Safety
 /// `session` is null, or from phub_join and not yet freed, and no other thread uses it.
@@ -269,7 +269,7 @@ pub unsafe extern "C" fn phub_leave(session: *const PhubSession) -> PhubStatus {
 pub unsafe extern "C" fn phub_session_free(session: *mut PhubSession) {
     if !session.is_null() {
         let free = || {
-            // SAFETY: the caller's word.
+            // SAFETY: the caller's promise.
             drop(unsafe { Box::from_raw(session) });
             Ok(())
         };

@@ -1,4 +1,4 @@
-//! What a call returns, and the words behind it: one text a thread, of its last call that failed.
+//! What a call returns, and the text of an error: one for each thread, from its last call that failed.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
@@ -9,7 +9,7 @@ use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PhubStatus {
-    /// Well.
+    /// It succeeded.
     Ok = 0,
     /// An argument or a setting is wrong, such as a null pointer, a key that does not exist, or a learning rate that
     /// is no number.
@@ -18,13 +18,13 @@ pub enum PhubStatus {
     Order = 2,
     /// The hub cannot be reached, or is no hub of this version.
     Unreachable = 3,
-    /// The hub said no.
+    /// The hub refused.
     Refused = 4,
     /// Other workers did not come, do not push, or left too early.
     Others = 5,
     /// The job failed, or its hub is lost: the session is over.
     Lost = 6,
-    /// The function that phub_join was given said to wait no more.
+    /// The function that was given to phub_join ended the wait.
     Interrupted = 7,
     /// Memory, threads or descriptors ran out.
     Exhausted = 8,
@@ -38,7 +38,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// A call that failed: what it returns, and why.
+/// A call that failed: its status, and why.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub status: PhubStatus,
@@ -51,14 +51,14 @@ impl Failure {
     }
 }
 
-/// Keeps the words for this thread; what the call returns.
+/// Keeps the text for this thread. Returns what the call returns.
 pub(crate) fn keep(failure: Failure) -> PhubStatus {
     let words = CString::new(failure.words.replace('\0', " ")).unwrap_or_default();
     LAST.with_borrow_mut(|last| *last = words);
     failure.status
 }
 
-/// The words of this thread's last failure; they stay where they are until its next one.
+/// The text of this thread's last failure. Valid until its next failure.
 pub(crate) fn last() -> *const std::ffi::c_char {
     LAST.with_borrow(|last| CStr::as_ptr(last))
 }

@@ -1,4 +1,4 @@
-/* Everything that libphub must not be given, and what it says to it. */
+/* Every misuse of libphub, and the error that it returns. */
 #include <math.h>
 #include <phub.h>
 #include <pthread.h>
@@ -80,7 +80,7 @@ static void wrong_pulls(const char *hub) {
     phub_config_free(config);
 }
 
-/* Two keys that are needed together, and one: a plan after six rounds. */
+/* A layer of two keys and a layer of one: there is a plan after six rounds. */
 static void pulls(const char *hub) {
     enum { KEYS = 3, ROUNDS = 8 };
     PhubSession *session;
@@ -118,7 +118,7 @@ static void pulls(const char *hub) {
     }
     FINE(phub_pull_plan(session, &plan));
     FINE(phub_pull_plan_text(session, text, sizeof text));
-    /* It is made with the seventh round's first push, and told of that round with the eighth's. */
+    /* The plan is made at the first push of round 7; the time of round 7 is known at the first push of round 8. */
     if (plan.batches < 1 || plan.batches > 2 || plan.profiles != 1 || plan.rounds != 1 || isnan(plan.start_up) ||
         isnan(plan.predicted) || isnan(plan.measured) || strncmp(text, "ibatch, ", 8) != 0) {
         fprintf(stderr, "%zu batches, %u profiles, %u rounds: %s\n", plan.batches, plan.profiles, plan.rounds, text);
@@ -186,7 +186,7 @@ static void wrong_calls(const char *hub) {
         ((float *)gradient)[at] = 1;
     }
     FINE(phub_broadcast(session));
-    /* Each thread has its own words. */
+    /* Each thread has its own error text. */
     EXPECT(phub_set_learning_rate(session, INFINITY), INVALID, "expected a finite number");
     pthread_t thread;
     pthread_create(&thread, NULL, words_of_another_thread, session);
