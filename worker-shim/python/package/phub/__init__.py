@@ -2,7 +2,7 @@
 
     import numpy, phub
 
-    with phub.serve() as hub:                       # or the address of one that runs
+    with phub.serve() as hub:                       # or the address of a hub that runs
         keys = {"weight": (10, 64), "bias": (10,)}
         optimizer = phub.Nesterov(learning_rate=0.1, momentum=0.9)
         with phub.Session(hub=hub.address, rank=0, world_size=1, keys=keys, optimizer=optimizer) as session:
@@ -18,6 +18,7 @@
 
 from ._compression import Bf16, Compression, Dgc, F16, OneBit, Qsgd, RandomK, SlimDP, TernGrad, TopK
 from ._hub import Hub, serve
+from ._keys import Key
 from ._launch import Worker, worker
 from ._optimizers import Adam, AdamW, Average, Momentum, Nesterov, Optimizer, Sgd
 from ._phub import (
@@ -41,7 +42,7 @@ from ._phub import (
     __version__,
 )
 from ._pull import PullPlan
-from ._session import Checkpoint, Key, Session, Traffic, Way
+from ._session import Checkpoint, Session, Traffic, Way
 from ._state import State
 
 __all__ = [

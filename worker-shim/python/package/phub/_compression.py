@@ -1,8 +1,8 @@
 """How gradients and weights are made smaller before they cross. Plain data; the arithmetic is the session's and the
 hub's.
 
-Codecs that are right on average (`Qsgd`, `TernGrad`) draw random numbers from the session's `seed`. Those that leave
-something out (`OneBit`, `TopK`, `RandomK`, `Dgc`) send it later.
+Unbiased codecs (`Qsgd`, `TernGrad`) draw random numbers from the session's `seed`. Codecs that leave something out
+(`OneBit`, `TopK`, `RandomK`, `Dgc`) send it later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Optional, Union
 
 @dataclasses.dataclass(frozen=True)
 class F16:
-    """The nearest number of 16 bits: half the bytes. What is beyond 65504 becomes infinite."""
+    """The nearest number of 16 bits: half the bytes. A value beyond 65504 becomes infinite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Bf16:
 
 @dataclasses.dataclass(frozen=True)
 class Qsgd:
-    """Levels between zero and the largest of `bucket` values, in `bits` (1 to 8), at random so that the mean is right."""
+    """Levels between zero and the largest of `bucket` values, in `bits` (1 to 8), rounded at random without bias."""
 
     bits: int
     bucket: int = 512
@@ -37,7 +37,7 @@ class OneBit:
 
 @dataclasses.dataclass(frozen=True)
 class TernGrad:
-    """-1, 0 or 1 times the largest value of a chunk, at random so that the mean is right."""
+    """-1, 0 or 1 times the largest value of a chunk, rounded at random without bias."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RandomK:
 @dataclasses.dataclass(frozen=True)
 class Dgc:
     """The largest sums of momentum: this share of all, a quarter at first and less in each of `warmup_rounds`. The
-    momentum is here: let the hub run `phub.Sgd`."""
+    worker applies the momentum: let the hub run `phub.Sgd`."""
 
     ratio: float
     momentum: float = 0.9
@@ -67,20 +67,21 @@ class Dgc:
 
 @dataclasses.dataclass(frozen=True)
 class SlimDP:
-    """Only what matters crosses: the *core*, the share `beta` of all parameters that have the largest `|w| + c |g|`, and
-    an *explorer*, `alpha - beta` of all that each worker draws in each round from the others.
+    """Only some parameters cross: the *significant set*, the share `beta` of all parameters with the largest
+    `|w| + c |g|`, and the *explorer*, the share `alpha - beta` that each worker draws in each round from the others.
 
-    A worker makes its own steps on `Session.weights`, which can be written then, and adds what its step changed, the
-    value before less the value after, to `Session.gradient`; the hub runs `phub.Sgd(1.0)`. What was sent then is the
-    hub's, and its gradient zero; the rest stays the worker's own, and its change goes out when it is sent. To write the
-    gradient anew in each round, and so lose what is left out, is the paper's algorithm 1, which learns more slowly.
+    A worker makes its own steps on `Session.weights`, which is then writable. It adds the change (the value before
+    minus the value after) to `Session.gradient`; the hub runs `phub.Sgd(1.0)`. Values that were sent come back as the
+    hub's, and their gradient becomes zero. The other values stay the worker's own, and their change leaves when they
+    are sent. A worker that overwrites the gradient in each round loses these changes: that is the paper's algorithm 1,
+    which learns more slowly.
 
     Attributes:
         alpha: above 0, at most 1.
         beta: from 0 to `alpha`; half of it is the paper's choice. With `alpha` itself nothing is explored.
-        q: rounds from one selection of the core to the next. Such a round sends everything.
-        c: how much a gradient counts beside a weight. Default: such that over the model both count the same.
-        explorer: "seeded", both ends draw the same; or "keys", the places go along with the values.
+        q: rounds from one selection of the significant set to the next. Such a round sends everything.
+        c: the factor of a gradient beside a weight. Default: both count the same over the model.
+        explorer: "seeded": both ends draw the same places; or "keys": the places are sent with the values.
     """
 
     alpha: float
@@ -94,6 +95,6 @@ Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimD
 
 
 def to_json(compression: Compression) -> str:
-    """As the control port spells it."""
+    """As JSON of the control port."""
     name = "slim" if isinstance(compression, SlimDP) else type(compression).__name__.lower()
     return json.dumps({"codec": name, **dataclasses.asdict(compression)})

@@ -1,12 +1,20 @@
-"""A hub inside this process, so that a script needs nothing that was started before."""
+"""A hub inside this process, so that a script needs no other program."""
 
 from __future__ import annotations
 
+import json
 import os
+import time
+import urllib.request
 from types import TracebackType
-from typing import Optional, Sequence, Type, Union
+from typing import Dict, Optional, Sequence, Type, Union
 
 from . import _phub
+
+# How long a worker waits before it asks again for a hub that rank 0 is still starting, in seconds.
+RETRY_S = 0.05
+# How long the hub of rank 0 waits at its end for workers that have not left yet, in seconds.
+_OTHERS_S = 30.0
 
 
 class Hub:
@@ -18,17 +26,17 @@ class Hub:
 
     @property
     def address(self) -> str:
-        """Where workers find it: `host:port`."""
+        """The address of its control port: `host:port`."""
         return self._native.address
 
     @property
     def is_own(self) -> bool:
-        """Whether it runs in this process, and not in the one that forked it."""
+        """Whether it runs in this process, and not in the process that forked it."""
         return self._owner == os.getpid()
 
     def stop(self, reason: str = "its script stopped it") -> None:
-        """Writes the checkpoints that can be written, tells all workers that the hub stops, and why; ends its
-        threads. A second call does nothing."""
+        """Writes checkpoints, tells all workers that the hub stops and why, and ends its threads. A second call does
+        nothing."""
         self._native.stop(reason)
 
     def __enter__(self) -> Hub:
@@ -57,22 +65,22 @@ def serve(
 ) -> Hub:
     """Starts a hub in this process; when this returns, workers can join.
 
-    The settings are those of `phub-server serve`, which says more of each (`--help`).
+    The settings are those of `phub-server serve`; its `--help` says more of each.
 
     Args:
-        listen: address of the control port; port 0 takes a free one. It has no password: keep it on a network that
+        listen: address of the control port; port 0 takes a free port. It has no password: keep it on a network that
             you trust.
-        transports: of "shm", "verbs" and "tcp"; default all.
-        data_listen: address that bytes cross by with TCP; default free ports at the control port's address.
+        transports: some of "shm", "verbs" and "tcp"; default all.
+        data_listen: address of the data path over TCP; default free ports at the control port's address.
         nics: RDMA NICs, as NCCL_IB_HCA names them.
         cores: how many cores sum and step, or which ("0,2,4-7"); default all that this process may use.
         idle: "auto", "spin", "sleep" or "busy-poll".
-        heartbeat_limit: a worker that is silent for so many seconds is taken for dead.
+        heartbeat_limit: the hub declares a worker dead after so many seconds without a heartbeat.
         checkpoints: directory of checkpoints; default none.
-        checkpoint_every: write one also every so many rounds.
+        checkpoint_every: also writes a checkpoint every so many rounds.
 
     Raises:
-        SettingsError: a setting makes no sense.
+        SettingsError: a setting is wrong.
         HubStartError: the hub cannot start; the message says what is missing.
     """
     return Hub(
@@ -88,3 +96,39 @@ def serve(
             checkpoint_every=checkpoint_every,
         )
     )
+
+
+# The hubs that rank 0 has started for its sessions, by address. They end with the process.
+_HUBS: Dict[str, Hub] = {}
+
+
+def serve_for(address: str) -> str:
+    """Starts a hub at this address, if this process has not. Returns the address that workers find it at."""
+    if address not in _HUBS:
+        # On all addresses unless this one is local: MASTER_ADDR may be a name, or another address of this machine.
+        host, _, port = address.rpartition(":")
+        here = host.startswith("127.") or host == "localhost"
+        try:
+            _HUBS[address] = serve(f"{'127.0.0.1' if here else '0.0.0.0'}:{port}")
+        except _phub.HubStartError as error:
+            raise _phub.HubStartError(f"{error}. Under torchrun, PHUB_PORT chooses the port") from None
+    return _HUBS[address].address if address.endswith(":0") else address
+
+
+def _wait_for_jobs(hub: str) -> None:
+    """Waits until the last worker has left."""
+    deadline = time.monotonic() + _OTHERS_S
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"http://{hub}/v1/hub", timeout=5) as reply:
+            jobs = json.load(reply)["jobs"]
+        if all(job.get("state") == "failed" for job in jobs):
+            return
+        time.sleep(RETRY_S)
+
+
+def stop_own_hubs() -> None:
+    """Stops the hubs that this process has started for its sessions, when all workers have left."""
+    for hub in _HUBS.values():
+        if hub.is_own:
+            _wait_for_jobs(hub.address.replace("0.0.0.0", "127.0.0.1"))
+            hub.stop("rank 0, which started it, is done")

@@ -1,5 +1,5 @@
-"""Who this process is among the workers, by what its launcher put into the environment. The environment is
-read nowhere else."""
+"""This process's place among the workers, from the environment that its launcher set. The environment is read nowhere
+else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Mapping, Optional
 
 from ._phub import SettingsError
 
-# Launcher, its rank, its number of workers. A launcher inside another one is found first: torchrun under Slurm.
+# Launcher, its rank, its number of workers. An inner launcher comes before an outer one, such as torchrun under Slurm.
 _LAUNCHERS = (
     ("PHUB", "PHUB_RANK", "PHUB_WORLD_SIZE"),
     ("torchrun", "RANK", "WORLD_SIZE"),
@@ -26,25 +26,25 @@ class Worker:
     rank: int
     """From 0."""
     world_size: int
-    """How many workers there are."""
+    """The number of workers."""
     job: str
-    """A name that all of them have, and a later run has not."""
+    """A name that all workers of this run have, and a later run does not."""
     hub: Optional[str]
-    """`host:port` of a hub that runs, when the environment names one."""
+    """`host:port` of a hub that runs, if the environment names a hub."""
     serve_at: Optional[str]
-    """`host:port` where rank 0 is to start one, when it names none."""
+    """`host:port` where rank 0 starts a hub, if the environment names none."""
 
 
 def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
-    """Who this process is, by `PHUB_RANK` and `PHUB_WORLD_SIZE`, torchrun, Open MPI, Slurm or `DMLC_*`; alone when
-    there is no launcher.
+    """This process's place, from `PHUB_RANK` and `PHUB_WORLD_SIZE`, torchrun, Open MPI, Slurm or `DMLC_*`. Without a
+    launcher it is the only worker.
 
-    The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. With torchrun and neither, rank 0 starts one at
-    `MASTER_ADDR`, on `PHUB_PORT` or a port that follows from `MASTER_PORT`. A process without a launcher starts one for
-    itself.
+    The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. If neither is set, with torchrun rank 0 starts a
+    hub at `MASTER_ADDR`, on `PHUB_PORT` or a port that follows from `MASTER_PORT`. A process without a launcher starts
+    a hub for itself.
 
     Raises:
-        SettingsError: what the launcher says makes no sense.
+        SettingsError: the launcher's environment is wrong.
     """
     env = os.environ if environment is None else environment
     rank, world_size, launcher = 0, 1, ""
@@ -65,16 +65,16 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
 
 
 def _port_after(master: int) -> int:
-    """The next port. Where Linux deals it out to connections, as those after torchrun's own choices, one of 16384 to
-    32767: a dealt one may be taken at any moment."""
+    """The next port, or a port of 16384 to 32767 if Linux may give the next one to a connection at any moment. Torchrun
+    chooses such ports."""
     port = master + 1
     return port if port < 32768 else 16384 + port % 16384
 
 
 def _job(env: Mapping[str, str], launcher: str) -> str:
     if launcher == "torchrun":
-        # A restart brings all workers back with new ranks: it is another job, or the same one from its checkpoint
-        # when PHUB_JOB says so.
+        # A restart brings all workers back with new ranks. It is another job, unless PHUB_JOB names the same job: then
+        # that continues from its checkpoint.
         parts = [env.get("TORCHELASTIC_RUN_ID", "run"), env.get("TORCHELASTIC_RESTART_COUNT", "0")]
     elif launcher == "Slurm":
         parts = [env.get("SLURM_JOB_ID", "job"), env.get("SLURM_STEP_ID", "0")]

@@ -77,5 +77,5 @@ def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
 
 
 def to_json(optimizer: Optimizer) -> str:
-    """As the control port spells it."""
+    """As JSON of the control port."""
     return json.dumps({"name": type(optimizer).__name__.lower(), **dataclasses.asdict(optimizer)})

@@ -1,4 +1,4 @@
-"""Weights that are pulled in batches of layers: which, and what came of it. Plain data; must not know sessions."""
+"""The plan of weights that are pulled in batches of layers. Plain data; must not know sessions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from ._phub import SettingsError
 
 @dataclasses.dataclass(frozen=True)
 class PullPlan:
-    """In which batches a session pulls its weights. Printed, it is a line of words.
+    """The batches in which a session pulls its weights. `str()` gives a line of text.
 
     Attributes:
-        batching: by what they are chosen: "ibatch", "greedy", "layer" or "all".
+        batching: how the batches are chosen: "ibatch", "greedy", "layer" or "all".
         batches: the keys of each batch.
-        start_up: what each pull takes beside its bytes, in seconds; None where batches depend on no profile.
+        start_up: the time of each pull that does not depend on its bytes, in seconds; None if batches depend on no
+            profile.
         predicted: by the profile, seconds from when the first batch can be pulled to when the last layer can be
-            computed; None where batches depend on none.
-        measured: the mean of the rounds since; None before the first.
-        rounds: rounds since.
-        profiles: how many profiles there were.
+            computed; None if batches depend on no profile.
+        measured: the same, as the mean of the rounds since the plan; None before the first.
+        rounds: rounds since the plan.
+        profiles: the number of profiles so far.
     """
 
     batching: str
@@ -40,7 +41,7 @@ _Native = Tuple[str, List[Tuple[int, int]], Optional[float], Optional[float], Op
 
 
 def plan(native: Optional[_Native], layers: Sequence[Sequence[str]]) -> Optional[PullPlan]:
-    """What the native part says of these layers."""
+    """The plan of the native part, with the keys of these layers."""
     if native is None:
         return None
     batching, batches, start_up, predicted, measured, rounds, profiles, words = native

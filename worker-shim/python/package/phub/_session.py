@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import json
 import os
 import time
-import urllib.request
 import weakref
 from types import TracebackType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _compression, _optimizers, _phub, _pull, _state
-from ._hub import Hub, serve
+from ._hub import RETRY_S, Hub, serve_for, stop_own_hubs
+from ._keys import Array, Key, key_of
 from ._launch import Worker, worker
-
-Array = npt.NDArray[Any]
-
-# How long a worker waits before it asks again for a hub that rank 0 is only starting, in seconds.
-_RETRY = 0.05
-# How long the hub of rank 0 waits at its end for workers that have not left yet, in seconds.
-_OTHERS = 30.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """A tensor of the model.
-
-    Attributes:
-        shape: extent of each dimension.
-        dtype: "f32", "f16" or "bf16". NumPy has no bf16: its arrays are of uint16, the bits.
-        lr_mult: multiplies the job's learning rate.
-        wd_mult: multiplies the job's weight decay.
-    """
-
-    shape: Tuple[int, ...]
-    dtype: str = "f32"
-    lr_mult: float = 1.0
-    wd_mult: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the hub's disk: the round that a job goes on with from it, its size, and how long it took."""
+    """A checkpoint on the hub's disk: the round that a job continues with from it, its size, and how long it took."""
 
     round: int
     bytes: int
@@ -63,39 +38,22 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a session reaches a hub: transport, why by this one, and which NICs where there is a choice."""
+    """How a session reaches a hub: the transport, why this transport, and which NICs if there is a choice."""
 
     transport: str
     reason: str
     paths: List[str]
 
 
-_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-
-
-def _key(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
-    if isinstance(given, Key):
-        return given
-    if isinstance(given, np.ndarray):
-        dtype = _DTYPES.get(given.dtype.name)
-        if dtype is None:
-            raise _phub.SettingsError(
-                f"key {name!r} is an array of {given.dtype}; a hub takes float32, float16 and bf16 "
-                f"(phub.Key(shape, 'bf16')): convert it first"
-            )
-        return Key(given.shape, dtype)
-    return Key(tuple(int(extent) for extent in given))
-
-
 class Session:
     """A worker's membership in a job: write gradients, push, wait, read weights.
 
-    A key is *under way* from its push to its wait. Meanwhile its gradient and weights are the hub's: do not touch
-    the arrays. The exchange goes on by itself, on a thread that needs no GIL.
+    A key is *under way* from its push to its wait. Meanwhile its gradient and weights belong to the hub: do not touch
+    the arrays. A thread that needs no GIL drives the exchange.
 
-    The arrays of `gradient` and `weights` are the memory that the hub reads and writes, and stay good as long as
-    they are held, also after the session. A session belongs to the process that made it: a child of `fork` gets a
-    ForkError. With `multiprocessing`'s "spawn" there is nothing to mind.
+    The arrays of `gradient` and `weights` are the memory that the hub reads and writes. They stay valid while they are
+    held, also after the session. A session belongs to the process that made it: a child of `fork` gets a ForkError.
+    With `multiprocessing`, "spawn" works.
     """
 
     def __init__(
@@ -125,42 +83,42 @@ class Session:
         wait_limit: float = 1800.0,
         state: Optional[_state.State] = None,
     ) -> None:
-        """Joins a job and waits until all its workers are there. The first one to come makes the job; the others
-        must say the same of everything but their rank.
+        """Joins a job and waits until all its workers are there. The first worker creates the job; the others must
+        give the same settings, except their rank.
 
         Args:
-            hub: `host:port` of its control port, or a `phub.serve()`; several with commas between them where a job is
-                spread over hubs, the same for all workers. Default: what the launcher's environment says
-                (`phub.worker`); under torchrun, and without a launcher, rank 0 starts one.
+            hub: `host:port` of its control port, or a `phub.serve()`. For a job that is spread over hubs, several
+                addresses with commas between them, the same for all workers. Default: from the launcher's environment
+                (`phub.worker`); under torchrun, and without a launcher, rank 0 starts a hub.
             rank: this worker's number, from 0. Default: the launcher's.
-            world_size: how many workers take part. Default: the launcher's.
+            world_size: the number of workers. Default: the launcher's.
             keys: the model, in the order of the forward pass: a shape, a `Key` or an array (for its shape and type)
                 by name.
             optimizer: what the hub does with the sum, such as `phub.Adam(learning_rate=1e-3)`.
-            job: name of the job. Default: by the launcher.
+            job: name of the job. Default: from the launcher.
             compression: how gradients and weights are made smaller, such as `phub.Qsgd(bits=8)` or `phub.TopK(0.01)`.
                 Default: not at all.
-            seed: where the randomness of compression comes from.
+            seed: seed of the random numbers of compression.
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
             on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
             schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
                 first keys overtake the others.
             slice_bytes: the most bytes of a unit of the schedule. Default: a chunk.
-            credit: bytes that may be under way on each link, "auto" or "none". Default: what the schedule needs.
-            pull: with "kvstore", in which batches of layers weights are pulled: "ibatch" (those that overlap the
-                forward pass best), "greedy", "layer" or "all". What layers take is seen by when `wait` is called for
-                which key; all keys of a round are pushed before one is waited for. Default: each key as soon as it can be.
+            credit: bytes that may be under way on each link, "auto" or "none". Default: depends on the schedule.
+            pull: with "kvstore", the batches of layers in which weights are pulled: "ibatch" (they overlap the forward
+                pass best), "greedy", "layer" or "all". The session measures layers from the calls of `wait`; push all
+                keys of a round before the first wait. Default: each key is pulled as soon as it can be.
             pull_layers: keys that are needed together, in the order of the forward pass. Default: each key by itself.
-            weights: "shared": read in place, where nobody can write; "private": in a copy of this worker's.
-            transport: "shm", "verbs" or "tcp". Default: the best that leads to the hub.
+            weights: "shared": read in place, and read-only; "private": a copy that belongs to this worker.
+            transport: "shm", "verbs" or "tcp". Default: the best transport that leads to the hub.
             cores: how many of the hub's cores the job gets. Default: all.
             nics: RDMA NICs of this worker, as NCCL_IB_HCA names them.
             chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
             join_limit: seconds to wait for the other workers at the start.
             wait_limit: seconds to wait for a key while all workers live.
-            state: what a new job begins with, in place of a broadcast: weights and optimizer state, such as another
-                session's `state()`. Rank 0's counts, others' are not looked at. A job that has weights already, or a
-                checkpoint at its hub, goes on with its own: `next_round` tells.
+            state: weights and optimizer state for a new job, instead of a broadcast, such as another session's
+                `state()`. Only rank 0's counts. A job that has weights already, or a checkpoint at its hub, ignores it:
+                `next_round` tells.
 
         Raises:
             SettingsError, UnreachableError, RefusedError, ConnectError, MissingWorkersError, ...: see each.
@@ -168,7 +126,7 @@ class Session:
         if not keys:
             raise _phub.SettingsError("keys: a model has at least one tensor")
         self._owner = os.getpid()
-        self._keys = {name: _key(name, given) for name, given in keys.items()}
+        self._keys = {name: key_of(name, given) for name, given in keys.items()}
         self._numbers = {name: number for number, name in enumerate(self._keys)}
         if pull is None and pull_layers is not None:
             raise _phub.SettingsError("pull_layers without pull: say which batches of them, such as pull='ibatch'")
@@ -215,10 +173,10 @@ class Session:
                 )
                 break
             except _phub.UnreachableError:
-                # Only a hub that rank 0 starts may come later than the others.
+                # Only a hub that rank 0 starts may come later than the workers.
                 if hub is not None or me.serve_at is None or time.monotonic() > deadline:
                     raise
-                time.sleep(_RETRY)
+                time.sleep(RETRY_S)
         self._arrays: Dict[Tuple[str, str], Array] = {}
         _SESSIONS.add(self)
 
@@ -234,7 +192,7 @@ class Session:
             raise _phub.SettingsError(
                 f"rank {self.rank} without a launcher has no way to know the hub of rank 0: say hub='host:port'"
             )
-        return _serve_for(me.serve_at) if self.rank == 0 else me.serve_at
+        return serve_for(me.serve_at) if self.rank == 0 else me.serve_at
 
     # ---- keys
 
@@ -262,23 +220,23 @@ class Session:
 
     def gradient(self, key: str) -> Array:
         """A key's gradient, to write while the key is not under way: an array of the key's shape and type over the
-        window itself. It still holds what was last written; with `SlimDP` zero, where that was sent."""
+        window itself. It still holds the last values; with `SlimDP` the values that were sent are zero."""
         return self._array(key, "gradient")
 
     def weights(self, key: str) -> Array:
         """A key's weights (with `Average`: the mean of the gradients), to read while the key is not under way: an
-        array of the key's shape and type over the window itself. It changes with each wait; NumPy refuses to write
-        it, unless `weights` is "private" or the compression `SlimDP`."""
+        array of the key's shape and type over the window itself. It changes with each wait. It is read-only, unless
+        `weights` is "private" or the compression is `SlimDP`."""
         return self._array(key, "weights")
 
     # ---- rounds
 
     def broadcast(self, weights: Optional[Mapping[str, npt.ArrayLike]] = None) -> None:
-        """Gives every worker rank 0's weights, and waits for them. Once, before the first push; every worker calls
-        it. What is not in `weights` is taken from `gradient(key)` as rank 0 has written it.
+        """Gives every worker rank 0's weights, and waits for them. Every worker calls it once, before its first push.
+        For keys that are not in `weights`, rank 0 writes the weights to `gradient(key)` before.
 
-        A worker that came to a job that has weights already (`next_round` is not 0) keeps those: then this does
-        nothing, so that a script that is started again need not know."""
+        If the job has weights already (`next_round` is not 0), this does nothing and the worker keeps those weights. So
+        a script that is started again need not know."""
         if self.rank == 0 and self.next_round == 0:
             for key, value in (weights or {}).items():
                 np.copyto(self.gradient(key), value, casting="same_kind")
@@ -296,8 +254,8 @@ class Session:
 
     def wait(self, *keys: str) -> None:
         """Waits until the answers of these keys are there; without names, of all. The GIL is free meanwhile, and
-        Ctrl-C raises KeyboardInterrupt; the session lives on. With `pull`, waits with names are what the forward pass
-        is seen by.
+        Ctrl-C raises KeyboardInterrupt, and the session continues. With `pull`, the planner learns the times of the
+        forward pass from waits with names.
 
         Raises:
             OrderError: with `pull`, a key that cannot come before others are pushed.
@@ -310,24 +268,24 @@ class Session:
             self._native.wait_all()
 
     def settle(self, *keys: str) -> None:
-        """As `wait`, for keys that are not computed with next: with `pull` it is no part of the forward pass."""
+        """As `wait`, for keys that the caller does not compute with next: with `pull` the planner ignores it."""
         for key in keys or self._keys:
             self._native.settle(self._number(key))
 
     def is_ready(self, key: str) -> bool:
-        """Whether the key's answer is there. Waits for nothing."""
+        """Whether the key's answer is there. Does not wait."""
         return self._native.is_ready(self._number(key))
 
     def push_pull(self, key: str, gradient: npt.ArrayLike) -> Array:
-        """Pushes a copy of `gradient`, of the key's shape, waits, and gives the new weights: `weights(key)`."""
+        """Pushes a copy of `gradient`, of the key's shape, waits, and returns the new weights: `weights(key)`."""
         np.copyto(self.gradient(key), gradient, casting="same_kind")
         self.push(key)
         self.wait(key)
         return self.weights(key)
 
     def average(self, values: Mapping[str, npt.ArrayLike]) -> Dict[str, Array]:
-        """The mean over all workers of each of these, as copies: for a session whose optimizer is `Average`. Every
-        worker calls it with the same keys."""
+        """The mean over all workers of each value, as copies: for a session whose optimizer is `Average`. Every worker
+        calls it with the same keys."""
         for key, value in values.items():
             np.copyto(self.gradient(key), value, casting="same_kind")
         self.push(*values)
@@ -340,35 +298,35 @@ class Session:
         return self._native.next_round
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Changes the learning rate from the next round on, for all workers. When nothing is under way; every worker
-        may call it with the same value."""
+        """Changes the learning rate from the next round on, for all workers. Call it when no key is under way; every
+        worker may call it with the same value."""
         self._native.set_learning_rate(learning_rate)
 
     def pull_by(self, layers: Sequence[Sequence[str]]) -> None:
-        """With `pull`: by other layers from now on, when nothing is under way. For a caller that learns only as it
-        computes in what order its layers are needed; what they take is measured anew. Workers need not agree."""
+        """With `pull`: uses other layers from now on, for a caller that learns the order of its layers only as it
+        computes. Call it when no key is under way. Times are measured again. Workers need not agree."""
         self._native.pull_by(_pull.numbers(layers, self._numbers))
         self._layers = [list(layer) for layer in layers]
 
     @property
     def pull_plan(self) -> Optional[_pull.PullPlan]:
-        """With `pull`: in which batches weights are pulled, and how well the prediction came true; None as long as not
-        enough is seen for a plan."""
+        """With `pull`: the batches in which weights are pulled, and how well the plan predicts; None before there is a
+        plan."""
         return _pull.plan(self._native.pull_plan(), self._layers)
 
     def checkpoint(self) -> Checkpoint:
-        """Writes the job's weights and optimizer state to its checkpoint at the hub now, and returns when they are on
+        """Makes the hub write a checkpoint of the job now, with weights and optimizer state, and returns when it is on
         the disk.
 
         Raises:
-            RefusedError: the hub writes no checkpoints, or cannot.
+            RefusedError: the hub does not write checkpoints, or fails to.
         """
         return Checkpoint(*self._native.checkpoint())
 
     def state(self) -> _state.State:
-        """The job's weights and optimizer state as they are now, from the hub: as they are before `next_round`, when
-        nothing of this worker is under way. The other workers may go on meanwhile. It is all in f32, and may be as long
-        as three models.
+        """The job's weights and optimizer state from the hub, as they are before `next_round`. Call it when no key of
+        this worker is under way; the other workers may go on meanwhile. All values are f32, so it may be as long as
+        three models.
 
         Raises:
             RefusedError: there are no weights yet, the optimizer is `Average`, or the job is on several hubs.
@@ -384,7 +342,7 @@ class Session:
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes of gradients and weights that have crossed so far, as they cross."""
+        """Bytes of gradients and weights that have crossed so far."""
         return Traffic(*self._native.traffic())
 
     @property
@@ -400,13 +358,13 @@ class Session:
     # ---- the end
 
     def leave(self) -> None:
-        """Waits for whatever is under way, and leaves the job."""
+        """Waits for all keys that are under way, and leaves the job."""
         self._native.leave()
         self.close()
 
     def close(self) -> None:
-        """Ends the session now: by leaving, when nothing is under way; else the others hear that this worker is lost.
-        A second call does nothing."""
+        """Ends the session now. It leaves if no key is under way; otherwise the others are told that this worker is
+        lost. A second call does nothing."""
         self._native.close()
 
     def __enter__(self) -> Session:
@@ -424,35 +382,7 @@ class Session:
             self.close()
 
 
-# The hubs that rank 0 has started for its sessions, by address. They go with the process.
-_HUBS: Dict[str, Hub] = {}
-
-
-def _serve_for(address: str) -> str:
-    """A hub at this address; where it is found."""
-    if address not in _HUBS:
-        # On every address, unless it is this machine's own: MASTER_ADDR may be a name, or lead here by another way.
-        host, _, port = address.rpartition(":")
-        here = host.startswith("127.") or host == "localhost"
-        try:
-            _HUBS[address] = serve(f"{'127.0.0.1' if here else '0.0.0.0'}:{port}")
-        except _phub.HubStartError as error:
-            raise _phub.HubStartError(f"{error}. Under torchrun, PHUB_PORT chooses the port") from None
-    return _HUBS[address].address if address.endswith(":0") else address
-
-
-def _wait_for_jobs(hub: str) -> None:
-    """Until the last worker has left."""
-    deadline = time.monotonic() + _OTHERS
-    while time.monotonic() < deadline:
-        with urllib.request.urlopen(f"http://{hub}/v1/hub", timeout=5) as answer:
-            jobs = json.load(answer)["jobs"]
-        if all(job.get("state") == "failed" for job in jobs):
-            return
-        time.sleep(_RETRY)
-
-
-# A script that ends without a word leaves in good order where it can: else the others would be told that it died.
+# A script that ends without calling `leave` leaves here, if it can. Otherwise the others would be told that it died.
 _SESSIONS: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
@@ -460,10 +390,7 @@ def _close_all() -> None:
     for session in list(_SESSIONS):
         if session._owner == os.getpid():
             session.close()
-    for hub in _HUBS.values():
-        if hub.is_own:
-            _wait_for_jobs(hub.address.replace("0.0.0.0", "127.0.0.1"))
-            hub.stop("rank 0, which started it, is done")
+    stop_own_hubs()
 
 
 atexit.register(_close_all)

@@ -1,4 +1,4 @@
-"""A job's state: weights and what the optimizer keeps beside them, as a hub's checkpoint has it."""
+"""A job's state: weights and optimizer state, as in a hub's checkpoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from . import _optimizers, _phub
 Array = npt.NDArray[Any]
 
 _STATE = "optimizer/"
-# Bytes that go from Python to the hub at a time.
+# Bytes that Python gives the session at a time.
 _PIECE = 1 << 20
-# How long the hub may be silent, in seconds: it waits half of that for the end of a round.
+# How long the hub may be silent, in seconds. It waits half of that for the end of a round.
 _SILENCE = 60.0
 
 
@@ -30,12 +30,11 @@ class _Reader(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a job goes on with: given by `Session.state()`, or made by hand; taken by `Session(state=...)`.
+    """A state that a job can continue with: from `Session.state()` or made by hand, for `Session(state=...)`.
 
     Attributes:
-        round: the round that comes next; 1 when no step was made, since round 0 is the broadcast. Adam counts its steps
-            by it.
-        tensors: f32 arrays of the keys' shapes, by name: each key's weights under its own, what the optimizer keeps
+        round: the next round; 1 if no step was made, since round 0 is the broadcast. Adam counts its steps from it.
+        tensors: f32 arrays of the keys' shapes, by name: each key's weights under the key's name, and optimizer state
             under "optimizer/momentum_buffer/KEY", or "optimizer/exp_avg/KEY" and "optimizer/exp_avg_sq/KEY".
     """
 
@@ -43,25 +42,25 @@ class State:
     tensors: Mapping[str, Array]
 
     def of(self, name: str, key: str) -> Array:
-        """What the optimizer keeps of a key, by PyTorch's word for it."""
+        """A key's optimizer state, by PyTorch's name of it."""
         return self.tensors[f"{_STATE}{name}/{key}"]
 
     @property
     def names(self) -> list[str]:
-        """What the optimizer keeps, by PyTorch's words."""
+        """PyTorch's names of the optimizer state."""
         return sorted({name.split("/")[1] for name in self.tensors if name.startswith(_STATE)})
 
 
 def name_of(state: str, key: str) -> str:
-    """The tensor that holds what the optimizer keeps of a key."""
+    """The name of the tensor that holds a key's optimizer state."""
     return f"{_STATE}{state}/{key}"
 
 
 def read(stream: _Reader, source: str) -> State:
-    """A state from a checkpoint file, or from what a hub sends.
+    """Reads a state from a checkpoint file, or from a hub.
 
     Raises:
-        SettingsError: it is no whole checkpoint.
+        SettingsError: it is not a whole checkpoint.
     """
     try:
         length = int.from_bytes(_exactly(stream, 8), "little")
@@ -105,7 +104,7 @@ def fetch(hub: str, job: str) -> State:
     """The state of a job that runs.
 
     Raises:
-        RefusedError, HubLostError: the hub said no; it is gone.
+        RefusedError, HubLostError: the hub refused; the hub is gone.
     """
     connection = http.client.HTTPConnection(hub, timeout=_SILENCE)
     try:
@@ -122,15 +121,15 @@ def fetch(hub: str, job: str) -> State:
 
 
 def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optimizer) -> Iterator[bytes]:
-    """The state as a hub takes it, checked before the first piece is asked for.
+    """The bytes of a state for the hub. The state is checked at once, and not only when the first piece is taken.
 
     Args:
-        state: what is to be brought.
+        state: the state to bring.
         shapes: the job's keys in their order, with their shapes.
         optimizer: the job's.
 
     Raises:
-        SettingsError: it is another model's or another optimizer's.
+        SettingsError: the state belongs to another model or optimizer.
     """
     names = [*shapes] + [name_of(each, key) for each in _optimizers.state_names(optimizer) for key in shapes]
     expected = dict(zip(names, [*shapes.values()] * len(names)))
@@ -160,10 +159,10 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
 
 
 def steps_of(step: Any, source: str) -> int:
-    """A number of steps, as torch keeps it.
+    """A number of steps from torch's optimizer state.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: it is not a whole number from 1.
     """
     steps = float(step)
     if not math.isfinite(steps) or steps < 1 or steps != int(steps) or steps >= 2**32 - 2:

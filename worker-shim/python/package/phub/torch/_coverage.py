@@ -28,11 +28,11 @@ class Coverage:
         self._learnt: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._learning = True
         self.layers: List[List[str]] = []
-        """Once learnt: parameters that are waited for together, in the order in which they are."""
+        """Once learnt: parameters that are waited for together, in order."""
 
     @property
     def is_learning(self) -> bool:
-        """Whether calls are still being noted."""
+        """Whether it still records calls."""
         return self._learning
 
     def called(self, module: Module) -> Tuple[str, ...]:

@@ -9,9 +9,10 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 import torch
 
 from .._hub import Hub
+from .._keys import Key
 from .._launch import worker
 from .._optimizers import Average
-from .._session import Key, Session
+from .._session import Session
 from ._settings import dtype_of
 from ._windows import tensor as window
 
@@ -59,7 +60,7 @@ class HubState:
         if known is not None and known.gradient(_KEY).shape == (buffer.numel(),):
             return known
         if known is not None:
-            # DDP has built its buckets anew: none of the old ones comes again, and none is under way.
+            # DDP has rebuilt its buckets: no old bucket comes again, and none is under way.
             self.leave()
         self._made += 1
         key = Key((buffer.numel(),), dtype_of(_KEY, buffer))
@@ -82,7 +83,7 @@ class HubState:
                 future.set_exception(error)
 
     def leave(self) -> None:
-        """Leaves all jobs. At the end of a script that happens by itself."""
+        """Leaves all jobs. At the end of a script this happens automatically."""
         sessions: List[Session] = list(self._sessions.values())
         self._sessions.clear()
         for session in sessions:
@@ -95,6 +96,6 @@ def ddp_hook(state: HubState, bucket: Any) -> Any:
 
 
 if torch.distributed.is_available():
-    # DDP compares these with its own, as types and not as words.
+    # DDP compares these with its own, as types and not as text.
     ddp_hook.__annotations__.update(bucket=torch.distributed.GradBucket)  # type: ignore[attr-defined]
     ddp_hook.__annotations__["return"] = torch.futures.Future[torch.Tensor]

@@ -1,5 +1,5 @@
-"""One model's exchange with the hub: gradients out as the backward pass makes them, weights in as the forward pass
-needs them."""
+"""One model's exchange with the hub: gradients leave as the backward pass computes them, weights come as the forward
+pass needs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._windows import windows
 
 
 class Exchange:
-    """Parameters by key, with hooks at both ends of their way."""
+    """Parameters by key, with hooks in the backward and the forward pass."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Exchange:
         self._passes, self._clip_value, self._overlap = passes, clip_value, overlap
         self._rate = settings.learning_rate(groups)
         self._windows = windows(session, next(iter(parameters.values())).device)
-        # Of this round: gradients that were accumulated, and what went out, as (gradient, its version).
+        # In this round: how often gradients were accumulated, and what was sent, as (gradient, its version).
         self._counts: Dict[str, int] = {}
         self._sent: Dict[str, Tuple[Optional[torch.Tensor], int]] = {}
         self._open: Set[str] = set()
@@ -48,7 +48,7 @@ class Exchange:
     # ---- the start
 
     def start(self) -> None:
-        """Gives every worker rank 0's parameters, moves them into the windows, and hooks in."""
+        """Gives every worker rank 0's parameters, moves them into the windows, and installs the hooks."""
         for key, parameter in self.parameters.items():
             self._windows.write(key, parameter.data)
         if next(iter(self.parameters.values())).is_cuda:
@@ -91,14 +91,14 @@ class Exchange:
         if gradient is not None and self._clip_value is not None:
             gradient.clamp_(-self._clip_value, self._clip_value)
         if key in self._open:
-            self._wait(key)  # nothing has read it since the last step
+            self._wait(key)  # no module has read it since the last step
         self._windows.write(key, gradient)
         self._windows.push(key)
         self._sent[key] = (gradient, -1 if gradient is None else gradient._version)
 
     def _begin_round(self) -> None:
         if self._learns_layers and self._coverage.layers:
-            # Each worker by itself: what it pulls together is no other's business.
+            # Each worker learns by itself: workers need not pull the same batches.
             self.synchronize()
             self.session.pull_by(self._coverage.layers)
             self._learns_layers = False
@@ -106,16 +106,16 @@ class Exchange:
         if rate == self._rate:
             return
         self.synchronize()
-        # One word is enough: no round ends without rank 0, which has not begun this one.
+        # One call is enough: no round ends without rank 0, which has not begun this round.
         if self.session.rank == 0:
             self.session.set_learning_rate(rate)
         self._rate = rate
 
     def step(self) -> None:
-        """The end of a round: sends what has not gone out; what nobody would wait for is waited for here."""
+        """The end of a round: sends what was not sent, and waits for parameters that no module waits for."""
         for key in self.parameters:
             if key not in self._sent:
-                self._send(key)  # a parameter without a gradient counts as one of zeros
+                self._send(key)  # a parameter without a gradient counts as if it were zeros
         for key, (gradient, version) in self._sent.items():
             if gradient is not None and gradient._version != version and self.parameters[key].grad is gradient:
                 raise OrderError(
@@ -158,7 +158,7 @@ class Exchange:
         self._open.discard(key)
 
     def synchronize(self) -> None:
-        """Waits for all parameters, which is no forward pass."""
+        """Waits for all parameters, outside of a forward pass."""
         for key in list(self._open):
             self._windows.settle(key)
             self._open.discard(key)
@@ -170,7 +170,7 @@ class Exchange:
     # ---- the end
 
     def leave(self) -> None:
-        """Waits for all, and leaves the job. Parameters keep their values, and are the script's own again."""
+        """Waits for all, and leaves the job. Parameters keep their values, and the script may write them again."""
         self.synchronize()
         for handle in self._handles:
             handle.remove()
@@ -189,7 +189,7 @@ def _calls(this: "weakref.ref[Exchange]", key: str) -> Callable[..., None]:
 
 
 class _NodeHook:
-    """A hook of a node, which lives as long as this does."""
+    """A hook of a node. It lives as long as this object."""
 
     def __init__(self, node: Any, hook: Callable[..., None]) -> None:
         self._node = node

@@ -1,4 +1,4 @@
-"""What an optimizer has that takes part in a job, whoever makes its steps."""
+"""What each optimizer in a job has, whether the hub makes its steps or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Membership(Protocol):
     session: Session
 
     def leave(self) -> None:
-        """Waits for what is under way, and leaves the job. Parameters keep their values."""
+        """Waits for all keys that are under way, and leaves the job. Parameters keep their values."""
 
 
 class Joined(torch.optim.Optimizer):
@@ -25,7 +25,7 @@ class Joined(torch.optim.Optimizer):
     _phub: Membership
 
     def leave(self) -> None:
-        """Waits for all parameters, and leaves the job. At the end of a script that happens by itself."""
+        """Waits for all parameters, and leaves the job. At the end of a script this happens automatically."""
         self._phub.leave()
 
     @property

@@ -1,5 +1,5 @@
-"""Slim-DP under torch: an optimizer makes its own steps, and what they changed is exchanged (algorithm 1), but that what
-is left out goes with a later step (decision 21)."""
+"""Slim-DP under torch: an optimizer makes its own steps, and their changes are exchanged (algorithm 1). Unlike the
+paper, a change that is left out leaves with a later step (decision 21)."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from typing import Any, Callable, Dict, Optional
 
 import torch
 
+from .._keys import Key
 from .._optimizers import Sgd
-from .._session import Key, Session
+from .._session import Session
 from ._joined import Joined
 from ._settings import dtype_of
 from ._windows import tensor
 
 
 class LocalExchange:
-    """Parameters by key. Of what is sent they become the hub's, the rest stays as the worker's own steps make it."""
+    """Parameters by key. Values that are sent become the hub's; the others stay as the worker's own steps make them."""
 
     def __init__(self, parameters: Dict[str, torch.nn.Parameter], settings: Dict[str, Any]) -> None:
         self.parameters = parameters
         keys = {name: Key(tuple(each.shape), dtype_of(name, each)) for name, each in parameters.items()}
-        # The mean of what the workers' steps changed is what the hub's weights change by.
+        # The hub's weights change by the mean of the workers' changes.
         self.session = Session(keys=keys, optimizer=Sgd(1.0), **settings)
         try:
-            # What is not sent of a change stays here, and goes out with a later one.
+            # A change that is not sent stays here, and leaves with a later one.
             self._changes = {name: tensor(self.session, name, "gradient") for name in parameters}
             self._weights = {name: tensor(self.session, name, "weights") for name in parameters}
             with torch.no_grad():
                 for name, parameter in parameters.items():
-                    self._changes[name].copy_(parameter)  # rank 0's are everybody's first
+                    self._changes[name].copy_(parameter)  # rank 0's are the first of all workers
             self.session.broadcast()
             self._take()
         except BaseException:
@@ -37,13 +38,13 @@ class LocalExchange:
 
     @torch.no_grad()
     def begin_step(self) -> None:
-        """Notes what the parameters are."""
+        """Keeps the values of the parameters."""
         for name, parameter in self.parameters.items():
             self._weights[name].copy_(parameter)
 
     @torch.no_grad()
     def end_step(self) -> None:
-        """Sends what the step has changed, and takes what came of everybody's."""
+        """Sends the changes of the step, and takes the mean of all workers' changes."""
         for name, parameter in self.parameters.items():
             weights = self._weights[name]
             after = parameter.to(weights.device)
@@ -64,16 +65,16 @@ class LocalExchange:
 
 
 class StepsItself(Joined):
-    """What an optimizer does beside its own step."""
+    """What an optimizer does in addition to its own step."""
 
     _phub: LocalExchange
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """This optimizer's own step; then what it changed goes out, and the hub's values of what was sent come."""
+        """Makes this optimizer's own step, sends its changes, and takes the hub's values of what was sent."""
         self._phub.begin_step()
         loss = super().step(closure)  # type: ignore[arg-type]
         self._phub.end_step()
         return loss
 
     def synchronize(self) -> None:
-        """Nothing: parameters are there when `step` returns."""
+        """Does nothing: parameters are there when `step` returns."""

@@ -9,9 +9,10 @@ import torch
 
 from .._compression import SlimDP
 from .._hub import Hub
+from .._keys import Key
 from .._optimizers import state_names
 from .._phub import OrderError, SettingsError
-from .._session import Key, Session
+from .._session import Session
 from ._exchange import Exchange
 from ._joined import Joined, mix_in
 from ._local import LocalExchange, StepsItself
@@ -22,10 +23,10 @@ __all__ = ["DistributedOptimizer", "UnsupportedOptimizerError"]
 
 
 class Join:
-    """How an optimizer comes to its job, and to another one with a state that is loaded."""
+    """How an optimizer joins its job, and another job with a state that is loaded."""
 
     keeps_state: bool
-    """Whether the hub keeps more than weights."""
+    """Whether the hub keeps optimizer state."""
 
     def __init__(
         self,
@@ -34,19 +35,19 @@ class Join:
         session: Dict[str, Any],
         exchange: Tuple[int, Optional[float], bool],
     ) -> None:
-        """`kind`: the optimizer's own class. `session`, `exchange`: settings of both."""
+        """`kind`: the optimizer's own class. `session`, `exchange`: their settings."""
         self._parameters, self._session, self._exchange = parameters, session, exchange
         self._kind, self._job, self._loaded = kind, "", 0
 
     def first(self, optimizer: torch.optim.Optimizer) -> Exchange:
-        """Joins with what torch's optimizer has kept so far."""
+        """Joins with the state of torch's optimizer."""
         exchange = self._join(optimizer, {})
         self._job = exchange.session.job
         return exchange
 
     def again(self, optimizer: torch.optim.Optimizer, former: Exchange) -> Exchange:
-        """Leaves the job for one that begins with what was loaded."""
-        # Before anybody leaves: a state that does not fit ends nothing.
+        """Leaves the job, and joins a job that begins with the loaded state."""
+        # Checked before any worker leaves: a state that does not fit does not end the job.
         try:
             from_torch(optimizer, self._parameters, read(optimizer, self._kind).optimizer)
         except BaseException:
@@ -81,19 +82,19 @@ class Join:
         except BaseException:
             joined.close()
             raise
-        optimizer.state.clear()  # it is the hub's
+        optimizer.state.clear()  # the hub has it
         return exchange
 
 
 class _AtTheHub(Joined):
-    """What an optimizer does otherwise when the hub makes its steps."""
+    """What changes in an optimizer when the hub makes its steps."""
 
     _phub: Exchange
     _phub_join: Join
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Ends a round: what the backward pass has not sent goes out. The parameters are the new ones when a module
-        that has them is called; `synchronize` waits for all."""
+        """Ends a round: sends what the backward pass has not sent. A module that is called waits for its new
+        parameters; `synchronize` waits for all."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -102,13 +103,12 @@ class _AtTheHub(Joined):
         return loss
 
     def synchronize(self) -> None:
-        """Waits until all parameters are the new ones: before they are read outside of a module's forward."""
+        """Waits until all parameters are new: call it before they are read outside of a module's forward."""
         self._phub.synchronize()
 
     def state_dict(self) -> Dict[str, Any]:
-        """As torch's own: the groups, and the state that the hub keeps, which comes over the network for this. It is as
-        it is between this worker's last step and its next one; the others may go on meanwhile. Whoever needs it calls
-        it, such as rank 0 alone.
+        """As torch's own: the groups, and the optimizer state, which is fetched from the hub. It is the state between
+        this worker's last step and its next one; the others may go on meanwhile. Not every worker need call it.
 
         Raises:
             RefusedError: a job over several hubs has no such state.
@@ -125,12 +125,12 @@ class _AtTheHub(Joined):
             self.state.clear()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
-        """Takes the groups' settings, and the state of the optimizer to the hub: every worker leaves the job, and a new
-        one, whose name has a number more, begins with rank 0's parameters as they are now and with rank 0's state. So
-        the model is loaded first, and every worker calls this. A `state_dict` without state changes the groups only.
+        """Takes the groups' settings, and gives the hub the state of the optimizer: every worker leaves the job, and
+        joins a new job, whose name ends with a number. The new job begins with rank 0's current parameters and state.
+        So load the model first, and call this on every worker. A `state_dict` without state changes the groups only.
 
         Raises:
-            SettingsError: the state is another model's or another optimizer's.
+            SettingsError: the state belongs to another model or optimizer.
         """
         self.synchronize()
         super().load_state_dict(state_dict)
@@ -157,38 +157,38 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     """Lets the hub make an optimizer's steps, with the mean of all workers' gradients.
 
     The optimizer stays the object that it is, so that learning-rate schedulers, which are made after this, work.
-    Rank 0's parameters become everybody's, and so does what its optimizer keeps of them, when a `state_dict` was loaded
-    into it or it has made steps: then the hub goes on from there. A parameter's gradient goes out as soon as the
-    backward pass has made it; `step()` ends the round and waits for nothing; each module waits for its own parameters when it is called.
-    Parameters that are read elsewhere (an average of weights, a norm) need `optimizer.synchronize()` before, but
-    for `state_dict()` of a model. They must not be written: the hub's are the ones that count.
+    All workers get rank 0's parameters. They also get its optimizer's state, if a `state_dict` was loaded into it or it
+    has made steps: then the hub continues from there. A gradient leaves as soon as the backward pass has computed it.
+    `step()` ends the round and does not wait; each module waits for its own parameters when it is called. Parameters
+    that are read elsewhere (an average of weights, a norm) need `optimizer.synchronize()` before, except for a model's
+    `state_dict()`. Do not write parameters: the hub's values overwrite them.
 
     A learning rate may change at any step, if the ratios of the groups stay. A parameter without a gradient counts
-    as one with a gradient of zeros: momentum and weight decay go on, unlike in torch.
+    as if its gradient were zeros: momentum and weight decay go on, unlike in torch.
 
-    With `compression=phub.SlimDP(...)` the optimizer, which may be any, makes its own steps, and the hub has the mean of
-    what they changed: `step()` returns when what was sent is there. Its state, clipping and accumulation are as without
+    With `compression=phub.SlimDP(...)` any optimizer makes its own steps, and the hub has the mean of their changes:
+    `step()` returns when the values that were sent have come back. State, clipping and accumulation are as without
     phub.
 
     Args:
         optimizer: `torch.optim.SGD`, with momentum and Nesterov or without, `Adam` or `AdamW`.
         named_parameters: `model.named_parameters()`, in the order of the forward pass; every parameter of the
             optimizer must be among them. Names must be the same in all workers. Default: numbers.
-        hub, rank, world_size: as for `phub.Session`; default: as the launcher's environment says.
-        backward_passes_per_step: gradients of so many backward passes are summed, and go out with the last one.
-        clip_value: gradients are clipped to plus and minus this, each worker's before the sum.
+        hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment.
+        backward_passes_per_step: gradients of so many backward passes are summed, and leave with the last one.
+        clip_value: each worker's gradients are clipped to plus and minus this, before the sum.
         overlap: without it `step()` waits for all parameters.
         schedule: as for `phub.Session`. "p3" lets the first layers' parameters, which are needed first, overtake.
-        pull: as for `phub.Session`, with schedule="kvstore": parameters are pulled in batches of modules. Those of one
-            module, by their names, are a layer, in the order of `named_parameters`; from the second step on it is as
-            the first training pass has called them.
+        pull: as for `phub.Session`, with schedule="kvstore": parameters are pulled in batches of modules. Parameters of
+            one module, by their names, are a layer. Layers are in the order of `named_parameters`, and from the second
+            step on in the order in which the first training pass has called the modules.
         weights: "private": parameters lie in memory of this worker, filled as answers come. "shared": they lie where
-            the hub writes them, which saves the copy; whoever writes one then crashes the process.
+            the hub writes them, which saves the copy; a write to a parameter then crashes the process.
         session: more settings of `phub.Session`, such as `job`, `on_loss`, `transport`.
 
     Raises:
-        UnsupportedOptimizerError: the hub cannot run it; the message says which it can, and what to do.
-        SettingsError: two parameters of one name, one without a name, a type that the hub does not take.
+        UnsupportedOptimizerError: the hub cannot run it; the message says which it can run, and what to do.
+        SettingsError: two parameters of one name, a parameter without a name, a type that the hub does not take.
     """
     if "step" in vars(optimizer):
         raise OrderError("make learning-rate schedulers after DistributedOptimizer: this optimizer has one already")
@@ -215,7 +215,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
         mix_in(optimizer, StepsItself, LocalExchange(parameters, session))
         return optimizer
-    read(optimizer)  # what the hub cannot run is said first
+    read(optimizer)  # first the error that the hub cannot run it
     parameters = _named(optimizer, named_parameters)
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule, weights=weights)
     join = Join(type(optimizer), parameters, session, (backward_passes_per_step, clip_value, overlap))
@@ -225,7 +225,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
 
 
 def _by_module(names: Iterable[str]) -> List[List[str]]:
-    """Parameters of one module together, in the order of the first of each; numbers are each by itself."""
+    """Parameters of one module together, in the order of its first parameter. A number is a layer by itself."""
     layers: Dict[str, List[str]] = {}
     for name in names:
         module, _, own = name.rpartition(".")
@@ -236,7 +236,7 @@ def _by_module(names: Iterable[str]) -> List[List[str]]:
 def _named(
     optimizer: torch.optim.Optimizer, named: Optional[Iterable[Tuple[str, torch.nn.Parameter]]]
 ) -> Dict[str, torch.nn.Parameter]:
-    """The optimizer's parameters by name, in the order of `named`; frozen ones left out, shared ones once."""
+    """The optimizer's parameters by name, in the order of `named`: without frozen ones, and shared ones once."""
     mine = {id(each): each for group in optimizer.param_groups for each in group["params"]}
     if named is None:
         named = ((f"parameter.{number}", each) for number, each in enumerate(mine.values()))

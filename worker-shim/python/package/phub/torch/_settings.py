@@ -1,4 +1,4 @@
-"""What a torch optimizer's groups say, as settings of the hub's optimizer and of its keys."""
+"""The groups of a torch optimizer, as settings of the hub's optimizer and of its keys."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _HOW = (
 # Settings that change how a step is computed, not what it is.
 _IMPLEMENTATION = ("foreach", "fused", "capturable", "decoupled_weight_decay")
 
-# What the hub has not, and what it must be.
+# Settings that the hub does not have, and the values that they must have.
 _REFUSED: Dict[str, Any] = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
 
 
 @dataclasses.dataclass(frozen=True)
 class Multipliers:
-    """Of a parameter group: of the job's learning rate and weight decay."""
+    """The multipliers of a parameter group: of the job's learning rate and weight decay."""
 
     learning_rate: float
     weight_decay: float
@@ -37,7 +37,7 @@ class Multipliers:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a torch optimizer is to the hub."""
+    """The hub's settings for a torch optimizer."""
 
     optimizer: _optimizers.Optimizer
     groups: Tuple[Multipliers, ...]
@@ -45,7 +45,7 @@ class Settings:
     """What the hub cannot change after the join: everything of each group but its learning rate."""
 
     def learning_rate(self, groups: List[Dict[str, Any]]) -> float:
-        """The job's learning rate, by what the groups say now.
+        """The job's learning rate, from the groups' current settings.
 
         Raises:
             UnsupportedOptimizerError: a group has changed in a way that the hub cannot follow.

@@ -10,12 +10,12 @@ from .. import _optimizers
 from .._phub import SettingsError
 from .._state import State, name_of, steps_of
 
-# What torch counts, and the hub sees by its round.
+# The step count of torch. The hub knows it from its round.
 _STEP = "step"
 
 
 def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
-    """What torch's optimizer keeps of a parameter, in the parameter's type, on its device."""
+    """The state of torch's optimizer for a parameter, in the parameter's type, on its device."""
     kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter) for each in state.names}
     if "exp_avg" in kept:
         kept[_STEP] = torch.tensor(float(steps(state)))
@@ -23,7 +23,7 @@ def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
 
 
 def steps(state: State) -> int:
-    """The steps that are in it: round 0 is the broadcast."""
+    """The number of its steps: round 0 is the broadcast."""
     return max(state.round - 1, 0)
 
 
@@ -47,7 +47,7 @@ def from_torch(
     for key, parameter in parameters.items():
         seen = sorted(set(kept[key]) - {_STEP})
         if is_momentum and not seen:
-            # It never had a gradient: torch begins its momentum with the first one, and so do zeros.
+            # It never had a gradient. Zeros are right: torch begins its momentum with the first gradient.
             kept[key]["momentum_buffer"] = torch.zeros_like(parameter)
         elif seen != sorted(names):
             raise SettingsError(

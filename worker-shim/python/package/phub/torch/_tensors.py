@@ -1,4 +1,4 @@
-"""Tensors and numbers that all workers are to have alike, outside of training."""
+"""Tensors and numbers that all workers share outside of training."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from .._hub import Hub
+from .._keys import Key
 from .._launch import worker
 from .._optimizers import Average, Sgd
-from .._session import Key, Session
+from .._session import Session
 from ._settings import DTYPES
 from ._windows import tensor as window
 
-# Every worker makes the same calls in the same order: so the number of a call is the same everywhere.
+# Every worker makes the same calls in the same order, so the number of a call is the same everywhere.
 _CALLS = itertools.count()
 
 

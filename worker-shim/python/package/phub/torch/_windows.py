@@ -1,4 +1,4 @@
-"""Windows as torch tensors, without copies; and how gradients come into them and weights out, also from a GPU."""
+"""Windows as torch tensors, without copies. Gradients are copied in and weights out, also from a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._session import Session
 def tensor(session: Session, key: str, which: str) -> torch.Tensor:
     """A key's gradient or weights as a tensor over the window itself."""
     array = session.gradient(key) if which == "gradient" else session.weights(key)
-    if array.dtype.name == "uint16":  # bf16, which NumPy has not
+    if array.dtype.name == "uint16":  # bf16, which NumPy does not have
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -38,15 +38,15 @@ class HostWindows:
             self._gradients[key].copy_(gradient.detach())
 
     def push(self, key: str) -> None:
-        """Sends what was written."""
+        """Pushes the gradient that was written."""
         self._session.push(key)
 
     def wait(self, key: str) -> None:
-        """Waits until the parameter is the new one, for a module that computes with it next."""
+        """Waits until the parameter is new, for a module that computes with it next."""
         self._session.wait(key)
 
     def settle(self, key: str) -> None:
-        """Waits until the parameter is the new one."""
+        """Waits until the parameter is new."""
         self._session.settle(key)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class CudaWindows:
         self._thread.start()
 
     def _pin(self, window: torch.Tensor) -> None:
-        # Pages that cannot be pinned (a limit on locked memory) are copied all the same, slower.
+        # Pages that cannot be pinned (a limit on locked memory) are copied more slowly.
         bytes_ = window.numel() * window.element_size()
         if bytes_ and int(torch.cuda.cudart().cudaHostRegister(window.data_ptr(), bytes_, 0)) == 0:
             self._pinned.append(window.data_ptr())
@@ -133,15 +133,15 @@ class CudaWindows:
         self._take(key)
 
     def _wait_for_copies(self, key: str) -> None:
-        # A key that is pulled in a batch cannot come before all of the batch are pushed.
+        # A key that is pulled in a batch cannot come before all keys of the batch are pushed.
         for sent in [self._sent[key]] if self._session.pull is None else self._sent.values():
             sent.wait()
         if self._error is not None:
             raise self._error
 
     def _take(self, key: str) -> None:
-        # The next answer cannot overwrite what is still being copied: it comes after the next push, and that after
-        # a copy that comes after this one.
+        # The next answer cannot overwrite what is still being copied: it comes after the next push, and that push after
+        # a later copy.
         self._parameters[key].data.copy_(self._windows[key][1], non_blocking=True)
 
     def close(self) -> None:
@@ -156,5 +156,5 @@ Windows = Union[HostWindows, CudaWindows]
 
 
 def windows(session: Session, device: torch.device) -> Windows:
-    """The way that suits where the parameters are."""
+    """The windows that suit the device of the parameters."""
     return CudaWindows(session, device) if device.type == "cuda" else HostWindows(session)

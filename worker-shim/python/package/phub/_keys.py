@@ -1,0 +1,47 @@
+"""The tensors of a model, as a job knows them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Sequence, Tuple, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _phub
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A tensor of the model.
+
+    Attributes:
+        shape: extent of each dimension.
+        dtype: "f32", "f16" or "bf16". NumPy has no bf16: its arrays are uint16 with the bits.
+        lr_mult: multiplies the job's learning rate.
+        wd_mult: multiplies the job's weight decay.
+    """
+
+    shape: Tuple[int, ...]
+    dtype: str = "f32"
+    lr_mult: float = 1.0
+    wd_mult: float = 1.0
+
+
+_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def key_of(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
+    if isinstance(given, Key):
+        return given
+    if isinstance(given, np.ndarray):
+        dtype = _DTYPES.get(given.dtype.name)
+        if dtype is None:
+            raise _phub.SettingsError(
+                f"key {name!r} is an array of {given.dtype}; a hub takes float32, float16 and bf16 "
+                f"(phub.Key(shape, 'bf16')): convert it first"
+            )
+        return Key(given.shape, dtype)
+    return Key(tuple(int(extent) for extent in given))
