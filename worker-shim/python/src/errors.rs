@@ -1,6 +1,6 @@
-//! Exceptions: one class a cause, the message with the whole chain of reasons.
+//! Exceptions: one class for each cause. The message has the whole chain of reasons.
 //!
-//! Knows every error of sessions and hubs; nothing of what was called.
+//! Knows every error of sessions and hubs, and none of the calls.
 
 use std::error::Error as Cause;
 
@@ -10,35 +10,30 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 
-create_exception!(phub, Error, PyException, "Whatever a hub or a session has to say; the base of all below.");
+create_exception!(phub, Error, PyException, "An error of a hub or a session; the base of all classes below.");
 create_exception!(phub, UnreachableError, Error, "No hub answers at the address.");
-create_exception!(phub, RefusedError, Error, "The hub said no: its words say why.");
+create_exception!(phub, RefusedError, Error, "The hub refused; the message says why.");
 create_exception!(
     phub,
     ProtocolError,
     Error,
-    "The other end is no hub of this version, or broke the protocol."
+    "The other end is not a hub of this version, or broke the protocol."
 );
-create_exception!(phub, SettingsError, Error, "Settings, names, keys or an optimizer that no job can have.");
-create_exception!(phub, OutOfMemoryError, Error, "Memory for a window could not be had.");
+create_exception!(phub, SettingsError, Error, "Wrong settings, names, keys or optimizer.");
+create_exception!(phub, OutOfMemoryError, Error, "There was no memory for a window.");
 create_exception!(phub, ConnectError, Error, "No transport leads to the hub's data path.");
 create_exception!(phub, MissingWorkersError, Error, "Other workers did not join within the limit.");
 create_exception!(phub, JobFailedError, Error, "The job cannot go on: a worker died, or broke the protocol.");
-create_exception!(phub, PeerLeftError, Error, "A worker left before the round that is waited for.");
+create_exception!(phub, PeerLeftError, Error, "A worker left before the round that this worker waits for.");
 create_exception!(phub, HubLostError, Error, "The hub died or was cut off.");
-create_exception!(phub, StalledError, Error, "All are alive, and some worker does not push the key.");
+create_exception!(phub, StalledError, Error, "All workers are alive, but some worker does not push the key.");
 create_exception!(phub, OrderError, Error, "A call out of order, such as a second push before the wait.");
 create_exception!(phub, LeftError, Error, "The session has left its job.");
 create_exception!(phub, ForkError, Error, "The session belongs to the process that forked this one.");
 create_exception!(phub, HubStartError, Error, "A hub could not be started.");
-create_exception!(
-    phub,
-    ResourceError,
-    Error,
-    "A thread, a descriptor or another thing of the system ran out."
-);
+create_exception!(phub, ResourceError, Error, "The system gave no thread, descriptor or other resource.");
 
-/// Puts the classes into the module, under the names that users see.
+/// Adds the classes to the module, under the names that users see.
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add("Error", py.get_type::<Error>())?;
@@ -60,7 +55,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("ResourceError", py.get_type::<ResourceError>())
 }
 
-/// The exception for what a session says.
+/// The exception for an error of a background session.
 pub fn of_session(error: &BackgroundError) -> PyErr {
     match error {
         BackgroundError::Session(error) => of_cause(error),
@@ -110,7 +105,7 @@ pub fn of_hub(error: &HubError) -> PyErr {
     HubStartError::new_err(chain(error))
 }
 
-/// An error and its causes, each said once.
+/// An error and its causes, each once.
 fn chain(error: &dyn Cause) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::errors::of_hub;
 use crate::setting::{choice, parse};
 
-/// A running hub. Dropping it stops it, but for a child of `fork`, which has none of its threads.
+/// A running hub. A drop stops it, except in a child of `fork`, which has none of its threads.
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Hub {
     hub: Mutex<Option<phub_server::Hub>>,
@@ -30,7 +30,7 @@ impl Hub {
     #[new]
     #[pyo3(signature = (listen, transports, data_listen, nics, cores, idle, heartbeat_limit_s, checkpoints,
                         checkpoint_every))]
-    #[allow(clippy::too_many_arguments)] // one a setting; Python names them
+    #[allow(clippy::too_many_arguments)] // one for each setting; Python names them
     fn new(
         py: Python<'_>,
         listen: &str,
@@ -65,7 +65,7 @@ impl Hub {
         self.address.to_string()
     }
 
-    /// Writes the checkpoints that can be written, tells the workers, ends all threads.
+    /// Writes checkpoints, tells the workers, and ends all threads.
     fn stop(&self, py: Python<'_>, reason: &str) {
         if std::process::id() != self.owner {
             return;

@@ -1,8 +1,8 @@
-//! `phub._phub`: what the Python package `phub` is made of. Sessions on threads of their own, windows that
-//! NumPy reads and writes in place, a hub in this process, one exception a cause.
+//! `phub._phub`: the native part of the Python package `phub`. Sessions on their own threads, windows that NumPy reads
+//! and writes in place, a hub in this process, one exception for each cause.
 //!
-//! Plain parts: defaults, names, launchers' environments and docstrings are in `../package/phub`. No `unsafe`: a window
-//! is handed over as an address by NumPy's array interface, and its memory is held as long as the array lives.
+//! Defaults, names, launchers' environments and docstrings are in `../package/phub`. No `unsafe`: a window is passed as an
+//! address by NumPy's array interface, and its memory is held while the array lives.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! Layers to pull by, and the plan of a session that pulls in batches of them, as Python has them.
+//! The plan of a session that pulls in batches, in types of Python.
 
 use pbox_core::KeyId;
 use worker_shim::PullPlan;
 
-/// By what; ranges of layers; start-up, prediction and mean in seconds; rounds, profiles; all of it in words.
+/// Batching; ranges of layers; start-up, prediction and mean in seconds; rounds, profiles; all of it as text.
 pub type PlanTuple = (String, Vec<(usize, usize)>, Option<f64>, Option<f64>, Option<f64>, u32, u32, String);
 
 /// Layers of keys by number.

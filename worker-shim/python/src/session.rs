@@ -20,12 +20,12 @@ type KeyTuple = (String, Vec<u64>, String, f32, f32);
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Session {
     background: Background,
-    /// NumPy may write the weights: they are this worker's own copy.
+    /// NumPy may write the weights: they are a copy that belongs to this worker.
     private: bool,
 }
 
-/// Calls `wait` without the GIL. It gets a question to ask now and then: whether Python has a signal to
-/// handle. What the handler raises, such as KeyboardInterrupt, is what the call raises.
+/// Calls `wait` without the GIL, with a function that returns whether Python has a signal to handle. If the handler
+/// raises an exception, such as KeyboardInterrupt, the call raises it.
 fn interruptible<R: Send>(
     py: Python<'_>,
     wait: impl Send + FnOnce(&mut dyn FnMut() -> bool) -> Result<R, BackgroundError>,
@@ -56,7 +56,7 @@ impl Session {
     #[pyo3(signature = (hub, job, rank, world_size, keys, optimizer, compression, seed, consistency, on_loss,
                         schedule, slice_bytes, credit, pull, pull_layers, weights, transport, cores, nics, chunk_bytes,
                         join_limit_s, wait_limit_s, state))]
-    #[allow(clippy::too_many_arguments)] // one a setting; Python names them
+    #[allow(clippy::too_many_arguments)] // one for each setting; Python names them
     fn new(
         py: Python<'_>,
         hub: &str,
@@ -113,7 +113,7 @@ impl Session {
         config.terms.chunk_bytes = chunk_bytes.unwrap_or(config.terms.chunk_bytes);
         config.join_limit = seconds("join_limit", join_limit_s)?;
         config.wait_limit = seconds("wait_limit", wait_limit_s)?;
-        // With Slim-DP, what is not sent stays what the worker makes of it.
+        // With Slim-DP, values that are not sent stay as the worker writes them.
         let keeps_own = config.terms.level.compression.is_some_and(|each| each.has_own_answers());
         let private = config.weights == WeightsMode::Private || keeps_own;
         let state = state.map(|(before, pieces)| {
@@ -141,7 +141,7 @@ impl Session {
     }
 
     fn wait(&self, py: Python<'_>, key: u32) -> PyResult<()> {
-        // Most answers are there when they are asked for; then the GIL stays where it is.
+        // Most answers are there already; then the GIL is not released.
         if self.is_ready(key)? {
             return Ok(());
         }
@@ -160,7 +160,7 @@ impl Session {
         interruptible(py, |interrupted| self.background.wait_all(interrupted))
     }
 
-    /// Gives every worker what rank 0 has written to its gradients, as weights.
+    /// Gives every worker the weights that rank 0 has written to its gradients.
     fn broadcast_written(&self, py: Python<'_>) -> PyResult<()> {
         interruptible(py, |interrupted| self.background.broadcast_written(interrupted))
     }
@@ -178,7 +178,7 @@ impl Session {
         Ok(plan.as_ref().map(of_plan))
     }
 
-    /// Round, bytes and milliseconds of a checkpoint that is written now.
+    /// Writes a checkpoint. Returns its round, bytes and milliseconds.
     fn checkpoint(&self, py: Python<'_>) -> PyResult<(u32, u64, u64)> {
         let written = self.call(py, |session| session.checkpoint())?;
         Ok((written.round.0, written.bytes, written.milliseconds))
@@ -204,7 +204,7 @@ impl Session {
         self.background.next_round().0
     }
 
-    /// For each hub: transport, why by this one, and the NICs.
+    /// For each hub: the transport, why this transport, and the NICs.
     #[getter]
     fn ways(&self) -> Vec<(String, String, Vec<String>)> {
         let words = |way: &Way| (way.transport.to_string(), way.reason.clone(), way.paths.clone());
@@ -215,14 +215,14 @@ impl Session {
         interruptible(py, |interrupted| self.background.leave(interrupted))
     }
 
-    /// Ends the session now: by leaving when nothing is under way, else as one that is lost.
+    /// Ends the session now: leaves if no key is under way, and is lost to the others if not.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.background.close());
     }
 }
 
 impl Session {
-    /// A call of the session's own, on its thread.
+    /// Makes a call with the session, on its thread.
     fn call<R: Send + 'static>(
         &self,
         py: Python<'_>,

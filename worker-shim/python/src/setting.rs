@@ -7,12 +7,12 @@ use pyo3::PyResult;
 
 use crate::errors::SettingsError;
 
-/// What `text` says, by the type's own reading.
+/// The value of `text`, by the type's own parser.
 pub fn parse<T: FromStr<Err: Display>>(setting: &str, text: &str) -> PyResult<T> {
     text.parse().map_err(|error| SettingsError::new_err(format!("{setting} {text:?}: {error}")))
 }
 
-/// One of a few.
+/// One of several names.
 pub fn choice<T: Copy>(setting: &str, text: &str, choices: &[(&str, T)]) -> PyResult<T> {
     match choices.iter().find(|(name, _)| *name == text) {
         Some(&(_, choice)) => Ok(choice),

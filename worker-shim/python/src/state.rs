@@ -1,4 +1,4 @@
-//! A state that a Python iterator gives piece by piece, as a reader: a model's state is not in memory twice.
+//! A reader over a state that a Python iterator gives piece by piece, so that the state is not in memory twice.
 //!
 //! Read on the session's thread, which takes the GIL for each piece.
 
@@ -15,7 +15,7 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// Of whatever can be iterated.
+    /// Of any iterable.
     pub fn new(pieces: &Bound<'_, PyAny>) -> PyResult<Self> {
         let iterator = pieces.try_iter()?.into_any().unbind();
         Ok(Pieces { iterator, piece: PyBytes::new(pieces.py(), &[]).unbind(), read: 0 })

@@ -1,4 +1,4 @@
-//! A key's part of a window, as NumPy takes it: by address, without a copy.
+//! A key's part of a window for NumPy: by address, without a copy.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl Window {
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", PyTuple::new(py, &self.shape)?)?;
-        // NumPy has no bf16: its bits are shown as what they are, 16 of them.
+        // NumPy has no bf16: it gets the 16 bits.
         let kind = match self.dtype {
             Dtype::F32 => "<f4",
             Dtype::F16 => "<f2",

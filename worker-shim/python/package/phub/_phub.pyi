@@ -1,4 +1,4 @@
-"""The native part: keys by number, no defaults. `phub` is what to use."""
+"""The native part: keys by number, no defaults. Use `phub`."""
 
 from collections.abc import Iterable
 from typing import Any, final
