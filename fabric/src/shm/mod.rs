@@ -31,5 +31,5 @@ mod port;
 mod tests;
 
 pub use connect::{Accepted, ConnectError, Hello, Joined, Listener, connect};
-pub use group::{Group, group};
-pub use port::{Endpoint, Port};
+pub use group::Group;
+pub use port::{Endpoint, Port, group};

@@ -54,7 +54,7 @@ fn death_and_waker_end_a_sleep_whose_bell_word_was_cleared() {
     hub.attach(hubs.endpoints.remove(0));
     assert_eq!(hub.poll(&mut [Arrival::default()]), 0); // the first look after attach
     let woken = AtomicBool::new(false);
-    let (bell, waker) = (hub.state.bell.clone(), hub.waker());
+    let (bell, waker) = (hub.state.own.clone(), hub.waker());
     // As a worker does that is killed after it cleared the word and before it woke the sleeper.
     let clear = || {
         while bell.asleep().swap(0, Ordering::Relaxed) == 0 {
@@ -111,7 +111,7 @@ fn a_head_that_lies_closes_the_link_for_both() {
 }
 
 #[test]
-#[should_panic = "belongs to port i of its group"]
+#[should_panic = "belongs to the port that its connection was made for"]
 fn an_endpoint_of_another_port_is_a_bug() {
     let ((mut hub, _hubs), (_worker, mut workers)) = pair("other");
     hub.attach(workers.endpoints.remove(0));

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::net::{EndId, Net, State};
 use crate::ids::{Imm, LinkId, Span};
+use crate::links::{Attached, LinkState, Links};
 use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
 
 /// A connected link that no port polls yet. Dropped, it is a peer that left.
@@ -35,47 +36,38 @@ impl Drop for Endpoint {
     }
 }
 
-struct Link {
-    end: EndId,
-    /// Its closing was shown.
-    reported: bool,
-}
-
 /// A port over the simulated network. Dropped, it detaches all its links.
 pub struct Port {
     net: Net,
     number: usize,
-    links: Vec<Option<Link>>,
-    /// The link that the next poll looks at first.
-    first: usize,
+    links: Links<EndId>,
 }
 
 impl Port {
     pub(super) fn new(net: Net, number: usize) -> Self {
-        Port { net, number, links: Vec::new(), first: 0 }
+        Port { net, number, links: Links::default() }
     }
 
     /// The tick from which on there is something to see for a sleeper, if anything is under way.
     fn next_event(&self, state: &State, until: Until) -> Option<u64> {
-        let event = |(index, link): (usize, &Option<Link>)| {
-            let link = link.as_ref().filter(|link| !link.reported)?;
-            let end = &state.ends[link.end.0];
-            if !end.alive {
+        let event = |(id, attached): (LinkId, &Attached<EndId>)| {
+            let end = &state.ends[attached.link.0];
+            if matches!(attached.state, LinkState::Reported) || !end.alive {
                 return None;
             }
             let arrivals =
-                wanted(until, index).and_then(|count| state.ends[link.end.peer().0].sent.due(count));
+                wanted(until, id).and_then(|count| state.ends[attached.link.peer().0].sent.due(count));
             arrivals.into_iter().chain(end.gone_at).min()
         };
-        self.links.iter().enumerate().filter_map(event).min()
+        self.links.iter().filter_map(event).min()
     }
 }
 
-/// How many unread arrivals of link `index` end a wait, if any number does.
-fn wanted(until: Until, index: usize) -> Option<u32> {
+/// How many unread arrivals of a link end a wait, if any number does.
+fn wanted(until: Until, id: LinkId) -> Option<u32> {
     match until {
         Until::Any => Some(1),
-        Until::Arrivals { link, count } => (link.index() == index).then_some(count),
+        Until::Arrivals { link, count } => (link == id).then_some(count),
     }
 }
 
@@ -86,71 +78,58 @@ impl crate::Port for Port {
         assert!(self.net.is(&endpoint.net), "an endpoint is attached to a port of its own net");
         endpoint.attached = true;
         self.net.lock().ends[endpoint.end.0].port = Some(self.number);
-        let link = Some(Link { end: endpoint.end, reported: false });
-        let index = self.links.iter().position(Option::is_none).unwrap_or(self.links.len());
-        match self.links.get_mut(index) {
-            Some(free) => *free = link,
-            None => self.links.push(link),
-        }
-        LinkId(index as u32)
+        self.links.insert(endpoint.end)
     }
 
-    fn detach(&mut self, link: LinkId) {
-        if let Some(link) = self.links.get_mut(link.index()).and_then(Option::take) {
+    fn detach(&mut self, id: LinkId) {
+        if let Some(Attached { link: end, .. }) = self.links.remove(id) {
             let mut state = self.net.lock();
-            state.flush(link.end);
-            state.leave(link.end);
+            state.flush(end);
+            state.leave(end);
         }
     }
 
-    fn post(&mut self, link: LinkId, span: Span, imm: Imm) -> Posted {
-        let Some(Link { end, reported: false }) = self.links.get(link.index()).and_then(Option::as_ref)
-        else {
+    fn post(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
+        let Some(&Attached { link: end, state: LinkState::Open, .. }) = self.links.get(id) else {
             return Posted::Closed;
         };
         let mut state = self.net.lock();
-        if state.knows_closed(*end) {
+        if state.knows_closed(end) {
             return Posted::Closed;
         }
         if state.ends[end.0].sent.post(span, imm) { Posted::Accepted } else { Posted::Full }
     }
 
-    fn set_credit(&mut self, link: LinkId, bytes: Option<usize>) {
-        if let Some(Link { end, .. }) = self.links.get(link.index()).and_then(Option::as_ref) {
+    fn set_credit(&mut self, id: LinkId, bytes: Option<usize>) {
+        if let Some(Attached { link: end, .. }) = self.links.get(id) {
             self.net.lock().ends[end.0].sent.credit.limit_to(bytes);
         }
     }
 
     fn flush(&mut self) {
         let mut state = self.net.lock();
-        for link in self.links.iter().flatten() {
-            state.flush(link.end);
+        // In the order of ids, whatever the order of posts: a seed's draws stay as they are.
+        for (_, attached) in self.links.iter() {
+            state.flush(attached.link);
         }
     }
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {
         let mut state = self.net.lock();
         let now = state.conditions.now;
-        let links = self.links.len();
-        let share = into.len().div_ceil(links.max(1));
-        let mut filled = 0;
-        self.first = (self.first + 1) % links.max(1);
-        for index in (0..links).map(|turn| (self.first + turn) % links) {
-            let Some(link) = &self.links[index] else { continue };
-            if !state.ends[link.end.0].alive {
-                continue;
+        let filled = self.links.poll(into, |&mut Attached { link: end, .. }, room| {
+            if !state.ends[end.0].alive {
+                return;
             }
-            let limit = into.len().min(filled + share);
-            while filled < limit
-                && let Some(imm) = state.ends[link.end.peer().0].sent.take(now)
+            while room.left() > 0
+                && let Some(imm) = state.ends[end.peer().0].sent.take(now)
             {
-                into[filled] = Arrival { link: LinkId(index as u32), imm };
-                filled += 1;
+                room.show(imm);
             }
-            if state.ends[link.end.peer().0].sent.relieved {
-                state.wake(link.end.peer());
+            if state.ends[end.peer().0].sent.relieved {
+                state.wake(end.peer());
             }
-        }
+        });
         if filled == 0 {
             state.conditions.now += 1;
         }
@@ -159,15 +138,14 @@ impl crate::Port for Port {
 
     fn closed(&mut self) -> Option<Closed> {
         let state = self.net.lock();
-        for (index, link) in self.links.iter_mut().enumerate() {
-            let Some(link) = link.as_mut().filter(|link| !link.reported) else { continue };
-            let drained = state.ends[link.end.peer().0].sent.is_empty();
-            if state.ends[link.end.0].alive && state.knows_closed(link.end) && drained {
-                link.reported = true;
-                return Some(Closed { link: LinkId(index as u32), reason: CloseReason::PeerGone });
+        for (_, attached) in self.links.iter_mut().filter(|(_, attached)| attached.is_open()) {
+            let end = attached.link;
+            let drained = state.ends[end.peer().0].sent.is_empty();
+            if state.ends[end.0].alive && state.knows_closed(end) && drained {
+                attached.state = LinkState::Closing(CloseReason::PeerGone);
             }
         }
-        None
+        self.links.report_closed()
     }
 
     fn wait(&mut self, until: Until, timeout: Duration) {
@@ -177,8 +155,8 @@ impl crate::Port for Port {
         let bell = Arc::clone(&state.sleepers[self.number].bell);
         loop {
             let mut over = std::mem::take(&mut state.sleepers[self.number].woken);
-            for link in self.links.iter().flatten() {
-                over |= std::mem::take(&mut state.ends[link.end.0].sent.relieved);
+            for (_, attached) in self.links.iter() {
+                over |= std::mem::take(&mut state.ends[attached.link.0].sent.relieved);
             }
             if over {
                 return;
@@ -202,8 +180,8 @@ impl crate::Port for Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        for link in 0..self.links.len() {
-            crate::Port::detach(self, LinkId(link as u32));
+        for id in self.links.ids() {
+            crate::Port::detach(self, id);
         }
     }
 }

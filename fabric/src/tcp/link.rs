@@ -14,6 +14,7 @@ use super::incoming::{Broken, Incoming, Received};
 use super::io::limit_unsent;
 use super::outgoing::Outgoing;
 use crate::ids::Imm;
+use crate::links::{Attached, LinkState};
 use crate::memory::{RecvWindow, SendWindow};
 use crate::port::CloseReason;
 
@@ -39,49 +40,20 @@ impl Endpoint {
 }
 
 #[derive(Debug)]
-pub(super) enum State {
-    Open,
-    /// Closed and not yet reported by `closed`.
-    Closing(CloseReason),
-    Reported,
-}
-
-#[derive(Debug)]
 pub(super) struct Link {
     pub socket: OwnedFd,
     pub outgoing: Outgoing,
     pub incoming: Incoming,
-    pub state: State,
-    /// Tells the events of this link from those of the one that had its place before.
+    /// Tells the events of this link from those of the link that had its id before.
     pub generation: u32,
-    /// Posted to since the last flush.
-    pub dirty: bool,
     /// The socket takes nothing any more: what came before is still read.
-    broken: bool,
+    pub broken: bool,
 }
 
 impl Link {
     pub fn new(endpoint: Endpoint, generation: u32) -> Self {
         let Endpoint { socket, outgoing, incoming } = endpoint;
-        Link { socket, outgoing, incoming, state: State::Open, generation, dirty: false, broken: false }
-    }
-
-    pub fn is_open(&self) -> bool {
-        matches!(self.state, State::Open)
-    }
-
-    /// Whether a post can be accepted.
-    pub fn takes_posts(&self) -> bool {
-        self.is_open() && !self.broken
-    }
-
-    /// Whether a look at it may show something.
-    pub fn is_promising(&self) -> bool {
-        match self.state {
-            State::Open => self.incoming.is_promising(),
-            State::Closing(_) => true,
-            State::Reported => false,
-        }
+        Link { socket, outgoing, incoming, generation, broken: false }
     }
 
     /// Bounds what this end holds of it, and as narrowly what the kernel does that is not yet sent.
@@ -95,11 +67,23 @@ impl Link {
 
     /// Sends what the socket takes.
     pub fn pump(&mut self) {
-        if self.takes_posts() && self.outgoing.pump(self.socket.as_fd()).is_err() {
+        if !self.broken && self.outgoing.pump(self.socket.as_fd()).is_err() {
             // The reason is the reading half's to find, behind all that the peer sent before.
             self.broken = true;
             (self.incoming.readable, self.incoming.ended) = (true, true);
         }
+    }
+}
+
+impl Attached<Link> {
+    /// Whether a post can be accepted.
+    pub fn takes_posts(&self) -> bool {
+        self.is_open() && !self.link.broken
+    }
+
+    /// Whether a look at it may show something.
+    pub fn is_promising(&self) -> bool {
+        if self.is_open() { self.link.incoming.is_promising() } else { self.is_closing() }
     }
 
     /// The next immediate that is there.
@@ -107,7 +91,7 @@ impl Link {
         if !self.is_open() {
             return None;
         }
-        let reason = match self.incoming.next(self.socket.as_fd()) {
+        let reason = match self.link.incoming.next(self.link.socket.as_fd()) {
             Ok(Received::Frame(imm)) => return Some(imm),
             Ok(Received::Nothing) => return None,
             Ok(Received::End) => CloseReason::PeerGone,
@@ -117,8 +101,8 @@ impl Link {
                 CloseReason::Failed(format!("{errno}; is the peer's machine up, and the network between?"))
             }
         };
-        let _ = shutdown(&self.socket, Shutdown::Both);
-        self.state = State::Closing(reason);
+        let _ = shutdown(&self.link.socket, Shutdown::Both);
+        self.state = LinkState::Closing(reason);
         None
     }
 }
@@ -132,9 +116,10 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Of a link that has just been detached; `None` where there is nobody to send anything to.
-    pub fn new(link: Link) -> Option<Self> {
-        link.takes_posts().then(|| Lingering { link, until: Instant::now() + LINGER, said: false })
+    /// Of a link that has just been detached; `None` when there is nobody to send anything to.
+    pub fn new(attached: Attached<Link>) -> Option<Self> {
+        let until = Instant::now() + LINGER;
+        attached.takes_posts().then(|| Lingering { link: attached.link, until, said: false })
     }
 
     /// Goes on; true when it is over. The socket is closed only after the peer's own end was read: a close

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Weak};
 
 use super::error::VerbsError;
-use super::group::PortState;
 use super::handles::context::{About, Context, NicEvent};
 use super::handles::ffi::*;
 use super::handles::words;
+use super::rails::PortState;
 use crate::watch::{Register, Watch, Watched};
 
 /// The watch over one device.
@@ -25,8 +25,9 @@ impl NicWatch {
         context: &Arc<Context>,
         ports: &[Arc<PortState>],
     ) -> Result<Arc<Self>, VerbsError> {
-        let uses =
-            |port: &&Arc<PortState>| port.rails.iter().any(|rail| Arc::ptr_eq(&rail.nic.context, context));
+        let uses = |port: &&Arc<PortState>| {
+            port.own.rails.iter().any(|rail| Arc::ptr_eq(&rail.nic.context, context))
+        };
         let register = Arc::clone(watch.register());
         let nic_watch = Arc::new(NicWatch {
             context: Arc::clone(context),
@@ -49,7 +50,7 @@ impl Watched for NicWatch {
                 self.ports
                     .iter()
                     .filter_map(Weak::upgrade)
-                    .for_each(|port| port.nic_said(&self.context, event));
+                    .for_each(|port| port.take_event(&self.context, event));
             }
         }
     }
@@ -77,7 +78,7 @@ fn ends_links(kind: ibv_event_type) -> bool {
 impl NicEvent {
     /// Whether it is about a link with a queue pair of this number, on this rail of a port.
     pub fn concerns(&self, context: &Arc<Context>, port: &PortState, rail: usize, number: u32) -> bool {
-        let rail = &port.rails[rail];
+        let rail = &port.own.rails[rail];
         if !Arc::ptr_eq(&rail.nic.context, context) {
             return false;
         }

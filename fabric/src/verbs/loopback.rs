@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::VerbsError;
-use super::group::{group, worker_group};
 use super::handshake::connect::{ConnectError, Joined, Listener, connect};
 use super::nic::NicOptions;
-use super::port::Port;
+use super::port::{Port, group, worker_group};
 use crate::ids::{Imm, LinkId, Span};
 use crate::memory::{RecvWindow, SendWindow, Spans, WindowError};
 use crate::port::{Arrival, Port as _, Posted, Until};

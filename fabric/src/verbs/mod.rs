@@ -30,6 +30,7 @@ mod loopback;
 mod nic;
 mod nic_list;
 mod port;
+mod rails;
 mod subnet;
 #[cfg(test)]
 #[allow(unsafe_code)]
@@ -39,14 +40,14 @@ pub use address::{Address, LinkLayer, Mtu};
 pub use device::{Device, DeviceError, DevicePort, devices};
 pub use error::{CreateError, VerbsError};
 pub use gid::{Chosen, Gid, GidEntry, GidError, table};
-pub use group::{Group, group, worker_group};
+pub use group::Group;
 pub use handles::library::LibraryError;
 pub use handles::queue_pair::ModifyError;
 pub use handles::region::RegisterError;
+pub use handles::work::Tally;
 pub use handshake::connect::{Accepted, ConnectError, Hello, Joined, Listener, connect};
 pub use handshake::pairing::Pairing;
 pub use loopback::{Loopback, LoopbackError, loopback};
 pub use nic::{Nic, NicOptions};
 pub use nic_list::{NicList, ParseNicListError};
-pub use port::work::Tally;
-pub use port::{Endpoint, Port};
+pub use port::{Endpoint, Port, group, worker_group};

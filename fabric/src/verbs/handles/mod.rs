@@ -28,3 +28,4 @@ pub(super) mod queue_pair;
 #[allow(unsafe_code)]
 pub(super) mod region;
 pub(super) mod words;
+pub(super) mod work;

@@ -1,7 +1,7 @@
 //! What libibverbs says in numbers, in words. Pure.
 
 use super::ffi::*;
-use crate::verbs::port::work::Work;
+use super::work::Work;
 
 /// A work completion's status: what happened, and what it most likely means.
 pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {

@@ -15,12 +15,13 @@ use crate::connection::{Alarm, Connection};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::verbs::address::Address;
 use crate::verbs::error::VerbsError;
-use crate::verbs::group::{Group, PortState};
+use crate::verbs::group::Group;
 use crate::verbs::handles::queue_pair::Peer;
 use crate::verbs::nic::Nic;
 use crate::verbs::port::Endpoint;
 use crate::verbs::port::link::{Link, PeerWindow, Unconnected};
 use crate::verbs::port::registered::Registered;
+use crate::verbs::rails::PortState;
 
 /// All that a connection has but the socket.
 pub(in crate::verbs) struct Parts {
@@ -61,7 +62,8 @@ pub(in crate::verbs) fn welcome(
     capacities: &[u32],
     place: impl FnOnce(&RecvWindow),
 ) -> Result<Parts, ConnectError> {
-    let addresses: Vec<Address> = group.ports.iter().map(|port| port.rails[0].nic.address.clone()).collect();
+    let addresses: Vec<Address> =
+        group.ports.iter().map(|port| port.own.rails[0].nic.address.clone()).collect();
     let ports = Message::Ports { send_bytes: ours.bytes() as u64, ports: addresses.clone() };
     wire.send(&ports).map_err(talking)?;
     let recv = RecvWindow::local(recv_bytes)?;
@@ -115,7 +117,7 @@ pub(in crate::verbs) fn connect(
     };
     let hub = expect_ports(wire.receive().map_err(waiting)?, recv_bytes, capacities.len())?;
     let port = &group.ports[0];
-    let nics: Vec<Address> = port.rails.iter().map(|rail| rail.nic.address.clone()).collect();
+    let nics: Vec<Address> = port.own.rails.iter().map(|rail| rail.nic.address.clone()).collect();
     let pairings = pair(&hub, |port| capacities[port] > 0, &nics).map_err(ConnectError::NoPath)?;
     let recv = RecvWindow::local(recv_bytes)?;
     let mut windows = Windows::new(ours, &recv);
@@ -152,7 +154,7 @@ impl<'a> Windows<'a> {
 
     /// One end of a link, on a NIC of a port.
     fn open(&mut self, port: &Arc<PortState>, rail: usize, capacity: u32) -> Result<Unconnected, VerbsError> {
-        let nic: &Arc<Nic> = &port.rails[rail].nic;
+        let nic: &Arc<Nic> = &port.own.rails[rail].nic;
         // Ports of one device share it, whichever of its own ports they are on.
         let here = |known: &&Arc<Registered>| Arc::ptr_eq(&known.nic, nic);
         let registered = match self.registered.iter().find(here) {

@@ -1,12 +1,13 @@
 //! Completions: taken from the queues of a port's NICs, and what becomes of each.
 
-use super::work::{Work, WorkId};
-use super::{LinkState, Owner, Port};
+use super::{Owner, Port};
 use crate::ids::{Imm, LinkId};
+use crate::links::LinkState;
 use crate::port::{Arrival, CloseReason};
 use crate::verbs::handles::completion::immediate;
 use crate::verbs::handles::ffi::{IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, ibv_wc};
 use crate::verbs::handles::words;
+use crate::verbs::handles::work::{Work, WorkId};
 
 /// Completions that are taken at once.
 pub(in crate::verbs) const BATCH: usize = 64;
@@ -22,13 +23,13 @@ pub(in crate::verbs) struct Early {
 impl Port {
     /// Fills `into` from `filled` on; never takes an arrival from a queue that there is no room to show.
     pub(in crate::verbs) fn poll_queues(&mut self, into: &mut [Arrival], mut filled: usize) -> usize {
-        let rails = self.state.rails.len();
+        let rails = self.state.own.rails.len();
         self.first = (self.first + 1) % rails;
         for turn in 0..rails {
             let rail = (self.first + turn) % rails;
             while filled < into.len() {
                 let wanted = (into.len() - filled).min(BATCH);
-                let count = self.state.rails[rail].queue.poll(&mut self.batch[..wanted]);
+                let count = self.state.own.rails[rail].queue.poll(&mut self.batch[..wanted]);
                 for index in 0..count {
                     let completion = self.batch[index];
                     if let Some(arrival) = self.complete(&completion) {
@@ -48,11 +49,11 @@ impl Port {
     /// Takes all that has completed into the stash: everything that was in the queues when this began.
     #[cold]
     pub(in crate::verbs) fn take_all(&mut self) {
-        for rail in 0..self.state.rails.len() {
+        for rail in 0..self.state.own.rails.len() {
             // Other links may go on completing; what is older comes first.
-            let mut left = self.state.rails[rail].queue.entries() as usize;
+            let mut left = self.state.own.rails[rail].queue.entries() as usize;
             loop {
-                let count = self.state.rails[rail].queue.poll(&mut self.batch[..]);
+                let count = self.state.own.rails[rail].queue.poll(&mut self.batch[..]);
                 for index in 0..count {
                     let completion = self.batch[index];
                     if let Some(arrival) = self.complete(&completion) {
@@ -68,8 +69,8 @@ impl Port {
     }
 
     fn stash(&mut self, arrival: Arrival) {
-        if let Some(attached) = &mut self.links[arrival.link.index()] {
-            attached.stashed += 1;
+        if let Some(attached) = self.links.get_mut(arrival.link) {
+            attached.link.stashed += 1;
             self.stash.push_back(arrival);
         }
     }
@@ -77,10 +78,9 @@ impl Port {
     /// An arrival has been shown: its receive request can be posted again.
     #[inline]
     pub(in crate::verbs) fn shown(&mut self, arrival: Arrival) {
-        let index = arrival.link.index();
-        let Some(attached) = &mut self.links[index] else { return };
-        if let Err(errno) = attached.endpoint.link.shown(&mut self.tally) {
-            self.fail_call(index, "ibv_post_recv", errno);
+        let Some(attached) = self.links.get_mut(arrival.link) else { return };
+        if let Err(errno) = attached.link.link.shown(&mut self.tally) {
+            self.fail_call(arrival.link, "ibv_post_recv", errno);
         }
     }
 
@@ -94,7 +94,7 @@ impl Port {
             _ => Owner::Nobody,
         };
         match owner {
-            Owner::Link(index) => self.complete_link(index, work, completion),
+            Owner::Link(id) => self.complete_link(id, work, completion),
             Owner::Lingering => {
                 self.complete_lingering(route, work, completion.status == IBV_WC_SUCCESS);
                 None
@@ -107,11 +107,11 @@ impl Port {
     }
 
     #[inline]
-    fn complete_link(&mut self, index: usize, work: Work, completion: &ibv_wc) -> Option<Arrival> {
-        let attached = self.links[index].as_mut()?;
+    fn complete_link(&mut self, id: LinkId, work: Work, completion: &ibv_wc) -> Option<Arrival> {
+        let attached = self.links.get_mut(id)?;
         if completion.status != IBV_WC_SUCCESS {
-            attached.endpoint.link.give_up();
-            self.fail_completion(index, work, completion);
+            attached.link.link.give_up();
+            self.fail_completion(id, work, completion);
             return None;
         }
         match work {
@@ -120,35 +120,33 @@ impl Port {
                 if completion.opcode != IBV_WC_RECV_RDMA_WITH_IMM {
                     let what =
                         format!("a message of opcode {} is no write with immediate", completion.opcode);
-                    self.end(index, CloseReason::Corrupt(what));
+                    self.end(id, CloseReason::Corrupt(what));
                     return None;
                 }
-                matches!(attached.state, LinkState::Open | LinkState::Ending(_)).then(|| {
-                    let imm = Imm(immediate(completion));
-                    Arrival { link: LinkId(index as u32), imm }
-                })
+                matches!(attached.state, LinkState::Open | LinkState::Ending(_))
+                    .then(|| Arrival { link: id, imm: Imm(immediate(completion)) })
             }
             Work::Send => {
                 self.tally.send_completions += 1;
-                attached.endpoint.link.sent();
-                self.relieved |= std::mem::take(&mut attached.refused);
+                attached.link.link.sent();
+                self.relieved |= std::mem::take(&mut attached.link.refused);
                 None
             }
             Work::Fence => {
-                attached.endpoint.link.fence_passed();
+                attached.link.link.fence_passed();
                 None
             }
         }
     }
 
     /// A link was attached: shows what had completed for it before.
-    pub(in crate::verbs) fn take_early(&mut self, route: usize, generation: u32, index: usize) {
+    pub(in crate::verbs) fn take_early(&mut self, route: usize, generation: u32, id: LinkId) {
         let early = std::mem::take(&mut self.early);
         for early in early {
             if (early.route, early.generation) != (route, generation) {
                 self.early.push(early);
             } else if let Some(arrival) =
-                self.complete_link(index, WorkId::decode(early.what.wr_id).work, &early.what)
+                self.complete_link(id, WorkId::decode(early.what.wr_id).work, &early.what)
             {
                 self.stash(arrival);
             }
@@ -161,29 +159,29 @@ impl Port {
     }
 
     #[cold]
-    fn fail_completion(&mut self, index: usize, work: Work, completion: &ibv_wc) {
-        let Some(attached) = &self.links[index] else { return };
+    fn fail_completion(&mut self, id: LinkId, work: Work, completion: &ibv_wc) {
+        let Some(attached) = self.links.get(id) else { return };
         let what = match work {
             Work::Receive => "a receive request",
             Work::Send | Work::Fence => "an RDMA write",
         };
-        let nic = &self.state.rails[attached.endpoint.link.route.rail].nic;
+        let nic = &self.state.own.rails[attached.link.link.route.rail].nic;
         let words = format!(
             "{what} with {} by {} completed with {} (vendor error {:#x})",
-            attached.endpoint.peer,
+            attached.link.peer,
             nic.address.device,
             words::status(completion.status, work),
             completion.vendor_err
         );
-        self.end(index, CloseReason::Failed(words));
+        self.end(id, CloseReason::Failed(words));
     }
 
     /// A call of the data path failed.
     #[cold]
-    pub(in crate::verbs) fn fail_call(&mut self, index: usize, call: &str, errno: i32) {
-        let Some(attached) = &self.links[index] else { return };
+    pub(in crate::verbs) fn fail_call(&mut self, id: LinkId, call: &str, errno: i32) {
+        let Some(attached) = self.links.get(id) else { return };
         let error = std::io::Error::from_raw_os_error(errno);
-        let words = format!("{call} for {}: {error}", attached.endpoint.peer);
-        self.end(index, CloseReason::Failed(words));
+        let words = format!("{call} for {}: {error}", attached.link.peer);
+        self.end(id, CloseReason::Failed(words));
     }
 }

@@ -7,13 +7,14 @@
 //!                    and its route cleared: nothing of it is left in the completion queue
 //! ```
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::work::Work;
-use super::{Attached, Endpoint, LinkState, Owner, Port};
+use super::{Endpoint, Owner, Port};
+use crate::ids::LinkId;
+use crate::links::{Attached, LinkState};
 use crate::port::CloseReason;
-use crate::verbs::group::Abandoned;
+use crate::verbs::handles::work::Work;
+use crate::verbs::rails::Abandoned;
 
 /// Posts that are not out after this long never will be: a live peer's NIC takes microseconds for each.
 const LINGER: Duration = Duration::from_secs(2);
@@ -35,7 +36,7 @@ impl Port {
     /// Looks at what other threads have said, and at the links that are ending.
     #[inline]
     pub(in crate::verbs) fn look(&mut self) {
-        let changes = self.state.changes.load(Ordering::Acquire); // [change]
+        let changes = self.state.changes();
         if changes != self.changes_seen {
             self.changes_seen = changes;
             self.look_at_changes();
@@ -50,17 +51,17 @@ impl Port {
 
     #[cold]
     fn look_at_changes(&mut self) {
-        let (events, abandoned) = self.state.take_changes();
-        for index in 0..self.links.len() {
-            let Some(attached) = &self.links[index] else { continue };
-            let Endpoint { connection, link, .. } = &attached.endpoint;
+        let (events, abandoned) = self.state.own.take_changes();
+        for id in self.links.ids() {
+            let Some(attached) = self.links.get(id) else { continue };
+            let Endpoint { connection, link, .. } = &attached.link;
             let event = events.iter().find(|(context, event)| {
                 event.concerns(context, &self.state, link.route.rail, link.number())
             });
             if let Some((context, event)) = event {
-                self.end(index, CloseReason::Failed(event.words(context)));
+                self.end(id, CloseReason::Failed(event.words(context)));
             } else if connection.is_dead() {
-                self.end(index, CloseReason::PeerGone);
+                self.end(id, CloseReason::PeerGone);
             }
         }
         self.clear(&abandoned);
@@ -68,12 +69,12 @@ impl Port {
 
     /// An open link is to end, once its arrivals are shown; the peer's end, too.
     #[cold]
-    pub(in crate::verbs) fn end(&mut self, index: usize, reason: CloseReason) {
-        let Some(attached) = &mut self.links[index] else { return };
+    pub(in crate::verbs) fn end(&mut self, id: LinkId, reason: CloseReason) {
+        let Some(attached) = self.links.get_mut(id) else { return };
         match &mut attached.state {
             LinkState::Open => {
                 attached.state = LinkState::Ending(reason);
-                attached.endpoint.connection.shut();
+                attached.link.connection.shut();
                 self.ends += 1;
             }
             // Where a NIC fails both ends, the peer's socket may end before this end's own NIC says so.
@@ -87,15 +88,14 @@ impl Port {
     /// Closes links whose arrivals have all been shown.
     #[cold]
     fn settle(&mut self) {
-        let ending = |attached: &Attached| matches!(attached.state, LinkState::Ending(_));
-        if !self.links.iter().flatten().any(ending) {
+        if !self.links.iter().any(|(_, attached)| matches!(attached.state, LinkState::Ending(_))) {
             return;
         }
         // What the peer's NIC delivered before the socket ended has completed.
         self.take_all();
-        for attached in self.links.iter_mut().flatten() {
+        for (_, attached) in self.links.iter_mut() {
             if let LinkState::Ending(reason) = &attached.state
-                && attached.stashed == 0
+                && attached.link.stashed == 0
             {
                 attached.state = LinkState::Closing(reason.clone());
             }
@@ -104,11 +104,12 @@ impl Port {
 
     /// A link was detached: its queue pair goes when its last posts are out. The socket ends with it, and
     /// the links of its neighbours on this port, whose posts go first, too.
-    pub(in crate::verbs) fn linger(&mut self, mut attached: Attached) {
-        let route = &attached.endpoint.link.route;
+    pub(in crate::verbs) fn linger(&mut self, attached: Attached<Endpoint>) {
+        let Attached { link: mut endpoint, state, .. } = attached;
+        let route = &endpoint.link.route;
         self.routes[route.number as usize] = (route.generation, Owner::Lingering);
-        let open = match attached.state {
-            LinkState::Open => !attached.endpoint.connection.is_dead(),
+        let open = match state {
+            LinkState::Open => !endpoint.connection.is_dead(),
             LinkState::Ending(_) | LinkState::Closing(_) => {
                 self.ends -= 1;
                 false
@@ -118,18 +119,18 @@ impl Port {
         if !open {
             return; // and the queue pair is destroyed
         }
-        let connection = attached.endpoint.connection.number;
-        let link = &mut attached.endpoint.link;
+        let connection = endpoint.connection.number;
+        let link = &mut endpoint.link;
         let failed = link.flush(&mut self.tally).and_then(|()| link.fence()).is_err();
-        for neighbour in self.links.iter_mut().flatten() {
-            let Endpoint { connection: other, link, .. } = &mut neighbour.endpoint;
+        for (_, neighbour) in self.links.iter_mut() {
+            let Endpoint { connection: other, link, .. } = &mut neighbour.link;
             if other.number == connection && !link.is_fenced() {
                 // Where it fails the neighbour has nothing that could go out.
                 let _ = link.fence();
             }
         }
         let deadline = Instant::now() + LINGER;
-        self.lingering.push(Linger { endpoint: attached.endpoint, deadline, failed });
+        self.lingering.push(Linger { endpoint, deadline, failed });
     }
 
     pub(in crate::verbs) fn complete_lingering(&mut self, route: usize, work: Work, success: bool) {
@@ -156,7 +157,7 @@ impl Port {
 
     /// Whether posts of a connection, on this port, may be under way.
     fn has_fences(&self, endpoint: &Endpoint) -> bool {
-        let attached = self.links.iter().flatten().map(|attached| &attached.endpoint);
+        let attached = self.links.iter().map(|(_, attached)| &attached.link);
         let lingering = self.lingering.iter().map(|linger| &linger.endpoint);
         attached
             .chain(lingering)
@@ -176,7 +177,7 @@ impl Port {
                 *owner = Owner::Nobody;
             }
             self.forget_early(number);
-            self.state.clear(route);
+            self.state.own.clear(route);
         }
     }
 

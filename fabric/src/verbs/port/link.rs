@@ -9,14 +9,14 @@ use std::sync::Arc;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::registered::Registered;
-use super::work::{Tally, Work};
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
 use crate::port::Posted;
 use crate::verbs::error::VerbsError;
-use crate::verbs::group::{PortState, Route};
 use crate::verbs::handles::chain::{RECEIVES, ReceiveChain, SendChain};
 use crate::verbs::handles::queue_pair::{Peer, QueuePair};
+use crate::verbs::handles::work::{Tally, Work};
+use crate::verbs::rails::{PortState, Route};
 
 /// Fences that can be under way: one for a link that is detached, one for a neighbour's sake.
 const FENCES: u32 = 2;
@@ -79,7 +79,7 @@ impl Unconnected {
         capacity: u32,
     ) -> Result<Self, VerbsError> {
         let depths = Depths::of(capacity);
-        let queue = &port.rails[rail].queue;
+        let queue = &port.own.rails[rail].queue;
         queue.reserve(depths.completions())?;
         let route = Route::new(port, rail, depths.completions());
         let qp = QueuePair::new(&registered.domain, queue, depths.sends + FENCES, depths.receives)?;

@@ -8,22 +8,25 @@ mod ending;
 pub(super) mod link;
 pub(super) mod registered;
 mod sleeping;
-pub(super) mod work;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::group::{Group, MAX_RAILS, PortState};
+use super::error::VerbsError;
+use super::group::Group;
+use super::handles::ffi::ibv_wc;
+use super::handles::work::Tally;
+use super::nic::NicOptions;
+use super::rails::{MAX_RAILS, PortState};
 use crate::connection::Connection;
 use crate::ids::{Imm, LinkId, Span};
-use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
-use crate::verbs::handles::ffi::ibv_wc;
+use crate::links::Links;
+use crate::port::{Arrival, Closed, Posted, Until};
 use arrivals::{BATCH, Early};
 use ending::{GRACE, Linger};
 use link::Link;
-use work::Tally;
 
 /// A connected link that no port polls yet.
 pub struct Endpoint {
@@ -33,11 +36,15 @@ pub struct Endpoint {
     pub(super) link: Link,
     /// Who is at the other end, in words.
     pub(super) peer: String,
+    /// A post found no room since the last wait.
+    refused: bool,
+    /// Its arrivals in the port's stash.
+    stashed: u32,
 }
 
 impl Endpoint {
     pub(super) fn new(connection: Arc<Connection>, port: Arc<PortState>, link: Link, peer: String) -> Self {
-        Endpoint { connection, port, link, peer }
+        Endpoint { connection, port, link, peer, refused: false, stashed: 0 }
     }
 }
 
@@ -57,33 +64,13 @@ impl Drop for Endpoint {
     }
 }
 
-pub(super) enum LinkState {
-    Open,
-    /// Ends when what arrived before has been shown.
-    Ending(CloseReason),
-    /// Closed and not yet reported by `closed`.
-    Closing(CloseReason),
-    Reported,
-}
-
-pub(super) struct Attached {
-    pub endpoint: Endpoint,
-    pub state: LinkState,
-    /// Posted to since the last flush.
-    pub dirty: bool,
-    /// A post found no room since the last wait.
-    pub refused: bool,
-    /// Its arrivals in the stash.
-    pub stashed: u32,
-}
-
 /// Whose the completions of a route are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// A link that is not attached yet, or not any more.
     Nobody,
-    /// The link of this index.
-    Link(usize),
+    /// This link.
+    Link(LinkId),
     /// A detached link, whose last sends are still under way.
     Lingering,
 }
@@ -92,11 +79,9 @@ pub(super) enum Owner {
 pub struct Port {
     _group: Arc<Group>,
     pub(super) state: Arc<PortState>,
-    pub(super) links: Vec<Option<Attached>>,
+    pub(super) links: Links<Endpoint>,
     /// By route: its generation, and whose it is.
     pub(super) routes: Vec<(u32, Owner)>,
-    /// Links posted to since the last flush.
-    dirty: Vec<LinkId>,
     /// Arrivals that were taken from a completion queue by somebody else than `poll`.
     pub(super) stash: VecDeque<Arrival>,
     /// Completions of links that are not attached yet.
@@ -116,14 +101,34 @@ pub struct Port {
     pub(super) tally: Tally,
 }
 
+/// Makes the ports of a hub: one for each entry, each on its NIC. Several may be on one NIC.
+///
+/// # Errors
+/// When libibverbs, a device, an active port or a GID is missing, or something runs out.
+pub fn group(nics: &[NicOptions]) -> Result<(Arc<Group>, Vec<Port>), VerbsError> {
+    let ports: Vec<&[NicOptions]> = nics.chunks(1).collect();
+    let group = Group::new(&ports)?;
+    let ports = group.ports.iter().map(|state| Port::new(Arc::clone(&group), Arc::clone(state))).collect();
+    Ok((group, ports))
+}
+
+/// Makes a worker's one port, over all of its NICs.
+///
+/// # Errors
+/// As [`group`].
+pub fn worker_group(nics: &[NicOptions]) -> Result<(Arc<Group>, Port), VerbsError> {
+    let group = Group::new(&[nics])?;
+    let port = Port::new(Arc::clone(&group), Arc::clone(&group.ports[0]));
+    Ok((group, port))
+}
+
 impl Port {
-    pub(super) fn new(group: Arc<Group>, state: Arc<PortState>) -> Self {
+    fn new(group: Arc<Group>, state: Arc<PortState>) -> Self {
         Port {
             _group: group,
             state,
-            links: Vec::new(),
+            links: Links::default(),
             routes: Vec::new(),
-            dirty: Vec::new(),
             stash: VecDeque::new(),
             early: Vec::new(),
             lingering: Vec::new(),
@@ -139,34 +144,15 @@ impl Port {
 
     #[inline]
     fn try_post(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
-        let Some(attached) = self.links.get_mut(id.index()).and_then(Option::as_mut) else {
-            return Posted::Closed;
-        };
-        if !matches!(attached.state, LinkState::Open) || attached.endpoint.connection.is_dead() {
-            return Posted::Closed;
-        }
-        match attached.endpoint.link.post(span, imm, &mut self.tally) {
-            Ok(Posted::Accepted) => {
-                if !attached.dirty {
-                    attached.dirty = true;
-                    self.dirty.push(id);
-                }
-                Posted::Accepted
-            }
-            Ok(posted) => posted,
-            Err(errno) => {
-                self.fail_call(id.index(), "ibv_post_send", errno);
-                Posted::Closed
-            }
-        }
-    }
-
-    /// Forgets a link, which goes on by itself as long as it has to.
-    fn release(&mut self, id: LinkId) {
-        let Some(attached) = self.links.get_mut(id.index()).and_then(Option::take) else { return };
-        self.dirty.retain(|&dirty| dirty != id);
-        self.stash.retain(|arrival| arrival.link != id);
-        self.linger(attached);
+        let tally = &mut self.tally;
+        let posted = self.links.post(id, |endpoint| match endpoint.connection.is_dead() {
+            true => Ok(Posted::Closed),
+            false => endpoint.link.post(span, imm, tally),
+        });
+        posted.unwrap_or_else(|errno| {
+            self.fail_call(id, "ibv_post_send", errno);
+            Posted::Closed
+        })
     }
 
     /// There was no room; some of the sends may have completed, and nobody looked yet.
@@ -175,11 +161,19 @@ impl Port {
         self.take_all();
         let posted = self.try_post(id, span, imm);
         if posted == Posted::Full
-            && let Some(attached) = &mut self.links[id.index()]
+            && let Some(attached) = self.links.get_mut(id)
         {
-            attached.refused = true;
+            attached.link.refused = true;
         }
         posted
+    }
+
+    /// Forgets a link, which goes on by itself as long as it has to.
+    fn release(&mut self, id: LinkId) {
+        if let Some(attached) = self.links.remove(id) {
+            self.stash.retain(|arrival| arrival.link != id);
+            self.linger(attached);
+        }
     }
 
     /// What the NICs did for this port so far.
@@ -194,29 +188,20 @@ impl crate::Port for Port {
     fn attach(&mut self, endpoint: Endpoint) -> LinkId {
         assert!(
             Arc::ptr_eq(&self.state, &endpoint.port),
-            "link i of a handshake belongs to port i of its group"
+            "an endpoint belongs to the port that its connection was made for"
         );
         let (route, generation) = (endpoint.link.route.number as usize, endpoint.link.route.generation);
-        let attached =
-            Attached { endpoint, state: LinkState::Open, dirty: false, refused: false, stashed: 0 };
         // The connection may have died before this port had the link.
         self.changes_seen = self.changes_seen.wrapping_sub(1);
-        let index = self.links.iter().position(Option::is_none).unwrap_or(self.links.len());
-        match self.links.get_mut(index) {
-            Some(free) => *free = Some(attached),
-            None => {
-                self.links.push(Some(attached));
-                self.dirty.reserve(self.links.len());
-            }
-        }
-        let unread = self.links.iter().flatten().map(|link| link.endpoint.link.most_unread() as usize);
+        let id = self.links.insert(endpoint);
+        let unread = self.links.iter().map(|(_, attached)| attached.link.link.most_unread() as usize);
         self.stash.reserve(unread.sum::<usize>().saturating_sub(self.stash.len()));
         if self.routes.len() <= route {
             self.routes.resize(route + 1, (0, Owner::Nobody));
         }
-        self.routes[route] = (generation, Owner::Link(index));
-        self.take_early(route, generation, index);
-        LinkId(index as u32)
+        self.routes[route] = (generation, Owner::Link(id));
+        self.take_early(route, generation, id);
+        id
     }
 
     fn detach(&mut self, id: LinkId) {
@@ -236,21 +221,23 @@ impl crate::Port for Port {
     }
 
     fn set_credit(&mut self, id: LinkId, bytes: Option<usize>) {
-        if let Some(attached) = self.links.get_mut(id.index()).and_then(Option::as_mut) {
-            attached.endpoint.link.set_credit(bytes);
+        if let Some(attached) = self.links.get_mut(id) {
+            attached.link.link.set_credit(bytes);
         }
     }
 
     fn flush(&mut self) {
-        while let Some(id) = self.dirty.pop() {
-            let Some(attached) = &mut self.links[id.index()] else { continue };
-            attached.dirty = false;
-            if !matches!(attached.state, LinkState::Open) {
-                continue;
+        let Port { links, tally, .. } = self;
+        let mut failed = Vec::new(); // allocates only when a call fails
+        links.flush(|id, attached| {
+            if attached.is_open()
+                && let Err(errno) = attached.link.link.flush(tally)
+            {
+                failed.push((id, errno));
             }
-            if let Err(errno) = attached.endpoint.link.flush(&mut self.tally) {
-                self.fail_call(id.index(), "ibv_post_send", errno);
-            }
+        });
+        for (id, errno) in failed {
+            self.fail_call(id, "ibv_post_send", errno);
         }
     }
 
@@ -260,8 +247,8 @@ impl crate::Port for Port {
         while filled < into.len()
             && let Some(arrival) = self.stash.pop_front()
         {
-            if let Some(attached) = &mut self.links[arrival.link.index()] {
-                attached.stashed -= 1;
+            if let Some(attached) = self.links.get_mut(arrival.link) {
+                attached.link.stashed -= 1;
             }
             into[filled] = arrival;
             filled += 1;
@@ -275,16 +262,9 @@ impl crate::Port for Port {
         if self.ends == 0 {
             return None;
         }
-        for (index, attached) in self.links.iter_mut().enumerate() {
-            let Some(attached) = attached else { continue };
-            if let LinkState::Closing(reason) = &attached.state {
-                let closed = Closed { link: LinkId(index as u32), reason: reason.clone() };
-                attached.state = LinkState::Reported;
-                self.ends -= 1;
-                return Some(closed);
-            }
-        }
-        None
+        let closed = self.links.report_closed()?;
+        self.ends -= 1;
+        Some(closed)
     }
 
     fn wait(&mut self, until: Until, timeout: Duration) {
@@ -299,8 +279,8 @@ impl crate::Port for Port {
 /// Detaches all links, and waits until their last posts are out, or so long that they never will be.
 impl Drop for Port {
     fn drop(&mut self) {
-        for link in 0..self.links.len() {
-            self.release(LinkId(link as u32));
+        for id in self.links.ids() {
+            self.release(id);
         }
         self.part_from_all();
     }

@@ -3,8 +3,7 @@
 //! No wake-up is lost: a queue is armed first and looked at once more after that; whatever completes later
 //! makes its channel readable. What is taken from a queue on the way goes into the stash.
 
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -12,7 +11,7 @@ use rustix::time::Timespec;
 
 use super::Port;
 use crate::port::Until;
-use crate::verbs::group::MAX_RAILS;
+use crate::verbs::rails::MAX_RAILS;
 
 impl Port {
     /// Sleeps until `until` holds or the deadline passed; none is for ever.
@@ -30,7 +29,7 @@ impl Port {
         let mut fds: [PollFd; MAX_RAILS + 1] =
             std::array::from_fn(|index| PollFd::from_borrowed_fd(self.fd(index), PollFlags::IN));
         // Every outcome (readable, time-out, signal) means the same: look again.
-        let _ = poll(&mut fds[..=self.state.rails.len()], timeout.as_ref());
+        let _ = poll(&mut fds[..=self.state.own.rails.len()], timeout.as_ref());
         self.slept();
     }
 
@@ -51,7 +50,7 @@ impl Port {
     /// The next completion of each queue makes its channel readable; takes what came before that.
     fn arm_queues(&mut self) {
         let mut armed = false;
-        for (rail, is_armed) in self.state.rails.iter().zip(&mut self.armed) {
+        for (rail, is_armed) in self.state.own.rails.iter().zip(&mut self.armed) {
             if !*is_armed {
                 // Where it cannot be armed the NIC is gone, of which an event tells.
                 *is_armed = rail.queue.arm().is_ok();
@@ -65,27 +64,27 @@ impl Port {
 
     /// What a sleeper has to poll: the bell, then the channel of each NIC. Beyond them the bell again.
     pub(crate) fn fd(&self, index: usize) -> BorrowedFd<'_> {
-        match index.checked_sub(1).and_then(|rail| self.state.rails.get(rail)) {
+        match index.checked_sub(1).and_then(|rail| self.state.own.rails.get(rail)) {
             Some(rail) => rail.queue.events_fd(),
-            None => self.state.bell(),
+            None => self.state.own.bell.as_fd(),
         }
     }
 
     /// All of them.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        (0..=self.state.rails.len()).map(|index| self.fd(index))
+        (0..=self.state.own.rails.len()).map(|index| self.fd(index))
     }
 
     /// Whether it has no link, not even one that lingers.
     pub(crate) fn is_bare(&self) -> bool {
-        self.lingering.is_empty() && self.links.iter().all(Option::is_none)
+        self.lingering.is_empty() && self.links.is_empty()
     }
 
     /// Takes in what woke a sleeper.
     pub(crate) fn slept(&mut self) {
         self.relieved = false;
-        self.state.quieten();
-        for (rail, armed) in self.state.rails.iter().zip(&mut self.armed) {
+        self.state.own.bell.quieten();
+        for (rail, armed) in self.state.own.rails.iter().zip(&mut self.armed) {
             if *armed && rail.queue.take_event() {
                 *armed = false;
             }
@@ -98,13 +97,11 @@ impl Port {
         let arrived = match until {
             Until::Any => !self.stash.is_empty(),
             Until::Arrivals { link, count } => {
-                let attached = self.links.get(link.index()).and_then(Option::as_ref);
-                attached.is_some_and(|attached| {
-                    attached.stashed >= count.clamp(1, attached.endpoint.link.most_unread())
-                })
+                let attached = self.links.get(link).map(|attached| &attached.link);
+                attached.is_some_and(|link| link.stashed >= count.clamp(1, link.link.most_unread()))
             }
         };
-        arrived || self.ends > 0 || self.relieved || self.state.woken.swap(false, Ordering::Acquire) // [woken]
+        arrived || self.ends > 0 || self.relieved || self.state.take_woken()
     }
 
     /// Waits until no detached link has posts under way, or until the deadline.

@@ -1,0 +1,94 @@
+//! What a port shares with the other threads of its process: the watch, handshakes, and whoever wakes it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::Wake;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::connection::Alarm;
+
+/// Wakes a port that sleeps.
+pub(crate) trait Ring: Send + Sync + std::fmt::Debug {
+    /// The caller has stored its reason before.
+    fn ring(&self);
+}
+
+/// The shared state of one port. `own` is what only its transport has, with the bell that it sleeps at.
+#[derive(Debug)]
+pub(crate) struct PortState<T> {
+    pub own: T,
+    /// Somebody woke the port's waker since it last slept.
+    woken: AtomicBool,
+    /// Counts what the port has to look at, for example connections that ended.
+    changes: AtomicU32,
+}
+
+impl<T> PortState<T> {
+    pub fn new(own: T) -> Arc<Self> {
+        Arc::new(PortState { own, woken: AtomicBool::new(false), changes: AtomicU32::new(0) })
+    }
+
+    /// Whether the waker was used since the last call.
+    pub fn take_woken(&self) -> bool {
+        self.woken.swap(false, Ordering::Acquire) // [woken]
+    }
+
+    /// A count that differs from the last one when there is something to look at.
+    #[inline]
+    pub fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Acquire) // [change]
+    }
+
+    /// The port has something to look at, and need not wake for it.
+    pub fn count_change(&self) {
+        self.changes.fetch_add(1, Ordering::Release); // [change]
+    }
+}
+
+impl<T: Ring> Alarm for PortState<T> {
+    fn ended(&self) {
+        self.count_change();
+        self.own.ring();
+    }
+}
+
+impl<T: Ring + 'static> Wake for PortState<T> {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.store(true, Ordering::Release); // [woken]
+        self.own.ring();
+    }
+}
+
+/// A bell that a sleeper polls with its other descriptors.
+#[derive(Debug)]
+pub(crate) struct EventBell(OwnedFd);
+
+impl EventBell {
+    pub fn new() -> rustix::io::Result<Self> {
+        Ok(EventBell(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Makes a bell that rang quiet again.
+    pub fn quieten(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+impl Ring for EventBell {
+    fn ring(&self) {
+        // A counter that is full is not zero, so the sleep ends all the same.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+impl AsFd for EventBell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
