@@ -71,7 +71,7 @@ fn a_gradient_that_is_written_while_it_is_read() {
                 // Every bit pattern, NaN among them, until the round is over.
                 let bits = 0x7f80_0001u32.wrapping_mul(round + answers as u32 + 1);
                 for chunk in 0..chunks as usize {
-                    attacker.gradient.f32_mut(chunk).fill(f32::from_bits(bits));
+                    attacker.gradient.elements_mut::<f32>(chunk).fill(f32::from_bits(bits));
                 }
                 answers += attacker.poll();
             }

@@ -74,7 +74,7 @@ impl<P: Port> End<P> {
     /// Writes `value` all over its chunk and posts the chunk. The chunk must not be in flight.
     pub fn post(&mut self, link: usize, value: u32) -> Posted {
         let chunk = self.shape.chunk(link, value);
-        self.spans.f32_mut(chunk).fill(value as f32);
+        self.spans.elements_mut::<f32>(chunk).fill(value as f32);
         self.port.post(self.id(link), self.spans.span(chunk), Imm(value))
     }
 
@@ -128,7 +128,8 @@ impl<P: Port> End<P> {
         let link = self.index(arrival.link);
         let value = arrival.imm.0;
         let chunk = self.spans.span(self.shape.chunk(link, value));
-        let (start, elements) = self.links[link].recv.f32_ptr(chunk).expect("windows are of one size");
+        let (start, elements) =
+            self.links[link].recv.elements_ptr::<f32>(chunk).expect("windows are of one size");
         // SAFETY: `f32_ptr` checked the bounds. The reads are volatile and their values are only
         // compared: should the transport or the peer break the contract and write at this moment,
         // then the test fails and no reference is there to be broken.

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// Size of a huge page where it matters here; x86-64's, and Arm's with small pages of 4 KiB.
-const HUGE_PAGE: usize = 2 << 20;
+pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// Windows, slabs and rings start on a boundary of this many bytes or more.
 pub(crate) const ALIGN: usize = 64;
@@ -193,65 +193,8 @@ fn at_least_one(bytes: usize) -> NonZeroUsize {
     NonZeroUsize::new(bytes).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Memory that this machine can give without swapping; `None` where the kernel does not say.
-pub fn available_bytes() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
-}
-
-/// Where Linux says whether shared memory gets huge pages on advice, which every mapping asks for.
-pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-
-/// Whether windows get huge pages on this machine: on advice, or by being collapsed into them.
-pub fn shared_huge_pages() -> bool {
-    // The chosen word stands in brackets: "always within_size advise [never] deny force".
-    let words = std::fs::read_to_string(SHARED_HUGE_PAGES).unwrap_or_default();
-    let advised =
-        ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|word| words.contains(word));
-    advised || super::window::SendWindow::new(HUGE_PAGE).is_ok_and(|window| window.is_huge())
-}
-
 /// Whether all memory is on one NUMA node.
 fn one_node() -> bool {
     // A list of ranges, "0" or "0-1"; absent in kernels that know no nodes.
     std::fs::read_to_string("/sys/devices/system/node/online").map_or(true, |nodes| nodes.trim() == "0")
-}
-
-/// Resident memory of this process, shared pages included; `None` where the kernel does not say.
-pub fn resident_bytes() -> Option<u64> {
-    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
-}
-
-/// Zeroed private memory for a core's own state, e.g. momentum; f32, 64-byte aligned. Its pages
-/// are bound to a NUMA node by whoever touches them first.
-#[derive(Debug)]
-pub struct Slab {
-    mapping: Mapping,
-    elements: usize,
-}
-
-impl Slab {
-    /// Room for `elements` f32, all zero.
-    pub fn zeroed(what: &'static str, elements: usize) -> Result<Self, MapError> {
-        let bytes = elements
-            .checked_mul(size_of::<f32>())
-            .ok_or_else(|| MapError::new(what, usize::MAX, Errno::NOMEM))?;
-        Ok(Slab { mapping: Mapping::private(what, bytes)?, elements })
-    }
-
-    /// The memory.
-    pub fn as_slice(&self) -> &[f32] {
-        // SAFETY: the mapping holds `elements` f32 (checked in `zeroed`), page-aligned, initialised
-        // by the kernel; `&self` excludes writers.
-        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast::<f32>(), self.elements) }
-    }
-
-    /// The memory, to write.
-    pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        // SAFETY: as in `as_slice`; `&mut self` excludes everybody else.
-        unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().cast::<f32>(), self.elements) }
-    }
 }

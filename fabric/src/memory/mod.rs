@@ -2,11 +2,22 @@
 //!
 //! Knows pages and descriptors, and not what the bytes mean.
 
+mod machine;
 #[allow(unsafe_code)]
 mod mapping;
 #[allow(unsafe_code)]
+mod received;
+#[allow(unsafe_code)]
+mod slab;
+mod spans;
+#[allow(unsafe_code)]
 mod window;
 
-pub(crate) use mapping::{ALIGN, Mapping, advice};
-pub use mapping::{MapError, SHARED_HUGE_PAGES, Slab, available_bytes, resident_bytes, shared_huge_pages};
-pub use window::{Plain, RecvWindow, SendWindow, SpanError, Spans, WindowError};
+pub(crate) use mapping::Mapping;
+
+pub use machine::{SHARED_HUGE_PAGES, available_bytes, resident_bytes, shared_huge_pages};
+pub use mapping::MapError;
+pub use received::RecvWindow;
+pub use slab::Slab;
+pub use spans::{Plain, SpanError};
+pub use window::{SendWindow, Spans, WindowError};

@@ -1,32 +1,21 @@
-//! Windows: the two regions that a link mirrors.
+//! The window that an end writes and its peer reads, and the owners of its spans.
 //!
-//! On the `unsafe` list. Each end owns the window that it sends from and hands out a read-only view
-//! of it; on shared memory the view is the window itself, elsewhere it is memory of the receiving
-//! end that the transport writes. Must not know what the bytes mean.
+//! On the `unsafe` list. A window is split once: its spans are disjoint, and each has one owner. Must not know what
+//! the bytes mean.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
-};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{ALIGN, MapError, Mapping, advice};
+use super::mapping::{MapError, Mapping, advice};
+use super::spans::{Plain, SpanError, check, elements};
 use crate::ids::Span;
 
 /// Seals of a window: its size is final, and nobody but its owner gets a writable mapping.
 const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
-
-/// What windows may be read and written as: any bits are a value, and all its bits are its value's.
-pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
-
-impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
-
-/// The file system of memfds, by its magic number (statfs(2)).
-const TMPFS: u64 = 0x0102_1994;
 
 /// A window could not be made or opened.
 #[derive(Debug, thiserror::Error)]
@@ -69,41 +58,6 @@ pub enum WindowError {
     NotSealed {
         /// The seals that were found.
         seen: u32,
-    },
-}
-
-/// Spans of a window that overlap, stick out, or are not aligned.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SpanError {
-    /// Past the end of the window.
-    #[error("span {span:?} ends beyond the window of {bytes} bytes")]
-    OutOfBounds {
-        /// The span.
-        span: Span,
-        /// Size of the window.
-        bytes: usize,
-    },
-    /// Not on a boundary of 64 bytes.
-    #[error("span {span:?} must start on a multiple of 64 bytes")]
-    Misaligned {
-        /// The span.
-        span: Span,
-    },
-    /// Not whole elements.
-    #[error("span {span:?} must hold whole elements of {element_bytes} bytes")]
-    NotWhole {
-        /// The span.
-        span: Span,
-        /// Size of what it was to be read as.
-        element_bytes: usize,
-    },
-    /// Two owners for one byte.
-    #[error("spans {first:?} and {second:?} overlap")]
-    Overlap {
-        /// The lower span.
-        first: Span,
-        /// The other.
-        second: Span,
     },
 }
 
@@ -227,179 +181,12 @@ impl Spans {
         unsafe { std::slice::from_raw_parts_mut(start, elements) }
     }
 
-    /// The span's f32.
-    pub fn f32(&self, index: usize) -> &[f32] {
-        self.elements(index)
-    }
-
-    /// The span's f32, to write.
-    pub fn f32_mut(&mut self, index: usize) -> &mut [f32] {
-        self.elements_mut(index)
-    }
-
     fn start<T: Plain>(&self, index: usize) -> (*mut T, usize) {
         let span = self.spans[index];
         let start = self.window.mapping.as_ptr().wrapping_add(span.offset);
         let elements = elements::<T>(span).expect("a span of a type's whole elements");
         (start.cast::<T>(), elements)
     }
-}
-
-/// The window that the peer writes and this end reads.
-#[derive(Debug)]
-pub struct RecvWindow {
-    /// Shared with what a NIC writes: it must stay mapped while that may happen.
-    mapping: Arc<Mapping>,
-    bytes: usize,
-    /// Memory of this end's own, which a transport may write; otherwise a read-only view.
-    local: bool,
-}
-
-impl RecvWindow {
-    /// A view of a peer's [`SendWindow`] on this machine. The file comes from outside: its size and
-    /// its seal against shrinking (without which a read could raise SIGBUS) are checked here.
-    pub fn open(fd: BorrowedFd, bytes: usize) -> Result<Self, WindowError> {
-        let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
-        let seals = fcntl_get_seals(fd).map_err(memfd("reading seals"))?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(WindowError::NotSealed { seen: seals.bits() });
-        }
-        // A memfd of huge pages has a pool that can be empty when a page is first touched: SIGBUS, and no
-        // seal against it.
-        let kind = fstatfs(fd).map_err(memfd("fstatfs"))?.f_type as u64;
-        if kind != TMPFS {
-            return Err(WindowError::NotPlain { seen: kind });
-        }
-        let seen = fstat(fd).map_err(memfd("fstat"))?.st_size as u64;
-        if seen < bytes as u64 {
-            return Err(WindowError::TooSmall { expected: bytes, seen });
-        }
-        let mapping = Mapping::shared("a peer's window", fd, bytes, false)?;
-        Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false })
-    }
-
-    /// Memory of this end's own, for transports that bring the bytes over.
-    pub fn local(bytes: usize) -> Result<Self, WindowError> {
-        let mapping = Arc::new(Mapping::private("a receive window", bytes)?);
-        Ok(RecvWindow { mapping, bytes, local: true })
-    }
-
-    /// Size in bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Whether it is memory of this end's own: only then may a transport [`write`](Self::write) it.
-    pub(crate) fn is_local(&self) -> bool {
-        self.local
-    }
-
-    /// The memory itself, for a transport that has it written by a NIC.
-    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
-    }
-
-    /// Address and number of the elements of a span; bounds and alignment are checked, reading is not.
-    pub fn elements_ptr<T: Plain>(&self, span: Span) -> Result<(*const T, usize), SpanError> {
-        check(span, self.bytes)?;
-        let start = self.mapping.as_ptr().wrapping_add(span.offset).cast_const();
-        Ok((start.cast::<T>(), elements::<T>(span)?))
-    }
-
-    /// Address and number of the f32 of a span, as [`elements_ptr`](Self::elements_ptr).
-    pub fn f32_ptr(&self, span: Span) -> Result<(*const f32, usize), SpanError> {
-        self.elements_ptr(span)
-    }
-
-    /// The elements of a span.
-    ///
-    /// # Safety
-    /// While the slice lives, the peer must not write the span: the caller holds the protocol's
-    /// word for it (it has seen the peer's post for the span, and not yet answered it).
-    pub unsafe fn elements<T: Plain>(&self, span: Span) -> Result<&[T], SpanError> {
-        let (start, elements) = self.elements_ptr(span)?;
-        // SAFETY: bounds and alignment by `elements_ptr`, any bits are a `T`, the kernel initialised
-        // the pages, and the caller vouches for the peer.
-        Ok(unsafe { std::slice::from_raw_parts(start, elements) })
-    }
-
-    /// The f32 of a span.
-    ///
-    /// # Safety
-    /// As for [`elements`](Self::elements).
-    pub unsafe fn f32(&self, span: Span) -> Result<&[f32], SpanError> {
-        // SAFETY: the caller's word is the one that `elements` asks for.
-        unsafe { self.elements(span) }
-    }
-
-    /// Has every page of a span allocated, on the node of the calling core if nobody touched it yet. For memory of
-    /// this end's own, before a transport writes it.
-    pub fn populate(&self, span: Span) {
-        const PAGE: usize = 4096;
-        if self.place(span).is_none() {
-            return;
-        }
-        for offset in (span.offset..span.offset + span.bytes).step_by(PAGE) {
-            // SAFETY: in bounds and writable by `place`; the window is new, all its bytes are zero.
-            unsafe { self.mapping.as_ptr().add(offset).write_volatile(0) };
-        }
-    }
-
-    /// Touches every page of a span for reading, so that it is allocated on the node of the calling
-    /// core if nobody touched it yet.
-    pub fn touch(&self, span: Span) {
-        const PAGE: usize = 4096;
-        let Some(end) = span.end().filter(|&end| end <= self.bytes) else { return };
-        let mut offset = span.offset;
-        while offset < end {
-            // SAFETY: in bounds by the check above; a volatile read of one byte that the peer may
-            // be writing has no meaning here and is not used.
-            unsafe { self.mapping.as_ptr().add(offset).read_volatile() };
-            offset = (offset / PAGE + 1) * PAGE;
-        }
-    }
-
-    /// Where a span lies, for a transport to write; `None` where it sticks out, or the memory is not this end's.
-    pub(crate) fn place(&self, span: Span) -> Option<*mut u8> {
-        let inside = self.local && span.end()? <= self.bytes;
-        inside.then(|| self.mapping.as_ptr().wrapping_add(span.offset))
-    }
-
-    /// Copies `source` into the window at `span`, for transports that bring the bytes over.
-    ///
-    /// # Safety
-    /// The window is [`local`](Self::local); `source` is readable for `span.bytes`; and by the
-    /// protocol nobody reads the span until the transport has shown the post's immediate.
-    pub(crate) unsafe fn write(&self, span: Span, source: *const u8) -> Result<(), SpanError> {
-        match span.end() {
-            Some(end) if end <= self.bytes => {}
-            _ => return Err(SpanError::OutOfBounds { span, bytes: self.bytes }),
-        }
-        // SAFETY: in bounds by the check above, writable because the window is local, and the rest
-        // is the caller's word.
-        unsafe { std::ptr::copy_nonoverlapping(source, self.mapping.as_ptr().add(span.offset), span.bytes) };
-        Ok(())
-    }
-}
-
-fn check(span: Span, bytes: usize) -> Result<(), SpanError> {
-    if span.end().is_none_or(|end| end > bytes) {
-        return Err(SpanError::OutOfBounds { span, bytes });
-    }
-    if !span.offset.is_multiple_of(ALIGN) {
-        return Err(SpanError::Misaligned { span });
-    }
-    Ok(())
-}
-
-/// How many `T` a span holds.
-fn elements<T: Plain>(span: Span) -> Result<usize, SpanError> {
-    const { assert!(align_of::<T>() <= ALIGN && size_of::<T>() > 0, "spans start on a multiple of ALIGN") };
-    let element_bytes = size_of::<T>();
-    if !span.bytes.is_multiple_of(element_bytes) {
-        return Err(SpanError::NotWhole { span, element_bytes });
-    }
-    Ok(span.bytes / element_bytes)
 }
 
 #[cfg(test)]
@@ -411,66 +198,11 @@ mod tests {
     }
 
     #[test]
-    fn a_view_shows_what_the_owner_writes() {
-        let window = SendWindow::new(4096).unwrap();
-        let view = RecvWindow::open(window.fd(), 4096).unwrap();
-        let (_window, mut owned) = window.split(vec![vec![span(64, 128)]]).unwrap();
-        owned[0].f32_mut(0).fill(3.0);
-        // SAFETY: one thread, no writer while the slice lives.
-        assert_eq!(unsafe { view.f32(span(64, 128)) }.unwrap(), [3.0; 32]);
-    }
-
-    #[test]
-    fn nobody_but_the_owner_gets_a_writable_mapping() {
-        let window = SendWindow::new(4096).unwrap();
-        let error = Mapping::shared("a test", window.fd(), 4096, true).unwrap_err();
-        assert_eq!(error.errno, Errno::PERM);
-        assert!(ftruncate(window.fd(), 1).is_err(), "sealed against shrinking");
-    }
-
-    #[test]
-    fn a_window_that_is_too_small_or_can_shrink_is_refused() {
-        let window = SendWindow::new(4096).unwrap();
-        assert!(matches!(
-            RecvWindow::open(window.fd(), 8192),
-            Err(WindowError::TooSmall { expected: 8192, seen: 4096 })
-        ));
-        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&fd, 8192).unwrap();
-        assert!(matches!(RecvWindow::open(fd.as_fd(), 8192), Err(WindowError::NotSealed { .. })));
-    }
-
-    #[test]
-    fn a_window_of_huge_pages_is_refused() {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
-        // A kernel without them has no such file to offer.
-        let Ok(fd) = memfd_create("test", flags) else { return };
-        if ftruncate(&fd, 1 << 30).is_err() {
-            return;
-        }
-        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
-        assert!(matches!(RecvWindow::open(fd.as_fd(), 8192), Err(WindowError::NotPlain { .. })));
-    }
-
-    #[test]
     fn split_refuses_overlap_misalignment_and_what_sticks_out() {
         let split = |spans| SendWindow::new(4096).unwrap().split(spans).map(|_| ()).unwrap_err();
         assert!(matches!(split(vec![vec![span(0, 128)], vec![span(64, 64)]]), SpanError::Overlap { .. }));
         assert!(matches!(split(vec![vec![span(4, 64)]]), SpanError::Misaligned { .. }));
         assert!(matches!(split(vec![vec![span(4032, 128)]]), SpanError::OutOfBounds { .. }));
         assert!(matches!(split(vec![vec![span(64, usize::MAX - 3)]]), SpanError::OutOfBounds { .. }));
-    }
-
-    #[test]
-    fn a_span_is_read_as_whole_elements_only() {
-        let window = SendWindow::new(4096).unwrap();
-        let view = RecvWindow::open(window.fd(), 4096).unwrap();
-        let (_window, mut owned) = window.split(vec![vec![span(64, 6)]]).unwrap();
-        owned[0].elements_mut::<u16>(0).copy_from_slice(&[1, 2, 0x0304]);
-        // SAFETY: one thread, no writer while the slice lives.
-        let read = unsafe { view.elements::<u8>(span(64, 6)) };
-        assert_eq!(read.unwrap(), [1, 0, 2, 0, 4, 3]);
-        let error = view.elements_ptr::<f32>(span(64, 6)).unwrap_err();
-        assert_eq!(error, SpanError::NotWhole { span: span(64, 6), element_bytes: 4 });
     }
 }

@@ -31,7 +31,7 @@
 //!     let (to_hub, to_worker) = net.link(a.clone(), b.clone(), 4);
 //!     let link = worker.attach(to_hub);
 //!     hub.attach(to_worker);
-//!     gradient.f32_mut(0).fill(seed as f32);
+//!     gradient.elements_mut::<f32>(0).fill(seed as f32);
 //!     assert_eq!(worker.post(link, span, Imm(7)), fabric::Posted::Accepted);
 //!     worker.flush();
 //!     let mut arrivals = [Arrival::default(); 4];

@@ -43,7 +43,7 @@ impl End {
 
     fn received(&self) -> f32 {
         // SAFETY: one thread, and the slice ends with this function.
-        unsafe { self.recv.f32(SPAN) }.unwrap()[0]
+        unsafe { self.recv.elements::<f32>(SPAN) }.unwrap()[0]
     }
 }
 
@@ -119,9 +119,9 @@ fn rates_strike_as_often_as_told() {
 fn a_sender_that_overwrites_in_flight_is_caught() {
     let net = Net::new(0, Faults { delay: 3..4, ..Faults::NONE });
     let (mut a, mut b) = pair(&net, 4);
-    a.spans.f32_mut(0).fill(1.0);
+    a.spans.elements_mut::<f32>(0).fill(1.0);
     assert_eq!(a.post(1), Posted::Accepted);
-    a.spans.f32_mut(0).fill(2.0); // before anything says that the peer has seen the post
+    a.spans.elements_mut::<f32>(0).fill(2.0); // before anything says that the peer has seen the post
     assert_eq!(b.poll(10), [1]);
     assert_eq!(b.received(), 2.0, "the bytes are read as late as a NIC may");
 }

@@ -18,14 +18,11 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown, sockopt};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::io::limit_unsent;
+use super::io::{UNSENT_BYTES, limit_unsent};
 use super::link::Endpoint;
 use super::message::{HelloMessage, ReplyMessage, Verdict};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 
-/// Bytes of a connection that the kernel holds and has not yet sent: some chunks, so that the link is never
-/// idle, and not so many that what is urgent waits behind them.
-pub(super) const UNSENT_BYTES: u32 = 256 << 10;
 /// A peer that acknowledges nothing for so long is gone, whatever made it so.
 const SILENCE: Duration = Duration::from_secs(30);
 /// A connection with nothing to say is asked after so long whether it still is one.

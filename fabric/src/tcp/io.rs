@@ -11,6 +11,9 @@ use rustix::io::Errno;
 use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow};
 
+/// Bytes of a connection that the kernel holds and has not yet sent: some chunks, so that the link is never
+/// idle, and not so many that what is urgent waits behind them.
+pub(super) const UNSENT_BYTES: u32 = 256 << 10;
 /// Pieces of one call: the kernel takes up to 1024, and a socket's buffer is full long before.
 const PIECES: usize = 64;
 

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
-use super::connect::UNSENT_BYTES;
 use super::incoming::{Broken, Incoming, Received};
-use super::io::limit_unsent;
+use super::io::{UNSENT_BYTES, limit_unsent};
 use super::outgoing::Outgoing;
 use crate::ids::Imm;
 use crate::links::{Attached, LinkState};

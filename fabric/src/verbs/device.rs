@@ -1,93 +1,14 @@
 //! The RDMA devices of this machine and their ports, as a user wants to see them listed.
 
-use std::io;
 use std::path::Path;
 
 use super::address::{LinkLayer, Mtu};
 use super::error::VerbsError;
 use super::gid::{self, Chosen, GidEntry, GidError, SYSFS};
 use super::handles::context::Context;
+use super::handles::error::DeviceError;
 use super::handles::ffi::{IBV_PORT_ACTIVE, ibv_port_attr};
-use super::handles::library::LibraryError;
 use super::handles::words;
-
-/// A device, or a port of one, cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// No libibverbs.
-    #[error(transparent)]
-    Library(#[from] LibraryError),
-    /// No device of this name.
-    #[error(
-        "there is no RDMA device {device:?}; this machine has {}",
-        list(.there_are)
-    )]
-    Unknown {
-        /// Who was asked for.
-        device: String,
-        /// Who is there.
-        there_are: Vec<String>,
-    },
-    /// The devices could not be listed.
-    #[error(
-        "cannot list the RDMA devices: {0}; is the module ib_uverbs loaded (modprobe ib_uverbs), and /dev/infiniband in this container?"
-    )]
-    List(String),
-    /// A device is there and does not open.
-    #[error(
-        "cannot open the RDMA device {device}: {error}; may this user write /dev/infiniband/uverbs*, and is it in this container (docker run --device /dev/infiniband)?"
-    )]
-    Open {
-        /// The device.
-        device: String,
-        /// The kernel's answer.
-        error: String,
-    },
-    /// A question to a device failed.
-    #[error("{call} on {device}: {error}")]
-    Call {
-        /// The device.
-        device: String,
-        /// The function.
-        call: &'static str,
-        /// The kernel's answer.
-        error: String,
-    },
-    /// None of the ports is active, or the one asked for is not.
-    #[error(
-        "{device}: expected an ACTIVE port{}, saw {}; set its network interface up, or look at cable, switch and subnet manager",
-        wanted.map(|port| format!(" {port}")).unwrap_or_default(),
-        .states.join(", ")
-    )]
-    NotActive {
-        /// The device.
-        device: String,
-        /// The port that was asked for.
-        wanted: Option<u8>,
-        /// What the ports are.
-        states: Vec<String>,
-    },
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() {
-        "none: is the NIC's driver loaded (rdma link show)? For soft-RoCE: rdma link add rxe0 type rxe netdev eth0"
-            .into()
-    } else {
-        names.join(", ")
-    }
-}
-
-impl DeviceError {
-    pub(super) fn list(error: io::Error) -> Self {
-        DeviceError::List(error.to_string())
-    }
-
-    pub(super) fn open(device: &str) -> Self {
-        let error = io::Error::last_os_error().to_string();
-        DeviceError::Open { device: device.into(), error }
-    }
-}
 
 /// An RDMA device.
 #[derive(Clone, Debug)]
@@ -218,15 +139,5 @@ mod tests {
         assert_eq!(gbps(&port(2, 16)), Some(56.0)); // 4X FDR, a PBox's
         assert_eq!(gbps(&port(1, 1)), Some(2.5)); // what soft-RoCE says
         assert_eq!(gbps(&port(3, 32)), None);
-    }
-
-    #[test]
-    fn errors_say_who_is_there_and_what_to_do() {
-        let unknown = |there_are| DeviceError::Unknown { device: "mlx5_9".into(), there_are };
-        assert!(unknown(vec!["mlx5_0".into(), "mlx5_1".into()]).to_string().contains("has mlx5_0, mlx5_1"));
-        assert!(unknown(vec![]).to_string().contains("rdma link show"));
-        let states = vec!["port 1 DOWN".into(), "port 2 ARMED".into()];
-        let error = DeviceError::NotActive { device: "mlx5_0".into(), wanted: None, states }.to_string();
-        assert!(error.contains("an ACTIVE port, saw port 1 DOWN, port 2 ARMED"), "{error}");
     }
 }

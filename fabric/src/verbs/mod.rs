@@ -37,10 +37,11 @@ mod subnet;
 mod tests;
 
 pub use address::{Address, LinkLayer, Mtu};
-pub use device::{Device, DeviceError, DevicePort, devices};
-pub use error::{CreateError, VerbsError};
+pub use device::{Device, DevicePort, devices};
+pub use error::VerbsError;
 pub use gid::{Chosen, Gid, GidEntry, GidError, table};
 pub use group::Group;
+pub use handles::error::{CreateError, DeviceError};
 pub use handles::library::LibraryError;
 pub use handles::queue_pair::ModifyError;
 pub use handles::region::RegisterError;

@@ -5,10 +5,11 @@
 use std::sync::Arc;
 
 use super::address::Address;
-use super::device::{DeviceError, DevicePort};
+use super::device::DevicePort;
 use super::error::VerbsError;
 use super::gid::{self, GidEntry};
 use super::handles::context::Context;
+use super::handles::error::DeviceError;
 use super::subnet;
 
 /// Which NIC to use, and how where the choice is not to be made here.

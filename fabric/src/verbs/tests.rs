@@ -123,8 +123,8 @@ fn keys_open_nothing_that_is_another_workers() {
         honest.attach_all();
         hostile.attach_all();
 
-        honest.spans.f32_mut(3).fill(7.0);
-        hostile.spans.f32_mut(3).fill(9.0);
+        honest.spans.elements_mut::<f32>(3).fill(7.0);
+        hostile.spans.elements_mut::<f32>(3).fill(9.0);
         assert_eq!(hostile.post(3), Posted::Accepted);
         let (_, reason) = hostile.closing();
         assert!(
@@ -135,13 +135,14 @@ fn keys_open_nothing_that_is_another_workers() {
         assert_eq!(link, LinkId(1), "only its own link: {reason}");
         assert_eq!(honest.post(3), Posted::Accepted);
         assert_eq!(hub.next(), Arrival { link: LinkId(0), imm: Imm(3) });
-        hub.spans.f32_mut(5).fill(1.0);
+        hub.spans.elements_mut::<f32>(5).fill(1.0);
         assert_eq!(hub.post(5), Posted::Accepted);
         assert_eq!(honest.next().imm, Imm(5));
         // SAFETY: the hub has written chunk 5 once, and that has arrived.
-        assert!(unsafe { honest.recv.f32(honest.spans.span(5)) }.unwrap().iter().all(|&value| value == 1.0));
+        let answer = unsafe { honest.recv.elements::<f32>(honest.spans.span(5)) }.unwrap();
+        assert!(answer.iter().all(|&value| value == 1.0));
         // SAFETY: nobody wrote chunk 3 of this window: the hostile worker's is refused.
-        let untouched = unsafe { hub.recv.f32(hub.spans.span(3)) }.unwrap();
+        let untouched = unsafe { hub.recv.elements::<f32>(hub.spans.span(3)) }.unwrap();
         assert!(untouched.iter().all(|&value| value == 0.0), "a refused write left bytes");
     }
 }
@@ -198,11 +199,11 @@ fn a_fork_leaves_transfers_whole() {
     for round in 0..2 {
         for chunk in 0..CHUNKS {
             let value = (round * CHUNKS + chunk) as f32 + 1.0;
-            workers[0].spans.f32_mut(chunk).fill(value);
+            workers[0].spans.elements_mut::<f32>(chunk).fill(value);
             assert_eq!(workers[0].post(chunk), Posted::Accepted);
             assert_eq!(hub.next().imm, Imm(chunk as u32));
             // SAFETY: the chunk has arrived, and is posted again only after this.
-            let seen = unsafe { hub.recv.f32(hub.spans.span(chunk)) }.unwrap();
+            let seen = unsafe { hub.recv.elements::<f32>(hub.spans.span(chunk)) }.unwrap();
             assert!(seen.iter().all(|&element| element == value), "chunk {chunk} of round {round}");
         }
         let mut status = 0;

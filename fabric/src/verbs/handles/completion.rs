@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::context::Context;
+use super::error::CreateError;
 use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
-use crate::verbs::error::CreateError;
 
 /// Entries that a queue begins with; it grows with the links.
 const FIRST_ENTRIES: u32 = 1024;
@@ -46,7 +46,7 @@ unsafe impl Sync for CompletionQueue {}
 impl CompletionQueue {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, CreateError> {
         let entries = FIRST_ENTRIES.min(context.limits.completions);
-        let fail = |what| CreateError::new(what, context, String::new(), io::Error::last_os_error());
+        let fail = |what| CreateError::new(what, &context.device, String::new(), io::Error::last_os_error());
         // SAFETY: the context is open, and stays so: the value below holds it.
         let channel = unsafe { context.verbs.ibv_create_comp_channel(context.raw()) };
         let channel = NonNull::new(channel).ok_or_else(|| fail("completion channel"))?;
@@ -67,8 +67,9 @@ impl CompletionQueue {
         let made =
             CompletionQueue { queue, channel, context: Arc::clone(context), room, taken: AtomicU32::new(0) };
         let not_blocking = |fd| fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK);
-        not_blocking(made.events_fd())
-            .map_err(|errno| CreateError::new("completion channel", context, String::new(), errno.into()))?;
+        not_blocking(made.events_fd()).map_err(|errno| {
+            CreateError::new("completion channel", &context.device, String::new(), errno.into())
+        })?;
         Ok(Arc::new(made))
     }
 
@@ -83,7 +84,7 @@ impl CompletionQueue {
         if wanted > room.entries {
             let most = self.context.limits.completions;
             if wanted > most {
-                return Err(CreateError::too_large("completion queue", &self.context, wanted, most));
+                return Err(CreateError::too_large("completion queue", &self.context.device, wanted, most));
             }
             // In steps of two, so that a thousand workers cost ten of them.
             let entries = wanted.max(room.entries.saturating_mul(2)).min(most);
@@ -92,7 +93,7 @@ impl CompletionQueue {
             if errno != 0 {
                 let size = format!(" of {entries} entries (the device's maximum is {most})");
                 let error = io::Error::from_raw_os_error(errno.abs());
-                return Err(CreateError::new("completion queue", &self.context, size, error));
+                return Err(CreateError::new("completion queue", &self.context.device, size, error));
             }
             room.entries = entries;
         }

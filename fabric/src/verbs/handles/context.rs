@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
+use super::error::DeviceError;
 use super::ffi::*;
 use super::library::library;
-use crate::verbs::device::DeviceError;
 
 /// An `ibv_context`.
 pub(in crate::verbs) struct Context {

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::context::Context;
+use super::error::CreateError;
 use super::ffi::ibv_pd;
-use crate::verbs::error::CreateError;
 
 /// An `ibv_pd`. Queue pairs and regions of one domain go together, and with no others.
 pub(in crate::verbs) struct Domain {
@@ -25,7 +25,7 @@ impl Domain {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, CreateError> {
         // SAFETY: the context is open, and stays so: this value holds it.
         let raw = NonNull::new(unsafe { context.verbs.ibv_alloc_pd(context.raw()) }).ok_or_else(|| {
-            CreateError::new("protection domain", context, String::new(), io::Error::last_os_error())
+            CreateError::new("protection domain", &context.device, String::new(), io::Error::last_os_error())
         })?;
         Ok(Arc::new(Domain { raw, context: Arc::clone(context) }))
     }

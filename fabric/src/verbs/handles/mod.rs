@@ -10,6 +10,7 @@ pub(super) mod completion;
 pub(super) mod context;
 #[allow(unsafe_code)]
 pub(super) mod domain;
+pub(super) mod error;
 #[allow(
     unsafe_code,
     dead_code,

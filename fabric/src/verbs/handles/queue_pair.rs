@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::completion::CompletionQueue;
 use super::domain::Domain;
+use super::error::CreateError;
 use super::ffi::*;
 use super::words;
 use crate::verbs::address::{Address, LinkLayer};
-use crate::verbs::error::CreateError;
 use crate::verbs::gid;
 use crate::verbs::nic::Nic;
 
@@ -84,7 +84,7 @@ impl QueuePair {
         let context = &domain.context;
         let most = context.limits.work_requests;
         if sends.max(receives) > most {
-            return Err(CreateError::too_large("queue pair", context, sends.max(receives), most));
+            return Err(CreateError::too_large("queue pair", &context.device, sends.max(receives), most));
         }
         let mut init = ibv_qp_init_attr {
             send_cq: queue.raw(),
@@ -104,7 +104,7 @@ impl QueuePair {
         let raw = NonNull::new(raw).ok_or_else(|| {
             let size =
                 format!(" with {sends} sends and {receives} receives (the device's maximum is {most})");
-            CreateError::new("queue pair", context, size, io::Error::last_os_error())
+            CreateError::new("queue pair", &context.device, size, io::Error::last_os_error())
         })?;
         Ok(QueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) })
     }

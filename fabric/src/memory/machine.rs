@@ -1,0 +1,30 @@
+//! What the kernel says of this machine's memory.
+
+use super::mapping::HUGE_PAGE;
+use super::window::SendWindow;
+
+/// Memory that this machine can give without swapping; `None` where the kernel does not say.
+pub fn available_bytes() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
+/// Where Linux says whether shared memory gets huge pages on advice, which every mapping asks for.
+pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
+/// Whether windows get huge pages on this machine: on advice, or by being collapsed into them.
+pub fn shared_huge_pages() -> bool {
+    // The chosen word stands in brackets: "always within_size advise [never] deny force".
+    let words = std::fs::read_to_string(SHARED_HUGE_PAGES).unwrap_or_default();
+    let advised =
+        ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|word| words.contains(word));
+    advised || SendWindow::new(HUGE_PAGE).is_ok_and(|window| window.is_huge())
+}
+
+/// Resident memory of this process, shared pages included; `None` where the kernel does not say.
+pub fn resident_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}

@@ -1,0 +1,38 @@
+//! Private memory of a core.
+//!
+//! On the `unsafe` list.
+
+use rustix::io::Errno;
+
+use super::mapping::{MapError, Mapping};
+
+/// Zeroed private memory for a core's own state, e.g. momentum; f32, 64-byte aligned. Its pages
+/// are bound to a NUMA node by whoever touches them first.
+#[derive(Debug)]
+pub struct Slab {
+    mapping: Mapping,
+    elements: usize,
+}
+
+impl Slab {
+    /// Room for `elements` f32, all zero.
+    pub fn zeroed(what: &'static str, elements: usize) -> Result<Self, MapError> {
+        let bytes = elements
+            .checked_mul(size_of::<f32>())
+            .ok_or_else(|| MapError::new(what, usize::MAX, Errno::NOMEM))?;
+        Ok(Slab { mapping: Mapping::private(what, bytes)?, elements })
+    }
+
+    /// The memory.
+    pub fn as_slice(&self) -> &[f32] {
+        // SAFETY: the mapping holds `elements` f32 (checked in `zeroed`), page-aligned, initialised
+        // by the kernel; `&self` excludes writers.
+        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast::<f32>(), self.elements) }
+    }
+
+    /// The memory, to write.
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        // SAFETY: as in `as_slice`; `&mut self` excludes everybody else.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().cast::<f32>(), self.elements) }
+    }
+}

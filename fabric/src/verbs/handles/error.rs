@@ -1,0 +1,141 @@
+//! What can go wrong with a device, and with handles that are made on it.
+
+use std::io;
+
+use super::library::LibraryError;
+
+/// A device, or a port of one, cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// No libibverbs.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// No device of this name.
+    #[error(
+        "there is no RDMA device {device:?}; this machine has {}",
+        list(.there_are)
+    )]
+    Unknown {
+        /// Who was asked for.
+        device: String,
+        /// Who is there.
+        there_are: Vec<String>,
+    },
+    /// The devices could not be listed.
+    #[error(
+        "cannot list the RDMA devices: {0}; is the module ib_uverbs loaded (modprobe ib_uverbs), and /dev/infiniband in this container?"
+    )]
+    List(String),
+    /// A device is there and does not open.
+    #[error(
+        "cannot open the RDMA device {device}: {error}; may this user write /dev/infiniband/uverbs*, and is it in this container (docker run --device /dev/infiniband)?"
+    )]
+    Open {
+        /// The device.
+        device: String,
+        /// The kernel's answer.
+        error: String,
+    },
+    /// A question to a device failed.
+    #[error("{call} on {device}: {error}")]
+    Call {
+        /// The device.
+        device: String,
+        /// The function.
+        call: &'static str,
+        /// The kernel's answer.
+        error: String,
+    },
+    /// None of the ports is active, or the one asked for is not.
+    #[error(
+        "{device}: expected an ACTIVE port{}, saw {}; set its network interface up, or look at cable, switch and subnet manager",
+        wanted.map(|port| format!(" {port}")).unwrap_or_default(),
+        .states.join(", ")
+    )]
+    NotActive {
+        /// The device.
+        device: String,
+        /// The port that was asked for.
+        wanted: Option<u8>,
+        /// What the ports are.
+        states: Vec<String>,
+    },
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() {
+        "none: is the NIC's driver loaded (rdma link show)? For soft-RoCE: rdma link add rxe0 type rxe netdev eth0"
+            .into()
+    } else {
+        names.join(", ")
+    }
+}
+
+impl DeviceError {
+    pub(in crate::verbs) fn list(error: io::Error) -> Self {
+        DeviceError::List(error.to_string())
+    }
+
+    pub(in crate::verbs) fn open(device: &str) -> Self {
+        let error = io::Error::last_os_error().to_string();
+        DeviceError::Open { device: device.into(), error }
+    }
+}
+
+/// A NIC could not make a queue pair, a completion queue, or the like.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{device} cannot make a {what}{size}: {error}; {advice}")]
+pub struct CreateError {
+    /// What was to be made.
+    pub what: &'static str,
+    /// The NIC.
+    pub device: String,
+    /// How large, with the device's maximum, in words; may be empty.
+    pub size: String,
+    /// The kernel's answer.
+    pub error: String,
+    /// What to do.
+    pub advice: &'static str,
+}
+
+impl CreateError {
+    pub(in crate::verbs) fn new(what: &'static str, device: &str, size: String, error: io::Error) -> Self {
+        let advice = match error.raw_os_error() {
+            Some(libc::ENOMEM) => {
+                "it is out of memory or of such objects: raise the limit on locked memory (ulimit -l unlimited), or have fewer connections to one NIC"
+            }
+            Some(libc::EINVAL) => {
+                "it does not take this size: larger chunks or more cores make smaller queues"
+            }
+            Some(libc::EMFILE) => "raise the number of open files (ulimit -n)",
+            _ => "dmesg may have the driver's words",
+        };
+        CreateError { what, device: device.to_owned(), size, error: error.to_string(), advice }
+    }
+
+    /// It would have to be larger than the device can make it.
+    pub(in crate::verbs) fn too_large(what: &'static str, device: &str, wanted: u32, most: u32) -> Self {
+        CreateError {
+            what,
+            device: device.to_owned(),
+            size: format!(" of {wanted} entries"),
+            error: format!("the device's maximum is {most}"),
+            advice: "larger chunks, more cores, or fewer workers on this NIC need fewer entries",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_who_is_there_and_what_to_do() {
+        let unknown = |there_are| DeviceError::Unknown { device: "mlx5_9".into(), there_are };
+        assert!(unknown(vec!["mlx5_0".into(), "mlx5_1".into()]).to_string().contains("has mlx5_0, mlx5_1"));
+        assert!(unknown(vec![]).to_string().contains("rdma link show"));
+        let states = vec!["port 1 DOWN".into(), "port 2 ARMED".into()];
+        let error = DeviceError::NotActive { device: "mlx5_0".into(), wanted: None, states }.to_string();
+        assert!(error.contains("an ACTIVE port, saw port 1 DOWN, port 2 ARMED"), "{error}");
+    }
+}
