@@ -10,6 +10,7 @@
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
 mod ids;
+mod plan;
 mod port;
 pub mod ring;
 
@@ -28,6 +29,7 @@ pub mod verbs;
 mod watch;
 
 pub use ids::{Imm, LinkId, Span};
+pub use plan::{LinkPorts, PlannedLink, PortId};
 pub use port::{Arrival, CloseReason, Closed, Port, Posted, Until};
 
 pub use idle::{Idle, IdlePolicy};

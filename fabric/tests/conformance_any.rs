@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fabric::any::{Address, Endpoint, Group, Joined, Listener, Port, connect, group};
 use fabric::conformance::{Bed, End, Local, Meeting, Peer, Shape};
-use fabric::{RecvWindow, SendWindow, shm, tcp};
+use fabric::{PlannedLink, RecvWindow, SendWindow, shm, tcp};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -80,11 +80,22 @@ impl Listeners {
 
 fn welcome(listener: &Listener, group: &Group, window: &Arc<SendWindow>, shape: Shape) -> Joined {
     let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap().expect("its only connection");
-    hello.welcome(group, window, shape.window_bytes(), &[shape.capacity], |_| ()).unwrap()
+    hello
+        .welcome(group, window, shape.window_bytes(), &PlannedLink::of_one_port(&[shape.capacity]), |_| ())
+        .unwrap()
 }
 
 fn join(address: &Address, group: &Group, window: &Arc<SendWindow>, shape: Shape) -> Joined {
-    connect(address, [1; 16], group, window, shape.window_bytes(), &[shape.capacity], TIMEOUT).unwrap()
+    connect(
+        address,
+        [1; 16],
+        group,
+        window,
+        shape.window_bytes(),
+        &PlannedLink::of_one_port(&[shape.capacity]),
+        TIMEOUT,
+    )
+    .unwrap()
 }
 
 fn only_link(mut joined: Joined) -> (Endpoint, Arc<RecvWindow>) {

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::SendWindow;
 use fabric::conformance::{Joined, Role, Transport};
 use fabric::tcp::{Listener, Port, connect};
+use fabric::{PlannedLink, SendWindow};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -45,7 +45,7 @@ impl Transport for Tcp {
         (): &(),
         ours: &Arc<SendWindow>,
         bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
     ) -> ([u8; 16], Joined<Port>) {
         // The worker is whole with its last connection.
         let hello = loop {
@@ -54,7 +54,7 @@ impl Transport for Tcp {
             }
         };
         let token = hello.token();
-        let joined = hello.welcome(ours, bytes, capacities, |_| ()).unwrap();
+        let joined = hello.welcome(ours, bytes, plan, |_| ()).unwrap();
         (token, (joined.recv, joined.endpoints))
     }
 
@@ -64,10 +64,11 @@ impl Transport for Tcp {
         (): &(),
         ours: &Arc<SendWindow>,
         bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
     ) -> Joined<Port> {
-        let addresses = vec![address.parse().unwrap(); capacities.len()];
-        let joined = connect(&addresses, token, ours, bytes, capacities, TIMEOUT).unwrap();
+        let ports = plan.iter().map(|link| link.ports.hub.index() + 1).max().unwrap();
+        let addresses = vec![address.parse().unwrap(); ports];
+        let joined = connect(&addresses, token, ours, bytes, plan, TIMEOUT).unwrap();
         (joined.recv, joined.endpoints)
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fabric::conformance::{Bed, End, Far, HubAndWorkers, Meeting, Peer, Role, Shape, Transport, Watchdog};
 use fabric::shm::{Port, group};
-use fabric::{Port as _, Until};
+use fabric::{PlannedLink, Port as _, Until};
 use shm_bed::Shm;
 
 fabric::conformance_of_hub_and_workers!(@peer Shm);
@@ -105,6 +105,9 @@ fn killed_before_the_welcome(shape: Shape) {
     drop(worker);
     let (group, _ports) = group(1).unwrap();
     let ours = fabric::SendWindow::new(shape.window_bytes()).unwrap();
-    let error = hello.welcome(&group, &ours, shape.window_bytes(), &[8]).unwrap_err().to_string();
+    let error = hello
+        .welcome(&group, &ours, shape.window_bytes(), &PlannedLink::of_one_port(&[8]))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("sending the welcome"), "{error}");
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use fabric::tcp::{ConnectError, Hello, Joined, Listener, Port, connect};
-use fabric::{Arrival, CloseReason, Imm, Port as _, Posted, SendWindow, Span, Until};
+use fabric::{Arrival, CloseReason, Imm, PlannedLink, Port as _, Posted, SendWindow, Span, Until};
 
 const WINDOW: usize = 4096;
 const LONG: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ impl Hub {
     }
 
     fn welcome(&self, hello: Hello) -> Joined {
-        hello.welcome(&self.window, WINDOW, &[8], |_| ()).unwrap()
+        hello.welcome(&self.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ()).unwrap()
     }
 
     /// A peer that has shaken hands, and from then on sends what it likes.
@@ -73,7 +73,9 @@ impl Hub {
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || {
                 let window = Arc::new(SendWindow::new(WINDOW).unwrap());
-                let joined = connect(&[address], TOKEN, &window, WINDOW, &[8], LONG).unwrap();
+                let joined =
+                    connect(&[address], TOKEN, &window, WINDOW, &PlannedLink::of_one_port(&[8]), LONG)
+                        .unwrap();
                 let mut port = Port::new().unwrap();
                 let link = joined.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).next().unwrap();
                 assert_eq!(port.post(link, Span { offset: 64, bytes: 64 }, Imm(5)), Posted::Accepted);
@@ -101,10 +103,12 @@ impl Hub {
 }
 
 fn hello_bytes(link: u32, links: u32, window_bytes: u64) -> Vec<u8> {
-    let mut bytes = b"phubtcp1".to_vec();
+    let mut bytes = b"phubtcp2".to_vec();
     bytes.extend(TOKEN);
     bytes.extend(link.to_le_bytes());
     bytes.extend(links.to_le_bytes());
+    bytes.extend([0, 0]); // this end's port
+    bytes.extend((link as u16).to_le_bytes());
     bytes.extend(window_bytes.to_le_bytes());
     bytes
 }
@@ -166,7 +170,7 @@ fn frames_in_single_bytes_are_frames() {
 #[test]
 fn a_handshake_of_others_is_refused_in_words() {
     let mut hub = Hub::new();
-    let http = b"GET / HTTP/1.1\r\nhost: somewhere.example\r\n\r\n".to_vec();
+    let http = b"GET / HTTP/1.1\r\nhost: somewhere.example\r\naccept: */*\r\n\r\n".to_vec();
     let cases = [
         (http, "saw \"GET / HT\""),
         (hello_bytes(1, 1, 4096), "link 1 of 1"),
@@ -214,8 +218,11 @@ fn half_of_a_worker_is_no_worker() {
     assert!(told.unwrap().is_none());
     let (_third, told) = say(hello_bytes(2, 3, 4096));
     let hello = told.unwrap().expect("now it is whole");
-    let error = hello.welcome(&hub.window, WINDOW, &[8, 8], |_| ()).unwrap_err().to_string();
-    assert!(error.contains("expected 2 connections, one a core; saw 3"), "{error}");
+    let error = hello
+        .welcome(&hub.window, WINDOW, &PlannedLink::of_one_port(&[8, 8]), |_| ())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("the hello names 3 links, the hub's plan has 2"), "{error}");
     hub.lives();
 }
 
@@ -226,10 +233,13 @@ fn windows_of_other_sizes_are_refused() {
     std::thread::scope(|scope| {
         let worker = scope.spawn(move || {
             let window = Arc::new(SendWindow::new(64).unwrap());
-            connect(&[address], TOKEN, &window, WINDOW, &[8], LONG).map(|_| ())
+            connect(&[address], TOKEN, &window, WINDOW, &PlannedLink::of_one_port(&[8]), LONG).map(|_| ())
         });
         let hello = hub.hello().unwrap().unwrap();
-        let error = hello.welcome(&hub.window, WINDOW, &[8], |_| ()).unwrap_err().to_string();
+        let error = hello
+            .welcome(&hub.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("64 bytes where the layout needs 4096"), "{error}");
         let told = worker.join().unwrap().unwrap_err().to_string();
         assert!(told.contains("64 bytes where the layout needs 4096"), "{told}");
@@ -246,7 +256,13 @@ fn a_stopped_listener_says_so() {
         listener.stop();
         assert!(accepting.join().unwrap().unwrap().is_none());
     });
-    let error =
-        connect(&[listener.address()], TOKEN, &Arc::new(SendWindow::new(64).unwrap()), 64, &[1], SHORT);
+    let error = connect(
+        &[listener.address()],
+        TOKEN,
+        &Arc::new(SendWindow::new(64).unwrap()),
+        64,
+        &PlannedLink::of_one_port(&[1]),
+        SHORT,
+    );
     assert!(matches!(error, Err(ConnectError::Socket { .. })), "{error:?}");
 }

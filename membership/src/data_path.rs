@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use fabric::any::{self, Address, Joined, Transport};
 use fabric::verbs::{self, Device, NicList, NicOptions};
-use fabric::{RecvWindow, SendWindow};
+use fabric::{PlannedLink, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Layout, Placement, Schedule};
 
@@ -250,7 +250,8 @@ impl Connecting<'_> {
     fn connect(&self, address: &Address) -> Result<Joined, any::ConnectError> {
         let Connecting { window, group, place, .. } = *self;
         let limit = self.deadline.saturating_duration_since(Instant::now());
-        any::connect(address, place.token, group, window, window.bytes(), &place.capacities, limit)
+        let plan = PlannedLink::of_one_port(&place.capacities);
+        any::connect(address, place.token, group, window, window.bytes(), &plan, limit)
     }
 }
 

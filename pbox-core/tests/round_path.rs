@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::machine_code::{Function, Program};
 use fabric::conformance::Watchdog;
 use fabric::shm::{self, Listener, group};
-use fabric::{Arrival, LinkId, Port, Posted, SendWindow, Span, Until};
+use fabric::{Arrival, LinkId, PlannedLink, Port, Posted, SendWindow, Span, Until};
 use pbox_core::frame::{self, HEADER_BYTES, Kind};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
@@ -112,8 +112,9 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
                 (window, Some(own))
             }
         };
-        let mut joined =
-            hello.welcome(&group, &window, wire.window_bytes(), &placement.capacities()).unwrap();
+        let mut joined = hello
+            .welcome(&group, &window, wire.window_bytes(), &PlannedLink::of_one_port(&placement.capacities()))
+            .unwrap();
         core.add_worker(JobId(0), rank, Arc::new(joined.recv), own, joined.endpoints.remove(0)).unwrap();
     }
     let ranks: Vec<u32> = (0..WORKERS).collect();
@@ -129,8 +130,16 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
     let window = SendWindow::new(wire.window_bytes()).unwrap();
     let (window, mut spans) = window.split(vec![spans]).unwrap();
     let (group, mut ports) = group(1).unwrap();
-    let mut joined =
-        shm::connect(address, [0; 16], &group, &window, wire.window_bytes(), &[chunks], TIMEOUT).unwrap();
+    let mut joined = shm::connect(
+        address,
+        [0; 16],
+        &group,
+        &window,
+        wire.window_bytes(),
+        &PlannedLink::of_one_port(&[chunks]),
+        TIMEOUT,
+    )
+    .unwrap();
     let mut port = ports.remove(0);
     let link: LinkId = port.attach(joined.endpoints.remove(0));
     let mut arrivals = [Arrival::default(); 64];

@@ -2,6 +2,7 @@
 //! links to the cores. Each handshake has a thread of its own, so that one that stalls holds up
 //! nobody; their number is bounded, and a connection beyond it waits in the listener's backlog.
 
+use fabric::PlannedLink;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -102,8 +103,8 @@ fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &std:
         }
     };
     let Admission { weights, window_bytes, capacities, .. } = &admission;
-    match hello
-        .welcome(group, weights, *window_bytes, capacities, |window| registry.populate(&admission, window))
+    let plan = PlannedLink::of_one_port(capacities);
+    match hello.welcome(group, weights, *window_bytes, &plan, |window| registry.populate(&admission, window))
     {
         Ok(joined) => registry.attach(admission, joined.recv, joined.endpoints),
         Err(error) => {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::port::{Endpoint, Port};
 use super::sleeping::{Alarm, fds};
 use crate::memory::{RecvWindow, SendWindow};
+use crate::plan::PlannedLink;
 use crate::port::Port as _;
 use crate::{shm, tcp, verbs};
 
@@ -76,12 +77,12 @@ pub enum Address {
     Verbs(SocketAddr),
 }
 
-/// What a handshake yields: the window that the peer writes, and the links, one per hub port.
+/// What a handshake yields: the window that the peer writes, and the links.
 #[derive(Debug)]
 pub struct Joined {
     /// The window that the peer writes.
     pub recv: Arc<RecvWindow>,
-    /// The links in the order of the hub's ports; none where the capacity was 0.
+    /// The links in the order of the plan.
     pub endpoints: Vec<Endpoint>,
     /// Which NICs the links go over, and why, in words; nothing where there is no choice.
     pub paths: Vec<String>,
@@ -199,49 +200,43 @@ impl Hello {
         }
     }
 
-    /// Lets the peer in: it is sent what is in `ours`, what it sends comes to a window of `recv_bytes`, and port
-    /// `i` of the group gets a link with room for `capacities[i]` posts each way, or none where that is 0.
-    /// `place` sees a window of this end's own before anything comes, to have its pages touched by their owners.
+    /// Lets the peer in: it is sent what is in `ours`, what it sends comes to a window of `recv_bytes`, and the
+    /// links are those of `plan`, which the hello must name too. `place` sees a window of this end's own before anything comes, to have its pages touched by their owners.
     pub fn welcome(
         self,
         group: &Group,
         ours: &Arc<SendWindow>,
         recv_bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
     ) -> Result<Joined, ConnectError> {
         Ok(match self {
-            Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, capacities)?.into(),
-            Hello::Tcp(hello) => hello.welcome(ours, recv_bytes, capacities, place)?.into(),
+            Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, plan)?.into(),
+            Hello::Tcp(hello) => hello.welcome(ours, recv_bytes, plan, place)?.into(),
             Hello::Verbs(hello) => {
                 let group = group.verbs.as_ref().expect("who listens for RDMA has a group with RDMA");
-                hello.welcome(group, ours, recv_bytes, capacities, place)?.into()
+                hello.welcome(group, ours, recv_bytes, plan, place)?.into()
             }
         })
     }
 }
 
-/// Connects to a hub: `ours` is what is sent to it, and all links go to the one port of `group`. The hub's port
-/// `i` has a link with room for `capacities[i]` posts, or none where that is 0.
+/// Connects to a hub: `ours` is what is sent to it, and the links are those of `plan`.
 pub fn connect(
     address: &Address,
     token: [u8; 16],
     group: &Group,
     ours: &Arc<SendWindow>,
     recv_bytes: usize,
-    capacities: &[u32],
+    plan: &[PlannedLink],
     timeout: Duration,
 ) -> Result<Joined, ConnectError> {
     Ok(match address {
-        Address::Shm(name) => {
-            shm::connect(name, token, &group.shm, ours, recv_bytes, capacities, timeout)?.into()
-        }
-        Address::Tcp(addresses) => {
-            tcp::connect(addresses, token, ours, recv_bytes, capacities, timeout)?.into()
-        }
+        Address::Shm(name) => shm::connect(name, token, &group.shm, ours, recv_bytes, plan, timeout)?.into(),
+        Address::Tcp(addresses) => tcp::connect(addresses, token, ours, recv_bytes, plan, timeout)?.into(),
         Address::Verbs(address) => {
             let group = group.verbs.as_ref().expect("who connects by RDMA has a group with RDMA");
-            verbs::connect(*address, token, group, ours, recv_bytes, capacities, timeout)?.into()
+            verbs::connect(*address, token, group, ours, recv_bytes, plan, timeout)?.into()
         }
     })
 }

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use super::peer::Hub;
 use super::remote::{Remote, say, serve};
 use super::{Bed, End, Local, Meeting, Peer, Shape};
-use crate::{Port, RecvWindow, SendWindow};
+use crate::{PlannedLink, Port, RecvWindow, SendWindow};
 
 const VARIABLE: &str = "PHUB_TEST_PEER";
 
@@ -39,29 +39,29 @@ pub trait Transport: Clone + Send + 'static {
     /// The one with this [`name`](Self::name), in another process.
     fn named(name: &str) -> Self;
 
-    /// A hub's ports, or a worker's only one.
+    /// A hub's ports, or those of an end that joins: one, or as many as a hub that joins hubs has.
     fn ports(&self, role: Role, count: usize) -> (Self::Group, Vec<Self::Port>);
 
     /// Listens where nobody else does; also says where.
     fn listen() -> (Self::Listener, String);
 
-    /// Lets the next worker in: its token, and a link for each port. Windows have `bytes` bytes both ways.
+    /// Lets the next worker in: its token, and the links of the plan. Windows have `bytes` bytes both ways.
     fn welcome(
         listener: &Self::Listener,
         group: &Self::Group,
         ours: &Arc<SendWindow>,
         bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
     ) -> ([u8; 16], Joined<Self::Port>);
 
-    /// Joins a hub, with a link for each of its ports.
+    /// Joins a hub, with the links of the plan.
     fn connect(
         address: &str,
         token: [u8; 16],
         group: &Self::Group,
         ours: &Arc<SendWindow>,
         bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
     ) -> Joined<Self::Port>;
 }
 
@@ -117,8 +117,8 @@ impl<T: Transport> HubAndWorkers<T> {
         let workers: Vec<_> = (0..shape.peers).map(|peer| self.start_worker(&address, peer, shape)).collect();
         let mut links: Vec<_> = (0..shape.peers * shape.links).map(|_| None).collect();
         for _ in 0..links.len() {
-            let capacities = [shape.capacity];
-            let (token, joined) = T::welcome(&listener, &group, &window, shape.window_bytes(), &capacities);
+            let plan = PlannedLink::of_one_port(&[shape.capacity]);
+            let (token, joined) = T::welcome(&listener, &group, &window, shape.window_bytes(), &plan);
             let [peer, link, ..] = token;
             links[usize::from(peer) * shape.links + usize::from(link)] = Some(only(links_of(joined)));
         }
@@ -130,11 +130,11 @@ impl<T: Transport> HubAndWorkers<T> {
     fn worker_meets_hubs(&self, shape: Shape) -> Meeting<T::Port> {
         let (group, mut ports) = self.transport.ports(Role::Worker, 1);
         let (window, spans) = shape.send_window();
-        let capacities = vec![shape.capacity; shape.links];
+        let plan = PlannedLink::of_one_port(&vec![shape.capacity; shape.links]);
         let (mut links, mut peers) = (Vec::new(), Vec::new());
         for _ in 0..shape.peers {
             let (hub, address) = self.start_hub(shape);
-            let joined = T::connect(&address, [0; 16], &group, &window, shape.window_bytes(), &capacities);
+            let joined = T::connect(&address, [0; 16], &group, &window, shape.window_bytes(), &plan);
             links.extend(links_of(joined));
             peers.push(hub.ready());
         }
@@ -227,7 +227,8 @@ fn worker<T: Transport>(transport: &T, address: &str, peer: usize, shape: Shape)
     let links = (0..shape.links).map(|link| {
         let mut token = [0; 16];
         (token[0], token[1]) = (peer as u8, link as u8);
-        let joined = T::connect(address, token, &group, &window, shape.window_bytes(), &[shape.capacity]);
+        let plan = PlannedLink::of_one_port(&[shape.capacity]);
+        let joined = T::connect(address, token, &group, &window, shape.window_bytes(), &plan);
         only(links_of(joined))
     });
     let links = links.collect();
@@ -238,8 +239,8 @@ fn hub<T: Transport>(transport: &T, listener: &T::Listener, shape: Shape) -> Hub
     let (group, ports) = transport.ports(Role::Hub, shape.links);
     let owners = shape.spans().chunks(shape.chunks as usize).map(<[_]>::to_vec).collect();
     let (window, spans) = shape.split_window(owners);
-    let capacities = vec![shape.capacity; shape.links];
-    let (_, joined) = T::welcome(listener, &group, &window, shape.window_bytes(), &capacities);
+    let plan = PlannedLink::of_one_port(&vec![shape.capacity; shape.links]);
+    let (_, joined) = T::welcome(listener, &group, &window, shape.window_bytes(), &plan);
     let cores = ports.into_iter().zip(spans).zip(links_of(joined)).map(|((port, spans), link)| {
         Local::new(End::new(Shape { peers: 1, links: 1, ..shape }, port, spans, vec![link]), || ())
     });
@@ -267,6 +268,13 @@ macro_rules! conformance_of_hub_and_workers {
             hub_with_worker_processes: Hub, Process;
             worker_with_hub_processes: Worker, Process;
         );
+
+        #[test]
+        fn links_end_at_the_ports_of_the_plan() {
+            for transport in $each {
+                $crate::conformance::links_end_at_the_ports_of_the_plan(&transport);
+            }
+        }
     };
     (@peer $transport:ty) => {
         /// Not a test: the main function of a peer process.

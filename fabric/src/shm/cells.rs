@@ -15,6 +15,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
 use crate::memory::{MapError, Mapping};
+use crate::plan::PlannedLink;
 use crate::ring::AtomicU32;
 use crate::ring::{Cells, MAX_CAPACITY};
 
@@ -117,13 +118,13 @@ fn ring_bytes(posts: u32) -> usize {
     3 * APART + (slots(posts) * 4).next_multiple_of(APART)
 }
 
-/// Size of the words that hold the ring pairs of links with these capacities.
-pub(super) fn rings_bytes(capacities: &[u32]) -> usize {
-    capacities.iter().map(|&posts| 2 * ring_bytes(posts)).sum()
+/// Size of the words that hold the ring pairs of these links.
+pub(super) fn rings_bytes(plan: &[PlannedLink]) -> usize {
+    plan.iter().map(|link| 2 * ring_bytes(link.capacity)).sum()
 }
 
 /// The (up, down) rings of each link. Panics when the words are smaller than [`rings_bytes`].
-pub(super) fn rings(words: &Arc<Words>, capacities: &[u32]) -> Vec<(MappedCells, MappedCells)> {
+pub(super) fn rings(words: &Arc<Words>, plan: &[PlannedLink]) -> Vec<(MappedCells, MappedCells)> {
     let mut offset = 0;
     let mut next = |posts| {
         let capacity = slots(posts);
@@ -140,7 +141,7 @@ pub(super) fn rings(words: &Arc<Words>, capacities: &[u32]) -> Vec<(MappedCells,
         offset += ring_bytes(posts);
         cells
     };
-    capacities.iter().map(|&posts| (next(posts), next(posts))).collect()
+    plan.iter().map(|link| (next(link.capacity), next(link.capacity))).collect()
 }
 
 impl Cells for MappedCells {

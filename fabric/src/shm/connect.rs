@@ -24,11 +24,10 @@ use super::message::{HelloMessage, ReplyMessage, receive, send};
 use super::port::Endpoint;
 use crate::connection::{Alarm, Connection};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
+use crate::plan::{MAX_PORTS, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
 /// Connections that wait to be accepted; each is a worker's, and workers are at most 1024.
 const BACKLOG: i32 = 1024;
-/// Ports that a peer may claim to have: more cores than any machine has.
-const MAX_PORTS: u32 = 4096;
 
 /// A handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -56,12 +55,12 @@ pub enum ConnectError {
     Window(#[from] WindowError),
 }
 
-/// What a handshake yields: a view of the peer's window, and the links, one per pair of ports.
+/// What a handshake yields: a view of the peer's window, and the links.
 #[derive(Debug)]
 pub struct Joined {
     /// The window that the peer writes.
     pub recv: RecvWindow,
-    /// The links in the order of the hub's ports; none where the capacity was 0.
+    /// The links in the order of the plan.
     pub endpoints: Vec<Endpoint>,
 }
 
@@ -127,9 +126,6 @@ impl Accepted {
         let decoded = HelloMessage::decode(&bytes).and_then(|message| {
             let fds: [OwnedFd; 2] =
                 fds.try_into().map_err(|fds: Vec<_>| format!("expected 2 descriptors, got {}", fds.len()))?;
-            if message.ports == 0 || message.ports > MAX_PORTS {
-                return Err(format!("{} ports are not between 1 and {MAX_PORTS}", message.ports));
-            }
             Ok((message, fds))
         });
         match decoded {
@@ -163,18 +159,16 @@ impl Hello {
     }
 
     /// Lets the peer in: `ours` goes to it read-only, its window of at least `recv_bytes` comes
-    /// here, and port `i` of `group` gets a link with room for `capacities[i]` posts each way, or none
-    /// where that is 0.
+    /// here, and the links are those of `plan`, which the hello must name too.
     pub fn welcome(
         self,
         group: &Arc<Group>,
         ours: &SendWindow,
         recv_bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
     ) -> Result<Joined, ConnectError> {
-        assert_eq!(capacities.len(), group.ports.len(), "one capacity a port");
         let Hello { socket, message, window, bells } = self;
-        let opened = open(group, &socket, &message, window, bells, recv_bytes, capacities);
+        let opened = open(group, &socket, &message, window, bells, recv_bytes, plan);
         let (joined, words) = opened.inspect_err(|error| {
             let _ = send(socket.as_fd(), &ReplyMessage::Refused(error.to_string()).encode(), &[]);
         })?;
@@ -194,48 +188,44 @@ fn open(
     window: OwnedFd,
     bells: OwnedFd,
     recv_bytes: usize,
-    capacities: &[u32],
+    plan: &[PlannedLink],
 ) -> Result<(Joined, Arc<Words>), ConnectError> {
+    check_ports(&message.links, plan).map_err(ConnectError::Nonsense)?;
     if message.send_bytes < recv_bytes as u64 {
         return Err(WindowError::TooSmall { expected: recv_bytes, seen: message.send_bytes }.into());
     }
     let recv = RecvWindow::open(window.as_fd(), recv_bytes)?;
     let bells = Words::open("the worker's bells", bells, Bell::bytes(message.ports as usize))
         .map_err(ConnectError::Nonsense)?;
-    let words = Words::new("rings", rings_bytes(capacities)).map_err(WindowError::Map)?;
-    let peer_bell = Bell::new(&bells, 0);
-    let connection = watched(group, socket, &group.ports)?;
-    let endpoints = rings(&words, capacities)
-        .into_iter()
-        .zip(&group.ports)
-        .zip(capacities)
-        .filter(|&(_, &capacity)| capacity > 0)
-        .map(|(((up, down), port), _)| {
-            Endpoint::new(Arc::clone(&connection), Arc::clone(port), down, up, peer_bell.clone())
-        })
-        .collect();
+    let words = Words::new("rings", rings_bytes(plan)).map_err(WindowError::Map)?;
+    let connection = watched(group, socket, &ports_with_links(plan, |ports| ports.hub))?;
+    let endpoint = |((up, down), link): (_, &PlannedLink)| {
+        let port = Arc::clone(&group.ports[link.ports.hub.index()]);
+        let peer_bell = Bell::new(&bells, link.ports.joiner.index());
+        Endpoint::new(Arc::clone(&connection), port, down, up, peer_bell)
+    };
+    let endpoints = rings(&words, plan).into_iter().zip(plan).map(endpoint).collect();
     Ok((Joined { recv, endpoints }, words))
 }
 
-/// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and all links go to the one port
-/// of `group`. The hub's port `i` has a link with room for `capacities[i]` posts, or none where that
-/// is 0.
+/// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and the links are those of `plan`.
 pub fn connect(
     address: &str,
     token: [u8; 16],
     group: &Arc<Group>,
     ours: &SendWindow,
     recv_bytes: usize,
-    capacities: &[u32],
+    plan: &[PlannedLink],
     timeout: Duration,
 ) -> Result<Joined, ConnectError> {
     let socket = dial(address, timeout)?;
-    let hello = HelloMessage { token, send_bytes: ours.bytes() as u64, ports: group.ports.len() as u32 };
+    let (send_bytes, ports) = (ours.bytes() as u64, group.ports.len() as u32);
+    let hello = HelloMessage { token, send_bytes, ports, links: ports_of(plan) };
     let talk = |doing| move |error| ConnectError::Socket { doing, address: address.into(), error };
     send(socket.as_fd(), &hello.encode(), &[ours.fd(), group.bells.fd()])
         .map_err(talk("sending the hello"))?;
     let answer = receive(socket.as_fd(), timeout).map_err(talk("waiting for the welcome"))?;
-    welcomed(answer, &socket, group, recv_bytes, capacities)
+    welcomed(answer, &socket, group, recv_bytes, plan)
 }
 
 fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
@@ -262,45 +252,36 @@ pub(super) fn welcomed(
     socket: &OwnedFd,
     group: &Arc<Group>,
     recv_bytes: usize,
-    capacities: &[u32],
+    plan: &[PlannedLink],
 ) -> Result<Joined, ConnectError> {
-    match ReplyMessage::decode(&bytes).map_err(ConnectError::Nonsense)? {
+    let ports = match ReplyMessage::decode(&bytes).map_err(ConnectError::Nonsense)? {
         ReplyMessage::Refused(why) => return Err(ConnectError::Refused(why)),
-        ReplyMessage::Welcome { ports, .. } if ports as usize != capacities.len() => {
-            return Err(ConnectError::Nonsense(format!(
-                "the hub has {ports} ports, the plan says {}",
-                capacities.len()
-            )));
-        }
-        ReplyMessage::Welcome { .. } => {}
+        ReplyMessage::Welcome { ports, .. } => ports as usize,
+    };
+    let planned = ports_with_links(plan, |ports| ports.hub);
+    if ports > MAX_PORTS || planned.last().is_some_and(|last| last.index() >= ports) {
+        return Err(ConnectError::Nonsense(format!("the hub has {ports} ports, the plan names {planned:?}")));
     }
     let [window, bells, words]: [OwnedFd; 3] = fds.try_into().map_err(|fds: Vec<_>| {
         ConnectError::Nonsense(format!("expected 3 descriptors, got {}", fds.len()))
     })?;
     let recv = RecvWindow::open(window.as_fd(), recv_bytes)?;
-    let bells = Words::open("the hub's bells", bells, Bell::bytes(capacities.len()))
-        .map_err(ConnectError::Nonsense)?;
-    let words = Words::open("rings", words, rings_bytes(capacities)).map_err(ConnectError::Nonsense)?;
-    let connection = watched(group, socket, &group.ports)?;
-    let endpoints = rings(&words, capacities)
-        .into_iter()
-        .enumerate()
-        .filter(|&(i, _)| capacities[i] > 0)
-        .map(|(i, (up, down))| {
-            let port = Arc::clone(&group.ports[0]);
-            Endpoint::new(Arc::clone(&connection), port, up, down, Bell::new(&bells, i))
-        })
-        .collect();
+    let bells = Words::open("the hub's bells", bells, Bell::bytes(ports)).map_err(ConnectError::Nonsense)?;
+    let words = Words::open("rings", words, rings_bytes(plan)).map_err(ConnectError::Nonsense)?;
+    let connection = watched(group, socket, &ports_with_links(plan, |ports| ports.joiner))?;
+    let endpoint = |((up, down), link): (_, &PlannedLink)| {
+        let port = Arc::clone(&group.ports[link.ports.joiner.index()]);
+        let peer_bell = Bell::new(&bells, link.ports.hub.index());
+        Endpoint::new(Arc::clone(&connection), port, up, down, peer_bell)
+    };
+    let endpoints = rings(&words, plan).into_iter().zip(plan).map(endpoint).collect();
     Ok(Joined { recv, endpoints })
 }
 
-fn watched(
-    group: &Arc<Group>,
-    socket: &OwnedFd,
-    ports: &[Arc<super::group::PortState>],
-) -> Result<Arc<Connection>, ConnectError> {
+/// The connection of these ports of the group.
+fn watched(group: &Arc<Group>, socket: &OwnedFd, ports: &[PortId]) -> Result<Arc<Connection>, ConnectError> {
     let nonsense = |error: io::Error| ConnectError::Nonsense(format!("watching the socket: {error}"));
-    let ports = ports.iter().map(|port| Arc::clone(port) as Arc<dyn Alarm>).collect();
+    let ports = ports.iter().map(|port| Arc::clone(&group.ports[port.index()]) as Arc<dyn Alarm>).collect();
     Connection::watched(&group.watch, socket.try_clone().map_err(nonsense)?, ports).map_err(nonsense)
 }
 

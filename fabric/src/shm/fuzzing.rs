@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::connect::{Accepted, ConnectError, Joined, welcomed};
 use super::group::Group;
 use super::message::{HelloMessage, ReplyMessage, receive};
+use crate::plan::PlannedLink;
 
 /// The hub's end of a socket pair.
 pub fn accepted(socket: OwnedFd) -> Accepted {
@@ -18,11 +19,11 @@ pub fn welcome(
     socket: &OwnedFd,
     group: &Arc<Group>,
     recv_bytes: usize,
-    capacities: &[u32],
+    plan: &[PlannedLink],
 ) -> Result<Joined, ConnectError> {
     let answer = receive(socket.as_fd(), Duration::from_secs(1))
         .map_err(|error| ConnectError::Nonsense(error.to_string()))?;
-    welcomed(answer, socket, group, recv_bytes, capacities)
+    welcomed(answer, socket, group, recv_bytes, plan)
 }
 
 /// Both decoders; what decodes is encoded to the same bytes, but for text that was no UTF-8.

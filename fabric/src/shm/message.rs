@@ -14,19 +14,26 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 
+use crate::plan::{LinkPorts, MAX_PORTS};
+
 /// First bytes of every message; the digit is the version of this handshake.
-const MAGIC: [u8; 8] = *b"phubshm1";
+const MAGIC: [u8; 8] = *b"phubshm2";
 /// The most descriptors that a message carries.
 const MAX_FDS: usize = 3;
-/// The longest message: a refusal with its text.
-const MAX_BYTES: usize = 1024;
+/// The longest message: a hello with all its links.
+const MAX_BYTES: usize = 40 + 4 * MAX_PORTS;
+/// The longest refusal, with what comes before its text.
+const MAX_REFUSAL: usize = 1024;
 
 /// Worker to hub, with [gradient window, bells].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HelloMessage {
     pub token: [u8; 16],
     pub send_bytes: u64,
+    /// How many ports the worker has, each with a bell.
     pub ports: u32,
+    /// What the links join, in the order of their rings.
+    pub links: Vec<LinkPorts>,
 }
 
 /// Hub to worker: come in, with [weights window, bells, rings]; or not, and why.
@@ -42,18 +49,30 @@ impl HelloMessage {
         bytes.extend(self.token);
         bytes.extend(self.send_bytes.to_le_bytes());
         bytes.extend(self.ports.to_le_bytes());
+        bytes.extend((self.links.len() as u32).to_le_bytes());
+        bytes.extend(self.links.iter().flat_map(|link| link.encode()));
         bytes
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let mut body = body(bytes)?;
-        let message = HelloMessage {
-            token: take(&mut body)?,
-            send_bytes: u64::from_le_bytes(take(&mut body)?),
-            ports: u32::from_le_bytes(take(&mut body)?),
-        };
+        let token = take(&mut body)?;
+        let send_bytes = u64::from_le_bytes(take(&mut body)?);
+        let ports = u32::from_le_bytes(take(&mut body)?);
+        let count = u32::from_le_bytes(take(&mut body)?);
+        for (what, number) in [("ports", ports), ("links", count)] {
+            if number == 0 || number as usize > MAX_PORTS {
+                return Err(format!("{number} {what} are not between 1 and {MAX_PORTS}"));
+            }
+        }
+        let links: Result<Vec<_>, String> =
+            (0..count).map(|_| Ok(LinkPorts::decode(take(&mut body)?))).collect();
+        let links = links?;
         nothing_left(body)?;
-        Ok(message)
+        if let Some(link) = links.iter().find(|link| link.joiner.index() >= ports as usize) {
+            return Err(format!("a link at port {} of {ports}", link.joiner.0));
+        }
+        Ok(HelloMessage { token, send_bytes, ports, links })
     }
 }
 
@@ -68,7 +87,7 @@ impl ReplyMessage {
             }
             ReplyMessage::Refused(why) => {
                 bytes.push(1);
-                bytes.extend(why.bytes().take(MAX_BYTES - bytes.len()));
+                bytes.extend(why.bytes().take(MAX_REFUSAL - bytes.len()));
             }
         }
         bytes
@@ -92,7 +111,7 @@ impl ReplyMessage {
 fn body(bytes: &[u8]) -> Result<&[u8], String> {
     bytes.strip_prefix(&MAGIC).ok_or_else(|| {
         let seen = String::from_utf8_lossy(&bytes[..bytes.len().min(MAGIC.len())]).into_owned();
-        format!("expected the handshake {:?}, saw {seen:?}: both ends must be of one version", "phubshm1")
+        format!("expected the handshake {:?}, saw {seen:?}: both ends must be of one version", "phubshm2")
     })
 }
 
@@ -160,11 +179,13 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::PortId;
     use proptest::prelude::*;
 
     #[test]
     fn messages_survive_the_wire() {
-        let hello = HelloMessage { token: [7; 16], send_bytes: 1 << 40, ports: 1 };
+        let hello = hello(2, vec![LinkPorts { joiner: PortId(1), hub: PortId(300) }; MAX_PORTS]);
+        assert!(hello.encode().len() <= MAX_BYTES);
         assert_eq!(HelloMessage::decode(&hello.encode()), Ok(hello));
         let welcome = ReplyMessage::Welcome { send_bytes: 12, ports: 16 };
         assert_eq!(ReplyMessage::decode(&welcome.encode()), Ok(welcome));
@@ -172,10 +193,23 @@ mod tests {
         assert_eq!(ReplyMessage::decode(&refused.encode()), Ok(refused));
     }
 
+    fn hello(ports: u32, links: Vec<LinkPorts>) -> HelloMessage {
+        HelloMessage { token: [7; 16], send_bytes: 1 << 40, ports, links }
+    }
+
+    #[test]
+    fn links_of_ports_that_are_not_there_are_refused() {
+        let link = LinkPorts { joiner: PortId(1), hub: PortId(0) };
+        let refused = |ports, links| HelloMessage::decode(&hello(ports, links).encode()).unwrap_err();
+        assert_eq!(refused(1, vec![link]), "a link at port 1 of 1");
+        assert_eq!(refused(1, vec![]), "0 links are not between 1 and 4096");
+        assert_eq!(refused(4097, vec![link]), "4097 ports are not between 1 and 4096");
+    }
+
     #[test]
     fn another_version_is_named() {
         let error = HelloMessage::decode(b"phubshm9........").unwrap_err();
-        assert!(error.contains("phubshm1") && error.contains("phubshm9"), "{error}");
+        assert!(error.contains("phubshm2") && error.contains("phubshm9"), "{error}");
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use crate::conformance::Watchdog;
 use crate::memory::SendWindow;
 use crate::port::{Arrival, CloseReason, Posted, Until};
 use crate::ring::Cells;
-use crate::{Imm, LinkId, Port as _, Span};
+use crate::{Imm, LinkId, PlannedLink, Port as _, Span};
 
 const LONG: Duration = Duration::from_secs(3600);
 const NOTHING: Span = Span { offset: 0, bytes: 0 };
@@ -24,13 +24,21 @@ fn pair(address: &str) -> ((Port, Joined), (Port, Joined)) {
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             let (group, port, window) = end();
-            let joined =
-                connect(&address, [0; 16], &group, &window, 64, &[4], Duration::from_secs(30)).unwrap();
+            let joined = connect(
+                &address,
+                [0; 16],
+                &group,
+                &window,
+                64,
+                &PlannedLink::of_one_port(&[4]),
+                Duration::from_secs(30),
+            )
+            .unwrap();
             (port, joined)
         });
         let (group, port, window) = end();
         let hello = listener.accept().unwrap().unwrap().hello(Duration::from_secs(30)).unwrap();
-        let joined = hello.welcome(&group, &window, 64, &[4]).unwrap();
+        let joined = hello.welcome(&group, &window, 64, &PlannedLink::of_one_port(&[4])).unwrap();
         ((port, joined), worker.join().unwrap())
     })
 }
@@ -136,7 +144,9 @@ fn one_port_of_a_hub_dropped_closes_the_whole_connection() {
         let worker = scope.spawn(|| {
             let (group, mut ports) = group(1).unwrap();
             let window = SendWindow::new(64).unwrap();
-            let joined = connect(&address, [0; 16], &group, &window, 64, &[4, 4], timeout).unwrap();
+            let joined =
+                connect(&address, [0; 16], &group, &window, 64, &PlannedLink::of_one_port(&[4, 4]), timeout)
+                    .unwrap();
             for endpoint in joined.endpoints {
                 ports[0].attach(endpoint);
             }
@@ -152,7 +162,9 @@ fn one_port_of_a_hub_dropped_closes_the_whole_connection() {
         });
         let (group, mut ports) = group(2).unwrap();
         let hello = listener.accept().unwrap().unwrap().hello(timeout).unwrap();
-        let joined = hello.welcome(&group, &SendWindow::new(64).unwrap(), 64, &[4, 4]).unwrap();
+        let joined = hello
+            .welcome(&group, &SendWindow::new(64).unwrap(), 64, &PlannedLink::of_one_port(&[4, 4]))
+            .unwrap();
         for (port, endpoint) in ports.iter_mut().zip(joined.endpoints) {
             port.attach(endpoint);
         }

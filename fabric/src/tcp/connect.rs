@@ -22,6 +22,7 @@ use super::io::{UNSENT_BYTES, limit_unsent};
 use super::link::Endpoint;
 use super::message::{HelloMessage, ReplyMessage, Verdict};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
+use crate::plan::{LinkPorts, PlannedLink, check_ports};
 
 /// A peer that acknowledges nothing for so long is gone, whatever made it so.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -56,12 +57,12 @@ pub enum ConnectError {
     Window(#[from] WindowError),
 }
 
-/// What a handshake yields: the window that the peer writes, and the links, one per hub port.
+/// What a handshake yields: the window that the peer writes, and the links.
 #[derive(Debug)]
 pub struct Joined {
     /// The window that the peer writes.
     pub recv: Arc<RecvWindow>,
-    /// The links in the order of the hub's ports; none where the capacity was 0.
+    /// The links in the order of the plan.
     pub endpoints: Vec<Endpoint>,
 }
 
@@ -127,7 +128,7 @@ impl Accepted {
         });
         match told {
             Ok((_, None)) => Ok(None),
-            Ok((message, Some(sockets))) => Ok(Some(Hello { message, sockets })),
+            Ok((message, Some(links))) => Ok(Some(Hello { message, links })),
             Err(why) => {
                 refuse(&mut self.socket, &why);
                 Err(ConnectError::Nonsense(format!("the hello of {peer}: {why}")))
@@ -143,7 +144,7 @@ struct Gathering(Mutex<HashMap<[u8; 16], Partial>>);
 #[derive(Debug)]
 struct Partial {
     message: HelloMessage,
-    sockets: Vec<Option<TcpStream>>,
+    links: Vec<Option<(TcpStream, LinkPorts)>>,
     until: Instant,
 }
 
@@ -154,7 +155,7 @@ impl Gathering {
         message: HelloMessage,
         socket: TcpStream,
         timeout: Duration,
-    ) -> Result<Option<Vec<TcpStream>>, String> {
+    ) -> Result<Option<Vec<(TcpStream, LinkPorts)>>, String> {
         let mut partials = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let now = Instant::now();
         partials.retain(|_, partial| partial.until > now); // their sockets close
@@ -166,20 +167,20 @@ impl Gathering {
         let (link, links) = (message.link(), message.links());
         let partial = partials.entry(message.token).or_insert_with(|| Partial {
             message,
-            sockets: (0..links).map(|_| None).collect(),
+            links: (0..links).map(|_| None).collect(),
             until: now + timeout,
         });
-        if partial.sockets.len() != links || partial.message.window_bytes() != message.window_bytes() {
+        if partial.links.len() != links || partial.message.window_bytes() != message.window_bytes() {
             return Err("another connection of the same worker said otherwise".into());
         }
-        if partial.sockets[link].replace(socket).is_some() {
+        if partial.links[link].replace((socket, message.ports())).is_some() {
             return Err(format!("link {link} of the same worker is there already"));
         }
-        if partial.sockets.iter().any(Option::is_none) {
+        if partial.links.iter().any(Option::is_none) {
             return Ok(None);
         }
         let whole = partials.remove(&message.token).expect("it was just there");
-        Ok(Some(whole.sockets.into_iter().flatten().collect()))
+        Ok(Some(whole.links.into_iter().flatten().collect()))
     }
 }
 
@@ -187,7 +188,7 @@ impl Gathering {
 #[derive(Debug)]
 pub struct Hello {
     message: HelloMessage,
-    sockets: Vec<TcpStream>,
+    links: Vec<(TcpStream, LinkPorts)>,
 }
 
 impl Hello {
@@ -198,41 +199,35 @@ impl Hello {
 
     /// Says no, and why.
     pub fn refuse(mut self, why: &str) {
-        self.sockets.iter_mut().for_each(|socket| refuse(socket, why));
+        self.links.iter_mut().for_each(|(socket, _)| refuse(socket, why));
     }
 
     /// Lets the peer in: `ours` is what is sent to it, a window of `recv_bytes` is made for what comes from it,
-    /// and port `i` of the hub gets a link with room for `capacities[i]` posts each way, or none where that
-    /// is 0. `place` sees the window before anything comes, to have its pages touched by their owners.
+    /// and the links are those of `plan`, which the hellos must name too. `place` sees the window before anything comes, to have its pages touched by their owners.
     pub fn welcome(
         mut self,
         ours: &Arc<SendWindow>,
         recv_bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
     ) -> Result<Joined, ConnectError> {
-        let made = self.check(recv_bytes, capacities).and_then(|()| Ok(RecvWindow::local(recv_bytes)?));
+        let made = self.check(recv_bytes, plan).and_then(|()| Ok(RecvWindow::local(recv_bytes)?));
         let recv = made.inspect_err(|error| {
-            self.sockets.iter_mut().for_each(|socket| refuse(socket, &error.to_string()));
+            self.links.iter_mut().for_each(|(socket, _)| refuse(socket, &error.to_string()));
         })?;
         place(&recv);
         let welcome = ReplyMessage::welcome(ours.bytes());
-        for socket in &mut self.sockets {
+        for (socket, _) in &mut self.links {
             socket
                 .write_all(welcome.as_bytes())
                 .map_err(|error| ConnectError::Nonsense(format!("sending the welcome: {error}")))?;
         }
-        joined(self.sockets, ours, Arc::new(recv), capacities)
+        joined(self.links.into_iter().map(|(socket, _)| socket), ours, Arc::new(recv), plan)
     }
 
-    fn check(&self, recv_bytes: usize, capacities: &[u32]) -> Result<(), ConnectError> {
-        let links = capacities.iter().filter(|&&capacity| capacity > 0).count();
-        if self.sockets.len() != links {
-            let seen = self.sockets.len();
-            return Err(ConnectError::Nonsense(format!(
-                "expected {links} connections, one a core; saw {seen}"
-            )));
-        }
+    fn check(&self, recv_bytes: usize, plan: &[PlannedLink]) -> Result<(), ConnectError> {
+        let named: Vec<LinkPorts> = self.links.iter().map(|&(_, ports)| ports).collect();
+        check_ports(&named, plan).map_err(ConnectError::Nonsense)?;
         let seen = self.message.window_bytes();
         if seen != recv_bytes as u64 {
             return Err(WindowError::TooSmall { expected: recv_bytes, seen }.into());
@@ -241,33 +236,34 @@ impl Hello {
     }
 }
 
-/// Connects to a hub: its port `i` listens at `addresses[i]`, and has a link with room for `capacities[i]`
-/// posts, or none where that is 0. `ours` is what is sent to it.
+/// Connects to a hub, whose port `i` listens at `addresses[i]`. `ours` is what is sent to it, and the links are
+/// those of `plan`.
+///
+/// # Panics
+/// When the plan names a port of the hub that has no address.
 pub fn connect(
     addresses: &[SocketAddr],
     token: [u8; 16],
     ours: &Arc<SendWindow>,
     recv_bytes: usize,
-    capacities: &[u32],
+    plan: &[PlannedLink],
     timeout: Duration,
 ) -> Result<Joined, ConnectError> {
-    assert_eq!(addresses.len(), capacities.len(), "one address a port");
-    let addresses: Vec<SocketAddr> =
-        addresses.iter().zip(capacities).filter(|&(_, &capacity)| capacity > 0).map(|(&a, _)| a).collect();
+    let addresses: Vec<SocketAddr> = plan.iter().map(|link| addresses[link.ports.hub.index()]).collect();
     let recv = Arc::new(RecvWindow::local(recv_bytes)?);
     let mut sockets = Vec::with_capacity(addresses.len());
     for (link, &address) in addresses.iter().enumerate() {
         let fail = |doing| move |error| socket_error(doing, address, error);
         let mut socket = TcpStream::connect_timeout(&address, timeout).map_err(fail("connecting to"))?;
         tune(&socket).map_err(|errno| socket_error("setting up the connection to", address, errno.into()))?;
-        let hello = HelloMessage::new(token, link, addresses.len(), ours.bytes());
+        let hello = HelloMessage::new(token, link, plan, ours.bytes());
         socket.write_all(hello.as_bytes()).map_err(fail("sending the hello to"))?;
         sockets.push(socket);
     }
     for (socket, &address) in sockets.iter_mut().zip(&addresses) {
         answered(socket, address, recv_bytes, timeout)?;
     }
-    joined(sockets, ours, recv, capacities)
+    joined(sockets, ours, recv, plan)
 }
 
 /// Waits for the hub's answer on one connection.
@@ -295,15 +291,14 @@ fn answered(
 }
 
 fn joined(
-    sockets: Vec<TcpStream>,
+    sockets: impl IntoIterator<Item = TcpStream>,
     ours: &Arc<SendWindow>,
     recv: Arc<RecvWindow>,
-    capacities: &[u32],
+    plan: &[PlannedLink],
 ) -> Result<Joined, ConnectError> {
-    let capacities = capacities.iter().filter(|&&capacity| capacity > 0);
-    let endpoints = sockets.into_iter().zip(capacities).map(|(socket, &capacity)| {
+    let endpoints = sockets.into_iter().zip(plan).map(|(socket, link)| {
         socket.set_nonblocking(true)?;
-        Ok(Endpoint::new(OwnedFd::from(socket), Arc::clone(ours), Arc::clone(&recv), capacity))
+        Ok(Endpoint::new(OwnedFd::from(socket), Arc::clone(ours), Arc::clone(&recv), link.capacity))
     });
     let endpoints: io::Result<_> = endpoints.collect();
     let endpoints = endpoints.map_err(|error| ConnectError::Nonsense(format!("a socket: {error}")))?;

@@ -6,13 +6,12 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::ids::{Imm, Span};
+use crate::plan::{LinkPorts, MAX_PORTS, PlannedLink};
 
 /// First bytes of a hello; the digit is the version.
-const MAGIC: [u8; 8] = *b"phubtcp1";
+const MAGIC: [u8; 8] = *b"phubtcp2";
 /// The longest refusal.
 pub(super) const MAX_WORDS: usize = 1024;
-/// Links that one worker may ask for: more than any hub has cores.
-const MAX_LINKS: u32 = 4096;
 
 /// What comes before a span's bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -55,16 +54,19 @@ pub(super) struct HelloMessage {
     pub token: [u8; 16],
     link: U32,
     links: U32,
+    /// The worker's port, then the hub's.
+    ports: [u8; 4],
     window_bytes: U64,
 }
 
 impl HelloMessage {
-    pub fn new(token: [u8; 16], link: usize, links: usize, window_bytes: usize) -> Self {
+    pub fn new(token: [u8; 16], link: usize, plan: &[PlannedLink], window_bytes: usize) -> Self {
         HelloMessage {
             magic: MAGIC,
             token,
             link: (link as u32).into(),
-            links: (links as u32).into(),
+            links: (plan.len() as u32).into(),
+            ports: plan[link].ports.encode(),
             window_bytes: (window_bytes as u64).into(),
         }
     }
@@ -78,8 +80,8 @@ impl HelloMessage {
                 String::from_utf8_lossy(&self.magic)
             ));
         }
-        if links == 0 || links > MAX_LINKS || link >= links {
-            return Err(format!("link {link} of {links}: expected a number below that of 1 to {MAX_LINKS}"));
+        if links == 0 || links as usize > MAX_PORTS || link >= links {
+            return Err(format!("link {link} of {links}: expected a number below that of 1 to {MAX_PORTS}"));
         }
         Ok(self)
     }
@@ -92,6 +94,11 @@ impl HelloMessage {
     /// How many it has.
     pub fn links(&self) -> usize {
         self.links.get() as usize
+    }
+
+    /// What this link joins.
+    pub fn ports(&self) -> LinkPorts {
+        LinkPorts::decode(self.ports)
     }
 
     /// Size of the window that it sends from.
@@ -167,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_hello_of_others_is_refused() {
-        let good = HelloMessage::new([1; 16], 2, 3, 4096);
+        let good = HelloMessage::new([1; 16], 2, &PlannedLink::of_one_port(&[8; 3]), 4096);
         assert_eq!(good.check(), Ok(good));
         assert!(HelloMessage { magic: *b"GET / HT", ..good }.check().unwrap_err().contains("GET / HT"));
         for (link, links) in [(3, 3), (0, 0), (0, 5000)] {

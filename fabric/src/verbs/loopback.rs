@@ -13,6 +13,7 @@ use super::nic::NicOptions;
 use super::port::{Port, group, worker_group};
 use crate::ids::{Imm, LinkId, Span};
 use crate::memory::{RecvWindow, SendWindow, Spans, WindowError};
+use crate::plan::PlannedLink;
 use crate::port::{Arrival, Port as _, Posted, Until};
 
 /// Bytes of a post, as the hub's chunks have.
@@ -85,7 +86,7 @@ pub fn loopback(nic: &NicOptions, bytes: usize) -> Result<Loopback, LoopbackErro
     let spans: Vec<Span> = (0..bytes.div_ceil(CHUNK))
         .map(|index| Span { offset: index * CHUNK, bytes: CHUNK.min((bytes - index * CHUNK) / 4 * 4) })
         .collect();
-    let capacity = spans.len().clamp(1, 64) as u32;
+    let links = PlannedLink::of_one_port(&[spans.len().clamp(1, 64) as u32]);
     let (hub_group, mut hub_ports) = group(std::slice::from_ref(nic))?;
     let (worker_group, worker_port) = worker_group(std::slice::from_ref(nic))?;
     let reason = hub_group.nics(0).map(|nic| format!("{}: {}", nic.address().device, nic.reason())).collect();
@@ -94,11 +95,11 @@ pub fn loopback(nic: &NicOptions, bytes: usize) -> Result<Loopback, LoopbackErro
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
     let address = listener.address();
     let (hub_joined, worker_joined) = std::thread::scope(|scope| {
-        let worker = scope
-            .spawn(|| connect(address, [0; 16], &worker_group, &worker_window, bytes, &[capacity], TIMEOUT));
+        let worker =
+            scope.spawn(|| connect(address, [0; 16], &worker_group, &worker_window, bytes, &links, TIMEOUT));
         let hub = listener.accept().and_then(|accepted| {
             let hello = accepted.expect("nobody stops the listener").hello(TIMEOUT)?;
-            hello.welcome(&hub_group, &hub_window, bytes, &[capacity], |_| ())
+            hello.welcome(&hub_group, &hub_window, bytes, &links, |_| ())
         });
         (hub, worker.join().expect("connecting does not panic"))
     });

@@ -14,7 +14,7 @@ use super::*;
 use crate::conformance::Watchdog;
 use crate::memory::{RecvWindow, SendWindow, Spans};
 use crate::port::{Arrival, CloseReason, Posted, Until};
-use crate::{Imm, LinkId, Port as _, Span};
+use crate::{Imm, LinkId, PlannedLink, Port as _, Span};
 
 const LONG: Duration = Duration::from_secs(30);
 const CHUNK: usize = 4096;
@@ -60,11 +60,22 @@ fn meet(nic: &NicOptions, workers: usize, capacity: u32) -> (End, Vec<End>) {
             let worker = scope.spawn(|| {
                 let (group, port) = worker_group(std::slice::from_ref(nic)).unwrap();
                 let (window, spans) = window();
-                let joined = connect(address, [0; 16], &group, &window, BYTES, &[capacity], LONG).unwrap();
+                let joined = connect(
+                    address,
+                    [0; 16],
+                    &group,
+                    &window,
+                    BYTES,
+                    &PlannedLink::of_one_port(&[capacity]),
+                    LONG,
+                )
+                .unwrap();
                 End { port, recv: joined.recv, spans, endpoints: joined.endpoints }
             });
             let hello = listener.accept().unwrap().unwrap().hello(LONG).unwrap();
-            let joined = hello.welcome(&hub_group, &hub_window, BYTES, &[capacity], |_| ()).unwrap();
+            let joined = hello
+                .welcome(&hub_group, &hub_window, BYTES, &PlannedLink::of_one_port(&[capacity]), |_| ())
+                .unwrap();
             endpoints.extend(joined.endpoints);
             last = Some(joined.recv);
             worker.join().unwrap()

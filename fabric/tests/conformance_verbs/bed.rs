@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use fabric::SendWindow;
 use fabric::conformance::{Joined, Role, Transport};
 use fabric::verbs::{Group, Listener, NicOptions, Port, connect, group, worker_group};
+use fabric::{PlannedLink, SendWindow};
 
 /// Names devices, with commas between them.
 const DEVICES: &str = "PHUB_TEST_DEVICE";
@@ -39,7 +39,7 @@ pub fn each_and_all() -> Vec<Verbs> {
     sets
 }
 
-/// Verbs on these devices. A hub's port is on one NIC, a worker's on all.
+/// Verbs on these devices. A worker's only port is on all NICs, any other port on one.
 #[derive(Clone, Debug)]
 pub struct Verbs(pub Vec<String>);
 
@@ -60,11 +60,11 @@ impl Transport for Verbs {
     fn ports(&self, role: Role, count: usize) -> (Arc<Group>, Vec<Port>) {
         let nics = self.0.iter().map(NicOptions::new);
         match role {
-            Role::Hub => group(&nics.cycle().take(count).collect::<Vec<_>>()).unwrap(),
-            Role::Worker => {
+            Role::Worker if count == 1 => {
                 let (group, port) = worker_group(&nics.collect::<Vec<_>>()).unwrap();
                 (group, vec![port])
             }
+            _ => group(&nics.cycle().take(count).collect::<Vec<_>>()).unwrap(),
         }
     }
 
@@ -79,11 +79,11 @@ impl Transport for Verbs {
         group: &Arc<Group>,
         ours: &Arc<SendWindow>,
         bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
     ) -> ([u8; 16], Joined<Port>) {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
         let token = hello.token();
-        let joined = hello.welcome(group, ours, bytes, capacities, |_| ()).unwrap();
+        let joined = hello.welcome(group, ours, bytes, plan, |_| ()).unwrap();
         (token, (Arc::new(joined.recv), joined.endpoints))
     }
 
@@ -93,10 +93,10 @@ impl Transport for Verbs {
         group: &Arc<Group>,
         ours: &Arc<SendWindow>,
         bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
     ) -> Joined<Port> {
         let address = address.parse().unwrap();
-        let joined = connect(address, token, group, ours, bytes, capacities, TIMEOUT).unwrap();
+        let joined = connect(address, token, group, ours, bytes, plan, TIMEOUT).unwrap();
         (Arc::new(joined.recv), joined.endpoints)
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use fabric::SendWindow;
 use fabric::conformance::{Joined, Role, Transport};
 use fabric::shm::{Group, Listener, Port, connect, group};
+use fabric::{PlannedLink, SendWindow};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -43,11 +43,11 @@ impl Transport for Shm {
         group: &Arc<Group>,
         ours: &Arc<SendWindow>,
         bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
     ) -> ([u8; 16], Joined<Port>) {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
         let token = hello.token();
-        let joined = hello.welcome(group, ours, bytes, capacities).unwrap();
+        let joined = hello.welcome(group, ours, bytes, plan).unwrap();
         (token, (Arc::new(joined.recv), joined.endpoints))
     }
 
@@ -57,9 +57,9 @@ impl Transport for Shm {
         group: &Arc<Group>,
         ours: &Arc<SendWindow>,
         bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
     ) -> Joined<Port> {
-        let joined = connect(address, token, group, ours, bytes, capacities, TIMEOUT).unwrap();
+        let joined = connect(address, token, group, ours, bytes, plan, TIMEOUT).unwrap();
         (Arc::new(joined.recv), joined.endpoints)
     }
 }

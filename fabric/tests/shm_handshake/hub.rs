@@ -9,7 +9,7 @@ use super::raw_peer::{
 };
 use fabric::conformance::Watchdog;
 use fabric::shm::{ConnectError, Group, Listener, connect, group};
-use fabric::{Arrival, Imm, Port, Posted, SendWindow, Span};
+use fabric::{Arrival, Imm, PlannedLink, Port, Posted, SendWindow, Span};
 use rustix::fs::SealFlags;
 
 #[test]
@@ -35,12 +35,12 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
     let other_version = [b"phubshm9".as_slice(), &hello_bytes(WINDOW as u64, 1)[8..]].concat();
     let long = vec![b'x'; 5000];
     let cases: [(&[u8], &str); 8] = [
-        (&other_version, "expected the handshake \"phubshm1\", saw \"phubshm9\""),
+        (&other_version, "expected the handshake \"phubshm2\", saw \"phubshm9\""),
         (b"GET / HTTP/1.1\r\n\r\n", "saw \"GET / HT\""),
         (b"\0", "expected the handshake"),
         (&[0xff; 36], "expected the handshake"),
         (&long, "saw \"xxxxxxxx\""),
-        (&hello_bytes(WINDOW as u64, 1)[..35], "too short"),
+        (&hello_bytes(WINDOW as u64, 1)[..43], "too short"),
         (&[hello_bytes(WINDOW as u64, 1), vec![0]].concat(), "1 bytes too many"),
         (&hello_bytes(WINDOW as u64, 0), "0 ports are not between 1 and 4096"),
     ];
@@ -91,7 +91,10 @@ fn a_worker_that_is_silent_or_hangs_up_costs_a_time_out() {
     peer.send(&hello_bytes(WINDOW as u64, 1), &[window.as_fd(), bells.as_fd()]);
     let hello = hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap();
     drop(peer);
-    let error = hello.welcome(&hub.group, &hub.window, WINDOW, &[8]).unwrap_err().to_string();
+    let error = hello
+        .welcome(&hub.group, &hub.window, WINDOW, &PlannedLink::of_one_port(&[8]))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("sending the welcome"), "{error}");
     hub.lives();
 }
@@ -149,7 +152,10 @@ fn memory_that_a_worker_must_not_offer_is_refused() {
         let peer = RawPeer::connect(&hub.address());
         peer.send(&hello_bytes(claimed, 1), &[window.as_fd(), bells.as_fd()]);
         let hello = hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap();
-        let error = hello.welcome(&hub.group, &hub.window, WINDOW, &[8]).unwrap_err().to_string();
+        let error = hello
+            .welcome(&hub.group, &hub.window, WINDOW, &PlannedLink::of_one_port(&[8]))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(expected), "{what}: {error:?} lacks {expected:?}");
         let told = String::from_utf8(peer.receive()).unwrap();
         assert!(told.contains(expected), "{what}: the worker is told {told:?}");
@@ -199,14 +205,17 @@ impl Hub {
             let worker = scope.spawn(move || {
                 let (group, mut ports) = group(1).unwrap();
                 let ours = SendWindow::new(WINDOW).unwrap();
-                let mut joined = connect(&address, TOKEN, &group, &ours, WINDOW, &[8], LONG).unwrap();
+                let mut joined =
+                    connect(&address, TOKEN, &group, &ours, WINDOW, &PlannedLink::of_one_port(&[8]), LONG)
+                        .unwrap();
                 let link = ports[0].attach(joined.endpoints.remove(0));
                 assert_eq!(ports[0].post(link, Span { offset: 0, bytes: 0 }, Imm(5)), Posted::Accepted);
                 ports[0].flush();
             });
             let hello = self.listener.accept().unwrap().unwrap().hello(LONG).unwrap();
             assert_eq!(hello.token(), TOKEN);
-            let mut joined = hello.welcome(&self.group, &self.window, WINDOW, &[8]).unwrap();
+            let mut joined =
+                hello.welcome(&self.group, &self.window, WINDOW, &PlannedLink::of_one_port(&[8])).unwrap();
             self.port.attach(joined.endpoints.remove(0));
             let mut arrivals = [Arrival::default()];
             while self.port.poll(&mut arrivals) == 0 {

@@ -5,8 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use fabric::SendWindow;
 use fabric::shm::{ConnectError, Joined, connect, group};
+use fabric::{PlannedLink, SendWindow};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -24,7 +24,15 @@ pub const RINGS_BYTES: u64 = 2 * (3 * 128 + 128);
 /// A real worker's attempt to connect.
 pub fn join(address: &str, token: [u8; 16], timeout: Duration) -> Result<Joined, ConnectError> {
     let (group, _ports) = group(1).unwrap();
-    connect(address, token, &group, &SendWindow::new(WINDOW).unwrap(), WINDOW, &[8], timeout)
+    connect(
+        address,
+        token,
+        &group,
+        &SendWindow::new(WINDOW).unwrap(),
+        WINDOW,
+        &PlannedLink::of_one_port(&[8]),
+        timeout,
+    )
 }
 
 pub fn new_address() -> String {
@@ -42,12 +50,14 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
+/// A hello with one link, of ports 0.
 pub fn hello_bytes(send_bytes: u64, ports: u32) -> Vec<u8> {
-    [b"phubshm1".as_slice(), &TOKEN, &send_bytes.to_le_bytes(), &ports.to_le_bytes()].concat()
+    let one_link = [1, 0, 0, 0, 0, 0, 0, 0];
+    [b"phubshm2".as_slice(), &TOKEN, &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &one_link].concat()
 }
 
 pub fn welcome_bytes(ports: u32) -> Vec<u8> {
-    [b"phubshm1\0".as_slice(), &(WINDOW as u64).to_le_bytes(), &ports.to_le_bytes()].concat()
+    [b"phubshm2\0".as_slice(), &(WINDOW as u64).to_le_bytes(), &ports.to_le_bytes()].concat()
 }
 
 /// A socket of the handshake's kind, for saying anything.

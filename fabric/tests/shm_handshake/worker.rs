@@ -40,12 +40,12 @@ fn a_hub_that_dies_between_hello_and_welcome_is_seen() {
 fn an_answer_that_no_hub_of_this_version_gives_is_nonsense() {
     let other_version = [b"phubshm0".as_slice(), &welcome_bytes(1)[8..]].concat();
     let cases: [(&[u8], &str); 6] = [
-        (&other_version, "expected the handshake \"phubshm1\", saw \"phubshm0\""),
-        (b"phubshm1\x07", "unknown reply kind 7"),
-        (b"phubshm1", "too short"),
+        (&other_version, "expected the handshake \"phubshm2\", saw \"phubshm0\""),
+        (b"phubshm2\x07", "unknown reply kind 7"),
+        (b"phubshm2", "too short"),
         (&welcome_bytes(1)[..20], "too short"),
         (&[welcome_bytes(1), vec![1, 2]].concat(), "2 bytes too many"),
-        (&welcome_bytes(3), "the hub has 3 ports, the plan says 1"),
+        (&welcome_bytes(0), "the hub has 0 ports, the plan names [PortId(0)]"),
     ];
     for (bytes, expected) in cases {
         let error = answered(|hub| {
@@ -102,7 +102,7 @@ fn answered(answer: impl FnOnce(RawPeer)) -> ConnectError {
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| join(&address, TOKEN, LONG));
         let hub = listens.accept();
-        assert_eq!(hub.receive()[..8], *b"phubshm1");
+        assert_eq!(hub.receive()[..8], *b"phubshm2");
         answer(hub);
         worker.join().unwrap().unwrap_err()
     })

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
 use fabric::shm::{Group, fuzzing, group};
-use fabric::{SendWindow, Span};
+use fabric::{PlannedLink, SendWindow, Span};
 use rustix::fs::SealFlags;
 
 use super::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, socket_pair, welcome};
@@ -99,7 +99,7 @@ fn shake_hands(ours: &Ours, peer: &Peer) {
     let offers: Vec<OwnedFd> = peer.offers.iter().take(5).map(open_offer).collect();
     raw.send(&message, &offers);
     let joined = if peer.is_hub {
-        fuzzing::welcome(&socket, &ours.group, WINDOW, &[CAPACITY])
+        fuzzing::welcome(&socket, &ours.group, WINDOW, &PlannedLink::of_one_port(&[CAPACITY]))
     } else {
         admit(ours, socket, &raw)
     };
@@ -121,9 +121,9 @@ fn admit(
     socket: OwnedFd,
     raw: &RawPeer,
 ) -> Result<fabric::shm::Joined, fabric::shm::ConnectError> {
-    let joined = fuzzing::accepted(socket)
-        .hello(TIMEOUT)
-        .and_then(|hello| hello.welcome(&ours.group, &ours.window, WINDOW, &[CAPACITY]));
+    let joined = fuzzing::accepted(socket).hello(TIMEOUT).and_then(|hello| {
+        hello.welcome(&ours.group, &ours.window, WINDOW, &PlannedLink::of_one_port(&[CAPACITY]))
+    });
     let (reply, descriptors) = raw.receive();
     assert_eq!(descriptors.len(), if joined.is_ok() { 3 } else { 0 });
     assert_eq!(reply[8], u8::from(joined.is_err()));

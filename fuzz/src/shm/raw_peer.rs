@@ -69,12 +69,13 @@ impl RawPeer {
     }
 }
 
-/// A worker's hello.
+/// A worker's hello, with one link of ports 0.
 pub fn hello(send_bytes: u64, ports: u32) -> Vec<u8> {
-    [b"phubshm1".as_slice(), &[7; 16], &send_bytes.to_le_bytes(), &ports.to_le_bytes()].concat()
+    let one_link = [1, 0, 0, 0, 0, 0, 0, 0];
+    [b"phubshm2".as_slice(), &[7; 16], &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &one_link].concat()
 }
 
 /// A hub's welcome.
 pub fn welcome(send_bytes: u64, ports: u32) -> Vec<u8> {
-    [b"phubshm1\0".as_slice(), &send_bytes.to_le_bytes(), &ports.to_le_bytes()].concat()
+    [b"phubshm2\0".as_slice(), &send_bytes.to_le_bytes(), &ports.to_le_bytes()].concat()
 }

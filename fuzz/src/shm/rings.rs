@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
 use fabric::shm::{Group, Port, fuzzing, group};
-use fabric::{Arrival, Imm, LinkId, Port as _, Posted, SendWindow, Span, Until};
+use fabric::{Arrival, Imm, LinkId, PlannedLink, Port as _, Posted, SendWindow, Span, Until};
 use rustix::fs::SealFlags;
 use rustix::io::pwrite;
 
@@ -79,7 +79,8 @@ fn join(group: &Arc<Group>, port: &mut Port, window: &SendWindow) -> (LinkId, Sh
     let offers = [memfd(WINDOW as u64, SealFlags::SHRINK), bells.try_clone().expect("a descriptor")];
     raw.send(&hello(WINDOW as u64, 1), &offers);
     let hello = fuzzing::accepted(socket).hello(Duration::from_secs(10)).expect("a good hello");
-    let mut joined = hello.welcome(group, window, WINDOW, &[CAPACITY]).expect("a good window");
+    let mut joined =
+        hello.welcome(group, window, WINDOW, &PlannedLink::of_one_port(&[CAPACITY])).expect("a good window");
     let rings = raw.receive().1.pop().expect("the rings are the last descriptor");
     let link = port.attach(joined.endpoints.remove(0));
     (link, Shared { _raw: raw, bells, rings, published: 0 })

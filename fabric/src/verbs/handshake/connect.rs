@@ -5,7 +5,7 @@
 //! ```text
 //!   worker                                hub
 //!   connect ----------------------------> accept
-//!   Hello{token, bytes} ----------------> Hello         the layer above looks the token up
+//!   Hello{token, links} ----------------> Hello         the layer above looks the token up
 //!          <------------------ Ports{bytes, addresses}  or Refused{why}, then and later, from either
 //!   Links{window, queue pairs, keys} ---> queue pairs to RTS
 //!          <---------------- Links{window, queue pairs, keys}
@@ -21,8 +21,9 @@ use std::time::Duration;
 use super::join;
 use super::message::Message;
 use super::pairing::Pairing;
-use super::wire::Wire;
+use super::stream::MessageStream;
 use crate::memory::{RecvWindow, SendWindow, WindowError};
+use crate::plan::{LinkPorts, PlannedLink, check_ports, ports_of};
 use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
 use crate::verbs::port::Endpoint;
@@ -59,12 +60,12 @@ pub enum ConnectError {
     Verbs(#[from] VerbsError),
 }
 
-/// What a handshake yields: the window that the peer writes, and the links, one per pair of ports.
+/// What a handshake yields: the window that the peer writes, and the links.
 #[derive(Debug)]
 pub struct Joined {
     /// The window that the peer writes, here.
     pub recv: RecvWindow,
-    /// The links in the order of the hub's ports; none where the capacity was 0.
+    /// The links in the order of the plan.
     pub endpoints: Vec<Endpoint>,
     /// Which NICs they go over, and why, in the same order.
     pub pairings: Vec<Pairing>,
@@ -116,21 +117,21 @@ impl Accepted {
     /// Reads the peer's hello. `timeout` is for this and for each later step of the handshake.
     pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
         let nonsense = |error: io::Error| ConnectError::Nonsense(error.to_string());
-        let mut wire = Wire::new(self.stream, timeout).map_err(nonsense)?;
-        match wire.receive() {
-            Ok(Message::Hello { token, send_bytes }) => Ok(Hello { wire, token, send_bytes }),
+        let mut stream = MessageStream::new(self.stream, timeout).map_err(nonsense)?;
+        match stream.receive() {
+            Ok(Message::Hello { token, send_bytes, links }) => Ok(Hello { stream, token, send_bytes, links }),
             Ok(Message::Refused(why)) => Err(ConnectError::Refused(why)),
-            Ok(other) => Err(refuse(&mut wire, join::unexpected("a hello", &other))),
-            Err(error) => Err(refuse(&mut wire, nonsense(error))),
+            Ok(other) => Err(refuse(&mut stream, join::unexpected("a hello", &other))),
+            Err(error) => Err(refuse(&mut stream, nonsense(error))),
         }
     }
 }
 
 /// Tells the other end why there will be no connection.
-pub(in crate::verbs) fn refuse(wire: &mut Wire, error: ConnectError) -> ConnectError {
+pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) -> ConnectError {
     // One that refused has hung up.
     if !matches!(error, ConnectError::Refused(_)) {
-        let _ = wire.send(&Message::Refused(error.to_string()));
+        let _ = stream.send(&Message::Refused(error.to_string()));
     }
     error
 }
@@ -138,9 +139,10 @@ pub(in crate::verbs) fn refuse(wire: &mut Wire, error: ConnectError) -> ConnectE
 /// A peer that wants in.
 #[derive(Debug)]
 pub struct Hello {
-    wire: Wire,
+    stream: MessageStream,
     token: [u8; 16],
     send_bytes: u64,
+    links: Vec<LinkPorts>,
 }
 
 impl Hello {
@@ -151,58 +153,58 @@ impl Hello {
 
     /// Where it connected from.
     pub fn peer(&self) -> String {
-        self.wire.peer()
+        self.stream.peer()
     }
 
     /// Says no, and why.
     pub fn refuse(mut self, why: &str) {
-        let _ = self.wire.send(&Message::Refused(why.to_owned()));
+        let _ = self.stream.send(&Message::Refused(why.to_owned()));
     }
 
     /// Lets the peer in: `ours` is what posts of this end come from, and a window of `recv_bytes` is made
-    /// for the peer's. Port `i` of `group` gets a link with room for `capacities[i]` posts each way, or none
-    /// where that is 0. `place` is called when the window is mapped and not yet registered, which allocates
+    /// for the peer's. The links are those of `plan`, which the hello must name too. `place` is called when the window is mapped and not yet registered, which allocates
     /// its pages: whoever touches one before has it on his node.
     pub fn welcome(
         self,
         group: &Arc<Group>,
         ours: &Arc<SendWindow>,
         recv_bytes: usize,
-        capacities: &[u32],
+        plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
     ) -> Result<Joined, ConnectError> {
-        assert_eq!(capacities.len(), group.ports.len(), "one capacity a port");
-        let Hello { mut wire, send_bytes, .. } = self;
+        let Hello { mut stream, send_bytes, links, .. } = self;
+        if let Err(why) = check_ports(&links, plan) {
+            return Err(refuse(&mut stream, ConnectError::Nonsense(why)));
+        }
         if send_bytes < recv_bytes as u64 {
             let error = WindowError::TooSmall { expected: recv_bytes, seen: send_bytes };
-            return Err(refuse(&mut wire, error.into()));
+            return Err(refuse(&mut stream, error.into()));
         }
-        match join::welcome(&mut wire, group, ours, recv_bytes, capacities, place) {
-            Ok(parts) => parts.watched(group, wire),
-            Err(error) => Err(refuse(&mut wire, error)),
+        match join::welcome(&mut stream, group, ours, recv_bytes, plan, place) {
+            Ok(parts) => parts.watched(group, stream),
+            Err(error) => Err(refuse(&mut stream, error)),
         }
     }
 }
 
 /// Connects to a hub's [`Listener`]: `ours` is what posts of this end come from, a window of `recv_bytes` is
-/// made for the hub's, and all links go to the one port of `group`. The hub's port `i` has a link with room
-/// for `capacities[i]` posts, or none where that is 0. `timeout` is for each step.
+/// made for the hub's, and the links are those of `plan`. `timeout` is for each step.
 pub fn connect(
     address: SocketAddr,
     token: [u8; 16],
     group: &Arc<Group>,
     ours: &Arc<SendWindow>,
     recv_bytes: usize,
-    capacities: &[u32],
+    plan: &[PlannedLink],
     timeout: Duration,
 ) -> Result<Joined, ConnectError> {
     let dial = |error| ConnectError::Socket { doing: "connecting", address, error };
-    let mut wire = Wire::connect(address, timeout).map_err(dial)?;
-    let hello = Message::Hello { token, send_bytes: ours.bytes() as u64 };
+    let mut stream = MessageStream::connect(address, timeout).map_err(dial)?;
+    let hello = Message::Hello { token, send_bytes: ours.bytes() as u64, links: ports_of(plan) };
     let talk = |error| ConnectError::Socket { doing: "sending the hello", address, error };
-    wire.send(&hello).map_err(talk)?;
-    match join::connect(&mut wire, address, group, ours, recv_bytes, capacities) {
-        Ok(parts) => parts.watched(group, wire),
-        Err(error) => Err(refuse(&mut wire, error)),
+    stream.send(&hello).map_err(talk)?;
+    match join::connect(&mut stream, address, group, ours, recv_bytes, plan) {
+        Ok(parts) => parts.watched(group, stream),
+        Err(error) => Err(refuse(&mut stream, error)),
     }
 }

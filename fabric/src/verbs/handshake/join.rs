@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use super::connect::{ConnectError, Joined};
 use super::message::{LinkEnd, Links, Message};
-use super::pairing::{Pairing, pair};
-use super::wire::Wire;
+use super::pairing::{Candidates, Pairing, pair};
+use super::stream::MessageStream;
 use crate::connection::{Alarm, Connection};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
+use crate::plan::{PlannedLink, ports_with_links};
 use crate::verbs::address::Address;
 use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
@@ -33,7 +34,7 @@ pub(in crate::verbs) struct Parts {
 
 impl Parts {
     /// With the socket, which the watch looks after from now on.
-    pub fn watched(self, group: &Arc<Group>, wire: Wire) -> Result<Joined, ConnectError> {
+    pub fn watched(self, group: &Arc<Group>, stream: MessageStream) -> Result<Joined, ConnectError> {
         let Parts { recv, links, pairings, peer } = self;
         let mut ports: Vec<Arc<dyn Alarm>> = Vec::new();
         let mut known: Vec<*const PortState> = Vec::new();
@@ -43,7 +44,7 @@ impl Parts {
                 ports.push(Arc::clone(port) as Arc<dyn Alarm>);
             }
         }
-        let connection = Connection::watched(&group.watch, wire.into_socket(), ports)
+        let connection = Connection::watched(&group.watch, stream.into_socket(), ports)
             .map_err(|error| ConnectError::Nonsense(format!("watching the socket: {error}")))?;
         let endpoints = links
             .into_iter()
@@ -53,91 +54,111 @@ impl Parts {
     }
 }
 
-/// The hub's half.
+/// The hub's half. The hello has named the links of the plan.
 pub(in crate::verbs) fn welcome(
-    wire: &mut Wire,
+    stream: &mut MessageStream,
     group: &Arc<Group>,
     ours: &Arc<SendWindow>,
     recv_bytes: usize,
-    capacities: &[u32],
+    plan: &[PlannedLink],
     place: impl FnOnce(&RecvWindow),
 ) -> Result<Parts, ConnectError> {
     let addresses: Vec<Address> =
         group.ports.iter().map(|port| port.own.rails[0].nic.address.clone()).collect();
     let ports = Message::Ports { send_bytes: ours.bytes() as u64, ports: addresses.clone() };
-    wire.send(&ports).map_err(talking)?;
+    stream.send(&ports).map_err(talking)?;
     let recv = RecvWindow::local(recv_bytes)?;
     place(&recv);
     let mut windows = Windows::new(ours, &recv);
     let mut opened = Vec::new();
-    for (port, &capacity) in group.ports.iter().zip(capacities) {
-        opened.push(match capacity {
-            0 => None,
-            capacity => Some(windows.open(port, 0, capacity)?),
-        });
+    for link in plan {
+        opened.push(windows.open(&group.ports[link.ports.hub.index()], 0, link.capacity)?);
     }
-    let theirs = expect_links(wire, capacities)?;
-    let mut ends = Vec::new();
-    let mut links = Vec::new();
-    let mut pairings = Vec::new();
-    for (port, (link, end)) in opened.into_iter().zip(&theirs.ends).enumerate() {
-        let (Some(link), Some(end)) = (link, end) else {
-            ends.push(None);
-            continue;
-        };
+    let theirs = expect_links(stream, plan)?;
+    let (mut ends, mut links, mut pairings) = (Vec::new(), Vec::new(), Vec::new());
+    for ((index, link), (planned, end)) in opened.into_iter().enumerate().zip(plan.iter().zip(&theirs.ends)) {
         let worker = theirs.nics.get(usize::from(end.nic)).ok_or_else(|| {
-            ConnectError::Nonsense(format!("link {port} is on NIC {} of {}", end.nic, theirs.nics.len()))
+            ConnectError::Nonsense(format!("link {index} is on NIC {} of {}", end.nic, theirs.nics.len()))
         })?;
-        ends.push(Some(end_of(&link, port as u16)));
-        links.push((Arc::clone(&group.ports[port]), connected(link, end, worker, &theirs, ours)?));
+        let hub_port = planned.ports.hub;
+        ends.push(end_of(&link, hub_port.0));
+        let port = Arc::clone(&group.ports[hub_port.index()]);
+        links.push((port, connected(link, end, worker, &theirs, ours)?));
         let reason = "the worker's choice".into();
-        let (hub, worker) = (addresses[port].clone(), worker.clone());
-        pairings.push(Pairing { port, nic: usize::from(end.nic), hub, worker, reason });
+        let (hub, worker) = (addresses[hub_port.index()].clone(), worker.clone());
+        pairings.push(Pairing { port: hub_port.index(), nic: usize::from(end.nic), hub, worker, reason });
     }
-    wire.send(&Message::Links(windows.links(Vec::new(), ends))).map_err(talking)?;
-    match wire.receive().map_err(talking)? {
-        Message::Ready => Ok(Parts { recv, links, pairings, peer: format!("worker at {}", wire.peer()) }),
+    stream.send(&Message::Links(windows.links(Vec::new(), ends))).map_err(talking)?;
+    match stream.receive().map_err(talking)? {
+        Message::Ready => Ok(Parts { recv, links, pairings, peer: format!("worker at {}", stream.peer()) }),
         Message::Refused(why) => Err(ConnectError::Refused(why)),
         other => Err(unexpected("ready", &other)),
     }
 }
 
-/// The worker's half.
+/// The joiner's half.
 pub(in crate::verbs) fn connect(
-    wire: &mut Wire,
+    stream: &mut MessageStream,
     address: SocketAddr,
     group: &Arc<Group>,
     ours: &Arc<SendWindow>,
     recv_bytes: usize,
-    capacities: &[u32],
+    plan: &[PlannedLink],
 ) -> Result<Parts, ConnectError> {
     let waiting = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => talking(error),
         _ => ConnectError::Socket { doing: "waiting for the welcome", address, error },
     };
-    let hub = expect_ports(wire.receive().map_err(waiting)?, recv_bytes, capacities.len())?;
-    let port = &group.ports[0];
-    let nics: Vec<Address> = port.own.rails.iter().map(|rail| rail.nic.address.clone()).collect();
-    let pairings = pair(&hub, |port| capacities[port] > 0, &nics).map_err(ConnectError::NoPath)?;
+    let hub = expect_ports(stream.receive().map_err(waiting)?, recv_bytes, plan)?;
+    let own = OwnNics::of_group(group);
+    let candidates = plan.iter().map(|link| Candidates {
+        hub_port: link.ports.hub.index(),
+        nics: &own.by_port[link.ports.joiner.index()],
+    });
+    let pairings = pair(&hub, candidates, &own.addresses).map_err(ConnectError::NoPath)?;
     let recv = RecvWindow::local(recv_bytes)?;
     let mut windows = Windows::new(ours, &recv);
-    let mut opened: Vec<Option<Unconnected>> = capacities.iter().map(|_| None).collect();
-    let mut ends = vec![None; capacities.len()];
-    for Pairing { port: number, nic, .. } in &pairings {
-        let link = windows.open(port, *nic, capacities[*number])?;
-        ends[*number] = Some(end_of(&link, *nic as u16));
-        opened[*number] = Some(link);
+    let (mut opened, mut ends) = (Vec::new(), Vec::new());
+    for (link, &Pairing { nic, .. }) in plan.iter().zip(&pairings) {
+        let port = link.ports.joiner.index();
+        let rail = own.by_port[port].iter().position(|&other| other == nic);
+        let rail = rail.expect("a link is paired with a NIC of its port");
+        let link = windows.open(&group.ports[port], rail, link.capacity)?;
+        ends.push(end_of(&link, nic as u16));
+        opened.push(link);
     }
-    wire.send(&Message::Links(windows.links(nics, ends))).map_err(talking)?;
-    let theirs = expect_links(wire, capacities)?;
+    stream.send(&Message::Links(windows.links(own.addresses, ends))).map_err(talking)?;
+    let theirs = expect_links(stream, plan)?;
     let mut links = Vec::new();
-    for (number, (link, end)) in opened.into_iter().zip(&theirs.ends).enumerate() {
-        if let (Some(link), Some(end)) = (link, end) {
-            links.push((Arc::clone(port), connected(link, end, &hub[number], &theirs, ours)?));
-        }
+    for (link, (PlannedLink { ports, .. }, end)) in opened.into_iter().zip(plan.iter().zip(&theirs.ends)) {
+        let port = Arc::clone(&group.ports[ports.joiner.index()]);
+        links.push((port, connected(link, end, &hub[ports.hub.index()], &theirs, ours)?));
     }
-    wire.send(&Message::Ready).map_err(talking)?;
+    stream.send(&Message::Ready).map_err(talking)?;
     Ok(Parts { recv, links, pairings, peer: format!("hub at {address}") })
+}
+
+/// The NICs of a group, each once, and which of them each port has, in the order of its rails.
+struct OwnNics {
+    addresses: Vec<Address>,
+    by_port: Vec<Vec<usize>>,
+}
+
+impl OwnNics {
+    fn of_group(group: &Group) -> Self {
+        let mut nics: Vec<&Arc<Nic>> = Vec::new();
+        let mut index_of = |nic| match nics.iter().position(|known| Arc::ptr_eq(known, nic)) {
+            Some(index) => index,
+            None => {
+                nics.push(nic);
+                nics.len() - 1
+            }
+        };
+        let by_port =
+            group.ports.iter().map(|port| port.own.rails.iter().map(|rail| index_of(&rail.nic)).collect());
+        let by_port = by_port.collect();
+        OwnNics { addresses: nics.iter().map(|nic| nic.address.clone()).collect(), by_port }
+    }
 }
 
 /// A connection's windows, registered with the NICs that its links use, each once.
@@ -168,7 +189,7 @@ impl<'a> Windows<'a> {
         Unconnected::new(port, rail, &registered, capacity)
     }
 
-    fn links(&self, nics: Vec<Address>, ends: Vec<Option<LinkEnd>>) -> Links {
+    fn links(&self, nics: Vec<Address>, ends: Vec<LinkEnd>) -> Links {
         let address = self.registered.first().map_or(0, |registered| registered.receive.address);
         Links { address, bytes: self.recv.bytes() as u64, nics, ends }
     }
@@ -193,35 +214,39 @@ fn connected(
     Ok(link.connect(&peer, window)?)
 }
 
-fn expect_ports(message: Message, recv_bytes: usize, ports: usize) -> Result<Vec<Address>, ConnectError> {
+fn expect_ports(
+    message: Message,
+    recv_bytes: usize,
+    plan: &[PlannedLink],
+) -> Result<Vec<Address>, ConnectError> {
+    let planned = ports_with_links(plan, |ports| ports.hub);
     match message {
         Message::Ports { send_bytes, .. } if send_bytes < recv_bytes as u64 => {
             Err(WindowError::TooSmall { expected: recv_bytes, seen: send_bytes }.into())
         }
-        Message::Ports { ports: addresses, .. } if addresses.len() != ports => Err(ConnectError::Nonsense(
-            format!("the hub has {} ports, the plan says {ports}", addresses.len()),
-        )),
+        Message::Ports { ports, .. } if planned.last().is_some_and(|last| last.index() >= ports.len()) => {
+            Err(ConnectError::Nonsense(format!(
+                "the hub has {} ports, the plan names {planned:?}",
+                ports.len()
+            )))
+        }
         Message::Ports { ports, .. } => Ok(ports),
         Message::Refused(why) => Err(ConnectError::Refused(why)),
         other => Err(unexpected("the hub's ports", &other)),
     }
 }
 
-/// The other side's ends: one where there is a capacity, none elsewhere.
-fn expect_links(wire: &mut Wire, capacities: &[u32]) -> Result<Links, ConnectError> {
-    let links = match wire.receive().map_err(talking)? {
+/// The other side's ends, one for each planned link.
+fn expect_links(stream: &mut MessageStream, plan: &[PlannedLink]) -> Result<Links, ConnectError> {
+    let links = match stream.receive().map_err(talking)? {
         Message::Links(links) => links,
         Message::Refused(why) => return Err(ConnectError::Refused(why)),
         other => return Err(unexpected("ends of links", &other)),
     };
-    let planned = capacities.iter().map(|&capacity| capacity > 0);
-    if !links.ends.iter().map(Option::is_some).eq(planned.clone()) {
+    let (seen, expected) = (links.ends.len(), plan.len());
+    if seen != expected {
         return Err(ConnectError::Nonsense(format!(
-            "the other end has {} links for {} ports, the plan says {} for {}",
-            links.ends.iter().flatten().count(),
-            links.ends.len(),
-            planned.filter(|&linked| linked).count(),
-            capacities.len()
+            "the other end has {seen} links, the plan says {expected}"
         )));
     }
     Ok(links)

@@ -5,14 +5,13 @@
 
 use std::ops::RangeInclusive;
 
+use crate::plan::{LinkPorts, MAX_PORTS};
 use crate::verbs::address::{Address, LinkLayer, Mtu};
 use crate::verbs::gid::Gid;
 
 /// First bytes of every message; the digit is the version of this handshake.
-const MAGIC: [u8; 8] = *b"phubrdm1";
-/// Ports of a hub, and links of a connection: more cores than any machine has.
-const MAX_PORTS: usize = 4096;
-/// NICs of a worker.
+const MAGIC: [u8; 8] = *b"phubrdm2";
+/// NICs of a joiner.
 const MAX_NICS: usize = 64;
 /// The kernel's limit on a device's name.
 const MAX_NAME: usize = 64;
@@ -28,8 +27,8 @@ const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
 /// What either end says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Message {
-    /// Worker: who it is, and the size of the window that it writes.
-    Hello { token: [u8; 16], send_bytes: u64 },
+    /// Worker: who it is, the size of the window that it writes, and what its links join.
+    Hello { token: [u8; 16], send_bytes: u64, links: Vec<LinkPorts> },
     /// Hub: where its ports are reached, and the size of the window that it writes.
     Ports { send_bytes: u64, ports: Vec<Address> },
     /// Either: its ends of the links.
@@ -49,8 +48,8 @@ pub(in crate::verbs) struct Links {
     pub bytes: u64,
     /// The NICs that ends are on; a hub's are its ports', and not said again.
     pub nics: Vec<Address>,
-    /// By the hub's ports; none where there is no link.
-    pub ends: Vec<Option<LinkEnd>>,
+    /// In the order of the hello.
+    pub ends: Vec<LinkEnd>,
 }
 
 /// One side's end of a link.
@@ -70,10 +69,12 @@ impl Message {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         match self {
-            Message::Hello { token, send_bytes } => {
+            Message::Hello { token, send_bytes, links } => {
                 bytes.push(0);
                 bytes.extend(token);
                 bytes.extend(send_bytes.to_le_bytes());
+                bytes.extend((links.len() as u32).to_le_bytes());
+                bytes.extend(links.iter().flat_map(|link| link.encode()));
             }
             Message::Ports { send_bytes, ports } => {
                 bytes.push(1);
@@ -96,11 +97,17 @@ impl Message {
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let mut body = bytes.strip_prefix(&MAGIC).ok_or_else(|| {
             let seen = String::from_utf8_lossy(&bytes[..bytes.len().min(MAGIC.len())]).into_owned();
-            format!("expected the handshake {:?}, saw {seen:?}: both ends must be of one version", "phubrdm1")
+            format!("expected the handshake {:?}, saw {seen:?}: both ends must be of one version", "phubrdm2")
         })?;
         let [kind] = take(&mut body)?;
         let message = match kind {
-            0 => Message::Hello { token: take(&mut body)?, send_bytes: u64::from_le_bytes(take(&mut body)?) },
+            0 => {
+                let (token, send_bytes) = (take(&mut body)?, u64::from_le_bytes(take(&mut body)?));
+                let count = count(&mut body, "links", 1..=MAX_PORTS)?;
+                let links: Result<_, String> =
+                    (0..count).map(|_| Ok(LinkPorts::decode(take(&mut body)?))).collect();
+                Message::Hello { token, send_bytes, links: links? }
+            }
             1 => {
                 let send_bytes = u64::from_le_bytes(take(&mut body)?);
                 Message::Ports { send_bytes, ports: decode_addresses(&mut body, 1..=MAX_PORTS)? }
@@ -139,14 +146,11 @@ impl Links {
         bytes.extend(self.bytes.to_le_bytes());
         encode_addresses(bytes, &self.nics);
         bytes.extend((self.ends.len() as u32).to_le_bytes());
-        for end in &self.ends {
-            bytes.push(u8::from(end.is_some()));
-            if let Some(LinkEnd { nic, number, first_packet, key }) = end {
-                bytes.extend(nic.to_le_bytes());
-                bytes.extend(number.to_le_bytes());
-                bytes.extend(first_packet.to_le_bytes());
-                bytes.extend(key.to_le_bytes());
-            }
+        for LinkEnd { nic, number, first_packet, key } in &self.ends {
+            bytes.extend(nic.to_le_bytes());
+            bytes.extend(number.to_le_bytes());
+            bytes.extend(first_packet.to_le_bytes());
+            bytes.extend(key.to_le_bytes());
         }
     }
 
@@ -160,11 +164,7 @@ impl Links {
         let count = count(body, "links", 1..=MAX_PORTS)?;
         let mut ends = Vec::new();
         for _ in 0..count {
-            ends.push(match take(body)? {
-                [0] => None,
-                [1] => Some(LinkEnd::decode(body)?),
-                [other] => return Err(format!("{other} is neither a link nor none")),
-            });
+            ends.push(LinkEnd::decode(body)?);
         }
         Ok(Links { address, bytes, nics, ends })
     }
@@ -259,6 +259,7 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::PortId;
     use proptest::prelude::*;
 
     fn address(name: &str) -> Address {
@@ -278,14 +279,18 @@ mod tests {
             address: 0x7f00_0000_0000,
             bytes: 1 << 30,
             nics: vec![address("mlx5_0"), Address { prefix: None, ..address("mlx5_1") }],
-            ends: vec![Some(end), None, Some(LinkEnd { nic: 0, ..end })],
+            ends: vec![end, LinkEnd { nic: 0, ..end }],
         }
+    }
+
+    fn joined(hub: u16) -> LinkPorts {
+        LinkPorts { joiner: PortId(1), hub: PortId(hub) }
     }
 
     fn all() -> Vec<Message> {
         let infiniband = Address { link_layer: LinkLayer::InfiniBand, lid: 9, ..address("ib0") };
         vec![
-            Message::Hello { token: [7; 16], send_bytes: 1 << 40 },
+            Message::Hello { token: [7; 16], send_bytes: 1 << 40, links: vec![joined(0), joined(300)] },
             Message::Ports { send_bytes: 12, ports: vec![address("rxe0"), infiniband] },
             Message::Links(links()),
             Message::Ready,
@@ -306,7 +311,7 @@ mod tests {
         let ports = Message::Ports { send_bytes: 0, ports: vec![address(&name); MAX_PORTS] };
         assert!(ports.encode().len() <= MAX_BYTES);
         let end = LinkEnd { nic: 0, number: 0, first_packet: 0, key: 0 };
-        let ends = vec![Some(end); MAX_PORTS];
+        let ends = vec![end; MAX_PORTS];
         let links = Message::Links(Links { nics: vec![address(&name); MAX_NICS], ends, ..links() });
         assert!(links.encode().len() <= MAX_BYTES);
     }
@@ -339,7 +344,7 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let error = Message::decode(b"phubrdm9........").unwrap_err();
-        assert!(error.contains("phubrdm1") && error.contains("phubrdm9"), "{error}");
+        assert!(error.contains("phubrdm2") && error.contains("phubrdm9"), "{error}");
     }
 
     #[test]
@@ -349,7 +354,7 @@ mod tests {
             change(&mut links);
             Message::decode(&Message::Links(links).encode()).unwrap_err()
         };
-        assert!(wrong(&|links| links.ends[0].as_mut().unwrap().number = 1 << 24).contains("24 bits"));
+        assert!(wrong(&|links| links.ends[0].number = 1 << 24).contains("24 bits"));
         assert!(wrong(&|links| links.address = u64::MAX).contains("does not fit into memory"));
         assert!(wrong(&|links| links.ends.clear()).contains("0 links are not between 1 and 4096"));
         assert!(wrong(&|links| links.nics[0].prefix = Some(129)).contains("129 bits"));

@@ -4,4 +4,4 @@ pub(super) mod connect;
 pub(super) mod join;
 pub(super) mod message;
 pub(super) mod pairing;
-pub(super) mod wire;
+pub(super) mod stream;

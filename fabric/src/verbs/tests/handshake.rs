@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::handshake::message::{LinkEnd, Links, Message};
-use super::super::handshake::wire::Wire;
+use super::super::handshake::stream::MessageStream;
 use super::*;
 
 /// The hub's group, and a hello from a peer that then says whatever the test has it say.
@@ -24,21 +24,23 @@ impl Hub {
     /// What the hub makes of a worker with a window of `send_bytes` that answers with `says`, and the last that
     /// the worker hears.
     fn meets(&self, send_bytes: u64, says: Option<Message>, timeout: Duration) -> (String, Option<Message>) {
-        let mut wire = Wire::connect(self.listener.address(), LONG).unwrap();
-        wire.send(&Message::Hello { token: [0; 16], send_bytes }).unwrap();
+        let mut stream = MessageStream::connect(self.listener.address(), LONG).unwrap();
+        let links = PlannedLink::of_one_port(&[8]).iter().map(|link| link.ports).collect();
+        stream.send(&Message::Hello { token: [0; 16], send_bytes, links }).unwrap();
         let hello = self.listener.accept().unwrap().unwrap().hello(timeout).unwrap();
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || {
-                let mut heard = wire.receive().ok();
+                let mut heard = stream.receive().ok();
                 if matches!(heard, Some(Message::Ports { .. })) {
                     if let Some(message) = says {
-                        wire.send(&message).unwrap();
+                        stream.send(&message).unwrap();
                     }
-                    heard = wire.receive().ok();
+                    heard = stream.receive().ok();
                 }
                 heard
             });
-            let welcomed = hello.welcome(&self.group, &self.window, BYTES, &[8, 0], |_| ());
+            let welcomed =
+                hello.welcome(&self.group, &self.window, BYTES, &PlannedLink::of_one_port(&[8, 0]), |_| ());
             (welcomed.unwrap_err().to_string(), worker.join().unwrap())
         })
     }
@@ -54,8 +56,7 @@ fn links(change: impl FnOnce(&mut Links)) -> Option<Message> {
         mtu: Mtu::from_code(3).unwrap(),
     };
     let end = LinkEnd { nic: 0, number: 17, first_packet: 0, key: 1 };
-    let mut links =
-        Links { address: 4096, bytes: BYTES as u64, nics: vec![nic], ends: vec![Some(end), None] };
+    let mut links = Links { address: 4096, bytes: BYTES as u64, nics: vec![nic], ends: vec![end] };
     change(&mut links);
     Some(Message::Links(links))
 }
@@ -66,12 +67,11 @@ fn a_worker_that_keeps_to_no_plan_is_refused_with_the_reason() {
     let Some(nic) = device() else { return };
     let hub = Hub::new(&nic);
     let whole = BYTES as u64;
-    let too_many = links(|links| links.ends[1] = links.ends[0]);
+    let too_many = links(|links| links.ends.push(links.ends[0]));
     let cases = [
         (whole - 1, None, "has 262143 bytes where the layout needs 262144"),
         (whole, Some(Message::Ready), "expected ends of links, got ready"),
-        (whole, too_many, "2 links for 2 ports, the plan says 1 for 2"),
-        (whole, links(|links| links.ends.truncate(1)), "1 links for 1 ports, the plan says 1 for 2"),
+        (whole, too_many, "has 2 links, the plan says 1"),
         (whole, links(|links| links.nics.clear()), "link 0 is on NIC 0 of 0"),
         (whole, links(|links| links.bytes -= 1), "has 262143 bytes where the layout needs 262144"),
     ];
@@ -137,10 +137,12 @@ fn queues_grow_with_the_links_up_to_what_the_nic_has() {
         scope.spawn(|| {
             let (group, _ports) = group(std::slice::from_ref(&nic)).unwrap();
             let hello = listener.accept().unwrap().unwrap().hello(LONG).unwrap();
-            let _ = hello.welcome(&group, &window().0, BYTES, &[1 << 30], |_| ());
+            let _ = hello.welcome(&group, &window().0, BYTES, &PlannedLink::of_one_port(&[1 << 30]), |_| ());
         });
         let (group, _port) = worker_group(std::slice::from_ref(&nic)).unwrap();
-        connect(address, [0; 16], &group, &window().0, BYTES, &[1 << 30], LONG).unwrap_err().to_string()
+        connect(address, [0; 16], &group, &window().0, BYTES, &PlannedLink::of_one_port(&[1 << 30]), LONG)
+            .unwrap_err()
+            .to_string()
     });
     assert!(error.contains("the device's maximum is") && error.contains("larger chunks"), "{error}");
 }

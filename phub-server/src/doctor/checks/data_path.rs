@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use fabric::any::Transport;
-use fabric::{Arrival, Imm, Port as _, Posted, SendWindow, Span, Until, WindowError, shm};
+use fabric::{Arrival, Imm, PlannedLink, Port as _, Posted, SendWindow, Span, Until, WindowError, shm};
 
 use crate::doctor::check::Check;
 use crate::settings::HubSettings;
@@ -48,11 +48,20 @@ fn try_shared_memory() -> Result<(), ShmError> {
     let listener = shm::Listener::bind(&format!("phub-doctor-{}", std::process::id()))?;
     let address = listener.address();
     let (hub, worker) = std::thread::scope(|scope| {
-        let worker =
-            scope.spawn(|| shm::connect(address, [0; 16], &worker_group, &gradients, WINDOW, &[1], PATIENCE));
+        let worker = scope.spawn(|| {
+            shm::connect(
+                address,
+                [0; 16],
+                &worker_group,
+                &gradients,
+                WINDOW,
+                &PlannedLink::of_one_port(&[1]),
+                PATIENCE,
+            )
+        });
         let hub = listener.accept().and_then(|accepted| {
             let hello = accepted.expect("nobody stops the listener").hello(PATIENCE)?;
-            hello.welcome(&hub_group, &weights, WINDOW, &[1])
+            hello.welcome(&hub_group, &weights, WINDOW, &PlannedLink::of_one_port(&[1]))
         });
         if hub.is_err() {
             listener.stop();

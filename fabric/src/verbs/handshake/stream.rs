@@ -18,13 +18,13 @@ const KEEPALIVE_COUNT: u32 = 3;
 
 /// One end of it.
 #[derive(Debug)]
-pub(in crate::verbs) struct Wire {
+pub(in crate::verbs) struct MessageStream {
     stream: TcpStream,
     /// For each message, from its beginning to its end.
     timeout: Duration,
 }
 
-impl Wire {
+impl MessageStream {
     pub fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
         Self::new(TcpStream::connect_timeout(&address, timeout)?, timeout)
     }
@@ -35,7 +35,7 @@ impl Wire {
         sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
         sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_COUNT)?;
-        Ok(Wire { stream, timeout })
+        Ok(MessageStream { stream, timeout })
     }
 
     pub fn peer(&self) -> String {

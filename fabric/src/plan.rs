@@ -1,0 +1,126 @@
+//! Which links a connection has, as both ends plan them before they meet. Pure.
+//!
+//! ```text
+//!   a worker (one port)          a hub that joins a hub
+//!   port 0 --+--> port 0         port 0 -----> port 0
+//!            +--> port 1         port 1 -----> port 1
+//! ```
+
+/// A port of a group, by its place in the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortId(pub u16);
+
+impl PortId {
+    /// The place as an index into per-port tables.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// The two ports that a link joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkPorts {
+    /// The port of the end that connects.
+    pub joiner: PortId,
+    /// The port of the hub.
+    pub hub: PortId,
+}
+
+/// A link that a connection is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedLink {
+    /// What it joins.
+    pub ports: LinkPorts,
+    /// How many posts it has room for each way, at least 1.
+    pub capacity: u32,
+}
+
+impl PlannedLink {
+    /// The links of a worker, which has one port: port `i` of the hub has a link of `capacities[i]`, or none if that
+    /// is 0.
+    pub fn of_one_port(capacities: &[u32]) -> Vec<Self> {
+        let hub_ports = (0..).map(PortId).zip(capacities).filter(|&(_, &capacity)| capacity > 0);
+        let link = |(hub, &capacity)| PlannedLink { ports: LinkPorts { joiner: PortId(0), hub }, capacity };
+        hub_ports.map(link).collect()
+    }
+}
+
+/// The most ports of an end, and the most links of a connection: more than any machine has cores.
+pub(crate) const MAX_PORTS: usize = 4096;
+
+/// The ports of a plan, as a hello names them.
+pub(crate) fn ports_of(plan: &[PlannedLink]) -> Vec<LinkPorts> {
+    plan.iter().map(|link| link.ports).collect()
+}
+
+/// The ports of one end that have a link, each once.
+pub(crate) fn ports_with_links(plan: &[PlannedLink], end: impl Fn(LinkPorts) -> PortId) -> Vec<PortId> {
+    let mut ports: Vec<PortId> = plan.iter().map(|link| end(link.ports)).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports
+}
+
+/// Whether a hello names the links of this end's plan.
+pub(crate) fn check_ports(named: &[LinkPorts], plan: &[PlannedLink]) -> Result<(), String> {
+    if named.len() != plan.len() {
+        return Err(format!("the hello names {} links, the hub's plan has {}", named.len(), plan.len()));
+    }
+    let other = named.iter().zip(plan).position(|(named, link)| *named != link.ports);
+    other.map_or(Ok(()), |index| {
+        let (seen, expected) = (named[index], plan[index].ports);
+        Err(format!(
+            "link {index} of the hello joins port {} with the hub's port {}, in the hub's plan port {} with {}",
+            seen.joiner.0, seen.hub.0, expected.joiner.0, expected.hub.0
+        ))
+    })
+}
+
+impl LinkPorts {
+    /// How a handshake writes it, little endian.
+    pub(crate) fn encode(self) -> [u8; 4] {
+        let ([a, b], [c, d]) = (self.joiner.0.to_le_bytes(), self.hub.0.to_le_bytes());
+        [a, b, c, d]
+    }
+
+    /// The reverse of [`encode`](Self::encode).
+    pub(crate) fn decode([a, b, c, d]: [u8; 4]) -> Self {
+        let port = |bytes| PortId(u16::from_le_bytes(bytes));
+        LinkPorts { joiner: port([a, b]), hub: port([c, d]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ports(joiner: u16, hub: u16) -> LinkPorts {
+        LinkPorts { joiner: PortId(joiner), hub: PortId(hub) }
+    }
+
+    #[test]
+    fn a_worker_has_links_where_there_is_a_capacity() {
+        let plan = PlannedLink::of_one_port(&[3, 0, 8]);
+        assert_eq!(ports_of(&plan), [ports(0, 0), ports(0, 2)]);
+        assert_eq!(plan.iter().map(|link| link.capacity).collect::<Vec<_>>(), [3, 8]);
+        assert_eq!(ports_with_links(&plan, |ports| ports.joiner), [PortId(0)]);
+        assert_eq!(ports_with_links(&plan, |ports| ports.hub), [PortId(0), PortId(2)]);
+    }
+
+    #[test]
+    fn a_hello_of_other_links_is_told_the_first_difference() {
+        let plan = PlannedLink::of_one_port(&[1, 1]);
+        assert_eq!(check_ports(&[ports(0, 0), ports(0, 1)], &plan), Ok(()));
+        let error = check_ports(&[ports(0, 0)], &plan).unwrap_err();
+        assert!(error.contains("names 1 links, the hub's plan has 2"), "{error}");
+        let error = check_ports(&[ports(0, 0), ports(3, 1)], &plan).unwrap_err();
+        assert!(error.contains("link 1 of the hello joins port 3 with the hub's port 1"), "{error}");
+    }
+
+    #[test]
+    fn ports_survive_the_handshake() {
+        let link = ports(0x0102, 0xfffe);
+        assert_eq!(link.encode(), [2, 1, 0xfe, 0xff]);
+        assert_eq!(LinkPorts::decode(link.encode()), link);
+    }
+}
