@@ -46,8 +46,14 @@ fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-fn hello(token: [u8; 16], send_bytes: u64) -> Vec<u8> {
-    [b"phubshm1".as_slice(), &token, &send_bytes.to_le_bytes(), &1u32.to_le_bytes()].concat()
+/// The hello of a worker with one port, which has a link to each of these cores.
+fn hello(token: [u8; 16], send_bytes: u64, cores: &[u32]) -> Vec<u8> {
+    let mut bytes = [b"phubshm2".as_slice(), &token, &send_bytes.to_le_bytes()].concat();
+    bytes.extend([1, cores.len() as u32].map(u32::to_le_bytes).as_flattened());
+    for &core in cores {
+        bytes.extend([0, core as u16].map(u16::to_le_bytes).as_flattened());
+    }
+    bytes
 }
 
 #[test]
@@ -64,11 +70,11 @@ fn garbage_on_the_data_path_costs_its_sender() {
         for time in 0..20u8 {
             let garbage: Vec<u8> = (0..=255).map(|byte: u8| byte.wrapping_mul(time)).collect();
             send(address, &garbage, &[]);
-            send(address, b"phubshm1", &plain());
-            send(address, &hello([time; 16], 1 << 20), &plain());
-            send(address, &hello(token, u64::MAX), &[memfd(1, SealFlags::SHRINK)]);
+            send(address, b"phubshm2", &plain());
+            send(address, &hello([time; 16], 1 << 20, &reply.cores), &plain());
+            send(address, &hello(token, u64::MAX, &reply.cores), &[memfd(1, SealFlags::SHRINK)]);
             let many: Vec<OwnedFd> = (0..64).map(|_| memfd(4096, SealFlags::SHRINK)).collect();
-            send(address, &hello(token, 1 << 20), &many);
+            send(address, &hello(token, 1 << 20, &reply.cores), &many);
             // The job goes on meanwhile.
             steady.iter_mut().for_each(|session| push_all(session).unwrap());
             steady.iter_mut().for_each(|session| session.wait_all().unwrap());
@@ -76,7 +82,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
         // The right token, with a window that can shrink.
         let told = send(
             address,
-            &hello(token, 1 << 20),
+            &hello(token, 1 << 20, &reply.cores),
             &[memfd(1 << 20, SealFlags::GROW), memfd(128, SealFlags::SHRINK)],
         );
         let answer = read_reply(&told);
