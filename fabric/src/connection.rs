@@ -1,7 +1,7 @@
 //! A connection: the socket of one handshake, which lives as long as its links.
 //!
-//! Shared by the ports that have a link of it and by the watch. Knows neither transport nor link: the
-//! socket's end is the end of all of them.
+//! Shared by the watch and by the ports that have a link of the connection. Knows neither transport nor link: the
+//! end of the socket is the end of all links.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::watch::{Register, Watch, Watched};
 
 /// What a port shares with the watch.
 pub(crate) trait Alarm: Send + Sync + std::fmt::Debug {
-    /// One of the port's connections ended: counts it, and wakes the port.
+    /// Counts that a connection of the port ended, and wakes the port.
     fn ended(&self);
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// A connection over `socket`, watched from now on.
+    /// A connection over `socket`, which the watch looks after from now on.
     pub fn watched(watch: &Watch, socket: OwnedFd, ports: Vec<Arc<dyn Alarm>>) -> std::io::Result<Arc<Self>> {
         let register = Arc::clone(watch.register());
         let number = register.number();
@@ -38,7 +38,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Whether the socket ended; the ports look when their alarm went.
+    /// Whether the socket ended. A port asks after its alarm went.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire) // [death]
     }
@@ -50,7 +50,7 @@ impl Connection {
 }
 
 impl Watched for Connection {
-    /// The socket ended: tell every port that has a link here.
+    /// The socket ended: tells every port that has a link of it.
     fn ready(&self) {
         self.dead.store(true, Ordering::Release); // [death], with what the ports count
         self.ports.iter().for_each(|port| port.ended());

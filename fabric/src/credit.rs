@@ -2,7 +2,7 @@
 //!
 //! Owned by the port's thread. Plain counting; knows neither the link nor when bytes leave it.
 
-/// Bytes that a link may hold, and holds. One that may hold any number counts none.
+/// How many bytes a link may hold, and how many it holds. Without a limit nothing is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Credit {
     limit: Option<usize>,
@@ -10,13 +10,13 @@ pub(crate) struct Credit {
 }
 
 impl Credit {
-    /// Changes the limit. What is held now stays counted as it was.
+    /// Changes the limit. Bytes that are held now stay counted.
     pub fn limit_to(&mut self, limit: Option<usize>) {
         self.limit = limit;
     }
 
-    /// Takes a post in, and says for how many bytes it counts; `None` where it has to wait. A link that holds
-    /// nothing takes any, and a post without bytes never waits.
+    /// Takes a post, and returns for how many bytes it counts; `None` when the post has to wait. A link that holds
+    /// nothing takes any post, and a post without bytes never waits.
     #[inline]
     pub fn take(&mut self, bytes: usize) -> Option<usize> {
         let Some(limit) = self.limit else { return Some(0) };
@@ -27,7 +27,7 @@ impl Credit {
         Some(bytes)
     }
 
-    /// A post left that counted for so many bytes.
+    /// A post left the transport. It had counted for this many bytes.
     #[inline]
     pub fn give(&mut self, counted: usize) {
         self.held -= counted;

@@ -11,24 +11,24 @@ use crate::port::{Port, Until};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdlePolicy {
     /// Empty polls with a pause instruction between them. A spinning round trip takes 0.1 us, a
-    /// futex 20 us: worth it only where a core has nothing better to do.
+    /// futex 20 us: worth it only if a core has nothing better to do.
     pub spins: u32,
     /// Empty polls with a `sched_yield` between them.
     pub yields: u32,
     /// Whether the thread sleeps after that; otherwise it spins for ever (busy-poll).
     pub sleeps: bool,
-    /// The longest sleep; the thread looks around after it.
+    /// The longest sleep. After it the thread looks around.
     pub nap: Duration,
 }
 
 impl IdlePolicy {
-    /// For a core that has threads enough to run: spin some microseconds, then sleep.
+    /// For a machine with enough cores for its threads: spin some microseconds, then sleep.
     pub const DEDICATED: IdlePolicy =
         IdlePolicy { spins: 2000, yields: 0, sleeps: true, nap: Duration::from_millis(500) };
     /// For a machine with fewer cores than runnable threads: leave the core at once.
     pub const SHARED: IdlePolicy =
         IdlePolicy { spins: 0, yields: 1, sleeps: true, nap: Duration::from_millis(500) };
-    /// Never sleep: lowest latency, one core each, for dedicated cores.
+    /// Never sleep: the lowest latency, for a thread that has a core of its own.
     pub const BUSY_POLL: IdlePolicy =
         IdlePolicy { spins: u32::MAX, yields: 0, sleeps: false, nap: Duration::ZERO };
 }
@@ -46,12 +46,12 @@ impl Idle {
         Idle { policy, polls: 0 }
     }
 
-    /// There was work: start over.
+    /// There was work: starts over.
     pub fn reset(&mut self) {
         self.polls = 0;
     }
 
-    /// There was none: spin, yield, or sleep on the port until `until` may hold. True when it slept.
+    /// There was no work: spin, yield, or sleep on the port until `until` may hold. True when it slept.
     pub fn step<P: Port>(&mut self, port: &mut P, until: Until) -> bool {
         self.polls = self.polls.saturating_add(1);
         if self.polls <= self.policy.spins || !self.policy.sleeps {

@@ -23,7 +23,7 @@ impl Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Imm(pub u32);
 
-/// A link of one port: the lowest number that was free, at the port for its transport, when it was attached.
+/// A link of one port. Its id is the lowest that was free, at the port of its transport, when it was attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 

@@ -1,11 +1,12 @@
-//! How bytes cross between a worker and the hub.
+//! How bytes cross between a worker and a hub, or between hubs.
 //!
 //! A *window* is a memory region laid out alike at both ends; a *link* joins two of them; a *port*
 //! is what one thread polls. The one verb is [`Port::post`]: make my window's bytes at a span appear
 //! in the peer's window at the same span, and then show the peer an immediate.
 //!
-//! This crate must never know tensors, optimizers or rounds. [`shm`], [`sim`] and [`verbs`] are
-//! whole transports: same traits, same contract, same conformance suite.
+//! [`shm`], [`tcp`], [`verbs`] and [`sim`] are transports: they have the same traits, the same contract and the same
+//! conformance suite. [`any`] is one port over the first three. This crate must never know tensors, optimizers or
+//! rounds.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 

@@ -38,13 +38,13 @@ use crate::ids::{Imm, LinkId, Span};
 /// - `closed_after_arrivals`: when the peer detaches or dies, everything it posted before is still
 ///   shown, then [`closed`](Port::closed) names the link once, and `wait` does not sleep past it.
 /// - `detached_is_silent`: after [`detach`](Port::detach) nothing more is shown of a link, and its
-///   number may be given to the next one.
+///   id may be given to the next link.
 /// - `post_on_closed_link`: `post` on a link that is not open answers [`Posted::Closed`].
 pub trait Port: Send {
     /// A connected link that no port polls yet.
     type Endpoint: Send;
 
-    /// Takes a connected link in; the port shows its arrivals from now on.
+    /// Adds a connected link. The port shows its arrivals from now on.
     fn attach(&mut self, endpoint: Self::Endpoint) -> LinkId;
 
     /// Closes a link and forgets it. The peer sees it closed.
@@ -58,21 +58,21 @@ pub trait Port: Send {
     /// transport holds cannot be overtaken: it is in the order of its posts.
     fn set_credit(&mut self, link: LinkId, bytes: Option<usize>);
 
-    /// Hands over whatever `post` held back. Whoever has flushed polls or waits until the peer has answered: in
-    /// there a transport goes on with what it had no room for.
+    /// Hands over what `post` held back. A transport sends what it had no room for in later polls and waits, so the
+    /// caller polls or waits until the peer has answered.
     fn flush(&mut self);
 
     /// Writes what arrived to the front of `into`, fairly over the links; returns how many.
     fn poll(&mut self, into: &mut [Arrival]) -> usize;
 
-    /// Names a link that closed since the last call. The link stays attached, silent, until
+    /// Returns a link that closed since the last call. The link stays attached, and shows nothing, until
     /// [`detach`](Port::detach).
     fn closed(&mut self) -> Option<Closed>;
 
     /// Sleeps until `until` may be true, a link closed, the waker woke, or `timeout` passed.
     fn wait(&mut self, until: Until, timeout: Duration);
 
-    /// A handle with which any thread ends [`wait`](Port::wait).
+    /// A handle by which any thread can end [`wait`](Port::wait).
     fn waker(&self) -> Waker;
 }
 
@@ -93,8 +93,8 @@ pub enum Posted {
 pub enum Until {
     /// Anything unread on any link.
     Any,
-    /// `count` unread arrivals on one link; a transport that cannot count may wake earlier. It is
-    /// what interrupt moderation is to a NIC: a worker that needs 1600 chunks is woken once.
+    /// `count` unread arrivals on one link. A transport that cannot count may wake earlier. This is
+    /// interrupt moderation: a worker that needs 1600 chunks is woken once.
     Arrivals {
         /// The link.
         link: LinkId,
@@ -134,7 +134,7 @@ pub enum CloseReason {
     PeerGone,
     /// The peer's side of the link holds values that no correct peer writes.
     Corrupt(String),
-    /// The transport failed beneath the link; what the kernel or the NIC says of it, spelled out.
+    /// The transport failed beneath the link; with the words of the kernel or the NIC.
     Failed(String),
 }
 

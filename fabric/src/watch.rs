@@ -1,7 +1,7 @@
-//! The watch: one thread per group that sleeps on the sockets of all its connections, and tells
-//! the ports when one of them ends. So a port learns of a peer's death without a system call of
-//! its own, and an idle port costs nothing. It also reads what NICs have to say of themselves.
-//! Knows descriptors by number, not whose they are.
+//! The watch: one thread per group that sleeps on the sockets of all its connections. It tells the
+//! ports when a connection ends, so that a port learns of a peer's death without a system call of
+//! its own, and an idle port costs nothing. It also reads the events of NICs. Knows descriptors by
+//! number, and not their owners.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,18 +12,18 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Key of the event that stops the thread; what is watched is numbered from one.
+/// Key of the event that stops the thread. Watched descriptors are numbered from one.
 const STOP: u64 = 0;
 
-/// Whoever has a descriptor that the watch sleeps on.
+/// The owner of a descriptor that the watch sleeps on.
 pub(crate) trait Watched: Send + Sync + std::fmt::Debug {
-    /// The descriptor has something to say; called by the watch's thread.
+    /// The descriptor is readable, or ended. The watch's thread calls this.
     fn ready(&self);
 }
 
 type Numbered = (u64, HashMap<u64, Weak<dyn Watched>>);
 
-/// Who is watched, by number; shared with them, who leave when they are dropped.
+/// The watched owners, by number. Each owner removes itself when it is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Register {
     numbered: Mutex<Numbered>,
@@ -34,7 +34,7 @@ impl Register {
         self.numbered.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A number for somebody who is to be watched.
+    /// A number for a new owner.
     pub fn number(&self) -> u64 {
         let mut inner = self.lock();
         inner.0 += 1;
@@ -77,16 +77,16 @@ impl Watch {
 
     /// Watches a socket until it ends or its owner is dropped.
     pub fn add_socket(&self, number: u64, fd: impl AsFd, owner: &Arc<dyn Watched>) -> std::io::Result<()> {
-        // Nothing is sent after the handshake: whatever the socket has to say is the end.
+        // Nothing is sent after the handshake: any event of the socket is its end.
         self.add(number, fd, owner, EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT)
     }
 
-    /// Watches a descriptor whose owner reads, each time, all that it has to say.
+    /// Watches a descriptor whose owner reads all events each time.
     pub fn add_events(&self, number: u64, fd: impl AsFd, owner: &Arc<dyn Watched>) -> std::io::Result<()> {
         self.add(number, fd, owner, EventFlags::IN)
     }
 
-    /// Watches a descriptor for one event; [`once_more`](Self::once_more) for the next.
+    /// Watches a descriptor for one event. [`once_more`](Self::once_more) asks for the next one.
     pub fn add_once(&self, number: u64, fd: impl AsFd, owner: &Arc<dyn Watched>) -> std::io::Result<()> {
         self.add(number, fd, owner, EventFlags::IN | EventFlags::ONESHOT)
     }
@@ -136,7 +136,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // The last reference to a group can be dropped by the watch itself, through `find`.
+            // The watch itself can drop the last reference to a group, through `find`.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }

@@ -18,8 +18,8 @@ pub struct Group {
     verbs: Option<Arc<verbs::Group>>,
 }
 
-/// Makes `ports` ports that connect together: one a core at the hub, one at a worker. With `rdma`, a group of
-/// as many, they speak RDMA, too.
+/// Makes `ports` ports that connect together: one for each core of a hub, one for a worker. With `rdma`, a group of
+/// as many ports, they use RDMA too.
 ///
 /// # Errors
 /// When memory, descriptors or threads run out.
@@ -55,7 +55,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the hub could not be reached at all by this transport: another one may do.
+    /// Whether the hub could not be reached at all by this transport. Another transport may reach it.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,
@@ -84,7 +84,7 @@ pub struct Joined {
     pub recv: Arc<RecvWindow>,
     /// The links in the order of the plan.
     pub endpoints: Vec<Endpoint>,
-    /// Which NICs the links go over, and why, in words; nothing where there is no choice.
+    /// Which NICs the links go over, and why, in words. Empty when there is no choice.
     pub paths: Vec<String>,
 }
 
@@ -160,7 +160,7 @@ pub enum Accepted {
 }
 
 impl Accepted {
-    /// Reads the peer's hello, within `timeout`. `None` where more connections of the same peer are yet to come.
+    /// Reads the peer's hello, within `timeout`. `None` when more connections of the same peer are still to come.
     pub fn hello(self, timeout: Duration) -> Result<Option<Hello>, ConnectError> {
         Ok(match self {
             Accepted::Shm(accepted) => Some(Hello::Shm(accepted.hello(timeout)?)),
@@ -200,8 +200,9 @@ impl Hello {
         }
     }
 
-    /// Lets the peer in: it is sent what is in `ours`, what it sends comes to a window of `recv_bytes`, and the
-    /// links are those of `plan`, which the hello must name too. `place` sees a window of this end's own before anything comes, to have its pages touched by their owners.
+    /// Lets the peer in. `ours` is sent to the peer, and what it sends comes to a window of `recv_bytes`. The links are
+    /// those of `plan`, which the hello must name too. When the window is this end's own memory, `place` sees it before
+    /// any bytes arrive, so that the owners of its pages can touch them.
     pub fn welcome(
         self,
         group: &Group,
@@ -214,14 +215,14 @@ impl Hello {
             Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, plan)?.into(),
             Hello::Tcp(hello) => hello.welcome(ours, recv_bytes, plan, place)?.into(),
             Hello::Verbs(hello) => {
-                let group = group.verbs.as_ref().expect("who listens for RDMA has a group with RDMA");
+                let group = group.verbs.as_ref().expect("a listener for RDMA has a group with RDMA");
                 hello.welcome(group, ours, recv_bytes, plan, place)?.into()
             }
         })
     }
 }
 
-/// Connects to a hub: `ours` is what is sent to it, and the links are those of `plan`.
+/// Connects to a hub. `ours` is sent to the hub, and the links are those of `plan`.
 pub fn connect(
     address: &Address,
     token: [u8; 16],
@@ -235,7 +236,7 @@ pub fn connect(
         Address::Shm(name) => shm::connect(name, token, &group.shm, ours, recv_bytes, plan, timeout)?.into(),
         Address::Tcp(addresses) => tcp::connect(addresses, token, ours, recv_bytes, plan, timeout)?.into(),
         Address::Verbs(address) => {
-            let group = group.verbs.as_ref().expect("who connects by RDMA has a group with RDMA");
+            let group = group.verbs.as_ref().expect("a connection by RDMA needs a group with RDMA");
             verbs::connect(*address, token, group, ours, recv_bytes, plan, timeout)?.into()
         }
     })

@@ -1,14 +1,14 @@
-//! All transports behind one port: a hub serves workers on its own machine, with RDMA and without at the same
-//! time, each core from one loop; a worker takes whichever it can have.
+//! All transports behind one port. A hub serves workers on its own machine, with RDMA and without RDMA at the same
+//! time, each core from one loop. A worker takes the best transport that reaches the hub.
 //!
 //! ```text
 //!   core's loop -- any::Port --+-- shm::Port   rings, one bell
-//!                              +-- verbs::Port completion queues, where there is RDMA
+//!                              +-- verbs::Port completion queues, if there is RDMA
 //!                              +-- tcp::Port   an epoll
 //! ```
 //!
-//! A port's link numbers are those of its transports, dealt out in turn. A transport without links costs
-//! nothing. Must not know who connects, or why by this transport.
+//! A link's id is made of its transport and its id there. A transport without links costs nothing. Must not know who
+//! connects, or why a transport was chosen.
 
 mod connect;
 mod machine;

@@ -1,4 +1,4 @@
-//! The port over all transports: it asks those that have links, in turn.
+//! The port over all transports. It asks the transports that have links, in turn.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -9,7 +9,7 @@ use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, Closed, Posted, Until};
 use crate::{shm, tcp, verbs};
 
-/// A link's transport, and the remainder of its number.
+/// A link's transport: its id modulo [`TRANSPORTS`].
 const SHM: u32 = 0;
 const TCP: u32 = 1;
 const VERBS: u32 = 2;
@@ -30,7 +30,7 @@ pub enum Endpoint {
 pub struct Port {
     pub(super) shm: shm::Port,
     pub(super) tcp: tcp::Port,
-    /// Where there is RDMA.
+    /// If there is RDMA.
     pub(super) verbs: Option<verbs::Port>,
     pub(super) alarm: Alarm,
     /// The transport that the next poll asks first.
@@ -42,18 +42,18 @@ impl Port {
         Port { shm, tcp, verbs, alarm, first: SHM }
     }
 
-    /// What RDMA NICs did for this port so far; nothing where there are none.
+    /// What RDMA NICs did for this port so far; nothing if there are none.
     pub fn verbs_tally(&self) -> verbs::Tally {
         self.verbs.as_ref().map(verbs::Port::tally).unwrap_or_default()
     }
 }
 
-/// The number of a transport's link at this port.
+/// The id at this port of a transport's link.
 fn outer(transport: u32, LinkId(inner): LinkId) -> LinkId {
     LinkId(inner * TRANSPORTS + transport)
 }
 
-/// The transport of a link, and its number there.
+/// The transport of a link, and its id there.
 fn inner(LinkId(outer): LinkId) -> (u32, LinkId) {
     (outer % TRANSPORTS, LinkId(outer / TRANSPORTS))
 }
@@ -137,7 +137,7 @@ impl crate::Port for Port {
             Until::Arrivals { link, count } if inner(link).0 == transport => {
                 Until::Arrivals { link: inner(link).1, count }
             }
-            // What is waited for comes over another transport: an arrival here wakes early, which is allowed.
+            // The awaited arrivals come over another transport. An arrival here wakes the port early, which is allowed.
             _ => Until::Any,
         };
         let (no_shm, no_tcp) = (self.shm.is_bare(), self.tcp.is_bare());

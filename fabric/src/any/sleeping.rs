@@ -1,6 +1,6 @@
-//! Sleep on several transports at once. Shared memory has a bell, which a peer rings by a futex; the others have
-//! descriptors. The port sleeps on its bell, and the group's watch rings it when a descriptor has something:
-//! one more thread to wake than where a port has one transport alone.
+//! Sleep on several transports at once. Shared memory has a bell, which a peer rings by a futex; the other transports
+//! have descriptors. The port sleeps on its bell, and the group's watch rings the bell when a descriptor is readable.
+//! This wakes one thread more than a sleep on a single transport.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Drop for Ringer {
 }
 
 impl Alarm {
-    /// An alarm for the bell behind `waker`, a port of `group`, which looks at `fds`.
+    /// An alarm that watches `fds` for a port of `group` and wakes the port by `waker`.
     pub fn new<'a>(
         group: &Arc<shm::Group>,
         waker: Waker,
@@ -54,7 +54,7 @@ impl Alarm {
         Ok(Alarm { group: Arc::clone(group), ringer })
     }
 
-    /// The next thing that one of these descriptors has to say rings the bell; false where that cannot be had.
+    /// Asks that the next event of one of these descriptors rings the bell. False when the kernel refuses.
     fn set<'a>(&self, mut fds: impl Iterator<Item = BorrowedFd<'a>>) -> bool {
         fds.all(|fd| self.group.watch.once_more(self.ringer.number, fd).is_ok())
     }
@@ -75,7 +75,7 @@ impl Port {
         shm.wait_beside(on_shm, timeout, || {
             tcp.arm()
                 || verbs.as_mut().is_some_and(|port| port.arm(on_verbs))
-                // An alarm that cannot be set is a sleep that must not be.
+                // Without the alarm nothing would end the sleep.
                 || !alarm.set(fds(tcp, verbs.as_ref()))
         });
         if let Some(port) = verbs {

@@ -7,8 +7,8 @@
 //!   near is a worker:  one port == one connection, all links ==> a port a link     a hub, peer 0
 //! ```
 //!
-//! A hub says where it listens before anybody connects. A peer process is the test binary once more, told by a
-//! variable to be a peer: see [`conformance_of_hub_and_workers!`](crate::conformance_of_hub_and_workers).
+//! A hub says where it listens before anybody connects. A peer process runs the test binary again, and a variable
+//! tells it to be a peer: see [`conformance_of_hub_and_workers!`](crate::conformance_of_hub_and_workers).
 
 use std::process::Command;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const VARIABLE: &str = "PHUB_TEST_PEER";
 /// What a handshake yields: the window that the peer writes, and links that no port polls yet.
 pub type Joined<P> = (Arc<RecvWindow>, Vec<<P as Port>::Endpoint>);
 
-/// What a hub and its workers need of a transport. Where something fails, the test does.
+/// What a hub and its workers need of a transport. When something fails, the test fails.
 pub trait Transport: Clone + Send + 'static {
     /// Its port.
     type Port: Port;
@@ -33,16 +33,16 @@ pub trait Transport: Clone + Send + 'static {
     /// Where workers connect.
     type Listener: Send;
 
-    /// Its name, and of what it is made, on one line.
+    /// Its name and its parts, on one line.
     fn name(&self) -> String;
 
-    /// The one with this [`name`](Self::name), in another process.
+    /// The transport with this [`name`](Self::name), in another process.
     fn named(name: &str) -> Self;
 
     /// A hub's ports, or those of an end that joins: one, or as many as a hub that joins hubs has.
     fn ports(&self, role: Role, count: usize) -> (Self::Group, Vec<Self::Port>);
 
-    /// Listens where nobody else does; also says where.
+    /// Listens at a free address, and returns it.
     fn listen() -> (Self::Listener, String);
 
     /// Lets the next worker in: its token, and the links of the plan. Windows have `bytes` bytes both ways.
@@ -86,7 +86,7 @@ pub enum Far {
 /// Hubs and workers over a transport.
 #[derive(Clone, Debug)]
 pub struct HubAndWorkers<T> {
-    /// Over what they meet.
+    /// What they meet over.
     pub transport: T,
     /// What the end under test is.
     pub near: Role,

@@ -1,22 +1,22 @@
 //! The conformance suite: one test for each bullet of the contract on [`Port`], of the same name.
 //!
-//! A transport shows what it can do by a [`Bed`], and runs the suite in a file of `tests/`:
+//! A transport brings a [`Bed`], and runs the suite in a file of `tests/`:
 //!
 //! ```text
 //! fabric::conformance_tests!(MyBed::new());
 //! // or, once for each seed:
 //! fabric::conformance_tests!(seed in fabric::sim::seeds(20) => MyBed::new(seed));
-//! // or, where workers join a listening hub, for each end:
+//! // or, for transports on which workers join a listening hub, for each end:
 //! fabric::conformance_of_hub_and_workers!(MyTransport: [MyTransport]);
 //! ```
 //!
 //! ```text
 //!   the bed makes:   near end [port] ==links==> peer 0     in this process, or in another
-//!                             [    ] ==links==> peer 1     one, which obeys over a pipe
+//!                             [    ] ==links==> peer 1     process, which obeys over a pipe
 //! ```
 //!
-//! The near end is under test; the peers do what the test says. No test asserts a time: what could
-//! hang has a [`Watchdog`]. The suite knows no transport.
+//! The near end is under test; the peers do what the test says. No test asserts a time: every test
+//! that could hang has a [`Watchdog`]. The suite knows no transport.
 
 mod alone;
 mod arrivals;
@@ -67,7 +67,7 @@ pub trait Bed {
 pub struct Meeting<P: Port> {
     /// The end under test.
     pub near: End<P>,
-    /// Who it is connected to.
+    /// The peers that it is connected to.
     pub peers: Vec<Box<dyn Peer>>,
 }
 

@@ -14,7 +14,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use super::{Peer, Seen};
 use crate::Posted;
 
-/// Says a line to the test, which hears it by [`Remote::told`].
+/// Says a line to the test, which reads it by [`Remote::told`].
 pub(super) fn say(output: &mut impl Write, text: &str) -> std::io::Result<()> {
     writeln!(output, "@{text}")?;
     output.flush()

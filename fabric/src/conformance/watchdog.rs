@@ -10,8 +10,8 @@ use std::time::Duration;
 /// Long enough for the slowest test on a loaded machine with one core; a hang, not slowness.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What panicked in this process. The test harness keeps a panic to itself until its test ends, which one that waits for
-/// a panicked thread does not.
+/// What panicked in this process. The test harness shows a panic when its test ends, but a test that waits for a
+/// panicked thread does not end.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 const MOST_PANICS: usize = 16;
 
@@ -28,7 +28,7 @@ impl Watchdog {
         Self::over(String::new())
     }
 
-    /// The same; says also what the test runs on, such as a bed with its seed.
+    /// The same; also says what the test runs on, such as a bed with its seed.
     #[track_caller]
     pub fn on(what: impl std::fmt::Display) -> Self {
         Self::over(format!(" on {what}"))

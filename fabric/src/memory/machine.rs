@@ -3,14 +3,14 @@
 use super::mapping::HUGE_PAGE;
 use super::window::SendWindow;
 
-/// Memory that this machine can give without swapping; `None` where the kernel does not say.
+/// Memory that this machine can give without swapping; `None` when the kernel does not say.
 pub fn available_bytes() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
-/// Where Linux says whether shared memory gets huge pages on advice, which every mapping asks for.
+/// The file in which Linux says whether shared memory gets huge pages on advice. Every mapping advises it.
 pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// Whether windows get huge pages on this machine: on advice, or by being collapsed into them.
@@ -22,7 +22,7 @@ pub fn shared_huge_pages() -> bool {
     advised || SendWindow::new(HUGE_PAGE).is_ok_and(|window| window.is_huge())
 }
 
-/// Resident memory of this process, shared pages included; `None` where the kernel does not say.
+/// Resident memory of this process, shared pages included; `None` when the kernel does not say.
 pub fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;

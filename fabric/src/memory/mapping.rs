@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// Size of a huge page where it matters here; x86-64's, and Arm's with small pages of 4 KiB.
+/// Size of a huge page on x86-64, and on Arm with small pages of 4 KiB.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// Windows, slabs and rings start on a boundary of this many bytes or more.
@@ -93,9 +93,9 @@ impl Mapping {
                 unsafe { mmap(std::ptr::null_mut(), len.get(), prot, MapFlags::SHARED, fd.as_fd(), 0) };
             return Self::checked(what, len, start);
         }
-        // A huge page of the file is one of this mapping only at an address that is a multiple of its
-        // size, which the kernel sees to for memfds only where their huge pages are switched on. Addresses
-        // are taken first, and what is too many of them given back.
+        // A huge page of the file can be mapped as one only at an address that is a multiple of its size. The
+        // kernel chooses such an address for memfds only if their huge pages are switched on. So a larger range
+        // of addresses is reserved first, and what is too much is given back.
         let reserved = len.get() + HUGE_PAGE;
         // SAFETY: as above; nothing can be accessed there.
         let start = unsafe {
@@ -129,11 +129,11 @@ impl Mapping {
         Self::checked(what, len, mapped)
     }
 
-    /// Replaces the small pages of this mapping's file by huge ones, whatever the machine's settings for
-    /// huge pages are, and makes pages that are not there yet (Linux 6.1). Whether it could.
+    /// Replaces the small pages of this mapping's file by huge pages, whatever the machine's settings for
+    /// huge pages are, and makes pages that are not there yet (Linux 6.1). Returns whether the kernel did it.
     ///
-    /// Not on a machine of several NUMA nodes: there the core that touches a page first has it on its node,
-    /// and a huge page holds chunks of several cores.
+    /// It does nothing on a machine of several NUMA nodes: there each core touches its chunks first, to have
+    /// them on its node, and a huge page would hold chunks of several cores.
     pub fn collapse(&self) -> bool {
         /// Of linux/mman.h; not in every libc yet.
         const MADV_COLLAPSE: i32 = 25;
@@ -162,7 +162,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Huge pages where the kernel gives them on advice: a 32 KiB chunk is 8 small pages, and each
+    /// Asks for huge pages: a 32 KiB chunk is 8 small pages, and each
     /// worker's slot is another stream of them through the TLB.
     fn advise_huge_pages(&self) {
         // SAFETY: the range is this mapping's own; the advice changes no contents. Refusal is fine.

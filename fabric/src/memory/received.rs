@@ -19,10 +19,10 @@ const TMPFS: u64 = 0x0102_1994;
 /// The window that the peer writes and this end reads.
 #[derive(Debug)]
 pub struct RecvWindow {
-    /// Shared with what a NIC writes: it must stay mapped while that may happen.
+    /// Shared with regions: it must stay mapped while a NIC may write it.
     mapping: Arc<Mapping>,
     bytes: usize,
-    /// Memory of this end's own, which a transport may write; otherwise a read-only view.
+    /// Memory of this end, which a transport may write; otherwise a read-only view.
     local: bool,
 }
 
@@ -49,7 +49,7 @@ impl RecvWindow {
         Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false })
     }
 
-    /// Memory of this end's own, for transports that bring the bytes over.
+    /// Memory of this end, for transports that copy the bytes over.
     pub fn local(bytes: usize) -> Result<Self, WindowError> {
         let mapping = Arc::new(Mapping::private("a receive window", bytes)?);
         Ok(RecvWindow { mapping, bytes, local: true })
@@ -60,12 +60,12 @@ impl RecvWindow {
         self.bytes
     }
 
-    /// Whether it is memory of this end's own: only then may a transport [`write`](Self::write) it.
+    /// Whether it is memory of this end. Only then may a transport [`write`](Self::write) it.
     pub(crate) fn is_local(&self) -> bool {
         self.local
     }
 
-    /// The memory itself, for a transport that has it written by a NIC.
+    /// The memory itself, for a transport whose NIC writes it.
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
@@ -80,8 +80,8 @@ impl RecvWindow {
     /// The elements of a span.
     ///
     /// # Safety
-    /// While the slice lives, the peer must not write the span: the caller holds the protocol's
-    /// word for it (it has seen the peer's post for the span, and not yet answered it).
+    /// While the slice lives, the peer must not write the span. The protocol guarantees that to a
+    /// caller that has seen the peer's post of the span and has not yet answered it.
     pub unsafe fn elements<T: Plain>(&self, span: Span) -> Result<&[T], SpanError> {
         let (start, elements) = self.elements_ptr(span)?;
         // SAFETY: bounds and alignment by `elements_ptr`, any bits are a `T`, the kernel initialised
@@ -89,8 +89,8 @@ impl RecvWindow {
         Ok(unsafe { std::slice::from_raw_parts(start, elements) })
     }
 
-    /// Has every page of a span allocated, on the node of the calling core if nobody touched it yet. For memory of
-    /// this end's own, before a transport writes it.
+    /// Allocates every page of a span, on the node of the calling core if nobody touched the page yet. For memory of
+    /// this end, before a transport writes it.
     pub fn populate(&self, span: Span) {
         const PAGE: usize = 4096;
         if self.place(span).is_none() {
@@ -116,13 +116,13 @@ impl RecvWindow {
         }
     }
 
-    /// Where a span lies, for a transport to write; `None` where it sticks out, or the memory is not this end's.
+    /// Where a span lies, for a transport to write; `None` if it is out of bounds or the memory is not this end's.
     pub(crate) fn place(&self, span: Span) -> Option<*mut u8> {
         let inside = self.local && span.end()? <= self.bytes;
         inside.then(|| self.mapping.as_ptr().wrapping_add(span.offset))
     }
 
-    /// Copies `source` into the window at `span`, for transports that bring the bytes over.
+    /// Copies `source` into the window at `span`, for transports that copy the bytes over.
     ///
     /// # Safety
     /// The window is [`local`](Self::local); `source` is readable for `span.bytes`; and by the

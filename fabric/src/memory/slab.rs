@@ -6,8 +6,8 @@ use rustix::io::Errno;
 
 use super::mapping::{MapError, Mapping};
 
-/// Zeroed private memory for a core's own state, e.g. momentum; f32, 64-byte aligned. Its pages
-/// are bound to a NUMA node by whoever touches them first.
+/// Zeroed private memory for a core's own state, e.g. momentum; f32, 64-byte aligned. The thread that touches a page
+/// first binds it to its NUMA node.
 #[derive(Debug)]
 pub struct Slab {
     mapping: Mapping,

@@ -79,8 +79,8 @@ impl SendWindow {
         Ok(window)
     }
 
-    /// As [`new`](Self::new), of which only a part will be used: what is never touched takes no memory, and pages are
-    /// small.
+    /// As [`new`](Self::new), for a window of which only a part is used. Its pages are small, and pages that nobody
+    /// touches take no memory.
     pub fn sparse(bytes: usize) -> Result<Self, WindowError> {
         let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
         let fd = memfd_create("phub-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -91,7 +91,7 @@ impl SendWindow {
         Ok(SendWindow { mapping, bytes, huge: false, fd })
     }
 
-    /// Whether it was made of huge pages, but for a rest that is smaller than one.
+    /// Whether it has huge pages, except for a rest that is smaller than one.
     pub fn is_huge(&self) -> bool {
         self.huge
     }
@@ -106,14 +106,14 @@ impl SendWindow {
         self.fd.as_fd()
     }
 
-    /// The bytes of a span, for a transport to move. Null never; in bounds by check.
+    /// The first byte of a span, for a transport to move; `None` when the span is out of bounds.
     pub(crate) fn bytes_of(&self, span: Span) -> Option<*const u8> {
         (span.end()? <= self.bytes).then(|| self.mapping.as_ptr().wrapping_add(span.offset).cast_const())
     }
 
-    /// Gives each owner its own spans to write: one list of spans an owner, all disjoint. The one
-    /// check of disjointness is here, so that writing a span needs none. It takes the window: there
-    /// is no second split that could name another owner.
+    /// Gives each owner its own spans to write: one list of spans for each owner, all disjoint. The
+    /// only check of disjointness is here, so that writing a span needs none. The method takes the
+    /// window, so that there is no second split.
     pub fn split(self, owners: Vec<Vec<Span>>) -> Result<(Arc<Self>, Vec<Spans>), SpanError> {
         let mut all: Vec<Span> = owners.iter().flatten().copied().collect();
         for &span in &all {
@@ -135,7 +135,7 @@ impl SendWindow {
     }
 }
 
-/// One owner's spans of a [`SendWindow`]; nobody else in this process writes them.
+/// The spans of one owner of a [`SendWindow`]. Nobody else in this process writes them.
 #[derive(Debug)]
 pub struct Spans {
     window: Arc<SendWindow>,
@@ -169,8 +169,8 @@ impl Spans {
         unsafe { std::slice::from_raw_parts(start, elements) }
     }
 
-    /// The span's elements, to write. The peer reads them: what keeps both apart in time is the
-    /// protocol above (post after write, no write before the peer's answer).
+    /// The span's elements, to write. The peer reads them: the protocol above keeps both apart in
+    /// time (post after write, no write before the peer's answer).
     ///
     /// # Panics
     /// When it does not hold whole ones.

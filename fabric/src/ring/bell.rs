@@ -1,9 +1,9 @@
 //! The bell: how a producer wakes a consumer that sleeps, without a system call when it does not.
 //!
-//! One word per port, shared by all its producers. Before it sleeps, the consumer says from which
-//! ring positions on it wants to hear (`wake_at`), sets the word, and looks once more; a producer
-//! publishes first and looks at the word afterwards. The two fences make it impossible that both
-//! look too early.
+//! One word per port, shared by all its producers. Before the consumer sleeps, it writes the ring
+//! positions to be woken for (`wake_at`), sets the word, and looks once more. A producer publishes
+//! first and looks at the word afterwards. The two fences make it impossible that both look too
+//! early.
 //!
 //! ```text
 //!   consumer                         producer
@@ -13,8 +13,8 @@
 //!   nothing unread? sleep while 1       asleep = 0, wake
 //! ```
 //!
-//! A hostile producer can wake the consumer for nothing or clear the word; the consumer's sleep has
-//! a time-out, so the worst it can cause is delay.
+//! A hostile producer can wake the consumer for nothing or clear the word. The consumer's sleep has
+//! a time-out, so it can cause delay and nothing worse.
 
 use super::sync::{AtomicU32, Ordering, fence};
 
@@ -25,7 +25,7 @@ pub fn announce(asleep: &AtomicU32) {
     fence(Ordering::SeqCst); // [bell]
 }
 
-/// Awake again: the consumer says so, or whoever of its own process is about to wake it.
+/// Awake again: set by the consumer, or by a thread of its process that is about to wake it.
 pub fn awake(asleep: &AtomicU32) {
     asleep.store(0, Ordering::Relaxed);
 }

@@ -25,13 +25,13 @@ pub trait Cells {
     fn tail(&self) -> &AtomicU32;
     /// Position after the last taken item; the consumer writes it.
     fn head(&self) -> &AtomicU32;
-    /// The consumer, asleep, wants to be woken once the tail has reached this; the consumer writes it.
+    /// A sleeping consumer wants to be woken once the tail has reached this position. The consumer writes it.
     fn wake_at(&self) -> &AtomicU32;
     /// The items; their number is a power of two, at most [`MAX_CAPACITY`].
     fn slots(&self) -> &[AtomicU32];
 }
 
-/// The largest ring: half the range of a position would do, this is 16 Mi posts in flight.
+/// The largest ring: 16 Mi posts in flight. Positions would allow half their range.
 pub const MAX_CAPACITY: u32 = 1 << 24;
 
 /// The peer's position cannot be true.
@@ -87,7 +87,7 @@ impl<C: Cells> Producer<C> {
         Ok(true)
     }
 
-    /// Whether the consumer, should it sleep, wants to hear of what was published so far. Only
+    /// Whether the consumer, if it sleeps, wants to be woken for what was published so far. Only
     /// meaningful after a sequentially consistent fence that follows the push (see `bell`).
     pub fn due(&self) -> bool {
         let wake_at = self.cells.wake_at().load(Ordering::Relaxed);
@@ -131,7 +131,7 @@ impl<C: Cells> Consumer<C> {
         self.unread_at_least(usize::MAX)
     }
 
-    /// Says which number of unread items is worth waking this consumer for.
+    /// Sets for how many unread items a producer wakes this consumer.
     pub fn wake_when(&self, unread: u32) {
         self.cells.wake_at().store(self.head.wrapping_add(unread), Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! Rings and bells in memfds that two processes write.
 //!
-//! On the `unsafe` list. Only atomics live here; a hostile peer can put any value into any of them
-//! at any time, which atomics allow, and `ring` checks what it reads.
+//! On the `unsafe` list. Only atomics live here. A hostile peer can write any value at any time: atomics allow it, and
+//! `ring` checks what it reads.
 //!
 //! ```text
 //!   bells:  [asleep ....128][asleep ....128]...          one per port

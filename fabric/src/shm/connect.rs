@@ -26,7 +26,7 @@ use crate::connection::{Alarm, Connection};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{MAX_PORTS, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
-/// Connections that wait to be accepted; each is a worker's, and workers are at most 1024.
+/// Connections that wait to be accepted: one for each worker, of which there are at most 1024.
 const BACKLOG: i32 = 1024;
 
 /// A handshake failed.
@@ -232,7 +232,7 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     let fail = |doing| move |error: rustix::io::Errno| socket_error(doing, address, error);
     let socket = new_socket().map_err(fail("opening a socket"))?;
     let name = SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(fail("naming the hub"))?;
-    // A hub that accepts nobody lets its queue of connections run full: connecting waits, too.
+    // When a hub accepts nobody, its queue of connections is full, and connecting waits too.
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))
         .map_err(fail("setting a time-out"))?;
     connect_socket(&socket, &name).map_err(|errno| match errno {

@@ -52,7 +52,7 @@ impl Endpoint {
     }
 }
 
-/// Dropped in whatever way, by `detach`, with its port or unattached, it is a peer that left.
+/// However an endpoint is dropped (by `detach`, with its port, or unattached), the peer sees that this end left.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.connection.shut();
@@ -190,7 +190,7 @@ impl crate::Port for Port {
         })
     }
 
-    /// Bytes of a post are at the peer before it is made: there is nothing that this transport could hold.
+    /// Does nothing: the bytes of a post are in the peer's window already, so this transport holds none.
     fn set_credit(&mut self, _link: LinkId, _bytes: Option<usize>) {}
 
     fn flush(&mut self) {
@@ -200,7 +200,7 @@ impl crate::Port for Port {
         bell::published();
         self.links.flush(|_, Attached { link: endpoint, .. }| {
             let asleep = endpoint.peer_bell.asleep();
-            // Cheapest question first: an awake peer's word stays in this core's cache.
+            // The cheapest question first: the word of an awake peer stays in this core's cache.
             if asleep.load(Ordering::Relaxed) != 0 && endpoint.producer.due() && bell::claim_wake(asleep) {
                 futex::wake(asleep);
             }

@@ -1,4 +1,4 @@
-//! The copy that stands for the NIC's. On the `unsafe` list.
+//! The copy that a NIC would make. On the `unsafe` list.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::net::Windows;
 use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow};
 
-/// One direction of a link: the window that is read and the one that is written, of equal size.
+/// One direction of a link: the window that is read and the window that is written, of equal size.
 #[derive(Debug)]
 pub(super) struct Path {
     from: Arc<SendWindow>,
@@ -14,7 +14,7 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Joins what one end sends to what the other receives.
+    /// From the window that one end sends to the window that the other end receives into.
     ///
     /// # Panics
     /// When the sizes differ, or the receiving window is a view of somebody else's memory.
@@ -35,7 +35,7 @@ impl Path {
         let source = self.from.bytes_of(span).expect("post checked the span");
         // SAFETY: `new` checked that the window is local; `bytes_of` checked that the source is
         // readable for the span; the lock keeps other deliveries out; and readers hold the promise
-        // of `RecvWindow::f32`, not to read what the peer may still write.
+        // of `RecvWindow::elements`, not to read what the peer may still write.
         unsafe { self.to.write(span, source) }.expect("both windows are of one size");
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::random::Random;
 
 /// The rules of a net, the same for all its links. Explicit events (the death of a peer, the loss of
-/// one certain post) are methods of [`Net`](super::Net).
+/// one post) are methods of [`Net`](super::Net).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
     /// Ticks from flush to arrival; an empty range is no delay.

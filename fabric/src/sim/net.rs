@@ -38,7 +38,7 @@ impl EndId {
 }
 
 impl Net {
-    /// An empty net. Driven by one thread, it does the same for the same seed.
+    /// An empty net. When one thread drives it, the same seed gives the same run.
     pub fn new(seed: u64, faults: Faults) -> Net {
         let conditions = Conditions { now: 0, faults, random: Random::new(seed) };
         Net { state: Arc::new(Mutex::new(State { conditions, ends: Vec::new(), sleepers: Vec::new() })) }
@@ -96,24 +96,24 @@ impl Net {
         }
     }
 
-    /// The next post of this end that is flushed vanishes. Events for one end queue up: each
-    /// concerns one post more.
+    /// The next post that this end flushes vanishes. Events of one end queue up: each event
+    /// concerns one post.
     pub fn drop_next(&self, end: EndId) {
         self.lock().ends[end.0].sent.except_next(Exception::Drop);
     }
 
-    /// The next post of this end that is flushed arrives twice.
+    /// The next post that this end flushes arrives twice.
     pub fn duplicate_next(&self, end: EndId) {
         self.lock().ends[end.0].sent.except_next(Exception::Duplicate);
     }
 
-    /// The next post of this end that is flushed takes so many ticks. Unless the net reorders, it
-    /// holds up those behind it.
+    /// The next post that this end flushes takes this many ticks. Unless the net reorders, the
+    /// posts behind it wait for it.
     pub fn delay_next(&self, end: EndId, ticks: u64) {
         self.lock().ends[end.0].sent.except_next(Exception::Delay(ticks));
     }
 
-    /// A panic of one thread inside the net is that test's failure, not everybody's.
+    /// A thread that panics inside the net fails its own test only.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -127,7 +127,7 @@ impl Net {
 pub(super) struct State {
     pub conditions: Conditions,
     pub ends: Vec<End>,
-    /// By number of the port.
+    /// By the number of the port.
     pub sleepers: Vec<Sleeper>,
 }
 
@@ -152,7 +152,7 @@ pub(super) struct Sleeper {
 }
 
 impl State {
-    /// Sends off what an end posted since its last flush.
+    /// Sends what an end posted since its last flush.
     pub fn flush(&mut self, end: EndId) {
         let State { conditions, ends, .. } = self;
         if !ends[end.0].sent.launch(conditions) {
@@ -165,7 +165,7 @@ impl State {
         }
     }
 
-    /// An end detached or died: its peer learns of it as late as of a post.
+    /// An end detached or died. Its peer learns this after the delay of a post.
     pub fn leave(&mut self, end: EndId) {
         if !std::mem::replace(&mut self.ends[end.0].alive, false) {
             return;

@@ -22,7 +22,7 @@ impl Endpoint {
         Endpoint { net, end, attached: false }
     }
 
-    /// Names this end of the link to the net's events, also once it is attached.
+    /// The name of this end for the events of the net, also after it was attached.
     pub fn id(&self) -> EndId {
         self.end
     }
@@ -48,7 +48,7 @@ impl Port {
         Port { net, number, links: Links::default() }
     }
 
-    /// The tick from which on there is something to see for a sleeper, if anything is under way.
+    /// The first tick at which a sleeper sees something, if anything is under way.
     fn next_event(&self, state: &State, until: Until) -> Option<u64> {
         let event = |(id, attached): (LinkId, &Attached<EndId>)| {
             let end = &state.ends[attached.link.0];
@@ -108,7 +108,7 @@ impl crate::Port for Port {
 
     fn flush(&mut self) {
         let mut state = self.net.lock();
-        // In the order of ids, whatever the order of posts: a seed's draws stay as they are.
+        // In the order of ids, not of posts: the random draws of a seed stay the same.
         for (_, attached) in self.links.iter() {
             state.flush(attached.link);
         }
@@ -149,7 +149,7 @@ impl crate::Port for Port {
     }
 
     fn wait(&mut self, until: Until, timeout: Duration) {
-        // The one look at a wall clock: other threads' posts do not come in virtual time.
+        // The only use of a wall clock: posts of other threads do not come in virtual time.
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.net.lock();
         let bell = Arc::clone(&state.sleepers[self.number].bell);

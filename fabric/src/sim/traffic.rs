@@ -4,7 +4,7 @@
 //!   post -> [held] -- launch: rules, due tick --> [in flight, by due tick] -- take --> arrival
 //! ```
 //!
-//! Knows one direction of one link; not who polls it.
+//! Knows one direction of one link, and not the port that polls it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,7 +22,7 @@ pub(super) struct Conditions {
     pub random: Random,
 }
 
-/// What shall become of one certain post, whatever the net's rules say.
+/// What happens to one post, whatever the rules of the net say.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Exception {
     Drop,
@@ -49,7 +49,7 @@ pub(super) struct Traffic {
     pub credit: Credit,
     /// A post found no room.
     refused: bool,
-    /// One left after that.
+    /// A post left after that.
     pub relieved: bool,
     held: Vec<Message>,
     /// By due tick, then by order of launch.
@@ -100,7 +100,7 @@ impl Traffic {
         self.exceptions.push_back(exception);
     }
 
-    /// Sends off what is held; whether there was anything.
+    /// Sends what is held. Returns whether there was anything.
     pub fn launch(&mut self, conditions: &mut Conditions) -> bool {
         let held = std::mem::take(&mut self.held);
         for &message in &held {
@@ -131,7 +131,7 @@ impl Traffic {
             self.launched += 1;
             *time = Some((due, self.launched));
         }
-        // Whichever is there first is the arrival that makes room; the other one is the copy.
+        // The earlier arrival makes room; the later arrival is the copy.
         let first = times.iter().flatten().min().copied();
         for time in times.into_iter().flatten() {
             self.in_flight.insert(time, Message { copy: Some(time) != first, ..message });

@@ -1,5 +1,5 @@
-//! Listening, connecting, and the handshake: a worker's connections come one by one, and are one peer when
-//! all are there.
+//! Listening, connecting, and the handshake. A worker's connections come one by one, and the worker is let in when
+//! all have come.
 //!
 //! ```text
 //!   worker                                   hub
@@ -24,11 +24,11 @@ use super::message::{HelloMessage, ReplyMessage, Verdict};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, check_ports};
 
-/// A peer that acknowledges nothing for so long is gone, whatever made it so.
+/// A peer that acknowledges nothing for this long is taken for gone.
 const SILENCE: Duration = Duration::from_secs(30);
-/// A connection with nothing to say is asked after so long whether it still is one.
+/// The kernel probes a connection that was idle for this long.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// Workers whose connections are not all there, at once.
+/// The most workers at once whose connections have not all come.
 const MAX_GATHERING: usize = 1024;
 
 /// A handshake failed.
@@ -66,7 +66,7 @@ pub struct Joined {
     pub endpoints: Vec<Endpoint>,
 }
 
-/// The hub's socket, and the workers that are half in.
+/// The hub's socket, and the workers whose connections have not all come.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -112,8 +112,8 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Reads the hello of one connection, within `timeout`. `None` while the worker has others that are not
-    /// there yet: whoever reads the last one has them all.
+    /// Reads the hello of one connection, within `timeout`. `None` while other connections of the worker are still to
+    /// come. The last hello yields all connections.
     pub fn hello(mut self, timeout: Duration) -> Result<Option<Hello>, ConnectError> {
         let peer = self.peer;
         tune(&self.socket)
@@ -137,7 +137,7 @@ impl Accepted {
     }
 }
 
-/// Connections of workers that are not whole yet.
+/// Connections of workers that still wait for others.
 #[derive(Debug, Default)]
 struct Gathering(Mutex<HashMap<[u8; 16], Partial>>);
 
@@ -149,7 +149,7 @@ struct Partial {
 }
 
 impl Gathering {
-    /// Adds a connection; all of the worker's when it was the last one.
+    /// Adds a connection. Returns all connections of the worker if this was the last.
     fn add(
         &self,
         message: HelloMessage,
@@ -202,8 +202,9 @@ impl Hello {
         self.links.iter_mut().for_each(|(socket, _)| refuse(socket, why));
     }
 
-    /// Lets the peer in: `ours` is what is sent to it, a window of `recv_bytes` is made for what comes from it,
-    /// and the links are those of `plan`, which the hellos must name too. `place` sees the window before anything comes, to have its pages touched by their owners.
+    /// Lets the peer in. `ours` is sent to the peer, and a window of `recv_bytes` is made for what it sends. The links
+    /// are those of `plan`, which the hellos must name too. `place` sees the window before any bytes arrive, so that the
+    /// owners of its pages can touch them.
     pub fn welcome(
         mut self,
         ours: &Arc<SendWindow>,
@@ -236,8 +237,8 @@ impl Hello {
     }
 }
 
-/// Connects to a hub, whose port `i` listens at `addresses[i]`. `ours` is what is sent to it, and the links are
-/// those of `plan`.
+/// Connects to a hub, whose port `i` listens at `addresses[i]`. `ours` is sent to the hub, and the links are those of
+/// `plan`.
 ///
 /// # Panics
 /// When the plan names a port of the hub that has no address.
@@ -305,7 +306,7 @@ fn joined(
     Ok(Joined { recv, endpoints })
 }
 
-/// What every connection of the data path is set to.
+/// Sets the options of a connection of the data path.
 fn tune(socket: &TcpStream) -> Result<(), Errno> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
@@ -340,7 +341,7 @@ fn read_within(socket: &mut TcpStream, bytes: &mut [u8], timeout: Duration) -> i
     Ok(())
 }
 
-/// Says no, as far as the socket takes it: nobody waits for one that is not let in.
+/// Tells the peer why it is refused, without waiting for a peer that does not read.
 fn refuse(socket: &mut TcpStream, why: &str) {
     let _ = socket.write_all(&ReplyMessage::refused(why));
 }

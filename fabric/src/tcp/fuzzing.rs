@@ -11,7 +11,7 @@ use crate::memory::{RecvWindow, SendWindow};
 use crate::{Arrival, Closed, Port as _};
 use zerocopy::FromBytes;
 
-/// A port with one link over a socket that blocks nobody, and the window that the link writes.
+/// A port with one link over a non-blocking socket, and the window that the link writes.
 #[derive(Debug)]
 pub struct Receiver {
     port: Port,
@@ -19,7 +19,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A window of so many bytes.
+    /// With a window of this many bytes.
     pub fn new(socket: OwnedFd, window_bytes: usize) -> Self {
         let window = Arc::new(RecvWindow::local(window_bytes).expect("a small window"));
         let send = Arc::new(SendWindow::new(64).expect("a small window"));
@@ -38,14 +38,14 @@ impl Receiver {
         self.port.closed()
     }
 
-    /// What came into the window.
+    /// The bytes of the window.
     pub fn into_contents(self) -> Vec<u8> {
         drop(self.port);
         io::contents(self.window)
     }
 }
 
-/// Both messages of the handshake: whatever comes is refused in words or within its bounds.
+/// Decodes both messages of the handshake. Any bytes are refused with a reason, or are within bounds.
 pub fn decode(bytes: &[u8]) {
     if let Ok((hello, _)) = HelloMessage::read_from_prefix(bytes)
         && let Ok(hello) = hello.check()

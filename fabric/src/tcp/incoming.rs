@@ -1,7 +1,7 @@
 //! The receiving half of a link: frames as they come, in whatever pieces.
 //!
-//! Owned by the port. A large frame's bytes go straight from the socket into the window, and the next header
-//! with them, in one call; of small frames many come at once, by way of a buffer.
+//! Owned by the port. The bytes of a large frame go straight from the socket into the window. The same call reads the
+//! next header. Small frames come many at once, through a buffer.
 //!
 //! ```text
 //!   socket:  ...rest of a span | header | span... |        one readv:  [window][beyond]
@@ -18,12 +18,12 @@ use super::message::{HEADER, Header};
 use crate::ids::{Imm, Span};
 use crate::memory::RecvWindow;
 
-/// Room for small frames. What comes by this way is copied once: a page or so beside a system call each.
+/// Room for small frames. They are copied once, which costs less than a system call for each.
 const BUFFER: usize = 16 << 10;
 /// A frame from this size on is followed by a read of one header alone.
 const LARGE: usize = 8 << 10;
 
-/// What became of a look at the socket.
+/// What a look at the socket gave.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// A frame is whole: its immediate.
@@ -34,12 +34,12 @@ pub(super) enum Received {
     End,
 }
 
-/// Why a connection is of no use any more.
+/// Why a connection can no longer be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Broken {
-    /// What came is no frame of this window.
+    /// The bytes are no frame of this window.
     Frame(String),
-    /// The kernel says so.
+    /// The socket failed.
     Socket(Errno),
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Incoming {
     beyond: usize,
     /// There may be something to read.
     pub readable: bool,
-    /// The kernel has said that the stream ends: no later edge says so again.
+    /// The kernel reported the end of the stream. It reports it once.
     pub ended: bool,
 }
 
@@ -111,7 +111,7 @@ impl Incoming {
         }
     }
 
-    /// Reads once; `None` when nothing is there. All of the buffer but a piece of a header is used up.
+    /// Reads once; `None` when nothing is there. The buffer is empty now, except for part of a header.
     fn receive(&mut self, socket: BorrowedFd) -> Result<Option<usize>, Broken> {
         if !self.readable {
             return Ok(None);
@@ -130,7 +130,7 @@ impl Incoming {
             Err(Errno::INTR) => return self.receive(socket),
             Err(errno) => return Err(Broken::Socket(errno)),
         };
-        // The socket gave all that it had: the next edge is yet to come, unless that was the stream's end.
+        // The socket gave all that it had. Another edge will come, unless this was the end of the stream.
         self.readable = bytes == asked || self.ended;
         let direct = bytes.min(rest.bytes);
         if rest.bytes > 0 {

@@ -11,10 +11,10 @@ use rustix::io::Errno;
 use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow};
 
-/// Bytes of a connection that the kernel holds and has not yet sent: some chunks, so that the link is never
-/// idle, and not so many that what is urgent waits behind them.
+/// How many unsent bytes of a connection the kernel holds. Some chunks keep the link busy; more would make urgent
+/// chunks wait behind them.
 pub(super) const UNSENT_BYTES: u32 = 256 << 10;
-/// Pieces of one call: the kernel takes up to 1024, and a socket's buffer is full long before.
+/// The most pieces of one call. The kernel takes up to 1024, but a socket's buffer is full long before.
 const PIECES: usize = 64;
 
 /// What one call sends, in order.
@@ -69,7 +69,7 @@ impl<'a> Gather<'a> {
     }
 }
 
-/// Receives into a part of a window, and what is left into `beyond`.
+/// Receives into a part of a window, and the rest into `beyond`.
 pub(super) fn receive(
     socket: BorrowedFd,
     window: &RecvWindow,
@@ -90,7 +90,7 @@ pub(super) fn receive(
     answer(received)
 }
 
-/// Copies what came by way of a buffer to the beginning of a part of a window.
+/// Copies bytes of a buffer to the beginning of a part of a window.
 pub(super) fn fill(window: &RecvWindow, part: Span, bytes: &[u8]) {
     let span = Span { bytes: bytes.len().min(part.bytes), ..part };
     // SAFETY: the window is local, as `connect` made it; the slice has that many bytes; and nobody reads the
@@ -98,7 +98,7 @@ pub(super) fn fill(window: &RecvWindow, part: Span, bytes: &[u8]) {
     unsafe { window.write(span, bytes.as_ptr()) }.expect("checked when its header came");
 }
 
-/// What is in a window whose links are gone, so that nothing writes it.
+/// The bytes of a window whose links are gone, so that nothing writes it.
 pub(super) fn contents(window: Arc<RecvWindow>) -> Vec<u8> {
     let window = Arc::into_inner(window).expect("no link holds the window");
     let whole = Span { offset: 0, bytes: window.bytes() };
@@ -106,8 +106,8 @@ pub(super) fn contents(window: Arc<RecvWindow>) -> Vec<u8> {
     unsafe { window.elements::<u8>(whole) }.expect("the whole window").to_vec()
 }
 
-/// Bytes that the kernel may hold of a connection that are not yet sent: the queue of the layer above, which
-/// knows what is urgent, holds the others.
+/// Limits how many unsent bytes of a connection the kernel holds. The queue of the layer above, which knows what is
+/// urgent, holds the others.
 pub(super) fn limit_unsent(socket: BorrowedFd, bytes: u32) -> Result<(), Errno> {
     let value = bytes as libc::c_int;
     // SAFETY: the kernel reads one int, which lives until it returns.

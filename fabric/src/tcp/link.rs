@@ -17,11 +17,11 @@ use crate::links::{Attached, LinkState};
 use crate::memory::{RecvWindow, SendWindow};
 use crate::port::CloseReason;
 
-/// How long what was posted before a detach may take to be sent.
+/// How long posts that came before a detach may take to be sent.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
-/// The kernel may always have so many bytes that are not yet sent: less would leave the wire idle while this
-/// thread does something else.
+/// The kernel may always hold this many unsent bytes. Fewer would leave the wire idle while this thread does other
+/// work.
 const LEAST_UNSENT: u32 = 16 << 10;
 
 /// A connected link that no port polls yet. Dropped unattached, it is a peer that left.
@@ -45,7 +45,7 @@ pub(super) struct Link {
     pub incoming: Incoming,
     /// Tells the events of this link from those of the link that had its id before.
     pub generation: u32,
-    /// The socket takes nothing any more: what came before is still read.
+    /// The socket takes nothing any more. What came before is still read.
     pub broken: bool,
 }
 
@@ -55,19 +55,19 @@ impl Link {
         Link { socket, outgoing, incoming, generation, broken: false }
     }
 
-    /// Bounds what this end holds of it, and as narrowly what the kernel does that is not yet sent.
+    /// Bounds the bytes that this end holds of the link, and the unsent bytes that the kernel holds.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outgoing.credit.limit_to(bytes);
         let bytes = bytes.and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(UNSENT_BYTES);
         let unsent = bytes.clamp(LEAST_UNSENT, UNSENT_BYTES);
-        // A kernel that refuses holds as much as before: a wider bound, and no wrong byte.
+        // If the kernel refuses, its bound stays wider. No byte is wrong.
         let _ = limit_unsent(self.socket.as_fd(), unsent);
     }
 
     /// Sends what the socket takes.
     pub fn pump(&mut self) {
         if !self.broken && self.outgoing.pump(self.socket.as_fd()).is_err() {
-            // The reason is the reading half's to find, behind all that the peer sent before.
+            // The reading half finds the reason, behind all that the peer sent before.
             self.broken = true;
             (self.incoming.readable, self.incoming.ended) = (true, true);
         }
@@ -115,16 +115,16 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Of a link that has just been detached; `None` when there is nobody to send anything to.
+    /// Of a link that was just detached; `None` when nothing can be sent.
     pub fn new(attached: Attached<Link>) -> Option<Self> {
         let until = Instant::now() + LINGER;
         attached.takes_posts().then(|| Lingering { link: attached.link, until, said: false })
     }
 
-    /// Goes on; true when it is over. The socket is closed only after the peer's own end was read: a close
-    /// with unread bytes tells the kernel of both ends to throw away what is still on its way.
+    /// Sends more; true when all is done. The socket is closed only after the end of the peer's stream was read: a
+    /// close with unread bytes makes the kernels of both ends throw away what is on its way.
     pub fn is_over(&mut self) -> bool {
-        self.link.outgoing.writable = true; // events of it are not looked at
+        self.link.outgoing.writable = true; // nobody reads its events any more
         self.link.pump();
         if self.link.outgoing.is_empty() && !std::mem::replace(&mut self.said, true) {
             let _ = shutdown(&self.link.socket, Shutdown::Write);

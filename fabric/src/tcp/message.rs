@@ -1,6 +1,6 @@
 //! The bytes that cross: the handshake's two messages, and the header of a frame.
 //!
-//! From outside: every decode checks what it reads. No input or output of its own.
+//! The bytes come from outside: every decoder checks what it reads. No input or output here.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -25,13 +25,13 @@ pub(super) struct Header {
 pub(super) const HEADER: usize = size_of::<Header>();
 
 impl Header {
-    /// Of a post. Spans are parts of windows, and posts are chunks: a chunk of 4 GiB there is none.
+    /// The header of a post. A post is at most one chunk, which is smaller than 4 GiB.
     pub fn new(span: Span, imm: Imm) -> Self {
         let bytes = u32::try_from(span.bytes).expect("a chunk is smaller than 4 GiB");
         Header { offset: (span.offset as u64).into(), bytes: bytes.into(), imm: imm.0.into() }
     }
 
-    /// Where the bytes go, and what to show then; refused where they do not fit in a window.
+    /// Where the bytes go, and what to show then. Refused when they do not fit in the window.
     pub fn check(&self, window_bytes: usize) -> Result<(Span, Imm), String> {
         let (offset, bytes) = (self.offset.get(), self.bytes.get());
         match offset.checked_add(u64::from(bytes)) {
@@ -50,7 +50,7 @@ impl Header {
 #[repr(C)]
 pub(super) struct HelloMessage {
     magic: [u8; 8],
-    /// Says who it is; the same on all its connections.
+    /// Identifies the worker; the same on all its connections.
     pub token: [u8; 16],
     link: U32,
     links: U32,
@@ -122,9 +122,9 @@ const REFUSED: u32 = 2;
 /// What a reply says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// In. The hub's window has so many bytes.
+    /// The worker is let in. The hub's window has this many bytes.
     Welcome { window_bytes: u64 },
-    /// Not in; so many bytes of reasons follow.
+    /// The worker is refused. A text of this many bytes follows.
     Refused { words: usize },
 }
 

@@ -33,7 +33,7 @@ pub(super) struct Outgoing {
     sent: usize,
     /// A post found no room.
     refused: bool,
-    /// A frame left after that.
+    /// A frame left the queue after that.
     pub relieved: bool,
     /// The socket may take more.
     pub writable: bool,
@@ -93,7 +93,7 @@ impl Outgoing {
             }
             match gather.send(socket) {
                 Ok(bytes) => self.advance(bytes),
-                // An edge comes when there is room again.
+                // An event comes when there is room again.
                 Err(Errno::AGAIN) => self.writable = false,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),

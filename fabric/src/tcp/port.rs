@@ -1,7 +1,7 @@
-//! The port over TCP: an epoll, its links, and those that linger.
+//! The port over TCP: an epoll, its links, and detached links that still send.
 //!
-//! Sockets are looked at where the kernel has said that there is something (edges), so that a busy port
-//! makes a system call for a frame, and none to find out where the frames are.
+//! The port reads a socket only after the kernel reported an event of it (edge-triggered). So a busy port makes a
+//! system call for a frame, and none to find the frames.
 
 use std::convert::Infallible;
 use std::mem::MaybeUninit;
@@ -20,11 +20,11 @@ use crate::port_state::{EventBell, PortState};
 
 /// Key of the waker's event; no link has so high a number.
 const WAKER: u64 = u64::MAX;
-/// A port that always has something to read asks the kernel for other links after so many polls.
+/// A port that always has something to read asks the kernel for events of other links after this many polls.
 const POLLS_PER_LOOK: u32 = 8;
-/// How often links that linger are looked at by a port that has nothing else to do.
+/// How often an idle port looks at its detached links.
 const LINGER_NAP: Duration = Duration::from_millis(10);
-/// The kernel deals further ones out in later looks, in turn.
+/// Events of one look. The kernel gives further events in later looks.
 const EVENTS_PER_LOOK: usize = 32;
 const EDGES: epoll::EventFlags = epoll::EventFlags::IN
     .union(epoll::EventFlags::OUT)
@@ -37,9 +37,9 @@ pub struct Port {
     epoll: OwnedFd,
     state: Arc<PortState<EventBell>>,
     links: Links<Link>,
-    /// Links that have something that the socket did not take.
+    /// Some link has frames that its socket did not take.
     backlog: bool,
-    /// A link that had no room has some again.
+    /// A link that had no room has room again.
     relieved: bool,
     lingering: Vec<Lingering>,
     generation: u32,
@@ -72,7 +72,7 @@ impl Port {
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_PER_LOOK];
         let timeout =
             Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
-        // Interrupted: what there is, is seen in the next look.
+        // Interrupted: the next look sees the events.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&timeout)) else { return };
         for event in events {
             let key = event.data.u64();
@@ -92,7 +92,7 @@ impl Port {
         }
     }
 
-    /// Sends what was left over, where there is room now.
+    /// Sends frames that were left over, if there is room now.
     fn pump(&mut self) {
         if self.backlog {
             self.backlog = false;
@@ -107,7 +107,7 @@ impl Port {
         self.lingering.retain_mut(|lingering| !lingering.is_over());
     }
 
-    /// Prepares a sleep on [`fd`](Self::fd): whether there is something to see already.
+    /// Prepares a sleep on [`fd`](Self::fd). Returns whether there is something to see already.
     pub(crate) fn arm(&mut self) -> bool {
         self.look(Duration::ZERO);
         self.pump();
@@ -119,7 +119,7 @@ impl Port {
         self.epoll.as_fd()
     }
 
-    /// Whether it has no link, not even one that lingers.
+    /// Whether it has no link, and no detached link that still sends.
     pub(crate) fn is_bare(&self) -> bool {
         self.lingering.is_empty() && self.links.is_empty()
     }
@@ -227,7 +227,7 @@ impl crate::Port for Port {
     }
 }
 
-/// What was posted is still sent, for a bounded time.
+/// Posts that were accepted are still sent, for a bounded time.
 impl Drop for Port {
     fn drop(&mut self) {
         for id in self.links.ids() {

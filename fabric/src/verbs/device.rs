@@ -24,7 +24,7 @@ pub struct Device {
 pub struct DevicePort {
     /// Its number.
     pub number: u8,
-    /// Whether it is ACTIVE: nothing else carries data.
+    /// Whether it is ACTIVE. Only such a port carries data.
     pub active: bool,
     /// Its state in words.
     pub state: &'static str,
@@ -36,11 +36,11 @@ pub struct DevicePort {
     pub gbps: Option<f64>,
     /// Its LID; 0 on Ethernet.
     pub lid: u16,
-    /// The network interface that it is, if one is.
+    /// Its network interface, if it has one.
     pub netdev: Option<String>,
     /// All its addresses.
     pub gids: Vec<GidEntry>,
-    /// The one that would be used, and why.
+    /// The GID that would be used, and why.
     pub gid: Result<Chosen, GidError>,
 }
 
@@ -60,7 +60,7 @@ pub fn devices() -> Result<Vec<Device>, VerbsError> {
 }
 
 impl Device {
-    /// The port that would be used: the one asked for, or the first that is active.
+    /// The port that would be used: the requested port, or the first that is active.
     pub fn port(&self, wanted: Option<u8>) -> Option<&DevicePort> {
         let fits = |port: &&DevicePort| wanted.map_or(port.active, |wanted| port.number == wanted);
         self.ports.iter().find(fits)

@@ -1,4 +1,4 @@
-//! What can go wrong with verbs before a link stands. What goes wrong after it closes the link.
+//! What can go wrong with verbs before a link exists. A later failure closes the link.
 
 use std::io;
 
@@ -29,7 +29,7 @@ pub enum VerbsError {
     /// A queue pair would not change its state.
     #[error(transparent)]
     Modify(#[from] ModifyError),
-    /// The kernel refused something that is none of the NIC's.
+    /// The kernel refused something that does not concern the NIC.
     #[error("{doing}: {error}")]
     System {
         /// What was tried.

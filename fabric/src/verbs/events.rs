@@ -1,4 +1,4 @@
-//! What a NIC says of itself, asynchronously: read by the watch's thread, told to the ports that use the NIC.
+//! Asynchronous events of a NIC. The watch's thread reads them and tells the ports that use the NIC.
 
 use std::sync::{Arc, Weak};
 
@@ -19,7 +19,7 @@ pub(super) struct NicWatch {
 }
 
 impl NicWatch {
-    /// Tells those of `ports` that use the device.
+    /// Watches a device for those of `ports` that use it.
     pub fn start(
         watch: &Watch,
         context: &Arc<Context>,
@@ -62,7 +62,7 @@ impl Drop for NicWatch {
     }
 }
 
-/// Others are news that change nothing, e.g. that a port is active again.
+/// Other events change nothing, e.g. that a port is active again.
 fn ends_links(kind: ibv_event_type) -> bool {
     matches!(
         kind,

@@ -12,7 +12,7 @@ use super::handles::context::Context;
 use super::handles::error::DeviceError;
 use super::subnet;
 
-/// Which NIC to use, and how where the choice is not to be made here.
+/// Which NIC to use, with the choices that the user made.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NicOptions {
     /// The device's name, e.g. `mlx5_0`.
@@ -24,7 +24,7 @@ pub struct NicOptions {
 }
 
 impl NicOptions {
-    /// The device, everything else chosen.
+    /// The device; port and GID are chosen by rule.
     pub fn new(device: impl Into<String>) -> Self {
         NicOptions { device: device.into(), port: None, gid_index: None }
     }

@@ -64,14 +64,14 @@ impl Rails {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the port has to look at: what NICs said of themselves, and routes whose queue pairs are
-    /// destroyed, of which completions may still be in the queue.
+    /// What the port has to look at: events of NICs, and routes whose queue pairs are destroyed. Completions of
+    /// such routes may still be in the queue.
     pub fn take_changes(&self) -> (Vec<(Arc<Context>, NicEvent)>, Vec<Abandoned>) {
         let mut shared = self.lock();
         (std::mem::take(&mut shared.events), std::mem::take(&mut shared.abandoned))
     }
 
-    /// Nothing of the route is in the completion queue any more: it may be another link's.
+    /// Nothing of the route is in the completion queue any more: another link may have the route.
     pub fn clear(&self, route: Abandoned) {
         self.rails[route.rail].queue.release(route.completions);
         self.lock().free.push(route.route);
@@ -85,15 +85,15 @@ impl Ring for Rails {
 }
 
 impl PortState {
-    /// A NIC of the port said something.
+    /// Takes an event of a NIC of the port.
     pub fn take_event(&self, context: &Arc<Context>, event: NicEvent) {
         self.own.lock().events.push((Arc::clone(context), event));
         self.ended();
     }
 }
 
-/// What finds the link of a completion: a number that is the link's from before it is attached until nothing
-/// of it is left in the completion queue.
+/// A number that finds the link of a completion. The link has it from before it is attached until nothing of the link
+/// is left in the completion queue.
 #[derive(Debug)]
 pub(super) struct Route {
     port: Arc<PortState>,

@@ -1,5 +1,5 @@
-//! What needs a NIC, and a look behind the interface: hostile peers, forks, counts. On the devices of
-//! `PHUB_TEST_DEVICE`; without it nothing is tested, which is said.
+//! Tests that need a NIC and a look behind the interface: hostile peers, forks, counts. They run on the devices of
+//! `PHUB_TEST_DEVICE`. Without it they are skipped, and say so.
 //!
 //! On the `unsafe` list, for the fork.
 
@@ -124,7 +124,7 @@ impl End {
 fn keys_open_nothing_that_is_another_workers() {
     let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
-    // A key that is nobody's, and the one of the other worker's window.
+    // A key that nobody has, and the key of the other worker's window.
     for stolen in [false, true] {
         let (mut hub, mut workers) = meet(&nic, 2, 8);
         hub.attach_all();

@@ -82,8 +82,8 @@ impl SendChain {
         self.held += 1;
     }
 
-    /// Hands what is held to the NIC. It reads no memory but what is registered under the local key, and
-    /// writes none but what the peer has registered under the remote one: it checks both itself.
+    /// Hands the held sends to the NIC. The NIC reads only memory that is registered under the local key, and writes
+    /// only memory that the peer registered under the remote key: it checks both itself.
     pub fn post(&mut self, qp: &QueuePair) -> Result<(), i32> {
         let Some(last) = self.held.checked_sub(1) else { return Ok(()) };
         let next = std::mem::replace(&mut self.sends[last].request.next, std::ptr::null_mut());
@@ -96,7 +96,7 @@ impl SendChain {
         posted
     }
 
-    /// Hands over a message that is no write, as no correct peer does.
+    /// Hands over a message that is no write. No correct peer does so.
     #[cfg(test)]
     pub fn post_plain(qp: &QueuePair) -> Result<(), i32> {
         let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };
@@ -117,8 +117,7 @@ impl SendChain {
     }
 }
 
-/// A chain of receive requests without buffers: a write with immediate takes one, and brings its bytes by
-/// itself.
+/// A chain of receive requests without buffers. A write with immediate uses one request, and places its bytes itself.
 pub(in crate::verbs) struct ReceiveChain {
     receives: Box<[ibv_recv_wr; RECEIVES as usize]>,
 }

@@ -1,4 +1,4 @@
-//! A completion queue, with the channel that a sleeper hears of it by.
+//! A completion queue, with the channel that wakes a sleeper.
 //!
 //! On the `unsafe` list. Polled by the thread that owns the port; handshakes make room in it from theirs.
 //! Plain `ibv_poll_cq`: extended completion queues show stale entries on soft-RoCE with rdma-core 44.
@@ -77,7 +77,7 @@ impl CompletionQueue {
         self.queue.as_ptr()
     }
 
-    /// Makes room for what one more link may complete; the queue grows where it must.
+    /// Makes room for what one more link may complete. The queue grows if it must.
     pub fn reserve(&self, completions: u32) -> Result<(), CreateError> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = room.reserved.saturating_add(completions);
@@ -86,7 +86,7 @@ impl CompletionQueue {
             if wanted > most {
                 return Err(CreateError::too_large("completion queue", &self.context.device, wanted, most));
             }
-            // In steps of two, so that a thousand workers cost ten of them.
+            // The size doubles, so that a thousand workers cost ten steps.
             let entries = wanted.max(room.entries.saturating_mul(2)).min(most);
             // SAFETY: the queue lives; growing it beside a poll of another thread is libibverbs' to lock.
             let errno = unsafe { self.context.verbs.ibv_resize_cq(self.raw(), entries as i32) };
@@ -101,7 +101,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Gives back what a link had; none of its completions is in the queue any more.
+    /// Gives back the room of a link, none of whose completions is in the queue any more.
     pub fn release(&self, completions: u32) {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         room.reserved = room.reserved.saturating_sub(completions);
@@ -117,11 +117,11 @@ impl CompletionQueue {
         let poll = self.context.ops().poll_cq.expect("every driver can poll");
         // SAFETY: the queue lives; `into` has room for as many as are asked for.
         let count = unsafe { poll(self.raw(), into.len() as i32, into.as_mut_ptr()) };
-        // Negative: the queue overran or the device is gone, of which an event tells.
+        // Negative: the queue overran or the device is gone. An event reports either.
         usize::try_from(count).unwrap_or(0)
     }
 
-    /// The next completion shall make the channel readable.
+    /// Asks that the next completion makes the channel readable.
     pub fn arm(&self) -> io::Result<()> {
         let notify = self.context.ops().req_notify_cq.expect("every driver can notify");
         // SAFETY: the queue lives.
@@ -137,7 +137,7 @@ impl CompletionQueue {
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
-    /// Takes an event; whether there was one, after which the queue is not armed.
+    /// Takes an event, and returns whether there was one. After an event the queue is not armed.
     pub fn take_event(&self) -> bool {
         let mut queue = std::ptr::null_mut();
         let mut context = std::ptr::null_mut();

@@ -22,7 +22,7 @@ pub(in crate::verbs) struct Context {
     pub limits: Limits,
 }
 
-/// What the device can do, of what is used.
+/// The limits of the device that are used.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct Limits {
     pub ports: u8,
@@ -32,14 +32,14 @@ pub(in crate::verbs) struct Limits {
     pub completions: u32,
 }
 
-/// A NIC says something about itself.
+/// An event of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct NicEvent {
     pub kind: ibv_event_type,
     pub about: About,
 }
 
-/// Whom an event concerns.
+/// What an event concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum About {
     /// A queue pair, by its number.

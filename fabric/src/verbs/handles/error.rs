@@ -16,9 +16,9 @@ pub enum DeviceError {
         list(.there_are)
     )]
     Unknown {
-        /// Who was asked for.
+        /// The requested name.
         device: String,
-        /// Who is there.
+        /// The devices of this machine.
         there_are: Vec<String>,
     },
     /// The devices could not be listed.
@@ -26,7 +26,7 @@ pub enum DeviceError {
         "cannot list the RDMA devices: {0}; is the module ib_uverbs loaded (modprobe ib_uverbs), and /dev/infiniband in this container?"
     )]
     List(String),
-    /// A device is there and does not open.
+    /// A device exists and does not open.
     #[error(
         "cannot open the RDMA device {device}: {error}; may this user write /dev/infiniband/uverbs*, and is it in this container (docker run --device /dev/infiniband)?"
     )]
@@ -36,7 +36,7 @@ pub enum DeviceError {
         /// The kernel's answer.
         error: String,
     },
-    /// A question to a device failed.
+    /// A call that asks a device failed.
     #[error("{call} on {device}: {error}")]
     Call {
         /// The device.
@@ -46,7 +46,7 @@ pub enum DeviceError {
         /// The kernel's answer.
         error: String,
     },
-    /// None of the ports is active, or the one asked for is not.
+    /// No port is active, or the requested port is not.
     #[error(
         "{device}: expected an ACTIVE port{}, saw {}; set its network interface up, or look at cable, switch and subnet manager",
         wanted.map(|port| format!(" {port}")).unwrap_or_default(),
@@ -55,7 +55,7 @@ pub enum DeviceError {
     NotActive {
         /// The device.
         device: String,
-        /// The port that was asked for.
+        /// The requested port.
         wanted: Option<u8>,
         /// What the ports are.
         states: Vec<String>,

@@ -1,4 +1,4 @@
-//! Where the fields that are used lie, held against what bindgen wrote, when this is compiled.
+//! Where the used fields lie, compared with what bindgen wrote, at compile time.
 //!
 //! The figures are those of the C structures of 64-bit Linux, on x86-64 and Arm alike. A `pthread_mutex_t`
 //! has its own size on each, so that nothing behind one is used.

@@ -64,7 +64,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A window for the NIC to read, for posts of this end; nobody else gets at it.
+    /// A window that the NIC reads for posts of this end. The peer cannot reach it.
     pub fn send(domain: &Arc<Domain>, window: &Arc<SendWindow>) -> Result<Arc<Self>, RegisterError> {
         let whole = Span { offset: 0, bytes: window.bytes() };
         let start = window.bytes_of(whole).expect("a window holds itself").cast_mut();
@@ -73,7 +73,7 @@ impl Region {
         })
     }
 
-    /// A window for the peer's posts to be written to.
+    /// A window that the peer's posts are written to.
     pub fn receive(domain: &Arc<Domain>, window: &RecvWindow) -> Result<Arc<Self>, RegisterError> {
         assert!(window.is_local(), "a NIC writes memory of this end's own");
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
@@ -92,7 +92,7 @@ impl Region {
         memory: impl FnOnce() -> Memory,
     ) -> Result<Arc<Self>, RegisterError> {
         let verbs = domain.context.verbs;
-        // Nothing cannot be registered; a mapping has at least a page.
+        // Zero bytes cannot be registered. A mapping has at least a page.
         let length = bytes.max(1);
         // SAFETY: the domain is alive; the memory is mapped, and stays so: `memory` holds it as long as the
         // region. A NIC writes it only where `access` says so, and such memory is read by address alone.
@@ -123,7 +123,7 @@ impl Region {
         unsafe { self.raw.as_ref().lkey }
     }
 
-    /// The key with which the peer's does.
+    /// The key with which the peer's NIC finds the memory.
     pub fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         unsafe { self.raw.as_ref().rkey }

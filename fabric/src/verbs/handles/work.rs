@@ -1,4 +1,4 @@
-//! What a work request is called, so that its completion finds its link; and what is counted of them. Pure.
+//! The names of work requests, by which a completion finds its link, and counts of them. Pure.
 
 /// What a request was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,8 +11,8 @@ pub(in crate::verbs) enum Work {
     Fence,
 }
 
-/// A `wr_id`: two bits of kind, 30 of the link's route, 32 of the route's generation. A completion that was in
-/// the queue before its link was detached names a generation that nobody has any more.
+/// A `wr_id`: two bits of kind, 30 of the link's route, 32 of the route's generation. A completion that was in the
+/// queue before its link was detached names a generation that no link has any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct WorkId {
     pub work: Work,
@@ -20,7 +20,7 @@ pub(in crate::verbs) struct WorkId {
     pub generation: u32,
 }
 
-/// Slots that a port can have.
+/// The most routes that a port can have.
 pub(in crate::verbs) const MAX_ROUTES: u32 = 1 << 30;
 
 impl WorkId {
@@ -43,7 +43,7 @@ impl WorkId {
     }
 }
 
-/// What a port has had its NICs do, since it was made.
+/// What a port's NICs did for it since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Posts: one send request each.

@@ -1,6 +1,6 @@
 //! Listening, connecting, and the handshake that exchanges addresses, queue pairs and keys.
 //!
-//! Any thread; not the ports'. What both ends make of the messages is in `join.rs`.
+//! Any thread but the ports'. `join.rs` has what both ends do with the messages.
 //!
 //! ```text
 //!   worker                                hub
@@ -55,7 +55,7 @@ pub enum ConnectError {
     /// A window could not be made, or is too small.
     #[error(transparent)]
     Window(#[from] WindowError),
-    /// A NIC would not do its part.
+    /// A NIC failed.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
 }
@@ -87,7 +87,7 @@ impl Listener {
         Ok(Listener { socket, address })
     }
 
-    /// The address that it listens at. Whoever bound to all addresses tells workers another.
+    /// The address that it listens at. A hub that bound to all addresses tells workers another address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -129,7 +129,7 @@ impl Accepted {
 
 /// Tells the other end why there will be no connection.
 pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) -> ConnectError {
-    // One that refused has hung up.
+    // A peer that refused has hung up.
     if !matches!(error, ConnectError::Refused(_)) {
         let _ = stream.send(&Message::Refused(error.to_string()));
     }
@@ -161,9 +161,9 @@ impl Hello {
         let _ = self.stream.send(&Message::Refused(why.to_owned()));
     }
 
-    /// Lets the peer in: `ours` is what posts of this end come from, and a window of `recv_bytes` is made
-    /// for the peer's. The links are those of `plan`, which the hello must name too. `place` is called when the window is mapped and not yet registered, which allocates
-    /// its pages: whoever touches one before has it on his node.
+    /// Lets the peer in. Posts of this end come from `ours`, and a window of `recv_bytes` is made for the peer's posts.
+    /// The links are those of `plan`, which the hello must name too. `place` is called when the window is mapped and
+    /// not yet registered. Registration allocates its pages: a core that touches a page before has it on its node.
     pub fn welcome(
         self,
         group: &Arc<Group>,
@@ -187,8 +187,8 @@ impl Hello {
     }
 }
 
-/// Connects to a hub's [`Listener`]: `ours` is what posts of this end come from, a window of `recv_bytes` is
-/// made for the hub's, and the links are those of `plan`. `timeout` is for each step.
+/// Connects to a hub's [`Listener`]. Posts of this end come from `ours`, a window of `recv_bytes` is made for the hub's
+/// posts, and the links are those of `plan`. `timeout` is for each step.
 pub fn connect(
     address: SocketAddr,
     token: [u8; 16],

@@ -1,7 +1,7 @@
 //! What both ends of a handshake do between the hello and the links.
 //!
-//! The handshake's thread. Every window is registered once for the connection on each NIC that it uses, in a
-//! domain of its own: a worker's keys open nothing of another's (decision 12).
+//! Runs on the handshake's thread. Every window is registered once for the connection on each NIC that it uses, in a
+//! domain of its own, so that a worker's keys open no memory of another worker (decision 12).
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use crate::verbs::port::link::{Link, PeerWindow, Unconnected};
 use crate::verbs::port::registered::Registered;
 use crate::verbs::rails::PortState;
 
-/// All that a connection has but the socket.
+/// A connection without its socket.
 pub(in crate::verbs) struct Parts {
     recv: RecvWindow,
     links: Vec<(Arc<PortState>, Link)>,
@@ -33,7 +33,7 @@ pub(in crate::verbs) struct Parts {
 }
 
 impl Parts {
-    /// With the socket, which the watch looks after from now on.
+    /// Adds the socket, which the watch looks after from now on.
     pub fn watched(self, group: &Arc<Group>, stream: MessageStream) -> Result<Joined, ConnectError> {
         let Parts { recv, links, pairings, peer } = self;
         let mut ports: Vec<Arc<dyn Alarm>> = Vec::new();
@@ -176,7 +176,7 @@ impl<'a> Windows<'a> {
     /// One end of a link, on a NIC of a port.
     fn open(&mut self, port: &Arc<PortState>, rail: usize, capacity: u32) -> Result<Unconnected, VerbsError> {
         let nic: &Arc<Nic> = &port.own.rails[rail].nic;
-        // Ports of one device share it, whichever of its own ports they are on.
+        // Ports on one NIC share its registration.
         let here = |known: &&Arc<Registered>| Arc::ptr_eq(&known.nic, nic);
         let registered = match self.registered.iter().find(here) {
             Some(registered) => Arc::clone(registered),

@@ -1,7 +1,7 @@
 //! The handshake's messages, little endian. Pure.
 //!
-//! Whatever comes in here comes from outside: each field is checked before it is used, and nothing is
-//! allocated for more than came. See `docs/protocol.md`.
+//! The bytes come from outside: each field is checked before it is used, and memory is allocated only for bytes that
+//! have come. See `docs/protocol.md`.
 
 use std::ops::RangeInclusive;
 
@@ -33,7 +33,7 @@ pub(in crate::verbs) enum Message {
     Ports { send_bytes: u64, ports: Vec<Address> },
     /// Either: its ends of the links.
     Links(Links),
-    /// Worker: all links stand.
+    /// Worker: all links are connected.
     Ready,
     /// Either: no, and why.
     Refused(String),
@@ -46,7 +46,7 @@ pub(in crate::verbs) struct Links {
     pub address: u64,
     /// Its size.
     pub bytes: u64,
-    /// The NICs that ends are on; a hub's are its ports', and not said again.
+    /// The NICs that the ends are on. Empty from a hub: its NICs are those of its ports, which the worker knows.
     pub nics: Vec<Address>,
     /// In the order of the hello.
     pub ends: Vec<LinkEnd>,
@@ -117,7 +117,7 @@ impl Message {
             4 => {
                 let words = &body[..body.len().min(MAX_WORDS)];
                 body = &[];
-                // A byte that is no text becomes three.
+                // A byte that is not UTF-8 becomes three.
                 Message::Refused(cut(&String::from_utf8_lossy(words)).to_owned())
             }
             kind => return Err(format!("unknown kind {kind} of handshake message")),
@@ -128,7 +128,7 @@ impl Message {
         Ok(message)
     }
 
-    /// For the error that another one was expected.
+    /// The message's name, for the error that another message was expected.
     pub fn name(&self) -> &'static str {
         match self {
             Message::Hello { .. } => "a hello",
@@ -208,7 +208,7 @@ fn encode_addresses(bytes: &mut Vec<u8>, addresses: &[Address]) {
 
 fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<Vec<Address>, String> {
     let count = count(body, "addresses", allowed)?;
-    // Grown as they come: a count is not worth its memory before its bytes are there.
+    // Grown as the bytes come: a count alone gets no memory.
     let mut addresses = Vec::new();
     for _ in 0..count {
         let link_layer = match take(body)? {

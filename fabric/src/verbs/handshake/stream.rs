@@ -9,14 +9,14 @@ use rustix::net::sockopt;
 
 use super::message::{MAX_BYTES, Message};
 
-/// A peer whose machine vanished is missed after this long without a sign of life, by the kernel's probes.
+/// The kernel probes a peer after this long without a sign of life.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 /// Between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 /// Probes without an answer.
 const KEEPALIVE_COUNT: u32 = 3;
 
-/// One end of it.
+/// One end of the connection.
 #[derive(Debug)]
 pub(in crate::verbs) struct MessageStream {
     stream: TcpStream,
@@ -60,7 +60,7 @@ impl MessageStream {
         Ok(())
     }
 
-    /// The next message; whatever is none is an error of kind `InvalidData`.
+    /// The next message. Bytes that are no message are an error of kind `InvalidData`.
     pub fn receive(&mut self) -> io::Result<Message> {
         let deadline = Instant::now() + self.timeout;
         let mut length = [0; 4];
@@ -72,7 +72,7 @@ impl MessageStream {
                 "a message of {length} bytes, of {MAX_BYTES} at most: this is the data path of a parameter hub, for its own workers"
             )));
         }
-        // Read in pieces: a length is not worth its memory before its bytes are there.
+        // Read in pieces: a length alone gets no memory.
         let mut body = Vec::new();
         while body.len() < length {
             let mut piece = [0; 4096];
@@ -115,7 +115,7 @@ impl MessageStream {
         io::Error::new(ErrorKind::UnexpectedEof, "the other end hung up during the handshake")
     }
 
-    /// The socket, whose end is from now on the end of the links.
+    /// The socket. From now on its end is the end of the links.
     pub fn into_socket(self) -> OwnedFd {
         self.stream.into()
     }

@@ -1,4 +1,4 @@
-//! Completions: taken from the queues of a port's NICs, and what becomes of each.
+//! Completions: taken from the queues of a port's NICs, and handled.
 
 use super::{Owner, Port};
 use crate::ids::{Imm, LinkId};
@@ -21,7 +21,7 @@ pub(in crate::verbs) struct Early {
 }
 
 impl Port {
-    /// Fills `into` from `filled` on; never takes an arrival from a queue that there is no room to show.
+    /// Fills `into` from `filled` on. Takes from a queue only as many arrivals as there is room to show.
     pub(in crate::verbs) fn poll_queues(&mut self, into: &mut [Arrival], mut filled: usize) -> usize {
         let rails = self.state.own.rails.len();
         self.first = (self.first + 1) % rails;
@@ -46,11 +46,11 @@ impl Port {
         filled
     }
 
-    /// Takes all that has completed into the stash: everything that was in the queues when this began.
+    /// Takes everything that was in the queues when this began into the stash.
     #[cold]
     pub(in crate::verbs) fn take_all(&mut self) {
         for rail in 0..self.state.own.rails.len() {
-            // Other links may go on completing; what is older comes first.
+            // Other links may go on completing; older completions come first.
             let mut left = self.state.own.rails[rail].queue.entries() as usize;
             loop {
                 let count = self.state.own.rails[rail].queue.poll(&mut self.batch[..]);
@@ -84,7 +84,7 @@ impl Port {
         }
     }
 
-    /// What a completion means; an arrival of a link that is not over.
+    /// Handles a completion. Returns the arrival, if it is one of a link that is not over.
     #[inline]
     fn complete(&mut self, completion: &ibv_wc) -> Option<Arrival> {
         let WorkId { work, route, generation } = WorkId::decode(completion.wr_id);
@@ -139,7 +139,7 @@ impl Port {
         }
     }
 
-    /// A link was attached: shows what had completed for it before.
+    /// A link was attached: takes what had completed for it before.
     pub(in crate::verbs) fn take_early(&mut self, route: usize, generation: u32, id: LinkId) {
         let early = std::mem::take(&mut self.early);
         for early in early {
@@ -153,7 +153,7 @@ impl Port {
         }
     }
 
-    /// A route is another link's from now on.
+    /// From now on another link may have the route.
     pub(in crate::verbs) fn forget_early(&mut self, route: usize) {
         self.early.retain(|early| early.route != route);
     }

@@ -19,9 +19,9 @@ use crate::verbs::rails::Abandoned;
 /// Posts that are not out after this long never will be: a live peer's NIC takes microseconds for each.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How long `detach` itself waits for that. The peer hears of the end when it is over, although this port may
-/// never be polled again; a peer that does not take its arrivals cannot hold a core for longer, nor several of
-/// them one after the other.
+/// How long `detach` itself waits for that. The peer learns of the end when the wait is over, although this port may
+/// never be polled again. A peer that does not take its arrivals cannot hold a core for longer, nor can several such
+/// peers one after the other.
 pub(in crate::verbs) const GRACE: Duration = Duration::from_millis(50);
 
 /// A detached link, whose last posts may be under way.
@@ -33,7 +33,7 @@ pub(in crate::verbs) struct Linger {
 }
 
 impl Port {
-    /// Looks at what other threads have said, and at the links that are ending.
+    /// Looks at what other threads reported, and at the links that are ending.
     #[inline]
     pub(in crate::verbs) fn look(&mut self) {
         let changes = self.state.changes();
@@ -67,7 +67,7 @@ impl Port {
         self.clear(&abandoned);
     }
 
-    /// An open link is to end, once its arrivals are shown; the peer's end, too.
+    /// Ends an open link once its arrivals are shown, and ends the connection for the peer.
     #[cold]
     pub(in crate::verbs) fn end(&mut self, id: LinkId, reason: CloseReason) {
         let Some(attached) = self.links.get_mut(id) else { return };
@@ -77,7 +77,7 @@ impl Port {
                 attached.link.connection.shut();
                 self.ends += 1;
             }
-            // Where a NIC fails both ends, the peer's socket may end before this end's own NIC says so.
+            // When a NIC fails both ends, the peer's socket may end before this end's NIC reports it.
             LinkState::Ending(known) | LinkState::Closing(known) if *known == CloseReason::PeerGone => {
                 *known = reason;
             }
@@ -102,8 +102,8 @@ impl Port {
         }
     }
 
-    /// A link was detached: its queue pair goes when its last posts are out. The socket ends with it, and
-    /// the links of its neighbours on this port, whose posts go first, too.
+    /// A link was detached. Its queue pair is destroyed when its last posts are out. The socket ends with it, and so
+    /// do the other links of the connection, whose posts go out first too.
     pub(in crate::verbs) fn linger(&mut self, attached: Attached<Endpoint>) {
         let Attached { link: mut endpoint, state, .. } = attached;
         let route = &endpoint.link.route;
@@ -125,7 +125,7 @@ impl Port {
         for (_, neighbour) in self.links.iter_mut() {
             let Endpoint { connection: other, link, .. } = &mut neighbour.link;
             if other.number == connection && !link.is_fenced() {
-                // Where it fails the neighbour has nothing that could go out.
+                // If this fails, nothing of the neighbour can go out.
                 let _ = link.fence();
             }
         }
@@ -143,7 +143,7 @@ impl Port {
         }
     }
 
-    /// Lets go of detached links whose posts are out.
+    /// Drops detached links whose posts are out.
     #[cold]
     fn sweep(&mut self) {
         let now = Instant::now();
@@ -164,8 +164,8 @@ impl Port {
             .any(|other| other.connection.number == endpoint.connection.number && other.link.is_fenced())
     }
 
-    /// Queue pairs of these routes are destroyed: whatever they completed is taken out of the queues, so that
-    /// the routes can be other links'.
+    /// Queue pairs of these routes are destroyed. Takes their completions out of the queues, so that other links can
+    /// have the routes.
     fn clear(&mut self, abandoned: &[Abandoned]) {
         if abandoned.is_empty() {
             return;
@@ -181,14 +181,14 @@ impl Port {
         }
     }
 
-    /// Waits, at the port's end, until nothing is under way or never will be.
+    /// Waits, when the port is dropped, until all posts are out or never will be.
     pub(in crate::verbs) fn part_from_all(&mut self) {
         if let Some(last) = self.lingering.iter().map(|linger| linger.deadline).max() {
             self.part(last);
         }
     }
 
-    /// When the first of the detached links is let go of, whatever happens.
+    /// When the first of the detached links is dropped at the latest.
     pub(in crate::verbs) fn linger_deadline(&self) -> Option<Instant> {
         self.lingering.iter().map(|linger| linger.deadline).min()
     }

@@ -1,7 +1,7 @@
 //! A link's queue pair with its requests and counts.
 //!
-//! Made and connected by a handshake's thread, then owned by the port's. Knows its windows as addresses and
-//! keys, and not what state the layer above has the link in.
+//! Made and connected by a handshake's thread, then owned by the port's. Knows its windows as addresses and keys,
+//! and not the state of the link in its port.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,9 +36,10 @@ struct Depths {
 }
 
 impl Depths {
-    /// A full send queue always has a signalled send in it, and up to an interval of it is done and not yet
-    /// known to be: with that beyond the capacity, a peer that has polled all finds room made. Receive
-    /// requests are posted again in batches, and are for every send that can be under way.
+    /// A full send queue always has a signalled send in it, and up to an interval of its sends is done and not yet
+    /// known to be done. The queue has room for that many beyond the capacity, so that there is room once the peer has
+    /// polled all. There is a receive request for every send that can be under way, and they are posted again in
+    /// batches.
     fn of(capacity: u32) -> Self {
         let interval = (capacity / 2).clamp(1, MAX_INTERVAL);
         let sends = capacity.saturating_add(interval).saturating_add(capacity.min(LATE));
@@ -168,7 +169,7 @@ impl Link {
         self.qp.number()
     }
 
-    /// Holds a send back, or says that there is no room. The errno where a full chain was not taken.
+    /// Holds a send back, or answers that there is no room. The error is the errno of a full chain that was refused.
     ///
     /// # Panics
     /// When the span sticks out of a window: the two ends' layouts differ, or the caller's is wrong.
@@ -181,7 +182,7 @@ impl Link {
         let Some(counted) = self.credit.take(span.bytes) else { return Ok(Posted::Full) };
         self.in_flight += 1;
         self.unsignalled += 1;
-        // What is counted has to be seen leaving.
+        // The completion of counted bytes must be seen.
         let signalled = self.unsignalled == self.depths.interval || counted > 0;
         if signalled {
             self.signalled.push_back((std::mem::take(&mut self.unsignalled), counted));
@@ -237,7 +238,7 @@ impl Link {
         self.receives.post(&self.qp, RECEIVES)
     }
 
-    /// Has a fence follow what was handed over; [`fence_passed`](Self::fence_passed) when all of it is done.
+    /// Posts a fence behind what was handed over. [`fence_passed`](Self::fence_passed) follows when all of it is done.
     pub fn fence(&mut self) -> Result<(), i32> {
         if self.in_flight == 0 || self.fences == FENCES {
             return Ok(()); // nothing to wait for, or the last fence was for everything already
@@ -266,7 +267,7 @@ impl Link {
     }
 }
 
-/// What only a hostile peer does, or a dead one.
+/// What only a hostile or a dead peer does.
 #[cfg(test)]
 impl Link {
     /// Answers nothing any more.

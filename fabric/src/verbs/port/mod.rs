@@ -1,6 +1,6 @@
 //! The port over verbs: its links, and what the contract asks of it.
 //!
-//! Owned by one thread, which polls, posts and sleeps; what other threads have to say comes through its
+//! Owned by one thread, which polls, posts and sleeps. Other threads report through its
 //! [`PortState`]. Completions are taken in by `arrivals.rs`, links end in `ending.rs`, `sleeping.rs` sleeps.
 
 mod arrivals;
@@ -31,10 +31,10 @@ use link::Link;
 /// A connected link that no port polls yet.
 pub struct Endpoint {
     pub(super) connection: Arc<Connection>,
-    /// The port that it is for: its completions go there.
+    /// The port that its completions go to.
     port: Arc<PortState>,
     pub(super) link: Link,
-    /// Who is at the other end, in words.
+    /// The other end, in words.
     pub(super) peer: String,
     /// A post found no room since the last wait.
     refused: bool,
@@ -57,17 +57,17 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// Dropped in whatever way, by `detach`, with its port or unattached, it is a peer that left.
+/// However an endpoint is dropped (by `detach`, with its port, or unattached), the peer sees that this end left.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.connection.shut();
     }
 }
 
-/// Whose the completions of a route are.
+/// Who gets the completions of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// A link that is not attached yet, or not any more.
+    /// No link: it is not attached yet, or not any more.
     Nobody,
     /// This link.
     Link(LinkId),
@@ -80,9 +80,9 @@ pub struct Port {
     _group: Arc<Group>,
     pub(super) state: Arc<PortState>,
     pub(super) links: Links<Endpoint>,
-    /// By route: its generation, and whose it is.
+    /// By route: its generation and its owner.
     pub(super) routes: Vec<(u32, Owner)>,
-    /// Arrivals that were taken from a completion queue by somebody else than `poll`.
+    /// Arrivals that were taken from a completion queue outside of `poll`.
     pub(super) stash: VecDeque<Arrival>,
     /// Completions of links that are not attached yet.
     pub(super) early: Vec<Early>,
@@ -93,7 +93,7 @@ pub struct Port {
     pub(super) first: usize,
     /// Links that are ending or closing.
     pub(super) ends: usize,
-    /// A link that had no room has some again.
+    /// A link that had no room has room again.
     pub(super) relieved: bool,
     /// By NIC: the next completion makes its channel readable.
     pub(super) armed: [bool; MAX_RAILS],
@@ -155,7 +155,7 @@ impl Port {
         })
     }
 
-    /// There was no room; some of the sends may have completed, and nobody looked yet.
+    /// There was no room. Some sends may have completed since the last look.
     #[cold]
     fn post_again(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
         self.take_all();
@@ -168,7 +168,7 @@ impl Port {
         posted
     }
 
-    /// Forgets a link, which goes on by itself as long as it has to.
+    /// Removes a link. It lingers until its last posts are out.
     fn release(&mut self, id: LinkId) {
         if let Some(attached) = self.links.remove(id) {
             self.stash.retain(|arrival| arrival.link != id);

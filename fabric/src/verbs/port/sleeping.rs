@@ -1,7 +1,7 @@
 //! Sleep: on the completion channels of a port's NICs, and on its bell.
 //!
-//! No wake-up is lost: a queue is armed first and looked at once more after that; whatever completes later
-//! makes its channel readable. What is taken from a queue on the way goes into the stash.
+//! No wake-up is lost: a queue is armed first and polled once more after that. A later completion makes the channel
+//! readable. Completions that are taken on the way go into the stash.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::port::Until;
 use crate::verbs::rails::MAX_RAILS;
 
 impl Port {
-    /// Sleeps until `until` holds or the deadline passed; none is for ever.
+    /// Sleeps until `until` holds or the deadline passed. Without a deadline it may sleep for ever.
     pub(in crate::verbs) fn sleep(&mut self, until: Until, deadline: Option<Instant>) {
         while !self.arm(until) && deadline.is_none_or(|at| Instant::now() < at) {
             self.nap(deadline);
@@ -33,8 +33,8 @@ impl Port {
         self.slept();
     }
 
-    /// Prepares a sleep: whether there is something to see already. If not, [`fd`](Self::fd)s tell when
-    /// there is, and [`slept`](Self::slept) has to be called after it.
+    /// Prepares a sleep. Returns whether there is something to see already. If not, the [`fd`](Self::fd)s become
+    /// readable when there is, and [`slept`](Self::slept) must be called after the sleep.
     pub(crate) fn arm(&mut self, until: Until) -> bool {
         if self.is_due(until) {
             return true;
@@ -52,7 +52,7 @@ impl Port {
         let mut armed = false;
         for (rail, is_armed) in self.state.own.rails.iter().zip(&mut self.armed) {
             if !*is_armed {
-                // Where it cannot be armed the NIC is gone, of which an event tells.
+                // If it cannot be armed, the NIC is gone, and an event reports it.
                 *is_armed = rail.queue.arm().is_ok();
                 armed = true;
             }
@@ -75,7 +75,7 @@ impl Port {
         (0..=self.state.own.rails.len()).map(|index| self.fd(index))
     }
 
-    /// Whether it has no link, not even one that lingers.
+    /// Whether it has no link, and no detached link with posts under way.
     pub(crate) fn is_bare(&self) -> bool {
         self.lingering.is_empty() && self.links.is_empty()
     }
