@@ -47,6 +47,13 @@ pub(crate) fn advice(errno: Errno) -> &'static str {
     }
 }
 
+/// What this process may do with shared pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    ReadWrite,
+}
+
 /// Pages mapped into this process; unmapped on drop.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -82,10 +89,13 @@ impl Mapping {
         what: &'static str,
         fd: BorrowedFd,
         bytes: usize,
-        writable: bool,
+        access: Access,
     ) -> Result<Self, MapError> {
         let len = at_least_one(bytes);
-        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let prot = match access {
+            Access::Read => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
         if len.get() < HUGE_PAGE {
             // SAFETY: a fresh mapping at an address that the kernel chooses touches no memory that
             // anybody has. The callers have checked that the file is sealed against shrinking.

@@ -13,7 +13,7 @@ mod spans;
 #[allow(unsafe_code)]
 mod window;
 
-pub(crate) use mapping::Mapping;
+pub(crate) use mapping::{Access, Mapping};
 
 pub use machine::{SHARED_HUGE_PAGES, available_bytes, resident_bytes, shared_huge_pages};
 pub use mapping::MapError;

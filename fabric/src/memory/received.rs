@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 
-use super::mapping::Mapping;
+use super::mapping::{Access, Mapping};
 use super::spans::{Plain, SpanError, check, elements};
 use super::window::WindowError;
 use crate::ids::Span;
@@ -45,7 +45,7 @@ impl RecvWindow {
         if seen < bytes as u64 {
             return Err(WindowError::TooSmall { expected: bytes, seen });
         }
-        let mapping = Mapping::shared("a peer's window", fd, bytes, false)?;
+        let mapping = Mapping::shared("a peer's window", fd, bytes, Access::Read)?;
         Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false })
     }
 
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn nobody_but_the_owner_gets_a_writable_mapping() {
         let window = SendWindow::new(4096).unwrap();
-        let error = Mapping::shared("a test", window.fd(), 4096, true).unwrap_err();
+        let error = Mapping::shared("a test", window.fd(), 4096, Access::ReadWrite).unwrap_err();
         assert_eq!(error.errno, Errno::PERM);
         assert!(ftruncate(window.fd(), 1).is_err(), "sealed against shrinking");
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 
-use super::mapping::{MapError, Mapping, advice};
+use super::mapping::{Access, MapError, Mapping, advice};
 use super::spans::{Plain, SpanError, check, elements};
 use crate::ids::Span;
 
@@ -86,7 +86,7 @@ impl SendWindow {
         let fd = memfd_create("phub-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(memfd("memfd_create"))?;
         ftruncate(&fd, bytes.max(1) as u64).map_err(memfd("ftruncate"))?;
-        let mapping = Mapping::shared("a window", fd.as_fd(), bytes, true)?;
+        let mapping = Mapping::shared("a window", fd.as_fd(), bytes, Access::ReadWrite)?;
         fcntl_add_seals(&fd, SEALS).map_err(memfd("adding seals"))?;
         Ok(SendWindow { mapping, bytes, huge: false, fd })
     }

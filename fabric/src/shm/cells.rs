@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
-use crate::memory::{MapError, Mapping};
+use crate::memory::{Access, MapError, Mapping};
 use crate::plan::PlannedLink;
 use crate::ring::AtomicU32;
 use crate::ring::{Cells, MAX_CAPACITY};
@@ -37,7 +37,7 @@ impl Words {
         let fd = memfd_create("phub-words", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(fail)?;
         ftruncate(&fd, bytes as u64).map_err(fail)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(fail)?;
-        let mapping = Mapping::shared(what, fd.as_fd(), bytes, true)?;
+        let mapping = Mapping::shared(what, fd.as_fd(), bytes, Access::ReadWrite)?;
         Ok(Arc::new(Words { mapping, fd }))
     }
 
@@ -51,7 +51,8 @@ impl Words {
                 seals.bits()
             ));
         }
-        let mapping = Mapping::shared(what, fd.as_fd(), bytes, true).map_err(|error| error.to_string())?;
+        let mapping =
+            Mapping::shared(what, fd.as_fd(), bytes, Access::ReadWrite).map_err(|error| error.to_string())?;
         Ok(Arc::new(Words { mapping, fd }))
     }
 

@@ -123,7 +123,7 @@ impl Lingering {
 
     /// Sends more; true when all is done. The socket is closed only after the end of the peer's stream was read: a
     /// close with unread bytes makes the kernels of both ends throw away what is on its way.
-    pub fn is_over(&mut self) -> bool {
+    pub fn advance(&mut self) -> bool {
         self.link.outgoing.writable = true; // nobody reads its events any more
         self.link.pump();
         if self.link.outgoing.is_empty() && !std::mem::replace(&mut self.said, true) {

@@ -68,7 +68,7 @@ impl Port {
     }
 
     /// Asks the kernel which links have something, for at most `timeout`.
-    fn look(&mut self, timeout: Duration) {
+    fn take_events(&mut self, timeout: Duration) {
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_PER_LOOK];
         let timeout =
             Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
@@ -104,12 +104,12 @@ impl Port {
                 }
             }
         }
-        self.lingering.retain_mut(|lingering| !lingering.is_over());
+        self.lingering.retain_mut(|lingering| !lingering.advance());
     }
 
     /// Prepares a sleep on [`fd`](Self::fd). Returns whether there is something to see already.
     pub(crate) fn arm(&mut self) -> bool {
-        self.look(Duration::ZERO);
+        self.take_events(Duration::ZERO);
         self.pump();
         self.is_promising() || std::mem::take(&mut self.relieved)
     }
@@ -150,7 +150,7 @@ impl crate::Port for Port {
         let Some(attached) = self.links.remove(id) else { return };
         let _ = epoll::delete(&self.epoll, &attached.link.socket);
         self.lingering.extend(Lingering::new(attached));
-        self.lingering.retain_mut(|lingering| !lingering.is_over());
+        self.lingering.retain_mut(|lingering| !lingering.advance());
     }
 
     fn post(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
@@ -172,7 +172,7 @@ impl crate::Port for Port {
 
     fn flush(&mut self) {
         if self.backlog {
-            self.look(Duration::ZERO);
+            self.take_events(Duration::ZERO);
             self.pump();
         }
         let Port { links, relieved, backlog, .. } = self;
@@ -188,7 +188,7 @@ impl crate::Port for Port {
     fn poll(&mut self, into: &mut [Arrival]) -> usize {
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(POLLS_PER_LOOK) || !self.is_promising() {
-            self.look(Duration::ZERO);
+            self.take_events(Duration::ZERO);
         }
         self.pump();
         self.links.poll(into, |attached, room| {
@@ -214,7 +214,7 @@ impl crate::Port for Port {
             if !self.lingering.is_empty() {
                 left = left.min(LINGER_NAP);
             }
-            self.look(left);
+            self.take_events(left);
             self.pump();
             if begun.elapsed() >= timeout {
                 return;
@@ -234,13 +234,13 @@ impl Drop for Port {
             self.lingering.extend(self.links.remove(id).and_then(Lingering::new));
         }
         let begun = Instant::now();
-        self.lingering.retain_mut(|lingering| !lingering.is_over() && !lingering.has_sent());
+        self.lingering.retain_mut(|lingering| !lingering.advance() && !lingering.has_sent());
         while !self.lingering.is_empty() && begun.elapsed() < LINGER {
             let nap = Timespec { tv_sec: 0, tv_nsec: LINGER_NAP.subsec_nanos().into() };
             let sockets = self.lingering.iter().map(Lingering::socket);
             let mut sockets: Vec<_> = sockets.map(|socket| PollFd::new(socket, PollFlags::OUT)).collect();
             let _ = rustix::event::poll(&mut sockets, Some(&nap));
-            self.lingering.retain_mut(|lingering| !lingering.is_over() && !lingering.has_sent());
+            self.lingering.retain_mut(|lingering| !lingering.advance() && !lingering.has_sent());
         }
     }
 }

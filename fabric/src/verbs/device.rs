@@ -53,7 +53,7 @@ pub fn devices() -> Result<Vec<Device>, VerbsError> {
     for name in Context::names()? {
         let context = Context::open(&name)?;
         let ports: Result<Vec<_>, DeviceError> =
-            (1..=context.limits.ports).map(|number| DevicePort::look(&context, number)).collect();
+            (1..=context.limits.ports).map(|number| DevicePort::query(&context, number)).collect();
         devices.push(Device { name, ports: ports? });
     }
     Ok(devices)
@@ -76,7 +76,7 @@ impl Device {
 }
 
 impl DevicePort {
-    pub(super) fn look(context: &Context, number: u8) -> Result<Self, DeviceError> {
+    pub(super) fn query(context: &Context, number: u8) -> Result<Self, DeviceError> {
         let attr = context.port(number)?;
         let sysfs = Path::new(SYSFS);
         let link_layer = link_layer(sysfs, &context.device, number);

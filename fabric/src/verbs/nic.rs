@@ -111,7 +111,7 @@ fn choose_port(context: &Context, options: &NicOptions) -> Result<DevicePort, Ve
         if options.port.is_some_and(|wanted| wanted != number) {
             continue;
         }
-        let port = DevicePort::look(context, number)?;
+        let port = DevicePort::query(context, number)?;
         if port.active {
             return Ok(port);
         }

@@ -40,7 +40,7 @@ impl Depths {
     /// known to be done. The queue has room for that many beyond the capacity, so that there is room once the peer has
     /// polled all. There is a receive request for every send that can be under way, and they are posted again in
     /// batches.
-    fn of(capacity: u32) -> Self {
+    fn for_capacity(capacity: u32) -> Self {
         let interval = (capacity / 2).clamp(1, MAX_INTERVAL);
         let sends = capacity.saturating_add(interval).saturating_add(capacity.min(LATE));
         Depths { sends, interval, receives: sends.saturating_add(RECEIVES) }
@@ -79,7 +79,7 @@ impl Unconnected {
         registered: &Arc<Registered>,
         capacity: u32,
     ) -> Result<Self, VerbsError> {
-        let depths = Depths::of(capacity);
+        let depths = Depths::for_capacity(capacity);
         let queue = &port.own.rails[rail].queue;
         queue.reserve(depths.completions())?;
         let route = Route::new(port, rail, depths.completions());
@@ -306,11 +306,11 @@ mod tests {
     #[test]
     fn queues_hold_the_capacity_whatever_is_late() {
         for capacity in [1, 2, 3, 5, 8, 64, 100, 1750, 1 << 20] {
-            let depths = Depths::of(capacity);
+            let depths = Depths::for_capacity(capacity);
             assert!(depths.sends >= capacity + depths.interval, "{depths:?}");
             assert!(depths.interval <= depths.sends, "a full queue has a signalled send: {depths:?}");
             assert!(depths.receives >= depths.sends + RECEIVES - 1, "{depths:?}");
         }
-        let _ = Depths::of(u32::MAX).completions(); // too large for any NIC, which says so
+        let _ = Depths::for_capacity(u32::MAX).completions(); // too large for any NIC, which says so
     }
 }
