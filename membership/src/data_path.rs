@@ -30,7 +30,7 @@ pub struct Way {
 /// By what a member may come to its hubs.
 #[derive(Clone, Debug, Default)]
 pub struct LinkSettings {
-    /// The transport. Default: the best one that a hub offers and that leads there.
+    /// The transport. Default: the best transport that a hub offers and that leads there.
     pub transport: Option<Transport>,
     /// RDMA NICs. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
     pub nics: Option<NicList>,

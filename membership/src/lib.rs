@@ -1,5 +1,5 @@
-//! Membership in a job: joining at each of its hubs, the heartbeat, and the links to the hubs' cores. For whoever
-//! pushes to a hub: a worker, or a hub below other hubs.
+//! Membership in a job: joining at each of its hubs, the heartbeat, and the links to the hubs' cores. For each process
+//! that pushes to a hub: a worker, or a hub below other hubs.
 //!
 //! ```text
 //!   addresses, request --join_all--> [LetIn] --open--> DataPath (links, placement)

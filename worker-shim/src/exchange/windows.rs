@@ -156,7 +156,7 @@ impl Windows {
     /// No push of the key may be unanswered: the hub writes weights only between the last worker's
     /// push and its answer.
     pub(crate) unsafe fn weights<E: Element>(&self, key: KeyId) -> &[E] {
-        // SAFETY: the caller's word is the one that `read` asks for.
+        // SAFETY: the caller promises what `read` asks for.
         unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
     }
 
@@ -229,7 +229,7 @@ impl Windows {
             let copy = &mut copy.as_mut_slice().as_mut_bytes()[bytes(span)];
             if let Gradients::Framed { values, coder } = &mut self.gradients {
                 let gradient = &mut values.as_mut_slice().as_mut_bytes()[bytes(span)];
-                // SAFETY: the caller's word; the chunk's frames are inside by `new`.
+                // SAFETY: the caller's promise; the chunk's frames are inside by `new`.
                 let frames = unsafe { self.weights[core].elements::<u8>(coder.span(chunk)) };
                 return coder.decode(
                     chunk,
@@ -239,7 +239,7 @@ impl Windows {
                     gradient,
                 );
             }
-            // SAFETY: the caller's word; the span is a part of a key's, inside by `new`.
+            // SAFETY: the caller's promise; the span is a part of a key's, inside by `new`.
             let fresh =
                 unsafe { self.weights[core].elements::<u8>(span) }.expect("inside the window, by new");
             copy.copy_from_slice(fresh);
@@ -256,7 +256,7 @@ unsafe fn read<'a, E: Element>(private: &'a Option<Slab>, shared: &'a RecvWindow
     match private {
         Some(copy) => <[E]>::ref_from_bytes(&copy.as_slice().as_bytes()[bytes(span)])
             .expect("a key starts on 64 bytes and holds whole elements"),
-        // SAFETY: the caller's word is the one that `elements` asks for; `new` checked the window's size.
+        // SAFETY: the caller promises what `elements` asks for; `new` checked the window's size.
         None => unsafe { shared.elements(span) }.expect("inside the window, by new"),
     }
 }

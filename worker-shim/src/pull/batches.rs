@@ -1,7 +1,7 @@
 //! The state of a worker's batches: which one is pulled next, and what is missing of each.
 //!
-//! Owned by whoever owns the exchange that it pulls by. It counts what is noticed and what is there; it has no clock, and
-//! no opinion of which batches are good ones.
+//! Owned by the owner of the exchange that it pulls through. It counts notices and whole keys. It has no clock, and does
+//! not judge which batches are good.
 //!
 //! ```text
 //!   a batch:  waits --all its slices are noticed, the batch before is there--> due --> pulled --> handed out

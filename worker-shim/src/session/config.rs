@@ -1,4 +1,4 @@
-//! What a worker must know to join: each setting once, with its default.
+//! The settings of a session: each once, with its default.
 
 use std::time::Duration;
 
@@ -13,34 +13,33 @@ use crate::pull::{Pull, PullError};
 /// Settings of a [`Session`](crate::Session).
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
-    /// The hub's control port, `host:port`; several with commas between them where the job is spread over hubs. All
-    /// workers name the same ones in the same order.
+    /// The hub's control port, `host:port`. For a job that is spread over hubs, all of them with commas between them. All
+    /// workers name the same hubs in the same order.
     pub hub: String,
     /// Name of the job; workers with the same name train together.
     pub job: String,
     /// This worker's number, from 0.
     pub rank: u32,
-    /// What all ends of the job agree on. The join counts `hubs` from the list above. With compression, weights are
-    /// always read from memory of the worker's own.
+    /// The terms that all ends of the job agree on. The join sets `hubs` to the number of addresses in `hub`. With
+    /// compression, weights are always read from private memory.
     pub terms: JobTerms,
-    /// With [`Schedule::KvStore`](pbox_core::Schedule::KvStore): pull weights in batches of layers. All keys of a round are pushed then before one is
-    /// waited for, and a key is there when all of its batch is. A worker that comes to a job that has weights pulls
-    /// those so, too: its first round begins with waiting for them. Default: each key is pulled as soon as it can be,
-    /// whatever the caller computes meanwhile.
+    /// With [`Schedule::KvStore`](pbox_core::Schedule::KvStore): pulls weights in batches of layers. The caller then
+    /// pushes all keys of a round before it waits for a key, and a key is there when its whole batch is there. A worker
+    /// that joins a job with weights pulls these in batches, too: its first round begins with waiting for them.
+    /// Default: each key is pulled as soon as it can be.
     pub pull: Option<Pull>,
-    /// How to come to the hub. Default: by the best transport that it offers and that leads there.
+    /// The transport to the hub. Default: the best transport that the hub offers and that leads there.
     pub transport: Option<Transport>,
-    /// RDMA NICs of this worker. Default: what `NCCL_IB_HCA` says, else every one that has a link.
+    /// RDMA NICs of this worker. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
     pub nics: Option<NicList>,
-    /// Where weights are read. Default shared.
+    /// Where weights are read. Default: shared.
     pub weights: WeightsMode,
-    /// How long to wait at the start for the other workers, and for each answer of the hub; the hub
-    /// itself must be there. Default 60 s.
+    /// Time limit of the join: for the other workers, and for each reply of the hub. The hub itself must already run.
+    /// Default 60 s.
     pub join_limit: Duration,
-    /// How long to wait for a key before giving up on workers that live but do not push.
-    /// Default 30 min.
+    /// Time limit of a wait for a key, for workers that are alive but do not push. Default 30 min.
     pub wait_limit: Duration,
-    /// How the calling thread waits. Default: spin where the machine has cores to spare.
+    /// How the calling thread waits. Default: it spins if the machine has cores to spare.
     pub idle: IdlePolicy,
 }
 
@@ -51,7 +50,7 @@ impl SessionConfig {
         self
     }
 
-    /// Checks what batches there are to pull.
+    /// Checks the settings of pulls in batches.
     pub(crate) fn check_pull(&self) -> Result<(), PullError> {
         let Some(pull) = &self.pull else { return Ok(()) };
         if !self.terms.level.schedule.pulls() {
@@ -61,7 +60,7 @@ impl SessionConfig {
         pull.layers(self.terms.keys.len()).map(|_| ())
     }
 
-    /// Everything that has no default.
+    /// Settings with defaults, except for these.
     pub fn new(
         hub: impl Into<String>,
         job: impl Into<String>,
@@ -82,7 +81,7 @@ impl SessionConfig {
             weights: WeightsMode::Shared,
             join_limit: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),
-            // A worker that spins on a core that the hub or another worker needs delays itself.
+            // A worker that spins on a core which the hub or another worker needs delays itself.
             idle: if cores > 2 * workers as usize { IdlePolicy::DEDICATED } else { IdlePolicy::SHARED },
         }
     }

@@ -11,6 +11,7 @@ pub const TRIALS: [usize; 8] =
 /// Rounds of a trial. The first round does not count, because posts of the trial before are under way. Of the others
 /// only the fastest counts, because a disturbance makes a round longer.
 pub const LAPS: u32 = 4;
+
 /// The result of trying a credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trial {

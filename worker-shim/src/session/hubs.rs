@@ -59,9 +59,9 @@ impl Session {
         Ok(self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)?)
     }
 
-    /// The error that ends this session, if the news of some hub hold one.
-    pub(super) fn ended(&self) -> Option<SessionError> {
-        self.hubs.iter().find_map(Hub::end).map(SessionError::from)
+    /// Checks that no hub's news end this session.
+    pub(super) fn check_alive(&self) -> Result<(), SessionError> {
+        self.hubs.iter().find_map(Hub::end).map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// A closed link is a symptom. If its hub is alive, it gives the cause over the control port.

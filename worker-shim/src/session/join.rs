@@ -108,9 +108,7 @@ impl Session {
                 TakesPart::From(round) => return Ok(round),
                 TakesPart::WaitsFor(missing) => missing,
             };
-            if let Some(error) = self.ended() {
-                return Err(error);
-            }
+            self.check_alive()?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || given_up() {
                 break missing;

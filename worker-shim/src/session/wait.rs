@@ -62,9 +62,7 @@ impl Session {
             // Nobody needs the answers before `until`: one wake-up for most of them is enough.
             let sleep_for = self.exchange.until_all();
             self.exchange.port().wait(sleep_for, pull_in.map_or(left, |limit| limit.min(left)));
-            if let Some(error) = self.ended() {
-                return Err(error);
-            }
+            self.check_alive()?;
         }
     }
 
@@ -97,9 +95,7 @@ impl Session {
         } else if !self.idle(idle, until, pull_in) {
             return Ok(false);
         }
-        if let Some(error) = self.ended() {
-            return Err(error);
-        }
+        self.check_alive()?;
         let open = |&&(key, _): &&(KeyId, Instant)| !self.has_answer(key);
         awaited.iter().filter(open).try_for_each(|&(key, since)| self.check_still_possible(key, since))?;
         Ok(false)
@@ -153,9 +149,7 @@ impl Session {
     /// Checks that a key that is under way can still complete: after each sleep, and after some polls of a worker that
     /// never sleeps.
     fn check_still_possible(&self, key: KeyId, since: Instant) -> Result<(), SessionError> {
-        if let Some(error) = self.ended() {
-            return Err(error);
-        }
+        self.check_alive()?;
         let round = self.exchange.round(key);
         let name = || self.exchange.layout().keys()[key.index()].name.clone();
         let waits_for = |left: &Left| !self.config.terms.level.consistency.allows(round.next(), left.round);
