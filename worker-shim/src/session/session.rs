@@ -157,7 +157,7 @@ impl Session {
         }
     }
 
-    /// Bytes that each link to the hub may hold, and with [`Credit::Auto`](crate::Credit::Auto) the trials so far.
+    /// Bytes that each link to the hub may hold, and with [`Credit::Auto`](pbox_core::Credit::Auto) the trials so far.
     pub fn credit(&self) -> (Option<usize>, &[Trial]) {
         (self.credit, self.tuner.as_ref().map_or(&[], |(tuner, _)| tuner.tried()))
     }
