@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::task::Waker;
 use std::time::Duration;
 
-use pbox_core::control::{JoinReply, JoinRequest, LeaveRequest};
+use pbox_core::control::{JoinReply, JoinRequest, LeaveRequest, Peers};
 use pbox_core::{MAX_HUBS, Round, Share};
 
 use crate::control::Control;
@@ -47,8 +47,18 @@ pub fn join_all(
     limit: Duration,
     request: &JoinRequest,
 ) -> Result<Vec<LetIn>, MemberError> {
-    let join = |(&address, hub)| LetIn::join(address, job, limit, JoinRequest { hub, ..request.clone() });
-    addresses.iter().zip(0..).map(join).collect()
+    let names = addresses.iter().map(|&address| address.to_owned()).collect();
+    let mut peers = (addresses.len() > 1).then_some(Peers { hubs: names, pass: None });
+    let mut let_in: Vec<LetIn> = Vec::with_capacity(addresses.len());
+    for (&address, hub) in addresses.iter().zip(0..) {
+        // The other hubs want the pass that the first one gives.
+        if let (Some(peers), Some(first)) = (&mut peers, let_in.first()) {
+            peers.pass = first.reply.pass.clone();
+        }
+        let request = JoinRequest { hub, peers: peers.clone(), ..request.clone() };
+        let_in.push(LetIn::join(address, job, limit, request)?);
+    }
+    Ok(let_in)
 }
 
 /// A hub that let this member in, before the links are made. When this is dropped, the hub is told that the member does

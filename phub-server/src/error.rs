@@ -7,13 +7,13 @@ use fabric::verbs::{ParseNicListError, VerbsError};
 
 use crate::checkpoint::CheckpointError;
 
-/// The hub did not start.
+/// Why the hub did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The machine cannot be read.
     #[error("reading this machine's topology: {0}")]
     Topology(#[from] topology::HostError),
-    /// The cores that were asked for cannot be had.
+    /// The requested cores are not available.
     #[error("choosing cores: {0}")]
     Place(#[from] topology::PlaceError),
     /// The control port cannot be opened.
@@ -32,13 +32,13 @@ pub enum HubError {
     /// The data path cannot be opened.
     #[error("opening the data path: {0}")]
     DataPath(#[from] ConnectError),
-    /// RDMA was asked for and cannot be had.
+    /// RDMA was requested and is not available.
     #[error("RDMA: {0}")]
     Rdma(#[from] VerbsError),
-    /// The environment's list of NICs makes no sense.
+    /// The list of NICs in the environment makes no sense.
     #[error("RDMA: {0}")]
     NicList(#[from] ParseNicListError),
-    /// The list of NICs leaves none.
+    /// The list of NICs leaves no NIC.
     #[error(
         "RDMA: no NIC is left to be used; this machine's RDMA devices: {}; see --nics",
         if .there_are.is_empty() { "none".to_owned() } else { .there_are.join(", ") }
@@ -47,8 +47,8 @@ pub enum HubError {
         /// The RDMA devices of this machine.
         there_are: Vec<String>,
     },
-    /// There would be no way to the hub.
-    #[error("--transports names none: workers could not come; leave it out to offer all")]
+    /// Workers would have no way to the hub.
+    #[error("--transports names none: no worker could reach the hub; leave it out to offer all")]
     NoTransport,
     /// Threads or descriptors ran out.
     #[error("starting the hub: {0}")]

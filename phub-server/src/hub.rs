@@ -22,19 +22,18 @@ use crate::registry::{Registry, Unsaved};
 use crate::rendezvous;
 use crate::settings::HubSettings;
 
-/// How often silent workers are looked for; a small part of the shortest heartbeat limit.
+/// How often the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
-/// How long a stop waits for workers to ask for their news and be told why: their next heartbeat may
-/// not have come yet. Those that are dead never ask.
+/// How long a stop waits until each worker has been told why, in the answer to its heartbeat. Dead workers never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
-/// How long a stop waits for checkpoints: a terabyte takes this long on a slow disk.
+/// How long a stop waits for checkpoints. A terabyte takes this long on a slow disk.
 const SAVE_LIMIT: Duration = Duration::from_secs(3600);
-/// Joins that are read and checked at the same time; the others wait. Each may hold a manifest of a
-/// million keys, and the control thread needs a core as well.
+/// How many joins are read and checked at the same time; the others wait. Each may hold a manifest of a million keys, and
+/// the control thread needs a core, too.
 const JOINS_AT_ONCE: usize = 2;
-/// How long a thread for joins waits for the next one: the workers of a job come together.
+/// How long a thread for joins waits for the next join: the workers of a job come together.
 const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
-/// How long a stop waits for requests that are under way.
+/// How long a stop waits for open requests.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
 /// A running hub. Dropping it stops it.
@@ -118,13 +117,12 @@ impl Hub {
         self.address
     }
 
-    /// The checkpoints that a stop has still to write, once it has begun.
+    /// The checkpoints that a stop must still write, once it has begun.
     pub fn unsaved(&self) -> Unsaved {
         self.unsaved.clone()
     }
 
-    /// Writes the checkpoints that can be written, tells all workers that the hub stops, and why; ends all
-    /// threads.
+    /// Writes the checkpoints that can be written, tells all workers that the hub stops and why, and ends all threads.
     pub fn stop(mut self, reason: &str) {
         self.shut_down(reason);
     }
@@ -159,7 +157,7 @@ impl Drop for Hub {
     }
 }
 
-/// A listener for each transport, and what workers are told of it.
+/// A listener for each transport, and the address that workers get.
 fn open_data_paths(
     settings: &HubSettings,
     control: SocketAddr,
@@ -167,11 +165,11 @@ fn open_data_paths(
     has_rdma: bool,
 ) -> Result<(Vec<Arc<Listener>>, Vec<TransportAddress>), HubError> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
-    // Best first, each once, in whatever order they are named.
+    // The best first. Each once, whatever the order of the setting.
     for transport in Transport::ALL.into_iter().filter(|&each| settings.offers(each)) {
         let (listener, address) = match transport {
             Transport::Shm => {
-                // Unique on this machine while the process lives, and gone with it.
+                // Unique on this machine while the process lives. It goes with the process.
                 let address = format!("phub-{}-{}", std::process::id(), control.port());
                 let listener = shm::Listener::bind(&address).map_err(ConnectError::from)?;
                 let address = TransportAddress::Shm { machine: any::machine(), address };
@@ -221,10 +219,11 @@ fn run_control(
         .thread_keep_alive(JOIN_THREAD_IDLE)
         .build()
         .expect("a runtime needs an epoll and an eventfd");
+    registry.runs_on(runtime.handle().clone());
     runtime.block_on(async {
         let socket = tokio::net::TcpListener::from_std(socket).expect("the socket is non-blocking");
         let router = control::router(Arc::clone(&registry), limits);
-        tokio::spawn(hear_reports(Arc::clone(&registry), reports));
+        tokio::spawn(take_reports(Arc::clone(&registry), reports));
         tokio::spawn(sweep(Arc::clone(&registry)));
         let (stop_serving, serving_stopped) = oneshot::channel();
         let limit = async {
@@ -237,11 +236,11 @@ fn run_control(
             () = limit => tracing::warn!("some requests did not end in {STOP_LIMIT:?}"),
         }
     });
-    // Ends the tasks, and with them their hold on the registry.
+    // Ends the tasks, which hold references to the registry.
     runtime.shutdown_timeout(Duration::ZERO);
 }
 
-async fn hear_reports(registry: Arc<Registry>, mut reports: UnboundedReceiver<Report>) {
+async fn take_reports(registry: Arc<Registry>, mut reports: UnboundedReceiver<Report>) {
     while let Some(report) = reports.recv().await {
         registry.report(report);
     }

@@ -5,10 +5,10 @@ use fabric::IdlePolicy;
 /// How a core waits when nothing arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum IdleChoice {
-    /// Spin where cpus are left to others, else sleep.
+    /// Spin if the hub leaves cpus to others; otherwise sleep.
     #[default]
     Auto,
-    /// Some microseconds of spinning, then sleep.
+    /// Spin for some microseconds, then sleep.
     Spin,
     /// Sleep at once.
     Sleep,
@@ -17,7 +17,7 @@ pub enum IdleChoice {
 }
 
 impl IdleChoice {
-    /// The policy, with the reason for the log. `cores` of `cpus` are the hub's.
+    /// The policy, and the reason for the log. The hub has `cores` of `cpus`.
     pub fn policy(self, cores: usize, cpus: usize) -> (IdlePolicy, String) {
         match self {
             IdleChoice::Spin => (IdlePolicy::DEDICATED, "spin, then sleep (as set)".into()),

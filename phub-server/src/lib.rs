@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+mod client;
 mod control;
 mod cores;
 pub mod doctor;

@@ -1,5 +1,5 @@
-//! The `phub-server` program: `serve` runs the hub, `topology` shows a machine and a plan for it, `doctor` says what
-//! a hub would lack here.
+//! The `phub-server` program: `serve` runs the hub, `topology` shows a machine and a plan for it, `doctor` checks what a hub
+//! needs here.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Command::Topology(args) => args.run().map_err(Into::into),
         Command::Doctor(args) => match args.run() {
             Ok(true) => Ok(()),
-            // It has said what is wrong.
+            // The doctor has printed what is wrong.
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error.into()),
         },
@@ -62,7 +62,7 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
 
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Before the hub is up, so that no signal is lost.
+    // Signals are caught before the hub is up, so that none is lost.
     let _in_runtime = runtime.enter();
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
@@ -91,7 +91,7 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     })
 }
 
-/// What a second signal costs.
+/// The error after a second signal: which checkpoints are lost.
 fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
     if unsaved.is_empty() {
         return anyhow!("ended at once by {signal}; no checkpoint was left to write");

@@ -1,4 +1,4 @@
-//! `--model` and `--manifest`: where a job's keys come from, for the programs that need some.
+//! `--model` and `--manifest`: the keys of a job, for the programs that need a model.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,10 +21,10 @@ pub struct ModelSource {
     pub manifest: Option<PathBuf>,
 }
 
-/// No keys to be had.
+/// Why there are no keys.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// No such name.
+    /// No model has this name.
     #[error(transparent)]
     Unknown(#[from] UnknownModel),
     /// The file cannot be read.
@@ -35,7 +35,7 @@ pub enum ModelError {
         /// The kernel's answer.
         error: std::io::Error,
     },
-    /// The file is not what it says.
+    /// The file is not a safetensors file.
     #[error("{path}: {error}")]
     Manifest {
         /// The file.
@@ -46,7 +46,7 @@ pub enum ModelError {
 }
 
 impl ModelSource {
-    /// Its name for people, and its keys; `None` when neither was given.
+    /// The model's name for people, and its keys; `None` if neither setting was given.
     pub fn keys(&self) -> Result<Option<(String, Vec<Key>)>, ModelError> {
         match self {
             ModelSource { manifest: Some(path), .. } => {
@@ -62,7 +62,7 @@ impl ModelSource {
         }
     }
 
-    /// As [`keys`](Self::keys), with a default.
+    /// As [`keys`](Self::keys), with a default model.
     pub fn keys_or(&self, default: &str) -> Result<(String, Vec<Key>), ModelError> {
         debug_assert!(MODELS.contains(&default));
         match self.keys()? {
@@ -72,7 +72,7 @@ impl ModelSource {
     }
 }
 
-/// Reads the header of a safetensors file and no more: the values may be many GiB.
+/// Reads only the header of a safetensors file: the values may be many GiB.
 fn read_manifest(path: &Path) -> Result<Vec<Key>, ModelError> {
     let read = |error| ModelError::Read { path: path.to_owned(), error };
     let lies = |error| ModelError::Manifest { path: path.to_owned(), error };

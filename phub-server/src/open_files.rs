@@ -1,12 +1,11 @@
-//! How many files a hub may have open: every worker holds some of its descriptors, and a shell's soft limit is
-//! often 1024.
+//! The limit on a hub's open files. Every worker needs some descriptors, and a shell's soft limit is often 1024.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// More than this nobody needs.
+/// Nobody needs more than this.
 const REASONABLE: u64 = 65_536;
 
-/// As many as the process may have without asking, within reason.
+/// Raises the limit as far as the process may without privileges, up to a reasonable number.
 pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = attainable(current, maximum);
@@ -17,7 +16,7 @@ pub fn raise_open_files() {
     }
 }
 
-/// What a hub has after that; no limit is none.
+/// The limit that a hub has then; `None` means no limit.
 pub(crate) fn attainable(limit: Option<u64>, hard: Option<u64>) -> u64 {
     let raised = hard.map_or(REASONABLE, |hard| hard.min(REASONABLE));
     limit.map_or(u64::MAX, |limit| limit.max(raised))

@@ -1,6 +1,6 @@
-//! The rendezvous: accepts data-path connections, asks the registry who they are, and gives their
-//! links to the cores. Each handshake has a thread of its own, so that one that stalls holds up
-//! nobody; their number is bounded, and a connection beyond it waits in the listener's backlog.
+//! The rendezvous: accepts connections of the data path, asks the registry whose they are, and gives their links to the
+//! cores. Each handshake has its own thread, so that a slow handshake delays nobody else. The number of handshakes is
+//! bounded; further connections wait in the listener's backlog.
 
 use fabric::PlannedLink;
 use std::sync::{Arc, Condvar, Mutex};
@@ -14,15 +14,15 @@ use crate::registry::{Admission, Registry};
 
 /// Handshakes at once.
 const MAX_HANDSHAKES: usize = 64;
-/// Half of them may be so patient: a handshake is one message each way on one machine.
+/// The time limit of half of the handshakes. A handshake is one message each way.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// The others are not, so that those who connect and say nothing never hold all of them for long.
+/// The time limit of the other half, so that clients that connect and send nothing cannot hold all handshakes for long.
 const CROWDED_LIMIT: Duration = Duration::from_millis(250);
 
-/// Descriptors ran out: no event says when there are some again, and accept would fail at once.
+/// The pause when descriptors have run out. No event says when there are some again, and accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Starts the accepting thread; it ends when the listener is stopped.
+/// Starts the accepting thread. It ends when the listener is stopped.
 pub(crate) fn start(
     listener: Arc<Listener>,
     group: Group,
@@ -54,22 +54,22 @@ pub(crate) fn start(
     })
 }
 
-/// How many handshakes are under way.
+/// The number of open handshakes.
 #[derive(Debug, Default)]
 struct Slots {
     taken: Mutex<usize>,
     freed: Condvar,
 }
 
-/// One of the handshakes at once.
+/// The right to make one handshake.
 struct Slot {
     slots: Arc<Slots>,
-    /// How long its peer may be silent.
+    /// How long the peer may be silent.
     limit: Duration,
 }
 
 impl Slot {
-    /// Waits for a free one.
+    /// Waits for a free slot.
     fn take(slots: &Arc<Slots>) -> Self {
         let taken = slots.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let full = |taken: &mut usize| *taken >= MAX_HANDSHAKES;
@@ -91,8 +91,8 @@ impl Drop for Slot {
 fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &std::sync::Weak<Registry>) {
     let hello = match accepted.hello(limit) {
         Ok(Some(hello)) => hello,
-        Ok(None) => return, // its other connections are yet to come
-        Err(error) => return tracing::warn!(%error, "a connection to the data path came to nothing"),
+        Ok(None) => return, // the peer's other connections have not come yet
+        Err(error) => return tracing::warn!(%error, "a connection to the data path failed in its handshake"),
     };
     let Some(registry) = registry.upgrade() else { return hello.refuse("the hub is stopping") };
     let admission = match registry.admission(hello.token()) {
@@ -108,7 +108,7 @@ fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &std:
     {
         Ok(joined) => registry.attach(admission, joined.recv, joined.endpoints),
         Err(error) => {
-            // Its token was good for this one connection: nobody else can come in its place.
+            // The token was good for one connection, so the worker cannot connect again.
             let reason = format!("its data path could not be made: {error}");
             registry.report(Report::WorkerGone { job: admission.job, rank: admission.rank, reason });
         }

@@ -16,24 +16,24 @@ use crate::idle_choice::IdleChoice;
 #[derive(Clone, Debug, clap::Args)]
 pub struct HubSettings {
     /// Address of the control port. It has no password yet: keep it on a network that you trust.
-    /// Port 0 takes a free one and prints it.
+    /// Port 0 takes a free port and prints it.
     #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT")]
     pub listen: SocketAddr,
 
-    /// Transports that workers may come by, of shm, verbs and tcp. A worker takes the best that it can have.
-    /// Default: all that there are.
+    /// Transports that workers may use: shm, verbs, tcp. A worker takes the best one that reaches the hub.
+    /// Default: all.
     #[arg(long, env = "PHUB_TRANSPORTS", value_delimiter = ',', value_name = "LIST")]
     pub transports: Option<Vec<Transport>>,
 
-    /// Address that gradients and weights cross by with TCP; the port after it is RDMA's handshake's. Default:
-    /// free ports at the control port's address.
+    /// Address for gradients and weights over TCP; the next port is for RDMA's handshake. Default: free ports at the
+    /// control port's address.
     #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT")]
     pub data_listen: Option<SocketAddr>,
 
     /// RDMA NICs, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign): by the beginning of
     /// their names, exactly with = before the list, all others with ^ before it. NCCL_IB_HCA and NCCL_IB_GID_INDEX
-    /// are read where this is not given. Default: every NIC with a link, but those that are an eighth as fast as
-    /// the fastest, or less.
+    /// are read if this is not given. Default: every NIC with a link, except those that have at most an eighth of the
+    /// speed of the fastest.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
 
@@ -48,23 +48,23 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_IDLE", default_value = "auto", value_enum)]
     pub idle: IdleChoice,
 
-    /// A worker that is not heard of for so many seconds is taken for dead, and its job is told.
+    /// The hub declares a worker dead after this many seconds without a heartbeat, and tells its job.
     #[arg(long, env = "PHUB_HEARTBEAT_LIMIT_S", default_value_t = 10, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub heartbeat_limit_s: u64,
 
-    /// Directory of checkpoints, one file for each job. A job that has one there goes on from it; one is
-    /// written at the end of a job, at a clean stop of the hub, and on request. Default: none.
+    /// Directory of checkpoints. A job that has a checkpoint there continues from it. The hub writes one at the end of a
+    /// job, at a clean stop, and on request. Default: no checkpoints.
     #[arg(long, env = "PHUB_CHECKPOINTS", value_name = "DIRECTORY")]
     pub checkpoints: Option<PathBuf>,
 
-    /// Write a checkpoint also every so many rounds, beside the running job. It needs as much memory
-    /// again as the weights and the optimizer's state.
+    /// Write a checkpoint also every so many rounds, while the job runs. This needs as much memory again as the weights
+    /// and the optimizer's state.
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
 }
 
-/// What `phub-server serve` does when it is told nothing: the defaults above, and the environment.
+/// The settings of `phub-server serve` without arguments: the defaults above, and the environment.
 impl Default for HubSettings {
     fn default() -> Self {
         #[derive(clap::Parser)]
@@ -91,14 +91,14 @@ impl HubSettings {
 /// `--cores`: how many, or which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CoreSelection {
-    /// So many, chosen by the placement.
+    /// This many cpus, chosen by the placement.
     Count(usize),
-    /// These cpus.
+    /// Exactly these cpus.
     Cpus(Vec<CpuId>),
 }
 
 impl CoreSelection {
-    /// For the placement; `None` is every core.
+    /// The request to the placement; `None` means every core.
     pub fn choice(selection: Option<&Self>) -> CoreChoice {
         match selection {
             None => CoreChoice::EveryCore,

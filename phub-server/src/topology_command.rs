@@ -1,5 +1,5 @@
-//! `phub-server topology`: this machine or another, and where a job's chunks would go, as text and
-//! as a picture (PHub's figure 2, for one's own machine).
+//! `phub-server topology`: this machine or another, and where a job's chunks would go, as text and as a picture (as PHub's
+//! figure 2).
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -42,16 +42,16 @@ pub struct TopologyArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     nics: Option<Vec<String>>,
 
-    /// Use none of these NICs.
+    /// Do not use these NICs.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     except_nics: Vec<String>,
 
-    /// Also draw machine and plan to this file.
+    /// Also draw the machine and the plan into this file.
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
 }
 
-/// No picture.
+/// Why there is no picture.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// The machine cannot be read.
@@ -106,7 +106,7 @@ impl TopologyArgs {
                 .map_err(|error| TopologyError::Write { path: path.clone(), error })?;
             let _ = writeln!(text, "\nPicture: {}", path.display());
         }
-        // A reader that closed the pipe has seen enough.
+        // A closed pipe is no error: the reader has seen enough.
         let mut out = std::io::stdout();
         let _ = out.write_all(text.as_bytes());
         if out.is_terminal() {
@@ -116,7 +116,7 @@ impl TopologyArgs {
     }
 
     fn place(&self, host: &Host, layout: &Layout) -> Result<Plan, PlaceError> {
-        // As the hub places them, but for the number of cores, which the host decides: two passes.
+        // The hub places runs in the same way. The first pass finds the number of cores, the second places.
         let cores = topology::place(host, &self.request(&[]))?.cores().len();
         let run_bytes = |run: Range<u32>| run.map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum();
         let weights: Vec<u64> = pbox_core::runs(layout, cores).into_iter().map(run_bytes).collect();
@@ -131,7 +131,7 @@ impl TopologyArgs {
         }
     }
 
-    /// What a round moves, and what the hub's memory holds.
+    /// What a round moves, and the hub's memory traffic.
     fn traffic(&self, name: &str, layout: &Layout, plan: &Plan) -> String {
         let (workers, model) = (u64::from(self.workers), layout.model_bytes());
         let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);

@@ -11,20 +11,13 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::training::Training;
-use hub_tests::{
-    NOWHERE, PATIENT_S, config_at, describe, hub, on_threads, refused, says, settings, small_model,
-};
-use pbox_core::OnLoss;
+use hub_tests::{NOWHERE, addresses, config_at, describe, hub, on_threads, refused, says, small_model};
 use pbox_core::{Dtype, Key, Optimizer, Schedule};
-use phub_server::{Hub, HubSettings};
+use phub_server::Hub;
 use rustix::process::Signal;
-use worker_shim::{Session, SessionConfig};
+use worker_shim::Session;
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
-
-fn addresses<'a>(hubs: impl IntoIterator<Item = &'a Hub>) -> String {
-    hubs.into_iter().map(|hub| hub.address().to_string()).collect::<Vec<_>>().join(",")
-}
 
 /// Keys that every schedule splits over hubs, and a key that none splits.
 fn model() -> Vec<Key> {
@@ -160,26 +153,6 @@ fn workers_that_split_keys_differently_are_refused() {
         Session::join(config).map(drop).expect_err("they cannot meet").to_string()
     });
     assert!(outcomes.iter().any(|words| words.contains("has split_above 1")), "{outcomes:?}");
-}
-
-#[test]
-fn terms_that_several_hubs_cannot_have_are_refused() {
-    let _watchdog = Watchdog::start();
-    let hubs = [hub(1), hub(1)];
-    let mut config: SessionConfig = config_at(&addresses(&hubs), "job", 0, 1);
-    config.terms.on_loss = OnLoss::Continue;
-    says(
-        refused(config),
-        &["hub 0 of 2", "cannot go on without a lost worker", "use on_loss stop, or one hub"],
-    );
-    let directory = tempfile::tempdir().unwrap();
-    let settings = HubSettings { checkpoints: Some(directory.path().into()), ..settings(1, PATIENT_S) };
-    let keeping = Hub::start(&settings).unwrap();
-    let list = format!("{},{}", hubs[0].address(), keeping.address());
-    says(
-        refused(config_at(&list, "job", 0, 1)),
-        &["hub 1 of 2", "has no checkpoints", "checkpoint directory"],
-    );
 }
 
 #[test]

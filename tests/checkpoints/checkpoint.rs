@@ -24,8 +24,8 @@ use serde_json::json;
 use worker_shim::{Session, SessionError};
 
 /// Rounds from one checkpoint to the next.
-const EVERY: u32 = 3;
-const ADAM: Optimizer =
+pub(super) const EVERY: u32 = 3;
+pub(super) const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
 
 /// A hub whose checkpoints are in `dir`.
@@ -33,7 +33,7 @@ fn hub(dir: &Path) -> Hub {
     hub_every(dir, None)
 }
 
-fn hub_every(dir: &Path, every: Option<u32>) -> Hub {
+pub(super) fn hub_every(dir: &Path, every: Option<u32>) -> Hub {
     let mut settings = settings(2, PATIENT_S);
     settings.checkpoints = Some(dir.to_owned());
     settings.checkpoint_every = every.map(|every| every.try_into().unwrap());
@@ -41,14 +41,14 @@ fn hub_every(dir: &Path, every: Option<u32>) -> Hub {
 }
 
 /// Starts a hub in its own process. Returns the process and the hub's address.
-fn hub_to_kill(dir: &Path) -> (Program, String) {
+pub(super) fn hub_to_kill(dir: &Path) -> (Program, String) {
     let (cores, every) = (cpus().min(2).to_string(), EVERY.to_string());
     let dir = dir.to_str().expect("tempfile's names are UTF-8");
     start_hub(&[("PHUB_CORES", &cores), ("PHUB_CHECKPOINTS", dir), ("PHUB_CHECKPOINT_EVERY", &every)])
 }
 
 /// Gradients of ones: the weights after round `r` are `1 - r / 2`.
-fn rounds(session: &mut Session, count: u32) -> Result<(), SessionError> {
+pub(super) fn rounds(session: &mut Session, count: u32) -> Result<(), SessionError> {
     for _ in 0..count {
         session.keys().try_for_each(|key| session.gradient_mut(key).map(|gradient| gradient.fill(1.0)))?;
         push_all(session)?;
@@ -58,7 +58,7 @@ fn rounds(session: &mut Session, count: u32) -> Result<(), SessionError> {
 }
 
 #[track_caller]
-fn weights_are(session: &Session, value: f32) {
+pub(super) fn weights_are(session: &Session, value: f32) {
     for key in session.keys() {
         let weights = session.weights::<f32>(key).unwrap();
         assert!(weights.iter().all(|&weight| weight == value), "key {key:?}: {weights:?}, expected {value}");
@@ -67,7 +67,7 @@ fn weights_are(session: &Session, value: f32) {
 
 /// Goes on with a job whose gradients are those of [`Training`], until the hub is gone or the job is done. Returns the last
 /// weights.
-fn train(
+pub(super) fn train(
     training: &Training,
     hub: &str,
     rank: u32,
@@ -180,7 +180,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
 
 /// All sessions make some rounds. They must begin in round `first` with these weights.
 #[track_caller]
-fn all_push_rounds(sessions: &mut [Session], count: u32, first: Round, weights: f32) {
+pub(super) fn all_push_rounds(sessions: &mut [Session], count: u32, first: Round, weights: f32) {
     for session in sessions.iter() {
         assert_eq!(session.next_round(), first);
         weights_are(session, weights);

@@ -3,4 +3,5 @@
 mod checkpoint;
 mod compressed;
 mod making;
+mod over_hubs;
 mod state;

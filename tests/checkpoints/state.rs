@@ -7,8 +7,8 @@ use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
-    PATIENT_S, config, describe, hub, join_by_hand, join_request, on_threads, post, post_json, ready_all,
-    refusal, refused, says, settings,
+    PATIENT_S, addresses, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post,
+    post_json, ready_all, refusal, refused, says, settings,
 };
 use pbox_core::control::{JobReply, JobState};
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
@@ -54,7 +54,7 @@ fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
     }
 }
 
-fn goes_on_elsewhere(optimizer: Optimizer) {
+fn goes_on_elsewhere(optimizer: Optimizer, hubs: usize) {
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
     // The state has their master weights, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
@@ -73,8 +73,8 @@ fn goes_on_elsewhere(optimizer: Optimizer) {
         file
     });
     first.stop("the test goes on elsewhere");
-    let second = hub(1);
-    let address = second.address().to_string();
+    let second: Vec<_> = (0..hubs).map(|_| hub(1)).collect();
+    let address = addresses(&second);
     let file = files.into_iter().flatten().next().unwrap();
     let seen = on_threads(training.workers, |rank| {
         let config = training.config(&address, rank);
@@ -100,8 +100,35 @@ fn goes_on_elsewhere(optimizer: Optimizer) {
 #[test]
 fn a_state_goes_on_at_another_hub_with_the_bits_of_a_job_that_was_not_interrupted() {
     let _watchdog = Watchdog::start();
-    goes_on_elsewhere(NESTEROV);
-    goes_on_elsewhere(ADAM);
+    goes_on_elsewhere(NESTEROV, 1);
+    goes_on_elsewhere(ADAM, 1);
+}
+
+#[test]
+fn a_state_is_dealt_to_several_hubs() {
+    let _watchdog = Watchdog::start();
+    goes_on_elsewhere(NESTEROV, 2);
+    goes_on_elsewhere(ADAM, 3);
+    // A hub that owns no chunk begins with the others.
+    let hubs = [hub(1), hub(1)];
+    let keys = vec![Key::f32("only", [4])];
+    let mut config = config_at(&addresses(&hubs), "job", 0, 1);
+    config.terms.keys = keys;
+    let session = Session::join_with(config, ones(7, 4)).unwrap();
+    assert_eq!(session.next_round(), Round(7));
+    assert_eq!(session.weights::<f32>(KeyId(0)).unwrap(), [1.0; 4]);
+    session.leave().unwrap();
+}
+
+#[test]
+fn a_state_of_another_length_is_refused_by_several_hubs() {
+    let _watchdog = Watchdog::start();
+    let hubs = [hub(1), hub(1)];
+    let values = hub_tests::small_model().iter().map(|key| key.elements().unwrap() as usize).sum::<usize>();
+    for (values, why) in [(values - 1, "bytes too early"), (values + 1, "too long")] {
+        let config = config_at(&addresses(&hubs), &format!("job.{values}"), 0, 1);
+        says(Session::join_with(config, ones(7, values)).map(drop).unwrap_err(), &["state", why]);
+    }
 }
 
 /// A worker of a job with one key of four elements, in SGD.
@@ -180,7 +207,6 @@ fn a_bad_state_is_refused() {
     says(offered(1, json!({}), json!({})), &["rank 1 brings a state", "rank 0"]);
     says(offered(0, json!({}), json!({"state_before": 0})), &["before round", "expected 1"]);
     says(offered(0, json!({"optimizer": {"name": "average"}}), json!({})), &["average, which keeps none"]);
-    says(offered(0, json!({"hubs": 2}), json!({})), &["several hubs begins with a broadcast"]);
 
     let mut request = join_request(0, 2);
     request.state_before = Some(Round(3));

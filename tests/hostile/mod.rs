@@ -4,5 +4,6 @@ mod by_hand;
 mod control_port;
 mod data_socket;
 mod frames;
+mod peers;
 mod posts;
 mod sim_full_rings;

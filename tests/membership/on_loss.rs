@@ -1,14 +1,14 @@
 //! Jobs that go on without lost workers, and workers that come back.
 //!
 //! If every gradient is 1, the weights after round `r` are `1 - r / 2`, whichever workers take part: each test counts rounds
-//! by them.
+//! by them. A job over several hubs goes on in the same way.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use fabric::conformance::Watchdog;
 use hub_tests::{
-    FIRST, describe, hub, join_all, join_by_hand, join_request, on_threads, push_all, ready_all, refused,
-    says,
+    FIRST, addresses, config_at, describe, hub, join_all, join_by_hand, join_request, on_threads, push_all,
+    ready_all, refused, says,
 };
 use pbox_core::OnLoss;
 use pbox_core::control::JobState;
@@ -16,8 +16,8 @@ use pbox_core::{KeyId, Round};
 use phub_server::Hub;
 use worker_shim::{Session, SessionConfig};
 
-fn config(hub: &Hub, rank: u32, workers: u32) -> SessionConfig {
-    let mut config = hub_tests::config(hub, "job", rank, workers);
+fn config(hubs: &[Hub], rank: u32, workers: u32) -> SessionConfig {
+    let mut config = config_at(&addresses(hubs), "job", rank, workers);
     config.terms.on_loss = OnLoss::Continue;
     config
 }
@@ -53,8 +53,12 @@ fn round(sessions: &mut [Session]) {
 #[test]
 fn the_others_go_on_with_the_mean_of_their_gradients() {
     let _watchdog = Watchdog::start();
-    let hub = hub(2);
-    let mut sessions = ready_all(3, |rank| config(&hub, rank, 3));
+    those_left_go_on(&[hub(2)]);
+    those_left_go_on(&[hub(2), hub(1)]);
+}
+
+fn those_left_go_on(hubs: &[Hub]) {
+    let mut sessions = ready_all(3, |rank| config(hubs, rank, 3));
     // The lost worker's pushes do not count in a chunk whose round was not complete.
     for (session, value) in sessions.iter_mut().zip([1.0, 100.0, 3.0]) {
         gradients(session, value);
@@ -77,20 +81,26 @@ fn the_others_go_on_with_the_mean_of_their_gradients() {
     round(&mut sessions);
     weights_are(&sessions[0], -1.0);
     sessions.pop().unwrap().leave().unwrap();
-    assert_eq!(describe(&hub.address().to_string()).jobs, [], "the last one's leave ends the job");
+    for hub in hubs {
+        assert_eq!(describe(&hub.address().to_string()).jobs, [], "the last one's leave ends the job");
+    }
 }
 
 #[test]
 fn a_worker_that_comes_back_has_the_weights_of_the_round_before() {
     let _watchdog = Watchdog::start();
-    let hub = hub(2);
-    let mut sessions = ready_all(3, |rank| config(&hub, rank, 3));
+    one_comes_back(&[hub(2)]);
+    one_comes_back(&[hub(2), hub(1)]);
+}
+
+fn one_comes_back(hubs: &[Hub]) {
+    let mut sessions = ready_all(3, |rank| config(hubs, rank, 3));
     round(&mut sessions);
     drop(sessions.pop());
     until_members(&sessions[0], &[0, 1]);
     round(&mut sessions);
     // It joins between two rounds and waits for nobody.
-    let mut back = Session::join(config(&hub, 2, 3)).unwrap();
+    let mut back = Session::join(config(hubs, 2, 3)).unwrap();
     assert_eq!((back.next_round(), back.members()), (Round(3), vec![0, 1, 2]));
     weights_are(&back, 0.0);
     back.broadcast_weights(|_, _: &mut [f32]| panic!("the job has weights")).unwrap();
@@ -108,7 +118,7 @@ fn a_worker_that_comes_back_has_the_weights_of_the_round_before() {
     sessions.iter_mut().for_each(|session| session.wait(FIRST).unwrap());
     sessions[0].push(KeyId(1)).unwrap();
     let back = std::thread::scope(|scope| {
-        let back = scope.spawn(|| Session::join(config(&hub, 2, 3)).unwrap());
+        let back = scope.spawn(|| Session::join(config(hubs, 2, 3)).unwrap());
         until_members(&sessions[1], &[0, 1, 2]);
         assert!(!back.is_finished(), "two keys of the round before are not finished");
         sessions[0].push(KeyId(2)).unwrap();
@@ -128,13 +138,17 @@ fn a_worker_that_comes_back_has_the_weights_of_the_round_before() {
 #[test]
 fn coming_and_going_under_load_changes_no_bit() {
     let _watchdog = Watchdog::start();
-    let hub = hub(2);
+    come_and_go(&[hub(2)]);
+    come_and_go(&[hub(2), hub(1)]);
+}
+
+fn come_and_go(hubs: &[Hub]) {
     let expected = |session: &Session| 1.0 - (session.next_round().0 - 1) as f32 / 2.0;
     // A job begins when all workers are there.
-    let begin = join_all(4, |rank| config(&hub, rank, 4));
+    let begin = join_all(4, |rank| config(hubs, rank, 4));
     let (over, out) = (AtomicBool::new(false), AtomicU32::new(0));
-    let (over, out, hub, begin) =
-        (&over, &out, &hub, std::sync::Mutex::new(begin.into_iter().map(Some).collect::<Vec<_>>()));
+    let (over, out, begin) =
+        (&over, &out, std::sync::Mutex::new(begin.into_iter().map(Some).collect::<Vec<_>>()));
     on_threads(4, |rank| {
         let mut session = begin.lock().unwrap()[rank as usize].take().unwrap();
         session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
@@ -170,35 +184,46 @@ fn coming_and_going_under_load_changes_no_bit() {
                 }
                 _ => drop(session),
             }
-            session = Session::join(config(hub, rank, 4)).unwrap();
+            session = Session::join(config(hubs, rank, 4)).unwrap();
             weights_are(&session, expected(&session));
         }
     });
-    assert_eq!(describe(&hub.address().to_string()).jobs, []);
+    for hub in hubs {
+        assert_eq!(describe(&hub.address().to_string()).jobs, []);
+    }
 }
 
 #[test]
 fn a_job_ends_with_the_last_of_its_workers() {
     let _watchdog = Watchdog::start();
-    let hub = hub(2);
-    let mut sessions = ready_all(2, |rank| config(&hub, rank, 2));
+    the_last_ends_it(&[hub(2)]);
+    the_last_ends_it(&[hub(2), hub(1)]);
+}
+
+fn the_last_ends_it(hubs: &[Hub]) {
+    let mut sessions = ready_all(2, |rank| config(hubs, rank, 2));
     drop(sessions.pop());
     until_members(&sessions[0], &[0]);
     drop(sessions);
-    let running =
-        || describe(&hub.address().to_string()).jobs.iter().any(|job| job.state == JobState::Running);
-    while running() {
+    let runs_at = |hub: &Hub| {
+        describe(&hub.address().to_string()).jobs.iter().any(|job| job.state == JobState::Running)
+    };
+    while hubs.iter().any(runs_at) {
         std::thread::yield_now();
     }
-    let again = ready_all(2, |rank| config(&hub, rank, 2));
+    let again = ready_all(2, |rank| config(hubs, rank, 2));
     assert_eq!(again[0].next_round(), Round(1));
 }
 
 #[test]
 fn a_job_without_weights_does_not_go_on() {
     let _watchdog = Watchdog::start();
-    let hub = hub(2);
-    let mut sessions = join_all(2, |rank| config(&hub, rank, 2));
+    without_weights(&[hub(2)]);
+    without_weights(&[hub(2), hub(1)]);
+}
+
+fn without_weights(hubs: &[Hub]) {
+    let mut sessions = join_all(2, |rank| config(hubs, rank, 2));
     drop(sessions.remove(0));
     let error = sessions[0].broadcast_weights(|_, _: &mut [f32]| ()).unwrap_err();
     says(error, &["\"job\" failed", "worker 0 is gone before all had the first weights"]);
@@ -209,7 +234,7 @@ fn workers_of_a_job_ask_for_the_same_on_loss() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     join_by_hand(&hub, "job", &join_request(0, 2));
-    says(refused(config(&hub, 1, 2)), &["has on_loss Stop", "asks for Continue"]);
+    says(refused(config(&[hub], 1, 2)), &["has on_loss Stop", "asks for Continue"]);
 }
 
 #[test]

@@ -54,6 +54,11 @@ pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
     }
 }
 
+/// The list of these hubs, as a worker is given it.
+pub fn addresses<'a>(hubs: impl IntoIterator<Item = &'a Hub>) -> String {
+    hubs.into_iter().map(|hub| hub.address().to_string()).collect::<Vec<_>>().join(",")
+}
+
 /// The cpus that this process may use. A test that wants two cores gets one on a machine with one cpu.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get())
@@ -141,7 +146,7 @@ pub fn says(error: impl std::fmt::Display, words: &[&str]) {
 /// The join request of a worker of the small model.
 pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(workers, small_model(), SGD) };
-    JoinRequest { protocol: PROTOCOL, rank, hub: 0, state_before: None, terms }
+    JoinRequest { protocol: PROTOCOL, rank, hub: 0, peers: None, state_before: None, terms }
 }
 
 /// Posts any body to the control port. Returns status and body of the reply.

@@ -4,8 +4,13 @@
 //! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
 
 mod parse;
+mod peers;
 
 pub use parse::{ParseError, parse, parse_join};
+pub use peers::{
+    ArrivedRequest, CheckpointRequest, HoldReply, HoldRequest, LostRequest, PartState, PartsReply, Pass,
+    Peers, ReleaseRequest, WholeRounds, WrittenReply, WrittenRequest,
+};
 
 use std::net::SocketAddr;
 
@@ -50,6 +55,9 @@ pub struct JoinRequest {
     /// Which of the job's hubs this one is, from 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hub: u32,
+    /// The job's other hubs, if it has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Peers>,
     /// Rank 0 brings weights and optimizer state, as they are before this round: a new job begins when they are
     /// there. Default: it begins with a broadcast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,6 +89,9 @@ pub struct JoinReply {
     /// Length of the state that the job waits for, where this worker offered one and the job has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_bytes: Option<u64>,
+    /// From hub 0 of several: what this worker shows at the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass: Option<Pass>,
 }
 
 /// `POST /v1/jobs/{job}/state?token=...`: the state is there.

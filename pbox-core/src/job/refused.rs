@@ -29,7 +29,6 @@ enum Term {
     StepsAlone,
     ByLayer,
     Continue,
-    SeveralHubs,
 }
 
 const TABLE: &[(Term, Term, &str)] = &[
@@ -59,12 +58,6 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::Average,
         "a mean is of all workers' gradients of one round; use bsp, or an optimizer that keeps weights",
     ),
-    (
-        Term::SeveralHubs,
-        Term::Continue,
-        "a job over several hubs cannot go on without a lost worker, because each hub would go on from another \
-         round; use on_loss stop, or one hub",
-    ),
 ];
 
 /// Checks that no two terms of a job exclude each other.
@@ -78,7 +71,7 @@ pub(super) fn check(terms: &JobTerms) -> Result<(), Refused> {
 impl Term {
     /// How the job's terms say it; `None` when the job does without it.
     fn spoken(self, terms: &JobTerms) -> Option<String> {
-        let JobTerms { optimizer, on_loss, hubs, level, .. } = terms;
+        let JobTerms { optimizer, on_loss, level, .. } = terms;
         let (has, spoken) = match self {
             Term::SlimDp => (matches!(level.compression, Some(Compression::Slim(_))), "Slim-DP".to_owned()),
             Term::Average => (!optimizer.keeps_weights(), format!("the optimizer {}", optimizer.name())),
@@ -87,7 +80,6 @@ impl Term {
             }
             Term::ByLayer => (level.schedule.by_layer(), format!("schedule {}", level.schedule)),
             Term::Continue => (*on_loss == OnLoss::Continue, "on_loss continue".to_owned()),
-            Term::SeveralHubs => (*hubs > 1, format!("{hubs} hubs")),
         };
         has.then_some(spoken)
     }

@@ -137,6 +137,11 @@ impl Optimizer {
         }
     }
 
+    /// f32 that a checkpoint has for each parameter: the weight and the state, where the hub keeps weights.
+    pub fn saved_per_element(&self) -> usize {
+        if self.keeps_weights() { 1 + self.state_per_element() } else { 0 }
+    }
+
     /// Whether the hub keeps weights. If so, the first round is the broadcast of rank 0's weights.
     pub fn keeps_weights(&self) -> bool {
         !matches!(self, Optimizer::Average)

@@ -5,5 +5,5 @@ mod share;
 mod slices;
 
 pub use placement::{Placement, runs};
-pub use share::Share;
+pub use share::{Piece, Share};
 pub use slices::{Slice, Slices};

@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use super::placement::weights;
 use crate::job::{JobTerms, SPLIT_ABOVE, Schedule};
-use crate::layout::{Key, KeyId, Layout};
+use crate::layout::{ChunkId, Key, KeyId, Layout};
 
 /// One hub of a job, by number, and how the job is split over its hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +49,32 @@ impl Share {
 impl std::fmt::Display for Share {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "hub {} of {}", self.hub, self.hubs)
+    }
+}
+
+/// What a hub owns of one key: neighbouring chunks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The key.
+    pub key: KeyId,
+    /// Ids of the chunks.
+    pub chunks: Range<u32>,
+    /// The key's elements in these chunks.
+    pub elements: Range<usize>,
+}
+
+impl Share {
+    /// What the hub owns of each key, in the order of the keys; a hub owns at most one piece of a key.
+    pub fn pieces(self, layout: &Layout, schedule: Schedule) -> Vec<Piece> {
+        let piece = |chunks: Range<u32>| {
+            let key = layout.chunk(ChunkId(chunks.start)).key;
+            let (of_key, bytes) = (layout.key_span(key), layout.keys()[key.index()].dtype.bytes());
+            let (first, last) = (layout.chunk(ChunkId(chunks.start)), layout.chunk(ChunkId(chunks.end - 1)));
+            let at = |offset: usize| (offset - of_key.offset) / bytes;
+            let elements = at(first.span.offset)..at(last.span.offset + last.span.bytes);
+            Piece { key, chunks, elements }
+        };
+        pieces(layout, schedule, self).into_iter().map(piece).collect()
     }
 }
 
@@ -114,7 +140,6 @@ fn part(Range { start, end }: Range<u32>, index: u32, parts: u32) -> Range<u32> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::ChunkId;
     use crate::models::model;
     use crate::place::Placement;
     use proptest::prelude::*;

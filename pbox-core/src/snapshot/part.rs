@@ -1,4 +1,4 @@
-//! A job's whole state at a cut between two rounds: what its cores give to a checkpoint.
+//! A hub's state of a job at a cut between two rounds: what its cores give to a checkpoint.
 //!
 //! ```text
 //!   a part's values:  [ chunk 7: weights | state 0 | state 1 ][ chunk 9: weights | state 0 | state 1 ] ...
@@ -11,8 +11,10 @@ use std::sync::Arc;
 
 use fabric::Slab;
 
+use crate::job::Schedule;
 use crate::kernels::Optimizer;
-use crate::layout::{ChunkId, KeyId, Layout, Round};
+use crate::layout::{ChunkId, Layout, Round};
+use crate::place::{Piece, Share};
 
 /// One of the tensors that a hub keeps for a key; each has the key's shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,8 @@ pub enum Tensor {
 impl Tensor {
     /// All that an optimizer keeps for a key, in the order of a chunk's values.
     pub fn all(optimizer: &Optimizer) -> impl Iterator<Item = Tensor> {
-        std::iter::once(Tensor::Weights).chain((0..optimizer.state_per_element()).map(Tensor::State))
+        let weights = optimizer.keeps_weights().then_some(Tensor::Weights);
+        weights.into_iter().chain((0..optimizer.state_per_element()).map(Tensor::State))
     }
 
     /// Its place in a chunk's values.
@@ -56,19 +59,21 @@ pub struct SnapshotPart {
     pub values: Slab,
 }
 
-/// The state of a job when every chunk has ended one round and none has begun the next.
+/// A hub's state of a job when every chunk has ended one round and none has begun the next: of the whole job, or of
+/// the hub's share of it.
 #[derive(Debug)]
 pub struct Snapshot {
     layout: Arc<Layout>,
+    pieces: Vec<Piece>,
     optimizer: Optimizer,
     round: Round,
     learning_rates: Vec<(Round, f32)>,
     parts: Vec<SnapshotPart>,
     /// For each chunk of the layout, its part and where its values begin there.
-    places: Vec<(usize, usize)>,
+    places: Vec<Option<(usize, usize)>>,
 }
 
-/// Parts that are not a whole job. The hub's own fault: it must not become a checkpoint.
+/// Parts that are not all of a hub's share. The hub's own fault: it must not become a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the fields are what it prints
 pub enum SnapshotError {
@@ -78,7 +83,7 @@ pub enum SnapshotError {
     #[error("chunk {chunk} is in parts {first} and {second} of the snapshot, and has one owner; report this")]
     Twice { chunk: u32, first: usize, second: usize },
 
-    #[error("chunk {chunk} is in no part of the snapshot, which needs all {chunks}; report this")]
+    #[error("chunk {chunk} of {chunks} is the hub's, and in no part of the snapshot; report this")]
     Missing { chunk: usize, chunks: usize },
 
     #[error("part {part} of the snapshot has {seen} values, and its chunks have {expected}; report this")]
@@ -98,11 +103,24 @@ impl Snapshot {
         learning_rates: Vec<(Round, f32)>,
         parts: Vec<SnapshotPart>,
     ) -> Result<Self, SnapshotError> {
+        let pieces = Share::WHOLE.pieces(&layout, Schedule::default());
+        Self::of_share(layout, pieces, optimizer, round, learning_rates, parts)
+    }
+
+    /// As [`new`](Self::new), for the pieces of one hub of several.
+    pub fn of_share(
+        layout: Arc<Layout>,
+        pieces: Vec<Piece>,
+        optimizer: Optimizer,
+        round: Round,
+        learning_rates: Vec<(Round, f32)>,
+        parts: Vec<SnapshotPart>,
+    ) -> Result<Self, SnapshotError> {
         if learning_rates.first().is_none_or(|&(from, _)| from > round) {
             return Err(SnapshotError::NoRate { round: round.0 });
         }
-        let places = places(&layout, &optimizer, &parts)?;
-        Ok(Snapshot { layout, optimizer, round, learning_rates, parts, places })
+        let places = places(&layout, &pieces, &optimizer, &parts)?;
+        Ok(Snapshot { layout, pieces, optimizer, round, learning_rates, parts, places })
     }
 
     /// The parts that it was made of, in their order.
@@ -113,6 +131,11 @@ impl Snapshot {
     /// The job's layout.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// What of each key is in it.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
     }
 
     /// The job's optimizer, as its workers asked for it.
@@ -130,22 +153,23 @@ impl Snapshot {
         &self.learning_rates
     }
 
-    /// The values of one of a key's tensors: a slice for each of its chunks, in order.
-    pub fn tensor(&self, key: KeyId, tensor: Tensor) -> impl Iterator<Item = &[f32]> {
-        self.layout.key_chunks(key).map(move |id| {
+    /// The values of one tensor of a piece: a slice for each of its chunks, in order.
+    pub fn tensor(&self, piece: &Piece, tensor: Tensor) -> impl Iterator<Item = &[f32]> {
+        piece.chunks.clone().map(move |id| {
             let elements = elements(&self.layout, ChunkId(id));
-            let (part, start) = self.places[id as usize];
+            let (part, start) = self.places[id as usize].expect("checked when it was made");
             &self.parts[part].values.as_slice()[start + tensor.place() * elements..][..elements]
         })
     }
 }
 
-/// Where each chunk's values are, if every chunk is in one part and every part is as long as its chunks.
+/// Where each chunk's values are, if every chunk of the pieces is in one part and every part is as long as its chunks.
 fn places(
     layout: &Layout,
+    pieces: &[Piece],
     optimizer: &Optimizer,
     parts: &[SnapshotPart],
-) -> Result<Vec<(usize, usize)>, SnapshotError> {
+) -> Result<Vec<Option<(usize, usize)>>, SnapshotError> {
     let chunks = layout.chunks().len();
     let mut places = vec![None; chunks];
     for (part, SnapshotPart { chunks: owned, values }) in parts.iter().enumerate() {
@@ -156,18 +180,18 @@ fn places(
             if let Some((first, _)) = place.replace((part, expected)) {
                 return Err(SnapshotError::Twice { chunk: id.0, first, second: part });
             }
-            expected += elements(layout, id) * (1 + optimizer.state_per_element());
+            expected += elements(layout, id) * optimizer.saved_per_element();
         }
         let seen = values.as_slice().len();
         if seen != expected {
             return Err(SnapshotError::Length { part, expected, seen });
         }
     }
-    let whole: Option<Vec<_>> = places.iter().copied().collect();
-    whole.ok_or_else(|| {
-        let chunk = places.iter().position(Option::is_none).expect("one of them was none");
-        SnapshotError::Missing { chunk, chunks }
-    })
+    let mut ours = pieces.iter().flat_map(|piece| piece.chunks.clone()).map(|id| id as usize);
+    match ours.find(|&chunk| places[chunk].is_none()) {
+        Some(chunk) => Err(SnapshotError::Missing { chunk, chunks }),
+        None => Ok(places),
+    }
 }
 
 fn elements(layout: &Layout, chunk: ChunkId) -> usize {
@@ -201,7 +225,9 @@ mod tests {
     #[test]
     fn a_tensor_is_gathered_from_the_parts_of_its_owners() {
         let snapshot = snapshot(vec![part(&[2, 0], 0, 34), part(&[1], 100, 4)]).unwrap();
-        let tensor = |key, tensor| snapshot.tensor(KeyId(key), tensor).collect::<Vec<_>>().concat();
+        let tensor = |key: usize, tensor| {
+            snapshot.tensor(&snapshot.pieces()[key], tensor).collect::<Vec<_>>().concat()
+        };
         let counted = |from: u16, to: u16| (from..to).map(f32::from).collect::<Vec<_>>();
         assert_eq!(tensor(0, Tensor::Weights), [counted(2, 18), counted(100, 102)].concat());
         assert_eq!(tensor(0, Tensor::State(0)), [counted(18, 34), counted(102, 104)].concat());

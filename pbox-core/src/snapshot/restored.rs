@@ -8,7 +8,7 @@ use super::part::Tensor;
 use crate::kernels::LearningRates;
 use crate::layout::{KeyId, Round};
 
-/// A job's state as a checkpoint has it: whole tensors, by key.
+/// A hub's state of a job as a checkpoint has it: tensors by key, of the hub's share of the elements.
 #[derive(Debug)]
 pub struct Restored {
     round: Round,
@@ -20,9 +20,9 @@ pub struct Restored {
 /// Where one key's tensors are among the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredKey {
-    /// Elements of the key.
-    pub elements: usize,
-    /// Where each of its tensors begins, by [`Tensor::place`].
+    /// The key's elements that are there: all, unless the job is spread over several hubs.
+    pub elements: Range<usize>,
+    /// Where each of its tensors begins, by [`Tensor::place`]; empty where none of it is there.
     pub starts: Vec<usize>,
 }
 
@@ -39,8 +39,9 @@ impl Restored {
         keys: Vec<RestoredKey>,
     ) -> Self {
         let total = values.as_slice().len();
-        let inside =
-            |key: &RestoredKey| key.starts.iter().all(|start| start.saturating_add(key.elements) <= total);
+        let inside = |key: &RestoredKey| {
+            key.starts.iter().all(|start| start.saturating_add(key.elements.len()) <= total)
+        };
         assert!(keys.iter().all(inside), "every tensor is inside the checkpoint's values");
         assert!(!learning_rates.is_empty(), "a checkpoint has a learning rate");
         Restored { round, learning_rates, values, keys }
@@ -74,7 +75,9 @@ impl Restored {
     /// Some of one of a key's tensors; panics as [`weights`](Self::weights) and [`state`](Self::state) do.
     pub fn tensor(&self, key: KeyId, tensor: Tensor, elements: Range<usize>) -> &[f32] {
         let key = &self.keys[key.index()];
-        &self.values.as_slice()[key.starts[tensor.place()]..][..key.elements][elements]
+        let first = key.elements.start;
+        let values = &self.values.as_slice()[key.starts[tensor.place()]..][..key.elements.len()];
+        &values[elements.start - first..elements.end - first]
     }
 }
 
@@ -87,8 +90,8 @@ mod tests {
         let mut values = Slab::zeroed("test", 12).unwrap();
         values.as_mut_slice().iter_mut().zip(0u16..).for_each(|(value, n)| *value = n.into());
         let keys = vec![
-            RestoredKey { elements: 4, starts: vec![2, 8] },
-            RestoredKey { elements: 2, starts: vec![0, 6] },
+            RestoredKey { elements: 0..4, starts: vec![2, 8] },
+            RestoredKey { elements: 0..2, starts: vec![0, 6] },
         ];
         let rates = vec![(Round(2), 0.5), (Round(9), 0.25)];
         let restored = Restored::new(Round(7), rates, values, keys);

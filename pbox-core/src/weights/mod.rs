@@ -98,7 +98,7 @@ impl Values {
                 wd_mult: key.wd_mult,
             });
             kept_elements += elements * optimizer.kept_per_element(dtype);
-            values += elements * (1 + optimizer.state_per_element());
+            values += elements * optimizer.saved_per_element();
         }
         let weights = Weights::new(wire, chunks, weights, workers, selection)?;
         let mut kept = Slab::zeroed("master weights and optimizer state", kept_elements)?;
@@ -120,7 +120,9 @@ impl Values {
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         self.learning_rates = restored.learning_rates();
         for place in 0..self.owned.len() {
-            typed!(self.owned[place].dtype, E => self.restore_in::<E>(place, layout, restored));
+            if self.optimizer.keeps_weights() {
+                typed!(self.owned[place].dtype, E => self.restore_in::<E>(place, layout, restored));
+            }
             self.weights.restored(place, &mut self.own_weights);
         }
         self.weights.begin_at(restored.round());
@@ -170,13 +172,15 @@ impl Values {
     }
 
     fn snapshot_range(&self, owned: &Owned) -> Range<usize> {
-        owned.values..owned.values + owned.elements * (1 + self.optimizer.state_per_element())
+        owned.values..owned.values + owned.elements * self.optimizer.saved_per_element()
     }
 
     /// A chunk's values for a snapshot: the weights, which are the master's where there is one, then the
     /// state.
     pub fn copy_to_snapshot(&self, place: usize, values: &mut [f32]) {
-        typed!(self.owned[place].dtype, E => self.copy_in::<E>(place, values));
+        if self.optimizer.keeps_weights() {
+            typed!(self.owned[place].dtype, E => self.copy_in::<E>(place, values));
+        }
     }
 
     fn copy_in<E: Element>(&self, place: usize, values: &mut [f32]) {

@@ -1,7 +1,7 @@
-//! What can be wrong with a checkpoint, its file or its directory.
+//! Errors of checkpoints, their files and their directory.
 //!
-//! Each message names the file or directory, and says what to do next. What a file says is quoted and
-//! cut short: it comes from outside. Must not know how files are read or written.
+//! Each message names the file or directory, and says what to do next. Text from a file is quoted and cut short, because it
+//! comes from outside. Must not know how files are read or written.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use fabric::MapError;
 use pbox_core::control::InvalidJobName;
 use pbox_core::manifest::{MAX_HEADER_BYTES, ManifestError};
+use pbox_core::{Round, Share};
 use rustix::io::Errno;
 
 use super::format::FORMAT;
@@ -16,7 +17,7 @@ use super::format::FORMAT;
 /// What to do about a file that cannot be used.
 const ANEW: &str = "to start the job anew move the file away, or give the job another name";
 
-/// A checkpoint that cannot be saved or taken, or a directory that cannot hold any.
+/// A checkpoint that cannot be saved or loaded, or a directory that cannot hold checkpoints.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the fields are what it prints
 pub enum CheckpointError {
@@ -46,7 +47,7 @@ pub enum CheckpointError {
         needed_bytes: u64,
         free_bytes: Option<u64>,
         error: io::Error,
-        /// What has become of the checkpoint before.
+        /// What has happened to the checkpoint before.
         kept: &'static str,
     },
 
@@ -61,6 +62,16 @@ pub enum CheckpointError {
 
     #[error("the checkpoint {path} is of another job: {error}; {ANEW}")]
     Mismatch { path: PathBuf, error: Mismatch },
+
+    #[error(
+        "the checkpoint {path} is of this job over other hubs, and this is {}; start the job with the hubs that it had, \
+         in the same order; {ANEW}",
+        if share.is_whole() { "its only hub".to_owned() } else { share.to_string() }
+    )]
+    OtherShape { path: PathBuf, share: Share },
+
+    #[error("the checkpoint {path} is of round {}, and its name says {}; {ANEW}", seen.0, expected.0)]
+    PartRound { path: PathBuf, seen: Round, expected: Round },
 }
 
 /// Keys that a checkpoint file cannot hold.
@@ -83,7 +94,7 @@ pub enum UnusableKeys {
     Header { bytes: usize },
 }
 
-/// Bytes that are no checkpoint, or no longer one.
+/// Bytes that are not a checkpoint, or a damaged one.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // as above
 pub enum DecodeError {
@@ -124,7 +135,7 @@ pub enum DecodeError {
     Memory(#[from] MapError),
 }
 
-/// A whole checkpoint, but not of the job that asks for it.
+/// A valid checkpoint of another job.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // as above
 pub enum Mismatch {
@@ -139,6 +150,12 @@ pub enum Mismatch {
 
     #[error("it has {file} tensors, and the job has {job}, all of them in it; train the same model")]
     Count { file: usize, job: usize },
+
+    #[error(
+        "the hubs of the job share it otherwise: in the file it is {file}, and in the job {job}; ask for the same hubs, \
+         chunk size, schedule and split_above"
+    )]
+    Share { file: String, job: String },
 
     #[error("key {name:?} has lr_mult and wd_mult {file:?} in it, and {job:?} in the job; ask for the same")]
     Multipliers { name: String, file: [f32; 2], job: [f32; 2] },
@@ -161,7 +178,7 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// The beginning of what a file says, fit for a log.
+/// The beginning of a text from a file, short enough for a log.
 pub(super) fn excerpt(text: &str) -> String {
     const CHARS: usize = 80;
     let mut shown: String = text.chars().take(CHARS).collect();

@@ -1,4 +1,4 @@
-//! What is in a checkpoint file, in which order, and under which names.
+//! The contents of a checkpoint file, their order and their names.
 //!
 //! ```text
 //!   byte 0     8                          35                 67                        64 * k
@@ -7,27 +7,29 @@
 //!                weights of key 0, 1, ...; first state of key 0, 1, ...; second state ... -+
 //! ```
 //!
-//! The digest stands at a fixed place, so that it can be written last and left out when it is checked.
+//! The digest has a fixed place, so that it can be written last, and left out when it is checked.
 //!
 //! Plain functions; any thread. Must not know files.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::ops::Range;
 
-use pbox_core::manifest::{self, MAX_HEADER_BYTES};
-use pbox_core::{Key, KeyId, Optimizer, Round, Snapshot, Tensor, state_names};
+use pbox_core::manifest::{self, MAX_HEADER_BYTES, ManifestError};
+use pbox_core::{Key, KeyId, Optimizer, Piece, Round, Share, Snapshot, Tensor, state_names};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::error::UnusableKeys;
+use super::parts::PartOf;
 
-/// Version of the format. A reader takes no other.
+/// Version of the format. A reader refuses other versions.
 pub(super) const FORMAT: u32 = 1;
 
 /// How the header of every checkpoint begins.
 pub(super) const START: &str = "{\"__metadata__\":{\"digest\":\"";
 
-/// Bytes before the header: its length.
+/// The bytes before the header, which are its length.
 pub(super) const PREFIX_BYTES: usize = 8;
 
 /// Where the digest stands in the file.
@@ -37,21 +39,21 @@ const _: () = assert!(DIGEST_AT == 35, "docs/formats.md says so");
 /// The digest's length: 128 bits in hexadecimal digits.
 pub(super) const DIGEST_BYTES: usize = 32;
 
-/// What stands for the digest while it is computed.
+/// The digits in the digest's place while it is computed.
 pub(super) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
 
-/// Tensors whose name begins so are optimizer state.
+/// The names of optimizer state begin like this.
 const STATE_PREFIX: &str = "optimizer/";
 
-/// The values start on a cache line, for readers that map the file.
+/// The values begin on a cache line, for readers that map the file.
 const DATA_ALIGN: usize = 64;
 
-/// The digest of a file, as it stands there.
+/// The digest as the file has it.
 pub(super) fn digest_text(hash: &Xxh3) -> String {
     format!("{:032x}", hash.digest128())
 }
 
-/// Learning rate and weight decay multipliers of the keys that have some.
+/// The multipliers of learning rate and weight decay, of the keys that have some.
 pub(super) type Multipliers = BTreeMap<String, [f32; 2]>;
 
 /// The multipliers of `keys` that are not one.
@@ -60,7 +62,7 @@ pub(super) fn multipliers(keys: &[Key]) -> Multipliers {
     with.map(|key| (key.name.clone(), [key.lr_mult, key.wd_mult])).collect()
 }
 
-/// The file's `__metadata__`, an object of strings: what a job goes on with, beside its tensors.
+/// The file's `__metadata__`, an object of strings: all that a job continues with, besides its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Metadata {
     pub digest: String,
@@ -74,12 +76,15 @@ pub(super) struct Metadata {
     pub learning_rates: String,
     /// JSON, `{"key": [lr_mult, wd_mult], ...}`.
     pub multipliers: String,
+    /// JSON: whose part this is, of a job over several hubs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<String>,
     /// The program that wrote the file, for people.
     pub program: String,
 }
 
 impl Metadata {
-    fn of(job: &str, snapshot: &Snapshot) -> Self {
+    fn of(job: &str, snapshot: &Snapshot, share: Option<Share>) -> Self {
         let rates: Vec<(Round, f32)> = snapshot.learning_rates().to_vec();
         Metadata {
             digest: String::from_utf8_lossy(&NO_DIGEST).into_owned(),
@@ -89,9 +94,34 @@ impl Metadata {
             optimizer: json(snapshot.optimizer()),
             learning_rates: json(&rates),
             multipliers: json(&multipliers(snapshot.layout().keys())),
+            share: share
+                .map(|share| json(&FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()))),
             program: concat!("phub-server ", env!("CARGO_PKG_VERSION")).to_owned(),
         }
     }
+}
+
+/// Whose part a file is, of a job over several hubs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FileShare {
+    pub hub: u32,
+    pub hubs: u32,
+    /// Of each key that the hub owns a part of: the first element, and the one after the last.
+    pub pieces: BTreeMap<String, [usize; 2]>,
+}
+
+impl FileShare {
+    fn new(share: Share, keys: &[Key], pieces: &[Piece]) -> Self {
+        let parts = pieces.iter().filter(|piece| !is_whole(piece, keys));
+        let pieces = parts.map(|Piece { key, elements, .. }| {
+            (keys[key.index()].name.clone(), [elements.start, elements.end])
+        });
+        FileShare { hub: share.hub, hubs: share.hubs, pieces: pieces.collect() }
+    }
+}
+
+fn is_whole(piece: &Piece, keys: &[Key]) -> bool {
+    keys[piece.key.index()].elements() == Some(piece.elements.len() as u64)
 }
 
 /// As the JSON of the control port.
@@ -102,59 +132,103 @@ pub(super) fn json(value: &impl Serialize) -> String {
 /// One tensor of a checkpoint.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// The job's key, and which of its tensors.
+    /// The job's key, and its elements that are in the file.
     pub key: KeyId,
+    pub elements: Range<usize>,
+    /// Where it is among the hub's pieces.
+    pub piece: usize,
     pub tensor: Tensor,
     /// Name and shape in the file.
     pub shown: Key,
 }
 
-/// Whether a model's keys can be saved: a job that asks for checkpoints is better refused when it joins
-/// than when the first one is due.
-pub fn check_keys(keys: &[Key], optimizer: &Optimizer) -> Result<(), UnusableKeys> {
-    entries(keys, optimizer).map(drop)
+/// What is in a job's checkpoint.
+#[derive(Debug)]
+pub(super) struct Contents {
+    /// All tensors, in the order of the file.
+    pub entries: Vec<Entry>,
+    pub share: Option<FileShare>,
 }
 
-/// All tensors of a job's checkpoint, in the order of the file.
-pub(super) fn entries(keys: &[Key], optimizer: &Optimizer) -> Result<Vec<Entry>, UnusableKeys> {
+impl Contents {
+    /// Of the whole job, or of one hub's part.
+    pub fn new(keys: &[Key], optimizer: &Optimizer, part: Option<PartOf<'_>>) -> Result<Self, UnusableKeys> {
+        let entries = match part {
+            Some(PartOf { pieces, .. }) => entries(keys, optimizer, pieces.iter().map(of_piece))?,
+            None => entries(keys, optimizer, whole(keys))?,
+        };
+        let share = part.map(|PartOf { share, pieces, .. }| FileShare::new(share, keys, pieces));
+        Ok(Contents { entries, share })
+    }
+}
+
+/// Checks that a model's keys can be saved. A job that wants checkpoints should fail when it joins, and not when the first
+/// checkpoint is due.
+pub fn check_keys(keys: &[Key], optimizer: &Optimizer) -> Result<(), UnusableKeys> {
+    entries(keys, optimizer, whole(keys)).map(drop)
+}
+
+fn whole(keys: &[Key]) -> impl Iterator<Item = (KeyId, Range<usize>)> + Clone {
+    let elements = |key: &Key| 0..key.elements().unwrap_or(0) as usize;
+    (0..).map(KeyId).zip(keys).map(move |(id, key)| (id, elements(key)))
+}
+
+fn of_piece(Piece { key, elements, .. }: &Piece) -> (KeyId, Range<usize>) {
+    (*key, elements.clone())
+}
+
+/// All tensors of a checkpoint with these pieces of keys, in the order of the file.
+fn entries(
+    keys: &[Key],
+    optimizer: &Optimizer,
+    pieces: impl Iterator<Item = (KeyId, Range<usize>)> + Clone,
+) -> Result<Vec<Entry>, UnusableKeys> {
     for key in keys {
         if key.name == "__metadata__" || key.name.starts_with(STATE_PREFIX) {
             return Err(UnusableKeys::Reserved { name: key.name.clone() });
         }
     }
     let entries: Vec<Entry> = Tensor::all(optimizer)
-        .flat_map(|tensor| keys.iter().zip(0..).map(move |(key, id)| (tensor, key, KeyId(id))))
-        .map(|(tensor, key, id)| {
+        .flat_map(|tensor| pieces.clone().enumerate().map(move |(piece, of)| (tensor, piece, of)))
+        .map(|(tensor, piece, (id, elements))| {
+            let key = &keys[id.index()];
             let name = match tensor {
                 Tensor::Weights => key.name.clone(),
                 Tensor::State(which) => {
                     format!("{STATE_PREFIX}{}/{}", state_names(optimizer)[which], key.name)
                 }
             };
-            Entry { key: id, tensor, shown: Key::f32(name, key.shape.clone()) }
+            let is_whole = key.elements() == Some(elements.len() as u64);
+            let shape = if is_whole { key.shape.clone() } else { vec![elements.len() as u64] };
+            Entry { key: id, elements, piece, tensor, shown: Key::f32(name, shape) }
         })
         .collect();
-    // The reader's own limits: what is written can be read back.
+    // These are the reader's limits, so that every file can be read back.
     let shown: Vec<Key> = entries.iter().map(|entry| entry.shown.clone()).collect();
-    manifest::check(&shown).map_err(|error| UnusableKeys::Manifest { error })?;
+    match manifest::check(&shown) {
+        // A hub that keeps no weights has a round to go on with, and no tensor.
+        Err(ManifestError::NoKeys) if !optimizer.keeps_weights() => {}
+        checked => checked.map_err(|error| UnusableKeys::Manifest { error })?,
+    }
     Ok(entries)
 }
 
-/// A file that is about to be written: all but its values and its digest.
+/// A file that will be written: everything except its values and its digest.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// The file's beginning, up to the first value; [`NO_DIGEST`] in the place of the digest.
+    /// The beginning of the file, up to the first value, with [`NO_DIGEST`] in the digest's place.
     pub header: Vec<u8>,
-    /// What follows.
+    /// The tensors that follow.
     pub entries: Vec<Entry>,
     /// Length of the whole file.
     pub file_bytes: u64,
 }
 
 impl Plan {
-    pub fn new(job: &str, snapshot: &Snapshot) -> Result<Self, UnusableKeys> {
-        let entries = entries(snapshot.layout().keys(), snapshot.optimizer())?;
-        let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot)));
+    pub fn new(job: &str, snapshot: &Snapshot, share: Option<Share>) -> Result<Self, UnusableKeys> {
+        let pieces = snapshot.pieces().iter().map(of_piece);
+        let entries = entries(snapshot.layout().keys(), snapshot.optimizer(), pieces)?;
+        let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot, share)));
         let mut end = 0;
         for Entry { shown, .. } in &entries {
             let begin = end;

@@ -1,9 +1,9 @@
-//! A checkpoint file that is no file: sent to whoever asks for a job's state.
+//! A checkpoint file that is sent to a client instead of written to a disk.
 //!
-//! The digest stands before the values that it is of, and what is sent cannot be written over. So the values
-//! are read twice, first for the digest alone.
+//! The digest comes before the values, and sent bytes cannot be changed. So the values are read twice, the first time only
+//! for the digest.
 //!
-//! Owned by the thread that sends. Must not know to whom.
+//! Owned by the thread that sends. Must not know the client.
 
 use std::io::{self, Write};
 
@@ -21,9 +21,9 @@ pub struct Image<'a> {
 }
 
 impl<'a> Image<'a> {
-    /// The file that a job of this name would have.
+    /// The file of a job with this name.
     pub fn new(job: &str, snapshot: &'a Snapshot) -> Result<Self, UnusableKeys> {
-        Ok(Image { plan: Plan::new(job, snapshot)?, snapshot })
+        Ok(Image { plan: Plan::new(job, snapshot, None)?, snapshot })
     }
 
     /// Its length.

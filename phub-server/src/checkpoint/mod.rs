@@ -1,8 +1,9 @@
-//! Checkpoints: a job's weights and optimizer state in one safetensors file, replaced as a whole.
+//! Checkpoints: a job's weights and optimizer state in a safetensors file, which is replaced as a whole; or each hub's
+//! part of a job over several hubs, a file for each round.
 //!
-//! `format` says what is in the file, `write` makes one, `read` takes one apart and believes nothing of
-//! it, `image` sends one, `store` is the directory that holds one for each job. `docs/formats.md` has the format for other
-//! programs, `docs/decisions/0010-checkpoint-files.md` the reasons.
+//! `format` says what is in a file, `write` makes it, `read` takes it apart and believes nothing of it, `image` sends it,
+//! `store` is the directory, `parts` and `part_name` are the files of several hubs. `docs/formats.md` has the format for
+//! other programs, `docs/decisions/0010-checkpoint-files.md` the reasons.
 //!
 //! Called from whatever thread may wait for a disk, never from a core's. Must not know cores, workers,
 //! or how a snapshot came to be.
@@ -10,6 +11,8 @@
 mod error;
 mod format;
 mod image;
+mod part_name;
+mod parts;
 mod read;
 mod store;
 mod write;
@@ -17,6 +20,7 @@ mod write;
 pub use error::{CheckpointError, DecodeError, Mismatch, UnusableKeys};
 pub use format::check_keys;
 pub use image::Image;
+pub use parts::PartOf;
 pub use read::{Decoded, decode};
 pub use store::CheckpointStore;
 

@@ -1,8 +1,8 @@
-//! Takes a checkpoint apart, and says whether it is a job's.
+//! Reads a checkpoint, and checks whether it belongs to a job.
 //!
-//! The bytes come from outside: the structure is checked against the file's length before room is made
-//! for the values, and nothing is handed out before the digest is. Memory: the file's length once, and a
-//! small multiple of its header while that is read.
+//! The bytes come from outside. The structure is checked against the file's length before memory is allocated for the
+//! values, and no value is returned before the digest is checked. Memory: the length of the file once, and a small multiple
+//! of its header while the header is read.
 //!
 //! Owned by the thread that loads. Must not know directories.
 
@@ -20,28 +20,33 @@ use xxhash_rust::xxh3::Xxh3;
 use super::PIECE_BYTES;
 use super::error::{DecodeError, Mismatch, excerpt};
 use super::format::{
-    DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, Metadata, Multipliers, NO_DIGEST, PREFIX_BYTES, START,
-    digest_text, json, multipliers,
+    Contents, DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, Metadata, Multipliers, NO_DIGEST,
+    PREFIX_BYTES, START, digest_text, json, multipliers,
 };
 
-/// A whole checkpoint, of whatever job.
+/// A valid checkpoint of any job.
 #[derive(Debug)]
 pub struct Decoded {
     round: Round,
     optimizer: Optimizer,
     learning_rates: Vec<(Round, f32)>,
     multipliers: Multipliers,
+    share: Option<FileShare>,
     /// In the order of their values, without gaps.
     tensors: Vec<Key>,
     values: Slab,
 }
 
-/// Reads a checkpoint of `file_bytes` bytes and checks all that can be known without its job: structure,
-/// version, metadata, digest.
+/// Reads a checkpoint of `file_bytes` bytes, and checks everything that does not depend on its job: structure, version,
+/// metadata, digest.
 pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeError> {
     let mut header = read_header(&mut file, file_bytes)?;
     let metadata = metadata(&header)?;
-    let tensors = from_safetensors(&header, file_bytes)?;
+    let tensors = match from_safetensors(&header, file_bytes) {
+        // Of a job whose hub keeps no weights; that there is nothing else in the file, the digest tells.
+        Err(ManifestError::NoKeys) => Vec::new(),
+        tensors => tensors?,
+    };
     if let Some(Key { name, dtype, .. }) = tensors.iter().find(|tensor| tensor.dtype != Dtype::F32) {
         return Err(DecodeError::Dtype { name: name.clone(), seen: dtype.name() });
     }
@@ -62,6 +67,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         optimizer: optimizer(&metadata.optimizer)?,
         learning_rates: learning_rates(&metadata)?,
         multipliers: parse("multipliers", &metadata.multipliers)?,
+        share: metadata.share.as_deref().map(|seen| parse("share", seen)).transpose()?,
         tensors,
         values,
     })
@@ -95,7 +101,7 @@ fn metadata(header: &[u8]) -> Result<Metadata, DecodeError> {
         #[serde(rename = "__metadata__")]
         metadata: M,
     }
-    /// What every version has.
+    /// The fields of every version.
     #[derive(Deserialize)]
     struct Version {
         phub_checkpoint: String,
@@ -128,7 +134,7 @@ fn read_values(
     file_bytes: u64,
     hash: &mut Xxh3,
 ) -> Result<Slab, DecodeError> {
-    // The header was held against the file's length: a whole number of f32, and no more than there are.
+    // The header was checked against the file's length: there is a whole number of f32, and they are all in the file.
     let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
     let mut slab = Slab::zeroed("a checkpoint", elements)?;
     let mut piece = vec![0; PIECE_BYTES.min(elements * size_of::<f32>())];
@@ -179,24 +185,34 @@ fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError>
     Ok(rates)
 }
 
+/// A share in few words.
+fn shown(share: &Option<FileShare>) -> String {
+    share.as_ref().map_or("one hub's".to_owned(), |FileShare { hub, hubs, pieces }| {
+        format!("hub {hub}'s of {hubs}, with a part of {} keys", pieces.len())
+    })
+}
+
 impl Decoded {
-    /// The state of the job whose checkpoint has the tensors `entries`.
+    /// The state of the job whose checkpoint has these contents.
     pub(super) fn restore(
         self,
         keys: &[Key],
         optimizer: &Optimizer,
-        entries: &[Entry],
+        contents: &Contents,
     ) -> Result<Restored, Mismatch> {
+        if self.share != contents.share {
+            return Err(Mismatch::Share { file: shown(&self.share), job: shown(&contents.share) });
+        }
         if self.optimizer != *optimizer {
             return Err(Mismatch::Optimizer { file: json(&self.optimizer), job: json(optimizer) });
         }
-        let starts = self.starts(entries)?;
+        let starts = self.starts(keys.len(), &contents.entries)?;
         self.check_multipliers(keys)?;
         Ok(Restored::new(self.round, self.learning_rates, self.values, starts))
     }
 
-    /// Where each key's tensors begin among the values; all of them are here, and no others.
-    fn starts(&self, entries: &[Entry]) -> Result<Vec<RestoredKey>, Mismatch> {
+    /// Where each key's tensors begin in the values. The file has exactly the job's tensors.
+    fn starts(&self, keys: usize, entries: &[Entry]) -> Result<Vec<RestoredKey>, Mismatch> {
         let elements = |key: &Key| key.elements().expect("checked with the header") as usize;
         let mut found = HashMap::with_capacity(self.tensors.len());
         let mut start = 0;
@@ -204,8 +220,8 @@ impl Decoded {
             found.insert(tensor.name.as_str(), (start, tensor));
             start += elements(tensor);
         }
-        let mut keys: Vec<RestoredKey> = Vec::new();
-        for Entry { key, shown, .. } in entries {
+        let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; keys];
+        for Entry { key, elements, shown, .. } in entries {
             let Some(&(start, tensor)) = found.get(shown.name.as_str()) else {
                 return Err(Mismatch::Missing { name: shown.name.clone() });
             };
@@ -214,10 +230,9 @@ impl Decoded {
                 return Err(Mismatch::Shape { name: shown.name.clone(), file, job });
             }
             // Entries are all keys' weights, then all keys' first state, and so on.
-            match keys.get_mut(key.index()) {
-                Some(key) => key.starts.push(start),
-                None => keys.push(RestoredKey { elements: elements(shown), starts: vec![start] }),
-            }
+            let key = &mut keys[key.index()];
+            key.elements = elements.clone();
+            key.starts.push(start);
         }
         if self.tensors.len() != entries.len() {
             return Err(Mismatch::Count { file: self.tensors.len(), job: entries.len() });

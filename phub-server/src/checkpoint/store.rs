@@ -1,16 +1,17 @@
-//! The directory that holds one checkpoint for each job.
+//! The directory that holds the checkpoints of all jobs.
 //!
 //! ```text
 //!   <job>.safetensors                 the last whole checkpoint
-//!   .<job>.<16 hex digits>.phub-tmp   one that is being written; removed at the next start
+//!   <job>@<round>.hub<h>of<n>.safetensors   this hub's part of a job over several hubs (`parts`)
+//!   .<job>.<16 hex digits>.phub-tmp   a file that is being written; removed at the next start
 //!   .phub-lock                        held (flock) while a hub uses the directory; names its process
 //! ```
 //!
 //! A job's name cannot lead out of the directory: it has no slash, and never stands alone, so that the
 //! jobs `.` and `..` are the files `..safetensors` and `...safetensors`.
 //!
-//! Shared by the threads that save and load; two saves of one job leave the later one's file. Must not
-//! know what is in a file.
+//! Shared by the threads that save and load. After two saves of one job the file is that of the later save. Must not know
+//! the contents of a file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -18,36 +19,37 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use pbox_core::control::check_job_name;
-use pbox_core::{Key, Optimizer, Restored, Snapshot};
+use pbox_core::{Key, Optimizer, Restored, Share, Snapshot};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::error::CheckpointError;
-use super::format::{Plan, entries};
+use super::format::{Contents, Plan};
+use super::parts::PartOf;
 use super::read::decode;
 use super::write;
 
 const LOCK: &str = ".phub-lock";
 const TEMPORARY: &str = ".phub-tmp";
 
-/// A directory of checkpoints, which no other hub uses meanwhile.
+/// A directory of checkpoints, which no other hub uses at the same time.
 #[derive(Debug)]
 pub struct CheckpointStore {
     dir: PathBuf,
-    /// The lock lasts as long as this is open: also a killed hub lets go of it.
+    /// The lock lasts while this file is open. A killed hub releases it, too.
     _lock: File,
 }
 
 impl CheckpointStore {
-    /// Takes a directory, whose parent must exist; removes what a killed hub left half written.
+    /// Opens a directory, whose parent must exist, and removes files that a killed hub left half written.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let dir = dir.into();
         let failed = |doing| {
             let dir = dir.clone();
             move |error: io::Error| CheckpointError::Directory { dir, doing, error }
         };
-        // Not its parents: a mistyped path, or a disk that is not mounted, is better an error.
+        // Not its parents: a mistyped path, or a disk that is not mounted, must be an error.
         match std::fs::create_dir(&dir) {
             Err(_) if dir.is_dir() => {}
             made => made.map_err(failed("making it"))?,
@@ -66,12 +68,27 @@ impl CheckpointStore {
             Err(errno) => return Err(failed("locking its lock file .phub-lock")(errno.into())),
         }
         remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
-        // After that: they may be what filled the disk.
+        // After the removal: the temporary files may have filled the disk.
         sign(&mut lock).map_err(failed("writing its lock file .phub-lock"))?;
         let store = CheckpointStore { dir: dir.clone(), _lock: lock };
-        // The lock file may be older than the directory's permissions.
+        // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
         Ok(store)
+    }
+
+    /// The directory.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A file of the directory.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Something failed in the directory.
+    pub(crate) fn failed(&self, doing: &'static str, error: io::Error) -> CheckpointError {
+        CheckpointError::Directory { dir: self.dir.clone(), doing, error }
     }
 
     /// Where a job's checkpoint is, or will be.
@@ -80,8 +97,8 @@ impl CheckpointStore {
         Ok(self.dir.join(format!("{job}.safetensors")))
     }
 
-    /// The job's checkpoint; `None` when it has none. One that cannot be used is an error, never a new
-    /// start in silence; so are keys that could not be saved.
+    /// The job's checkpoint; `None` when it has none. A checkpoint that cannot be used is an error, so that a job is
+    /// not begun anew in silence. Keys that could not be saved are an error, too.
     pub fn load(
         &self,
         job: &str,
@@ -89,9 +106,22 @@ impl CheckpointStore {
         optimizer: &Optimizer,
     ) -> Result<Option<Restored>, CheckpointError> {
         let path = self.path(job)?;
+        self.check_no_parts(job)?;
+        self.load_file(path, job, keys, optimizer, None)
+    }
+
+    /// Loads a file; `part` says what must be in it, where that is not the whole job.
+    pub(super) fn load_file(
+        &self,
+        path: PathBuf,
+        job: &str,
+        keys: &[Key],
+        optimizer: &Optimizer,
+        part: Option<PartOf<'_>>,
+    ) -> Result<Option<Restored>, CheckpointError> {
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
-        let entries = entries(keys, optimizer).map_err(unusable)?;
-        // Before it is opened: that of a FIFO would wait for a writer.
+        let expected = Contents::new(keys, optimizer, part).map_err(unusable)?;
+        // Look before opening: to open a FIFO would wait for its writer.
         match std::fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(CheckpointError::Read { path, error }),
@@ -108,28 +138,37 @@ impl CheckpointStore {
             Ok(decoded) => decoded,
             Err(error) => return Err(CheckpointError::Decode { path, error }),
         };
-        match decoded.restore(keys, optimizer, &entries) {
+        match decoded.restore(keys, optimizer, &expected) {
             Ok(restored) => Ok(Some(restored)),
             Err(error) => Err(CheckpointError::Mismatch { path, error }),
         }
     }
 
-    /// Makes `snapshot` the job's checkpoint; returns the length of its file. When this returns, the file
-    /// is on the disk. An error says what has become of the one before it: nothing, unless the very last
-    /// step failed.
+    /// Makes `snapshot` the job's checkpoint, and returns the length of its file. When this returns, the file is on the disk.
+    /// An error says what has happened to the file before it: nothing, unless the very last step failed.
     pub fn save(&self, job: &str, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
-        let path = self.path(job)?;
+        self.save_file(self.path(job)?, job, snapshot, None)
+    }
+
+    /// Makes `snapshot` the file at `path`; `share` says whose part it is, where it is not the whole job.
+    pub(super) fn save_file(
+        &self,
+        path: PathBuf,
+        job: &str,
+        snapshot: &Snapshot,
+        share: Option<Share>,
+    ) -> Result<u64, CheckpointError> {
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
-        let plan = Plan::new(job, snapshot).map_err(unusable)?;
+        let plan = Plan::new(job, snapshot, share).map_err(unusable)?;
         let temporary = self.temporary(job);
         write::replace(&self.dir, &path, temporary, &plan, snapshot)?;
         Ok(plan.file_bytes)
     }
 
-    /// A name that no other save has.
+    /// A file name that no other save has.
     fn temporary(&self, job: &str) -> PathBuf {
         let mut random = [0; 8];
-        // Up to 256 bytes come whole once the kernel's pool is ready, which it is before any hub starts.
+        // The kernel returns up to 256 bytes at once when its pool is ready, which is before any hub starts.
         let drawn = getrandom(&mut random, GetRandomFlags::empty());
         debug_assert_eq!(drawn, Ok(random.len()));
         self.dir.join(format!(".{job}.{:016x}{TEMPORARY}", u64::from_ne_bytes(random)))
@@ -143,20 +182,20 @@ impl CheckpointStore {
     }
 }
 
-/// Writes this process into the lock file, for the next one that wants it.
+/// Writes this process into the lock file, for the error of a hub that wants the directory, too.
 fn sign(lock: &mut File) -> io::Result<()> {
     lock.set_len(0)?;
     writeln!(lock, "{}", std::process::id())
 }
 
-/// The process that signed; `None` where it has not yet.
+/// The process in the lock file, if it is there already.
 fn holder(lock: &mut File) -> Option<u32> {
     let mut text = String::new();
     lock.rewind().and_then(|()| lock.take(16).read_to_string(&mut text)).ok()?;
     text.trim().parse().ok()
 }
 
-/// Nobody writes them any more: this hub holds the lock.
+/// Removes temporary files. This hub holds the lock, so nobody writes them.
 fn remove_temporaries(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;

@@ -1,11 +1,11 @@
-//! Writes a checkpoint: to a file of its own, which then takes the place of the one before.
+//! Writes a checkpoint to a temporary file, which then replaces the file before it.
 //!
 //! ```text
 //!   make temporary -> reserve its length -> header, values -> digest -> fsync -> rename -> fsync dir
 //!        |___________________ an error: temporary removed, former file untouched ____|
 //! ```
 //!
-//! Owned by the thread that saves. Must not know which cores the values come from.
+//! Owned by the thread that saves. Must not know the cores.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -25,10 +25,10 @@ use super::format::{DIGEST_AT, Plan, digest_text};
 const UNTOUCHED: &str = "the checkpoint before it is as it was";
 const REPLACED: &str = "the file is whole, but a power failure now may bring back the one before it";
 
-/// What failed, in words, and how.
+/// What was being done when it failed, and the error.
 type Failed = (&'static str, io::Error);
 
-/// Says what was being done when it failed.
+/// Adds what was being done.
 trait Doing<T> {
     fn doing(self, what: &'static str) -> Result<T, Failed>;
 }
@@ -53,7 +53,7 @@ pub(super) fn replace(
             path: path.to_owned(),
             doing,
             needed_bytes: plan.file_bytes,
-            // After the temporary file is gone again: what there is for the next attempt.
+            // Read after the temporary file is gone: this is the space for the next attempt.
             free_bytes: statvfs(dir).ok().map(|free| free.f_bavail.saturating_mul(free.f_frsize)),
             error,
             kept,
@@ -74,16 +74,16 @@ fn write_and_rename(path: &Path, temporary: PathBuf, plan: &Plan, snapshot: &Sna
     Ok(())
 }
 
-/// A rename is on the disk when its directory is.
+/// A rename is on the disk when the directory is.
 fn sync_dir(dir: &Path) -> Result<(), Failed> {
     match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems cannot; their server has it.
+        // Some network file systems cannot do this; their server has the name.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
         result => result.doing("bringing its name to the disk (fsync of the directory)"),
     }
 }
 
-/// The file before it has its name; removed on drop, unless it got it.
+/// The file before the rename. It is removed on drop, unless it was renamed.
 struct Temporary {
     file: File,
     path: PathBuf,
@@ -107,7 +107,7 @@ impl Drop for Temporary {
     }
 }
 
-/// A file beyond the limit is answered not only by an error, but by a signal that ends the hub.
+/// A write beyond the limit gives a signal that ends the hub, so the limit is checked first.
 fn check_size_limit(bytes: u64) -> Result<(), Errno> {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if limit < bytes => Err(Errno::FBIG),
@@ -115,10 +115,10 @@ fn check_size_limit(bytes: u64) -> Result<(), Errno> {
     }
 }
 
-/// A full disk is seen here, before the long write.
+/// A full disk gives an error here, before the long write.
 fn reserve(file: &File, bytes: u64) -> Result<(), Errno> {
     match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
-        // Not every file system can; there a full disk is seen later.
+        // Not every file system can reserve space. Then a full disk gives an error later.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
         result => result,
     }
@@ -129,19 +129,19 @@ fn fill(file: &File, plan: &Plan, snapshot: &Snapshot) -> io::Result<()> {
     file.write_all_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)
 }
 
-/// Writes the file from its beginning to its end, in pieces; the digest of what was written.
+/// Writes the file from its beginning to its end, in pieces. Returns the digest of what was written.
 pub(super) fn stream(sink: impl Write, plan: &Plan, snapshot: &Snapshot) -> io::Result<Xxh3> {
     let mut stream = Stream { sink, hash: Xxh3::new(), piece: vec![0; PIECE_BYTES], filled: 0 };
     stream.bytes(&plan.header)?;
     for entry in &plan.entries {
-        for values in snapshot.tensor(entry.key, entry.tensor) {
+        for values in snapshot.tensor(&snapshot.pieces()[entry.piece], entry.tensor) {
             stream.values(values)?;
         }
     }
     stream.end()
 }
 
-/// Small slices in, large writes out, digested on the way.
+/// Turns small slices into large writes, and digests them.
 struct Stream<W> {
     sink: W,
     hash: Xxh3,
@@ -173,7 +173,7 @@ impl<W: Write> Stream<W> {
         Ok(())
     }
 
-    /// Room for at least so many bytes.
+    /// Room for at least this many bytes.
     fn room(&mut self, bytes: usize) -> io::Result<&mut [u8]> {
         if self.piece.len() - self.filled < bytes {
             self.flush()?;

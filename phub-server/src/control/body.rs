@@ -1,6 +1,6 @@
-//! A request's body: read within the limits, or refused in words.
+//! Reads the body of a request within the limits, or refuses it with an error.
 //!
-//! Runs on the control thread. Must not know what a body says.
+//! Runs on the control thread. Must not know what a body means.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ pub(super) enum BodyError {
     #[error("the body has more than {limit} bytes, the most that this request may have")]
     TooLarge { limit: usize },
     #[error(
-        "the body stalled: {seen} bytes came in {after_s:.1} s; the hub waits {stall_s:.1} s for the next part, and for {rate} bytes a second all in all"
+        "the body stalled: {seen} bytes came in {after_s:.1} s; the hub waits {stall_s:.1} s for the next part, and expects {rate} bytes a second on average"
     )]
     Stalled { seen: usize, after_s: f64, stall_s: f64, rate: u64 },
     #[error("other requests hold all of the {limit} bytes that the hub has for bodies; try again")]
@@ -44,11 +44,11 @@ impl IntoResponse for BodyError {
     }
 }
 
-/// Bytes of all bodies that are held; shared by all requests.
+/// The bytes of all bodies in memory. All requests share this count.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held(Arc<AtomicUsize>);
 
-/// A body that was read. Its bytes count as held until it is dropped.
+/// A body that was read. Its bytes count until it is dropped.
 #[derive(Debug)]
 pub(super) struct Received {
     pub bytes: Vec<u8>,
@@ -56,9 +56,9 @@ pub(super) struct Received {
 }
 
 impl Received {
-    /// Takes a part in, if it has room among all others.
-    fn take(&mut self, part: &[u8], limits: &ControlLimits) -> Result<(), BodyError> {
-        // One thread reads all bodies; dropping one elsewhere only makes room.
+    /// Appends a part, if all bodies together stay below the limit.
+    fn append(&mut self, part: &[u8], limits: &ControlLimits) -> Result<(), BodyError> {
+        // One thread reads all bodies. A body that is dropped on another thread only makes room.
         let others = self.held.0.load(Ordering::Relaxed);
         if others + part.len() > limits.bodies_bytes {
             return Err(BodyError::Crowded { limit: limits.bodies_bytes });
@@ -85,12 +85,12 @@ pub(super) async fn read(
     let mut parts = Parts::new(request, limit, limits)?;
     let mut received = Received { bytes: Vec::new(), held: held.clone() };
     while let Some(part) = parts.next().await? {
-        received.take(&part, limits)?;
+        received.append(&part, limits)?;
     }
     Ok(received)
 }
 
-/// A body part by part, for those who do not keep it as it is.
+/// A body that is read part by part, for a caller that does not keep it.
 pub(super) struct Parts<'a> {
     body: Body,
     limit: usize,
@@ -103,7 +103,7 @@ impl<'a> Parts<'a> {
     /// Of a body of at most `limit` bytes.
     pub fn new(request: Request, limit: usize, limits: &'a ControlLimits) -> Result<Self, BodyError> {
         let body: Body = request.into_body();
-        // Said beforehand, it need not be sent.
+        // If the header says so, the client need not send the body.
         if body.size_hint().lower() > limit as u64 {
             return Err(BodyError::TooLarge { limit });
         }
@@ -127,7 +127,7 @@ impl<'a> Parts<'a> {
                     return Err(BodyError::Stalled { seen, after_s, stall_s, rate });
                 }
             };
-            // Trailers say nothing here.
+            // Trailers have no meaning here.
             let Ok(part) = frame.into_data() else { continue };
             if part.len() > limit - seen {
                 return Err(BodyError::TooLarge { limit });

@@ -2,6 +2,7 @@
 
 mod body;
 mod limits;
+mod peers;
 mod sent;
 mod serve;
 
@@ -28,15 +29,17 @@ const INDEX: &str = "phub-server control port, JSON over HTTP (docs/protocol.md)
 GET  /v1/health                     ok while the hub lives
 GET  /v1/hub                        version, cores with their work and waiting, jobs
 POST /v1/jobs/{job}/join            a worker asks to take part
-POST /v1/jobs/{job}/heartbeat       a worker lives, and hears the news
+POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
 POST /v1/jobs/{job}/state?token=... rank 0 brings the state that a new job begins with
 POST /v1/jobs/{job}/leave           a worker is done
+GET  /v1/jobs/{job}/parts/{hub}/{hubs}   the rounds whose checkpoint this hub has a part of
+POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job, with its secret
 ";
 
-/// What a handler needs.
+/// What each handler needs.
 #[derive(Clone, Debug)]
 struct Desk {
     registry: Arc<Registry>,
@@ -45,7 +48,7 @@ struct Desk {
 }
 
 impl Desk {
-    /// A request of a few fields.
+    /// Reads a request of a few fields.
     async fn small(&self, request: Request) -> Result<Received, BodyError> {
         body::read(request, self.limits.small_bytes, &self.limits, &self.held).await
     }
@@ -62,6 +65,7 @@ pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
         .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
         .route("/v1/jobs/{job}/state", get(state).post(bring_state))
         .route("/v1/jobs/{job}/leave", post(leave))
+        .merge(peers::routes())
         .fallback(async || Refusal::Gone("no such page; GET / lists what there is".into()))
         .with_state(Desk { registry, limits, held: Held::default() })
 }
@@ -75,7 +79,7 @@ async fn hub(State(desk): State<Desk>) -> Answer {
 async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, held } = desk;
     let received = body::read(request, limits.join_bytes, &limits, &held).await?;
-    // On a thread of its own: a manifest may have 256 MiB, and heartbeats of others come through this one.
+    // Parsing has its own thread: a manifest may have 256 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
     Ok(json(StatusCode::OK, &registry.join(job, request).await?))
@@ -88,7 +92,7 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     drop(received);
     let mut news = registry.heartbeat(&job, &token)?;
     let hold = registry.heartbeat_hold();
-    // Ends early on news, and when the job's last worker left.
+    // Ends early when there are news, and when the job's last worker leaves.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
     let reply = news.borrow().clone();
     if matches!(reply.state, JobState::Failed { .. }) {
@@ -120,7 +124,7 @@ async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request:
     let mut coming = registry.state_comes(&job, token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
-        coming.take(&part);
+        coming.append(&part);
     }
     Ok(json(StatusCode::OK, &registry.begin_with(coming)?))
 }
@@ -132,7 +136,7 @@ async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
     Ok(json(StatusCode::OK, &serde_json::json!({})))
 }
 
-/// Why a request has no answer of its own: its body did not come, or the registry said no.
+/// Why a request failed: its body did not come, or the registry refused.
 enum Denial {
     Body(BodyError),
     Registry(Refusal),

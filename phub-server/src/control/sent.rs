@@ -1,6 +1,6 @@
-//! An answer that is too long to be made at once: its pieces come from a thread that makes them.
+//! An answer that is too long for memory: another thread makes its pieces one by one.
 //!
-//! Runs on the control thread. Must not know what the pieces say.
+//! Runs on the control thread. Must not know what the pieces mean.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,7 +17,7 @@ struct Pieces {
     left: u64,
 }
 
-/// The answer; when its client is gone, so is the receiver, and whoever makes pieces sees it.
+/// The answer. When its client is gone, the receiver is dropped, and the thread that makes the pieces sees that.
 pub(super) fn response(sent: Sent) -> Response {
     let left = sent.bytes;
     let body = Body::new(Pieces { sent, left });
@@ -38,7 +38,7 @@ impl hyper::body::Body for Pieces {
                 Some(Ok(Frame::data(piece)))
             }
             None if self.left == 0 => None,
-            // Said as an end that is none: the client must not take what it has for a whole.
+            // An error, not an end: the client must not think that it has everything.
             None => Some(Err(std::io::Error::other("the state was cut off"))),
         })
     }

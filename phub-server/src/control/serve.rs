@@ -1,5 +1,5 @@
-//! Connections of the control port: accepted up to a bound, and each ended when its client takes more
-//! than the limits allow. Runs on the control thread; must not know what is asked.
+//! The connections of the control port: accepted up to a bound, and closed when a client exceeds the limits. Runs on the
+//! control thread. Must not know the requests.
 
 use std::io;
 use std::pin::pin;
@@ -16,18 +16,18 @@ use tokio::task::JoinSet;
 
 use super::limits::ControlLimits;
 
-/// What a connection buffers of headers: they are some hundred bytes.
+/// The buffer of a connection for headers, which have some hundred bytes.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Descriptors ran out: no event says when there are some again.
+/// The pause when descriptors have run out. No event says when there are some again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What happens with every connection of a flood is said so often.
+/// How often the log mentions what happens to every connection of a flood.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 const TURNED_AWAY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
 connection: close\r\ncontent-length: 83\r\n\r\n\
 {\"error\": \"the hub's control port has all the connections it can have; try again\"}\n";
 
-/// Serves until `stopped`, and then until all requests that are under way are answered.
+/// Serves until `stopped`, and then until all open requests are answered.
 pub(crate) async fn serve(
     socket: TcpListener,
     router: Router,
@@ -48,7 +48,7 @@ pub(crate) async fn serve(
                         continue;
                     }
                     turn_away(&stream);
-                    if let Some(times) = turned_away.say() {
+                    if let Some(times) = turned_away.count() {
                         tracing::warn!(
                             times,
                             "control port: {} connections are open, the most there may be; others are turned away",
@@ -59,13 +59,13 @@ pub(crate) async fn serve(
                 // The client hung up between its connect and this accept.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    if let Some(times) = failed.say() {
+                    if let Some(times) = failed.count() {
                         tracing::warn!(times, %error, "control port: cannot accept a connection");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
-            // The receiver that hears no stop any more was stopped.
+            // Shutdown requested, also if the sender is gone.
             _ = &mut stopped => break,
             Some(_) = connections.join_next() => {}
         }
@@ -81,7 +81,7 @@ async fn connection(
     limits: ControlLimits,
     mut stopping: watch::Receiver<()>,
 ) {
-    // Neither is needed for a right answer, and a socket that refuses them is about to end.
+    // Answers are right without these options, and a socket that refuses them is about to close.
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_tcp_user_timeout(&stream, limits.unread.as_millis() as u32);
     let connection = http1::Builder::new()
@@ -102,12 +102,12 @@ async fn connection(
     }
 }
 
-/// Says why, as far as the socket takes it at once: nobody waits for one that is not let in.
+/// Sends the reason, as far as the socket takes it at once: the hub does not wait for a refused client.
 fn turn_away(stream: &TcpStream) {
     let _ = stream.try_write(TURNED_AWAY);
 }
 
-/// Counts what happens often, to say it seldom.
+/// Counts an event that may happen often, for a log line now and then.
 #[derive(Debug, Default)]
 struct Seldom {
     said: Option<Instant>,
@@ -115,8 +115,8 @@ struct Seldom {
 }
 
 impl Seldom {
-    /// It happened; how often since it was last said, when it is time to say it again.
-    fn say(&mut self) -> Option<u64> {
+    /// It happened. If it is time to log it again: how often it happened since the last time.
+    fn count(&mut self) -> Option<u64> {
         self.times += 1;
         if self.said.is_some_and(|said| said.elapsed() < SAY_EVERY) {
             return None;
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_refusal_is_whole_http() {
+    fn the_refusal_is_complete_http() {
         let text = std::str::from_utf8(TURNED_AWAY).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}", body.len())), "the body has {}", body.len());
@@ -140,10 +140,10 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_said_once() {
+    fn a_flood_is_logged_once() {
         let mut seldom = Seldom::default();
-        assert_eq!(seldom.say(), Some(1));
-        assert!((0..100).all(|_| seldom.say().is_none()));
+        assert_eq!(seldom.count(), Some(1));
+        assert!((0..100).all(|_| seldom.count().is_none()));
         assert_eq!(seldom.times, 100);
     }
 }

@@ -5,8 +5,8 @@
 //!   lanes:  cpu 0, nic 0         cpu 1, nic 1    cpu 1, nic 2
 //! ```
 //!
-//! A core to which the plan gives several NICs is several lanes, so that every NIC carries its share. Decides once,
-//! before any thread is started, and says later which of them a new job can use; knows no transport but by its NICs.
+//! A core with several NICs in the plan becomes several lanes, so that every NIC carries its share. Lanes are chosen once,
+//! before any thread starts. Later this file says which of them a new job can use. It knows a transport only by its NICs.
 
 use fabric::any::{self, Transport};
 use fabric::verbs::{self, Device, NicList, NicOptions};
@@ -19,17 +19,17 @@ use crate::settings::{CoreSelection, HubSettings};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lane {
     pub cpu: u32,
-    /// With RDMA.
+    /// The NIC, with RDMA.
     pub nic: Option<NicOptions>,
 }
 
-/// The lanes of a hub, and their RDMA, where there is some.
+/// The lanes of a hub, and their RDMA if there is any.
 pub(crate) struct Lanes {
     pub lanes: Vec<Lane>,
     pub rdma: Option<any::Rdma>,
 }
 
-/// Chooses cores and NICs. RDMA that is not there is no error, unless it was asked for.
+/// Chooses cores and NICs. Missing RDMA is an error only if the settings ask for RDMA.
 pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     if settings.offers(Transport::Verbs) {
         match with_rdma(host, settings) {
@@ -45,7 +45,7 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
 
 fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     let list = nic_list(settings)?;
-    // First, because it says what is missing of library and devices.
+    // This comes first: its error says whether the library or a device is missing.
     let devices = verbs::devices()?;
     let mut lanes = on_nics(host, settings, &list, &devices)?.lanes;
     let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
@@ -59,11 +59,11 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     Ok(Lanes { lanes, rdma: Some((group, ports)) })
 }
 
-/// The lanes of a hub with RDMA, and the plan that they come from.
+/// The lanes of a hub with RDMA, and their plan.
 #[derive(Debug)]
 pub(crate) struct OnNics {
     pub plan: Plan,
-    /// Each has a NIC.
+    /// Every lane has a NIC.
     pub lanes: Vec<Lane>,
 }
 
@@ -80,12 +80,12 @@ impl OnNics {
     }
 }
 
-/// The NICs that are to be used.
+/// The NICs that the settings or the environment name.
 pub(crate) fn nic_list(settings: &HubSettings) -> Result<NicList, HubError> {
     Ok(settings.nics.clone().map_or_else(NicList::of_nccl, Ok)?)
 }
 
-/// Which core has which of these devices; opens none.
+/// Deals these devices to cores. Opens no device.
 pub(crate) fn on_nics(
     host: &Host,
     settings: &HubSettings,
@@ -104,7 +104,7 @@ pub(crate) fn on_nics(
     if only.is_empty() {
         return Err(none());
     }
-    // Those that are named are used whatever their state: what is wrong with one is then said.
+    // A NIC that is named is used whatever its state, so that an error says what is wrong with it.
     let only = list.names_devices().then_some(only);
     let plan = place(host, settings, NicChoice { only, except })?;
     let mut lanes = Vec::new();
@@ -116,13 +116,13 @@ pub(crate) fn on_nics(
     if lanes.is_empty() { Err(none()) } else { Ok(OnNics { plan, lanes }) }
 }
 
-/// By lane, whether it is of use to a new job: its NIC has a link, or it has no NIC. Where no NIC has a link all are,
-/// for workers that come by other ways. Looks at the devices, which takes system calls: once a job.
+/// Whether a new job can use each lane: the lane has no NIC, or its NIC has a link. If no NIC has a link, the job can use
+/// all lanes, because its workers use other transports. Called once a job, because reading the devices takes system calls.
 pub(crate) fn of_use(lanes: &[&Lane]) -> Vec<bool> {
     if lanes.iter().all(|lane| lane.nic.is_none()) {
         return vec![true; lanes.len()];
     }
-    // A look that fails says nothing against any of them.
+    // If the devices cannot be read, no lane is known to be bad.
     let Ok(devices) = verbs::devices() else { return vec![true; lanes.len()] };
     has_link(lanes, |nic| {
         let ports =

@@ -1,6 +1,6 @@
 //! A core thread: pinned, owns one port and one [`Core`], turns until it is told to stop.
 //!
-//! Between turns it looks at one flag; commands and reports cross by channel, off the round path.
+//! Between turns it looks at one flag. Commands and reports cross by channel, outside the round path.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -42,30 +42,30 @@ pub(crate) enum Command<E> {
     RemoveJob {
         job: JobId,
     },
-    /// Begin the job, in which nobody takes part yet, with a state that was brought.
+    /// Begin the job with a state that rank 0 brought. Nobody takes part yet.
     Restore {
         job: JobId,
         layout: Arc<Layout>,
         restored: Arc<Restored>,
     },
-    /// Finish no round of the job until the release, and say which are in flight.
+    /// Finish no round of the job until the release, and report the rounds in flight.
     Hold {
         job: JobId,
         done: oneshot::Sender<Option<Front>>,
     },
-    /// Take a snapshot of the job, which is held, as it is before a round.
+    /// Take a snapshot of the held job: its state before a round.
     TakeSnapshot {
         job: JobId,
         occasion: Occasion,
         before: Round,
     },
-    /// A snapshot's part is written, or will not be.
+    /// A snapshot's part is written, or will not be written.
     GiveBack {
         job: JobId,
-        /// Its memory, unless that went down with whoever wrote it.
+        /// Its memory, unless the writer panicked with it.
         values: Option<Slab>,
     },
-    /// Go on, with `admitted` taking part from round `from` on.
+    /// Go on. The workers in `admitted` take part from round `from` on.
     Release {
         job: JobId,
         from: Round,
@@ -81,28 +81,28 @@ pub(crate) enum Command<E> {
     Stop,
 }
 
-/// What a core thread tells. Few per worker and job, so the channel is bounded by their number.
+/// What a core thread reports. There are few reports for each worker and job, and their number bounds the channel.
 #[derive(Debug)]
 pub(crate) enum Report {
     /// This core has the worker's link, and has touched its part of the worker's window.
     Attached { job: JobId, rank: u32 },
-    /// This core has nothing of the worker any more, and says nothing more of it.
+    /// This core has let go of the worker, and reports nothing more about it.
     Removed { job: JobId, rank: u32 },
     /// The worker's link ended.
     WorkerGone { job: JobId, rank: u32, reason: String },
-    /// What came of this core's part of a snapshot.
+    /// This core's part of a snapshot is taken, or cannot be taken.
     Snapshot { job: JobId, core: usize, taken: Taken },
-    /// So many of this core's chunks went on without rounds whose workers are all gone.
+    /// This many of the core's chunks skipped rounds whose workers are all gone.
     Skipped { job: JobId, chunks: u64 },
-    /// The core cannot take the job, or go on with it.
+    /// The core cannot take the job, or cannot continue it.
     JobFailed { job: JobId, reason: String },
-    /// The hub stops: write the checkpoints that can be written. Not of a core, but on the same way.
+    /// The hub stops: write the checkpoints that can be written. This comes from the hub, through the same channel.
     SaveAll { done: std::sync::mpsc::Sender<()> },
-    /// The thread is no more: a bug of the hub.
+    /// The thread has ended, by a bug of the hub.
     CorePanicked { cpu: u32 },
 }
 
-/// What a core did, for others to read at any time.
+/// What a core has done. Other threads may read it at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Meters {
     pub chunks: AtomicU64,
@@ -123,7 +123,7 @@ pub(crate) struct CoreHandle<E> {
 }
 
 impl<E: Send + 'static> CoreHandle<E> {
-    /// Starts a thread on a lane that owns `port`; it is the hub's core of number `number`.
+    /// Starts the thread of core `number` on a lane. The thread owns `port`.
     pub fn start<P: Port<Endpoint = E> + 'static>(
         number: usize,
         lane: Lane,
@@ -152,7 +152,7 @@ impl<E: Send + 'static> CoreHandle<E> {
         Ok(CoreHandle { lane, meters, commands, mail, waker, thread: Some(thread) })
     }
 
-    /// A core without a thread, for tests of those who command it.
+    /// A core without a thread, for tests that read its commands.
     #[cfg(test)]
     pub fn idle(cpu: u32) -> (Self, Receiver<Command<E>>) {
         let (commands, inbox) = channel();
@@ -162,9 +162,9 @@ impl<E: Send + 'static> CoreHandle<E> {
         (CoreHandle { lane, meters, commands, mail, waker, thread: None }, inbox)
     }
 
-    /// Hands over a command; the thread sees it after its current turn.
+    /// Sends a command. The thread sees it after its current turn.
     pub fn send(&self, command: Command<E>) {
-        // A thread that ended (panicked) takes no commands; its jobs' workers see their links close.
+        // A thread that panicked takes no commands. The workers of its jobs see their links close.
         let _ = self.commands.send(command);
         self.mail.store(true, Ordering::Release); // [mail]
         self.waker.wake_by_ref();
@@ -202,19 +202,19 @@ impl<P: Port> CoreThread<P> {
         let mut notices = Vec::new();
         let mut clock = Clock::new();
         loop {
-            // Before the turn, so that what was commanded before a push came is done before it is looked at.
-            // [mail] The swap, not a store, so that a command sent in between is seen now.
+            // Commands come before the turn: a command that was sent before a push is done before the push is read.
+            // [mail] A swap and not a store: a command that is sent in between is seen now.
             if self.mail.load(Ordering::Relaxed) && self.mail.swap(false, Ordering::Acquire) {
                 while let Ok(command) = self.inbox.try_recv() {
-                    if !self.obey(command, &mut notices) {
+                    if !self.execute(command, &mut notices) {
                         return;
                     }
-                    self.tell(&mut notices);
+                    self.report_notices(&mut notices);
                 }
             }
             let worked = self.core.turn(&mut notices);
-            self.tell(&mut notices);
-            if clock.turned(worked) {
+            self.report_notices(&mut notices);
+            if clock.note_turn(worked) {
                 self.publish(&clock);
             }
             if worked {
@@ -225,8 +225,8 @@ impl<P: Port> CoreThread<P> {
         }
     }
 
-    /// False when it is time to stop.
-    fn obey(&mut self, command: Command<P::Endpoint>, notices: &mut Vec<Notice>) -> bool {
+    /// Carries out a command. False if the thread must stop.
+    fn execute(&mut self, command: Command<P::Endpoint>, notices: &mut Vec<Notice>) -> bool {
         match command {
             Command::AddJob { job, spec } => match Shard::new(*spec) {
                 Ok(shard) => self.core.add_job(job, shard),
@@ -244,7 +244,7 @@ impl<P: Port> CoreThread<P> {
             }
             Command::RemoveWorker { job, rank } => {
                 self.core.remove_worker(job, rank, notices);
-                self.tell(notices);
+                self.report_notices(notices);
                 self.report(Report::Removed { job, rank });
             }
             Command::Restore { job, layout, restored } => self.core.restore(job, &layout, &restored),
@@ -269,11 +269,11 @@ impl<P: Port> CoreThread<P> {
         true
     }
 
-    fn tell(&self, notices: &mut Vec<Notice>) {
+    fn report_notices(&self, notices: &mut Vec<Notice>) {
         let mut skipped: Option<(JobId, u64)> = None;
         for notice in notices.drain(..) {
             self.report(match notice {
-                // One job's at a time: they follow from one command, or from one worker's end.
+                // All are of one job: they follow from one command, or from the end of one worker.
                 Notice::Skipped { job, .. } => {
                     skipped = Some((job, skipped.map_or(1, |(_, chunks)| chunks + 1)));
                     continue;
@@ -305,8 +305,8 @@ fn nanos(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// Splits a thread's time into work and waiting; reads the clock only where one turns into the
-/// other, and now and then in between.
+/// Splits a thread's time into work and waiting. Reads the clock when one turns into the other, and now and then in
+/// between.
 struct Clock {
     busy: Duration,
     waiting: Duration,
@@ -321,8 +321,8 @@ impl Clock {
         Clock { busy: zero, waiting: zero, since: Instant::now(), working: false, turns: 0 }
     }
 
-    /// After a turn; true when the meters are due.
-    fn turned(&mut self, worked: bool) -> bool {
+    /// A turn is over. True if it is time to publish the meters.
+    fn note_turn(&mut self, worked: bool) -> bool {
         self.turns += 1;
         if worked == self.working && self.turns < TURNS_PER_PUBLICATION {
             return false;

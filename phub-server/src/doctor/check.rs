@@ -1,23 +1,23 @@
-//! A check: one prerequisite, what was seen of it, and what to do where it is not well. Plain data.
+//! A check: one prerequisite, its state, and the fix if it is not well. Plain data.
 
 use serde::Serialize;
 
-/// How a prerequisite is; the worst is last.
+/// The state of a prerequisite. The worst is last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
     /// As it should be.
     Pass,
-    /// Worth knowing; nothing that the hub was asked for needs it.
+    /// Worth knowing. The settings do not need it.
     Note,
-    /// The hub works, but slower or otherwise than it could.
+    /// The hub works, but more slowly or in another way than it could.
     Warn,
-    /// The hub, or the job, will not work.
+    /// The hub or the job will not work.
     Fail,
 }
 
 impl Verdict {
-    /// For people; a failure is to be seen.
+    /// The word for people. A failure stands out.
     pub fn word(self) -> &'static str {
         match self {
             Verdict::Pass => "pass",
@@ -28,14 +28,14 @@ impl Verdict {
     }
 }
 
-/// One line of the doctor's.
+/// One line of the doctor's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
     pub name: String,
     pub verdict: Verdict,
-    /// In words, with figures; several lines where there is a table.
+    /// What was seen, with figures. Several lines if there is a table.
     pub seen: String,
-    /// The command or setting that mends it.
+    /// The command or setting that repairs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
@@ -56,7 +56,7 @@ impl Check {
         Check { verdict: Verdict::Warn, fix: Some(fix.into()), ..Check::pass(name, seen) }
     }
 
-    /// In the way.
+    /// It does not work.
     pub fn fail(name: impl Into<String>, seen: impl Into<String>, fix: impl Into<String>) -> Self {
         Check { verdict: Verdict::Fail, ..Check::warn(name, seen, fix) }
     }

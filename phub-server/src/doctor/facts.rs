@@ -1,5 +1,5 @@
-//! What /proc, /sys and the limits of this process say: read here and nowhere else, so that whatever is made of
-//! it can be tested with facts that are made up.
+//! Facts from /proc, /sys and the limits of this process. They are read only here, so that the judgements can be tested with
+//! made-up facts.
 
 use std::fs::read_to_string;
 
@@ -9,13 +9,13 @@ use topology::cpulist;
 /// Locked memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Memlock {
-    /// RLIMIT_MEMLOCK, none where there is no limit.
+    /// RLIMIT_MEMLOCK; `None` means no limit.
     pub limit: Option<u64>,
-    /// What this process may raise it to.
+    /// The value to which this process may raise the limit.
     pub hard: Option<u64>,
     /// Whether CAP_IPC_LOCK is effective.
     pub capable: bool,
-    /// Whether capabilities are the machine's, and not those of a user namespace, which drivers do not honour.
+    /// Whether capabilities are those of the machine. Drivers ignore those of a user namespace.
     pub first_namespace: bool,
 }
 
@@ -43,11 +43,11 @@ fn has_ipc_lock(status: &str) -> bool {
 /// Huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HugePages {
-    /// The setting for shared memory: the word in brackets. None where the kernel has none.
+    /// The setting for shared memory: the word in brackets. `None` if the kernel has no such setting.
     pub shared: Option<String>,
     /// The setting for private memory.
     pub private: Option<String>,
-    /// Whether a window has got some, by whichever way.
+    /// Whether a window has huge pages.
     pub windows: bool,
 }
 
@@ -67,22 +67,22 @@ fn chosen(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-/// Who else may run on which cpus, and how fast these run.
+/// Which other threads may run on which cpus, and how fast the cpus run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cpus {
     pub online: Vec<u32>,
-    /// Of the cpuset and affinity of this process.
+    /// The cpus in the cpuset and affinity of this process.
     pub allowed: Vec<u32>,
-    /// Without other work: isolcpus, or an isolated cpuset.
+    /// The cpus without other work: isolcpus, or an isolated cpuset.
     pub isolated: Vec<u32>,
-    /// Without a periodic tick.
+    /// The cpus without a periodic tick.
     pub tickless: Vec<u32>,
-    /// By cpu, where sysfs tells.
+    /// The governor of each cpu, if sysfs has it.
     pub governors: Vec<(u32, String)>,
 }
 
 impl Cpus {
-    /// `allowed` is the topology's.
+    /// `allowed` comes from the topology.
     pub fn read(allowed: Vec<u32>) -> Self {
         let list = |path: &str| read_to_string(path).ok().and_then(|text| cpulist::parse(&text));
         let online = list("/sys/devices/system/cpu/online").unwrap_or_else(|| allowed.clone());
@@ -100,7 +100,7 @@ impl Cpus {
     }
 }
 
-/// How many files this process may have open.
+/// The limit on this process's open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpenFiles {
     pub limit: Option<u64>,
@@ -114,12 +114,12 @@ impl OpenFiles {
     }
 }
 
-/// RDMA as the kernel has it, whatever libibverbs says.
+/// RDMA according to the kernel, independent of libibverbs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KernelRdma {
     /// The devices, by name.
     pub devices: Vec<String>,
-    /// Whether programs get at them: ib_uverbs is there.
+    /// Whether programs can use them: ib_uverbs is loaded.
     pub for_programs: bool,
 }
 
@@ -140,7 +140,7 @@ impl KernelRdma {
     }
 }
 
-/// Files that the loader has mapped and whose paths have this in them.
+/// Mapped files whose paths contain this text.
 pub(crate) fn loaded(of: &str) -> Vec<String> {
     loaded_in(&read_to_string("/proc/self/maps").unwrap_or_default(), of)
 }

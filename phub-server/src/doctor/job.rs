@@ -1,13 +1,13 @@
-//! The job that the doctor has in mind: how large its windows are, and what a hub registers for them. Pure.
+//! The doctor's job: the size of its windows, and the memory that a hub registers for them. Pure.
 
 use pbox_core::{DEFAULT_CHUNK_BYTES, Key, Layout, LayoutError};
 
-/// Memory, CPU and descriptors are judged against it.
+/// The job that memory, cpus and descriptors must suffice for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Job {
     pub name: String,
     pub workers: u32,
-    /// Of one copy of the gradients, and as many of the weights; whole pages, as the kernel pins them.
+    /// Bytes of one copy of the gradients, and of the weights. Whole pages, as the kernel pins them.
     pub window_bytes: u64,
 }
 
@@ -18,8 +18,8 @@ impl Job {
         Ok(Job { name, workers, window_bytes: window_bytes as u64 })
     }
 
-    /// What the hub registers, as the kernel counts it: a connection has a protection domain of its own on each
-    /// NIC, in which the worker's gradients and the weights are registered, once each (decision 12).
+    /// The bytes that the hub registers, as the kernel counts them. A connection has its own protection domain on each NIC,
+    /// in which the worker's gradients and the weights are registered once (decision 12).
     pub fn registered_bytes(&self, nics: usize) -> u64 {
         const WINDOWS: u64 = 2;
         let connections = u64::from(self.workers).saturating_mul(nics as u64);

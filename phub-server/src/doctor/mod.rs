@@ -5,7 +5,7 @@
 //!                                   trials (bytes, sockets) ──────────────────┘
 //! ```
 //!
-//! Takes the settings of `serve`, and judges them, the machine, and a job of a given size. Changes nothing.
+//! Takes the settings of `serve`. Judges the settings, the machine, and a job of a given size. Changes nothing.
 
 mod check;
 mod checks;
@@ -32,8 +32,8 @@ use report::{Form, Report};
 /// Settings of `phub-server doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Give it the settings that `phub-server serve` will have, where and as whom that will run (the same user, shell, \
-unit or container: limits are a process's own):
+Give it the settings of `phub-server serve`, and run it where the hub will run (the same user, shell, unit or \
+container, because limits belong to a process):
 
   phub-server doctor                                             what this machine can do
   phub-server doctor --transports verbs --nics mlx5              insist on RDMA, and on these NICs
@@ -41,19 +41,19 @@ unit or container: limits are a process's own):
   phub-server doctor --listen 10.0.0.1:7077                      also at a worker: does the hub answer?
   phub-server doctor --json | jq '.checks[] | select(.verdict == \"fail\")'
 
-A line each: pass, note (worth knowing), warn (slower or otherwise than it could be), FAIL (in the way), with the fix.
-Exit status: 0 where nothing is in the way, 1 where something is, 2 for settings that make no sense. RDMA is needed \
-where --transports names verbs, or where this machine has NICs for it.")]
+A line each: pass, note (worth knowing), warn (the hub works, but not as well as it could), FAIL, with the fix.
+Exit status: 0 if nothing fails, 1 if something fails, 2 for wrong settings. RDMA is needed if --transports names \
+verbs, or if this machine has NICs for it.")]
 pub struct DoctorArgs {
-    /// The hub's.
+    /// The hub's settings.
     #[command(flatten)]
     settings: HubSettings,
 
-    /// The job's; resnet50 where nothing is said.
+    /// The job's model; resnet50 by default.
     #[command(flatten)]
     model: ModelSource,
 
-    /// Workers of the job that limits are held against.
+    /// Workers of the job that the limits must allow.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
 
@@ -62,13 +62,13 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// Nothing can be checked.
+/// Why nothing can be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum DoctorError {
     /// The model cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The model cannot be cut.
+    /// The model cannot be cut into chunks.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The settings make no sense, or the machine cannot be read.
@@ -76,15 +76,15 @@ pub enum DoctorError {
     Hub(#[from] HubError),
 }
 
-/// What is known of RDMA once its checks are done.
+/// What is known about RDMA after its checks.
 struct Rdma {
     plan: Option<OnNics>,
-    /// Those that the hub would use and that carry data.
+    /// The NICs that the hub would use and that carry data.
     ready: Vec<NicOptions>,
 }
 
 impl DoctorArgs {
-    /// Prints a line for each check; whether nothing is in the way.
+    /// Prints a line for each check. True if nothing fails.
     pub fn run(&self) -> Result<bool, DoctorError> {
         let settings = &self.settings;
         let (model, keys) = self.model.keys_or("resnet50")?;
@@ -108,7 +108,7 @@ impl DoctorArgs {
     }
 }
 
-/// Whom the checks are about.
+/// The hub and the job that are checked.
 fn subject(settings: &HubSettings, job: &Job) -> String {
     let offered = Transport::ALL.into_iter().filter(|&way| settings.offers(way));
     let ways: Vec<String> = offered.map(|way| way.to_string()).collect();
@@ -121,7 +121,7 @@ fn subject(settings: &HubSettings, job: &Job) -> String {
     )
 }
 
-/// From the library to the GIDs, in the order in which one needs the other.
+/// Checks RDMA from the library to the GIDs. Each step needs the step before.
 fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, list: &NicList) -> Rdma {
     let nothing = Rdma { plan: None, ready: Vec::new() };
     if !settings.offers(Transport::Verbs) {
@@ -152,7 +152,7 @@ fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, list: &N
     Rdma { plan, ready }
 }
 
-/// Port and GID of each device; those that can carry data.
+/// Checks port and GID of each device. Returns the NICs that can carry data.
 fn check_nics(
     report: &mut Report,
     host: &Host,
@@ -193,7 +193,7 @@ fn check_memory(report: &mut Report, job: &Job, plan: Option<&OnNics>) {
     report.add(memory::private_pages(&pages));
 }
 
-/// Where the hub would run; the number of its lanes.
+/// Checks the cores of the hub. Returns the number of its lanes.
 fn check_cores(report: &mut Report, settings: &HubSettings, host: &Host, rdma: Option<&OnNics>) -> usize {
     let plain;
     let (plan, lanes) = match rdma {
@@ -219,7 +219,7 @@ fn check_cores(report: &mut Report, settings: &HubSettings, host: &Host, rdma: O
     lanes
 }
 
-/// Control port and data paths.
+/// Checks the control port and the data paths.
 fn check_ways(report: &mut Report, settings: &HubSettings, rdma: bool) {
     let seen = control_port::look(settings.listen);
     report.add(control_port::judge(settings.listen, &seen));

@@ -1,6 +1,6 @@
-//! What the doctor says: a line for each check as it comes, or one JSON object at the end.
+//! The doctor's output: a line for each check at once, or one JSON object at the end.
 //!
-//! Must not know what is checked.
+//! Must not know the checks.
 
 use std::io::{IsTerminal, Write as _};
 
@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use super::check::{Check, Verdict};
 
-/// Room for the names of checks.
+/// The width of the column of names.
 const NAME_WIDTH: usize = 22;
 
-/// How it is shown.
+/// The form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// Lines, with colours or without.
@@ -45,7 +45,7 @@ struct Json<'a> {
 }
 
 impl Report {
-    /// Nothing checked yet; `subject` is the hub and the job that are asked about.
+    /// A report without checks. `subject` is the hub and the job that are checked.
     pub fn new(form: Form, subject: String) -> Self {
         let report = Report { form, subject, checks: Vec::new() };
         if let Form::Text { .. } = form {
@@ -54,7 +54,7 @@ impl Report {
         report
     }
 
-    /// One more check; people see it at once.
+    /// Adds a check, and prints its line at once.
     pub fn add(&mut self, check: Check) {
         if let Form::Text { colours } = self.form {
             say(&line(&check, colours));
@@ -62,7 +62,7 @@ impl Report {
         self.checks.push(check);
     }
 
-    /// The last words; the worst of the verdicts.
+    /// Prints the end, and returns the worst verdict.
     pub fn end(self) -> Verdict {
         let verdict = self.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Pass);
         match self.form {
@@ -77,7 +77,7 @@ impl Report {
     }
 }
 
-/// A reader that closed the pipe has seen enough; the exit status still counts.
+/// Prints, and ignores a closed pipe: the reader has seen enough, and the exit status still counts.
 fn say(text: &str) {
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

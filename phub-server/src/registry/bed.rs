@@ -1,4 +1,4 @@
-//! For the registry's tests: one whose only core has no thread, and what a worker asks it for.
+//! For the registry's tests: a registry whose only core has no thread, and a worker's request.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -12,7 +12,7 @@ use pbox_core::{JobTerms, Key, Optimizer};
 use super::Registry;
 use crate::cores::{Command, CoreHandle};
 
-/// What the core is told.
+/// The core's commands.
 pub type Inbox = Receiver<Command<any::Endpoint>>;
 
 pub fn registry() -> (Arc<Registry>, Inbox) {
@@ -26,7 +26,7 @@ pub fn registry() -> (Arc<Registry>, Inbox) {
 pub fn request() -> JoinRequest {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(1, vec![Key::f32("a", [16])], optimizer) };
-    JoinRequest { protocol: PROTOCOL, rank: 0, hub: 0, state_before: None, terms }
+    JoinRequest { protocol: PROTOCOL, rank: 0, hub: 0, peers: None, state_before: None, terms }
 }
 
 pub fn runtime() -> tokio::runtime::Runtime {

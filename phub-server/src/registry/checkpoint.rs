@@ -1,4 +1,4 @@
-//! Checkpoints: when they are taken, how the cores' parts come together, and what becomes of them.
+//! Checkpoints: when they are taken, how the cores' parts are put together, and how they are written.
 //!
 //! ```text
 //!   due every so many rounds --+
@@ -15,17 +15,18 @@ mod tests;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{CheckpointReply, JobState};
+use pbox_core::control::{CheckpointReply, JobState, PartState};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::job::Job;
+use super::parts::PartFiles;
 use super::{Refusal, Registry};
 use crate::cores::Command;
 
-/// How long whoever asks waits for the round in flight: workers compute in between.
+/// How long a request waits for the round in flight, while workers compute.
 pub(super) const ROUND_LIMIT: Duration = Duration::from_secs(30);
-/// The same at a stop of the hub, when nobody may push any more.
+/// The same at a stop of the hub: perhaps nobody pushes any more.
 const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(2);
 
 /// The checkpoints of one job.
@@ -33,13 +34,15 @@ const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(2);
 pub(crate) struct Checkpoints {
     collecting: Vec<Collecting>,
     asked: u64,
-    /// The last one that was written.
+    /// The last checkpoint that was written.
     pub last: Option<CheckpointReply>,
     /// Why the last attempt failed.
     pub error: Option<String>,
+    /// The last one that was begun here, by its round, and how it is: other hubs of the job ask.
+    pub part: watch::Sender<(Round, PartState)>,
 }
 
-/// Jobs whose checkpoint at the hub's stop is not written: not yet, or because it cannot be.
+/// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
 #[derive(Clone, Debug, Default)]
 pub struct Unsaved(Arc<Mutex<Vec<String>>>);
 
@@ -54,7 +57,7 @@ impl Unsaved {
     }
 }
 
-/// A snapshot whose parts come in.
+/// A snapshot whose parts are still coming in.
 #[derive(Debug)]
 struct Collecting {
     occasion: Occasion,
@@ -62,12 +65,12 @@ struct Collecting {
     /// Cores that have answered.
     answers: usize,
     refused: Option<String>,
-    /// Who asked for it.
+    /// The request that waits for it.
     done: Option<oneshot::Sender<Result<Collected, String>>>,
 }
 
-/// The parts of a snapshot, with the hub's core that each came from. When this goes, so that nobody will
-/// write it any more, the cores get what is there of their parts.
+/// The parts of a snapshot, each with its core. When this is dropped, nobody will write the snapshot any more, and the cores
+/// get the memory of their parts back.
 #[derive(Debug)]
 pub(super) struct Collected {
     registry: Weak<Registry>,
@@ -78,7 +81,7 @@ pub(super) struct Collected {
 }
 
 impl Collected {
-    /// What was made of the parts is not needed any more.
+    /// The snapshot that was made of the parts is not needed any more.
     pub(super) fn give_back(mut self, snapshot: Snapshot) {
         self.parts = snapshot.into_parts();
     }
@@ -86,7 +89,7 @@ impl Collected {
 
 impl Drop for Collected {
     fn drop(&mut self) {
-        let Some(registry) = self.registry.upgrade() else { return }; // and no core
+        let Some(registry) = self.registry.upgrade() else { return }; // the cores are gone, too
         let mut parts = self.parts.drain(..);
         for &core in &self.cores {
             let values = parts.next().map(|part| part.values);
@@ -97,7 +100,7 @@ impl Drop for Collected {
 }
 
 impl Registry {
-    /// A core has its part of a snapshot, or none.
+    /// A core has taken its part of a snapshot, or cannot take it.
     pub(super) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
         let Taken { occasion, before, part } = taken;
         let (id, collecting) = (job.id, &mut job.checkpoints.collecting);
@@ -122,12 +125,16 @@ impl Registry {
             (None, None) => {
                 let registry = Arc::clone(self);
                 tokio::spawn(async move {
-                    let _ = registry.save(collected).await; // its error is kept, and in the log
+                    // Errors are kept, and in the log.
+                    if registry.save(collected).await.is_ok() {
+                        let _ = registry.follow_parts(id, before, None).await;
+                    }
                 });
             }
-            (None, Some(done)) => drop(done.send(Ok(collected))), // perhaps nobody waits any more
+            (None, Some(done)) => drop(done.send(Ok(collected))), // nobody waits any more if the client is gone
             (Some(why), done) => {
                 drop(collected);
+                job.checkpoints.part.send_replace((before, PartState::Failed(why.clone())));
                 let asked = done.is_some_and(|done| done.send(Err(why.clone())).is_ok());
                 if !asked {
                     tracing::warn!(job = job.name, round = before.0, why, "checkpoint skipped");
@@ -148,7 +155,7 @@ impl Registry {
         Collecting { occasion, collected, answers: 0, refused: None, done }
     }
 
-    /// Writes a checkpoint of a job now: as it was before the round that is furthest ahead.
+    /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
     pub async fn checkpoint(self: &Arc<Self>, name: &str) -> Result<CheckpointReply, Refusal> {
         if self.store.is_none() {
             return Err(Refusal::Conflict(
@@ -163,12 +170,12 @@ impl Registry {
             .map_err(|why| Refusal::Exhausted(format!("job {name:?}: {why}")))
     }
 
-    /// Writes what can be written before the hub stops.
+    /// Writes the checkpoints that can be written before the hub stops.
     pub async fn checkpoint_all(self: &Arc<Self>) {
         if self.store.is_none() {
             return;
         }
-        let running = |job: &&Job| job.state() == JobState::Running && job.terms.optimizer.keeps_weights();
+        let running = |job: &&Job| job.state() == JobState::Running;
         let named = |job: &Job| (job.id, job.name.clone());
         let jobs: Vec<(JobId, String)> = self.lock().jobs.values().filter(running).map(named).collect();
         *self.unsaved.lock() = jobs.iter().map(|(_, name)| name.clone()).collect();
@@ -180,77 +187,94 @@ impl Registry {
         }
     }
 
-    /// As [`checkpoint`](Self::checkpoint); `limit` is for the round in flight.
+    /// As [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
     pub(super) async fn checkpoint_job(
         self: &Arc<Self>,
         id: JobId,
         limit: Duration,
     ) -> Result<CheckpointReply, String> {
+        if let Some(written) = self.checkpoint_at_lead(id, limit).await {
+            return written;
+        }
+        let deadline = tokio::time::Instant::now() + limit;
         let collected = self.collect(id, limit).await?;
-        self.save(collected).await
+        let before = collected.before;
+        let mut reply = self.save(collected).await?;
+        reply.bytes += self.follow_parts(id, before, Some(deadline)).await?;
+        Ok(reply)
     }
 
-    /// A job's state, as it is before the round that is furthest ahead.
+    /// Asks the cores of a held job for its state.
+    pub(super) fn take_snapshot(
+        self: &Arc<Self>,
+        job: &mut Job,
+        before: Round,
+        done: Option<oneshot::Sender<Result<Collected, String>>>,
+    ) {
+        job.checkpoints.asked += 1;
+        let occasion = Occasion::Asked(job.checkpoints.asked);
+        job.checkpoints.collecting.push(self.collecting(job.id, occasion, before, done));
+        self.command(job, |job| Command::TakeSnapshot { job, occasion, before });
+    }
+
+    /// A job's state before the round that is furthest ahead.
     pub(super) async fn collect(self: &Arc<Self>, id: JobId, limit: Duration) -> Result<Collected, String> {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
             let saved = self.freed.notified();
             tokio::pin!(saved);
-            saved.as_mut().enable(); // before the look, so that none is missed
+            saved.as_mut().enable(); // before the request, so that no wake-up is missed
             let (before, parts) = self.ask_for_snapshot(id).await?;
-            let overdue = || {
-                format!(
-                    "its state cannot be had: round {} did not end within {limit:?}, because not all workers have pushed all of it",
-                    before.0.saturating_sub(1)
-                )
-            };
-            let collected = tokio::time::timeout_at(deadline, parts).await.map_err(|_| overdue())?;
+            let collected = tokio::time::timeout_at(deadline, parts).await.map_err(|_| overdue(before))?;
             match collected.map_err(|_| "the job ended meanwhile".to_owned())? {
                 Ok(collected) => return Ok(collected),
-                // Another one is being written: after it.
+                // Another snapshot is being written. Try again after it.
                 Err(why) => tokio::time::timeout_at(deadline, saved).await.map_err(|_| why)?,
             }
         }
     }
 
-    /// Cuts the job before the round that is furthest ahead, and asks the cores for its state there.
+    /// Cuts the job before the round that is furthest ahead, and asks the cores for the state there.
     async fn ask_for_snapshot(
         self: &Arc<Self>,
         id: JobId,
     ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), String> {
-        let ended = |_| "the job ended meanwhile".to_owned();
-        let cutting = self.of_job(id, |job| Arc::clone(&job.cutting)).map_err(ended)?;
-        let _cutting = cutting.lock().await;
-        let before = self.hold(id).await.map_err(ended)?.unwrap_or_default();
+        let held = self.hold_everywhere(id).await.map_err(|error| error.to_string())?;
+        let before = held.front.unwrap_or_default();
         let (done, parts) = oneshot::channel();
-        let asked = self.of_job(id, |job| {
-            if before == Round(0) || !job.terms.optimizer.keeps_weights() {
-                return Err(
-                    "its state cannot be had: it has no weights yet, or its optimizer keeps none".to_owned()
-                );
+        let has_state = before > Round(0);
+        if has_state {
+            // A job that ended meanwhile says so at its release.
+            let _ = self.of_job(id, |job| self.take_snapshot(job, before, Some(done)));
+        }
+        let nobody: Arc<[u32]> = Arc::new([]);
+        let released = self.release_everywhere(id, held, before, &nobody, has_state).await;
+        released.map_err(|error| error.to_string())?;
+        match has_state {
+            true => Ok((before, parts)),
+            false => {
+                Err("its state cannot be had: it has no weights yet, because no round is over".to_owned())
             }
-            job.checkpoints.asked += 1;
-            let occasion = Occasion::Asked(job.checkpoints.asked);
-            job.checkpoints.collecting.push(self.collecting(id, occasion, before, Some(done)));
-            self.command(job, |job| Command::TakeSnapshot { job, occasion, before });
-            Ok(())
-        });
-        self.release(id, before, Arc::new([])).await.map_err(ended)?;
-        asked.map_err(ended)?.map(|()| (before, parts))
+        }
     }
 
-    /// Writes a snapshot to the job's file, also if whoever waits for it does so no more.
+    /// Writes a snapshot to the job's file, even if nobody waits for it any more.
     async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
         let (id, before) = (collected.job, collected.before);
         let (name, snapshot) = self.snapshot(&mut collected)?;
+        let part = self.of_job(id, |job| {
+            job.checkpoints.part.send_replace((before, PartState::Writing));
+            job.hubs.as_ref().map(PartFiles::of)
+        });
+        let part = part.map_err(|_| "the job ended meanwhile")?;
         let registry = Arc::clone(self);
         let (done, written) = oneshot::channel();
         let write = move || {
-            let result = registry.write(&name, &snapshot);
-            // Whoever reads that it is written may count on the next one being taken: memory first.
+            let result = registry.write(id, &name, &snapshot, part);
+            // The memory goes back first: a client that sees the result may ask for the next checkpoint at once.
             collected.give_back(snapshot);
             registry.note(id, before, &result);
-            drop(registry); // before the hub that waits for this looks who else has it
+            drop(registry); // a hub that stops waits for the result, and then needs the last reference
             let _ = done.send(result);
         };
         let spawned = std::thread::Builder::new().name("phub-checkpoint".into()).spawn(write);
@@ -265,39 +289,66 @@ impl Registry {
         Err(failed)
     }
 
-    /// The parts put together, and the job's name. The parts are to be given back.
+    /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
     pub(super) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
         let about = self.of_job(collected.job, |job| {
             let rates = job.learning_rates.changes_from(before);
-            (job.name.clone(), Arc::clone(job.wire.layout()), job.terms.optimizer, rates)
+            let pieces = job.hubs.as_ref().map(|hubs| hubs.pieces.clone());
+            (job.name.clone(), Arc::clone(job.wire.layout()), pieces, job.terms.optimizer, rates)
         });
-        let (name, layout, optimizer, rates) = about.map_err(|_| "the job ended meanwhile".to_owned())?;
-        let snapshot = Snapshot::new(layout, optimizer, before, rates, parts);
+        let (name, layout, pieces, optimizer, rates) =
+            about.map_err(|_| "the job ended meanwhile".to_owned())?;
+        let snapshot = match pieces {
+            None => Snapshot::new(layout, optimizer, before, rates, parts),
+            Some(pieces) => Snapshot::of_share(layout, pieces, optimizer, before, rates, parts),
+        };
         Ok((name, snapshot.map_err(|error| error.to_string())?))
     }
 
-    /// On a thread of its own: it waits for the disk.
-    fn write(&self, name: &str, snapshot: &Snapshot) -> Result<CheckpointReply, String> {
+    /// Writes the file. On its own thread, because it waits for the disk.
+    fn write(
+        &self,
+        id: JobId,
+        name: &str,
+        snapshot: &Snapshot,
+        part: Option<PartFiles>,
+    ) -> Result<CheckpointReply, String> {
         let store = self.store.as_ref().expect("snapshots are taken where there is a store");
         let start = Instant::now();
-        let bytes = store.save(name, snapshot).map_err(|error| error.to_string())?;
+        let bytes = match part {
+            None => store.save(name, snapshot).map_err(|error| error.to_string())?,
+            Some(part) => {
+                let (bytes, rounds) = part.write(store, name, snapshot)?;
+                let _ = self.of_job(id, |job| job.hubs.as_mut().map(|hubs| hubs.has_files(rounds)));
+                bytes
+            }
+        };
         let milliseconds = start.elapsed().as_millis() as u64;
         Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds })
     }
 
-    /// Keeps what became of a snapshot for those who ask.
+    /// Keeps the result of a snapshot, for `GET /v1/hub` and for other hubs.
     fn note(&self, id: JobId, round: Round, result: &Result<CheckpointReply, String>) {
         let _ = self.of_job(id, |job| match result {
             Ok(written) => {
                 let CheckpointReply { bytes, milliseconds, .. } = written;
                 tracing::info!(job = job.name, round = round.0, bytes, milliseconds, "checkpoint written");
                 (job.checkpoints.last, job.checkpoints.error) = (Some(written.clone()), None);
+                job.checkpoints.part.send_replace((round, PartState::Written(*bytes)));
             }
             Err(error) => {
                 tracing::warn!(job = job.name, round = round.0, error, "checkpoint failed");
                 job.checkpoints.error = Some(error.clone());
+                job.checkpoints.part.send_replace((round, PartState::Failed(error.clone())));
             }
         });
     }
+}
+
+pub(super) fn overdue(before: Round) -> String {
+    let round = before.0.saturating_sub(1);
+    format!(
+        "its state cannot be had: round {round} did not end in time, because not all workers have pushed all of it"
+    )
 }

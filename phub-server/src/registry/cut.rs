@@ -1,21 +1,24 @@
-//! Cuts: how a running job is stopped between two rounds, for workers that come in and for checkpoints.
+//! Cuts: a running job is stopped between two rounds, for new workers and for checkpoints.
 //!
 //! ```text
 //!   hold ----> every core: finish no round, say which are in flight
 //!        <---- fronts: chunk a is in round 7, chunk b in round 8: the cut is before round 8
-//!   release -> every core: whoever is admitted takes part from round 8 on, and gets the weights of
-//!              round 7, of those chunks that have them now, of the others when they do; likewise a
-//!              snapshot
+//!   release -> every core: admitted workers take part from round 8 on, and get the weights of round 7:
+//!              the chunks that have them are sent now, the others when they do; likewise a snapshot
 //! ```
 //!
-//! A hold lasts as long as two messages to each core; nobody waits for a worker in it.
+//! A job over several hubs is cut by hub 0, which asks the others to hold and to release in the same way
+//! ([`peers`](super::peers) answers). A hold lasts as long as two messages to each core, and two to each hub; nobody waits
+//! for a worker in it.
 
 use std::sync::Arc;
 
+use pbox_core::control::{HoldReply, HoldRequest, JobState, ReleaseRequest};
 use pbox_core::{JobId, Round};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use super::Registry;
+use super::hubs::Peers;
 use super::job::Job;
 use crate::cores::Command;
 
@@ -23,34 +26,160 @@ use crate::cores::Command;
 #[derive(Debug)]
 pub(super) struct JobEnded;
 
+/// Why there is no cut.
+#[derive(Debug)]
+pub(super) enum NoCut {
+    Ended,
+    /// Another hub of the job did not do its part.
+    Hub(String),
+}
+
+impl From<JobEnded> for NoCut {
+    fn from(JobEnded: JobEnded) -> Self {
+        NoCut::Ended
+    }
+}
+
+impl std::fmt::Display for NoCut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NoCut::Ended => f.write_str("the job ended meanwhile"),
+            NoCut::Hub(why) => f.write_str(why),
+        }
+    }
+}
+
+/// A job that is held at all its hubs.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// The round of the chunk that is furthest ahead.
+    pub front: Option<Round>,
+    /// The other hubs, and the number of the cut there.
+    others: Option<(Peers, u64)>,
+    _cutting: OwnedMutexGuard<()>,
+}
+
 impl Registry {
-    /// Lets workers take part whose links are at all cores: all of a job that begins, or one that
-    /// comes back. On the control thread's runtime; returns at once.
+    /// Lets workers take part: all workers of a job that begins, or a newcomer. All cores of all hubs have their links.
+    /// Returns at once; the work is done on the control thread's runtime.
     pub(super) fn admit(self: &Arc<Self>, id: JobId, ranks: Arc<[u32]>) {
         let registry = Arc::clone(self);
         tokio::spawn(async move {
-            // A job that ended has told its workers why.
-            let _ = registry.admit_at_cut(id, ranks).await;
+            // If the job has ended, its workers have been told why.
+            if let Err(NoCut::Hub(why)) = registry.admit_at_cut(id, &ranks).await {
+                let mut inner = registry.lock();
+                for &rank in ranks.iter() {
+                    let reason = format!("worker {rank} could not be let in: {why}");
+                    registry.lose(&mut inner, id, rank, &reason);
+                }
+            }
         });
     }
 
-    async fn admit_at_cut(&self, id: JobId, ranks: Arc<[u32]>) -> Result<(), JobEnded> {
-        let (cutting, first_round) = self.of_job(id, |job| (Arc::clone(&job.cutting), job.first_round))?;
-        let _cutting = cutting.lock().await;
-        let from = self.hold(id).await?.unwrap_or(first_round).max(first_round);
-        self.release(id, from, Arc::clone(&ranks)).await?;
+    async fn admit_at_cut(self: &Arc<Self>, id: JobId, ranks: &Arc<[u32]>) -> Result<(), NoCut> {
+        let begins = |job: &mut Job| (job.first_round, matches!(job.state(), JobState::Gathering { .. }));
+        let (first_round, begins) = self.of_job(id, begins)?;
+        // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
+        let held = if begins { self.hold_here(id).await? } else { self.hold_everywhere(id).await? };
+        let from = held.front.unwrap_or(first_round).max(first_round);
+        self.release_everywhere(id, held, from, ranks, false).await?;
+        self.take_part(id, ranks, from)?;
+        Ok(())
+    }
+
+    /// Workers take part now.
+    pub(super) fn take_part(&self, id: JobId, ranks: &[u32], from: Round) -> Result<(), JobEnded> {
         self.of_job(id, |job| {
-            job.take_part(&ranks, from);
+            job.take_part(ranks, from);
             tracing::info!(job = job.name, ?ranks, from = from.0, "workers take part");
         })
     }
 
-    /// Holds a job; the cut is before the round that is returned, which no chunk is past.
+    /// Holds a job at all its hubs. Where this hub leads several, and another one does not hold, nothing is held.
+    pub(super) async fn hold_everywhere(self: &Arc<Self>, id: JobId) -> Result<Held, NoCut> {
+        let mut held = self.hold_here(id).await?;
+        held.others = self.of_job(id, |job| {
+            let hubs = job.hubs.as_mut()?;
+            let cut = hubs.next_cut()?;
+            Some((hubs.peers(&job.name, self.heartbeat_limit), cut))
+        })?;
+        let Some((peers, cut)) = &held.others else { return Ok(held) };
+        let request = HoldRequest { secret: peers.secret(), cut: *cut };
+        let fronts = peers.ask_all::<HoldReply>("hold", "hold the job's rounds", request).await;
+        match fronts.into_iter().collect::<Result<Vec<HoldReply>, String>>() {
+            Ok(fronts) => {
+                held.front = fronts.into_iter().map(|reply| reply.front).max().flatten().max(held.front);
+                Ok(held)
+            }
+            Err(why) => {
+                // The hub that did not answer may hold the job all the same, so it is released with the others.
+                let nobody: Arc<[u32]> = Arc::new([]);
+                let from = held.front.unwrap_or_default();
+                self.release_where_possible(id, &held, from, &nobody).await?;
+                Err(NoCut::Hub(why))
+            }
+        }
+    }
+
+    /// Holds a job at this hub alone.
+    async fn hold_here(&self, id: JobId) -> Result<Held, JobEnded> {
+        let cutting = self.of_job(id, |job| Arc::clone(&job.cutting))?;
+        let cutting = cutting.lock_owned().await;
+        let front = self.hold(id).await?;
+        Ok(Held { front, others: None, _cutting: cutting })
+    }
+
+    /// Ends a cut at all hubs: `admitted` take part from round `from` on, and the other hubs write their part of a
+    /// checkpoint, where one is wanted. When a hub does not do so, the job fails: its workers would wait for each other.
+    pub(super) async fn release_everywhere(
+        &self,
+        id: JobId,
+        held: Held,
+        from: Round,
+        admitted: &Arc<[u32]>,
+        snapshot: bool,
+    ) -> Result<(), NoCut> {
+        let released = self.release_others(id, &held, from, admitted, snapshot).await;
+        self.release(id, from, Arc::clone(admitted)).await?;
+        let refused = released.into_iter().find_map(Result::err);
+        let Some(why) = refused else { return Ok(()) };
+        self.fail(&mut self.lock(), id, &format!("a cut did not end: {why}"));
+        Err(NoCut::Hub(why))
+    }
+
+    async fn release_where_possible(
+        &self,
+        id: JobId,
+        held: &Held,
+        from: Round,
+        nobody: &Arc<[u32]>,
+    ) -> Result<(), JobEnded> {
+        self.release_others(id, held, from, nobody, false).await;
+        self.release(id, from, Arc::clone(nobody)).await
+    }
+
+    async fn release_others(
+        &self,
+        id: JobId,
+        held: &Held,
+        from: Round,
+        admitted: &[u32],
+        snapshot: bool,
+    ) -> Vec<Result<serde_json::Value, String>> {
+        let Some((peers, cut)) = &held.others else { return Vec::new() };
+        let workers = |job: &mut Job| admitted.iter().filter_map(|&rank| job.worker(rank)).collect();
+        let admitted = self.of_job(id, workers).unwrap_or_default();
+        let request = ReleaseRequest { secret: peers.secret(), cut: *cut, from, admitted, snapshot };
+        peers.ask_all("release", "let the job's rounds go on", request).await
+    }
+
+    /// Holds a job on this hub's cores. Returns the highest round of its chunks here.
     pub(super) async fn hold(&self, id: JobId) -> Result<Option<Round>, JobEnded> {
         let fronts = self.ask(id, |job, done| Command::Hold { job, done }).await?;
         Ok(fronts.into_iter().flatten().map(|front| front.highest).max())
     }
 
+    /// Releases a job on this hub's cores.
     pub(super) async fn release(&self, id: JobId, from: Round, admitted: Arc<[u32]>) -> Result<(), JobEnded> {
         let command = |job, done| Command::Release { job, from, admitted: Arc::clone(&admitted), done };
         self.ask(id, command).await.map(|_| ())

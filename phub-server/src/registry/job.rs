@@ -1,4 +1,4 @@
-//! A job: its manifest, its members, and the news that its workers wait for.
+//! A job: its terms, its members, and the news that its workers wait for.
 //!
 //! Owned by the registry, under its lock. Decides nothing about cores and connections.
 
@@ -12,51 +12,54 @@ use pbox_core::{JobId, JobTerms, LearningRates, OnLoss, Placement, Restored, Rou
 use tokio::sync::watch;
 
 use super::checkpoint::Checkpoints;
+use super::hubs::Hubs;
 
 /// A worker that joined.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// It has been let in on the data path.
+    /// It has connected to the data path.
     connected: bool,
-    /// Cores that have its link; once it is gone, those that still have something of it.
+    /// The number of cores that have its link. For a member that is going: of cores that have not let go of it yet.
     cores: usize,
     /// When its last heartbeat came.
     pub heard: Instant,
+    /// Names it at all hubs of a job over several.
+    worker: Option<u64>,
     standing: Standing,
 }
 
 /// How a member stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// On its way in.
+    /// Joined, and does not take part yet.
     Coming,
     /// Takes part.
     Here,
-    /// Left in good order a job that waits for all its ranks.
+    /// Left in good order, in a job that does not continue without its ranks.
     Left,
-    /// Lost or left, and the job goes on; its rank is free when all cores have let go of it.
+    /// Lost or left, and the job goes on. The rank is free when all cores have let go of the member.
     Going,
 }
 
-/// Whether a job waits for the state that rank 0 brings.
+/// Whether a job waits for the state of rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Brought {
-    /// It does not: it has begun or need not, or the state is there.
+    /// It does not wait.
     Nothing,
-    /// It does, for the state before this round.
+    /// It waits for the state before this round.
     Awaited(Round),
     /// The state is on its way.
     Coming,
 }
 
-/// What follows from a worker's links being at all cores.
+/// What follows when all cores have a worker's link.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// Nothing yet.
+    /// Nothing: others are missing.
     Waiting,
-    /// The job can begin: all are here.
+    /// All workers are here, and the job can begin.
     Complete(Arc<[u32]>),
-    /// The job runs, and this one wants to take part.
+    /// The job runs, and this worker wants to take part.
     Newcomer(u32),
 }
 
@@ -65,13 +68,13 @@ pub(crate) enum Arrival {
 pub(crate) struct Cores {
     /// The hub's share of the job.
     pub share: Share,
-    /// Which ones, in the order of the placement.
+    /// Their numbers, in the order of the placement.
     pub numbers: Vec<usize>,
-    /// Of the hub's share of the chunks, on these.
+    /// The placement of the hub's chunks on these cores.
     pub placement: Arc<Placement>,
-    /// Posts that the link to each of all the hub's cores holds; 0 where the job has none.
+    /// For each of all the hub's cores, the posts that a link to it must hold; 0 for a core without chunks of the job.
     pub capacities: Vec<u32>,
-    /// How many of them own chunks: all, unless the job has fewer chunks than cores.
+    /// How many of the cores own chunks: all, unless the job has fewer chunks than cores.
     pub owners: usize,
 }
 
@@ -80,20 +83,22 @@ pub(crate) struct Cores {
 pub(crate) struct Job {
     pub id: JobId,
     pub name: String,
-    /// What the first worker asked for; the others must ask for the same.
+    /// What the first worker asked for. The others must ask for the same.
     pub terms: Arc<JobTerms>,
     pub wire: Wire,
     pub cores: Cores,
-    /// The weights: what all workers read, or with SSP and ASP the hub's own. Gone once the job failed.
+    /// The weights: the window of all workers, or with SSP and ASP the hub's own. `None` once the job has failed.
     pub weights: Option<Arc<SendWindow>>,
     pub members: Vec<Option<Member>>,
     /// The round that it began with.
     pub first_round: Round,
-    /// Held by whoever looks for a cut: one at a time.
+    /// Held during a cut: there is one cut at a time.
     pub cutting: Arc<tokio::sync::Mutex<()>>,
-    /// As the workers set them.
+    /// The rates that the workers have set.
     pub learning_rates: LearningRates,
     pub checkpoints: Checkpoints,
+    /// The job's hubs, if there are several.
+    pub hubs: Option<Hubs>,
     brought: Brought,
     news: watch::Sender<HeartbeatReply>,
 }
@@ -125,12 +130,13 @@ impl Job {
             cutting: Arc::default(),
             learning_rates,
             checkpoints: Checkpoints::default(),
+            hubs: None,
             brought: Brought::Nothing,
             news: watch::Sender::new(news),
         }
     }
 
-    /// Whether a worker that asks for `request` may take part; the error says what differs.
+    /// Whether a worker with this request may join. The error says what differs from the job's terms.
     pub fn admits(&self, request: &JoinRequest) -> Result<(), String> {
         let Job { name, terms, cores: Cores { share, .. }, .. } = self;
         let rank = request.rank;
@@ -161,29 +167,39 @@ impl Job {
         }
     }
 
-    /// Whether the rank has a worker now that the job would go on without.
+    /// Whether the rank is taken now, in a job that would go on without its worker.
     pub fn may_become_free(&self, rank: u32) -> bool {
         let taken = self.members.get(rank as usize).is_some_and(Option::is_some);
         taken && self.goes_on() && self.state() == JobState::Running
     }
 
-    /// Why a worker cannot have this rank.
+    /// Says why a worker cannot have this rank.
     pub fn taken(&self, rank: u32) -> String {
         format!(
-            "rank {rank} of job {:?} is taken (after a crash, until the former worker is missed: try again); give each worker its own rank from 0 to {}, or use another job name",
+            "rank {rank} of job {:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
             self.name,
             self.terms.workers - 1
         )
     }
 
-    /// Takes a worker in.
-    pub fn add_member(&mut self, rank: u32) {
+    /// A worker has joined.
+    pub fn add_member(&mut self, rank: u32, worker: Option<u64>) {
         let heard = Instant::now();
         self.members[rank as usize] =
-            Some(Member { connected: false, cores: 0, heard, standing: Standing::Coming });
+            Some(Member { connected: false, cores: 0, heard, worker, standing: Standing::Coming });
     }
 
-    /// A worker comes to the data path; once only, because a rank has one link to each core.
+    /// What names a rank's worker at all hubs of the job.
+    pub fn worker(&self, rank: u32) -> Option<u64> {
+        self.members[rank as usize].as_ref()?.worker
+    }
+
+    /// The rank of a worker that is named so, as long as it is a member.
+    pub fn rank(&self, worker: u64) -> Option<u32> {
+        (0..self.terms.workers).find(|&rank| self.worker(rank) == Some(worker) && self.has(rank))
+    }
+
+    /// A worker connects to the data path. Only once, because a rank has one link to each core.
     pub fn connect(&mut self, rank: u32) -> Result<(), String> {
         match &mut self.members[rank as usize] {
             Some(member) if !member.connected => {
@@ -197,7 +213,7 @@ impl Job {
         }
     }
 
-    /// A core has the worker's link.
+    /// A core has a worker's link.
     pub fn attached(&mut self, rank: u32) -> Arrival {
         let cores = self.cores.numbers.len();
         let Some(member) = &mut self.members[rank as usize] else { return Arrival::Waiting };
@@ -212,7 +228,7 @@ impl Job {
         }
     }
 
-    /// Says who is missing of a job that has not begun.
+    /// Publishes which ranks are missing in a job that has not begun.
     fn gathered(&mut self) -> Arrival {
         let cores = self.cores.numbers.len();
         let there = |rank: u32, member: &Option<Member>| {
@@ -226,7 +242,7 @@ impl Job {
         if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
     }
 
-    /// Rank 0 can bring a state: how many bytes, where the job has none of its own.
+    /// Rank 0 offers a state. Returns how many bytes the job wants, if it has no state of its own.
     pub fn offer_state(&mut self, before: Round) -> Option<u64> {
         let has_none = self.first_round == Round(0);
         if !has_none || !matches!(self.state(), JobState::Gathering { .. }) {
@@ -236,19 +252,21 @@ impl Job {
         Some(self.state_bytes())
     }
 
-    /// Length of its state: f32 of weights and of what the optimizer keeps beside them.
+    /// Length of this hub's state: f32 of weights and of what the optimizer keeps beside them.
     fn state_bytes(&self) -> u64 {
-        4 * self.wire.layout().parameters() * (1 + self.terms.optimizer.state_per_element() as u64)
+        let of_share = |hubs: &Hubs| hubs.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
+        let elements = self.hubs.as_ref().map_or(self.wire.layout().parameters(), of_share);
+        4 * elements * self.terms.optimizer.saved_per_element() as u64
     }
 
-    /// The state begins to come: before which round, and how many bytes. Once.
+    /// The state begins to come, once. Returns the round that it is before, and its length in bytes.
     pub fn state_comes(&mut self) -> Option<(Round, u64)> {
         let Brought::Awaited(before) = self.brought else { return None };
         self.brought = Brought::Coming;
         Some((before, self.state_bytes()))
     }
 
-    /// The state is there.
+    /// The state is complete.
     pub fn begin_with(&mut self, restored: &Restored) -> Arrival {
         self.brought = Brought::Nothing;
         self.first_round = restored.round();
@@ -256,7 +274,7 @@ impl Job {
         self.gathered()
     }
 
-    /// These workers take part from round `from` on. Those that were lost meanwhile do not.
+    /// These workers take part from round `from` on, unless they were lost meanwhile.
     pub fn take_part(&mut self, ranks: &[u32], from: Round) {
         let mut here = Vec::new();
         for &rank in ranks {
@@ -274,7 +292,7 @@ impl Job {
         });
     }
 
-    /// A worker left in good order; true when it was the last.
+    /// A worker left in good order. True if it was the last.
     pub fn left(&mut self, rank: u32, round: Round) -> bool {
         let goes_on = self.goes_on();
         if let Some(member) = &mut self.members[rank as usize] {
@@ -298,8 +316,7 @@ impl Job {
         }
     }
 
-    /// A core has let go of a worker. After the last one the rank is free, and the others hear that no
-    /// round waits for it.
+    /// A core has let go of a worker. After the last core the rank is free, and the news say that no round waits for it.
     pub fn removed(&mut self, rank: u32) {
         let slot = &mut self.members[rank as usize];
         if let Some(member) = slot.as_mut().filter(|member| member.standing == Standing::Going) {
@@ -311,7 +328,7 @@ impl Job {
         }
     }
 
-    /// Whether the job, once it runs, goes on without workers that are lost.
+    /// Whether the running job goes on without lost workers.
     pub fn goes_on(&self) -> bool {
         self.terms.on_loss == OnLoss::Continue
     }
@@ -321,7 +338,7 @@ impl Job {
         self.stands(rank, &[Standing::Coming, Standing::Here])
     }
 
-    /// Whether another worker than `rank` takes part.
+    /// Whether a worker other than `rank` takes part.
     pub fn has_others(&self, rank: u32) -> bool {
         (0..self.terms.workers).any(|other| other != rank && self.stands(other, &[Standing::Here]))
     }
@@ -344,7 +361,7 @@ impl Job {
         self.news.borrow().state.clone()
     }
 
-    /// News as they come.
+    /// The news from now on.
     pub fn subscribe(&self) -> watch::Receiver<HeartbeatReply> {
         self.news.subscribe()
     }

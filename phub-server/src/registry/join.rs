@@ -1,4 +1,4 @@
-//! How workers come in: the checks, tokens, and the data path's door.
+//! Joining: the checks of a request, tokens, and the connection to the data path.
 
 use std::sync::Arc;
 
@@ -6,17 +6,19 @@ use fabric::{RecvWindow, SendWindow, Spans, any};
 use pbox_core::control::{JobState, JoinReply, JoinRequest, check_job_name};
 use pbox_core::{JobId, Placement, Round, Share, Wire};
 
+use super::hubs::Secret;
+use super::job::Job;
 use super::{Inner, Refusal, Registry, Token};
 use crate::cores::{Command, pin};
 
-/// What a data-path connection needs once its token is known.
+/// What a connection of the data path needs once its token is known.
 #[derive(Debug)]
 pub(crate) struct Admission {
     token: Token,
     pub job: JobId,
     pub rank: u32,
     pub weights: Arc<SendWindow>,
-    /// Each core's part of them, where they are the worker's own.
+    /// Each core's part of the weights, if the worker has its own weights window.
     own: Vec<Option<Spans>>,
     wire: Wire,
     placement: Arc<Placement>,
@@ -27,8 +29,8 @@ pub(crate) struct Admission {
 }
 
 impl Registry {
-    /// Admits a worker; the first of a name makes the job. A worker that comes back may be here before
-    /// its former self is missed: where the job goes on without that one, it waits until then.
+    /// Lets a worker in. The first worker of a name makes the job. A worker that comes back may be here before the hub has
+    /// noticed that its former self is gone: if the job goes on without lost workers, the join waits for that.
     pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
         check_request(&name, &request)?;
         let asked = Arc::new((name, request));
@@ -36,14 +38,14 @@ impl Registry {
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
-            freed.as_mut().enable(); // before the look, so that none is missed
-            // On a thread of its own: to make a job is to read its checkpoint, and to lay out its memory.
+            freed.as_mut().enable(); // before `try_join`, so that no wake-up is missed
+            // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = tokio::task::spawn_blocking(move || registry.try_join(&asked.0, &asked.1));
             let answer =
                 joining.await.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())));
             match answer {
-                // Whoever makes the job says when that is over, and the worker when it has waited enough.
+                // The thread that makes the job wakes this one. The worker's own limit ends the wait.
                 Ok(None) => freed.await,
                 Ok(Some(reply)) => return Ok(reply),
                 Err(Refusal::Busy(_)) if tokio::time::timeout_at(limit, freed).await.is_ok() => {}
@@ -52,7 +54,7 @@ impl Registry {
         }
     }
 
-    /// `None` while somebody else makes the job.
+    /// `None` while another thread makes the job.
     fn try_join(&self, name: &str, request: &JoinRequest) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
         if inner.making.contains_key(name) {
@@ -61,7 +63,7 @@ impl Registry {
         if !inner.stopping && !inner.names.contains_key(name) {
             let making = self.reserve(&mut inner, name);
             drop(inner);
-            let made = self.make(name, &request.terms, Share::of_hub(&request.terms, request.hub));
+            let made = self.make(name, request);
             inner = self.lock();
             making.end(&mut inner);
             let made = made?;
@@ -72,11 +74,11 @@ impl Registry {
         if inner.stopping {
             return Err(Refusal::Gone("the hub is stopping".into()));
         }
-        self.take_in(&mut inner, name, request).map(Some)
+        self.add_worker(&mut inner, name, request).map(Some)
     }
 
-    /// Takes a worker into a job that there is.
-    fn take_in(&self, inner: &mut Inner, name: &str, request: &JoinRequest) -> Result<JoinReply, Refusal> {
+    /// Takes a worker into an existing job.
+    fn add_worker(&self, inner: &mut Inner, name: &str, request: &JoinRequest) -> Result<JoinReply, Refusal> {
         let rank = request.rank;
         let id = inner.names[name];
         let job = &inner.jobs[&id];
@@ -84,10 +86,14 @@ impl Registry {
             return Err(Refusal::Busy(format!("rank {rank} of job {name:?} is not free yet: try again")));
         }
         job.admits(request).map_err(Refusal::Conflict)?;
+        check_pass(job, request)?;
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
-        job.add_member(rank);
+        let given = request.peers.as_ref().and_then(|peers| peers.pass.as_ref());
+        let pass = job.hubs.as_mut().and_then(|hubs| hubs.next_pass(self.store.is_some()));
+        let worker = pass.as_ref().or(given).map(|pass| pass.worker);
+        job.add_member(rank, worker);
         let state_bytes = request.state_before.and_then(|before| job.offer_state(before));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
@@ -98,18 +104,18 @@ impl Registry {
             transports: self.transports.clone(),
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
             state_bytes,
+            pass,
         })
     }
 
-    /// What the bearer of a token may connect to. The first bearer: a token is good for one
-    /// connection.
+    /// What a connection with this token gets. A token is good for one connection.
     pub fn admission(&self, token: Token) -> Result<Admission, String> {
         let (mut admission, own_weights) = self.shared_admission(token)?;
         if own_weights {
-            // Not under the lock: the window is as large as the model.
+            // Outside the lock: the window is as large as the model.
             let (weights, own) = admission.placement.weights_window(&admission.wire).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
-                // Its token was good for this one connection.
+                // The token was good for one connection.
                 self.lose(&mut self.lock(), admission.job, admission.rank, &reason);
                 reason
             })?;
@@ -118,8 +124,8 @@ impl Registry {
         Ok(admission)
     }
 
-    /// Has a worker's window, where it is memory of the hub's own, allocated on the nodes of the cores that will
-    /// read it. On a handshake's thread, which goes from core to core for it.
+    /// Allocates a worker's window, if it is the hub's memory, on the nodes of the cores that will read it. The handshake's
+    /// thread moves from core to core for this.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
         let Admission { cores, wire, placement, .. } = admission;
         let spans = placement.spans_by_core(wire);
@@ -129,7 +135,7 @@ impl Registry {
         }
     }
 
-    /// An admission to the job's weights; whether this worker needs a window of them for itself.
+    /// An admission with the job's weights, and whether this worker needs its own weights window.
     fn shared_admission(&self, token: Token) -> Result<(Admission, bool), String> {
         let mut inner = self.lock();
         let &(id, rank) = inner.tokens.get(&token).ok_or("the token is not one of this hub's; join first")?;
@@ -156,7 +162,7 @@ impl Registry {
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
     pub fn attach(&self, admission: Admission, gradients: Arc<RecvWindow>, endpoints: Vec<any::Endpoint>) {
-        // Under the lock, so that what is told of the worker's loss comes after its links.
+        // Under the lock, so that a command to remove the worker comes after its links.
         let inner = self.lock();
         let Some(job) = inner.tokens.get(&admission.token).map(|(id, _)| &inner.jobs[id]) else { return };
         for ((&core, endpoint), weights) in job.cores.numbers.iter().zip(endpoints).zip(admission.own) {
@@ -185,6 +191,7 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
     if hub >= terms.hubs {
         return Err(Refusal::Bad(format!("hub {hub} of {}: hubs are numbered from 0", terms.hubs)));
     }
+    check_peers(request).map_err(Refusal::Bad)?;
     if request.state_before.is_some() {
         check_state(request).map_err(Refusal::Bad)?;
     }
@@ -209,16 +216,52 @@ fn check_state(request: &JoinRequest) -> Result<(), String> {
             terms.optimizer.name()
         ));
     }
-    if terms.hubs > 1 {
-        return Err(format!(
-            "{} hubs: a job over several hubs begins with a broadcast; use one hub, or bring no state",
-            terms.hubs
-        ));
-    }
     Ok(())
 }
 
-fn new_token() -> Result<Token, Refusal> {
+/// Whether a worker of a job over several hubs says what the hubs need to find each other.
+fn check_peers(request: &JoinRequest) -> Result<(), String> {
+    let (share, peers) = (Share::of_hub(&request.terms, request.hub), &request.peers);
+    let Some(peers) = peers else {
+        return match share.is_whole() {
+            true => Ok(()),
+            false => Err(format!(
+                "{share}: peers is missing, which names the control ports of all hubs of the job"
+            )),
+        };
+    };
+    if share.is_whole() || peers.hubs.len() != share.hubs as usize {
+        let named = peers.hubs.len();
+        return Err(format!(
+            "{share}: peers names {named} hubs; expected as many as the job has, and none for one hub"
+        ));
+    }
+    match (share.hub, &peers.pass) {
+        (0, Some(_)) => Err("a join to hub 0 has a pass, which hub 0 itself gives; leave it out".into()),
+        (1.., None) => Err(format!("{share}: the pass is missing; join hub 0 first, and show its pass here")),
+        (1.., Some(pass)) if Secret::parse(&pass.secret).is_none() => {
+            Err("the pass has no secret of 32 hexadecimal digits; show the pass as hub 0 gave it".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a worker's pass is of this job, and not of a job of the same name that hub 0 has begun since.
+fn check_pass(job: &Job, request: &JoinRequest) -> Result<(), Refusal> {
+    let given = request.peers.as_ref().and_then(|peers| peers.pass.as_ref());
+    let (Some(hubs), Some(pass)) = (&job.hubs, given) else { return Ok(()) };
+    if hubs.secret.is(&pass.secret) && hubs.first_round == pass.first_round {
+        return Ok(());
+    }
+    Err(Refusal::Busy(format!(
+        "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: try \
+         again; otherwise use another job name",
+        job.name,
+        request.peers.as_ref().map_or("?", |peers| peers.hubs[0].as_str()),
+    )))
+}
+
+pub(super) fn new_token() -> Result<Token, Refusal> {
     let mut token = [0; 16];
     match rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()) {
         Ok(16) => Ok(token),

@@ -1,5 +1,5 @@
-//! How workers are lost and jobs fail: by a core's report, by silence, or because the hub stops; and how
-//! long the hub waits until those concerned have heard of it. Under the registry's lock.
+//! How workers are lost and jobs fail: by a core's report, by silence, or because the hub stops; and how long a stop waits
+//! until the workers know. Under the registry's lock.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,9 @@ use super::{Inner, KEEP_FAILED, Registry};
 use crate::cores::Command;
 
 impl Registry {
-    /// A worker is lost: its job fails, or goes on without it where that was asked for and anybody is
-    /// left.
+    /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
     pub(super) fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, reason: &str) {
-        // One that left is expected to hang up.
+        // A worker that has left closes its links.
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.has(rank)) else { return };
         if !job.goes_on() || job.state() != JobState::Running {
             return self.fail(inner, id, reason);
@@ -27,6 +26,11 @@ impl Registry {
         let told =
             format!("job {:?} goes on without this worker: {reason}; join again to take part", job.name);
         self.command(job, |job| Command::RemoveWorker { job, rank });
+        let worker = job.worker(rank);
+        if let (Some(hubs), Some(worker)) = (&mut job.hubs, worker) {
+            hubs.forget(worker);
+            self.tell_lost(hubs.peers(&job.name, self.heartbeat_limit), hubs.share.hub, worker, reason);
+        }
         inner.forget(id, rank, Some(told));
     }
 
@@ -37,9 +41,11 @@ impl Registry {
         inner.names.remove(&job.name);
         inner.failed_at.insert(id, Instant::now());
         self.command(job, |job| Command::RemoveJob { job });
+        // Joins may wait for the job's name, or for one of its ranks.
+        self.freed.notify_waiters();
     }
 
-    /// Loses workers that were silent too long, and forgets old failures.
+    /// Removes workers that were silent too long, and forgets old failures.
     pub fn sweep(&self) {
         let mut inner = self.lock();
         let now = Instant::now();

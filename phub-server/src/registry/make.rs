@@ -1,5 +1,5 @@
-//! How a job is made for its first worker: layout, the checkpoint that it goes on from, memory. That may
-//! take long, so it is done outside the registry's lock; meanwhile the name is reserved.
+//! Makes a job for its first worker: layout, checkpoint, memory. This may take long, so it happens outside the registry's
+//! lock; meanwhile the name is reserved.
 //!
 //! ```text
 //!   reserve -> layout, checkpoint -> cores are chosen -> window -> begin: the job is there
@@ -12,14 +12,16 @@ mod tests;
 use std::sync::Arc;
 
 use fabric::{SendWindow, Spans};
+use pbox_core::control::JoinRequest;
 use pbox_core::{ChunkId, JobId, JobTerms, Layout, Placement, Restored, ShardSpec, Share, Wire};
 
+use super::hubs::Hubs;
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
 use crate::cores::Command;
 use crate::cores::lanes::{self, Lane};
 
-/// What a job that is being made will put on the hub's cores.
+/// The load that a job will put on the hub's cores, while it is being made.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     cores: Vec<usize>,
@@ -27,8 +29,7 @@ pub(super) struct Load {
     bytes: u64,
 }
 
-/// A name that is reserved while its job is made. When this goes, however the making ended, others of
-/// that name look again.
+/// A name that is reserved while its job is made. When this is dropped, other workers of that name try again.
 #[derive(Debug)]
 pub(super) struct Making<'a> {
     registry: &'a Registry,
@@ -36,7 +37,7 @@ pub(super) struct Making<'a> {
 }
 
 impl Making<'_> {
-    /// The making is over; under the lock, in which the job can begin.
+    /// The job is made, or cannot be made. Under the lock, so that the job can begin at once.
     pub fn end(mut self, inner: &mut Inner) {
         if let Some(name) = self.name.take() {
             inner.making.remove(name);
@@ -54,33 +55,35 @@ impl Drop for Making<'_> {
     }
 }
 
-/// A job with all its memory but the cores'.
+/// A job with all its memory except that of the cores.
 #[derive(Debug)]
 pub(super) struct Made {
     name: String,
     terms: Arc<JobTerms>,
     wire: Wire,
     restored: Option<Arc<Restored>>,
+    hubs: Option<Hubs>,
     cores: Cores,
-    /// Of each core, in the order of the placement.
+    /// The chunks of each core, in the order of the placement.
     chunks: Vec<Vec<ChunkId>>,
     weights: Arc<SendWindow>,
     claims: Vec<Spans>,
 }
 
 impl Registry {
-    /// Nobody else makes a job of this name meanwhile.
+    /// Reserves a name: nobody else makes a job of this name meanwhile.
     pub(super) fn reserve<'a>(&'a self, inner: &mut Inner, name: &'a str) -> Making<'a> {
         inner.making.insert(name.to_owned(), Load::default());
         Making { registry: self, name: Some(name) }
     }
 
-    /// Makes a job, whose name is reserved. Not under the lock.
-    pub(super) fn make(&self, name: &str, terms: &JobTerms, share: Share) -> Result<Made, Refusal> {
+    /// Makes a job whose name is reserved. Outside the lock.
+    pub(super) fn make(&self, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
+        let (terms, share) = (&request.terms, Share::of_hub(&request.terms, request.hub));
         let wire = Wire::of_terms(terms).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
         check_memory(&wire, terms, self.checkpoint_every.is_some())
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
-        let restored = self.restore(name, terms, share)?;
+        let (restored, hubs) = self.restore(name, request, wire.layout())?;
         let layout = wire.layout();
         let numbers = self.choose_cores(name, layout, terms);
         let placement = Placement::of_share(layout, terms.level.schedule, share, numbers.len());
@@ -95,12 +98,12 @@ impl Registry {
         }
         let cores = Cores { share, numbers, placement: Arc::new(placement), capacities, owners };
         let (name, terms) = (name.to_owned(), Arc::new(terms.clone()));
-        Ok(Made { name, terms, wire, restored, cores, chunks, weights, claims })
+        Ok(Made { name, terms, wire, restored: restored.map(Arc::new), hubs, cores, chunks, weights, claims })
     }
 
-    /// The job is there, and its cores hear of it.
+    /// Adds the job, and sends its cores their shards.
     pub(super) fn begin(&self, inner: &mut Inner, made: Made) {
-        let Made { name, terms, wire, restored, cores, chunks, weights, claims } = made;
+        let Made { name, terms, wire, restored, hubs, cores, chunks, weights, claims } = made;
         let layout = wire.layout();
         let id = JobId(inner.next_job);
         inner.next_job += 1;
@@ -115,32 +118,9 @@ impl Registry {
             self.cores[core].send(Command::AddJob { job: id, spec: Box::new(spec) });
         }
         inner.names.insert(name.clone(), id);
-        let job = Job::new(id, name, terms, wire, cores, weights, restored.as_deref());
+        let mut job = Job::new(id, name, terms, wire, cores, weights, restored.as_deref());
+        job.hubs = hubs;
         inner.jobs.insert(id, job);
-    }
-
-    /// The checkpoint that a new job goes on from, where the hub has one.
-    fn restore(&self, name: &str, terms: &JobTerms, share: Share) -> Result<Option<Arc<Restored>>, Refusal> {
-        let Some(store) = self.store.as_ref().filter(|_| terms.optimizer.keeps_weights()) else {
-            return Ok(None);
-        };
-        if !share.is_whole() {
-            return Err(Refusal::Conflict(format!(
-                "job {name:?}, {share}: a job over several hubs has no checkpoints, because each hub would write another \
-                 round; start its hubs without a checkpoint directory, or use one hub"
-            )));
-        }
-        let loaded = store.load(name, &terms.keys, &terms.optimizer);
-        let restored = loaded.map_err(|error| Refusal::Conflict(format!("job {name:?}: {error}")))?;
-        if let Some(restored) = &restored {
-            let round = restored.round().0;
-            tracing::info!(
-                job = name,
-                round,
-                "goes on from its checkpoint; to start anew, remove the file or use another job name"
-            );
-        }
-        Ok(restored.map(Arc::new))
     }
 
     /// The cores of a job that is being made: all, or as many as it asks for of those that have the fewest bytes of others; but none
@@ -190,7 +170,7 @@ fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool) -> Result<(), St
     let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
     let windows = u64::from(terms.workers) * of_a_worker + of_the_job;
     let windows = windows.saturating_mul(wire.window_bytes() as u64);
-    let of_a_snapshot = 4 * layout.parameters() * (1 + terms.optimizer.state_per_element() as u64);
+    let of_a_snapshot = 4 * layout.parameters() * terms.optimizer.saved_per_element() as u64;
     let snapshots = if snapshots { of_a_snapshot } else { 0 };
     let of_all = windows.saturating_add(wire.kept_bytes(&terms.optimizer)).saturating_add(snapshots);
     // Of the whole windows, the hub touches its share.

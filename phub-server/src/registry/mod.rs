@@ -1,24 +1,36 @@
-//! The registry: all jobs and workers of the hub, and the commands to cores that follow from what
-//! happens to them. One lock, never taken on the round path.
+//! The registry: all jobs and workers of the hub, and the commands that their cores get. One lock, which is never taken on
+//! the round path.
 //!
-//! Here: what is heard of workers, and what follows. `join`: how they come in. `make`: how a job is made for
-//! the first of them. `loss`: how workers are lost and jobs fail. `cut`: how a running
-//! job is stopped between two rounds for them. `checkpoint`: how its state comes to its file. `state`: how a state is
-//! brought, and given to those who ask.
+//! | file | what it does |
+//! | --- | --- |
+//! | here | reports of cores, requests of workers |
+//! | `job` | one job's members and news |
+//! | `join` | lets workers in |
+//! | `make`, `restore` | make a job for its first worker, with its checkpoint |
+//! | `loss` | loses workers, fails jobs |
+//! | `cut` | stops a running job between two rounds |
+//! | `checkpoint`, `parts` | bring a job's state to its file |
+//! | `state` | takes the state that rank 0 brings, sends the state to clients |
+//! | `hubs`, `peers`, `agreement` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
+mod agreement;
 #[cfg(test)]
 mod bed;
 mod checkpoint;
 mod cut;
+mod hubs;
 mod job;
 mod join;
 mod loss;
 mod make;
+mod parts;
+mod peers;
+mod restore;
 mod state;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use fabric::any;
@@ -29,33 +41,33 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
+use hubs::Hubs;
 use job::{Arrival, Job};
 
 pub use checkpoint::Unsaved;
 pub(crate) use join::Admission;
 pub(crate) use state::Sent;
 
-/// How long a failed job, and the reason why a worker is not wanted any more, are kept for those who
-/// have not heard of it.
+/// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
 const KEEP_FAILED: Duration = Duration::from_secs(60);
 
-/// Why a request is not granted; the text is for the person who made it.
+/// Why a request is refused. The text is for the person who made it.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// The request itself is wrong.
     Bad(String),
-    /// It does not fit what is there.
+    /// It does not fit the job or the hub.
     Conflict(String),
-    /// It does not fit yet: ask again.
+    /// It does not fit yet: the worker may ask again.
     Busy(String),
-    /// Nobody of that name or token is here.
+    /// There is no such job, token or page.
     Gone(String),
-    /// The hub is out of something.
+    /// The hub lacks memory, disk or threads.
     Exhausted(String),
 }
 
-/// How long a job's end waits for the round in flight: all have left, so there is none, unless one left
-/// in mid-round.
+/// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
+/// the middle of a round.
 const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 type Token = [u8; 16];
@@ -65,15 +77,15 @@ struct Inner {
     jobs: HashMap<JobId, Job>,
     /// Jobs that have not failed, by name.
     names: HashMap<String, JobId>,
-    /// Names of jobs that are being made, outside the lock.
+    /// Jobs that are being made outside the lock, by name.
     making: HashMap<String, make::Load>,
     tokens: HashMap<Token, (JobId, u32)>,
-    /// Workers that jobs went on without, until when that is remembered, and why.
+    /// Tokens of workers that jobs continued without: until when the hub remembers them, and why they were removed.
     lost: HashMap<Token, (Instant, String)>,
     failed_at: HashMap<JobId, Instant>,
     next_job: u64,
     stopping: bool,
-    /// Workers that have not heard yet that the hub stops.
+    /// Workers that have not been told yet that the hub stops.
     untold: HashSet<(JobId, u32)>,
 }
 
@@ -81,9 +93,9 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct Registry {
     inner: Mutex<Inner>,
-    /// Somebody left `untold`.
+    /// A worker left `untold`.
     told: Condvar,
-    /// A rank of some job is free again, or the memory of a snapshot; or a job is made, or cannot be.
+    /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made.
     freed: Notify,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
@@ -92,6 +104,8 @@ pub(crate) struct Registry {
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
+    /// The control thread's, once it runs.
+    runtime: OnceLock<tokio::runtime::Handle>,
 }
 
 impl Registry {
@@ -125,25 +139,31 @@ impl Registry {
             kernels,
             transports,
             heartbeat_limit,
+            runtime: OnceLock::new(),
         }
+    }
+
+    /// The control thread runs: from here on other hubs can be asked.
+    pub fn runs_on(&self, runtime: tokio::runtime::Handle) {
+        let _ = self.runtime.set(runtime);
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// What a stop has still to write, for those who wait for it.
+    /// The checkpoints that a stop must still write.
     pub fn unsaved(&self) -> Unsaved {
         self.unsaved.clone()
     }
 
-    /// How long the hub holds a heartbeat that has no news: so short that a living worker's next
-    /// one comes well within the limit.
+    /// How long the hub holds a heartbeat when there are no news. A living worker's next heartbeat then comes well within the
+    /// limit.
     pub fn heartbeat_hold(&self) -> Duration {
         self.heartbeat_limit / 3
     }
 
-    /// A core thread has something to say.
+    /// Takes a report of a core thread.
     pub fn report(self: &Arc<Self>, report: Report) {
         let mut inner = self.lock();
         match report {
@@ -152,7 +172,7 @@ impl Registry {
                 match arrival.unwrap_or(Arrival::Waiting) {
                     Arrival::Waiting => {}
                     Arrival::Complete(ranks) => self.admit(job, ranks),
-                    Arrival::Newcomer(rank) => self.admit(job, Arc::new([rank])),
+                    Arrival::Newcomer(rank) => self.newcomer(&inner.jobs[&job], rank),
                 }
             }
             Report::Removed { job, rank } => {
@@ -185,7 +205,7 @@ impl Registry {
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
                 drop(inner);
-                // Its chunks have no owner any more, and no new job could have all of its own.
+                // Its chunks have no owner any more, and no new job would get all cores.
                 let reason = format!(
                     "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
                 );
@@ -195,12 +215,23 @@ impl Registry {
         }
     }
 
-    /// Tells every core of a job something.
+    /// A newcomer's links are here: it takes part when they are at all hubs of its job.
+    fn newcomer(self: &Arc<Self>, job: &Job, rank: u32) {
+        match (&job.hubs, job.worker(rank)) {
+            (Some(hubs), Some(worker)) => {
+                let peers = hubs.peers(&job.name, self.heartbeat_limit);
+                self.tell_arrived(job.id, peers, hubs.share.hub, worker);
+            }
+            _ => self.admit(job.id, Arc::new([rank])),
+        }
+    }
+
+    /// Sends every core of a job a command.
     fn command(&self, job: &Job, command: impl Fn(JobId) -> Command<any::Endpoint>) {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].send(command(job.id)));
     }
 
-    /// A worker's heartbeat: its job's news from now on.
+    /// A worker lives. Returns its job's news from now on.
     pub fn heartbeat(&self, job: &str, token: &str) -> Result<watch::Receiver<HeartbeatReply>, Refusal> {
         let mut inner = self.lock();
         let (id, rank) = inner.find(job, token)?;
@@ -211,10 +242,12 @@ impl Registry {
         Ok(job.subscribe())
     }
 
-    /// A worker leaves; before the last one's leave is through, the job's state is in its checkpoint.
+    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint.
     pub async fn leave(self: &Arc<Self>, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
         let (id, rank) = self.lock().find(job, token)?;
-        let last = |job: &Job| job.state() == JobState::Running && !job.has_others(rank);
+        // Of several hubs, hub 0 has all write: a worker leaves it first.
+        let leads = |job: &Job| job.hubs.as_ref().is_none_or(Hubs::leads);
+        let last = |job: &Job| job.state() == JobState::Running && !job.has_others(rank) && leads(job);
         let saved = self.store.is_some() && self.lock().jobs.get(&id).is_some_and(last);
         if saved && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await {
             tracing::warn!(job, why, "no checkpoint at the job's end");
@@ -222,7 +255,7 @@ impl Registry {
         self.leave_now(job, token, round)
     }
 
-    /// When others still gather, the job cannot begin without it.
+    /// If others still gather, the job fails: it cannot begin without this worker.
     fn leave_now(&self, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (id, rank) = inner.find(job, token)?;
@@ -233,16 +266,20 @@ impl Registry {
             return Ok(());
         }
         if job.failed() {
-            // Nothing to leave. Its name may be another job's by now.
+            // There is nothing to leave. Another job may have the name by now.
             return Ok(());
         }
         tracing::info!(job = job.name, rank, round = round.0, "worker left");
+        if let (Some(worker), Some(hubs)) = (job.worker(rank), &mut job.hubs) {
+            hubs.forget(worker);
+        }
         let last = job.left(rank, round);
         if last {
             tracing::info!(job = job.name, "job ended: all workers left");
             self.command(job, |job| Command::RemoveJob { job });
             let job = inner.jobs.remove(&id).expect("found above");
             inner.names.remove(&job.name);
+            self.freed.notify_waiters();
         } else {
             self.command(job, |job| Command::RemoveWorker { job, rank });
         }
@@ -250,7 +287,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Changes a job's learning rate; each receiver answers when its core has it.
+    /// Changes a job's learning rate. Each receiver answers when its core has the new rate.
     pub fn set_learning_rate(
         &self,
         job: &str,
@@ -279,7 +316,7 @@ impl Registry {
         self.cores.iter_mut().for_each(CoreHandle::join);
     }
 
-    /// Who this is and how it does.
+    /// What the hub is, and what it has done so far.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
         let core = |core: &CoreHandle<any::Endpoint>| CoreReply {
@@ -317,7 +354,7 @@ impl Inner {
         }
     }
 
-    /// A worker's token is good for nothing any more; `told` is what its bearer hears.
+    /// Forgets a worker's token; `told` is the answer to a later request with it.
     fn forget(&mut self, id: JobId, rank: u32, told: Option<String>) {
         let Some((&token, _)) = self.tokens.iter().find(|&(_, &member)| member == (id, rank)) else { return };
         self.tokens.remove(&token);

@@ -1,11 +1,11 @@
-//! A job's state by the control port: brought by rank 0 before the job begins, given to those who ask while it runs.
+//! A job's state through the control port: rank 0 brings it before the job begins, and clients get it while the job runs.
 //!
 //! ```text
-//!   join, state_before 91 --> the job waits --> values, as long as they must be --> cores --> it begins with round 91
+//!   join, state_before 91 --> the job waits --> the values --> cores --> the job begins with round 91
 //!   GET state --> hold, cut --> cores copy chunk by chunk --> parts --> a checkpoint file, piece by piece
 //! ```
 //!
-//! What is brought goes on as what a checkpoint has: whoever comes later sees no difference.
+//! A state that rank 0 brought is like a state from a checkpoint: workers that come later see no difference.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::time::Instant;
 use axum::body::Bytes;
 use fabric::Slab;
 use pbox_core::control::StateReply;
-use pbox_core::{JobId, Layout, Optimizer, Restored, RestoredKey, Round, Snapshot};
+use pbox_core::{JobId, Layout, Optimizer, Piece, Restored, RestoredKey, Round, Schedule, Share, Snapshot};
 use tokio::sync::{mpsc, oneshot};
 use zerocopy::IntoBytes;
 
@@ -24,11 +24,11 @@ use super::{Refusal, Registry};
 use crate::checkpoint::{Image, check_keys};
 use crate::cores::Command;
 
-/// Pieces of a state on their way to a client, beside the one that is being made.
+/// Pieces of a state on their way to a client, beside the piece that is being made.
 const PIECES: usize = 1;
-/// A client that takes a state more slowly than this, all in all, keeps its memory from the job's next checkpoint.
+/// The slowest client, on average: while it reads, the job's next checkpoint has no memory.
 const SENT_BYTES_PER_S: u64 = 1 << 20;
-/// What it may take longer.
+/// What a client may take longer.
 const GRACE_S: u64 = 30;
 
 /// A state on its way in.
@@ -37,40 +37,40 @@ pub(crate) struct Coming {
     job: JobId,
     before: Round,
     layout: Arc<Layout>,
+    /// This hub's.
+    pieces: Vec<Piece>,
     optimizer: Optimizer,
     values: Slab,
     filled: usize,
 }
 
 impl Coming {
-    /// How long it must be.
+    /// The length that it must have.
     pub fn bytes(&self) -> usize {
         size_of_val(self.values.as_slice())
     }
 
-    /// Takes the next part in; together they are not longer than [`bytes`](Self::bytes).
-    pub fn take(&mut self, part: &[u8]) {
+    /// Appends the next part. All parts together are at most [`bytes`](Self::bytes) long.
+    pub fn append(&mut self, part: &[u8]) {
         // f32 of this machine's order, which is the windows' and the file's: little endian.
         let values = self.values.as_mut_slice().as_mut_bytes();
         values[self.filled..][..part.len()].copy_from_slice(part);
         self.filled += part.len();
     }
 
-    /// As a checkpoint's values, whose order it has.
+    /// The same as from a checkpoint: a state has the order of a checkpoint's values.
     fn restored(self) -> Restored {
-        let keys = self.layout.keys().iter();
-        let elements: Vec<usize> =
-            keys.map(|key| key.elements().expect("checked with the layout") as usize).collect();
-        let all: usize = elements.iter().sum();
+        let all: usize = self.pieces.iter().map(|piece| piece.elements.len()).sum();
+        let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; self.layout.keys().len()];
         let mut begin = 0;
-        let keys = elements.iter().map(|&elements| {
-            let tensors = 0..=self.optimizer.state_per_element();
-            let key = RestoredKey { elements, starts: tensors.map(|tensor| tensor * all + begin).collect() };
-            begin += elements;
-            key
-        });
+        for Piece { key, elements, .. } in self.pieces {
+            let tensors = 0..self.optimizer.saved_per_element();
+            let starts = tensors.map(|tensor| tensor * all + begin).collect();
+            begin += elements.len();
+            keys[key.index()] = RestoredKey { elements, starts };
+        }
         let rates = vec![(Round(0), self.optimizer.learning_rate())];
-        Restored::new(self.before, rates, self.values, keys.collect())
+        Restored::new(self.before, rates, self.values, keys)
     }
 }
 
@@ -82,10 +82,10 @@ pub(crate) struct Sent {
 }
 
 impl Registry {
-    /// Makes room for the state that a worker brings, where its job waits for one.
+    /// Makes room for the state that a worker brings, if its job waits for a state.
     pub fn state_comes(&self, job: &str, token: &str) -> Result<Coming, Refusal> {
         let name = job;
-        let (id, before, bytes, layout, optimizer) = {
+        let (id, before, bytes, layout, pieces, optimizer) = {
             let mut inner = self.lock();
             let (id, rank) = inner.find(job, token)?;
             let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
@@ -96,7 +96,10 @@ impl Registry {
                      once, where the answer has state_bytes"
                 ))
             })?;
-            (id, before, bytes, Arc::clone(job.wire.layout()), job.terms.optimizer)
+            let layout = job.wire.layout();
+            let whole = || Share::WHOLE.pieces(layout, Schedule::default());
+            let pieces = job.hubs.as_ref().map_or_else(whole, |hubs| hubs.pieces.clone());
+            (id, before, bytes, Arc::clone(layout), pieces, job.terms.optimizer)
         };
         let no_room = |why: String| Refusal::Exhausted(format!("job {name:?}: no room for its state: {why}"));
         let available = fabric::available_bytes().unwrap_or(u64::MAX);
@@ -105,10 +108,10 @@ impl Registry {
         }
         let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
         let values = values.map_err(|error| no_room(error.to_string()))?;
-        Ok(Coming { job: id, before, layout, optimizer, values, filled: 0 })
+        Ok(Coming { job: id, before, layout, pieces, optimizer, values, filled: 0 })
     }
 
-    /// The state is here: the job begins with it, when all its workers are.
+    /// The state is complete: the job begins with it when all its workers are here.
     pub fn begin_with(self: &Arc<Self>, coming: Coming) -> Result<StateReply, Refusal> {
         let (seen, expected) = (coming.filled, coming.bytes());
         if seen != expected {
@@ -144,11 +147,18 @@ impl Registry {
         let id = self.lock().names.get(name).copied();
         let id =
             id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))?;
-        let can_have = self.of_job(id, |job| match job.cores.share.is_whole() {
-            true => {
-                check_keys(job.wire.layout().keys(), &job.terms.optimizer).map_err(|error| error.to_string())
+        let can_have = self.of_job(id, |job| {
+            let (share, optimizer) = (job.cores.share, &job.terms.optimizer);
+            if !share.is_whole() {
+                return Err(format!("{share}: no hub of several has all of a job's state"));
             }
-            false => Err(format!("{}: no hub of several has all of a job's state", job.cores.share)),
+            if !optimizer.keeps_weights() {
+                return Err(format!(
+                    "its optimizer, {}, keeps no weights: its workers have them",
+                    optimizer.name()
+                ));
+            }
+            check_keys(job.wire.layout().keys(), optimizer).map_err(|error| error.to_string())
         });
         can_have.unwrap_or_else(|_| Err("it has ended".into())).map_err(conflict)?;
         let mut collected = self.collect(id, ROUND_LIMIT).await.map_err(conflict)?;
@@ -167,7 +177,7 @@ impl Registry {
     }
 }
 
-/// Sends a state, on a thread of its own: it waits for the client.
+/// Sends a state, on its own thread, because it waits for the client.
 fn send(name: &str, snapshot: &Snapshot, tell: oneshot::Sender<Result<u64, String>>, sink: Sink) {
     let image = match Image::new(name, snapshot) {
         Ok(image) => image,
@@ -175,7 +185,7 @@ fn send(name: &str, snapshot: &Snapshot, tell: oneshot::Sender<Result<u64, Strin
     };
     let bytes = image.bytes();
     if tell.send(Ok(bytes)).is_err() {
-        return; // nobody waits any more
+        return; // the client is gone
     }
     match image.write_to(sink) {
         Ok(()) => tracing::info!(job = name, round = snapshot.round().0, bytes, "state sent"),
@@ -183,7 +193,7 @@ fn send(name: &str, snapshot: &Snapshot, tell: oneshot::Sender<Result<u64, Strin
     }
 }
 
-/// Where the pieces go.
+/// Takes the pieces, for the client.
 struct Sink {
     pieces: mpsc::Sender<Bytes>,
     begun: Instant,

@@ -2,6 +2,7 @@
 //!
 //! On the caller's thread. The requests themselves are made by `membership`.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use membership::{Hub, MemberError};
@@ -37,13 +38,14 @@ impl Session {
     /// # Errors
     /// When the hub does not write checkpoints, or fails to.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
-        // If there are several hubs, the first one refuses: they write no checkpoints.
+        // Of several hubs, the first one has all write.
         Ok(self.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({}))?)
     }
 
-    /// The ranks that take part now, ascending. These are all ranks, unless the job goes on without some.
+    /// The ranks that take part now, ascending. These are all ranks, unless the job goes on without some. With several
+    /// hubs, a rank that takes part at any of them.
     pub fn members(&self) -> Vec<u32> {
-        self.hubs[0].members()
+        self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }
 
     /// Waits for all keys that are under way, and leaves the job.

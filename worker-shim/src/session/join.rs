@@ -48,6 +48,7 @@ impl Session {
             protocol: PROTOCOL,
             rank: config.rank,
             hub: 0,
+            peers: None,
             state_before: state.as_ref().map(|state| state.before),
             terms: config.terms.clone(),
         };
@@ -85,10 +86,8 @@ impl Session {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }
         session.exchange.set_credit(session.credit);
-        if let Some(state) = state
-            && let Some(bytes) = session.hubs[0].state_bytes()
-        {
-            session.hubs[0].send_state(state.values, bytes)?; // a job over several hubs was refused
+        if let Some(state) = state {
+            state.bring(&session.hubs, &session.config, session.exchange.layout())?;
         }
         let first = session.gather(deadline, given_up)?;
         session.exchange.begin(first)?;

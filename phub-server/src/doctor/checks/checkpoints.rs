@@ -1,4 +1,4 @@
-//! The directory of checkpoints, looked at without taking it: a hub may have it.
+//! The directory of checkpoints. The check does not lock it, because a hub may use it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ const NAME: &str = "checkpoints";
 
 /// Whether a hub could write there.
 pub(crate) fn directory(dir: &Path) -> Check {
-    // A hub makes the directory itself, and none above it.
+    // A hub makes the directory itself, but not its parents.
     let parent = match dir.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

@@ -1,4 +1,4 @@
-//! The control port: free for a hub, or answered by one. One question over HTTP; the judgement is pure.
+//! The control port: is it free, or does a hub answer there? One request over HTTP; the judgement is pure.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -8,21 +8,21 @@ use pbox_core::control::{HubReply, PROTOCOL};
 
 use crate::doctor::check::Check;
 
-/// For the whole of an answer.
+/// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Of an answer; a hub's is some KB.
+/// The longest answer. A hub's answer has some KB.
 const ANSWER_BYTES: u64 = 4 << 20;
 
 const NAME: &str = "control port";
 
-/// What is at an address.
+/// What is found at an address.
 #[derive(Debug)]
 pub(crate) enum Seen {
-    /// It can be listened at.
+    /// A hub can listen there.
     Free,
-    /// A hub.
+    /// A hub answers.
     Hub(Box<HubReply>),
-    /// Neither: why a hub cannot listen there, and why none answers.
+    /// Neither: why a hub cannot listen there, and why no hub answers.
     Blocked {
         /// The kernel's answer.
         error: std::io::Error,
@@ -31,7 +31,7 @@ pub(crate) enum Seen {
     },
 }
 
-/// Tries to listen, and asks who is there where that fails.
+/// Tries to listen. If that fails, asks for a hub at the address.
 pub(crate) fn look(listen: SocketAddr) -> Seen {
     let error = match TcpListener::bind(listen) {
         Ok(_) => return Seen::Free,
@@ -43,7 +43,7 @@ pub(crate) fn look(listen: SocketAddr) -> Seen {
     }
 }
 
-/// Where a hub is asked that listens at all addresses.
+/// The address to ask if a hub listens at all addresses.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -90,7 +90,7 @@ fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
     }
 }
 
-/// Whether a hub can have this address, or has it.
+/// Whether a hub can use this address, or uses it.
 pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
     match seen {
         Seen::Free if listen.ip().is_loopback() => {

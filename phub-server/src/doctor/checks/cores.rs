@@ -1,4 +1,4 @@
-//! The cores of the hub: who else runs on them, and how fast they run. Judgements of facts; pure.
+//! The cores of the hub: what else runs on them, and how fast they run. Judges facts; pure.
 
 use topology::cpulist;
 
@@ -6,7 +6,7 @@ use crate::doctor::check::Check;
 use crate::doctor::facts::Cpus;
 use crate::idle_choice::IdleChoice;
 
-/// Whether the hub's cores are its own, as far as `--idle` needs it.
+/// Whether the hub has its cores to itself, as far as `--idle` needs that.
 pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
     const NAME: &str = "core isolation";
     let bare: Vec<u32> = hub.iter().copied().filter(|cpu| !facts.isolated.contains(cpu)).collect();

@@ -1,4 +1,4 @@
-//! The ways that need no RDMA: shared memory, tried from handshake to arrival, and addresses for TCP.
+//! The data paths without RDMA: a trial of shared memory from handshake to arrival, and the addresses for TCP.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -10,12 +10,12 @@ use fabric::{Arrival, Imm, PlannedLink, Port as _, Posted, SendWindow, Span, Unt
 use crate::doctor::check::Check;
 use crate::settings::HubSettings;
 
-/// For each step of the handshake, and for what is posted to arrive.
+/// The time limit of each step of the handshake, and of each arrival.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Of each window: a huge page.
+/// The size of each window: a huge page.
 const WINDOW: usize = 2 << 20;
 
-/// Shared memory does not work.
+/// Why shared memory does not work.
 #[derive(Debug, thiserror::Error)]
 enum ShmError {
     #[error(transparent)]
@@ -28,7 +28,7 @@ enum ShmError {
     Silent,
 }
 
-/// A hub and a worker in this process: sealed memfds, the socket that they are passed by, rings.
+/// A hub and a worker in this process: sealed memfds, the socket that passes them, rings.
 pub(crate) fn shared_memory() -> Check {
     const NAME: &str = "shared memory";
     match try_shared_memory() {
@@ -85,7 +85,7 @@ fn try_shared_memory() -> Result<(), ShmError> {
     Err(ShmError::Silent)
 }
 
-/// Addresses of gradients and weights: TCP's, and that of RDMA's handshake.
+/// The addresses for gradients and weights over TCP, and for RDMA's handshake.
 pub(crate) fn addresses(settings: &HubSettings, rdma: bool, hub_runs: bool) -> Vec<Check> {
     let mut checks = Vec::new();
     let any = SocketAddr::new(settings.listen.ip(), 0);
@@ -94,7 +94,7 @@ pub(crate) fn addresses(settings: &HubSettings, rdma: bool, hub_runs: bool) -> V
         checks.push(address("TCP data path", data, hub_runs));
     }
     if rdma && settings.offers(Transport::Verbs) {
-        // As the hub does: the port after that of TCP.
+        // As in the hub: the port after that of TCP.
         let port = if data.port() == 0 { 0 } else { data.port().saturating_add(1) };
         checks.push(address("RDMA handshake", SocketAddr::new(data.ip(), port), hub_runs));
     }

@@ -1,10 +1,10 @@
-//! Descriptors against what workers hold of a hub's. A judgement of facts; pure.
+//! Open files: does the limit suffice for the job's workers? Judges facts; pure.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::OpenFiles;
 use crate::open_files;
 
-/// Whether the hub has descriptors for so many workers. `cores` is the hub's number of core threads.
+/// Whether the hub has descriptors for this many workers. `cores` is the hub's number of core threads.
 pub(crate) fn open_files(workers: u32, cores: usize, facts: OpenFiles) -> Check {
     const NAME: &str = "open files";
     let needed = needed(workers, cores);
@@ -23,9 +23,9 @@ pub(crate) fn open_files(workers: u32, cores: usize, facts: OpenFiles) -> Check 
     )
 }
 
-/// From above. Counted in running hubs: 5 of a worker on shared memory, one for each core and 2 on TCP, 2 with RDMA;
-/// 21 of a hub of two cores at rest, 59 of one of eight with RDMA on four NICs. Handshakes and requests add some for a
-/// moment.
+/// An upper bound. Counted in running hubs: 5 for a worker on shared memory, 2 and one for each core on TCP, 2 with RDMA; 21
+/// for an idle hub with two cores, 59 for a hub with eight cores and RDMA on four NICs. Handshakes and requests need some
+/// more for a moment.
 fn needed(workers: u32, cores: usize) -> u64 {
     let cores = cores as u64;
     32 + 8 * cores + u64::from(workers) * (5.max(cores + 2) + 2)

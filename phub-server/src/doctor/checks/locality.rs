@@ -1,10 +1,10 @@
-//! NUMA nodes, cores and NICs: what of the plan is not as near as it could be. A judgement of a host and a plan; pure.
+//! NUMA nodes, cores and NICs: is everything in the plan as near as it could be? Judges a host and a plan; pure.
 
 use topology::{Host, Plan, cpulist};
 
 use crate::doctor::check::Check;
 
-/// What the placement says of this machine.
+/// The judgement of the placement on this machine.
 pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     const NAME: &str = "NUMA and NICs";
     let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
@@ -45,7 +45,7 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     if fixes.is_empty() { Check::pass(NAME, seen) } else { Check::warn(NAME, seen, fixes.join("\n")) }
 }
 
-/// NICs in use of which nothing says where they are, where that matters.
+/// Used NICs without a known place, if the machine has several nodes.
 fn unknown_nodes(host: &Host, plan: &Plan) -> Vec<String> {
     if host.nodes.len() < 2 {
         return Vec::new();
@@ -56,7 +56,7 @@ fn unknown_nodes(host: &Host, plan: &Plan) -> Vec<String> {
     plan.nics().iter().filter(unknown).map(|nic| nic.name.clone()).collect()
 }
 
-/// Cpus, ascending, that have none but NICs of another socket.
+/// The cpus, ascending, whose NICs are all on another socket.
 fn far_cores(host: &Host, plan: &Plan) -> Vec<u32> {
     let mut far = Vec::new();
     for core in plan.cores() {

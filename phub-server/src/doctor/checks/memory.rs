@@ -1,10 +1,10 @@
-//! Locked memory against what the job registers, and huge pages. Judgements of facts; pure.
+//! Locked memory that the job needs, and huge pages. Judges facts; pure.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{HugePages, Memlock};
 use crate::doctor::job::Job;
 
-/// Whether the kernel lets the hub register the job's windows on so many NICs.
+/// Whether the kernel lets the hub register the job's windows on this many NICs.
 pub(crate) fn memlock(job: &Job, nics: usize, facts: &Memlock) -> Check {
     const NAME: &str = "memlock";
     let Memlock { limit, hard, capable, first_namespace } = facts;

@@ -1,13 +1,13 @@
-//! Real bytes over each NIC and back, checked: what no setting can tell.
+//! Moves real bytes over each NIC and back, and checks them: no setting can show that this works.
 
 use fabric::verbs::{ConnectError, LoopbackError, NicOptions, VerbsError, loopback};
 
 use crate::doctor::check::Check;
 
-/// Each way: a fifth of a second on soft-RoCE in an emulated guest, enough for a figure on a NIC.
+/// Bytes in each direction: a fifth of a second on soft-RoCE in an emulated guest, and enough for a figure on a NIC.
 const BYTES: usize = 8 << 20;
 
-/// Moves them.
+/// Moves the bytes over a NIC.
 pub(crate) fn over(nic: &NicOptions) -> Check {
     let name = format!("bytes over {}", nic.device);
     match loopback(nic, BYTES) {

@@ -1,4 +1,4 @@
-//! RDMA: library, provider, devices, ports, GIDs. Judgements of what was found; pure.
+//! RDMA: library, provider, devices, ports, GIDs. Judges what was found; pure.
 
 use fabric::verbs::{
     Device, DeviceError, DevicePort, GidError, LibraryError, LinkLayer, NicOptions, VerbsError,
@@ -7,17 +7,17 @@ use fabric::verbs::{
 use crate::doctor::check::{Check, Verdict};
 use crate::doctor::facts::KernelRdma;
 
-/// How much it matters when there is none.
+/// How much RDMA matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// `--transports` names it, or the machine has RDMA NICs.
+    /// `--transports` names it, or the machine has NICs for it.
     Wanted,
-    /// Nobody asked, and there is no such NIC.
+    /// Nobody asked for it, and there is no such NIC.
     Idle,
 }
 
 impl Need {
-    /// A failure only where it is needed.
+    /// A failure if RDMA is needed; otherwise a note.
     fn missing(self, name: &str, seen: impl Into<String>, fix: impl Into<String>) -> Check {
         let check = Check::fail(name, seen, fix);
         match self {
@@ -27,7 +27,7 @@ impl Need {
     }
 }
 
-/// All that RDMA begins with.
+/// What RDMA needs first.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub kernel: KernelRdma,
@@ -52,7 +52,7 @@ pub(crate) fn library(need: Need, found: &Found) -> Check {
     }
 }
 
-/// Whether it shows the devices that the kernel has. Nothing to say where there is no library.
+/// Whether the library shows the kernel's devices. No check if there is no library.
 pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
     const NAME: &str = "RDMA devices";
     let in_kernel = found.kernel.devices.join(", ");
@@ -98,20 +98,20 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate<'a> {
     pub device: &'a Device,
-    /// None where the list of NICs leaves it out.
+    /// `None` if the list of NICs excludes it.
     pub options: Option<NicOptions>,
-    /// Whether the list names it: the hub then insists on it.
+    /// Whether the list names it. Then the hub must use it.
     pub named: bool,
-    /// Whether the plan has it.
+    /// Whether the plan uses it.
     pub planned: bool,
-    /// Whether the plan has any.
+    /// Whether the plan uses any NIC.
     pub others: bool,
-    /// Its network interface, as the topology knows it.
+    /// Its network interface, according to the topology.
     pub netdev: Option<String>,
 }
 
 impl Candidate<'_> {
-    /// The port that carries data, where the hub would use this NIC.
+    /// The port that carries data, if the hub would use this NIC.
     pub fn port(&self) -> Option<&DevicePort> {
         let options = self.options.as_ref().filter(|_| self.planned)?;
         self.device.port(options.port).filter(|port| port.active)
@@ -173,7 +173,7 @@ fn not_active(candidate: &Candidate, name: String, ports: &str, wanted: Option<u
     Check::warn(name, format!("{seen}; {hub}"), fix)
 }
 
-/// The GID of a port that is used: which, and why; the table where none will do.
+/// The GID of a used port, with the reason. If no GID is good, the table of all.
 pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
     let device = &candidate.device.name;
     let name = format!("GID {device}");

@@ -1,0 +1,110 @@
+//! Checkpoints of a job over several hubs: a hub's part of it, one file for each round.
+//!
+//! A round is *whole* when every hub of the job has a part of it, which no hub alone can know. So a hub keeps a part
+//! until it is told that the part is not needed any more.
+//!
+//! Shared by the threads that save and load. Must not know other hubs.
+
+use pbox_core::{Key, Optimizer, Piece, Restored, Round, Share, Snapshot};
+
+use super::error::CheckpointError;
+use super::part_name::PartName;
+use super::store::CheckpointStore;
+
+/// Whose part it is.
+#[derive(Clone, Copy, Debug)]
+pub struct PartOf<'a> {
+    /// The job's name.
+    pub job: &'a str,
+    /// Which of the job's hubs.
+    pub share: Share,
+    /// What the hub owns of each key.
+    pub pieces: &'a [Piece],
+}
+
+impl CheckpointStore {
+    /// The rounds that there are parts of, ascending.
+    ///
+    /// # Errors
+    /// When the job has checkpoints here that are not of this share: a job is not begun anew in silence.
+    pub fn rounds(&self, job: &str, share: Share) -> Result<Vec<Round>, CheckpointError> {
+        let own = self.path(job)?;
+        if own.exists() {
+            return Err(CheckpointError::OtherShape { path: own, share });
+        }
+        let parts = self.parts(job)?;
+        if let Some(other) = parts.iter().find(|part| !part.is_of(share)) {
+            return Err(CheckpointError::OtherShape { path: self.file(&other.file()), share });
+        }
+        let mut rounds: Vec<Round> = parts.into_iter().map(|part| part.round).collect();
+        rounds.sort_unstable();
+        Ok(rounds)
+    }
+
+    /// Loads the part of a round, which [`rounds`](Self::rounds) names.
+    pub fn load_part(
+        &self,
+        part: PartOf<'_>,
+        round: Round,
+        keys: &[Key],
+        optimizer: &Optimizer,
+    ) -> Result<Restored, CheckpointError> {
+        let path = self.file(&PartName::new(part.job, round, part.share).file());
+        let restored = self.load_file(path.clone(), part.job, keys, optimizer, Some(part))?;
+        let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let restored =
+            restored.ok_or_else(|| CheckpointError::Read { path: path.clone(), error: missing() })?;
+        match restored.round() {
+            seen if seen == round => Ok(restored),
+            seen => Err(CheckpointError::PartRound { path, seen, expected: round }),
+        }
+    }
+
+    /// Writes the part of the snapshot's round; returns the length of its file.
+    pub fn save_part(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
+        self.path(job)?; // checks the name
+        let path = self.file(&PartName::new(job, snapshot.round(), share).file());
+        self.save_file(path, job, snapshot, Some(share))
+    }
+
+    /// Removes the parts of all rounds that `keep` does not want; returns those that are left, ascending.
+    pub fn keep_parts(
+        &self,
+        job: &str,
+        share: Share,
+        keep: impl Fn(Round) -> bool,
+    ) -> Result<Vec<Round>, CheckpointError> {
+        let rounds = self.rounds(job, share)?;
+        let (kept, gone): (Vec<Round>, Vec<Round>) = rounds.into_iter().partition(|&round| keep(round));
+        for round in gone {
+            let path = self.file(&PartName::new(job, round, share).file());
+            std::fs::remove_file(&path)
+                .map_err(|error| self.failed("removing a part that is not needed", error))?;
+            tracing::debug!(job, round = round.0, "removed {}", path.display());
+        }
+        Ok(kept)
+    }
+
+    fn parts(&self, job: &str) -> Result<Vec<PartName>, CheckpointError> {
+        let names = || -> std::io::Result<Vec<PartName>> {
+            let mut parts = Vec::new();
+            for entry in std::fs::read_dir(self.dir())? {
+                let name = entry?.file_name();
+                let part = name.to_str().and_then(PartName::parse);
+                parts.extend(part.filter(|part| part.job == job));
+            }
+            Ok(parts)
+        };
+        names().map_err(|error| self.failed("looking for parts of checkpoints", error))
+    }
+
+    /// A job of one hub has no parts here: a job is not begun anew in silence.
+    pub(super) fn check_no_parts(&self, job: &str) -> Result<(), CheckpointError> {
+        match self.parts(job)?.first() {
+            Some(part) => {
+                Err(CheckpointError::OtherShape { path: self.file(&part.file()), share: Share::WHOLE })
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! What the hubs of one job agree on, as plain state: who is held by which cut, which workers are at all hubs, and which
+//! checkpoints are whole.
+//!
+//! Knows no thread, no connection and no file, so that its tests can try any order of events.
+
+use std::collections::{HashMap, HashSet};
+
+use pbox_core::Round;
+use pbox_core::control::WholeRounds;
+
+/// How many whole rounds are kept: a file that turns out to be damaged leaves the one before it.
+const GENERATIONS: usize = 2;
+/// The most files of rounds that other hubs may still write: a hub whose disk hangs must not fill the disks of others.
+const UNDECIDED: usize = 4;
+
+/// The cuts of hub 0, as another hub of the job sees them.
+#[derive(Debug, Default)]
+pub(super) struct Follower {
+    /// The highest number that a cut had.
+    last: u64,
+    /// The cut that holds the job.
+    held: Option<u64>,
+}
+
+/// A request for a cut that is over, or for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cut {asked} is over or was never begun, the last one is {last}")]
+pub(super) struct StaleCut {
+    asked: u64,
+    last: u64,
+}
+
+impl Follower {
+    /// A cut begins. Each cut has a higher number than the one before: a request that comes too late holds nothing.
+    pub fn hold(&mut self, cut: u64) -> Result<(), StaleCut> {
+        if cut <= self.last {
+            return Err(StaleCut { asked: cut, last: self.last });
+        }
+        (self.last, self.held) = (cut, Some(cut));
+        Ok(())
+    }
+
+    /// The cut ends.
+    pub fn release(&mut self, cut: u64) -> Result<(), StaleCut> {
+        let last = self.last;
+        if !self.is_held_by(cut) {
+            // Its hold may come after its release, when it waited here: then it holds nothing.
+            self.last = self.last.max(cut);
+            return Err(StaleCut { asked: cut, last });
+        }
+        self.held = None;
+        Ok(())
+    }
+
+    /// Whether this cut has begun and not ended.
+    pub fn is_held_by(&self, cut: u64) -> bool {
+        self.held == Some(cut)
+    }
+}
+
+/// Which newcomers have their links at which hubs: hub 0 admits a worker that is at all of them.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    hubs: HashMap<u64, HashSet<u32>>,
+}
+
+impl Arrivals {
+    /// A worker's links are at a hub; true when this was the last of `hubs`.
+    pub fn note(&mut self, worker: u64, hub: u32, hubs: u32) -> bool {
+        let at = self.hubs.entry(worker).or_default();
+        let is_new = at.insert(hub);
+        is_new && at.len() == hubs as usize
+    }
+
+    /// A worker was admitted, lost, or left.
+    pub fn forget(&mut self, worker: u64) {
+        self.hubs.remove(&worker);
+    }
+}
+
+/// The checkpoint files of all hubs of a job that own chunks of it. Each hub writes its files in the order of their
+/// rounds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Files {
+    rounds: HashMap<u32, Vec<Round>>,
+}
+
+impl Files {
+    /// What each hub has when the job begins.
+    pub fn new(rounds: impl IntoIterator<Item = (u32, Vec<Round>)>) -> Self {
+        Files { rounds: rounds.into_iter().collect() }
+    }
+
+    /// A hub says what it has.
+    pub fn report(&mut self, hub: u32, rounds: Vec<Round>) {
+        self.rounds.insert(hub, rounds);
+    }
+
+    /// The latest rounds that all hubs have.
+    pub fn whole(&self) -> WholeRounds {
+        let mut hubs = self.rounds.values();
+        let first = hubs.next().cloned().unwrap_or_default();
+        let mut rounds: Vec<Round> = hubs.fold(first, |mut all, of_hub| {
+            all.retain(|round| of_hub.contains(round));
+            all
+        });
+        rounds.sort_unstable();
+        rounds.drain(..rounds.len().saturating_sub(GENERATIONS));
+        // `None`, of a hub that has none, is below any round.
+        let decided = self.rounds.values().map(|rounds| rounds.iter().max().copied()).min().flatten();
+        WholeRounds { rounds, decided }
+    }
+}
+
+/// Whether a hub must keep its file of a round.
+pub(super) fn is_needed(whole: &WholeRounds, round: Round) -> bool {
+    whole.rounds.contains(&round) || whole.decided.is_none_or(|decided| round > decided)
+}
+
+/// Whether a hub that has files of `rounds` may write one more.
+pub(super) fn may_write(whole: &WholeRounds, rounds: &[Round]) -> bool {
+    rounds.iter().filter(|&&round| whole.decided.is_none_or(|decided| round > decided)).count() < UNDECIDED
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_cut_holds_once_and_a_late_request_holds_nothing() {
+        let mut follower = Follower::default();
+        follower.hold(1).unwrap();
+        assert!(follower.hold(1).is_err() && follower.is_held_by(1));
+        follower.release(1).unwrap();
+        assert!(follower.release(1).is_err() && follower.hold(1).is_err() && !follower.is_held_by(1));
+        follower.hold(3).unwrap();
+        assert!(follower.release(1).is_err() && follower.is_held_by(3), "the release of an older cut");
+        assert!(follower.hold(2).is_err() && follower.is_held_by(3));
+        follower.release(3).unwrap();
+        assert!(follower.release(4).is_err() && follower.hold(4).is_err(), "its hold came after its release");
+    }
+
+    #[test]
+    fn a_worker_is_admitted_once_when_it_is_at_all_hubs() {
+        let mut arrivals = Arrivals::default();
+        assert!(!arrivals.note(7, 0, 3) && !arrivals.note(7, 2, 3) && !arrivals.note(7, 2, 3));
+        assert!(!arrivals.note(8, 1, 3), "another worker");
+        assert!(arrivals.note(7, 1, 3));
+        assert!(!arrivals.note(7, 1, 3));
+        arrivals.forget(7);
+        assert!(!arrivals.note(7, 1, 3));
+    }
+
+    #[test]
+    fn a_round_is_whole_when_all_hubs_have_it() {
+        let rounds = |rounds: &[u32]| rounds.iter().copied().map(Round).collect::<Vec<_>>();
+        let whole = |hubs: &[&[u32]]| Files::new((0..).zip(hubs.iter().map(|of_hub| rounds(of_hub)))).whole();
+        let of = |those: &[u32], decided: Option<u32>| WholeRounds {
+            rounds: rounds(those),
+            decided: decided.map(Round),
+        };
+        assert_eq!(whole(&[&[10, 20, 30], &[10, 20, 30]]), of(&[20, 30], Some(30)));
+        assert_eq!(whole(&[&[10, 20, 30], &[10, 20]]), of(&[10, 20], Some(20)));
+        assert_eq!(whole(&[&[10, 20], &[20, 30], &[10]]), of(&[], Some(10)));
+        assert_eq!(whole(&[&[10], &[]]), of(&[], None));
+    }
+
+    /// A hub of the test: its disk, and what it was last told.
+    #[derive(Clone, Debug, Default)]
+    struct Hub {
+        files: Vec<Round>,
+        told: WholeRounds,
+        /// The next round that it writes.
+        next: u32,
+    }
+
+    proptest! {
+        /// Hubs write, skip and fail in any order, and are told what the others have in any order, if at all: from the
+        /// first whole round on there is always one on the disks, two after the second, and no disk fills up.
+        #[test]
+        fn a_whole_round_is_never_lost(
+            hubs in 2usize..5,
+            events in proptest::collection::vec((0usize..5, 0u8..8), 1..200),
+        ) {
+            let mut all = vec![Hub::default(); hubs];
+            let mut lead = Files::new((0..hubs as u32).map(|hub| (hub, Vec::new())));
+            let mut most = 0;
+            for (hub, what) in events {
+                let (number, ahead) = (hub % hubs, all.iter().map(|hub| hub.next).max().unwrap());
+                let hub = &mut all[number];
+                match what {
+                    // Its part of a round is on the disk. No hub is far behind: workers push to all.
+                    0..=3 => {
+                        hub.next = (hub.next + 1).max(ahead.saturating_sub(2));
+                        if may_write(&hub.told, &hub.files) {
+                            hub.files.push(Round(hub.next));
+                            let told = hub.told.clone();
+                            hub.files.retain(|&round| is_needed(&told, round));
+                        }
+                    }
+                    // It skips a round, or its disk is full.
+                    4 => hub.next += 1,
+                    // Hub 0 hears what it has, and tells it.
+                    _ => {
+                        lead.report(number as u32, hub.files.clone());
+                        hub.told = lead.whole();
+                    }
+                }
+                prop_assert!(hub.files.len() <= GENERATIONS + UNDECIDED, "{hub:?}");
+                let whole = Files::new((0..).zip(all.iter().map(|hub| hub.files.clone()))).whole();
+                most = most.max(whole.rounds.len());
+                prop_assert_eq!(whole.rounds.len(), most, "{:?}", all);
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Checkpoints of a job over several hubs: each hub writes its part, a round counts when all hubs have theirs, and the
+//! job goes on from the latest such round.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::checkpoint::{ADAM, EVERY, all_push_rounds, hub_every, hub_to_kill, rounds, train, weights_are};
+use crate::processes::hub::start_hub;
+use fabric::conformance::Watchdog;
+use hub_tests::program::{kill, until};
+use hub_tests::training::Training;
+use hub_tests::values::same_bits;
+use hub_tests::{
+    addresses, config_at, describe, hub, join_all, on_threads, push_all, ready_all, refused, says,
+};
+use pbox_core::control::{CheckpointReply, ErrorReply};
+use pbox_core::{Dtype, Key, Optimizer, Round};
+use phub_server::Hub;
+use rustix::process::Signal;
+use worker_shim::Session;
+
+fn directories(hubs: usize) -> Vec<tempfile::TempDir> {
+    (0..hubs).map(|_| tempfile::tempdir().unwrap()).collect()
+}
+
+fn hubs(dirs: &[tempfile::TempDir], every: Option<u32>) -> Vec<Hub> {
+    dirs.iter().map(|dir| hub_every(dir.path(), every)).collect()
+}
+
+/// The rounds that a hub has parts of, ascending.
+fn rounds_in(dir: &Path) -> Vec<u32> {
+    let round = |name: String| name.split_once('@')?.1.split_once('.')?.0.parse().ok();
+    let names =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut rounds: Vec<u32> =
+        names.filter(|name| name.ends_with(".safetensors")).filter_map(round).collect();
+    rounds.sort_unstable();
+    rounds
+}
+
+/// The rounds that all hubs have parts of.
+fn whole(dirs: &[tempfile::TempDir]) -> Vec<u32> {
+    let mut rounds = rounds_in(dirs[0].path());
+    rounds.retain(|round| dirs.iter().all(|dir| rounds_in(dir.path()).contains(round)));
+    rounds
+}
+
+fn part(dirs: &[tempfile::TempDir], hub: usize, round: u32) -> PathBuf {
+    dirs[hub].path().join(format!("job@{round}.hub{hub}of{}.safetensors", dirs.len()))
+}
+
+/// Asks a hub for a checkpoint, as a person does.
+fn ask(hub: &str) -> Result<CheckpointReply, String> {
+    let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
+    let mut answer = agent.post(&format!("http://{hub}/v1/jobs/job/checkpoint")).send_empty().unwrap();
+    match answer.status().is_success() {
+        true => Ok(answer.body_mut().read_json().unwrap()),
+        false => Err(answer.body_mut().read_json::<ErrorReply>().unwrap().error),
+    }
+}
+
+#[test]
+fn hubs_that_are_killed_go_on_with_the_bits_of_hubs_that_were_not() {
+    let _watchdog = Watchdog::start();
+    killed(2);
+    killed(3);
+}
+
+fn killed(count: usize) {
+    let dirs = directories(count);
+    let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
+    (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
+    let mut training = Training::new("job", keys, ADAM);
+    (training.chunk_bytes, training.rounds) = (1024, 60);
+    let mut lives = 0;
+    let last = loop {
+        let hubs: Vec<_> = dirs.iter().map(|dir| hub_to_kill(dir.path())).collect();
+        let list = hubs.iter().map(|(_, address)| address.clone()).collect::<Vec<_>>().join(",");
+        let pids: Vec<_> = hubs.iter().map(|(hub, _)| hub.pid()).collect();
+        lives += 1;
+        // Each life ends wherever the hubs are then, once there is a checkpoint to go on from. The last one is left to
+        // live.
+        let begun = AtomicU32::new(0);
+        let ended = on_threads(training.workers, |rank| {
+            let done = |round| {
+                let begun = begun.fetch_add(1, Ordering::Relaxed) + 1;
+                let is_due = lives <= 6 && begun > lives * 2 && round < 50;
+                if rank == 0 && is_due && !whole(&dirs).is_empty() {
+                    pids.iter().for_each(|&pid| kill(pid, Signal::KILL));
+                }
+            };
+            train(&training, &list, rank, training.rounds, done)
+        });
+        match ended.into_iter().collect::<Result<Vec<_>, _>>() {
+            Ok(weights) => break weights,
+            Err(error) => println!("life {lives}: {error}"),
+        }
+    };
+    assert!(lives > 3, "they were killed {} times", lives - 1);
+    let expected = training.reference_after(training.rounds);
+    for weights in last {
+        for (key, (seen, expected)) in weights.iter().zip(&expected).enumerate() {
+            same_bits(format!("key {key} after {lives} lives of {count} hubs"), seen, expected);
+        }
+    }
+}
+
+#[test]
+fn parts_are_written_when_due_and_older_ones_removed() {
+    let _watchdog = Watchdog::start();
+    let dirs = directories(3);
+    let hubs = hubs(&dirs, Some(EVERY));
+    let list = addresses(&hubs);
+    let mut sessions = ready_all(2, |rank| config_at(&list, "job", rank, 2));
+    for checkpoint in 1..=6 {
+        // The broadcast is a round, too.
+        let count = if checkpoint == 1 { EVERY - 1 } else { EVERY };
+        std::thread::scope(|scope| {
+            sessions.iter_mut().for_each(|session| {
+                scope.spawn(move || rounds(session, count).unwrap());
+            });
+        });
+        until("the checkpoint is whole", || whole(&dirs).contains(&(checkpoint * EVERY)));
+    }
+    for dir in &dirs {
+        let rounds = rounds_in(dir.path());
+        assert!((2..=4).contains(&rounds.len()), "{rounds:?}");
+    }
+    sessions.into_iter().for_each(|session| session.leave().unwrap());
+}
+
+#[test]
+fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop_of_any_hub() {
+    let _watchdog = Watchdog::start();
+    let dirs = directories(2);
+    let first = hubs(&dirs, None);
+    let list = addresses(&first);
+    let mut sessions = ready_all(2, |rank| config_at(&list, "job", rank, 2));
+    all_push_rounds(&mut sessions, 1, Round(1), 1.0);
+    for hub in &first {
+        let reply = ask(&hub.address().to_string()).unwrap();
+        let bytes = |hub| std::fs::metadata(part(&dirs, hub, 2)).unwrap().len();
+        assert_eq!((reply.round, reply.bytes), (Round(2), bytes(0) + bytes(1)));
+    }
+    all_push_rounds(&mut sessions, 1, Round(2), 0.5);
+    assert_eq!(sessions[1].checkpoint().unwrap().round, Round(3));
+    all_push_rounds(&mut sessions, 1, Round(3), 0.0);
+    // A stop of one hub has the others write, too.
+    let mut first = first;
+    first.remove(1).stop("it is Friday");
+    assert_eq!(whole(&dirs).last(), Some(&4));
+    drop((sessions, first));
+
+    let second = hubs(&dirs, None);
+    let list = addresses(&second);
+    let mut sessions = join_all(2, |rank| config_at(&list, "job", rank, 2));
+    all_push_rounds(&mut sessions, 1, Round(4), -0.5);
+    sessions.into_iter().for_each(|session| session.leave().unwrap());
+    let mut sessions = join_all(2, |rank| config_at(&list, "job", rank, 2));
+    all_push_rounds(&mut sessions, 1, Round(5), -1.0);
+    assert!(whole(&dirs).len() >= 2, "{:?}", whole(&dirs));
+}
+
+/// A job of two hubs that has ended, with whole checkpoints before rounds 3 and 5.
+fn ended(dirs: &[tempfile::TempDir]) {
+    let hubs = hubs(dirs, None);
+    let list = addresses(&hubs);
+    let mut sessions = ready_all(1, |rank| config_at(&list, "job", rank, 1));
+    all_push_rounds(&mut sessions, 2, Round(1), 1.0);
+    sessions[0].checkpoint().unwrap();
+    all_push_rounds(&mut sessions, 2, Round(3), 0.0);
+    sessions.remove(0).leave().unwrap();
+    assert_eq!(whole(dirs), [3, 5]);
+}
+
+#[test]
+fn a_part_that_is_missing_costs_one_generation() {
+    let _watchdog = Watchdog::start();
+    for lost in [0, 1] {
+        let dirs = directories(2);
+        ended(&dirs);
+        std::fs::remove_file(part(&dirs, lost, 5)).unwrap();
+        let hubs = hubs(&dirs, None);
+        let mut session = Session::join(config_at(&addresses(&hubs), "job", 0, 1)).unwrap();
+        all_push_rounds(std::slice::from_mut(&mut session), 1, Round(3), 0.0);
+        weights_are(&session, -0.5);
+        let rounds: Vec<_> = dirs.iter().map(|dir| rounds_in(dir.path())).collect();
+        assert_eq!(rounds, [[3], [3]], "what was not whole is gone, and is written again");
+        session.leave().unwrap();
+        assert_eq!(whole(&dirs), [3, 4]);
+    }
+}
+
+#[test]
+fn a_job_is_not_begun_anew_in_silence() {
+    let _watchdog = Watchdog::start();
+    let dirs = directories(2);
+    ended(&dirs);
+    let damaged = std::fs::read(part(&dirs, 1, 5)).unwrap();
+    let mut bytes = damaged.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(part(&dirs, 1, 5), &bytes).unwrap();
+    let here = hubs(&dirs, None);
+    says(refused(config_at(&addresses(&here), "job", 0, 1)), &["job@5.hub1of2.safetensors", "digest"]);
+    std::fs::write(part(&dirs, 1, 5), &damaged).unwrap();
+    // In another order, or as another number of hubs.
+    says(refused(config_at(&addresses(here.iter().rev()), "job", 0, 1)), &["over other hubs", "same order"]);
+    says(refused(config_at(&addresses(&here[..1]), "job", 0, 1)), &["over other hubs", "its only hub"]);
+    // With chunks that lie otherwise.
+    let mut other = config_at(&addresses(&here), "job", 0, 1);
+    other.terms.chunk_bytes = 192;
+    says(refused(other), &["share it otherwise", "chunk size"]);
+    for round in [3, 5] {
+        std::fs::remove_file(part(&dirs, 1, round)).unwrap();
+    }
+    let error = refused(config_at(&addresses(&here), "job", 0, 1));
+    says(error, &["not whole", "hub 0, at", "has rounds [3, 5]", "hub 1, at", "has rounds []", "anew"]);
+    assert_eq!(rounds_in(dirs[0].path()), [3, 5], "nothing was removed");
+    drop(here);
+
+    let dirs = directories(1);
+    let alone = hubs(&dirs, None);
+    let mut session = ready_all(1, |rank| config_at(&addresses(&alone), "job", rank, 1)).remove(0);
+    session.checkpoint().unwrap();
+    session.leave().unwrap();
+    let dirs = [dirs.into_iter().next().unwrap(), tempfile::tempdir().unwrap()];
+    drop(alone);
+    let two = hubs(&dirs, None);
+    says(
+        refused(config_at(&addresses(&two), "job", 0, 1)),
+        &["job.safetensors", "over other hubs", "hub 0 of 2"],
+    );
+}
+
+#[test]
+fn hubs_write_checkpoints_alike() {
+    let _watchdog = Watchdog::start();
+    let dirs = directories(2);
+    let (none, keeps, every) = (hub(1), hub_every(dirs[0].path(), None), hub_every(dirs[1].path(), Some(2)));
+    for (hubs, words) in [
+        ([&keeps, &none], ["hub 0 writes checkpoints, and hub 1", "does not", "or none"]),
+        ([&none, &keeps], ["hub 1 of 2", "hub 0 does not", "or none"]),
+        ([&keeps, &every], ["at no round", "every 2 rounds", "the same --checkpoint-every"]),
+    ] {
+        says(refused(config_at(&addresses(hubs), "job", 0, 1)), &words);
+    }
+}
+
+#[test]
+fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
+    let _watchdog = Watchdog::start();
+    let dirs = directories(2);
+    let start = |dir: &tempfile::TempDir| {
+        let dir = dir.path().to_str().unwrap();
+        start_hub(&[("PHUB_CHECKPOINTS", dir), ("PHUB_HEARTBEAT_LIMIT_S", "2")])
+    };
+    let (lead, other) = (start(&dirs[0]), start(&dirs[1]));
+    let list = format!("{},{}", lead.1, other.1);
+    let mut sessions = ready_all(1, |rank| config_at(&list, "job", rank, 1));
+    all_push_rounds(&mut sessions, 1, Round(1), 1.0);
+    other.0.signal(Signal::STOP);
+    let why = ask(&lead.1).unwrap_err();
+    says(why, &["hub 1 of the job, at", &other.1, "hold the job's rounds", "no answer came within 2.0 s"]);
+    // The worker hears no more of that hub either.
+    let error = loop {
+        if let Err(error) = push_all(&mut sessions[0]).and_then(|()| sessions[0].wait_all()) {
+            break error;
+        }
+    };
+    says(error, &["lost the hub at", &other.1]);
+    drop(sessions);
+    other.0.signal(Signal::CONT);
+    for (_, address) in [&lead, &other] {
+        until("the job has ended at both hubs", || {
+            // The hub that was stopped may see the worker's silence before its closed link.
+            let jobs = format!("{:?}", describe(address).jobs);
+            jobs.contains("worker 0 is gone") || jobs.contains("worker 0 was silent")
+        });
+    }
+    // And another one of its name begins.
+    let mut sessions = ready_all(1, |rank| config_at(&list, "job", rank, 1));
+    all_push_rounds(&mut sessions, 1, Round(1), 1.0);
+}
+
+#[test]
+fn a_job_whose_hub_keeps_no_weights_goes_on_with_the_round() {
+    let _watchdog = Watchdog::start();
+    for count in [1, 2] {
+        let dirs = directories(count);
+        let joined = |hubs: &[Hub], workers: u32| {
+            let list = addresses(hubs);
+            join_all(workers, |rank| {
+                let mut config = config_at(&list, "job", rank, workers);
+                config.terms.optimizer = Optimizer::Average;
+                config
+            })
+        };
+        let first = hubs(&dirs, None);
+        let mut sessions = joined(&first, 2);
+        average_rounds(&mut sessions, 3);
+        let reply = sessions[0].checkpoint().unwrap();
+        assert_eq!(reply.round, Round(3));
+        assert!(reply.bytes < 4096 * count as u64, "it has no tensors: {reply:?}");
+        drop((sessions, first));
+        let second = hubs(&dirs, None);
+        let mut sessions = joined(&second, 3);
+        assert!(sessions.iter().all(|session| session.next_round() == Round(3)));
+        average_rounds(&mut sessions, 2);
+        sessions.into_iter().for_each(|session| session.leave().unwrap());
+    }
+}
+
+/// Rounds in which rank `r` pushes `r`, and all get the mean.
+fn average_rounds(sessions: &mut [Session], count: u32) {
+    let mean = (sessions.len() - 1) as f32 / 2.0;
+    for _ in 0..count {
+        for (session, rank) in sessions.iter_mut().zip(0u8..) {
+            session.keys().for_each(|key| session.gradient_mut(key).unwrap().fill(f32::from(rank)));
+            push_all(session).unwrap();
+        }
+        for session in sessions.iter_mut() {
+            session.wait_all().unwrap();
+            weights_are(session, mean);
+        }
+    }
+}
