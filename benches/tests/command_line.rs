@@ -4,8 +4,8 @@ use std::process::Command;
 
 use crate::probe_program;
 use fabric::conformance::Watchdog;
-use hub_tests::program::{failure, write_manifest};
-use hub_tests::says;
+use hub_tests::program::{Program, failure, until, write_manifest};
+use hub_tests::{describe, says};
 use pbox_core::Key;
 
 fn with(arguments: &[&str]) -> Command {
@@ -130,7 +130,10 @@ fn a_worker_that_does_not_fit_is_refused() {
     says(error_of("0", "2", &[]), &["waited 1s", "worker(s) [1] of 2", "join limit"]);
     says(error_of("0", "2", &["--job", "no such name"]), &["job name \"no such name\"", "letters"]);
     hub_tests::join_by_hand(&hub, "probe", &hub_tests::join_request(0, 2));
-    says(error_of("0", "2", &[]), &["rank 0", "\"probe\"", "taken"]);
+    let busy = ["--hub", &address, "--rank", "0", "--workers", "2", "--job", "busy"];
+    let _waits = Program::start(with(&busy).arg("--manifest").arg(&model));
+    until("the first worker has joined", || describe(&address).jobs.iter().any(|job| job.name == "busy"));
+    says(error_of("0", "2", &["--job", "busy"]), &["rank 0", "\"busy\"", "taken"]);
     says(error_of("1", "2", &[]), &["\"probe\"", "chunk_bytes 64", "32768"]);
     says(error_of("1", "2", &["--chunk-bytes", "64"]), &["\"probe\"", "optimizer", "Nesterov", "Sgd"]);
 }

@@ -108,7 +108,8 @@ fn bodies_that_are_too_long(hub: SocketAddr) {
 
 fn bodies_that_are_none(hub: SocketAddr) {
     let request = serde_json::to_string(&join_request(0, 1)).unwrap();
-    let deep = format!("{{\"protocol\":{PROTOCOL},\"keys\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    let (open, close) = ("[".repeat(10_000), "]".repeat(10_000));
+    let deep = format!("{{\"protocol\":{PROTOCOL},\"terms\":{{\"keys\":{open}{close}}}}}");
     let twice = request.replace("\"rank\":0", "\"rank\":0,\"rank\":0");
     assert_ne!(twice, request);
     let long = request.replace("rank", &"r".repeat(100_000));

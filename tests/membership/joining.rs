@@ -82,10 +82,9 @@ fn workers_of_a_job_ask_for_the_same_compression() {
     let mut wrong = config(&hub, "other", 0, 1);
     let json = r#"{"codec":"qsgd","bits":9}"#;
     wrong.terms.level.compression = Some(serde_json::from_str(json).unwrap());
-    says(refused(wrong), &["this worker's compression", "bits is 9"]);
-    let request = serde_json::to_value(join_request(0, 1)).unwrap();
-    let mut request = request.as_object().unwrap().clone();
-    request.insert("compression".into(), serde_json::from_str(json).unwrap());
+    says(refused(wrong), &["this worker's terms", "compression", "bits is 9"]);
+    let mut request = serde_json::to_value(join_request(0, 1)).unwrap();
+    request["terms"]["level"]["compression"] = serde_json::from_str(json).unwrap();
     let (status, why) = refusal(&hub, "/v1/jobs/other/join", serde_json::to_vec(&request).unwrap());
     assert_eq!(status, 400, "{why}");
     says(why, &["compression", "bits is 9"]);
@@ -127,7 +126,7 @@ fn a_manifest_that_is_none_is_refused_at_both_ends() {
         worker.terms.keys = keys.clone();
         let error = refused(worker);
         says(&error, words);
-        says(&error, &["this worker's manifest"]);
+        says(&error, &["this worker's terms", "manifest"]);
         let mut request = join_request(0, 1);
         request.terms.keys = keys;
         let (status, error) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());
