@@ -267,7 +267,7 @@ const COLD: [&str; 14] = [
     "slim::board::Board::",
     "::go_on_selecting",
     // A ring with values that no correct peer writes.
-    "Link::corrupt",
+    "Endpoint>>::corrupt",
     // Memory: `turns_allocate_nothing` has seen that no turn gets there.
     "alloc::raw_vec",
     "alloc::string",

@@ -60,6 +60,7 @@ impl Drop for Endpoint {
 }
 
 impl Attached<Endpoint> {
+    #[cold]
     fn corrupt(&mut self, corrupt: Corrupt) {
         self.state = LinkState::Closing(CloseReason::Corrupt(corrupt.to_string()));
         self.link.connection.shut();
