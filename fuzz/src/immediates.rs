@@ -11,7 +11,7 @@ use fabric::{Arrival, Imm, LinkId, Port as _, Posted, RecvWindow, SendWindow, Sp
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     ChunkId, Consistency, Core, Immediate, JobId, JobTerms, Key, Layout, LevelTerms, Notice, Optimizer,
-    Placement, Round, Shard, ShardSpec, Wire,
+    Placement, Round, ShardSpec, Wire,
 };
 
 const JOB: JobId = JobId(3);
@@ -117,7 +117,7 @@ impl Bed {
         let terms = Arc::new(JobTerms { level, ..JobTerms::new(workers as u32, Vec::new(), optimizer) });
         for spec in ShardSpec::of_cores(&terms, &wire, chunks.iter().cloned().zip(claims)) {
             let mut core = Core::new(net.port(), Kernels::detect());
-            core.add_job(JOB, Shard::new(spec).expect("a small shard"));
+            core.add_job(JOB, spec).expect("a small shard");
             bed.cores.push(core);
         }
         let window = || Arc::new(RecvWindow::local(layout.window_bytes()).expect("a window"));

@@ -34,5 +34,5 @@ pub use place::{Piece, Placement, Share, Slice, Slices, runs};
 pub use snapshot::{
     Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
 };
-pub use turn::{Core, Front, JobId, Notice, SendQueue, Shard, ShardSpec, Tally, Violation};
+pub use turn::{Core, Front, JobId, Notice, SendQueue, ShardSpec, Tally, Violation};
 pub use wire::{Answer, Codecs, Frames, Framing, Wire, frame, merge};

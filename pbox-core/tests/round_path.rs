@@ -16,7 +16,7 @@ use pbox_core::frame::{self, HEADER_BYTES, Kind};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     ChunkId, Compression, Consistency, Core, Credit, Immediate, JobId, JobTerms, Key, Layout, LevelTerms,
-    Optimizer, Placement, Round, Schedule, Shard, ShardSpec, Wire,
+    Optimizer, Placement, Round, Schedule, ShardSpec, Wire,
 };
 
 /// The system's allocator, and how often each thread has asked it.
@@ -102,7 +102,7 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
     let (group, mut ports) = group(1).unwrap();
     let mut core = Core::new(ports.remove(0), Kernels::detect());
     let mut specs = ShardSpec::of_cores(&Arc::new(job.terms()), &wire, [(chunks, weights)]);
-    core.add_job(JobId(0), Shard::new(specs.remove(0)).unwrap());
+    core.add_job(JobId(0), specs.remove(0)).unwrap();
     for rank in 0..WORKERS {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
         let (window, own) = match consistency {

@@ -7,8 +7,8 @@ use fabric::sim::{self, Faults, Net, Windows};
 use fabric::{Arrival, LinkId, Port, Posted, RecvWindow, SendWindow, Span};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    ChunkId, Core, Immediate, JobId, JobTerms, Key, Layout, Notice, Optimizer, Placement, Round, Shard,
-    ShardSpec, Wire,
+    ChunkId, Core, Immediate, JobId, JobTerms, Key, Layout, Notice, Optimizer, Placement, Round, ShardSpec,
+    Wire,
 };
 
 const JOB: JobId = JobId(1);
@@ -24,10 +24,10 @@ fn all_workers_whose_rings_are_full_are_named() {
     let (weights, mut claims) = placement.weights_window(&wire).unwrap();
     let terms = Arc::new(JobTerms::new(WORKERS, layout.keys().to_vec(), Optimizer::Average));
     let owned = (placement.chunks_by_core().remove(0), claims.remove(0));
-    let shard = Shard::new(ShardSpec::of_cores(&terms, &wire, [owned]).remove(0));
+    let spec = ShardSpec::of_cores(&terms, &wire, [owned]).remove(0);
     let net = Net::new(1, Faults::NONE);
     let mut core = Core::new(net.port(), Kernels::detect());
-    core.add_job(JOB, shard.unwrap());
+    core.add_job(JOB, spec).unwrap();
     let window = || Arc::new(RecvWindow::local(layout.window_bytes()).unwrap());
     let mut workers = Vec::new();
     for rank in 0..WORKERS {

@@ -10,7 +10,7 @@ use fabric::{RecvWindow, SendWindow};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     Core, Credit, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer, Placement, Round,
-    Shard, ShardSpec, Slices, Wire,
+    ShardSpec, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
@@ -86,7 +86,7 @@ impl Simulated {
         let chunks = placement.chunks_by_core();
         for spec in ShardSpec::of_cores(&job, &wire, chunks.into_iter().zip(claims)) {
             let mut core = Core::new(net.port(), Kernels::detect());
-            core.add_job(JOB, Shard::new(spec)?);
+            core.add_job(JOB, spec)?;
             hub.push(core);
         }
         let workers = job.workers;

@@ -34,7 +34,6 @@ pub use element::Element;
 pub(crate) use element::typed;
 pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer};
 use oracle::Step;
-pub(crate) use slots::Gradients;
 pub use slots::Slots;
 use table::Table;
 pub(crate) use table::Tabled;

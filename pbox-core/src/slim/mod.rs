@@ -18,15 +18,14 @@ mod pusher;
 mod selector;
 pub mod set;
 mod significance;
-mod slimmed;
 
 use serde::{Deserialize, Serialize};
 
 pub use board::Board;
 pub use explorer::Drawer;
-pub use payload::{PayloadError, Push, merge, payload_bytes};
+pub use payload::{PayloadError, Push, answer, merge, payload_bytes};
 pub use pusher::Pusher;
-pub(crate) use slimmed::{Selection, Slimmed};
+pub(crate) use selector::Selector;
 
 use crate::layout::Round;
 

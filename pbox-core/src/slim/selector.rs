@@ -6,7 +6,6 @@
 //! same round in every run.
 
 use std::sync::Arc;
-use std::task::Waker;
 
 use fabric::{MapError, Slab};
 
@@ -59,8 +58,8 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// For chunks by id and number of elements, of which there is at least one. Allocates and touches memory: on the
-    /// thread that owns the core.
+    /// For chunks by id and number of elements; a core without chunks has no part in selections. Allocates and touches
+    /// memory: on the thread that owns the core.
     pub fn new(
         slim: SlimDp,
         first: Round,
@@ -73,7 +72,6 @@ impl Selector {
             Part { chunk, start: start - elements, elements, sums: Sums::default() }
         };
         let parts: Vec<Part> = chunks.map(part).collect();
-        assert!(!parts.is_empty(), "a core without chunks has no part in a selection");
         let mut significance = Slab::zeroed("significance of parameters", start)?;
         significance.as_mut_slice().fill(0.0);
         Ok(Selector {
@@ -93,11 +91,6 @@ impl Selector {
     /// The job trains from round `first` on; nothing was noted yet.
     pub fn begin_at(&mut self, first: Round) {
         (self.first, self.selecting) = (first, first);
-    }
-
-    /// What to wake the core with, when a selection can go on.
-    pub fn wake_with(&self, waker: Waker) {
-        self.board.wake(waker);
     }
 
     /// Whether a chunk that has all pushes of a round must wait for the selection of the round before.

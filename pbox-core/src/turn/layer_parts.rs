@@ -9,17 +9,18 @@
 //!   kvstore:                         whole -> notice;  the worker's pull -> all chunks
 //! ```
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
-use crate::layout::{Immediate, KeyId, Round};
+use crate::layout::KeyId;
 
 /// The layer parts of a job on a core.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(super) struct LayerParts {
     /// Places in the shard: chunks are in the order of their ids, and so a key's are neighbours.
     parts: Vec<Range<u32>>,
     /// By place in the shard.
-    of: Vec<u32>,
+    part_of: Vec<u32>,
     workers: usize,
     /// By part, then by rank: chunks that this worker may be sent, and is not. Of a part that is whole all of them,
     /// until it is pulled.
@@ -27,69 +28,61 @@ pub(crate) struct Parts {
     pulled: bool,
 }
 
-/// What a worker's post means of a chunk whose part may be whole for it.
+/// What follows when a worker may be sent a chunk of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Pull {
-    /// Nothing: it is not whole.
-    None,
-    /// The pull of all these places.
-    Of(Range<usize>),
-    /// It should have been the pull.
-    Missing,
+pub(super) enum Ready {
+    /// Nothing: the part is not whole.
+    NotYet,
+    /// All these places are sent.
+    ToSend(Range<usize>),
+    /// The worker is told that it can pull the part that begins at this place.
+    ToPull(usize),
+    /// The worker has pushed the chunk again before it pulled its part.
+    NotPulled,
 }
 
-impl Parts {
+impl LayerParts {
     /// Of a shard's chunks, whose keys are these by place.
     pub fn new(keys: &[KeyId], workers: u32, pulled: bool) -> Self {
         let mut parts: Vec<Range<u32>> = Vec::new();
-        let mut of = Vec::with_capacity(keys.len());
+        let mut part_of = Vec::with_capacity(keys.len());
         for run in keys.chunk_by(|a, b| a == b) {
-            let start = of.len() as u32;
-            of.resize(of.len() + run.len(), parts.len() as u32);
+            let start = part_of.len() as u32;
+            part_of.resize(part_of.len() + run.len(), parts.len() as u32);
             parts.push(start..start + run.len() as u32);
         }
         let workers = workers as usize;
-        Parts { ready: vec![0; parts.len() * workers], parts, of, workers, pulled }
+        LayerParts { ready: vec![0; parts.len() * workers], parts, part_of, workers, pulled }
     }
 
-    /// Whether weights are sent only when they are pulled.
-    pub fn are_pulled(&self) -> bool {
-        self.pulled
-    }
-
-    /// Worker `rank` may be sent the chunk at a place: all places of its part, when it is the last of them. They are sent
-    /// now, or where they are [pulled](Self::are_pulled) it is notified.
+    /// Worker `rank` may be sent the chunk at a place.
     #[inline]
-    pub fn ready(&mut self, place: usize, rank: u32) -> Option<Range<usize>> {
-        let part = self.of[place] as usize;
+    pub fn ready(&mut self, place: usize, rank: u32) -> Ready {
+        let part = self.part_of[place] as usize;
         let Range { start, end } = self.parts[part];
         let ready = &mut self.ready[part * self.workers + rank as usize];
         *ready += 1;
-        if *ready < end - start {
-            return None;
+        match (*ready).cmp(&(end - start)) {
+            Ordering::Less => Ready::NotYet,
+            Ordering::Greater => Ready::NotPulled,
+            Ordering::Equal if self.pulled => Ready::ToPull(start as usize),
+            Ordering::Equal => {
+                *ready = 0;
+                Ready::ToSend(start as usize..end as usize)
+            }
         }
-        if !self.pulled {
-            *ready = 0;
-        }
-        Some(start as usize..end as usize)
     }
 
-    /// What worker `rank`, which has pushed all rounds before `next` of the chunk at a place, means by a post of it. A
-    /// pull names the first chunk of the part and the round before, as control messages do.
-    #[inline]
-    pub fn pull(&mut self, place: usize, rank: u32, next: Round, immediate: Immediate) -> Pull {
-        let part = self.of[place] as usize;
+    /// Worker `rank` pulls the part that begins at a place: all its places, when it is whole for the worker.
+    pub fn pull(&mut self, place: usize, rank: u32) -> Option<Range<usize>> {
+        let part = self.part_of[place] as usize;
         let Range { start, end } = self.parts[part];
         let ready = &mut self.ready[part * self.workers + rank as usize];
-        if !self.pulled || *ready < end - start {
-            return Pull::None;
-        }
-        let expected = Immediate::control(immediate.chunk, Round(next.0.wrapping_sub(1)));
-        if place != start as usize || immediate != expected {
-            return Pull::Missing;
+        if !self.pulled || *ready < end - start || place != start as usize {
+            return None;
         }
         *ready = 0;
-        Pull::Of(start as usize..end as usize)
+        Some(start as usize..end as usize)
     }
 
     /// Nothing is ready for worker `rank`, which is gone.
@@ -101,40 +94,42 @@ impl Parts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::ChunkId;
 
     const KEYS: [KeyId; 5] = [KeyId(0), KeyId(2), KeyId(2), KeyId(2), KeyId(5)];
 
     #[test]
     fn a_part_is_whole_for_each_worker_by_itself() {
-        let mut parts = Parts::new(&KEYS, 2, false);
+        let mut parts = LayerParts::new(&KEYS, 2, false);
         for _ in 0..2 {
-            assert_eq!(parts.ready(0, 0), Some(0..1));
-            assert_eq!([3, 1].map(|place| parts.ready(place, 0)), [None, None]);
-            assert_eq!([2, 3].map(|place| parts.ready(place, 1)), [None, None], "another worker's");
-            assert_eq!([4, 2].map(|place| parts.ready(place, 0)), [Some(4..5), Some(1..4)]);
-            assert_eq!(parts.ready(1, 1), Some(1..4));
+            assert_eq!(parts.ready(0, 0), Ready::ToSend(0..1));
+            assert_eq!([3, 1].map(|place| parts.ready(place, 0)), [Ready::NotYet, Ready::NotYet]);
+            assert_eq!(
+                [2, 3].map(|place| parts.ready(place, 1)),
+                [Ready::NotYet, Ready::NotYet],
+                "another worker's"
+            );
+            assert_eq!([4, 2].map(|place| parts.ready(place, 0)), [Ready::ToSend(4..5), Ready::ToSend(1..4)]);
+            assert_eq!(parts.ready(1, 1), Ready::ToSend(1..4));
         }
         parts.ready(1, 0);
         parts.forget(0);
-        assert_eq!([3, 1, 2].map(|place| parts.ready(place, 0)), [None, None, Some(1..4)]);
+        assert_eq!([3, 1].map(|place| parts.ready(place, 0)), [Ready::NotYet, Ready::NotYet]);
+        assert_eq!(parts.ready(2, 0), Ready::ToSend(1..4));
     }
 
     #[test]
-    fn a_pull_names_the_first_chunk_and_the_round_that_ended() {
-        let mut parts = Parts::new(&KEYS, 2, true);
-        let of_round = |round| Immediate::control(ChunkId(7), Round(round));
-        let push = |round| Immediate::new(ChunkId(7), Round(round));
+    fn a_part_is_pulled_once_and_by_its_first_chunk() {
+        let mut parts = LayerParts::new(&KEYS, 2, true);
         parts.ready(1, 1);
         parts.ready(3, 1);
-        assert_eq!(parts.pull(1, 1, Round(256), of_round(255)), Pull::None, "before the notice");
-        assert_eq!(parts.ready(2, 1), Some(1..4));
-        assert_eq!(parts.pull(1, 0, Round(256), of_round(255)), Pull::None, "another worker's");
-        assert_eq!(parts.pull(2, 1, Round(256), of_round(255)), Pull::Missing, "not the first chunk");
-        assert_eq!(parts.pull(1, 1, Round(256), of_round(254)), Pull::Missing, "another round's");
-        assert_eq!(parts.pull(1, 1, Round(256), push(256)), Pull::Missing, "the next push");
-        assert_eq!(parts.pull(1, 1, Round(256), push(255)), Pull::Missing, "the last push, once more");
-        assert_eq!(parts.pull(1, 1, Round(256), of_round(255)), Pull::Of(1..4));
-        assert_eq!(parts.pull(1, 1, Round(256), of_round(255)), Pull::None, "once");
+        assert_eq!(parts.pull(1, 1), None, "before the notice");
+        assert_eq!(parts.ready(2, 1), Ready::ToPull(1));
+        assert_eq!(parts.pull(1, 0), None, "another worker's");
+        assert_eq!(parts.pull(2, 1), None, "not the first chunk");
+        assert_eq!(parts.pull(1, 1), Some(1..4));
+        assert_eq!(parts.pull(1, 1), None, "once");
+        assert_eq!([1, 2].map(|place| parts.ready(place, 1)), [Ready::NotYet, Ready::NotYet]);
+        assert_eq!(parts.ready(3, 1), Ready::ToPull(1));
+        assert_eq!(parts.ready(3, 1), Ready::NotPulled, "the next round, before the pull");
     }
 }

@@ -1,4 +1,4 @@
-//! Answers: how what a job's shard has finished gets to its workers, in the order of the job's schedule.
+//! Replies: how what a job's shard has finished gets to its workers, in the order of the job's schedule.
 //!
 //! Owned by the core's thread. Knows the links of one job's workers and what waits for each; not who pushed what.
 //!
@@ -6,16 +6,19 @@
 //!   finished -> (whole layer? pulled?) -> post -- Full, and the link has credit --> queue -> next turns' posts
 //! ```
 //!
-//! Where all links take what is posted, which is so as long as they have no credit, nothing waits here.
+//! When all links take what is posted, which is so as long as they have no credit, nothing waits here.
 
 use fabric::{LinkId, Port, Posted, Span};
 
-use super::layer_parts::{Parts, Pull};
+use super::layer_parts::{LayerParts, Ready};
+use super::pace::Pace;
 use super::send_queue::SendQueue;
-use super::shard::{Finished, Recipients, Shard};
+use super::shard::{Arrived, Finished, ShardOf};
 use super::violation::Violation;
-use crate::job::Schedule;
-use crate::layout::{ChunkId, Immediate, Round};
+use crate::job::{JobTerms, Schedule};
+use crate::kernels::Kernels;
+use crate::layout::{ChunkId, Immediate, KeyId, Round};
+use crate::weights::Stages;
 
 /// What control messages carry: an immediate, and no bytes.
 const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
@@ -28,29 +31,49 @@ struct Answer {
     round: Round,
 }
 
+/// What was done after an arrival, beside posts.
+pub(super) struct Done {
+    /// Steps that were made, and the bytes of the chunk.
+    pub steps: u32,
+    pub bytes: usize,
+    /// A snapshot was taken, or cannot be.
+    pub has_taken: bool,
+    /// The shard has a task for the core between turns.
+    pub has_task: bool,
+}
+
+impl Done {
+    /// Nothing but posts.
+    const POSTED: Done = Done { steps: 0, bytes: 0, has_taken: false, has_task: false };
+}
+
 /// The links of a job's workers to a core, and what waits for them.
 #[derive(Debug)]
-pub(crate) struct Answers {
+pub(super) struct Replies {
     schedule: Schedule,
     /// By rank.
     links: Vec<Option<LinkId>>,
-    /// By rank; with room for nothing where the link has no credit.
+    /// By rank; with room for nothing when the link has no credit.
     queues: Vec<SendQueue<Answer>>,
     /// In all queues.
     waiting: usize,
-    parts: Option<Parts>,
+    /// With schedules by layer.
+    parts: Option<LayerParts>,
+    /// Workers that broke the protocol in a way that shows when they are answered. None, as long as all keep to it.
+    broken: Vec<(u32, Violation)>,
 }
 
-impl Answers {
+impl Replies {
     /// Without links.
-    pub fn new(shard: &Shard) -> Self {
-        let (schedule, workers) = (shard.terms().level.schedule, shard.terms().workers);
-        Answers {
+    pub fn new(terms: &JobTerms, keys: &[KeyId]) -> Self {
+        let (schedule, workers) = (terms.level.schedule, terms.workers);
+        Replies {
             schedule,
             links: vec![None; workers as usize],
             queues: vec![SendQueue::new(0); workers as usize],
             waiting: 0,
-            parts: schedule.by_layer().then(|| Parts::new(shard.keys(), workers, schedule.pulls())),
+            parts: schedule.by_layer().then(|| LayerParts::new(keys, workers, schedule.pulls())),
+            broken: Vec::new(),
         }
     }
 
@@ -85,108 +108,156 @@ impl Answers {
         self.queues[rank as usize] = SendQueue::new(chunks);
     }
 
-    /// Sends what a shard has finished to whom it is for. Ranks whose links have no room, though they keep to one
-    /// round in flight, cannot be: they broke the rule, and are added to `full`.
+    /// Workers that broke the protocol in a way that shows when they are answered.
+    pub fn take_broken(&mut self) -> Vec<(u32, Violation)> {
+        std::mem::take(&mut self.broken)
+    }
+
+    /// Whether [`take_broken`](Self::take_broken) has some.
     #[inline]
-    pub fn send<P: Port>(
+    pub fn has_broken(&self) -> bool {
+        !self.broken.is_empty()
+    }
+
+    /// Gives a worker's post to the shard, and sends what follows from it. What was done, if anything was.
+    ///
+    /// # Errors
+    /// When the worker broke the protocol.
+    #[inline]
+    pub fn take_arrival<P: Port, T: Pace, S: Stages>(
         &mut self,
         port: &mut P,
-        shard: &mut Shard,
-        finished: &Finished,
-        full: &mut Vec<u32>,
-    ) {
-        match finished.to {
-            Recipients::All(round) => {
-                for rank in 0..self.links.len() as u32 {
-                    if shard.is_answered(rank, round) {
-                        self.ready(port, shard, finished.place, rank, round, full);
-                    }
-                }
+        kernels: &Kernels,
+        shard: &mut ShardOf<T, S>,
+        rank: u32,
+        immediate: Immediate,
+    ) -> Result<Option<Done>, Violation> {
+        match shard.arrive(kernels, rank, immediate) {
+            Ok(Arrived::Noted) => Ok(None),
+            Ok(Arrived::Finished(finished)) => Ok(Some(self.send(port, kernels, shard, &finished))),
+            Ok(Arrived::Unread(round)) => {
+                self.post_control(port, rank, immediate.chunk, round);
+                port.flush();
+                Ok(Some(Done::POSTED))
             }
-            Recipients::Waiting(ref ranks) => {
-                for rank in ranks.clone() {
-                    if let Some(round) = shard.allow(finished.place, rank) {
-                        self.ready(port, shard, finished.place, rank, round, full);
-                    }
-                }
+            // No push of this round: a pull looks so.
+            Err(violation) => match self.pull(port, kernels, shard, rank, immediate) {
+                true => Ok(Some(Done::POSTED)),
+                false => Err(violation),
+            },
+        }
+    }
+
+    /// Sends what a shard has finished to all workers whose answer is due.
+    #[inline]
+    pub fn send<P: Port, T: Pace, S: Stages>(
+        &mut self,
+        port: &mut P,
+        kernels: &Kernels,
+        shard: &mut ShardOf<T, S>,
+        finished: &Finished,
+    ) -> Done {
+        for rank in finished.ranks.clone() {
+            if let Some(round) = shard.pace.answer_due(finished, rank) {
+                self.reply(port, kernels, shard, finished.place, rank, round);
             }
         }
+        // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not
+        // wait for the rest of this turn.
+        port.flush();
+        let &Finished { steps, bytes, .. } = finished;
+        Done { steps, bytes, has_taken: shard.has_taken(), has_task: shard.has_task() }
     }
 
     /// A worker may have its answer of a round for one chunk: it goes out now, or with all of the layer's part, or when
     /// the worker pulls that.
     #[inline]
-    pub fn ready<P: Port>(
+    pub fn reply<P: Port, T: Pace, S: Stages>(
         &mut self,
         port: &mut P,
-        shard: &mut Shard,
+        kernels: &Kernels,
+        shard: &mut ShardOf<T, S>,
         place: usize,
         rank: u32,
         round: Round,
-        full: &mut Vec<u32>,
     ) {
-        let Some(link) = self.links[rank as usize] else { return };
-        let Some(parts) = &mut self.parts else { return self.send_to(port, shard, place, rank, round, full) };
-        let Some(places) = parts.ready(place, rank) else { return };
-        if !parts.are_pulled() {
-            return places.for_each(|place| self.send_to(port, shard, place, rank, round, full));
-        }
-        let notice = Immediate::control(shard.chunk(places.start).0, round);
-        if port.post(link, NO_BYTES, notice.encode()) == Posted::Full {
-            full.push(rank);
+        match &mut self.parts {
+            None => self.answer(port, kernels, shard, place, rank, round),
+            Some(_) => self.reply_by_layer(port, kernels, shard, place, rank, round),
         }
     }
 
-    /// Whether this worker's post is the pull of a layer's part, which it then is sent.
-    ///
-    /// # Errors
-    /// When it should have been.
-    #[inline]
-    pub fn pull<P: Port>(
+    fn reply_by_layer<P: Port, T: Pace, S: Stages>(
         &mut self,
         port: &mut P,
-        shard: &mut Shard,
+        kernels: &Kernels,
+        shard: &mut ShardOf<T, S>,
+        place: usize,
         rank: u32,
-        immediate: Immediate,
-        full: &mut Vec<u32>,
-    ) -> Result<bool, Violation> {
-        let Some(parts) = self.parts.as_mut().filter(|parts| parts.are_pulled()) else { return Ok(false) };
-        let Some(place) = shard.place(immediate.chunk) else { return Ok(false) };
-        let next = shard.next_round(place, rank);
-        let round = || Round(next.0 - 1); // a part is whole for it only after a round
-        match parts.pull(place, rank, next, immediate) {
-            Pull::None => Ok(false),
-            Pull::Missing => Err(Violation::Unanswered { chunk: immediate.chunk, round: round() }),
-            Pull::Of(places) => {
-                places.for_each(|place| self.send_to(port, shard, place, rank, round(), full));
-                Ok(true)
+        round: Round,
+    ) {
+        if self.links[rank as usize].is_none() {
+            return;
+        }
+        let Some(parts) = &mut self.parts else { return };
+        match parts.ready(place, rank) {
+            Ready::NotYet => {}
+            Ready::ToSend(places) => {
+                places.for_each(|place| self.answer(port, kernels, shard, place, rank, round));
+            }
+            Ready::ToPull(first) => self.post_control(port, rank, shard.chunk(first), round),
+            Ready::NotPulled => {
+                let (chunk, round) = (shard.chunk(place), Round(round.0.saturating_sub(1)));
+                self.broken.push((rank, Violation::Unanswered { chunk, round }));
             }
         }
     }
 
-    /// Asks a worker to push a chunk again; as with a notice, there is room for it.
+    /// Whether a worker's post is the pull of a layer's part, which it then is sent. A pull names the first chunk of the
+    /// part and the round before, as control messages do.
     #[cold]
-    pub fn ask_again<P: Port>(&mut self, port: &mut P, rank: u32, control: Immediate, full: &mut Vec<u32>) {
+    fn pull<P: Port, T: Pace, S: Stages>(
+        &mut self,
+        port: &mut P,
+        kernels: &Kernels,
+        shard: &mut ShardOf<T, S>,
+        rank: u32,
+        immediate: Immediate,
+    ) -> bool {
+        let Some(parts) = &mut self.parts else { return false };
+        let Some(place) = shard.place(immediate.chunk) else { return false };
+        // A part is whole for it only after a round.
+        let round = Round(shard.pace.next_round(place, rank).0.wrapping_sub(1));
+        if immediate != Immediate::control(immediate.chunk, round) {
+            return false;
+        }
+        let Some(places) = parts.pull(place, rank) else { return false };
+        places.for_each(|place| self.answer(port, kernels, shard, place, rank, round));
+        port.flush();
+        true
+    }
+
+    /// A control message to a worker: a notice that a layer's part can be pulled, or a request to push a chunk again.
+    fn post_control<P: Port>(&mut self, port: &mut P, rank: u32, chunk: ChunkId, round: Round) {
         let Some(link) = self.links[rank as usize] else { return };
-        if port.post(link, NO_BYTES, control.encode()) == Posted::Full {
-            full.push(rank);
+        if port.post(link, NO_BYTES, Immediate::control(chunk, round).encode()) == Posted::Full {
+            self.broken.push((rank, Violation::RingFull));
         }
     }
 
     /// One chunk to one worker, behind what waits for it already, by its priority.
     #[inline]
-    fn send_to<P: Port>(
+    fn answer<P: Port, T: Pace, S: Stages>(
         &mut self,
         port: &mut P,
-        shard: &mut Shard,
+        kernels: &Kernels,
+        shard: &mut ShardOf<T, S>,
         place: usize,
         rank: u32,
         round: Round,
-        full: &mut Vec<u32>,
     ) {
         let Some(link) = self.links[rank as usize] else { return };
-        shard.answer(place, rank);
-        let (chunk, span) = (shard.chunk(place).0, shard.answer_span(place, rank, round));
+        let (chunk, span) = (shard.chunk(place), shard.answer(kernels, place, rank, round));
         if self.queues[rank as usize].is_empty() {
             match port.post(link, span, Immediate::new(chunk, round).encode()) {
                 // A link that just closed is reported by the port.
@@ -194,20 +265,21 @@ impl Answers {
                 Posted::Full => {}
             }
         }
-        self.keep(shard, place, rank, Answer { chunk, span, round }, full);
+        self.keep(shard.keys()[place], rank, Answer { chunk, span, round });
     }
 
+    /// Without credit there is room for all answers as long as a worker keeps to one round in flight: a link that is
+    /// full then shows that it does not.
     #[cold]
-    fn keep(&mut self, shard: &Shard, place: usize, rank: u32, answer: Answer, full: &mut Vec<u32>) {
-        let priority = self.schedule.priority(shard.keys()[place]);
-        match self.queues[rank as usize].push(priority, answer) {
+    fn keep(&mut self, key: KeyId, rank: u32, answer: Answer) {
+        match self.queues[rank as usize].push(self.schedule.priority(key), answer) {
             true => self.waiting += 1,
-            false => full.push(rank),
+            false => self.broken.push((rank, Violation::RingFull)),
         }
     }
 
     /// Sends what waits and has room now; how many chunks.
-    pub fn pump<P: Port>(&mut self, port: &mut P) -> usize {
+    pub fn post_waiting<P: Port>(&mut self, port: &mut P) -> usize {
         let mut sent = 0;
         for (queue, link) in self.queues.iter_mut().zip(&self.links) {
             let Some(link) = *link else { continue };
@@ -224,6 +296,7 @@ impl Answers {
     }
 
     /// Whether anything waits.
+    #[inline]
     pub fn has_waiting(&self) -> bool {
         self.waiting > 0
     }

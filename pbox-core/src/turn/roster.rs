@@ -20,11 +20,6 @@ impl Roster {
         Roster { from: vec![None; ranks as usize], count: 0, settled: Round(0) }
     }
 
-    /// How many there may be.
-    pub fn ranks_at_most(&self) -> u32 {
-        self.from.len() as u32
-    }
-
     /// `rank` takes part from round `from` on.
     pub fn admit(&mut self, rank: u32, from: Round) {
         if self.from[rank as usize].replace(from).is_none() {

@@ -50,6 +50,8 @@ pub enum Violation {
         /// What is wrong with it.
         why: FrameError,
     },
+    /// More answers than one round in flight needs.
+    RingFull,
     /// A chunk in a round that the worker takes no part in.
     NotYet {
         /// The chunk.
@@ -87,6 +89,7 @@ impl fmt::Display for Violation {
             Violation::Frame { chunk, round, why } => {
                 write!(f, "pushed chunk {} for round {}, but {why}", chunk.0, round.0)
             }
+            Violation::RingFull => f.write_str("its ring of answers is full: it pushed without reading them"),
             Violation::NotYet { chunk, round } => {
                 write!(
                     f,

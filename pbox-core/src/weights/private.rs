@@ -1,15 +1,17 @@
-//! Weights that only the hub sees: in f32, beside windows that hold frames.
+//! Weights in f32 that only the hub sees, and room for means that nobody keeps.
 //!
-//! Owned by the core, as a part of its values, and laid out by place. Knows neither frames nor rounds.
+//! Owned by the core, and laid out by place. Knows neither frames nor rounds.
 
 use std::ops::Range;
 
 use fabric::{MapError, Slab};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::chunks::Chunk;
+use super::staged::Weights;
 use crate::kernels::Element;
 
-/// The weights of a shard's chunks.
+/// The hub's own weights of a shard's chunks.
 #[derive(Debug)]
 pub(crate) struct HubWeights {
     slab: Slab,
@@ -18,35 +20,43 @@ pub(crate) struct HubWeights {
 }
 
 impl HubWeights {
-    /// For chunks of so many elements each. Allocates and touches memory: on the thread that owns the core.
-    pub fn new(elements: impl Iterator<Item = usize>) -> Result<Self, MapError> {
-        let (mut chunks, mut end) = (Vec::new(), 0);
-        for elements in elements {
-            chunks.push(end..end + elements);
-            end += elements;
-        }
-        let mut slab = Slab::zeroed("weights", end)?;
+    /// Allocates and touches memory: on the thread that owns the core.
+    pub fn new(chunks: &[Chunk]) -> Result<Self, MapError> {
+        Self::in_places(chunks.iter().scan(0, |end, chunk| {
+            *end += chunk.elements;
+            Some(*end - chunk.elements..*end)
+        }))
+    }
+
+    /// Room for the values of one chunk at a time, which nobody keeps: all chunks lie in the same place.
+    pub fn of_one(chunks: &[Chunk]) -> Result<Self, MapError> {
+        Self::in_places(chunks.iter().map(|chunk| 0..chunk.elements))
+    }
+
+    fn in_places(places: impl Iterator<Item = Range<usize>>) -> Result<Self, MapError> {
+        let chunks: Vec<Range<usize>> = places.collect();
+        let mut slab = Slab::zeroed("weights", chunks.iter().map(|chunk| chunk.end).max().unwrap_or(0))?;
         slab.as_mut_slice().fill(0.0);
         Ok(HubWeights { slab, chunks })
     }
 
-    /// A chunk's.
+    /// A chunk's weights.
     pub fn of(&self, place: usize) -> &[f32] {
         &self.slab.as_slice()[self.chunks[place].clone()]
     }
 
-    /// The same, to write.
+    /// A chunk's weights, to write.
     pub fn of_mut(&mut self, place: usize) -> &mut [f32] {
         &mut self.slab.as_mut_slice()[self.chunks[place].clone()]
     }
+}
 
-    /// The same for those who are generic: `E` is f32.
-    pub fn elements<E: Element>(&self, place: usize) -> &[E] {
+impl Weights for HubWeights {
+    fn elements<E: Element>(&self, place: usize) -> &[E] {
         <[E]>::ref_from_bytes(self.of(place).as_bytes()).expect("the hub's own weights are f32")
     }
 
-    /// The same, to write.
-    pub fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
+    fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
         <[E]>::mut_from_bytes(self.of_mut(place).as_mut_bytes()).expect("the hub's own weights are f32")
     }
 }

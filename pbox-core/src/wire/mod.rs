@@ -49,7 +49,8 @@ pub struct Framing {
     compression: Compression,
     seed: u64,
     keeps_weights: bool,
-    steps_alone: bool,
+    /// How many workers have something of their own that answers are differences to; 1 when all have the same.
+    shadows: u32,
     codecs: Option<Codecs>,
     frames: Vec<Frames>,
     window_bytes: usize,
@@ -141,8 +142,7 @@ impl Wire {
         let of_an_element = (1 + optimizer.state_per_element()) * size_of::<f32>();
         let parameters = self.layout.parameters();
         let beside = match framing.compression {
-            Compression::Codec(_) if framing.steps_alone => 0,
-            Compression::Codec(_) => self.layout.model_bytes(),
+            Compression::Codec(_) => u64::from(framing.shadows) * self.layout.model_bytes(),
             // What parameters matter, and a bit for each in the core.
             Compression::Slim(_) => parameters * 4 + parameters / 8,
         };
@@ -160,7 +160,7 @@ impl Framing {
             compression,
             seed: terms.seed,
             keeps_weights: terms.optimizer.keeps_weights(),
-            steps_alone: terms.level.consistency.steps_alone(),
+            shadows: if terms.level.consistency.steps_alone() { terms.workers } else { 1 },
             codecs,
             frames: Vec::new(),
             window_bytes: 0,
@@ -198,11 +198,6 @@ impl Framing {
         self.keeps_weights
     }
 
-    /// Whether every push is a step of its own (SSP, ASP): then weights are each worker's own, and are sent raw.
-    pub fn steps_alone(&self) -> bool {
-        self.steps_alone
-    }
-
     /// What values are written by, where a codec does that.
     pub fn codecs(&self) -> Option<Codecs> {
         self.codecs
@@ -221,7 +216,7 @@ impl Framing {
     /// Which frame the answer of a round is, to a worker that takes part from `first` on: raw where it has nothing
     /// that a difference could be added to.
     pub fn answer_kind(&self, round: Round, first: Round) -> Kind {
-        if self.steps_alone || round < first { Kind::Raw } else { self.push_kind(round) }
+        if round < first { Kind::Raw } else { self.push_kind(round) }
     }
 
     /// What a worker's encoding of a chunk draws its randomness from.
@@ -319,7 +314,7 @@ mod tests {
         let (raw, coded) = (Kind::Raw, Kind::Coded);
         assert_eq!(kinds(SGD, Consistency::Bsp), ([raw, coded], [raw, coded, raw, coded]));
         assert_eq!(kinds(Optimizer::Average, Consistency::Bsp), ([coded, coded], [coded, coded, raw, coded]));
-        assert_eq!(kinds(SGD, Consistency::Asp), ([raw, coded], [raw; 4]));
+        assert_eq!(kinds(SGD, Consistency::Asp), kinds(SGD, Consistency::Bsp));
     }
 
     proptest! {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, IdlePolicy, Port, RecvWindow, Slab, Spans, Until};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, Front, JobId, Layout, Notice, Occasion, Restored, Round, Shard, ShardSpec, Taken};
+use pbox_core::{Core, Front, JobId, Layout, Notice, Occasion, Restored, Round, ShardSpec, Taken};
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 use super::Lane;
@@ -228,8 +228,8 @@ impl<P: Port> CoreThread<P> {
     /// Carries out a command. False if the thread must stop.
     fn execute(&mut self, command: Command<P::Endpoint>, notices: &mut Vec<Notice>) -> bool {
         match command {
-            Command::AddJob { job, spec } => match Shard::new(*spec) {
-                Ok(shard) => self.core.add_job(job, shard),
+            Command::AddJob { job, spec } => match self.core.add_job(job, *spec) {
+                Ok(()) => {}
                 Err(error) => self.report(Report::JobFailed { job, reason: error.to_string() }),
             },
             Command::AddWorker { job, rank, gradients, weights, endpoint } => {

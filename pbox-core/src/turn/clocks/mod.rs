@@ -16,6 +16,8 @@ use crate::layout::Round;
 pub(crate) struct Clocks {
     consistency: Consistency,
     ranks: usize,
+    /// By rank: the round that it takes part from.
+    first: Vec<Round>,
     /// By chunk, then by rank.
     clocks: Vec<Clock>,
     chunks: Vec<State>,
@@ -64,19 +66,16 @@ impl Clocks {
         Clocks {
             consistency,
             ranks: ranks as usize,
+            first: vec![first; ranks as usize],
             clocks: vec![absent; chunks * ranks as usize],
             chunks: vec![State { slowest: first, count: 0, steps }; chunks],
         }
     }
 
-    /// How many workers there may be.
-    pub fn ranks_at_most(&self) -> u32 {
-        self.ranks as u32
-    }
-
     /// `rank` takes part from round `from` on, which no chunk is past: as if it had pushed every round
     /// before. `settle` every chunk afterwards.
     pub fn admit(&mut self, rank: u32, from: Round) {
+        self.first[rank as usize] = from;
         let standing = if from > Round(0) { Standing::Waiting } else { Standing::Idle };
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
     }
@@ -195,6 +194,12 @@ impl Clocks {
         let clock = &mut self.clocks[index * self.ranks + rank as usize];
         debug_assert_eq!(clock.standing, Standing::Allowed);
         clock.standing = Standing::Idle;
+    }
+
+    /// The round that `rank` takes part from.
+    #[inline]
+    pub fn first(&self, rank: u32) -> Round {
+        self.first[rank as usize]
     }
 
     /// The round that `rank` pushes next of chunk `index`.

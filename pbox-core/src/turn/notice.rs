@@ -1,0 +1,58 @@
+//! What a core tells its owner.
+
+use std::ops::Range;
+
+use crate::layout::ChunkId;
+use crate::snapshot::Taken;
+
+/// A job of this hub. Numbers are never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+/// What a core has done since it started. Plain counters, published by the thread now and then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Pushes and pulls that arrived.
+    pub arrivals: u64,
+    /// Chunks summed and stepped: once a round, or with SSP and ASP once a push.
+    pub chunks: u64,
+    /// Bytes of these chunks.
+    pub chunk_bytes: u64,
+}
+
+/// Something that the core's owner must hear about.
+#[derive(Debug)]
+pub enum Notice {
+    /// A worker's link ended; it is detached in the next turn.
+    WorkerGone {
+        /// Its job.
+        job: JobId,
+        /// Its rank.
+        rank: u32,
+        /// Why, in words.
+        reason: String,
+    },
+    /// A snapshot's part is taken, or cannot be.
+    Snapshot {
+        /// Its job.
+        job: JobId,
+        /// What came of it.
+        taken: Taken,
+    },
+    /// All workers that took part in some rounds of a chunk are gone, and the job goes on without these rounds of it.
+    Skipped {
+        /// Its job.
+        job: JobId,
+        /// The chunk.
+        chunk: ChunkId,
+        /// The rounds, by number.
+        rounds: Range<u32>,
+    },
+    /// A job cannot go on.
+    JobFailed {
+        /// The job.
+        job: JobId,
+        /// Why, in words.
+        reason: String,
+    },
+}

@@ -1,0 +1,61 @@
+//! What a core makes its shard of a job from.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use fabric::Spans;
+
+use crate::job::{Compression, JobTerms};
+use crate::layout::ChunkId;
+use crate::slim::Board;
+use crate::snapshot::Restored;
+use crate::wire::Wire;
+
+/// One core's part of a job, before it is made.
+#[derive(Debug)]
+pub struct ShardSpec {
+    /// The job's terms.
+    pub terms: Arc<JobTerms>,
+    /// The job's layout, and what crosses of it.
+    pub wire: Wire,
+    /// The chunks that this core owns, ascending.
+    pub chunks: Vec<ChunkId>,
+    /// The spans of these chunks in the job's weights, in the same order: with BSP the window that all
+    /// workers read, otherwise one that only the hub sees.
+    pub weights: Spans,
+    /// The state to go on with; without one, weights and state are zero and round 0 begins.
+    pub restored: Option<Arc<Restored>>,
+    /// A snapshot is due every so many rounds, when weights are kept.
+    pub snapshot_every: Option<NonZeroU32>,
+    /// In a job with Slim-DP: where the hub's cores meet to select the significant set.
+    pub(super) board: Option<Arc<Board>>,
+}
+
+impl ShardSpec {
+    /// The shards of a job's cores: each core with its chunks, ascending, and its part of the job's weights window.
+    pub fn of_cores(
+        terms: &Arc<JobTerms>,
+        wire: &Wire,
+        cores: impl IntoIterator<Item = (Vec<ChunkId>, Spans)>,
+    ) -> Vec<ShardSpec> {
+        let spec = |(chunks, weights)| ShardSpec {
+            terms: Arc::clone(terms),
+            wire: wire.clone(),
+            chunks,
+            weights,
+            restored: None,
+            snapshot_every: None,
+            board: None,
+        };
+        let mut specs: Vec<ShardSpec> = cores.into_iter().map(spec).collect();
+        if let Some(Compression::Slim(slim)) = &terms.level.compression {
+            let parts = specs.iter().filter(|spec| !spec.chunks.is_empty()).count();
+            let elements =
+                |chunk: &ChunkId| wire.framing().expect("compressed").frames(*chunk).elements as u64;
+            let all = specs.iter().flat_map(|spec| &spec.chunks).map(elements).sum();
+            let board = Arc::new(Board::new(slim, parts, wire.layout().chunks().len(), all));
+            specs.iter_mut().for_each(|spec| spec.board = Some(Arc::clone(&board)));
+        }
+        specs
+    }
+}

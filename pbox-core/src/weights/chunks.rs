@@ -1,0 +1,59 @@
+//! The chunks of a shard: where each lies in the windows, in what is kept of it, and in a snapshot.
+//!
+//! Plain data, made once. Knows no values.
+
+use std::ops::Range;
+
+use fabric::Span;
+
+use crate::job::JobTerms;
+use crate::layout::{ChunkId, Dtype};
+use crate::wire::Wire;
+
+/// One chunk of a shard.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub id: ChunkId,
+    /// Its place in the windows.
+    pub span: Span,
+    /// The length of its values there, without frames.
+    pub bytes: usize,
+    pub elements: usize,
+    /// The type of the weights as the hub has them.
+    pub dtype: Dtype,
+    /// Where its master weights and optimizer state begin, in f32.
+    pub kept: usize,
+    /// Its values in a snapshot's part: weights, when they are kept, then state.
+    pub in_snapshot: Range<usize>,
+    pub lr_mult: f32,
+    pub wd_mult: f32,
+}
+
+impl Chunk {
+    /// The chunks with these ids.
+    pub fn of_shard(terms: &JobTerms, wire: &Wire, ids: &[ChunkId]) -> Vec<Chunk> {
+        let (layout, optimizer) = (wire.layout(), &terms.optimizer);
+        let (mut kept, mut values) = (0, 0);
+        let chunk = |&id| {
+            let chunk = layout.chunk(id);
+            let key = &layout.keys()[chunk.key.index()];
+            let dtype = if wire.framing().is_some() { Dtype::F32 } else { key.dtype };
+            let elements = chunk.span.bytes / key.dtype.bytes();
+            let in_snapshot = values..values + elements * optimizer.saved_per_element();
+            values = in_snapshot.end;
+            kept += elements * optimizer.kept_per_element(dtype);
+            Chunk {
+                id,
+                span: wire.span(id),
+                bytes: chunk.span.bytes,
+                elements,
+                dtype,
+                kept: kept - elements * optimizer.kept_per_element(dtype),
+                in_snapshot,
+                lr_mult: key.lr_mult,
+                wd_mult: key.wd_mult,
+            }
+        };
+        ids.iter().map(chunk).collect()
+    }
+}

@@ -1,0 +1,75 @@
+//! Raw replies for each worker: its weights window is its own, and gets the weights when it is answered.
+
+use fabric::{Span, Spans};
+
+use super::chunks::Chunk;
+use super::staged::{Reply, To};
+use crate::kernels::Kernels;
+
+/// The weights windows of single workers, by rank.
+#[derive(Debug)]
+pub(crate) struct OwnWindows {
+    windows: Vec<Option<Spans>>,
+}
+
+impl OwnWindows {
+    pub fn new(workers: u32) -> Self {
+        OwnWindows { windows: (0..workers).map(|_| None).collect() }
+    }
+
+    /// Brings in a worker's window, and touches it.
+    ///
+    /// # Panics
+    /// When there is none, or not one span a chunk.
+    pub fn add(&mut self, chunks: &[Chunk], rank: u32, own: Option<Spans>) -> &mut Spans {
+        let mut own = own.expect("each worker has a weights window of its own");
+        assert_eq!(own.len(), chunks.len(), "one span a chunk");
+        (0..own.len()).for_each(|place| own.elements_mut::<u8>(place).fill(0));
+        self.windows[rank as usize].insert(own)
+    }
+
+    /// Takes a worker's window out.
+    pub fn remove(&mut self, rank: u32) {
+        self.windows[rank as usize] = None;
+    }
+
+    /// A worker's window.
+    pub fn of(&mut self, rank: u32) -> Option<&mut Spans> {
+        self.windows[rank as usize].as_mut()
+    }
+
+    /// All windows.
+    pub fn all(&mut self) -> impl Iterator<Item = &mut Spans> {
+        self.windows.iter_mut().flatten()
+    }
+}
+
+/// Replies with a copy of the weights.
+#[derive(Debug)]
+pub(crate) struct RawForEach {
+    own: OwnWindows,
+}
+
+impl RawForEach {
+    pub fn new(workers: u32) -> Self {
+        RawForEach { own: OwnWindows::new(workers) }
+    }
+}
+
+impl<R> Reply<R, Spans> for RawForEach {
+    #[inline]
+    fn answer(&mut self, _: &Kernels, chunk: &Chunk, place: usize, weights: &Spans, to: To) -> Span {
+        if let Some(own) = self.own.of(to.rank) {
+            own.elements_mut::<u8>(place).copy_from_slice(weights.elements(place));
+        }
+        chunk.span
+    }
+
+    fn add_worker(&mut self, chunks: &[Chunk], _: &Spans, rank: u32, own: Option<Spans>) {
+        self.own.add(chunks, rank, own);
+    }
+
+    fn remove_worker(&mut self, rank: u32) {
+        self.own.remove(rank);
+    }
+}

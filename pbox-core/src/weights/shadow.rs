@@ -1,0 +1,140 @@
+//! The shadow: what a worker has of each chunk, as the hub knows it; and the coded answers that follow from it.
+//!
+//! ```text
+//!   weights   f32, that only the hub sees
+//!   shadow    what the worker has, in the keys' types
+//!   answer    encode(weights - shadow), then merged into the shadow as the worker merges it: what an answer
+//!             leaves out is in the next difference
+//! ```
+//!
+//! Owned by the core, and laid out by place.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fabric::{MapError, Slab};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::chunks::Chunk;
+use super::frame_sum::longest;
+use super::staged::Stepped;
+use crate::codec::Codec;
+use crate::kernels::{Element, typed};
+use crate::layout::Dtype;
+use crate::wire::frame::{self, HEADER_BYTES, Kind};
+use crate::wire::{Answer, Framing, difference, merge};
+
+/// What one worker, or all of them alike, have.
+#[derive(Debug)]
+pub(super) struct Shadow {
+    slab: Slab,
+    /// Where each chunk's values are, in bytes.
+    chunks: Vec<Range<usize>>,
+}
+
+impl Shadow {
+    /// Of chunks in their keys' types. The memory is there when it is first written.
+    pub fn new(framing: &Framing, chunks: &[Chunk]) -> Result<Self, MapError> {
+        let mut end = 0;
+        let place = |chunk: &Chunk| {
+            let start = end;
+            end = (start + framing.frames(chunk.id).value_bytes()).next_multiple_of(4);
+            start..start + framing.frames(chunk.id).value_bytes()
+        };
+        let chunks = chunks.iter().map(place).collect();
+        Ok(Shadow { slab: Slab::zeroed("what the workers have", end.div_ceil(4))?, chunks })
+    }
+
+    /// Bytes of a chunk.
+    pub fn bytes(&self, place: usize) -> &[u8] {
+        &self.slab.as_slice().as_bytes()[self.chunks[place].clone()]
+    }
+
+    fn of_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
+        let bytes = &mut self.slab.as_mut_slice().as_mut_bytes()[self.chunks[place].clone()];
+        <[E]>::mut_from_bytes(bytes).expect("whole elements, from a multiple of 4 bytes on")
+    }
+
+    /// The worker is sent these weights raw.
+    pub fn replace(&mut self, dtype: Dtype, place: usize, weights: &[f32]) {
+        typed!(dtype, E => {
+            let have = self.of_mut::<E>(place).iter_mut();
+            have.zip(weights).for_each(|(have, &weight)| *have = E::from_f32(weight));
+        });
+    }
+}
+
+/// Writes coded answers.
+#[derive(Debug)]
+pub(super) struct Encoder {
+    pub framing: Arc<Framing>,
+    codec: Codec,
+    /// What an answer is made of.
+    difference: Vec<f32>,
+    scratch: Vec<f32>,
+}
+
+impl Encoder {
+    pub fn new(framing: &Arc<Framing>, codec: Codec, chunks: &[Chunk]) -> Self {
+        let zeros = || vec![0.0; longest(chunks)];
+        Encoder { framing: Arc::clone(framing), codec, difference: zeros(), scratch: zeros() }
+    }
+
+    /// Encodes what a worker lacks of the weights into its frame of a round. Returns the payload's bytes.
+    pub fn encode_weights(
+        &mut self,
+        of: &Stepped,
+        weights: &[f32],
+        shadow: &mut Shadow,
+        frame: &mut [u8],
+    ) -> usize {
+        typed!(self.framing.frames(of.chunk.id).dtype, E => {
+            let have = shadow.of_mut::<E>(of.place);
+            difference(of.kernels, weights, have, &mut self.difference[..of.chunk.elements]);
+            self.encode::<E>(of, Answer::Difference, have, frame)
+        })
+    }
+
+    /// Encodes a mean and what former answers left out of theirs, as [`encode_weights`](Self::encode_weights).
+    pub fn encode_mean(
+        &mut self,
+        of: &Stepped,
+        mean: &[f32],
+        left_out: &mut [f32],
+        shadow: &mut Shadow,
+        frame: &mut [u8],
+    ) -> usize {
+        let values = &mut self.difference[..of.chunk.elements];
+        values.iter_mut().zip(mean).zip(&*left_out).for_each(|((value, mean), rest)| *value = mean + rest);
+        typed!(self.framing.frames(of.chunk.id).dtype, E => {
+            let have = shadow.of_mut::<E>(of.place);
+            let bytes = self.encode::<E>(of, Answer::Values, have, frame);
+            for ((left_out, value), have) in left_out.iter_mut().zip(&self.difference).zip(&*have) {
+                let rest = value - have.to_f32();
+                // Of an infinite mean the worker has all there is; the rest would be in every answer from now on.
+                *left_out = if rest.is_finite() { rest } else { 0.0 };
+            }
+            bytes
+        })
+    }
+
+    fn encode<E: Element>(
+        &mut self,
+        of: &Stepped,
+        answer: Answer,
+        have: &mut [E],
+        frame: &mut [u8],
+    ) -> usize {
+        let Encoder { framing, codec, difference, scratch } = self;
+        let &Stepped { kernels, chunk, round, .. } = of;
+        let frames = framing.frames(chunk.id);
+        let room = &mut frame[HEADER_BYTES..frames.coded_bytes];
+        let draw = framing.answer_draw(round, chunk.id);
+        // Without state: what is left out is in the next difference already.
+        let encoded = codec.encode(kernels, &difference[..chunk.elements], &mut [], draw, room);
+        frame::write_header(frame, Kind::Coded, encoded.bytes);
+        let payload = &frame[HEADER_BYTES..][..encoded.bytes];
+        merge(codec, kernels, payload, answer, have, scratch);
+        encoded.bytes
+    }
+}

@@ -1,0 +1,282 @@
+//! Slim-DP: pushes of the significant set and of what each worker explored, and each worker's own answers.
+//!
+//! ```text
+//!   push of worker 0 --+
+//!   push of worker 1 --+-- sum --step--> weights, f32, that only the hub sees
+//!                                           | significant set and what worker 0 explored --> its window
+//!                                           | significant set and what worker 1 explored --> its window
+//! ```
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fabric::{MapError, Span, Spans};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::chunks::Chunk;
+use super::frame_sum::{begin_raw, longest, with_sum};
+use super::own::OwnWindows;
+use super::private::HubWeights;
+use super::slots::Gradients;
+use super::staged::{Read, Reply, Stepped, To};
+use crate::job::JobTerms;
+use crate::kernels::{Ablate, Element, Kernels, Slots, typed};
+use crate::layout::Round;
+use crate::slim::{Board, Drawer, Push, Selector, SlimDp, answer, set};
+use crate::wire::Framing;
+use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
+
+/// Reads pushes of sets.
+#[derive(Debug)]
+pub(crate) struct SlimPushes {
+    slim: SlimDp,
+    framing: Arc<Framing>,
+    /// By place.
+    significant: Vec<Significant>,
+    /// The significant sets of all chunks.
+    words: Vec<u64>,
+    /// The sum is left out: only the first push is added.
+    only_first: bool,
+    /// Sum of the chunk that is stepped.
+    sum: Vec<f32>,
+    /// The pushes that are in the sum.
+    pushed: Vec<Pushed>,
+    /// Takes what is left out of the sum.
+    ignored: Vec<f32>,
+}
+
+/// The significant set of a chunk.
+#[derive(Debug)]
+struct Significant {
+    /// Its words among those of all chunks.
+    words: Range<usize>,
+    signature: u64,
+    is_selected: bool,
+}
+
+/// One worker's push.
+#[derive(Debug)]
+struct Pushed {
+    rank: u32,
+    whole: bool,
+    /// What was pushed, when it is not the whole chunk.
+    set: Vec<u64>,
+}
+
+impl SlimPushes {
+    pub fn new(framing: &Arc<Framing>, slim: SlimDp, terms: &JobTerms, chunks: &[Chunk]) -> Self {
+        let mut end = 0;
+        let significant = |chunk: &Chunk| {
+            let words = end..end + set::words(chunk.elements);
+            end = words.end;
+            Significant { words, signature: 0, is_selected: false }
+        };
+        let significant = chunks.iter().map(significant).collect();
+        let longest = longest(chunks);
+        let pushed = |_| Pushed { rank: 0, whole: false, set: vec![0; set::words(longest)] };
+        let Ablate { aggregate: only_first, .. } = terms.ablate;
+        SlimPushes {
+            slim,
+            framing: Arc::clone(framing),
+            significant,
+            words: vec![0; end],
+            only_first,
+            sum: vec![0.0; longest],
+            pushed: (0..terms.workers).map(pushed).collect(),
+            ignored: vec![0.0; if only_first { longest } else { 0 }],
+        }
+    }
+}
+
+impl Read for SlimPushes {
+    /// False for a push of a significant set that the hub does not have.
+    fn check(
+        &self,
+        gradients: &Gradients,
+        chunk: &Chunk,
+        place: usize,
+        rank: u32,
+        round: Round,
+    ) -> Result<bool, FrameError> {
+        let frames = self.framing.frames(chunk.id);
+        // SAFETY: the worker has posted this chunk, and is not answered before this returns. Whatever it writes all
+        // the same is read as bytes, each of which is a value.
+        let bytes = unsafe { gradients.bytes(rank, chunk.span) };
+        if self.framing.push_kind(round) == Kind::Raw {
+            return frames.raw(bytes).map(|_| true);
+        }
+        let Significant { ref words, signature, is_selected } = self.significant[place];
+        let significant = is_selected.then(|| (&self.words[words.clone()], signature));
+        let payload = frames.coded(bytes)?;
+        let push = self.slim.check_push(frames.elements, frames.dtype.bytes(), significant, payload)?;
+        Ok(push != Push::OtherCore)
+    }
+
+    unsafe fn begin<E: Element>(
+        &mut self,
+        gradients: &Gradients,
+        chunk: &Chunk,
+        rank: u32,
+        weights: &mut [E],
+    ) {
+        // SAFETY: the caller's word.
+        let bytes = unsafe { gradients.bytes(rank, chunk.span) };
+        begin_raw(&self.framing, chunk, bytes, weights);
+    }
+
+    unsafe fn sum<E: Element>(
+        &mut self,
+        _: &Kernels,
+        gradients: &mut Gradients,
+        chunk: &Chunk,
+        place: usize,
+        ranks: impl Iterator<Item = u32>,
+        round: Round,
+        then: impl FnOnce(&Slots<E>, u32),
+    ) {
+        let SlimPushes { slim, framing, significant, words, only_first, sum, pushed, ignored } = self;
+        let frames = framing.frames(chunk.id);
+        let significant = &words[significant[place].words.clone()];
+        sum[..chunk.elements].fill(0.0);
+        let mut workers = 0;
+        for (rank, pushed) in ranks.zip(pushed) {
+            // SAFETY: the caller's word.
+            let bytes = unsafe { gradients.bytes(rank, chunk.span) };
+            // Total: the bytes may have changed since they were checked.
+            let payload = frames.coded(bytes).unwrap_or_default();
+            let sum = if workers > 0 && *only_first { &mut *ignored } else { &mut *sum };
+            let drawer = Drawer { seed: framing.seed(), rank, round, chunk: chunk.id };
+            let set = &mut pushed.set[..significant.len()];
+            pushed.rank = rank;
+            pushed.whole = typed!(frames.dtype, T => {
+                slim.add_push::<T>(significant, set, drawer, payload, &mut sum[..chunk.elements])
+            });
+            workers += 1;
+        }
+        with_sum(&sum[..chunk.elements], |slots| then(slots, workers));
+    }
+}
+
+/// Replies to each worker with what it pushed, and takes part in the selection of the significant set.
+#[derive(Debug)]
+pub(crate) struct SlimReply {
+    framing: Arc<Framing>,
+    own: OwnWindows,
+    selector: Selector,
+    /// By place and rank: payload of the last answer.
+    answers: Vec<Vec<u32>>,
+    /// A chunk's weights in its key's type.
+    rounded: Vec<u64>,
+    /// Weights of the chunk whose selection goes on.
+    scratch: Vec<f32>,
+}
+
+impl SlimReply {
+    /// Allocates and touches memory: on the thread that owns the core. `first` is the first round that is trained in.
+    pub fn new(
+        framing: &Arc<Framing>,
+        slim: SlimDp,
+        board: Arc<Board>,
+        first: Round,
+        workers: u32,
+        chunks: &[Chunk],
+    ) -> Result<Self, MapError> {
+        let of_chunks = chunks.iter().map(|chunk| (chunk.id.index(), chunk.elements));
+        let longest = longest(chunks);
+        Ok(SlimReply {
+            framing: Arc::clone(framing),
+            own: OwnWindows::new(workers),
+            selector: Selector::new(slim, first, board, of_chunks)?,
+            answers: vec![vec![0; workers as usize]; chunks.len()],
+            rounded: vec![0; longest.div_ceil(2)],
+            scratch: Vec::with_capacity(longest),
+        })
+    }
+}
+
+impl Reply<SlimPushes, HubWeights> for SlimReply {
+    fn prepare(&mut self, stepped: Stepped, read: &mut SlimPushes, weights: &HubWeights) {
+        let SlimReply { framing, own, selector, answers, rounded, .. } = self;
+        let Stepped { kernels, chunk, place, round, workers } = stepped;
+        let (frames, weights) = (framing.frames(chunk.id), weights.of(place));
+        if framing.push_kind(round) == Kind::Raw {
+            return own.all().for_each(|own| frames.write_raw(weights, own.elements_mut(place)));
+        }
+        let mean = &mut read.sum[..chunk.elements];
+        let share = 1.0 / workers as f32;
+        mean.iter_mut().for_each(|sum| *sum *= share);
+        let Significant { ref words, ref mut signature, ref mut is_selected } = read.significant[place];
+        let significant = &mut read.words[words.clone()];
+        let is_new = selector.stepped(place, round, weights, mean, significant);
+        if is_new {
+            (*signature, *is_selected) = (set::signature(significant), true);
+        }
+        typed!(frames.dtype, E => {
+            let rounded = rounded_mut::<E>(rounded, chunk.elements);
+            kernels.narrow(weights, rounded);
+            for Pushed { rank, whole, set } in &read.pushed[..workers as usize] {
+                let Some(own) = own.of(*rank) else { continue };
+                let window = own.elements_mut::<u8>(place);
+                let set = (!whole).then_some(&set[..significant.len()]);
+                // A worker that pushes the whole chunk may do so because it has no significant set.
+                let brings = *is_selected && (is_new || *whole);
+                let room = &mut window[HEADER_BYTES..frames.coded_bytes];
+                let bytes = answer::<E>(set, significant, *signature, brings, rounded, room);
+                frame::write_header(window, Kind::Coded, bytes);
+                answers[place][*rank as usize] = bytes as u32;
+            }
+        });
+    }
+
+    fn answer(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &HubWeights, to: To) -> Span {
+        let frames = self.framing.frames(chunk.id);
+        match self.framing.answer_kind(to.round, to.first) {
+            Kind::Raw => frames.frame(Kind::Raw, frames.value_bytes()),
+            Kind::Coded => frames.frame(Kind::Coded, self.answers[place][to.rank as usize] as usize),
+        }
+    }
+
+    /// When the job goes on from a checkpoint, the worker is sent these weights first.
+    fn add_worker(&mut self, chunks: &[Chunk], weights: &HubWeights, rank: u32, own: Option<Spans>) {
+        let own = self.own.add(chunks, rank, own);
+        for (place, chunk) in chunks.iter().enumerate() {
+            self.framing.frames(chunk.id).write_raw(weights.of(place), own.elements_mut(place));
+        }
+    }
+
+    fn remove_worker(&mut self, rank: u32) {
+        self.own.remove(rank);
+    }
+
+    fn restore(&mut self, chunks: &[Chunk], weights: &HubWeights, first: Round) {
+        for own in self.own.all() {
+            for (place, chunk) in chunks.iter().enumerate() {
+                self.framing.frames(chunk.id).write_raw(weights.of(place), own.elements_mut(place));
+            }
+        }
+        self.selector.begin_at(first.max(Round(1)));
+    }
+
+    #[inline]
+    fn awaits_task(&self, round: Round) -> bool {
+        self.selector.is_awaited(round)
+    }
+
+    #[inline]
+    fn has_task(&self) -> bool {
+        self.selector.is_selecting()
+    }
+
+    fn work(&mut self, weights: &HubWeights) -> bool {
+        let read = |place: usize, values: &mut Vec<f32>| {
+            values.clear();
+            values.extend_from_slice(weights.of(place));
+        };
+        self.selector.go_on(read, &mut self.scratch)
+    }
+}
+
+fn rounded_mut<E: Element>(words: &mut [u64], elements: usize) -> &mut [E] {
+    let bytes = &mut words.as_mut_bytes()[..elements * size_of::<E>()];
+    <[E]>::mut_from_bytes(bytes).expect("whole elements, on 8 bytes")
+}

@@ -1,0 +1,327 @@
+//! The three stages together, and the traits by which their types fit.
+//!
+//! Owned by the core, as a part of its shard. Knows which workers step only by what it is told.
+//!
+//! On the `unsafe` list: the calls that read the workers' slots.
+
+use std::sync::Arc;
+
+use fabric::{MapError, RecvWindow, Span, SpanError, Spans};
+
+use super::chunks::Chunk;
+use super::slots::Gradients;
+use super::steps::Steps;
+use crate::job::JobTerms;
+use crate::kernels::{Element, Kernels, LearningRates, Slots, typed};
+use crate::layout::{Layout, Round};
+use crate::snapshot::Restored;
+use crate::wire::frame::FrameError;
+
+/// The first stage: what workers pushed becomes slots that a kernel can sum.
+pub(crate) trait Read {
+    /// Checks a push before it counts. False when it does not count, and the worker must push the chunk again.
+    ///
+    /// # Errors
+    /// When the push is no frame of this chunk and round.
+    fn check(
+        &self,
+        gradients: &Gradients,
+        chunk: &Chunk,
+        place: usize,
+        rank: u32,
+        round: Round,
+    ) -> Result<bool, FrameError>;
+
+    /// Takes one worker's push as the chunk's first weights.
+    ///
+    /// # Safety
+    /// The worker has pushed the chunk, and is not answered before this returns.
+    unsafe fn begin<E: Element>(
+        &mut self,
+        gradients: &Gradients,
+        chunk: &Chunk,
+        rank: u32,
+        weights: &mut [E],
+    );
+
+    /// Gives `then` the slots that make up the pushes of `ranks`, and the number of these workers.
+    ///
+    /// # Safety
+    /// All of `ranks` have pushed the chunk, and none of them is answered before this returns.
+    #[allow(clippy::too_many_arguments)] // a push is named by all of them
+    unsafe fn sum<E: Element>(
+        &mut self,
+        kernels: &Kernels,
+        gradients: &mut Gradients,
+        chunk: &Chunk,
+        place: usize,
+        ranks: impl Iterator<Item = u32>,
+        round: Round,
+        then: impl FnOnce(&Slots<E>, u32),
+    );
+}
+
+/// Where the weights are that a step writes. `E` is the chunk's type at the hub.
+pub(crate) trait Weights {
+    /// A chunk's weights.
+    fn elements<E: Element>(&self, place: usize) -> &[E];
+
+    /// A chunk's weights, to write.
+    fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E];
+}
+
+/// A chunk that was stepped, or has begun.
+pub(crate) struct Stepped<'a> {
+    pub kernels: &'a Kernels,
+    pub chunk: &'a Chunk,
+    pub place: usize,
+    pub round: Round,
+    /// How many workers' pushes it was stepped with; 0 when they are its first weights.
+    pub workers: u32,
+}
+
+/// A chunk's weights that one worker is sent.
+pub(crate) struct To {
+    pub rank: u32,
+    /// The round that they answer.
+    pub round: Round,
+    /// The first round of the worker: before it, the worker has nothing that a difference could be added to.
+    pub first: Round,
+}
+
+/// The third stage: how weights are sent to workers. What a mode does not need, it does not implement.
+pub(crate) trait Reply<R, W> {
+    /// What is posted to a worker. What the worker reads is in its place then.
+    fn answer(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span;
+
+    /// A worker is there, and with it the weights window that is its own, in modes in which it has one.
+    fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
+
+    /// A worker is gone.
+    fn remove_worker(&mut self, _rank: u32) {}
+
+    /// Prepares the answers of a round, right after its step.
+    #[inline]
+    fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
+
+    /// The job goes on from `first` with weights that no step made: workers are sent these next.
+    fn restore(&mut self, _chunks: &[Chunk], _weights: &W, _first: Round) {}
+
+    /// Workers that have no weights are to be sent what the others have, who may still read their answers.
+    fn greet(&mut self, _chunk: &Chunk, _place: usize) {}
+
+    /// Whether a chunk that has all pushes of a round must wait for a task of the core.
+    #[inline]
+    fn awaits_task(&self, _round: Round) -> bool {
+        false
+    }
+
+    /// Whether there is a task for the core between turns.
+    #[inline]
+    fn has_task(&self) -> bool {
+        false
+    }
+
+    /// Goes on with the task by one chunk. Returns whether it did.
+    fn work(&mut self, _weights: &W) -> bool {
+        false
+    }
+}
+
+/// A shard's chunks, their memory and their three stages.
+#[derive(Debug)]
+pub(crate) struct Staged<R, W, A> {
+    chunks: Vec<Chunk>,
+    gradients: Gradients,
+    steps: Steps,
+    read: R,
+    weights: W,
+    reply: A,
+}
+
+/// What a shard asks of its stages, whatever their types.
+pub(crate) trait Stages {
+    /// The chunks, by place.
+    fn chunks(&self) -> &[Chunk];
+
+    /// Checks a push before it counts, as [`Read::check`].
+    fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError>;
+
+    /// Sum of the pushes of `ranks` and step of a chunk in `round`, as the chunk's step of this `number` from 1. In
+    /// round 0, when weights are kept, the first push becomes the weights.
+    ///
+    /// # Safety
+    /// All of `ranks` have pushed the chunk, and none of them is answered before this returns.
+    unsafe fn step(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        ranks: impl Iterator<Item = u32>,
+        round: Round,
+        number: Round,
+    );
+
+    /// What is posted to a worker, as [`Reply::answer`].
+    fn answer(&mut self, kernels: &Kernels, place: usize, to: To) -> Span;
+
+    /// Brings in a worker's gradients, and the window for its own weights in modes in which it has one. Checks every
+    /// span once, and touches this core's part.
+    fn add_worker(
+        &mut self,
+        rank: u32,
+        gradients: Arc<RecvWindow>,
+        own: Option<Spans>,
+    ) -> Result<(), SpanError>;
+
+    /// Takes a worker's windows out.
+    fn remove_worker(&mut self, rank: u32);
+
+    /// Takes weights, state and learning rates from a checkpoint.
+    fn restore(&mut self, layout: &Layout, restored: &Restored);
+
+    /// Writes a chunk's values into a snapshot.
+    fn copy_to_snapshot(&self, place: usize, values: &mut [f32]);
+
+    /// As [`Reply::greet`].
+    fn greet(&mut self, place: usize);
+
+    /// Learning rates by round.
+    fn rates(&mut self) -> &mut LearningRates;
+
+    /// As [`Reply::awaits_task`].
+    fn awaits_task(&self, round: Round) -> bool;
+
+    /// As [`Reply::has_task`].
+    fn has_task(&self) -> bool;
+
+    /// As [`Reply::work`].
+    fn work(&mut self) -> bool;
+}
+
+impl<R: Read, W: Weights, A: Reply<R, W>> Staged<R, W, A> {
+    /// Allocates and touches memory: on the thread that owns the core.
+    pub fn new(
+        terms: &JobTerms,
+        chunks: Vec<Chunk>,
+        read: R,
+        weights: W,
+        reply: A,
+    ) -> Result<Self, MapError> {
+        let steps = Steps::new(terms, &chunks)?;
+        Ok(Staged { chunks, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
+    }
+}
+
+impl<R: Read, W: Weights, A: Reply<R, W>> Stages for Staged<R, W, A> {
+    #[inline]
+    fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    #[inline]
+    fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError> {
+        self.read.check(&self.gradients, &self.chunks[place], place, rank, round)
+    }
+
+    #[inline]
+    unsafe fn step(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        mut ranks: impl Iterator<Item = u32>,
+        round: Round,
+        number: Round,
+    ) {
+        let Staged { chunks, gradients, steps, read, weights, reply } = self;
+        let chunk = &chunks[place];
+        let mut workers = 0;
+        typed!(chunk.dtype, E => {
+            let weights = weights.elements_mut::<E>(place);
+            if round == Round(0) && steps.keeps_weights() {
+                let Some(first) = ranks.next() else { return };
+                // SAFETY: the caller's word.
+                unsafe { read.begin(gradients, chunk, first, weights) };
+                steps.begin(chunk, weights);
+            } else {
+                let step = |slots: &Slots<E>, count| {
+                    workers = count;
+                    steps.run(kernels, chunk, slots, count, weights, round, number);
+                };
+                // SAFETY: the caller's word.
+                unsafe { read.sum(kernels, gradients, chunk, place, ranks, round, step) };
+            }
+        });
+        reply.prepare(Stepped { kernels, chunk, place, round, workers }, read, weights);
+    }
+
+    #[inline]
+    fn answer(&mut self, kernels: &Kernels, place: usize, to: To) -> Span {
+        self.reply.answer(kernels, &self.chunks[place], place, &self.weights, to)
+    }
+
+    fn add_worker(
+        &mut self,
+        rank: u32,
+        gradients: Arc<RecvWindow>,
+        own: Option<Spans>,
+    ) -> Result<(), SpanError> {
+        self.gradients.add(rank, gradients, self.chunks.iter().map(|chunk| chunk.span))?;
+        self.reply.add_worker(&self.chunks, &self.weights, rank, own);
+        Ok(())
+    }
+
+    fn remove_worker(&mut self, rank: u32) {
+        self.gradients.remove(rank);
+        self.reply.remove_worker(rank);
+    }
+
+    fn restore(&mut self, layout: &Layout, restored: &Restored) {
+        let Staged { chunks, steps, weights, reply, .. } = self;
+        *steps.rates() = restored.learning_rates();
+        let kept = if steps.keeps_weights() { &chunks[..] } else { &[] };
+        for (place, chunk) in kept.iter().enumerate() {
+            let of_layout = layout.chunk(chunk.id);
+            let key = of_layout.key;
+            let before = of_layout.span.offset - layout.key_span(key).offset;
+            let start = before / layout.keys()[key.index()].dtype.bytes();
+            typed!(chunk.dtype, E => {
+                let values = steps.restore::<E>(chunk, key, start, restored);
+                let weights = weights.elements_mut::<E>(place).iter_mut();
+                weights.zip(values).for_each(|(weight, &value)| *weight = E::from_f32(value));
+            });
+        }
+        reply.restore(chunks, weights, restored.round());
+    }
+
+    fn copy_to_snapshot(&self, place: usize, values: &mut [f32]) {
+        let chunk = &self.chunks[place];
+        if !self.steps.keeps_weights() {
+            return; // nothing of it is saved
+        }
+        typed!(chunk.dtype, E => {
+            self.steps.copy_to_snapshot(chunk, self.weights.elements::<E>(place), values);
+        });
+    }
+
+    fn greet(&mut self, place: usize) {
+        self.reply.greet(&self.chunks[place], place);
+    }
+
+    fn rates(&mut self) -> &mut LearningRates {
+        self.steps.rates()
+    }
+
+    #[inline]
+    fn awaits_task(&self, round: Round) -> bool {
+        self.reply.awaits_task(round)
+    }
+
+    #[inline]
+    fn has_task(&self) -> bool {
+        self.reply.has_task()
+    }
+
+    fn work(&mut self) -> bool {
+        self.reply.work(&self.weights)
+    }
+}
