@@ -261,11 +261,11 @@ const COLD: [&str; 14] = [
     // A link that ends: drops the endpoint, which shuts its socket.
     "Port>::detach",
     // A chunk that is copied into a snapshot, whose memory is mapped when the first one is.
-    "Shard::copy_to_snapshot",
-    "Job::tell_taken",
+    "::copy_to_snapshot",
+    "Job::report_snapshots",
     // Where cores meet to select what Slim-DP sends, three times in so many rounds.
     "slim::board::Board::",
-    "::go_on_selecting",
+    "::do_duties",
     // A ring with values that no correct peer writes.
     "Endpoint>>::corrupt",
     // Memory: `turns_allocate_nothing` has seen that no turn gets there.
@@ -308,9 +308,9 @@ fn turns_hold_no_locked_instruction_and_no_system_call() {
     let has = |part: &str| reached.functions.iter().any(|function| function.name.contains(part));
     for part in [
         "Port>::poll",
-        "Shard::finish_round",
-        "Shard::step_alone",
-        "Values>::step",
+        "together::finish_round",
+        "alone::step",
+        "Encoder::encode",
         "Port>::post",
         "Port>::flush",
     ] {

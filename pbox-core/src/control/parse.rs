@@ -108,9 +108,9 @@ mod tests {
             (with(r#""average"}"#, r#""average","momentum":0.9}"#), "momentum"),
             (with("[]", &format!(r#"[{key},"lr":0.5}}]"#)), "lr"),
             (with("[]", r#"[],"ablate":{"decode":true}"#), "decode"),
-            (with("[]", r#"[],"consistency":{"ssp":{"staleness":1,"slack":2}}"#), "slack"),
-            (with("[]", r#"[],"compression":{"codec":"f16","ratio":0.1}"#), "ratio"),
-            (with("[]", r#"[],"share":{"hub":0,"hubs":2,"core":1}"#), "core"),
+            (with("[]", r#"[],"level":{"consistency":{"ssp":{"staleness":1,"slack":2}}}"#), "slack"),
+            (with("[]", r#"[],"level":{"compression":{"codec":"f16","ratio":0.1}}"#), "ratio"),
+            (with("[]", r#"[],"level":{"core":1}"#), "core"),
         ] {
             let error = parse_join(body.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(&format!("unknown field `{field}`")), "{body}: {error}");

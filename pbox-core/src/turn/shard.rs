@@ -167,7 +167,6 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         let layout = wire.layout();
         let mut places = vec![None; layout.chunks().len()];
         (0..).zip(&chunks).for_each(|(place, id)| places[id.index()] = Some(place));
-        let snapshot_every = snapshot_every.filter(|_| terms.optimizer.keeps_weights());
         let values = stages.chunks().last().map_or(0, |last| last.in_snapshot.end);
         let mut shard = ShardOf {
             pace: P::new(terms.level.consistency, chunks.len(), terms.workers, Round(0)),

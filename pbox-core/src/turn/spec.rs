@@ -25,7 +25,7 @@ pub struct ShardSpec {
     pub weights: Spans,
     /// The state to go on with; without one, weights and state are zero and round 0 begins.
     pub restored: Option<Arc<Restored>>,
-    /// A snapshot is due every so many rounds, when weights are kept.
+    /// A snapshot is due every so many rounds.
     pub snapshot_every: Option<NonZeroU32>,
     /// In a job with Slim-DP: where the hub's cores meet to select the significant set.
     pub(super) board: Option<Arc<Board>>,
