@@ -15,8 +15,7 @@ fn slim() -> JobTerms {
 
 #[test]
 fn defaults_need_not_be_written() {
-    let short =
-        r#"{"workers":2,"optimizer":{"name":"sgd","learning_rate":0.1},"keys":[{"name":"a","shape":[3],"dtype":"f32"}]}"#;
+    let short = r#"{"workers":2,"optimizer":{"name":"sgd","learning_rate":0.1},"keys":[{"name":"a","shape":[3],"dtype":"f32"}]}"#;
     assert_eq!(serde_json::from_str::<JobTerms>(short).unwrap(), terms());
     let said = serde_json::to_string(&slim()).unwrap();
     assert_eq!(serde_json::from_str::<JobTerms>(&said).unwrap(), slim());
