@@ -19,6 +19,7 @@ use pbox_core::control::{CheckpointReply, JobState, PartState};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
 use tokio::sync::{oneshot, watch};
 
+use super::cut::Purpose;
 use super::job::Job;
 use super::parts::PartFiles;
 use super::{Refusal, Registry};
@@ -247,8 +248,8 @@ impl Registry {
             // A job that ended meanwhile says so at its release.
             let _ = self.of_job(id, |job| self.take_snapshot(job, before, Some(done)));
         }
-        let nobody: Arc<[u32]> = Arc::new([]);
-        let released = self.release_everywhere(id, held, before, &nobody, has_state).await;
+        let purpose = if has_state { Purpose::Snapshot } else { Purpose::Nothing };
+        let released = self.release_everywhere(id, held, before, &purpose).await;
         released.map_err(|error| error.to_string())?;
         match has_state {
             true => Ok((before, parts)),

@@ -49,6 +49,26 @@ impl std::fmt::Display for NoCut {
     }
 }
 
+/// Why a job is cut.
+#[derive(Clone, Debug)]
+pub(super) enum Purpose {
+    /// For nothing: another hub does not hold.
+    Nothing,
+    /// These ranks take part from the cut on.
+    Admit(Arc<[u32]>),
+    /// The other hubs write their part of a checkpoint of the state at the cut.
+    Snapshot,
+}
+
+impl Purpose {
+    fn admitted(&self) -> Arc<[u32]> {
+        match self {
+            Purpose::Admit(ranks) => Arc::clone(ranks),
+            Purpose::Nothing | Purpose::Snapshot => Arc::new([]),
+        }
+    }
+}
+
 /// A job that is held at all its hubs.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -82,7 +102,7 @@ impl Registry {
         // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
         let held = if begins { self.hold_here(id).await? } else { self.hold_everywhere(id).await? };
         let from = held.front.unwrap_or(first_round).max(first_round);
-        self.release_everywhere(id, held, from, ranks, false).await?;
+        self.release_everywhere(id, held, from, &Purpose::Admit(Arc::clone(ranks))).await?;
         self.take_part(id, ranks, from)?;
         Ok(())
     }
@@ -113,9 +133,9 @@ impl Registry {
             }
             Err(why) => {
                 // The hub that did not answer may hold the job all the same, so it is released with the others.
-                let nobody: Arc<[u32]> = Arc::new([]);
                 let from = held.front.unwrap_or_default();
-                self.release_where_possible(id, &held, from, &nobody).await?;
+                self.release_others(id, &held, from, &Purpose::Nothing).await;
+                self.release(id, from, Arc::new([])).await?;
                 Err(NoCut::Hub(why))
             }
         }
@@ -129,33 +149,21 @@ impl Registry {
         Ok(Held { front, others: None, _cutting: cutting })
     }
 
-    /// Ends a cut at all hubs: `admitted` take part from round `from` on, and the other hubs write their part of a
-    /// checkpoint, where one is wanted. When a hub does not do so, the job fails: its workers would wait for each other.
+    /// Ends a cut before round `from` at all hubs. If a hub does not answer, the job fails, because its workers would wait
+    /// for each other.
     pub(super) async fn release_everywhere(
         &self,
         id: JobId,
         held: Held,
         from: Round,
-        admitted: &Arc<[u32]>,
-        snapshot: bool,
+        purpose: &Purpose,
     ) -> Result<(), NoCut> {
-        let released = self.release_others(id, &held, from, admitted, snapshot).await;
-        self.release(id, from, Arc::clone(admitted)).await?;
+        let released = self.release_others(id, &held, from, purpose).await;
+        self.release(id, from, purpose.admitted()).await?;
         let refused = released.into_iter().find_map(Result::err);
         let Some(why) = refused else { return Ok(()) };
         self.fail(&mut self.lock(), id, &format!("a cut did not end: {why}"));
         Err(NoCut::Hub(why))
-    }
-
-    async fn release_where_possible(
-        &self,
-        id: JobId,
-        held: &Held,
-        from: Round,
-        nobody: &Arc<[u32]>,
-    ) -> Result<(), JobEnded> {
-        self.release_others(id, held, from, nobody, false).await;
-        self.release(id, from, Arc::clone(nobody)).await
     }
 
     async fn release_others(
@@ -163,12 +171,13 @@ impl Registry {
         id: JobId,
         held: &Held,
         from: Round,
-        admitted: &[u32],
-        snapshot: bool,
+        purpose: &Purpose,
     ) -> Vec<Result<serde_json::Value, String>> {
         let Some((peers, cut)) = &held.others else { return Vec::new() };
-        let workers = |job: &mut Job| admitted.iter().filter_map(|&rank| job.worker(rank)).collect();
+        let ranks = purpose.admitted();
+        let workers = |job: &mut Job| ranks.iter().filter_map(|&rank| job.worker(rank)).collect();
         let admitted = self.of_job(id, workers).unwrap_or_default();
+        let snapshot = matches!(purpose, Purpose::Snapshot);
         let request = ReleaseRequest { secret: peers.secret(), cut: *cut, from, admitted, snapshot };
         peers.ask_all("release", "let the job's rounds go on", request).await
     }
