@@ -1,7 +1,7 @@
 //! Thousands of small clusters in BSP with random faults: every weight that a worker may read is the oracle's, and every run
 //! ends with all its rounds or with an error that names what went wrong.
 //!
-//! A seed decides everything: model, workers, cores, optimizer, compression, the network's faults, and when workers die and
+//! A seed decides everything: model, workers, hubs, cores, optimizer, compression, the network's faults, and when workers die and
 //! come back. Compression is bf16, which codes each element for itself; for other codecs see `bits::sim_compressed`. A
 //! failure prints its seed.
 
@@ -56,6 +56,7 @@ impl Cluster {
         terms.job.level.slice_bytes = Some(dice.from(64..=512) as usize);
         let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
+        terms.job.hubs = dice.from(1..=3) as u32;
         let skipped = BTreeSet::new();
         let expected = expected(&layout, &terms, rounds, &skipped);
         let job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();

@@ -10,7 +10,7 @@ use fabric::{RecvWindow, SendWindow};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     Core, Credit, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer, Placement, Round,
-    ShardSpec, Slices, Wire,
+    ShardSpec, Share, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
@@ -19,7 +19,7 @@ use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 pub struct Terms {
     /// The job's terms. Its model is the layout that the cluster is given.
     pub job: JobTerms,
-    /// The number of the hub's cores.
+    /// The number of each hub's cores. A cut of several hubs is a cut of all their cores.
     pub cores: usize,
     /// With pulls: rank 0 pulls in batches of this many keys, the last key first, rank 1 of one key more, and so on.
     pub batch_keys: Option<usize>,
@@ -78,7 +78,11 @@ impl Simulated {
         let job =
             JobTerms { keys: layout.keys().to_vec(), chunk_bytes: layout.chunk_bytes(), ..terms.job.clone() };
         let (job, cores) = (Arc::new(job), terms.cores);
-        let placement = Placement::new(layout, cores);
+        let of_hub = |hub| Placement::of_share(layout, job.level.schedule, Share::of_hub(&job, hub), cores);
+        let placement = match job.hubs {
+            1 => Placement::new(layout, cores),
+            hubs => Placement::over_hubs(&(0..hubs).map(of_hub).collect::<Vec<_>>()),
+        };
         let wire = Wire::new(Arc::clone(layout), &job);
         let (weights, claims) = placement.job_window(&wire)?;
 
