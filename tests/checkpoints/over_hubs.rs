@@ -126,7 +126,14 @@ fn parts_are_written_when_due_and_older_ones_removed() {
         let rounds = rounds_in(dir.path());
         assert!((2..=4).contains(&rounds.len()), "{rounds:?}");
     }
+    // The end of the job comes while the last part is still being written: it waits, and writes its own.
+    std::thread::scope(|scope| {
+        sessions.iter_mut().for_each(|session| {
+            scope.spawn(move || rounds(session, EVERY).unwrap());
+        });
+    });
     sessions.into_iter().for_each(|session| session.leave().unwrap());
+    assert_eq!(whole(&dirs).last(), Some(&(7 * EVERY)));
 }
 
 #[test]

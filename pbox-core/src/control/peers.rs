@@ -97,7 +97,7 @@ pub struct ReleaseRequest {
 pub struct WrittenRequest {
     /// Of the job.
     pub secret: String,
-    /// The checkpoint is of the state before this round.
+    /// The checkpoint is of the state before this round; 0 stands for the part that is under way now, if there is one.
     pub before: Round,
     /// What is known of all hubs' files.
     pub whole: WholeRounds,

@@ -225,6 +225,7 @@ impl Registry {
             let saved = self.freed.notified();
             tokio::pin!(saved);
             saved.as_mut().enable(); // before the request, so that no wake-up is missed
+            self.wait_for_parts(id, deadline).await;
             let (before, parts) = self.ask_for_snapshot(id).await?;
             let collected = tokio::time::timeout_at(deadline, parts).await.map_err(|_| overdue(before))?;
             match collected.map_err(|_| "the job ended meanwhile".to_owned())? {

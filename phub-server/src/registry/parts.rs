@@ -104,6 +104,22 @@ impl Registry {
         written
     }
 
+    /// Hub 0 of several waits until no other hub is writing a part: a hub skips a checkpoint while it writes the one
+    /// before.
+    pub(super) async fn wait_for_parts(self: &Arc<Self>, id: JobId, deadline: Instant) {
+        let peers = self.of_job(id, |job| {
+            let hubs = job.hubs.as_ref().filter(|hubs| hubs.leads())?;
+            Some(hubs.peers(&job.name, self.heartbeat_limit))
+        });
+        let Ok(Some(peers)) = peers else { return };
+        let mut asked = JoinSet::new();
+        for hub in peers.other_owners() {
+            asked.spawn(Arc::clone(self).follow_part(id, peers.clone(), hub, Round(0), Some(deadline)));
+        }
+        // What is wrong shows at the cut.
+        asked.join_all().await;
+    }
+
     async fn follow_part(
         self: Arc<Self>,
         id: JobId,

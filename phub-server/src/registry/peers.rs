@@ -140,13 +140,19 @@ impl Registry {
             })
             .map_err(ended)?;
         let wait = Duration::from_millis(wait_ms).min(self.heartbeat_hold());
-        let is_done = |part: &(Round, PartState)| {
-            part.0 > before
-                || part.0 == before && !matches!(part.1, PartState::Collecting | PartState::Writing)
+        let is_under_way = |part: &(Round, PartState)| {
+            part.0 > Round(0) && matches!(part.1, PartState::Collecting | PartState::Writing)
+        };
+        // Round 0 has no checkpoint: it stands for the part that is under way now, if there is one.
+        let is_done = |part: &(Round, PartState)| match before {
+            Round(0) => !is_under_way(part),
+            _ => part.0 > before || part.0 == before && !is_under_way(part),
         };
         // Ends early when the job does.
         let _ = tokio::time::timeout(wait, part.wait_for(is_done)).await.is_ok();
         let part = match &*part.borrow() {
+            now if before == Round(0) && !is_under_way(now) => PartState::Written(0),
+            (_, state) if before == Round(0) => state.clone(),
             (round, state) if *round == before => state.clone(),
             (round, _) if *round > before => PartState::Failed(format!("it is at round {} by now", round.0)),
             _ => PartState::Collecting,
