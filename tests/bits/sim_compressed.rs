@@ -136,7 +136,7 @@ impl Far {
         let (end, far) = net.link(ours, sim::Windows { send: window, recv: there }, 1);
         let windows = Windows::new(&wire, 0, spans, vec![here], WeightsMode::Shared).unwrap();
         let slices = Slices::new(&layout, &placement, Schedule::default(), 0);
-        let mut worker = Exchange::new(net.port(), vec![end], placement, layout, windows, slices);
+        let mut worker = Exchange::new(net.port(), vec![end], layout, windows, slices);
         worker.begin(Round(0)).unwrap();
         let mut hub = net.port();
         let link = hub.attach(far);

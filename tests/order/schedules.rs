@@ -35,8 +35,7 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
     let (end, far) = net.link(ours, sim::Windows { send: weights, recv: there }, placement.capacities()[0]);
     let windows = Windows::new(&wire, 0, spans, vec![here], WeightsMode::Shared).unwrap();
     let slices = Slices::new(&layout, &placement, schedule, slice_bytes);
-    let mut worker =
-        Exchange::new(net.port(), vec![end], placement.clone(), Arc::clone(&layout), windows, slices);
+    let mut worker = Exchange::new(net.port(), vec![end], Arc::clone(&layout), windows, slices);
     worker.begin(pbox_core::Round(0)).unwrap();
     worker.set_credit(credit);
     let mut hub = net.port();

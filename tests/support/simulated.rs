@@ -144,8 +144,8 @@ impl Simulated {
         let windows =
             Windows::new(wire, rank, spans, vec![at_worker; placement.cores()], WeightsMode::Shared)?;
         let slices = Slices::new(layout, placement, schedule, slice_bytes.unwrap_or(layout.chunk_bytes()));
-        let (port, placement, layout) = (net.port(), placement.clone(), Arc::clone(layout));
-        let mut exchange = Exchange::new(port, endpoints, placement, layout, windows, slices);
+        let (port, layout) = (net.port(), Arc::clone(layout));
+        let mut exchange = Exchange::new(port, endpoints, layout, windows, slices);
         exchange.set_credit(self.terms.worker_credit);
         if let Some(batch) = self.terms.batch_keys.filter(|_| schedule.pulls()) {
             let keys = exchange.layout().keys().len();

@@ -41,8 +41,9 @@ impl<'a, E: Element> Slots<'a, E> {
         unsafe { std::slice::from_raw_parts(self.starts[rank], self.elements) }
     }
 
-    /// The first worker's slot alone.
-    pub fn first(&self) -> Slots<'a, E> {
-        Slots { starts: &self.starts[..1], ..*self }
+    /// The first slots, at most `most` of them.
+    #[inline]
+    pub fn at_most(&self, most: usize) -> Slots<'a, E> {
+        Slots { starts: &self.starts[..self.starts.len().min(most)], ..*self }
     }
 }

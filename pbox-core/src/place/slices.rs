@@ -20,6 +20,8 @@ pub struct Slice {
     pub key: KeyId,
     /// The core that owns its chunks.
     pub core: usize,
+    /// Where it goes in a queue; lower leaves first.
+    pub priority: u32,
     /// Where its chunks are in the list of [`Slices::chunks`].
     chunks: Range<u32>,
 }
@@ -81,7 +83,7 @@ impl Slices {
             self.of_chunk[chunk.index()] = self.slices.len() as u32;
         }
         if !chunks.is_empty() {
-            self.slices.push(Slice { key, core, chunks });
+            self.slices.push(Slice { key, core, priority: self.schedule.priority(key), chunks });
         }
     }
 
@@ -103,6 +105,12 @@ impl Slices {
     /// The number of the slice that a chunk is in.
     pub fn of_chunk(&self, chunk: ChunkId) -> u32 {
         self.of_chunk[chunk.index()]
+    }
+
+    /// The core that owns a chunk.
+    #[inline]
+    pub fn core_of(&self, chunk: ChunkId) -> usize {
+        self.slices[self.of_chunk(chunk) as usize].core
     }
 
     /// A slice by its number.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::bare::Gradients;
 use super::chunks::Chunk;
-use super::slots::Gradients;
 use super::staged::Read;
 use crate::codec::Codec;
 use crate::kernels::{Ablate, Element, Kernels, Slots};

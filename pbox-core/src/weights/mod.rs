@@ -12,6 +12,8 @@
 //! A mode is a row: [`Staged`] with one type for each stage, chosen when the shard is made, so that no stage asks for
 //! another mode. Owned by the core, and laid out by place: the chunks' order in the shard.
 
+#[allow(unsafe_code)]
+mod bare;
 mod chunks;
 mod coded;
 #[allow(unsafe_code)]
@@ -19,21 +21,17 @@ mod frame_sum;
 mod own;
 mod private;
 mod shadow;
-mod shared;
 #[allow(unsafe_code)]
 mod slim;
-#[allow(unsafe_code)]
-mod slots;
 #[allow(unsafe_code)]
 mod staged;
 mod steps;
 
+pub(crate) use bare::{BareSlots, RawForAll};
 pub(crate) use chunks::Chunk;
 pub(crate) use coded::{CodedForAll, CodedForEach};
 pub(crate) use frame_sum::FrameSum;
 pub(crate) use own::RawForEach;
 pub(crate) use private::HubWeights;
-pub(crate) use shared::RawForAll;
 pub(crate) use slim::{SlimPushes, SlimReply};
-pub(crate) use slots::BareSlots;
 pub(crate) use staged::{Staged, Stages, To};

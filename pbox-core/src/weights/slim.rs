@@ -13,11 +13,11 @@ use std::sync::Arc;
 use fabric::{MapError, Span, Spans};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::bare::Gradients;
 use super::chunks::Chunk;
 use super::frame_sum::{begin_raw, longest, with_sum};
 use super::own::OwnWindows;
 use super::private::HubWeights;
-use super::slots::Gradients;
 use super::staged::{Read, Reply, Stepped, To};
 use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, Slots, typed};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use fabric::{MapError, RecvWindow, Span, SpanError, Spans};
 
+use super::bare::Gradients;
 use super::chunks::Chunk;
-use super::slots::Gradients;
 use super::steps::Steps;
 use crate::job::JobTerms;
 use crate::kernels::{Element, Kernels, LearningRates, Slots, typed};

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, Port, Until};
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Placement, Round, Slices};
+use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Slices};
 
 use super::error::ExchangeError;
 use super::notices::{PullNews, Pulls};
@@ -52,7 +52,6 @@ pub struct Exchange<P: Port> {
     port: P,
     /// One for the link to each of the hub's cores.
     pub(super) outboxes: Vec<Outbox>,
-    pub(super) placement: Placement,
     pub(super) layout: Arc<Layout>,
     pub(super) windows: Windows,
     pub(super) keys: Vec<KeyState>,
@@ -71,27 +70,22 @@ pub struct Exchange<P: Port> {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Attaches one endpoint for each of the hub's cores. [`begin`](Self::begin) before the first push.
-    ///
-    /// # Panics
-    /// When there are not as many endpoints as cores in the placement.
+    /// Attaches one endpoint for each of the hub's cores, to which the slices go. [`begin`](Self::begin) before the
+    /// first push.
     pub fn new(
         mut port: P,
         endpoints: Vec<P::Endpoint>,
-        placement: Placement,
         layout: Arc<Layout>,
         windows: Windows,
         slices: Slices,
     ) -> Self {
-        assert_eq!(placement.cores(), endpoints.len(), "one endpoint a core");
-        let slices_of = slices.by_core(placement.cores());
+        let slices_of = slices.by_core(endpoints.len());
         let boxed = |(endpoint, slices)| Outbox::new(port.attach(endpoint), slices);
         let outboxes: Vec<Outbox> = endpoints.into_iter().zip(slices_of).map(boxed).collect();
         Exchange {
             port,
             outstanding: vec![0; outboxes.len()],
             outboxes,
-            placement,
             keys: vec![KeyState::default(); layout.keys().len()],
             awaited: vec![Awaited::Nothing; layout.chunks().len()],
             first_awaited: if slices.schedule().pulls() { Awaited::Notice } else { Awaited::Answer },
@@ -148,7 +142,7 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].outstanding = chunks.len() as u32;
         for chunk in chunks {
             self.awaited[chunk as usize] = self.first_awaited;
-            self.outstanding[self.placement.owner(ChunkId(chunk))] += 1;
+            self.outstanding[self.slices.core_of(ChunkId(chunk))] += 1;
         }
     }
 
@@ -230,7 +224,7 @@ impl<P: Port> Exchange<P> {
         if self.awaited.get(chunk.index()) != Some(&Awaited::Answer) {
             return self.take_notice(link, arrival);
         }
-        let (core, key) = (self.placement.owner(chunk), self.layout.chunk(chunk).key);
+        let (core, key) = (self.slices.core_of(chunk), self.layout.chunk(chunk).key);
         let round = self.keys[key.index()].round;
         if link != self.outboxes[core].link() || arrival != Immediate::new(chunk, round) {
             return self.take_notice(link, arrival);
@@ -308,7 +302,7 @@ impl<P: Port> Exchange<P> {
     pub fn until_key(&self, key: KeyId) -> Until {
         let mut owed = vec![0; self.outboxes.len()];
         for chunk in self.awaited_chunks(key) {
-            owed[self.placement.owner(chunk)] += 1;
+            owed[self.slices.core_of(chunk)] += 1;
         }
         self.until(&owed)
     }

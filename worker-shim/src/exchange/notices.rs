@@ -91,7 +91,7 @@ impl<P: Port> Exchange<P> {
             }
             Some(&awaited) => awaited,
         };
-        let (core, key) = (self.placement.owner(chunk), self.layout.chunk(chunk).key);
+        let (core, key) = (self.slices.core_of(chunk), self.layout.chunk(chunk).key);
         let round = self.keys[key.index()].round;
         if link == self.outboxes[core].link() && arrival == Immediate::control(chunk, round) {
             if awaited == Awaited::Notice {

@@ -51,8 +51,10 @@ impl Outbox {
 
     /// Takes in a slice of a key that was pushed.
     pub fn push(&mut self, slices: &Slices, number: u32) {
-        let priority = slices.schedule().priority(slices.slice(number).key);
-        assert!(self.queue.push(priority, number), "a key is pushed once until it is answered");
+        assert!(
+            self.queue.push(slices.slice(number).priority, number),
+            "a key is pushed once until it is answered"
+        );
     }
 
     /// Takes in a control message.

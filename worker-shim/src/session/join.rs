@@ -73,7 +73,7 @@ impl Session {
             Slices::new(&layout, &placement, schedule, slice_bytes.unwrap_or(config.terms.chunk_bytes));
         let mut session = Session {
             ready: !config.terms.optimizer.keeps_weights(),
-            exchange: Exchange::new(port, endpoints, placement, layout, windows, slices),
+            exchange: Exchange::new(port, endpoints, layout, windows, slices),
             credit: credit.at_first(),
             tuner: (credit == Credit::Auto).then(Default::default),
             pulling: None,

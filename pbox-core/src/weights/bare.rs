@@ -1,15 +1,16 @@
-//! Bare slots: workers' gradients, read in the windows where the workers wrote them.
+//! The stages of bare BSP: workers' gradients are read in the windows where the workers wrote them, and the window that
+//! the step writes is the one that all workers read. Nothing is copied.
 //!
 //! On the `unsafe` list: addresses in workers' windows become slices that kernels read.
 
 use std::sync::Arc;
 
-use fabric::{RecvWindow, Span, SpanError};
+use fabric::{RecvWindow, Span, SpanError, Spans};
 
 use zerocopy::FromBytes;
 
 use super::chunks::Chunk;
-use super::staged::Read;
+use super::staged::{Read, Reply, To, Weights};
 use crate::kernels::{Ablate, Element, Kernels, Slots};
 use crate::layout::Round;
 use crate::wire::frame::FrameError;
@@ -17,13 +18,13 @@ use crate::wire::frame::FrameError;
 /// Reads bare slots: the kernel sums them where they are.
 #[derive(Debug)]
 pub(crate) struct BareSlots {
-    /// The sum is left out: only the first slot is read.
-    only_first: bool,
+    /// Slots that are read: all, or 1 when the sum is left out.
+    most: usize,
 }
 
 impl BareSlots {
     pub fn new(ablate: Ablate) -> Self {
-        BareSlots { only_first: ablate.aggregate }
+        BareSlots { most: if ablate.aggregate { 1 } else { usize::MAX } }
     }
 }
 
@@ -62,7 +63,34 @@ impl Read for BareSlots {
         // SAFETY: the caller's word.
         let slots = unsafe { gradients.slots::<E>(chunk.span, ranks) };
         let workers = slots.workers() as u32;
-        then(&if self.only_first { slots.first() } else { slots }, workers);
+        then(&slots.at_most(self.most), workers);
+    }
+}
+
+impl Weights for Spans {
+    #[inline]
+    fn elements<E: Element>(&self, place: usize) -> &[E] {
+        self.elements(place)
+    }
+
+    #[inline]
+    fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
+        self.elements_mut(place)
+    }
+}
+
+/// Replies with the window of the weights itself.
+#[derive(Debug)]
+pub(crate) struct RawForAll;
+
+impl<R> Reply<R, Spans> for RawForAll {
+    #[inline]
+    fn answer(&mut self, _: &Kernels, chunk: &Chunk, _: usize, _: &Spans, _: To) -> Span {
+        chunk.span
+    }
+
+    fn add_worker(&mut self, _: &[Chunk], _: &Spans, _: u32, own: Option<Spans>) {
+        assert!(own.is_none(), "all workers read one window");
     }
 }
 
