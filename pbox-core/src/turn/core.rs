@@ -257,13 +257,10 @@ impl<P: Port> Core<P> {
     #[inline]
     fn follow(&mut self, place: usize, done: Option<Done>, notices: &mut Vec<Notice>) {
         let job = self.jobs[place].as_mut().expect("its answers were posted");
-        if let Some(Done { steps, bytes, has_taken, has_task }) = done {
+        if let Some(Done { steps, bytes, has_task }) = done {
             self.tally.chunks += u64::from(steps);
             self.tally.chunk_bytes += u64::from(steps) * bytes as u64;
             self.has_duties |= has_task;
-            if has_taken {
-                job.report_snapshots(notices);
-            }
         }
         self.has_duties |= job.replies.has_waiting();
         if job.replies.has_broken() {
@@ -300,7 +297,9 @@ impl<P: Port> Core<P> {
         let (mut worked, mut ended) = (false, Vec::new());
         self.has_duties = false;
         for (place, job) in self.jobs.iter_mut().enumerate() {
-            let Some(Job { shard, replies, .. }) = job else { continue };
+            let Some(job) = job else { continue };
+            job.report_snapshots(notices);
+            let Job { shard, replies, .. } = job;
             worked |= replies.post_waiting(&mut self.port) > 0;
             let (had_task, has_task) = of_mode!(shard, shard => {
                 let had_task = shard.has_task();

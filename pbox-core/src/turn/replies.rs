@@ -36,15 +36,13 @@ pub(super) struct Done {
     /// Steps that were made, and the bytes of the chunk.
     pub steps: u32,
     pub bytes: usize,
-    /// A snapshot was taken, or cannot be.
-    pub has_taken: bool,
     /// The shard has a task for the core between turns.
     pub has_task: bool,
 }
 
 impl Done {
     /// Nothing but posts.
-    const POSTED: Done = Done { steps: 0, bytes: 0, has_taken: false, has_task: false };
+    const POSTED: Done = Done { steps: 0, bytes: 0, has_task: false };
 }
 
 /// The links of a job's workers to a core, and what waits for them.
@@ -166,7 +164,7 @@ impl Replies {
         // wait for the rest of this turn.
         port.flush();
         let &Finished { steps, bytes, .. } = finished;
-        Done { steps, bytes, has_taken: shard.has_taken(), has_task: shard.has_task() }
+        Done { steps, bytes, has_task: shard.has_task() }
     }
 
     /// A worker may have its answer of a round for one chunk: it goes out now, or with all of the layer's part, or when

@@ -220,12 +220,6 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         }
     }
 
-    /// Whether a snapshot was taken, or cannot be.
-    #[inline]
-    pub fn has_taken(&self) -> bool {
-        self.snapshots.has_taken()
-    }
-
     /// What came of a snapshot.
     pub fn taken(&mut self) -> Option<Taken> {
         self.snapshots.taken()
@@ -356,13 +350,13 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         self.stages.greet(place);
     }
 
-    /// Whether there is a task for the core between turns.
+    /// Whether there is a task for the core between turns: of the stages, or to [tell](Self::taken) of a snapshot.
     #[inline]
     pub fn has_task(&self) -> bool {
-        self.stages.has_task()
+        self.stages.has_task() | self.snapshots.has_taken()
     }
 
-    /// Goes on with the task by one chunk. Returns whether it did. `settle` when the task is then over.
+    /// Goes on with a task of the stages by one chunk. Returns whether it did. `settle` when no task is left.
     pub fn work(&mut self) -> bool {
         self.stages.work()
     }
