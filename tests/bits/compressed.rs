@@ -129,6 +129,7 @@ fn a_worker_that_steps_alone_is_sent_what_it_lacks() {
                 let b = session.gradient_mut::<f16>(KeyId(1)).unwrap();
                 b.iter_mut().enumerate().for_each(|(index, value)| *value = f16::from_f32(gradient(index)));
                 push_all(&mut session).unwrap();
+                session.wait_all().unwrap();
                 seen.push((
                     session
                         .weights::<f32>(FIRST)

@@ -170,7 +170,10 @@ PhubStatus phub_join(PhubSession **session,
 //
 // What must hold:
 // `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
-PhubStatus phub_gradient(const PhubSession *session, uint32_t key, void **data, size_t *bytes);
+PhubStatus phub_gradient(const PhubSession *session,
+                         uint32_t key,
+                         void **data,
+                         size_t *bytes);
 
 // The address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes. Read
 // them only while the key is not under way. The memory is the same for the whole session.
