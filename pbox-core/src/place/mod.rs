@@ -1,4 +1,4 @@
-//! Who owns a chunk: first a hub, then a core; and the slices that follow from it.
+//! The owner of each chunk: first a hub, then a core. The slices follow from it.
 
 mod placement;
 mod share;

@@ -1,5 +1,5 @@
-//! Placement: which of a hub's cores owns each chunk. Pure; the same at both ends of every link. Where a job is
-//! spread over several hubs, [`share`](crate::share) says first which hub has a chunk.
+//! Placement: which of a hub's cores owns each chunk. Pure; the same at both ends of every link. When a job is spread
+//! over several hubs, [`share`](crate::share) first decides which hub owns a chunk.
 //!
 //! A chunk goes to one core (PHub, section 2), by LPT on bytes as in PHub's public code, but in *runs* of
 //! neighbours:
@@ -9,10 +9,9 @@
 //!           run of 512 KiB
 //! ```
 //!
-//! A core that owns every other chunk starts each of its `workers + 2` streams through memory anew
-//! every 32 KiB, and prefetches what belongs to its neighbour: on two cores, four workers and
-//! Nesterov that took a fifth of the memory's bandwidth. Runs of 16 chunks give it back
-//! (`docs/decisions/0005-placement-by-runs.md`).
+//! A core that owns every other chunk starts each of its `workers + 2` streams through memory anew every 32 KiB, and
+//! prefetches its neighbour's data. With two cores, four workers and Nesterov this took a fifth of the memory's
+//! bandwidth. Runs of 16 chunks give it back (`docs/decisions/0005-placement-by-runs.md`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,18 +23,16 @@ use crate::job::Schedule;
 use crate::layout::{ChunkId, Layout};
 use crate::wire::Wire;
 
-/// The longest run: what is needed for the memory's full speed, and no more, so that a layer is
-/// spread over the cores.
+/// The longest run: enough for the memory's full speed, and no more, so that a layer is spread over the cores.
 const RUN_BYTES: usize = 512 * 1024;
 
-/// Runs that each core should have at least, so that LPT balances them; small models have shorter
-/// runs for it.
+/// Runs that each core should have at least, so that LPT balances them; small models get shorter runs for it.
 const RUNS_PER_CORE: usize = 64;
 
-/// The owner of a chunk that is another hub's.
+/// The owner of a chunk that belongs to another hub.
 const ELSEWHERE: u32 = u32::MAX;
 
-/// The owner of every chunk: a core of a hub, or of one of several.
+/// The owner of every chunk: a core of the only hub, or of one of several hubs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     owners: Vec<u32>,
@@ -43,12 +40,12 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Places a layout's chunks on `cores` cores of one hub; at least one.
+    /// Places a layout's chunks on the `cores` cores of one hub; `cores` is at least 1.
     pub fn new(layout: &Layout, cores: usize) -> Self {
         Self::of_share(layout, Schedule::default(), Share::WHOLE, cores)
     }
 
-    /// Places a hub's share of a layout's chunks on its `cores` cores; at least one.
+    /// Places a hub's share of a layout's chunks on its `cores` cores; `cores` is at least 1.
     pub fn of_share(layout: &Layout, schedule: Schedule, share: Share, cores: usize) -> Self {
         let runs = cut(layout, cores, pieces(layout, schedule, share));
         let mut owners = vec![ELSEWHERE; layout.chunks().len()];
@@ -58,8 +55,8 @@ impl Placement {
         Placement { owners, cores }
     }
 
-    /// The placement on the cores of several hubs, from those of their shares, in the order of the hubs: its
-    /// first cores are the first hub's, and so on.
+    /// Combines the placements of several hubs' shares, in the order of the hubs: the first cores are the first
+    /// hub's, and so on.
     ///
     /// # Panics
     /// When a chunk is in two shares or in none.
@@ -78,12 +75,12 @@ impl Placement {
         all
     }
 
-    /// The core that owns a chunk, which is not another hub's.
+    /// The core that owns a chunk. The chunk must not belong to another hub.
     pub fn owner(&self, chunk: ChunkId) -> usize {
         self.owners[chunk.index()] as usize
     }
 
-    /// What two ends compare to know that they place alike: a digest (XXH3) of all owners.
+    /// A digest (XXH3) of all owners, by which two ends check that their placements agree.
     pub fn digest(&self) -> String {
         let owners: Vec<u8> = self.owners.iter().flat_map(|owner| owner.to_le_bytes()).collect();
         format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&owners))
@@ -102,16 +99,16 @@ impl Placement {
         chunks
     }
 
-    /// A weights window for the layout that was placed, and each core's part of it: its chunks, in the
-    /// order of [`chunks_by_core`](Self::chunks_by_core). Of a share, only its own part is ever used.
+    /// A weights window for the placed layout, and each core's part of it: its chunks, in the order of
+    /// [`chunks_by_core`](Self::chunks_by_core). A hub with a share uses only its own part.
     pub fn weights_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let make = if self.owners.contains(&ELSEWHERE) { SendWindow::sparse } else { SendWindow::new };
         let window = make(wire.window_bytes())?;
         Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
     }
 
-    /// As [`weights_window`](Self::weights_window), of the job. Where weights are
-    /// each worker's own and sent in frames, the hub's own weights are no frames: then the window is never touched.
+    /// Like [`weights_window`](Self::weights_window), for the job. When each worker has its own weights and they are
+    /// sent in frames, the hub's own weights are no frames: then nothing touches the window.
     pub fn job_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         if wire.framing().is_none() || !wire.has_own_weights() {
             return self.weights_window(wire);
@@ -120,13 +117,13 @@ impl Placement {
         Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
     }
 
-    /// Where each core's chunks lie in a window of the layout that was placed.
+    /// Where each core's chunks lie in a window of the placed layout.
     pub fn spans_by_core(&self, wire: &Wire) -> Vec<Vec<Span>> {
         let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| wire.span(id)).collect();
         self.chunks_by_core().into_iter().map(spans).collect()
     }
 
-    /// How many chunks each core owns: what the link to it must hold.
+    /// How many chunks each core owns: the link to the core must hold as many.
     pub fn capacities(&self) -> Vec<u32> {
         self.chunks_by_core().iter().map(|chunks| chunks.len() as u32).collect()
     }

@@ -1,5 +1,5 @@
-//! A hub's share of a job that is spread over several hubs: hub first, core second. Pure; every hub and every
-//! worker computes the same, whatever cores the hubs have.
+//! A hub's share of a job that is spread over several hubs: hub first, core second. Pure; every hub and every worker
+//! computes the same, regardless of the hubs' cores.
 //!
 //! ```text
 //!   two hubs     small keys        large ones
@@ -7,11 +7,10 @@
 //!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub
 //! ```
 //!
-//! The first is the parameter server that the papers compare with (P3, section 2: tensors of more than 10^6
-//! parameters, unless told otherwise, are split evenly over the servers, others go to one; here by LPT and not at
-//! random). The second
-//! spreads every layer over all hubs, so that all their NICs carry the layer that is needed first. Parts are
-//! contiguous, so that a hub touches few more pages of a window than it needs.
+//! By layer is the parameter server that the papers compare with (P3, section 2: tensors of more than 10^6
+//! parameters, by default, are split evenly over the servers, others go to one server; here by LPT and not at
+//! random). By slices spreads every layer over all hubs, so that all their NICs carry the layer that is needed first.
+//! Parts are contiguous, so that a hub touches few more pages of a window than it needs.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -27,7 +26,7 @@ pub struct Share {
     pub hub: u32,
     /// How many hubs there are.
     pub hubs: u32,
-    /// With schedules by layer, tensors of more parameters are split over the hubs.
+    /// With schedules by layer, tensors of more parameters than this are split over the hubs.
     pub split_above: u64,
 }
 
@@ -35,12 +34,12 @@ impl Share {
     /// The share of a job's only hub.
     pub const WHOLE: Share = Share { hub: 0, hubs: 1, split_above: SPLIT_ABOVE };
 
-    /// The share of a job's hub of this number.
+    /// The share of the hub with this number.
     pub fn of_hub(terms: &JobTerms, hub: u32) -> Self {
         Share { hub, hubs: terms.hubs, split_above: terms.split_above }
     }
 
-    /// Whether it is the whole job.
+    /// Whether the share is the whole job.
     pub fn is_whole(&self) -> bool {
         self.hubs == 1
     }
@@ -52,7 +51,7 @@ impl std::fmt::Display for Share {
     }
 }
 
-/// What a hub owns of one key: neighbouring chunks.
+/// A hub's part of one key: neighbouring chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The key.
@@ -64,7 +63,7 @@ pub struct Piece {
 }
 
 impl Share {
-    /// What the hub owns of each key, in the order of the keys; a hub owns at most one piece of a key.
+    /// The hub's part of each key, in the order of the keys; a hub owns at most one piece of a key.
     pub fn pieces(self, layout: &Layout, schedule: Schedule) -> Vec<Piece> {
         let piece = |chunks: Range<u32>| {
             let key = layout.chunk(ChunkId(chunks.start)).key;
@@ -78,8 +77,8 @@ impl Share {
     }
 }
 
-/// The chunks of a hub's share, as ranges of chunk ids, ascending. None crosses keys. A small model may leave a
-/// hub without any.
+/// The chunks of a hub's share, as ranges of chunk ids, ascending. No range crosses keys. With a small model a hub
+/// may have no chunks.
 pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u32>> {
     let keys = (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key)));
     if share.is_whole() {
@@ -110,8 +109,8 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
     ours
 }
 
-/// Hubs for the parts of one key, all different: a layer that lay twice on one hub would wait for that hub's link. The
-/// largest part goes where the load is least.
+/// Chooses hubs for the parts of one key, all different: a layer with two parts on one hub would wait for that hub's
+/// link. The largest part goes to the hub with the least load.
 fn deal(
     layout: &Layout,
     item: Vec<Range<u32>>,
@@ -131,7 +130,7 @@ fn deal(
     dealt.into_iter().map(|(_, hub, piece)| (hub, piece))
 }
 
-/// One of `parts` even parts of a range.
+/// Part `index` of `parts` even parts of a range.
 fn part(Range { start, end }: Range<u32>, index: u32, parts: u32) -> Range<u32> {
     let at = |index: u32| start + (u64::from(end - start) * u64::from(index) / u64::from(parts)) as u32;
     at(index)..at(index + 1)

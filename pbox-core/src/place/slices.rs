@@ -1,4 +1,4 @@
-//! Slices: the units in which a worker's keys leave. Pure, made once.
+//! Slices: the units in which a worker sends its keys. Pure, made once.
 //!
 //! ```text
 //!   key:      [chunk 0][chunk 1][chunk 2][chunk 3][chunk 4]
@@ -13,14 +13,14 @@ use super::placement::Placement;
 use crate::job::Schedule;
 use crate::layout::{ChunkId, KeyId, Layout};
 
-/// Some chunks of one key that go to one core, one after the other.
+/// Successive chunks of one key that go to one core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The key.
     pub key: KeyId,
     /// The core that owns its chunks.
     pub core: usize,
-    /// Where it goes in a queue; lower leaves first.
+    /// The slice's priority in a queue; the lowest leaves first.
     pub priority: u32,
     /// Where its chunks are in the list of [`Slices::chunks`].
     chunks: Range<u32>,
@@ -38,8 +38,8 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Of at most `slice_bytes`, or one chunk where that is larger; where the schedule goes by layers, all of a
-    /// key's chunks on a core are one slice.
+    /// Cuts slices of at most `slice_bytes`, or of one chunk if the chunk is larger. When the schedule goes by
+    /// layers, all of a key's chunks on a core are one slice.
     pub fn new(layout: &Layout, placement: &Placement, schedule: Schedule, slice_bytes: usize) -> Self {
         let mut slices = Slices {
             schedule,
@@ -87,12 +87,12 @@ impl Slices {
         }
     }
 
-    /// In what order they leave.
+    /// The order in which slices leave.
     pub fn schedule(&self) -> Schedule {
         self.schedule
     }
 
-    /// How many there are.
+    /// The number of slices.
     pub fn count(&self) -> usize {
         self.slices.len()
     }
@@ -118,13 +118,13 @@ impl Slices {
         &self.slices[number as usize]
     }
 
-    /// Its chunks.
+    /// A slice's chunks.
     pub fn chunks(&self, number: u32) -> &[ChunkId] {
         let Range { start, end } = self.slices[number as usize].chunks;
         &self.chunks[start as usize..end as usize]
     }
 
-    /// How many slices go to each of so many cores.
+    /// How many slices go to each of `cores` cores.
     pub fn by_core(&self, cores: usize) -> Vec<usize> {
         let mut counts = vec![0; cores];
         self.slices.iter().for_each(|slice| counts[slice.core] += 1);

@@ -1,5 +1,5 @@
-//! A core's part of a snapshot, while it is taken: each chunk is copied when it has finished the last
-//! round before the cut, right after its step, while it is in the cache.
+//! A core's part of a snapshot, while it is taken. Each chunk is copied when it has finished the last round before
+//! the cut, right after its step, while it is in the cache.
 //!
 //! Owned by the core. Knows chunks by their place in the shard, and no file.
 
@@ -10,21 +10,21 @@ use fabric::Slab;
 use super::part::SnapshotPart;
 use crate::layout::{ChunkId, Round};
 
-/// Why a snapshot is taken.
+/// The reason for a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Occasion {
-    /// It is time, before this round.
+    /// A snapshot is due before this round.
     Due(Round),
-    /// Somebody asked; each asking has its number.
+    /// A client asked; each request has a number.
     Asked(u64),
 }
 
-/// What came of one core's part of a snapshot.
+/// The result of one core's part of a snapshot.
 #[derive(Debug)]
 pub struct Taken {
-    /// Which snapshot.
+    /// The reason for the snapshot.
     pub occasion: Occasion,
-    /// The state is that before this round.
+    /// The part has the state before this round.
     pub before: Round,
     /// The part, or why there is none.
     pub part: Result<SnapshotPart, String>,
@@ -46,22 +46,22 @@ pub(crate) struct Capture {
     /// Values in a part.
     elements: usize,
     every: Option<NonZeroU32>,
-    /// The next round before which one is due.
+    /// The next round before which a snapshot is due.
     due: Round,
     current: Option<Current>,
-    /// A part is on its way to the disk; its memory comes back.
+    /// A part is being written to the disk; its memory comes back.
     out: bool,
     spare: Option<Slab>,
-    /// For the core's owner.
+    /// Results for the core's owner.
     taken: Vec<Taken>,
 }
 
-/// No round is so late.
+/// No job reaches this round.
 const NEVER: Round = Round(u32::MAX);
 
 impl Capture {
-    /// For parts of `chunks` with `elements` values. One is due `every` so many rounds, the first after
-    /// round `first`.
+    /// Snapshots of `chunks` with `elements` values. A snapshot is due every `every` rounds, first after round
+    /// `first`.
     pub fn new(chunks: Vec<ChunkId>, elements: usize, every: Option<NonZeroU32>, first: Round) -> Self {
         let taken = Vec::new();
         let mut taking =
@@ -76,13 +76,13 @@ impl Capture {
         self.due = self.every.map_or(NEVER, after);
     }
 
-    /// Whether a chunk that has come to `round` concerns a snapshot.
+    /// Whether a chunk that has come to `round` belongs in a snapshot.
     #[inline]
     pub fn concerns(&self, round: Round) -> bool {
         round == self.due || self.current.as_ref().is_some_and(|current| current.before == round)
     }
 
-    /// Where a chunk that has come to `round` is to be copied: `range` of the part's values.
+    /// Where to copy a chunk that has come to `round`: `range` of the part's values.
     #[cold]
     pub fn place(&mut self, round: Round, range: std::ops::Range<usize>) -> Option<&mut [f32]> {
         if round == self.due {
@@ -94,7 +94,7 @@ impl Capture {
         Some(&mut current.values.as_mut_slice()[range])
     }
 
-    /// A chunk was copied to where [`place`](Self::place) said.
+    /// A chunk was copied to the place that [`place`](Self::place) gave.
     pub fn copied(&mut self) {
         let current = self.current.as_mut().expect("a place was given");
         current.left -= 1;
@@ -107,7 +107,7 @@ impl Capture {
         }
     }
 
-    /// Begins a snapshot, unless another is not done: then [`taken`](Self::taken) says so.
+    /// Begins a snapshot. If another snapshot is not done, [`taken`](Self::taken) says so.
     pub fn begin(&mut self, occasion: Occasion, before: Round) {
         if self.chunks.is_empty() {
             return; // no part, and nobody expects one
@@ -128,20 +128,19 @@ impl Capture {
         }
     }
 
-    /// The part is written, or will not be: its memory, unless that is lost, is kept for the next one where
-    /// one will be due.
+    /// The part is written, or will not be. Its memory, unless lost, is kept if another snapshot will be due.
     pub fn give_back(&mut self, values: Option<Slab>) {
         self.out = false;
         self.spare = values.filter(|_| self.every.is_some());
     }
 
-    /// Whether the owner is to hear something.
+    /// Whether there is a result for the owner.
     #[inline]
     pub fn has_taken(&self) -> bool {
         !self.taken.is_empty()
     }
 
-    /// What the owner is to hear.
+    /// The next result for the owner.
     pub fn taken(&mut self) -> Option<Taken> {
         self.taken.pop()
     }

@@ -1,11 +1,10 @@
-//! A hub's state of a job at a cut between two rounds: what its cores give to a checkpoint.
+//! A hub's state of a job at a cut between two rounds: its cores give this to a checkpoint.
 //!
 //! ```text
 //!   a part's values:  [ chunk 7: weights | state 0 | state 1 ][ chunk 9: weights | state 0 | state 1 ] ...
 //! ```
 //!
-//! Plain data; each part is filled by the core that owns its chunks, and read by whoever saves it. Knows
-//! no file.
+//! Plain data. The core that owns the chunks fills a part, and the writer of the checkpoint reads it. Knows no file.
 
 use std::sync::Arc;
 
@@ -26,13 +25,13 @@ pub enum Tensor {
 }
 
 impl Tensor {
-    /// All that an optimizer keeps for a key, in the order of a chunk's values.
+    /// All tensors that an optimizer keeps for a key, in the order of a chunk's values.
     pub fn all(optimizer: &Optimizer) -> impl Iterator<Item = Tensor> {
         let weights = optimizer.keeps_weights().then_some(Tensor::Weights);
         weights.into_iter().chain((0..optimizer.state_per_element()).map(Tensor::State))
     }
 
-    /// Its place in a chunk's values.
+    /// The tensor's place in a chunk's values.
     pub fn place(self) -> usize {
         match self {
             Tensor::Weights => 0,
@@ -41,7 +40,7 @@ impl Tensor {
     }
 }
 
-/// PyTorch's words for an optimizer's state, in the order in which the kernels keep it.
+/// PyTorch's names for an optimizer's state, in the order in which the kernels keep it.
 pub fn state_names(optimizer: &Optimizer) -> &'static [&'static str] {
     match optimizer {
         Optimizer::Average | Optimizer::Sgd { .. } => &[],
@@ -55,12 +54,12 @@ pub fn state_names(optimizer: &Optimizer) -> &'static [&'static str] {
 pub struct SnapshotPart {
     /// The chunks that the core owns.
     pub chunks: Vec<ChunkId>,
-    /// For each of them, in this order: its weights, then its state as the kernels keep it.
+    /// For each chunk, in this order: its weights, then its state as the kernels keep it.
     pub values: Slab,
 }
 
-/// A hub's state of a job when every chunk has ended one round and none has begun the next: of the whole job, or of
-/// the hub's share of it.
+/// A hub's state of a job when every chunk has ended a round and none has begun the next: of the whole job, or of the
+/// hub's share of it.
 #[derive(Debug)]
 pub struct Snapshot {
     layout: Arc<Layout>,
@@ -73,7 +72,7 @@ pub struct Snapshot {
     places: Vec<Option<(usize, usize)>>,
 }
 
-/// Parts that are not all of a hub's share. The hub's own fault: it must not become a checkpoint.
+/// Parts that do not make up a hub's share. This is a bug of the hub: it must not become a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the fields are what it prints
 pub enum SnapshotError {
@@ -94,8 +93,8 @@ pub enum SnapshotError {
 }
 
 impl Snapshot {
-    /// Puts the parts of a job together. `round` is the next one; `learning_rates` are the changes that
-    /// matter from then on: (first round, rate), rounds ascending, the first at `round` or before.
+    /// Puts the parts of a job together. `round` is the next round. `learning_rates` are the changes that matter from
+    /// then on: (first round, rate), rounds ascending, the first at `round` or before.
     pub fn new(
         layout: Arc<Layout>,
         optimizer: Optimizer,
@@ -107,7 +106,7 @@ impl Snapshot {
         Self::of_share(layout, pieces, optimizer, round, learning_rates, parts)
     }
 
-    /// As [`new`](Self::new), for the pieces of one hub of several.
+    /// Like [`new`](Self::new), for the pieces of one of several hubs.
     pub fn of_share(
         layout: Arc<Layout>,
         pieces: Vec<Piece>,
@@ -123,7 +122,7 @@ impl Snapshot {
         Ok(Snapshot { layout, pieces, optimizer, round, learning_rates, parts, places })
     }
 
-    /// The parts that it was made of, in their order.
+    /// The snapshot's parts, in their order.
     pub fn into_parts(self) -> Vec<SnapshotPart> {
         self.parts
     }
@@ -133,7 +132,7 @@ impl Snapshot {
         &self.layout
     }
 
-    /// What of each key is in it.
+    /// The piece of each key that the snapshot has.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
@@ -163,7 +162,8 @@ impl Snapshot {
     }
 }
 
-/// Where each chunk's values are, if every chunk of the pieces is in one part and every part is as long as its chunks.
+/// Where each chunk's values are. Every chunk of the pieces must be in one part, and every part as long as its
+/// chunks.
 fn places(
     layout: &Layout,
     pieces: &[Piece],
@@ -211,7 +211,7 @@ mod tests {
         Arc::new(Layout::new(vec![Key::f32("a", [18]), Key::f32("b", [1])], 64).unwrap())
     }
 
-    /// A part whose values count from `first`.
+    /// A part whose values count up from `first`.
     fn part(chunks: &[u32], first: u16, values: u16) -> SnapshotPart {
         let mut slab = Slab::zeroed("test", values.into()).unwrap();
         slab.as_mut_slice().iter_mut().zip(first..).for_each(|(value, n)| *value = n.into());

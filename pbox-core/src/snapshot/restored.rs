@@ -1,4 +1,4 @@
-//! A job's whole state as its cores take it from a checkpoint. Plain data; knows no file.
+//! A job's whole state, as its cores take it from a checkpoint. Plain data; knows no file.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::part::Tensor;
 use crate::kernels::LearningRates;
 use crate::layout::{KeyId, Round};
 
-/// A hub's state of a job as a checkpoint has it: tensors by key, of the hub's share of the elements.
+/// A hub's state of a job from a checkpoint: tensors by key, of the hub's share of the elements.
 #[derive(Debug)]
 pub struct Restored {
     round: Round,
@@ -20,18 +20,18 @@ pub struct Restored {
 /// Where one key's tensors are among the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredKey {
-    /// The key's elements that are there: all, unless the job is spread over several hubs.
+    /// The key's elements that are present: all, unless the job is spread over several hubs.
     pub elements: Range<usize>,
-    /// Where each of its tensors begins, by [`Tensor::place`]; empty where none of it is there.
+    /// Where each of its tensors begins, by [`Tensor::place`]; empty when no element of the key is present.
     pub starts: Vec<usize>,
 }
 
 impl Restored {
-    /// Names the values of a checkpoint.
+    /// Describes the values of a checkpoint.
     ///
     /// # Panics
-    /// When a tensor is not inside `values`, or when there is no learning rate: whoever read the
-    /// checkpoint has checked it.
+    /// When a tensor is not inside `values`, or when there is no learning rate: the reader of the checkpoint has
+    /// checked both.
     pub fn new(
         round: Round,
         learning_rates: Vec<(Round, f32)>,
@@ -61,18 +61,18 @@ impl Restored {
         rates
     }
 
-    /// Some of a key's weights; panics beyond its last element.
+    /// A range of a key's weights; panics beyond its last element.
     pub fn weights(&self, key: KeyId, elements: Range<usize>) -> &[f32] {
         self.tensor(key, Tensor::Weights, elements)
     }
 
-    /// Some of a key's optimizer state; `which` is the place in [`state_names`](crate::state_names). Panics beyond the last
-    /// element, and for a state that the optimizer has not.
+    /// A range of a key's optimizer state; `which` is the place in [`state_names`](crate::state_names). Panics beyond
+    /// the last element, and for a state that the optimizer does not have.
     pub fn state(&self, key: KeyId, which: usize, elements: Range<usize>) -> &[f32] {
         self.tensor(key, Tensor::State(which), elements)
     }
 
-    /// Some of one of a key's tensors; panics as [`weights`](Self::weights) and [`state`](Self::state) do.
+    /// A range of a key's tensor; panics like [`weights`](Self::weights) and [`state`](Self::state).
     pub fn tensor(&self, key: KeyId, tensor: Tensor, elements: Range<usize>) -> &[f32] {
         let key = &self.keys[key.index()];
         let first = key.elements.start;

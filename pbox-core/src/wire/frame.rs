@@ -1,17 +1,17 @@
-//! Frames: what crosses in a compressed job instead of a chunk's bare values. A header, then the payload.
+//! Frames: in a compressed job they cross instead of a chunk's bare values. A frame is a header, then the payload.
 //!
 //! ```text
 //!   0          1        4                 8
 //!   [ kind: u8 ][ 0 0 0 ][ payload bytes: u32 ][ payload ... ]      little endian
 //! ```
 //!
-//! Pure functions of bytes, at both ends. What a payload means is its codec's, or the key's type. Every function is
-//! total: the bytes are another process's, and may change under whoever looks at them.
+//! Pure functions of bytes, at both ends. The codec or the key's type defines the payload. Every function is total:
+//! the bytes belong to another process, and may change while they are read.
 
 use crate::codec::PayloadError;
 use crate::slim;
 
-/// Bytes before a payload. Not fewer: values of four bytes in it stay aligned.
+/// Bytes before a payload. Eight, so that values of four bytes in the payload stay aligned.
 pub const HEADER_BYTES: usize = 8;
 
 /// What a frame holds.
@@ -19,7 +19,7 @@ pub const HEADER_BYTES: usize = 8;
 pub enum Kind {
     /// The chunk's values as they are, in the key's type.
     Raw = 1,
-    /// What a codec made of them.
+    /// The chunk's values as a codec wrote them.
     Coded = 2,
 }
 
@@ -33,7 +33,7 @@ impl Kind {
     }
 }
 
-/// A frame that is not what was to come.
+/// A frame that differs from the expected frame.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the fields are what it prints
 pub enum FrameError {
@@ -56,7 +56,7 @@ pub enum FrameError {
 /// Writes the header of a frame.
 ///
 /// # Panics
-/// When the frame has no room for one.
+/// When the frame has no room for a header.
 pub fn write_header(frame: &mut [u8], kind: Kind, payload_bytes: usize) {
     let bytes =
         u32::try_from(payload_bytes).expect("a chunk has at most 1 GiB, and its payload 4 times that");
@@ -67,7 +67,7 @@ pub fn write_header(frame: &mut [u8], kind: Kind, payload_bytes: usize) {
 /// The payload of a frame, which lies at the beginning of `room`.
 ///
 /// # Errors
-/// When it is of another kind, or says that it is longer than the room.
+/// When the frame is of another kind, or its header says that it is longer than the room.
 pub fn payload(room: &[u8], expected: Kind) -> Result<&[u8], FrameError> {
     let (header, room) = room.split_at(HEADER_BYTES);
     let kind = header[0];
@@ -78,7 +78,7 @@ pub fn payload(room: &[u8], expected: Kind) -> Result<&[u8], FrameError> {
     room.get(..seen as usize).ok_or(FrameError::Room { room: room.len(), seen })
 }
 
-/// As [`payload`], for raw frames of a chunk of so many bytes.
+/// Like [`payload`], for raw frames of a chunk of this many bytes.
 pub fn raw(room: &[u8], bytes: usize) -> Result<&[u8], FrameError> {
     let payload = payload(room, Kind::Raw)?;
     if payload.len() != bytes {

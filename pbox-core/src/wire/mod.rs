@@ -1,15 +1,15 @@
-//! The wire: where each chunk lies in a job's windows, and as what. Pure; the same at both ends.
+//! The wire: where each chunk lies in a job's windows, and in what form. Pure; the same at both ends.
 //!
-//! Without compression a window is laid out as the model is, and what crosses are the chunks' bare values. With
-//! compression each chunk has room for two frames in both windows:
+//! Without compression a window is laid out as the model is, and the chunks' bare values cross. With compression each
+//! chunk has room for two frames in both windows:
 //!
 //! ```text
 //!   chunk 0                     chunk 1
-//!   [coded frame  ][raw frame  ][coded frame  ][raw frame  ]     each on 64 bytes, each as long as it can be
+//!   [coded frame  ][raw frame  ][coded frame  ][raw frame  ]     aligned to 64 bytes, sized for the longest
 //! ```
 //!
-//! Two, not one that is either: on one machine all workers read one window, and one that comes to a running job is
-//! sent a raw frame while others may still read the coded one.
+//! There are two frames because all workers of a machine read the same window. A worker that joins a running job gets
+//! a raw frame while others may still read the coded frame.
 
 pub mod frame;
 mod merge;
@@ -32,7 +32,7 @@ use frame::{FrameError, HEADER_BYTES, Kind};
 /// Frames start on a cache line, as keys do.
 const FRAME_ALIGN: usize = 64;
 
-/// Whose number the hub takes where randomness is drawn for its answers: no worker's.
+/// The number that stands for the hub when it draws randomness for its answers. No worker has it.
 const HUB: u32 = u32::MAX;
 
 /// Where chunks lie in the windows of a job.
@@ -49,14 +49,15 @@ pub struct Framing {
     compression: Compression,
     seed: u64,
     keeps_weights: bool,
-    /// How many workers have something of their own that answers are differences to; 1 when all have the same.
+    /// How many different weights the workers have, to which answers are differences; 1 when all workers have the
+    /// same.
     shadows: u32,
     codecs: Option<Codecs>,
     frames: Vec<Frames>,
     window_bytes: usize,
 }
 
-/// What values are written by, where a codec does that.
+/// The codecs that write values, if a codec does.
 #[derive(Clone, Copy, Debug)]
 pub struct Codecs {
     /// Pushes.
@@ -65,12 +66,12 @@ pub struct Codecs {
     pub answer: Codec,
 }
 
-/// Room for one chunk's frames, and what they are of.
+/// Room for one chunk's frames, and the chunk's size and type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frames {
-    /// Both, one after the other.
+    /// Both frames, one after the other.
     pub span: Span,
-    /// How much of it is for the coded one, which is first.
+    /// Bytes for the coded frame, which is first.
     pub coded_bytes: usize,
     /// Values of the chunk.
     pub elements: usize,
@@ -79,19 +80,19 @@ pub struct Frames {
 }
 
 impl Wire {
-    /// The bare values, in windows that are laid out as the model is.
+    /// Bare values, in windows that are laid out as the model is.
     pub fn plain(layout: Arc<Layout>) -> Self {
         Wire { layout, framing: None, has_own_weights: false }
     }
 
-    /// What crosses of a job with these terms, whose model has this layout.
+    /// The wire of a job with these terms, whose model has this layout.
     pub fn new(layout: Arc<Layout>, terms: &JobTerms) -> Self {
         let framing = |compression| Arc::new(Framing::new(&layout, terms, compression));
         let framing = terms.level.compression.map(framing);
         Wire { layout, framing, has_own_weights: terms.has_own_weights() }
     }
 
-    /// As [`new`](Self::new), with the layout that the terms give.
+    /// Like [`new`](Self::new), with the layout that the terms give.
     pub fn of_terms(terms: &JobTerms) -> Result<Self, InvalidTerms> {
         let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes)?;
         if let Some(compression) = &terms.level.compression {
@@ -110,7 +111,7 @@ impl Wire {
         &self.layout
     }
 
-    /// The frames, where the job is compressed.
+    /// The frames, if the job is compressed.
     pub fn framing(&self) -> Option<&Arc<Framing>> {
         self.framing.as_ref()
     }
@@ -129,7 +130,7 @@ impl Wire {
     }
 
     /// Bytes that the hub keeps beside the windows: optimizer state, weights that no window holds, and with
-    /// compression what the workers have.
+    /// compression a copy of the workers' weights.
     pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
         let Some(framing) = &self.framing else {
             let of_key = |(key, bytes): (&Key, usize)| {
@@ -143,7 +144,7 @@ impl Wire {
         let parameters = self.layout.parameters();
         let beside = match framing.compression {
             Compression::Codec(_) => u64::from(framing.shadows) * self.layout.model_bytes(),
-            // What parameters matter, and a bit for each in the core.
+            // How significant each parameter is, and a bit for each in the significant set.
             Compression::Slim(_) => parameters * 4 + parameters / 8,
         };
         parameters * of_an_element as u64 + beside
@@ -193,12 +194,12 @@ impl Framing {
         self.seed
     }
 
-    /// Whether there is a broadcast of first weights, and answers are differences of weights.
+    /// Whether first weights are broadcast, and answers are differences of weights.
     pub fn keeps_weights(&self) -> bool {
         self.keeps_weights
     }
 
-    /// What values are written by, where a codec does that.
+    /// The codecs that write values, if a codec does.
     pub fn codecs(&self) -> Option<Codecs> {
         self.codecs
     }
@@ -208,18 +209,18 @@ impl Framing {
         &self.frames[chunk.index()]
     }
 
-    /// Which frame a push of a round is. The broadcast is raw.
+    /// The kind of frame that a push of a round has. The broadcast is raw.
     pub fn push_kind(&self, round: Round) -> Kind {
         if round == Round(0) && self.keeps_weights { Kind::Raw } else { Kind::Coded }
     }
 
-    /// Which frame the answer of a round is, to a worker that takes part from `first` on: raw where it has nothing
-    /// that a difference could be added to.
+    /// The kind of frame that the answer of a round has, for a worker that takes part from `first` on. It is raw when
+    /// the worker has no weights to add a difference to.
     pub fn answer_kind(&self, round: Round, first: Round) -> Kind {
         if round < first { Kind::Raw } else { self.push_kind(round) }
     }
 
-    /// What a worker's encoding of a chunk draws its randomness from.
+    /// The source of randomness for a worker's encoding of a chunk.
     pub fn draw(&self, rank: u32, round: Round, chunk: ChunkId) -> Draw {
         Draw { seed: self.seed, rank, round, chunk }
     }
@@ -236,7 +237,7 @@ impl Frames {
         self.elements * self.dtype.bytes()
     }
 
-    /// Where the frame of a kind lies in a window, when its payload has so many bytes.
+    /// Where the frame of a kind lies in a window, when its payload has this many bytes.
     pub fn frame(&self, kind: Kind, payload_bytes: usize) -> Span {
         let before = if kind == Kind::Raw { self.coded_bytes } else { 0 };
         Span { offset: self.span.offset + before, bytes: HEADER_BYTES + payload_bytes }
@@ -252,8 +253,8 @@ impl Frames {
         frame::raw(&bytes[self.coded_bytes..], self.value_bytes())
     }
 
-    /// Takes the values of the raw frame among the chunk's bytes, which was checked when it came. They are another
-    /// process's memory: one that is torn by now changes nothing.
+    /// Reads the values of the raw frame among the chunk's bytes. The frame was checked when it came. Another process
+    /// owns the memory: if the header no longer fits, `weights` stay as they are.
     pub fn read_raw(&self, bytes: &[u8], weights: &mut [f32]) {
         let Ok(values) = self.raw(bytes) else { return };
         typed!(self.dtype, E => {
@@ -270,7 +271,7 @@ impl Frames {
         });
     }
 
-    /// Begins a raw frame among the chunk's bytes; where its values go.
+    /// Begins a raw frame among the chunk's bytes; returns the place of its values.
     pub fn begin_raw<'a>(&self, bytes: &'a mut [u8]) -> &'a mut [u8] {
         let frame = &mut bytes[self.coded_bytes..];
         frame::write_header(frame, Kind::Raw, self.value_bytes());
