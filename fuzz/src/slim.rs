@@ -55,7 +55,7 @@ fn check_push(slim: &SlimDp, elements: usize, significant: &[u64], payload: &[u8
                 );
             }
         }
-        Ok(Push::OtherCore) => assert_ne!(payload[..8], set::signature(significant).to_le_bytes()),
+        Ok(Push::OtherSet) => assert_ne!(payload[..8], set::signature(significant).to_le_bytes()),
         Err(error) => assert!(error.to_string().len() < 400, "{error}"),
     }
 }

@@ -26,7 +26,7 @@ struct Chunk {
     weights: Vec<f32>,
     state: Vec<[f32; 2]>,
     /// The significant set in force.
-    core: Option<Vec<u64>>,
+    significant: Option<Vec<u64>>,
     /// The weights of each worker.
     local: Vec<Vec<f32>>,
     /// What each worker's gradient holds after the round.
@@ -57,7 +57,7 @@ impl Model {
             let local = vec![weights.clone(); terms.job.workers as usize];
             let left_out = vec![vec![0.0; elements]; terms.job.workers as usize];
             let state = vec![[0.0; 2]; elements];
-            Chunk { key: chunk.key, start, state, core: None, local, left_out, weights }
+            Chunk { key: chunk.key, start, state, significant: None, local, left_out, weights }
         };
         let chunks = layout.chunks().iter().map(chunk).collect();
         Model {
@@ -82,11 +82,11 @@ impl Model {
             let elements = chunk.weights.len();
             let pushed = |rank: u32| -> Vec<u64> {
                 let mut all = vec![0; set::words(elements)];
-                match &chunk.core {
-                    Some(core) if !selects && !forgotten.contains(&(rank, id)) => {
+                match &chunk.significant {
+                    Some(significant) if !selects && !forgotten.contains(&(rank, id)) => {
                         self.slim.explore(
                             elements,
-                            core,
+                            significant,
                             &mut all,
                             Drawer { seed: SEED, rank, round, chunk: id },
                         );
@@ -96,7 +96,7 @@ impl Model {
                 all
             };
             let pushed: Vec<Vec<u64>> = (0..self.workers).map(pushed).collect();
-            if chunk.core.is_some() && !selects {
+            if chunk.significant.is_some() && !selects {
                 let mended = forgotten.iter().filter(|(_, forgotten)| *forgotten == id).count();
                 self.mended += mended;
                 self.sets += self.workers as usize - mended;
@@ -123,8 +123,11 @@ impl Model {
                 }
             }
         }
-        if let Some(cores) = selected {
-            self.chunks.iter_mut().zip(cores).for_each(|(chunk, core)| chunk.core = Some(core));
+        if let Some(sets) = selected {
+            self.chunks
+                .iter_mut()
+                .zip(sets)
+                .for_each(|(chunk, significant)| chunk.significant = Some(significant));
         }
         self.selected = selects.then(|| self.select(&significance));
     }
@@ -136,16 +139,16 @@ impl Model {
         sorted.sort_by(|a, b| b.total_cmp(a));
         let above = sorted.get(room).copied().unwrap_or(-1.0);
         let mut significance = significance.iter();
-        let core = |chunk: &Chunk| {
-            let mut core = vec![0; set::words(chunk.weights.len())];
+        let significant = |chunk: &Chunk| {
+            let mut significant = vec![0; set::words(chunk.weights.len())];
             for place in 0..chunk.weights.len() {
                 if *significance.next().expect("of every element") > above {
-                    set::insert(&mut core, place);
+                    set::insert(&mut significant, place);
                 }
             }
-            core
+            significant
         };
-        self.chunks.iter().map(core).collect()
+        self.chunks.iter().map(significant).collect()
     }
 }
 
@@ -191,7 +194,7 @@ fn cluster(seed: u64) -> (usize, usize) {
             let worker = &mut job.workers[rank as usize];
             if round > Round(2) && dice.below(6) == 0 {
                 let chunk = ChunkId(dice.below(layout.chunks().len() as u64) as u32);
-                worker.break_core(chunk);
+                worker.break_significant(chunk);
                 forgotten.insert((rank, chunk));
             }
             let mut order: Vec<KeyId> = keys().collect();
@@ -235,7 +238,7 @@ fn every_weight_is_the_models() {
         let seen = cluster(seed);
         (sets, mended) = (sets + seen.0, mended + seen.1);
     }
-    eprintln!("{sets} chunks were pushed as core and explorer, {mended} again and whole");
+    eprintln!("{sets} chunks were pushed as significant set and explorer, {mended} again and whole");
     if std::env::var_os("PHUB_SIM_SEED").is_none() {
         assert!(sets > 1000 && mended > 100, "{sets} sets, {mended} mended: all that can happen was seen");
     }

@@ -1,13 +1,14 @@
-//! The selection of a core by all of a hub's cores together: each counts what it owns, the last one in merges.
+//! The cores of a hub select the significant set together. Each core counts its own chunks. The last core to hand in
+//! its part merges all parts.
 //!
 //! ```text
 //!   each core    sums of |w|, |g|     counts by the upper bits     counts by the lower bits
 //!                      \                  /         \                /            \
-//!   the board           mean |w| / mean |g|         the bucket of the edge        the least significance of the core
+//!   the board           mean |w| / mean |g|         the bucket of the edge        the least significance in the set
 //! ```
 //!
-//! Shared by the cores of a hub, and apart from the path of chunks: it is met three times in a selection, and rounds
-//! go on meanwhile (`docs/decisions/0021-slim-dp.md`).
+//! The cores of a hub share the board. It is not on the path of chunks: each core hands in a part three times per
+//! selection, and rounds go on meanwhile (`docs/decisions/0021-slim-dp.md`).
 
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
@@ -15,23 +16,23 @@ use std::task::Waker;
 use super::SlimDp;
 use super::significance::{BUCKETS, Sums, balance};
 
-/// What the board has found, in this order.
+/// A finding of the board. A selection has all three, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
     /// How much a gradient counts beside a weight.
     Coefficient(f32),
-    /// The upper bits of the significance at the edge of the core.
+    /// The upper bits of the significance at the edge of the significant set.
     Upper(u32),
-    /// The bits of the least significance in the core.
+    /// The bits of the least significance in the significant set.
     Least(u32),
 }
 
-/// Where the cores of a hub meet to select.
+/// The place where the cores of a hub meet to select the significant set.
 #[derive(Debug)]
 pub struct Board {
-    /// Cores that take part.
+    /// The number of cores that take part.
     parts: usize,
-    /// Elements that the core may have.
+    /// The most elements that the significant set may have.
     room: u64,
     c: Option<f32>,
     inner: Mutex<Inner>,
@@ -40,20 +41,21 @@ pub struct Board {
 #[derive(Debug)]
 struct Inner {
     wakers: Vec<Waker>,
-    /// Parts that have given what is asked for now.
+    /// The number of cores that have handed in their part of the next finding.
     given: usize,
-    /// By chunk of the job, so that they are added in one order however many cores there are.
+    /// By chunk of the job, so that the order of addition does not depend on the number of cores.
     sums: Vec<Sums>,
     histogram: Vec<u64>,
-    /// Elements above the bucket of the edge.
+    /// The number of elements above the bucket of the edge.
     above: u64,
-    /// What was found last, and how many times anything was.
+    /// The last finding.
     found: Option<Found>,
+    /// The number of findings since the board was made.
     findings: u64,
 }
 
 impl Board {
-    /// For `parts` cores that own together `elements` elements, of a job with so many chunks.
+    /// For `parts` cores that together own `elements` elements, of a job with this many chunks.
     pub fn new(slim: &SlimDp, parts: usize, chunks: usize, elements: u64) -> Self {
         let inner = Inner {
             wakers: Vec::new(),
@@ -68,12 +70,12 @@ impl Board {
         Board { parts, room, c: slim.c, inner: Mutex::new(inner) }
     }
 
-    /// A core is to be woken when something is found.
+    /// Adds the waker of a core, which each finding wakes.
     pub fn wake(&self, waker: Waker) {
         self.lock().wakers.push(waker);
     }
 
-    /// One part's sums by chunk id.
+    /// Takes one core's sums, by chunk id.
     #[cold]
     #[inline(never)] // a lock, which the round path does not have
     pub fn give_sums(&self, sums: impl Iterator<Item = (usize, Sums)>) {
@@ -85,7 +87,7 @@ impl Board {
         }
     }
 
-    /// One part's counts of significances: by upper bits after the coefficient is found, by lower ones after that.
+    /// Takes one core's counts of significance: by upper bits after the coefficient is found, then by lower bits.
     #[cold]
     #[inline(never)] // a lock, which the round path does not have
     pub fn give_counts(&self, counts: &[u32]) {
@@ -101,7 +103,7 @@ impl Board {
             }
             _ => {
                 let (at, above) = edge(&inner.histogram, 0, self.room);
-                // Where all fit, the edge is in the lowest bucket all the same.
+                // If all elements fit, the edge is in the lowest bucket.
                 let upper = at.saturating_sub(1);
                 inner.above = if at == 0 { above - inner.histogram[0] } else { above };
                 Found::Upper(upper as u32)
@@ -111,7 +113,7 @@ impl Board {
         inner.find(found);
     }
 
-    /// What was found as the so-manieth finding since the board was made, from 1; `None` as long as it is not.
+    /// The finding with this number, from 1 since the board was made. `None` until the board has found it.
     #[cold]
     #[inline(never)] // a lock, which the round path does not have
     pub fn found(&self, finding: u64) -> Option<Found> {
@@ -120,7 +122,7 @@ impl Board {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        // Whoever panicked is a core of the same hub, which ends for it.
+        // Only a core of the same hub can have panicked, and then the hub ends.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -139,7 +141,8 @@ impl Inner {
     }
 }
 
-/// The first bucket from which on all fit in `room` beside those `above`; and how many these then are.
+/// The lowest bucket such that its elements, those of all higher buckets, and `above` elements more fit in `room`; and
+/// the number of all these elements.
 fn edge(histogram: &[u64], mut above: u64, room: u64) -> (usize, u64) {
     for (bucket, &count) in histogram.iter().enumerate().rev() {
         if above + count > room {

@@ -1,16 +1,18 @@
-//! Drawing the explorer: which elements of a chunk a worker sends in a round beside the core (section 3.3, step 2).
+//! Draws the explorer: the elements of a chunk that a worker sends in a round beside the significant set (section 3.3,
+//! step 2).
 //!
-//! A part of the protocol: with [`Explorer::Seeded`](super::Explorer::Seeded) both ends draw, and must draw the same.
+//! The draw is a part of the protocol: with [`Explorer::Seeded`](super::Explorer::Seeded) both ends draw, and must draw
+//! the same elements.
 
 use crate::layout::{ChunkId, Round};
 
 use super::SlimDp;
 use super::set::{count, has, insert, there};
 
-/// Who draws, and for what: all of it is in the seed.
+/// The worker that draws, and the push that it draws for. The random numbers depend on all fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Drawer {
-    /// The job's.
+    /// The job's seed.
     pub seed: u64,
     /// The worker.
     pub rank: u32,
@@ -20,7 +22,7 @@ pub struct Drawer {
     pub chunk: ChunkId,
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): a counter and a mixing function, so that any seed will do.
+/// SplitMix64 (Steele, Lea and Flood, 2014): a counter and a mixing function. Any seed is good.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -39,41 +41,43 @@ impl SplitMix64 {
         mixed ^ mixed >> 31
     }
 
-    /// A number below `end`, which has at most 17 bits: the upper half of a product, uneven by at most one in 2^15.
+    /// A number below `end`, which has at most 17 bits. It is the upper half of a product, and uneven by at most one in
+    /// 2^15.
     fn below(&mut self, end: usize) -> usize {
         (((self.next() >> 32) * end as u64) >> 32) as usize
     }
 
-    /// From 0 to 1, without 1.
+    /// A number from 0 to 1, without 1.
     fn part(&mut self) -> f64 {
         (self.next() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 }
 
 impl SlimDp {
-    /// Core and explorer of a chunk of so many `elements`, to `set`; how many are explored.
+    /// Makes `set` the significant set and the explorer of a chunk of this many `elements`. Returns how many elements
+    /// are explored.
     ///
-    /// Of the elements outside the core, the same part in every chunk, `(alpha - beta) / (1 - beta)`: together they
-    /// are `alpha - beta` of the model. What is not whole of it is rounded at random, so that keys of few elements are
-    /// explored as often as others.
-    pub fn explore(&self, elements: usize, core: &[u64], set: &mut [u64], drawer: Drawer) -> usize {
+    /// Every chunk explores the same part of the elements outside the significant set, `(alpha - beta) / (1 - beta)`.
+    /// Over the whole model this is `alpha - beta` of the parameters. The number is rounded at random to a whole
+    /// number, so that keys of few elements are explored as often as others.
+    pub fn explore(&self, elements: usize, significant: &[u64], set: &mut [u64], drawer: Drawer) -> usize {
         let mut random = SplitMix64::new(drawer);
-        let others = elements - count(core);
+        let others = elements - count(significant);
         let explored = ((self.explored(others) + random.part()) as usize).min(others);
-        set.copy_from_slice(core);
+        set.copy_from_slice(significant);
         if explored <= others / 2 {
             draw(&mut random, elements, set, explored);
             return explored;
         }
-        // Those that are left out are fewer: they are drawn, and all others taken.
+        // Fewer elements are left out than explored: draw these, and take all others.
         draw(&mut random, elements, set, others - explored);
-        for (index, (word, core)) in set.iter_mut().zip(core).enumerate() {
-            *word = (!*word & there(elements, index)) | core;
+        for (index, (word, significant)) in set.iter_mut().zip(significant).enumerate() {
+            *word = (!*word & there(elements, index)) | significant;
         }
         explored
     }
 
-    /// How many of so many others are explored, before it is rounded.
+    /// How many of `others`, the elements outside the significant set, are explored, before rounding.
     pub(super) fn explored(&self, others: usize) -> f64 {
         let outside = 1.0 - f64::from(self.beta);
         let part = if outside > 0.0 { (f64::from(self.alpha) - f64::from(self.beta)) / outside } else { 0.0 };
@@ -81,7 +85,7 @@ impl SlimDp {
     }
 }
 
-/// Adds `more` elements to the set, at most half of those that are not in it.
+/// Adds `more` elements to the set: at most half of the elements that are not in it.
 fn draw(random: &mut SplitMix64, elements: usize, set: &mut [u64], more: usize) {
     let mut drawn = 0;
     while drawn < more {
@@ -103,23 +107,24 @@ mod tests {
     }
 
     #[test]
-    fn every_element_outside_the_core_is_explored_alike() {
+    fn every_element_outside_the_significant_set_is_explored_alike() {
         let (slim, elements, rounds) = (SlimDp::new(0.3, 0.1), 200, 4000);
-        let mut core = vec![0; words(elements)];
-        (0..20).for_each(|place| insert(&mut core, place * 3));
+        let mut significant = vec![0; words(elements)];
+        (0..20).for_each(|place| insert(&mut significant, place * 3));
         let mut explored = vec![0u32; elements];
         for round in 0..rounds {
-            let mut set = core.clone();
-            let count = slim.explore(elements, &core, &mut set, drawer(round));
+            let mut set = significant.clone();
+            let count = slim.explore(elements, &significant, &mut set, drawer(round));
             assert_eq!(count, 40, "(alpha - beta) * 200");
-            (0..elements)
-                .for_each(|place| explored[place] += u32::from(has(&set, place) && !has(&core, place)));
+            (0..elements).for_each(|place| {
+                explored[place] += u32::from(has(&set, place) && !has(&significant, place))
+            });
         }
         // 4000 draws of probability 2/9: mean 889, standard deviation 26.
         for (place, &times) in explored.iter().enumerate() {
-            let in_core = has(&core, place);
+            let is_significant = has(&significant, place);
             assert!(
-                if in_core { times == 0 } else { (758..1020).contains(&times) },
+                if is_significant { times == 0 } else { (758..1020).contains(&times) },
                 "{place}: {times} times"
             );
         }

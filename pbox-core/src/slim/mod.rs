@@ -1,15 +1,17 @@
-//! Slim-DP: send only what matters (Sun et al., section 3). Pure: what is sent in which round, and what the bytes
-//! mean; `shard` steps with it, the worker's session pushes with it.
+//! Slim-DP: workers send only the parameters that matter (Sun et al., section 3). This module does no input or output.
+//! It says what is sent in which round, and what the bytes mean. The hub's shard steps with it, and the worker's
+//! session pushes with it.
 //!
 //! ```text
-//!   round  0          1      2 .. q-1          q       q+1 ..            r mod q = 0
-//!   push   broadcast  whole  core + explorer   whole   core + explorer   whole
-//!                       \-- select --> core from round 3 on   \-- select --> another core from round q+2 on
+//!   round  0          1      2                3 .. q-1                q      q+1                     r mod q = 0
+//!   push   broadcast  whole  whole            significant + explorer  whole  significant + explorer  whole
+//!                       \-- select --> set from round 3 on              \-- select --> next set from round q+2 on
 //! ```
 //!
-//! The *core* is what matters most of the whole model: the `beta` of all parameters with the largest significance
-//! `|w| + c |g|`, the same for all workers. The *explorer* is `alpha - beta` of all parameters, drawn from the others
-//! by each worker in each round. Only these are pushed, and of these the weights come back.
+//! The *significant set* is the part `beta` of all parameters that has the largest significance `|w| + c |g|`. It is
+//! the same for all workers. The paper calls it the core. The *explorer* is the part `alpha - beta` of all parameters.
+//! Each worker draws it from the other parameters in each round. A worker pushes only the significant set and its
+//! explorer, and the hub answers with the weights of the same parameters.
 
 mod board;
 mod explorer;
@@ -29,20 +31,20 @@ pub(crate) use selector::Selector;
 
 use crate::layout::Round;
 
-/// What Slim-DP is asked to send. The same for all workers of a job.
+/// The settings of Slim-DP. They are the same for all workers of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlimDp {
-    /// What part of the parameters is sent in a round: above 0, at most 1.
+    /// The part of the parameters that is sent in a round: above 0, at most 1.
     pub alpha: f32,
-    /// What part of the parameters is the core: from 0 to `alpha`. With `beta = alpha` nothing is explored, and
-    /// training does not converge (section 4.4).
+    /// The part of the parameters in the significant set: from 0 to `alpha`. With `beta = alpha` nothing is explored,
+    /// and training does not converge (section 4.4).
     pub beta: f32,
-    /// Rounds from one selection of the core to the next, at least 1.
+    /// The number of rounds from one selection of the significant set to the next, at least 1.
     #[serde(default = "default_q")]
     pub q: u32,
-    /// How much a gradient counts beside a weight. Left out: such that over the whole model both count the same,
-    /// `mean |w| / mean |g|` at each selection, which no scale of weights, gradients or learning rate changes.
+    /// How much a gradient counts beside a weight. The default is `mean |w| / mean |g|` of the whole model at each
+    /// selection. Then weights and gradients count the same, whatever their scale and the learning rate.
     #[serde(default)]
     pub c: Option<f32>,
     /// How the hub learns which parameters a worker explores.
@@ -54,70 +56,70 @@ pub struct SlimDp {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Explorer {
-    /// Their places are sent, 16 bits each (section 3.5 sends a key with each value).
+    /// The worker sends their places, 16 bits each. (In section 3.5 it sends a key with each value.)
     Keys,
     /// Both ends draw them from the same seed, and no places are sent.
     #[default]
     Seeded,
 }
 
-/// The paper selects every 20,000 or 50,000 mini-batches of runs of some 400,000 (section 4.1).
+/// The paper selects every 20,000 or 50,000 mini-batches, in runs of about 400,000 (section 4.1).
 fn default_q() -> u32 {
     20_000
 }
 
-/// Places of a chunk have 16 bits.
+/// The most elements of a chunk: a place has 16 bits.
 pub const MAX_ELEMENTS: usize = 1 << 16;
 
 /// Settings that Slim-DP cannot work with.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum InvalidSlimDp {
-    /// Alpha is no part of a whole.
+    /// Alpha is not above 0 and at most 1.
     #[error(
         "Slim-DP: alpha is {seen}: expected the part of the parameters to send, above 0 and at most 1, as 0.2"
     )]
     Alpha {
-        /// What was asked for.
+        /// The alpha of the settings.
         seen: f32,
     },
-    /// Beta is no part of alpha.
+    /// Beta is not from 0 to alpha.
     #[error(
         "Slim-DP: beta is {seen} with alpha {alpha}: expected the core's part of the parameters, from 0 to alpha; half of alpha is the paper's choice"
     )]
     Beta {
-        /// What was asked for.
+        /// The beta of the settings.
         seen: f32,
-        /// Beside this.
+        /// The alpha of the settings.
         alpha: f32,
     },
-    /// No rounds between selections.
+    /// There is no round between two selections.
     #[error("Slim-DP: q is 0: expected the rounds from one selection of the core to the next, at least 1")]
     Q,
-    /// No coefficient.
+    /// The coefficient is negative or not finite.
     #[error(
         "Slim-DP: c is {seen}: expected how much a gradient counts beside a weight, finite and not negative; leave it out to have both count the same"
     )]
     C {
-        /// What was asked for.
+        /// The coefficient of the settings.
         seen: f32,
     },
-    /// Chunks with more elements than places.
+    /// A chunk has more elements than 16 bits can number.
     #[error(
         "Slim-DP with chunks of {elements} elements: at most {MAX_ELEMENTS} have a place of 16 bits; use smaller chunks"
     )]
     Chunk {
-        /// Of the largest chunk.
+        /// The number of elements of the largest chunk.
         elements: usize,
     },
 }
 
 impl SlimDp {
-    /// Alpha and beta, and for the rest what is usual.
+    /// Settings with this alpha and beta, and the defaults for the rest.
     pub fn new(alpha: f32, beta: f32) -> Self {
         SlimDp { alpha, beta, q: default_q(), c: None, explorer: Explorer::default() }
     }
 
-    /// Checks that every setting is one that it can work with.
+    /// Checks that Slim-DP can work with each setting.
     pub fn check(&self) -> Result<(), InvalidSlimDp> {
         let &SlimDp { alpha, beta, q, c, .. } = self;
         if !(alpha > 0.0 && alpha <= 1.0) {
@@ -135,13 +137,13 @@ impl SlimDp {
         Ok(())
     }
 
-    /// Checks that chunks of so many elements are small enough.
+    /// Checks that chunks of this many elements are small enough.
     pub fn check_chunks(&self, elements: usize) -> Result<(), InvalidSlimDp> {
         if elements > MAX_ELEMENTS { Err(InvalidSlimDp::Chunk { elements }) } else { Ok(()) }
     }
 
-    /// Whether everybody pushes everything in a round, and the core is selected after it, where `first` is the first
-    /// round that the job trains in: 1, or that of its checkpoint.
+    /// Whether all workers push all parameters in a round, and the significant set is selected after it. `first` is the
+    /// first round that the job trains in: 1, or the first round after its checkpoint.
     pub fn selects(&self, round: Round, first: Round) -> bool {
         round == first || (round > first && round.0.is_multiple_of(self.q))
     }
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_core_is_selected_at_first_and_every_q_rounds() {
+    fn the_significant_set_is_selected_at_first_and_every_q_rounds() {
         let slim = SlimDp { q: 4, ..SlimDp::new(0.2, 0.1) };
         let selects = |first: u32| -> Vec<u32> {
             (1..14).filter(|&round| slim.selects(Round(round), Round(first))).collect()

@@ -1,17 +1,17 @@
-//! What the bytes of a push and of its answer mean. Little endian; the protocol page has the same.
+//! The bytes of a push and of its answer. All numbers are little endian. The protocol page says the same.
 //!
 //! ```text
 //!   0          8       12       16
 //!   [signature][ what ][ count ][ ...
-//!   push       0 set            [places: u16 x count, to a multiple of 8][values of core and explorer]
+//!   push       0 set            [places: u16 x count, to a multiple of 8][values of significant set and explorer]
 //!              1 whole          [values of all]
-//!   answer     0 set            [core: u64 x count][values of the set that was pushed]
-//!              1 whole          [core: u64 x count][values of all]
+//!   answer     0 set            [significant set: u64 x count][values of the set that was pushed]
+//!              1 whole          [significant set: u64 x count][values of all]
 //! ```
 //!
-//! The signature is that of the core: in a push the one that it was made with, in an answer the one to push with
-//! next. An answer has the core with it where that is a new one, or the worker cannot know it. With a seeded explorer
-//! `count` of a push is how many are explored, and no places follow.
+//! The signature is that of a significant set: in a push, of the set that the push was made with; in an answer, of the
+//! set to push with next. An answer brings the significant set if it is new, or if the worker may not have it. With a
+//! seeded explorer, `count` of a push is the number of explored elements, and no places follow.
 
 use zerocopy::IntoBytes;
 
@@ -25,59 +25,60 @@ const HEADER: usize = 16;
 const SET: u32 = 0;
 const WHOLE: u32 = 1;
 
-/// A payload that is none.
+/// A payload that does not keep to the protocol.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PayloadError {
-    /// Another length than it must have.
+    /// The payload has another length than it must have.
     #[error("a Slim-DP payload of {seen} bytes, where {expected} were expected")]
     Length {
-        /// What its header and the chunk ask for.
+        /// The length that its header and the chunk ask for.
         expected: usize,
-        /// What it has.
+        /// The length of the payload.
         seen: usize,
     },
-    /// Neither a set nor a whole chunk, or not the one that was asked for.
+    /// The kind is neither a set nor a whole chunk, or it is not the kind that was asked for.
     #[error(
         "a Slim-DP payload of kind {seen}: expected 0 for a set, 1 for a whole chunk, and of an answer what was pushed"
     )]
     Kind {
-        /// What it says.
+        /// The kind in the header.
         seen: u32,
     },
-    /// Places that are none.
+    /// A place is not in order, beyond the chunk, or in the significant set.
     #[error(
         "a Slim-DP payload explores place {place}: expected places below {elements}, ascending, outside the core"
     )]
     Place {
-        /// The first such place.
+        /// The first wrong place.
         place: u16,
-        /// Elements of the chunk.
+        /// The number of elements of the chunk.
         elements: usize,
     },
-    /// More or fewer explored than the settings say.
+    /// The push explores more or fewer elements than the settings say.
     #[error(
         "a Slim-DP payload explores {seen} elements of the chunk, where alpha and beta say {expected:.1}"
     )]
     Explored {
-        /// What it has.
+        /// The number in the header.
         seen: usize,
-        /// What was agreed on, before it is rounded.
+        /// The number that the settings say, before rounding.
         expected: f64,
     },
-    /// A core that does not have its signature, or elements that the chunk does not have.
+    /// The significant set does not have its signature, or has elements that the chunk does not have.
     #[error("a Slim-DP answer's core does not fit its signature or its chunk")]
-    Core,
+    SignificantSet,
 }
 
-/// What a push is.
+/// The kind of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Push {
-    /// Values of core and explorer.
+    /// Values of the significant set and the explorer.
     Set,
     /// All values.
     Whole,
-    /// Of a core that is not the hub's: it cannot be read, and is to be pushed again, whole.
-    OtherCore,
+    /// A push with another significant set than the hub's. The hub cannot read it, and the worker must push the whole
+    /// chunk.
+    OtherSet,
 }
 
 struct Header {
@@ -113,15 +114,15 @@ fn what(set: Option<&[u64]>) -> u32 {
     if set.is_some() { SET } else { WHOLE }
 }
 
-/// Most bytes of a payload of a chunk of so many elements of so many bytes.
+/// The most bytes of a payload, for a chunk of this many elements of this many bytes.
 pub fn payload_bytes(elements: usize, element_bytes: usize) -> usize {
     let places = (elements * 2).next_multiple_of(8);
     HEADER + places.max(set::words(elements) * 8) + elements * element_bytes
 }
 
-/// Writes all values of a chunk; the bytes that they take.
+/// Writes all values of a chunk. Returns the bytes that the payload takes.
 pub fn push_whole<E: Element>(values: &[E], payload: &mut [u8]) -> usize {
-    Header::write(0, WHOLE, 0, payload); // of no core
+    Header::write(0, WHOLE, 0, payload); // of no significant set
 
     let bytes = HEADER + size_of_val(values);
     payload[HEADER..bytes].copy_from_slice(values.as_bytes());
@@ -129,7 +130,7 @@ pub fn push_whole<E: Element>(values: &[E], payload: &mut [u8]) -> usize {
 }
 
 impl SlimDp {
-    /// Bytes of places that follow the header of a push.
+    /// The bytes of the places that follow the header of a push.
     fn places_bytes(&self, count: usize) -> usize {
         match self.explorer {
             Explorer::Keys => (count * 2).next_multiple_of(8),
@@ -137,52 +138,53 @@ impl SlimDp {
         }
     }
 
-    /// Draws the explorer and writes the values of `set`, which becomes core and explorer; the bytes that they take.
+    /// Draws the explorer, makes `set` the significant set and the explorer, and writes their values. Returns the bytes
+    /// that the payload takes.
     pub fn push_set<E: Element>(
         &self,
-        core: &[u64],
+        significant: &[u64],
         set: &mut [u64],
         drawer: Drawer,
         values: &[E],
         payload: &mut [u8],
     ) -> usize {
-        let explored = self.explore(values.len(), core, set, drawer);
-        Header::write(set::signature(core), SET, explored, payload);
+        let explored = self.explore(values.len(), significant, set, drawer);
+        Header::write(set::signature(significant), SET, explored, payload);
         let start = HEADER + self.places_bytes(explored);
         if self.explorer == Explorer::Keys {
             let places = &mut payload[HEADER..start];
             places.fill(0);
-            set::places_outside(set, core).zip(places.chunks_exact_mut(2)).for_each(|(place, out)| {
+            set::places_outside(set, significant).zip(places.chunks_exact_mut(2)).for_each(|(place, out)| {
                 out.copy_from_slice(&(place as u16).to_le_bytes());
             });
         }
         start + gather(set, values, &mut payload[start..])
     }
 
-    /// What these bytes push, of a chunk of so many elements of so many bytes; `core` is the hub's, with its signature,
-    /// where it has one.
+    /// The kind of the push that these bytes are, for a chunk of this many elements of this many bytes. `significant`
+    /// is the hub's significant set with its signature, if the hub has selected a set.
     pub fn check_push(
         &self,
         elements: usize,
         element_bytes: usize,
-        core: Option<(&[u64], u64)>,
+        significant: Option<(&[u64], u64)>,
         payload: &[u8],
     ) -> Result<Push, PayloadError> {
         let (header, rest) = Header::read(payload)?;
-        let core = core.filter(|(_, signature)| *signature == header.signature);
-        match (header.what, core) {
+        let significant = significant.filter(|(_, signature)| *signature == header.signature);
+        match (header.what, significant) {
             (WHOLE, _) => expect(elements * element_bytes, rest).map(|()| Push::Whole),
-            (SET, None) => Ok(Push::OtherCore),
-            (SET, Some((core, _))) => {
-                let core_count = count(core);
-                let (seen, expected) = (header.count, self.explored(elements - core_count));
-                if (seen as f64 - expected).abs() > 1.0 || seen > elements - core_count {
+            (SET, None) => Ok(Push::OtherSet),
+            (SET, Some((significant, _))) => {
+                let significant_count = count(significant);
+                let (seen, expected) = (header.count, self.explored(elements - significant_count));
+                if (seen as f64 - expected).abs() > 1.0 || seen > elements - significant_count {
                     return Err(PayloadError::Explored { seen, expected });
                 }
                 let places = self.places_bytes(seen);
-                expect(places + (core_count + seen) * element_bytes, rest)?;
+                expect(places + (significant_count + seen) * element_bytes, rest)?;
                 if self.explorer == Explorer::Keys {
-                    check_places(elements, core, &rest[..seen * 2])?;
+                    check_places(elements, significant, &rest[..seen * 2])?;
                 }
                 Ok(Push::Set)
             }
@@ -190,13 +192,13 @@ impl SlimDp {
         }
     }
 
-    /// Adds what a push has to `sum`; `set` becomes what it is of, for the answer. Total: whatever the bytes, nothing
-    /// is read or written that is not there.
+    /// Adds the values of a push to `sum`. `set` becomes the pushed elements, for the answer, unless the chunk is
+    /// whole. The function is total: it accepts any bytes, and reads and writes only within bounds.
     ///
-    /// True for a whole chunk.
+    /// Returns true for a whole chunk.
     pub fn add_push<E: Element>(
         &self,
-        core: &[u64],
+        significant: &[u64],
         set: &mut [u64],
         drawer: Drawer,
         payload: &[u8],
@@ -212,11 +214,11 @@ impl SlimDp {
         }
         let start = match self.explorer {
             Explorer::Seeded => {
-                self.explore(elements, core, set, drawer);
+                self.explore(elements, significant, set, drawer);
                 0
             }
             Explorer::Keys => {
-                set.copy_from_slice(core);
+                set.copy_from_slice(significant);
                 let places = rest.chunks_exact(2).take(header.count);
                 places.map(place_of).filter(|&place| usize::from(place) < elements).for_each(|place| {
                     insert(set, place.into());
@@ -233,11 +235,11 @@ fn place_of(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-fn check_places(elements: usize, core: &[u64], places: &[u8]) -> Result<(), PayloadError> {
+fn check_places(elements: usize, significant: &[u64], places: &[u8]) -> Result<(), PayloadError> {
     let mut least = 0;
     for place in places.chunks_exact(2).map(place_of) {
         let at = usize::from(place);
-        if at < least || at >= elements || has(core, at) {
+        if at < least || at >= elements || has(significant, at) {
             return Err(PayloadError::Place { place, elements });
         }
         least = at + 1;
@@ -245,20 +247,21 @@ fn check_places(elements: usize, core: &[u64], places: &[u8]) -> Result<(), Payl
     Ok(())
 }
 
-/// Writes the answer to a push: the weights of `set`, or of all where there is none, and the core to push with next,
-/// with its elements where `new`; the bytes that they take.
+/// Writes the answer to a push: the weights of `set`, or all weights if there is no set, and the signature of the
+/// significant set to push with next. If `new`, the answer brings this set, too. Returns the bytes that the payload
+/// takes.
 pub fn answer<E: Element>(
     set: Option<&[u64]>,
-    core: &[u64],
+    significant: &[u64],
     signature: u64,
     new: bool,
     weights: &[E],
     payload: &mut [u8],
 ) -> usize {
-    let words = if new { core.len() } else { 0 };
+    let words = if new { significant.len() } else { 0 };
     Header::write(signature, what(set), words, payload);
     let mut bytes = HEADER;
-    for word in &core[..words] {
+    for word in &significant[..words] {
         payload[bytes..bytes + 8].copy_from_slice(&word.to_le_bytes());
         bytes += 8;
     }
@@ -271,15 +274,16 @@ pub fn answer<E: Element>(
     }
 }
 
-/// Merges an answer into a worker's weights: those of `set`, which was pushed, or where there is none, all. `core` becomes the one to push
-/// with next, if it came; whether it is the hub's now. Where it is not, the next push has to be whole: then it comes.
+/// Merges an answer into a worker's weights: the weights of `set`, which was pushed, or all weights if there is no set.
+/// If the answer brings a significant set, it is written to `significant`. Returns whether `significant` is now the
+/// hub's set. If not, the next push must be whole, and its answer brings the set.
 ///
 /// # Errors
-/// When the hub sent something else than was asked for; nothing is changed then.
+/// When the hub sent something else than was asked for. Then nothing is changed.
 pub fn merge<E: Element>(
     payload: &[u8],
     set: Option<&[u64]>,
-    core: &mut [u64],
+    significant: &mut [u64],
     weights: &mut [E],
 ) -> Result<bool, PayloadError> {
     let (header, rest) = Header::read(payload)?;
@@ -287,24 +291,27 @@ pub fn merge<E: Element>(
         return Err(PayloadError::Kind { seen: header.what });
     }
     let values = set.map_or(weights.len(), count);
-    if header.count != 0 && header.count != core.len() {
-        return Err(PayloadError::Core);
+    if header.count != 0 && header.count != significant.len() {
+        return Err(PayloadError::SignificantSet);
     }
     expect(header.count * 8 + values * size_of::<E>(), rest)?;
     let (words, rest) = rest.split_at(header.count * 8);
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     if let Some(last) = words.chunks_exact(8).next_back().map(word) {
-        let beyond = last & !there(weights.len(), core.len() - 1);
+        let beyond = last & !there(weights.len(), significant.len() - 1);
         if beyond != 0 || xxhash_rust::xxh3::xxh3_64(words) != header.signature {
-            return Err(PayloadError::Core);
+            return Err(PayloadError::SignificantSet);
         }
     }
     match set {
         Some(set) => scatter::<E, E>(set, rest, weights, |weight, value| *weight = value),
         None => weights.as_mut_bytes().copy_from_slice(rest),
     }
-    core.iter_mut().zip(words.chunks_exact(8)).for_each(|(core, bytes)| *core = word(bytes));
-    Ok(set::signature(core) == header.signature)
+    significant
+        .iter_mut()
+        .zip(words.chunks_exact(8))
+        .for_each(|(significant, bytes)| *significant = word(bytes));
+    Ok(set::signature(significant) == header.signature)
 }
 
 #[cfg(test)]

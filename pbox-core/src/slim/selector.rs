@@ -1,8 +1,8 @@
-//! One core's part in the selection of Slim-DP's core: what its chunks matter, and how far the counting has come.
+//! One core's part in the selection of the significant set: the significance of its chunks, and the stage of the count.
 //!
-//! Owned by the core, beside its shard. A chunk's significance is noted when it is stepped in a round that selects;
-//! what follows is done a chunk at a time between turns, and a new core is taken up with the answer of the round
-//! after. A chunk that gets there before the selection is over waits for it, so that cores come into force in the
+//! Owned by the core, beside its shard. In a round that selects, the selector notes each chunk when it is stepped. Then
+//! the core counts one chunk at a time, between turns. The answers of the next round bring the new significant set. A
+//! chunk that has all pushes of that round before the selection is over waits for it. So a set comes into force in the
 //! same round in every run.
 
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use super::SlimDp;
 use super::board::{Board, Found};
 use super::significance::{BUCKETS, Sums, count_lower, count_upper, select, weigh};
 
-/// One owned chunk's share of a selector.
+/// A selector's record of one chunk that the core owns.
 #[derive(Debug)]
 struct Part {
-    /// Its id.
+    /// The chunk's id.
     chunk: usize,
-    /// Where its significance begins.
+    /// Where the chunk's significance begins.
     start: usize,
     elements: usize,
     sums: Sums,
@@ -28,17 +28,17 @@ struct Part {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
-    /// So many chunks are noted in the round that selects next.
+    /// This many chunks are noted in the next round that selects.
     Noting(usize),
-    /// The others' counts are awaited.
+    /// Waiting for the board to find the next figure.
     Awaiting,
-    /// Weighing and counting, from a chunk on.
+    /// Weighing and counting. The chunk at `place` is next.
     Weighing { c: f32, place: usize },
-    /// Counting at the edge, from a chunk on.
+    /// Counting at the edge. The chunk at `place` is next.
     Counting { upper: u32, place: usize },
 }
 
-/// One core's part in selections.
+/// One core's part in selections of the significant set.
 #[derive(Debug)]
 pub struct Selector {
     slim: SlimDp,
@@ -46,19 +46,20 @@ pub struct Selector {
     first: Round,
     board: Arc<Board>,
     parts: Vec<Part>,
-    /// Of all chunks: gradients as noted, then what they matter.
+    /// Of all chunks: the noted gradients, then the significance.
     significance: Slab,
     counts: Vec<u32>,
     stage: Stage,
-    /// The round that was selected after last, with the bits of the least significance in the core.
+    /// The round of the last selection, with the bits of the least significance in the significant set.
     selected: Option<(Round, u32)>,
-    /// The round that is noted, or counted.
+    /// The round whose chunks are noted or counted.
     selecting: Round,
+    /// The number of the board's findings that this core has taken.
     findings: u64,
 }
 
 impl Selector {
-    /// For chunks by id and number of elements; a core without chunks has no part in selections. Allocates and touches
+    /// For chunks by id and number of elements. A core without chunks has no part in selections. Allocates and touches
     /// memory: on the thread that owns the core.
     pub fn new(
         slim: SlimDp,
@@ -88,7 +89,7 @@ impl Selector {
         })
     }
 
-    /// The job trains from round `first` on; nothing was noted yet.
+    /// The job trains from round `first` on. Called before any chunk is noted.
     pub fn begin_at(&mut self, first: Round) {
         (self.first, self.selecting) = (first, first);
     }
@@ -101,22 +102,22 @@ impl Selector {
             && self.selected.is_none_or(|(selected, _)| selected != former)
     }
 
-    /// A chunk was stepped in a round. When the core that was selected after the round before is to be pushed from the
-    /// next one on, it becomes `core`; true then. When the round selects, the chunk is noted, with its weights after
-    /// the step and the mean gradient.
+    /// A chunk was stepped in a round, with these weights after the step and this mean gradient. If the round selects,
+    /// the chunk is noted. If a significant set was selected after the round before, it is written to `significant`,
+    /// and workers push it from the next round on. Returns whether it was written.
     pub fn stepped(
         &mut self,
         place: usize,
         round: Round,
         weights: &[f32],
         gradients: &[f32],
-        core: &mut [u64],
+        significant: &mut [u64],
     ) -> bool {
         let Part { start, elements, ref mut sums, .. } = self.parts[place];
         let significance = &mut self.significance.as_mut_slice()[start..][..elements];
         let least = self.selected.filter(|(selected, _)| selected.next() == round).map(|(_, least)| least);
         if let Some(least) = least {
-            select(significance, least, core);
+            select(significance, least, significant);
         }
         if self.slim.selects(round, self.first) {
             significance.copy_from_slice(gradients);
@@ -142,8 +143,9 @@ impl Selector {
         !matches!(self.stage, Stage::Noting(_))
     }
 
-    /// Goes on by one chunk, whose weights `read` gives; whether it did. After the last one the selection is over,
-    /// and chunks that [waited](Self::is_awaited) can go on.
+    /// Weighs or counts the next chunk, whose weights `read` gives, or takes the board's next finding. Returns whether
+    /// there was something to do. The last finding ends the selection, and chunks that [waited](Self::is_awaited) go
+    /// on.
     pub fn go_on(&mut self, read: impl FnOnce(usize, &mut Vec<f32>), scratch: &mut Vec<f32>) -> bool {
         match self.stage {
             Stage::Noting(_) => false,
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Chunks of these sizes, dealt to cores in turn, through one selection after round 1.
+    /// Deals chunks with these weights and gradients to cores in turn, and makes one selection after round 1.
     fn selection(slim: &SlimDp, chunks: &[Vec<(f32, f32)>], cores: usize) -> Vec<Vec<bool>> {
         let elements = chunks.iter().map(Vec::len).sum::<usize>() as u64;
         let cores = cores.min(chunks.len());
@@ -253,7 +255,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_core_is_what_matters_most(
+        fn the_significant_set_is_what_matters_most(
             chunks in proptest::collection::vec(proptest::collection::vec((numbers(), numbers()), 1..150), 1..8),
             cores in 1usize..4,
             beta in 0.0f32..=1.0,
@@ -268,7 +270,8 @@ mod tests {
             };
             let balanced = (mean(|both| both.0) / mean(|both| both.1)) as f32;
             let c = c.unwrap_or(if balanced.is_finite() { balanced } else { 0.0 });
-            // The means' last bits depend on the order of addition, so that ties of unequal ones are left out.
+            // The last bits of the means depend on the order of addition, so sizes that are almost equal count as
+            // equal.
             let of = |(w, g): (f32, f32)| {
                 let s = w.abs() + c * g.abs();
                 if s.is_nan() { f32::INFINITY } else { s }
@@ -277,11 +280,11 @@ mod tests {
                 chunks.iter().flatten().map(|both| of(*both)).zip(selected.iter().flatten().copied()).collect();
             let room = (f64::from(beta) * all.len() as f64) as usize;
             let count = all.iter().filter(|(_, is)| *is).count();
-            prop_assert!(count <= room, "{} in the core, room for {}", count, room);
+            prop_assert!(count <= room, "{} in the significant set, room for {}", count, room);
             let least = all.iter().filter(|(_, is)| *is).map(|(s, _)| *s).fold(f32::INFINITY, f32::min);
             let most = all.iter().filter(|(_, is)| !*is).map(|(s, _)| *s).fold(0.0, f32::max);
             prop_assert!(count == 0 || least >= most * (1.0 - 1e-5), "{} is in, {} is not", least, most);
-            // Room is left only where those at the edge are equal.
+            // Room is left only if the elements at the edge are equal.
             let edge = all.iter().filter(|(s, is)| !*is && *s >= most * (1.0 - 1e-5)).count();
             prop_assert!(count == room || count + edge > room, "{} in, room for {}, {} at the edge", count, room, edge);
         }

@@ -1,44 +1,44 @@
-//! A set of elements of one chunk, as a bit for each; and what is sent of them: their values, in the order of their
-//! places.
+//! A set of elements of one chunk, with a bit for each element; and the bytes that are sent for a set: the values of
+//! its elements, in the order of their places.
 
 use zerocopy::IntoBytes;
 
 use crate::kernels::Element;
 
-/// Words of a set of so many elements.
+/// The number of words of a set for a chunk of this many elements.
 pub fn words(elements: usize) -> usize {
     elements.div_ceil(u64::BITS as usize)
 }
 
-/// The bits of the set's word `index` that stand for elements, where there are so many.
+/// The bits of a set's word `index` that stand for elements, in a chunk of this many elements.
 pub fn there(elements: usize, index: usize) -> u64 {
     u64::MAX >> (64 - (elements - index * 64).min(64))
 }
 
-/// How many are in the set.
+/// The number of elements in the set.
 pub fn count(set: &[u64]) -> usize {
     set.iter().map(|word| word.count_ones() as usize).sum()
 }
 
-/// Whether it has an element.
+/// Whether the element at `place` is in the set.
 #[inline]
 pub fn has(set: &[u64], place: usize) -> bool {
     set[place / 64] >> (place % 64) & 1 == 1
 }
 
-/// Brings in an element.
+/// Adds an element.
 #[inline]
 pub fn insert(set: &mut [u64], place: usize) {
     set[place / 64] |= 1 << (place % 64);
 }
 
-/// The places of all, ascending.
+/// The places of the set's elements, ascending.
 #[inline]
 pub fn places(set: &[u64]) -> impl Iterator<Item = usize> {
     places_of(set.iter().copied())
 }
 
-/// The places of all that are not in `others`, ascending.
+/// The places of the set's elements that are not in `others`, ascending.
 #[inline]
 pub fn places_outside(set: &[u64], others: &[u64]) -> impl Iterator<Item = usize> {
     places_of(set.iter().zip(others).map(|(word, others)| word & !others))
@@ -62,12 +62,12 @@ impl Iterator for Ones {
     }
 }
 
-/// What two ends compare to know that they have the same set: a digest (XXH3) of its words.
+/// A digest (XXH3) of the set's words. Two ends compare it to know that they have the same set.
 pub fn signature(set: &[u64]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(set.as_bytes())
 }
 
-/// The values of the set's elements, one after the other; the bytes that they take.
+/// Writes the values of the set's elements, one after the other. Returns the number of bytes that they take.
 pub fn gather<E: Element>(set: &[u64], values: &[E], out: &mut [u8]) -> usize {
     let mut bytes = 0;
     for (place, out) in places(set).zip(out.chunks_exact_mut(size_of::<E>())) {
@@ -77,8 +77,8 @@ pub fn gather<E: Element>(set: &[u64], values: &[E], out: &mut [u8]) -> usize {
     bytes
 }
 
-/// The reverse of [`gather`]: does `with` each element of the set and its value. What the bytes or the elements do
-/// not reach is left alone.
+/// The reverse of [`gather`]: calls `with` for each element of the set and its value. It skips elements for which there
+/// are no bytes, and places beyond the end of `to`.
 pub fn scatter<E: Element, T>(set: &[u64], bytes: &[u8], to: &mut [T], mut with: impl FnMut(&mut T, E)) {
     for (place, value) in places(set).zip(bytes.chunks_exact(size_of::<E>())) {
         if let Some(to) = to.get_mut(place) {

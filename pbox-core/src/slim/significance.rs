@@ -1,15 +1,14 @@
-//! How much parameters matter, `|w| + c |g|` (section 3.2), of one core's chunks: gathered as they are stepped, then
-//! counted by size.
+//! The significance `|w| + c |g|` (section 3.2) of the parameters of one core's chunks. It is gathered when the chunks
+//! are stepped, and then counted by size.
 //!
-//! Sizes are compared by their bits, which for numbers that are not negative have the same order.
+//! Sizes are compared by their bits: for numbers that are not negative, the bits have the same order as the numbers.
 
-/// The bits of a size that count for nothing but to be compared; what is not a number is above all others, so that it
-/// is sent and seen.
+/// The bits of a value's size, only for comparison. NaN is as large as infinity, so that it is sent and seen.
 fn size(value: f32) -> u32 {
     value.abs().to_bits().min(f32::INFINITY.to_bits())
 }
 
-/// Sums over one chunk: of `|w|` and of `|g|`, of what is finite.
+/// Sums over one chunk, of `|w|` and of `|g|`. Only finite values are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
     pub weights: f64,
@@ -17,13 +16,13 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Of a chunk.
+    /// The sums of a chunk.
     pub fn of(weights: &[f32], gradients: &[f32]) -> Sums {
         Sums { weights: sum(weights), gradients: sum(gradients) }
     }
 }
 
-/// Eight partial sums, which the compiler makes a vector of.
+/// Adds into eight partial sums, so that the compiler uses vector instructions.
 fn sum(values: &[f32]) -> f64 {
     let mut sums = [0.0; 8];
     for values in values.chunks(8) {
@@ -43,7 +42,7 @@ pub fn balance(sums: impl IntoIterator<Item = Sums>) -> f32 {
     if c.is_finite() { c } else { 0.0 }
 }
 
-/// Makes of gradients what they and the weights matter.
+/// Replaces gradients by the significance of their parameters.
 pub fn weigh(weights: &[f32], gradients: &mut [f32], c: f32) {
     for (gradient, weight) in gradients.iter_mut().zip(weights) {
         let significance = weight.abs() + c * gradient.abs();
@@ -51,7 +50,7 @@ pub fn weigh(weights: &[f32], gradients: &mut [f32], c: f32) {
     }
 }
 
-/// Buckets of a histogram: one for each value of half of a size's bits.
+/// The buckets of a histogram: one for each value of half of a size's bits.
 pub const BUCKETS: usize = 1 << 16;
 
 /// Counts sizes by their upper half.
@@ -59,13 +58,13 @@ pub fn count_upper(significance: &[f32], histogram: &mut [u32]) {
     significance.iter().for_each(|value| histogram[(size(*value) >> 16) as usize] += 1);
 }
 
-/// Counts those with this upper half by their lower one.
+/// Counts the sizes that have this upper half by their lower half.
 pub fn count_lower(significance: &[f32], upper: u32, histogram: &mut [u32]) {
     let within = significance.iter().map(|value| size(*value)).filter(|size| size >> 16 == upper);
     within.for_each(|size| histogram[(size & 0xffff) as usize] += 1);
 }
 
-/// The elements of at least this size, to `set`.
+/// Makes `set` the elements of at least this size.
 pub fn select(significance: &[f32], least: u32, set: &mut [u64]) {
     for (word, values) in set.iter_mut().zip(significance.chunks(64)) {
         let bits = values.iter().enumerate().map(|(bit, value)| u64::from(size(*value) >= least) << bit);

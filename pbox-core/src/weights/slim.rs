@@ -109,7 +109,7 @@ impl Read for SlimPushes {
         let significant = is_selected.then(|| (&self.words[words.clone()], signature));
         let payload = frames.coded(bytes)?;
         let push = self.slim.check_push(frames.elements, frames.dtype.bytes(), significant, payload)?;
-        Ok(push != Push::OtherCore)
+        Ok(push != Push::OtherSet)
     }
 
     unsafe fn begin<E: Element>(

@@ -165,7 +165,7 @@ impl Coder {
     pub fn push_again(&mut self, chunk: ChunkId) -> bool {
         let Method::Slim(pusher) = &mut self.method else { return false };
         self.encoded[chunk.index()] = None;
-        pusher.forget_core(chunk)
+        pusher.forget_significant(chunk)
     }
 
     /// Whether the worker writes weights, too.
@@ -178,10 +178,10 @@ impl Coder {
         matches!(&self.method, Method::Slim(pusher) if pusher.selects(round))
     }
 
-    /// Breaks what this end knows of a chunk, as a fault in memory would: for tests.
-    pub fn break_core(&mut self, chunk: ChunkId) {
+    /// Breaks the significant set of a chunk at this end, as a fault in memory would: for tests.
+    pub fn break_significant(&mut self, chunk: ChunkId) {
         if let Method::Slim(pusher) = &mut self.method {
-            pusher.break_core(chunk);
+            pusher.break_significant(chunk);
         }
     }
 

@@ -261,10 +261,10 @@ impl<P: Port> Exchange<P> {
         Traffic { sent: self.outboxes.iter().map(Outbox::posted_bytes).sum(), received: self.received }
     }
 
-    /// Breaks what this worker knows of a chunk, as a fault in memory would: for tests of how that is mended.
+    /// Breaks this worker's significant set of a chunk, as a fault in memory would: for tests of the repair.
     #[doc(hidden)]
-    pub fn break_core(&mut self, chunk: ChunkId) {
-        self.windows.break_core(chunk);
+    pub fn break_significant(&mut self, chunk: ChunkId) {
+        self.windows.break_significant(chunk);
     }
 
     /// Gradients that were NaN or infinite when they were encoded; 0 in a job without compression.

@@ -192,10 +192,10 @@ impl Windows {
         matches!(&self.gradients, Gradients::Framed { coder, .. } if coder.needs_all(round))
     }
 
-    /// Breaks what this end knows of a chunk, as a fault in memory would: for tests.
-    pub(crate) fn break_core(&mut self, chunk: ChunkId) {
+    /// Breaks the significant set of a chunk at this end, as a fault in memory would: for tests.
+    pub(crate) fn break_significant(&mut self, chunk: ChunkId) {
         if let Gradients::Framed { coder, .. } = &mut self.gradients {
-            coder.break_core(chunk);
+            coder.break_significant(chunk);
         }
     }
 
