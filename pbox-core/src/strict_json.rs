@@ -1,7 +1,7 @@
-//! What serde lets pass in settings that come from outside, and must not: fields beside a variant that has none, and
-//! fields that are given twice.
+//! Checks of outside settings that serde does not make. They refuse fields beside a variant that has none, and fields
+//! that are given twice.
 //!
-//! Knows JSON's objects, not what is set.
+//! Knows JSON's objects, not the settings.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-/// For a variant without fields of an enum that is tagged inside, which takes any, whatever the enum denies:
-/// `#[serde(deserialize_with = "strict_json::none")]`.
+/// For a variant without fields in an internally tagged enum. Such a variant takes any fields, even if the enum
+/// denies unknown fields: `#[serde(deserialize_with = "strict_json::none")]`.
 pub(crate) fn none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -18,7 +18,7 @@ pub(crate) fn none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::
     Nothing::deserialize(deserializer).map(|Nothing {}| ())
 }
 
-/// An object's fields, each given once. Of a plain [`Map`] the last one of a name would count.
+/// An object's fields, each given once. A plain [`Map`] would take the last field of a name.
 pub(crate) fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
     struct Fields;
 

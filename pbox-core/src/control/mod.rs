@@ -1,4 +1,4 @@
-//! The words of the control port: JSON bodies that hub and workers exchange over HTTP.
+//! The requests and replies of the control port: JSON bodies that hub and workers exchange over HTTP.
 //!
 //! Plain data, spoken by both roles and by people with `curl`; `docs/protocol.md` shows examples.
 //! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
@@ -39,12 +39,12 @@ pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
     if (1..=MAX_JOB_NAME_BYTES).contains(&name.len()) && name.chars().all(letter) {
         return Ok(());
     }
-    // A name from outside: enough of it to know it by.
+    // A name from outside: the error repeats enough of it to recognize it.
     Err(InvalidJobName { seen: name.chars().take(MAX_JOB_NAME_BYTES + 1).collect() })
 }
 
-/// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first one makes the job, the others
-/// must state the same terms.
+/// `POST /v1/jobs/{job}/join`: a worker asks to take part. The first worker creates the job; the others must state
+/// the same terms.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
@@ -52,17 +52,17 @@ pub struct JoinRequest {
     pub protocol: u32,
     /// This worker's number, from 0.
     pub rank: u32,
-    /// Which of the job's hubs this one is, from 0.
+    /// The number of this hub among the job's hubs, from 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hub: u32,
-    /// The job's other hubs, if it has some.
+    /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
-    /// Rank 0 brings weights and optimizer state, as they are before this round: a new job begins when they are
-    /// there. Default: it begins with a broadcast.
+    /// Rank 0 brings weights and optimizer state of the moment before this round; a new job begins when they are
+    /// there. Default: the job begins with a broadcast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_before: Option<Round>,
-    /// What all ends of the job agree on.
+    /// The terms on which all ends of the job agree.
     pub terms: JobTerms,
 }
 
@@ -70,26 +70,26 @@ fn is_zero(hub: &u32) -> bool {
     *hub == 0
 }
 
-/// The hub's yes to a join.
+/// The hub accepts a join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinReply {
     /// Names this worker from now on; 32 hexadecimal digits.
     pub token: String,
-    /// Those of the hub's cores that own the job's chunks, by their number: the placement's first core
-    /// is the first of these, and so on.
+    /// Numbers of the hub's cores that own the job's chunks: the placement's first core is the first of them, and so
+    /// on.
     pub cores: Vec<u32>,
     /// [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
     pub placement: String,
     /// How many cores the hub has in all.
     pub ports: u32,
-    /// Where the data path is, by each transport that the hub offers.
+    /// The address of the data path, for each transport that the hub offers.
     pub transports: Vec<TransportAddress>,
-    /// A worker that is not heard of for so long is taken for dead.
+    /// The hub declares a worker dead after this long without a heartbeat.
     pub heartbeat_limit_ms: u64,
-    /// Length of the state that the job waits for, where this worker offered one and the job has none.
+    /// Length of the state that the job waits for, if this worker offered a state and the job has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_bytes: Option<u64>,
-    /// From hub 0 of several: what this worker shows at the others.
+    /// From hub 0 of several: the worker shows this pass at the other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
 }
@@ -107,25 +107,25 @@ pub struct StateReply {
 pub enum TransportAddress {
     /// Shared memory, by the name of an abstract Unix socket.
     Shm {
-        /// Which machine: [`machine`](fabric::any::machine) of whoever can use it.
+        /// The machine: [`machine`](fabric::any::machine) of a process that can use it.
         machine: String,
         /// The name.
         address: String,
     },
     /// RDMA.
     Verbs {
-        /// Where its handshake is, over TCP. All zeros is the address of the control port.
+        /// TCP address of its handshake. All zeros stands for the address of the control port.
         address: SocketAddr,
     },
     /// TCP.
     Tcp {
-        /// Where each of the hub's ports listens. An address of all zeros is that of the control port.
+        /// Address at which each of the hub's ports listens. All zeros stands for the address of the control port.
         addresses: Vec<SocketAddr>,
     },
 }
 
 impl TransportAddress {
-    /// Which transport it is of.
+    /// The transport of this address.
     pub fn transport(&self) -> Transport {
         match self {
             TransportAddress::Shm { .. } => Transport::Shm,
@@ -135,14 +135,14 @@ impl TransportAddress {
     }
 }
 
-/// `POST /v1/jobs/{job}/heartbeat`: the worker lives. The hub answers at once when its news are
-/// newer than `seen`, otherwise when there are some, or before the limit is half over.
+/// `POST /v1/jobs/{job}/heartbeat`: the worker lives. The hub answers at once when its news are newer than `seen`.
+/// Otherwise it answers when there are news, or after a third of the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeartbeatRequest {
     /// From the join.
     pub token: String,
-    /// `version` of the last answer, 0 at first.
+    /// `version` of the last reply, 0 at first.
     pub seen: u64,
 }
 
@@ -151,18 +151,18 @@ pub struct HeartbeatRequest {
 pub struct HeartbeatReply {
     /// Grows with every change.
     pub version: u64,
-    /// How the job is.
+    /// The job's state.
     pub state: JobState,
     /// Workers that take part, by rank.
     pub members: Vec<Member>,
-    /// Workers that left a job that does not go on without them.
+    /// Workers that left, when the job does not go on without them.
     pub left: Vec<Left>,
 }
 
 /// A worker that takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Which one.
+    /// Its rank.
     pub rank: u32,
     /// Its first round. When that is not 0, it begins with the weights of the round before.
     pub from: Round,
@@ -171,26 +171,26 @@ pub struct Member {
 /// A worker that left in good order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
-    /// Which one.
+    /// Its rank.
     pub rank: u32,
     /// The first round without it.
     pub round: Round,
 }
 
-/// How a job is.
+/// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum JobState {
-    /// Some workers are not here yet.
+    /// Some workers have not joined yet.
     Gathering {
-        /// Which ones.
+        /// Their ranks.
         missing: Vec<u32>,
     },
-    /// All are here.
+    /// All workers have joined.
     Running,
-    /// It cannot go on.
+    /// The job cannot go on.
     Failed {
-        /// Why, naming the rank.
+        /// The reason, which names the rank.
         reason: String,
     },
 }
@@ -201,12 +201,11 @@ pub enum JobState {
 pub struct LeaveRequest {
     /// From the join.
     pub token: String,
-    /// The first round that it takes no part in.
+    /// The first round without the worker.
     pub round: Round,
 }
 
-/// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. Answered when every core
-/// has it.
+/// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. The hub replies when every core has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LearningRateRequest {
@@ -218,14 +217,14 @@ pub struct LearningRateRequest {
     pub from_round: Round,
 }
 
-/// The body of every answer that is not a success.
+/// The body of every reply that reports an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
-    /// What was wrong, with what was expected and what to do next.
+    /// What was wrong, what was expected, and what to do next.
     pub error: String,
 }
 
-/// `GET /v1/hub`: who answers.
+/// `GET /v1/hub`: the state of the hub.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HubReply {
     /// [`PROTOCOL`] of the hub.
@@ -236,7 +235,7 @@ pub struct HubReply {
     pub kernels: String,
     /// Resident memory of the hub's process, in bytes.
     pub rss_bytes: u64,
-    /// Where its data path is, by each transport that it offers.
+    /// The address of its data path, for each transport that it offers.
     pub transports: Vec<TransportAddress>,
     /// Its cores, in the order of the plan.
     pub cores: Vec<CoreReply>,
@@ -249,7 +248,7 @@ pub struct HubReply {
 pub struct CoreReply {
     /// The processor that its thread is pinned to.
     pub cpu: u32,
-    /// The NIC that its chunks cross by, with RDMA.
+    /// The NIC that carries its chunks, with RDMA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
     /// Chunks summed and sent back since the start.
@@ -267,7 +266,7 @@ pub struct CoreReply {
 pub struct JobReply {
     /// Its name.
     pub name: String,
-    /// How it is.
+    /// Its state.
     #[serde(flatten)]
     pub state: JobState,
     /// Its workers.
@@ -284,13 +283,13 @@ pub struct JobReply {
     pub checkpoint_error: Option<String>,
 }
 
-/// `POST /v1/jobs/{job}/checkpoint`: a checkpoint that is on the disk.
+/// `POST /v1/jobs/{job}/checkpoint`: the reply describes a checkpoint that is on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointReply {
-    /// The round that a job goes on with from it.
+    /// The first round of a job that goes on from it.
     pub round: Round,
     /// Length of its file.
     pub bytes: u64,
-    /// Time that writing took.
+    /// Duration of the write.
     pub milliseconds: u64,
 }

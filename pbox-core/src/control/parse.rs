@@ -1,7 +1,7 @@
-//! From bytes to requests: what the hub does with a body before it looks at what it says.
+//! From bytes to requests: the hub parses a body before it looks at the content.
 //!
-//! The body comes from outside: its parser's memory stays a small multiple of the body's own size, and
-//! an error repeats only the beginning of what it complains about. Must not know HTTP.
+//! The body comes from outside. The parser's memory stays a small multiple of the body's size, and an error repeats
+//! only the beginning of the faulty text. Must not know HTTP.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -9,18 +9,18 @@ use serde_json::value::RawValue;
 
 use super::{JoinRequest, PROTOCOL};
 
-/// Most of the parser's words that an error repeats: they may quote a string of any length.
+/// The longest part of the parser's message that an error repeats: the message may quote a string of any length.
 const ECHOED_CHARS: usize = 400;
 
 /// A body that is no request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// It has no such form.
+    /// The body does not have the form of the request.
     #[error("{what}: {reason}; see docs/protocol.md")]
     Malformed {
-        /// Which request it should be.
+        /// The expected request.
         what: &'static str,
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
     /// Its sender speaks another version of the protocol.
@@ -29,22 +29,22 @@ pub enum ParseError {
         seen.map_or("none".to_owned(), |seen| seen.to_string())
     )]
     Protocol {
-        /// The version that it names, if it names one.
+        /// The version that the body names, if it names a version.
         seen: Option<u64>,
     },
 }
 
-/// A request of any kind but a join. `what` names the kind in errors.
+/// Parses a request of any kind except a join. `what` names the kind in errors.
 pub fn parse<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
     serde_json::from_slice(body).map_err(|error| malformed(what, &error))
 }
 
-/// A join. The version first: another version's request need not have the same fields.
+/// Parses a join. The version comes first: a request of another version may have other fields.
 pub fn parse_join(body: &[u8]) -> Result<JoinRequest, ParseError> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object")]
     struct Version<'a> {
-        // Not a `Value`: a tree of whatever stands there would take 16 times its bytes.
+        // Not a `Value`: a tree of any JSON takes 16 times its bytes.
         #[serde(borrow)]
         protocol: Option<&'a RawValue>,
     }
@@ -57,7 +57,7 @@ pub fn parse_join(body: &[u8]) -> Result<JoinRequest, ParseError> {
 
 fn malformed(what: &'static str, error: &serde_json::Error) -> ParseError {
     let said = error.to_string();
-    // Line and column stand at the end; of a long error the beginning says more.
+    // Line and column stand at the end; the beginning of a long error says more.
     let reason = said.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c });
     ParseError::Malformed { what, reason: reason.collect() }
 }

@@ -1,8 +1,8 @@
-//! The words of hubs that share a job: what a worker carries from the first hub to the others, and what hubs ask of
-//! each other. `docs/protocol.md` has the table of fields.
+//! The messages between hubs that share a job: a worker carries some from the first hub to the others, and hubs send
+//! each other the rest. `docs/protocol.md` has the table of fields.
 //!
-//! Hub 0 leads. It gives each worker a [`Pass`], and the worker shows that at the other hubs. So all hubs of a job know
-//! its secret, and a request without it is refused.
+//! Hub 0 leads. It gives each worker a [`Pass`], and the worker shows the pass at the other hubs. So all hubs of a
+//! job know its secret. They refuse a request without it.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,24 +12,24 @@ use crate::layout::Round;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peers {
-    /// `host:port` of each hub's control port, in the order of the shares. Hubs reach each other by these.
+    /// `host:port` of each hub's control port, in the order of the shares. Hubs reach each other at these addresses.
     pub hubs: Vec<String>,
-    /// What hub 0 answered to this worker's join. Hub 0 itself is asked without it.
+    /// The pass that hub 0 gave in its reply to this worker's join. A join to hub 0 itself has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
 }
 
-/// What hub 0 gives a worker for the other hubs of the job.
+/// Hub 0 gives this to a worker for the other hubs of the job.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pass {
     /// The job's secret: 32 hexadecimal digits. Hubs show it to each other.
     pub secret: String,
-    /// Names the worker at all hubs. Never used again, so that a rank's former worker is not taken for the new one.
+    /// Names the worker at all hubs. Never reused, so that no hub takes a rank's former worker for the new worker.
     pub worker: u64,
-    /// The round that the job began with: 0, or the latest that all hubs have a checkpoint of.
+    /// The round that the job began with: 0, or the latest round of which all hubs have a checkpoint.
     pub first_round: Round,
-    /// Whether hub 0 writes checkpoints: all hubs of a job do, or none.
+    /// Whether hub 0 writes checkpoints: either all hubs of a job do, or none does.
     pub checkpoints: bool,
 }
 
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Pass {
 pub struct PartsReply {
     /// Whether the hub writes checkpoints at all.
     pub keeps: bool,
-    /// Every how many rounds.
+    /// Rounds from one checkpoint to the next.
     pub every: Option<u32>,
     /// The rounds of its files, ascending.
     pub rounds: Vec<Round>,
@@ -59,16 +59,16 @@ pub struct PartsReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HoldRequest {
-    /// Of the job.
+    /// The job's secret.
     pub secret: String,
-    /// Number of the cut; each is above the one before.
+    /// Number of the cut; greater than every earlier number.
     pub cut: u64,
 }
 
 /// The job is held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldReply {
-    /// The round of the hub's chunk that is furthest ahead; nothing where it owns no chunk.
+    /// The round of the hub's chunk that is furthest ahead; `None` if the hub owns no chunk.
     pub front: Option<Round>,
 }
 
@@ -76,13 +76,13 @@ pub struct HoldReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleaseRequest {
-    /// Of the job.
+    /// The job's secret.
     pub secret: String,
     /// Number of the cut.
     pub cut: u64,
     /// The cut is before this round.
     pub from: Round,
-    /// Workers that take part from that round on, by the name in their pass.
+    /// Workers that take part from that round on, by `worker` of their pass.
     #[serde(default)]
     pub admitted: Vec<u64>,
     /// Whether to write a checkpoint of the state before that round.
@@ -90,46 +90,46 @@ pub struct ReleaseRequest {
     pub snapshot: bool,
 }
 
-/// `POST /v1/jobs/{job}/peers/written`: answered when the hub has written its part of a checkpoint or cannot, and now
-/// and then before.
+/// `POST /v1/jobs/{job}/peers/written`: the hub replies when it has written its part of a checkpoint, or cannot write
+/// it. It replies after `wait_ms` at the latest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenRequest {
-    /// Of the job.
+    /// The job's secret.
     pub secret: String,
     /// The checkpoint is of the state before this round; 0 stands for the part that is under way now, if there is one.
     pub before: Round,
-    /// What is known of all hubs' files.
+    /// The rounds that all hubs are known to have.
     pub whole: WholeRounds,
-    /// How long the hub may wait before it answers that the part is under way.
+    /// How long the hub may wait before it replies that the part is under way.
     pub wait_ms: u64,
 }
 
-/// The answer to [`WrittenRequest`].
+/// The reply to [`WrittenRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrittenReply {
     /// The rounds of the hub's files, ascending.
     pub rounds: Vec<Round>,
-    /// What became of the part.
+    /// The state of the part.
     pub part: PartState,
 }
 
-/// How a part of a checkpoint is.
+/// The state of a part of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartState {
-    /// Not all chunks have come to its round.
+    /// Not all chunks have come to the part's round.
     #[default]
     Collecting,
-    /// It is on its way to the disk.
+    /// The part is being written to the disk.
     Writing,
-    /// It is on the disk: so many bytes.
+    /// The part is on the disk, with this many bytes.
     Written(u64),
-    /// There is none, and why.
+    /// There is no part, for this reason.
     Failed(String),
 }
 
-/// Which rounds all hubs have a part of.
+/// The rounds of which all hubs have a part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WholeRounds {
@@ -139,15 +139,15 @@ pub struct WholeRounds {
     pub decided: Option<Round>,
 }
 
-/// `POST /v1/jobs/{job}/peers/arrived`, to hub 0: all of the hub's cores have a worker's link.
+/// `POST /v1/jobs/{job}/peers/arrived`, to hub 0: all of a hub's cores have a worker's link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArrivedRequest {
-    /// Of the job.
+    /// The job's secret.
     pub secret: String,
-    /// Which hub says so.
+    /// The hub that sends the request.
     pub hub: u32,
-    /// The worker, by the name in its pass.
+    /// The worker, by `worker` of its pass.
     pub worker: u64,
 }
 
@@ -155,11 +155,11 @@ pub struct ArrivedRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LostRequest {
-    /// Of the job.
+    /// The job's secret.
     pub secret: String,
-    /// The worker, by the name in its pass.
+    /// The worker, by `worker` of its pass.
     pub worker: u64,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -167,7 +167,7 @@ pub struct LostRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRequest {
-    /// Of the job.
+    /// The job's secret.
     pub secret: String,
     /// How long to wait for the round in flight.
     pub round_limit_ms: u64,

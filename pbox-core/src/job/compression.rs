@@ -1,7 +1,7 @@
-//! Compression: what a job's workers and its hub do so that fewer bytes cross.
+//! Compression: how a job's workers and its hub send fewer bytes.
 //!
-//! A setting, the same at all ends, said in the join. Knows codecs by name; `wire` says where their bytes lie,
-//! `framed` and the worker's `coder` use them.
+//! A setting, the same at all ends, stated in the join. Knows codecs by name. `wire` defines where their bytes lie;
+//! the stages in `weights` and the worker's `coder` use them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,13 +15,13 @@ use crate::layout::Layout;
 use crate::slim::{InvalidSlimDp, SlimDp};
 use crate::strict_json;
 
-/// How a job's gradients and weights are made smaller. In JSON it is the codec's, `{"codec": "bf16"}`, or
-/// `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
+/// How a job's gradients and weights are made smaller. The JSON of a codec is the codec's own, `{"codec": "bf16"}`.
+/// The JSON of Slim-DP is `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Compression {
-    /// Every push and every answer is written by a codec, all elements of a chunk in each round.
+    /// A codec writes every push and every answer, with all elements of a chunk in each round.
     Codec(Codec),
-    /// What matters is sent as it is, the rest is not.
+    /// Significant and explored elements are sent as they are, the rest is not sent.
     Slim(SlimDp),
 }
 
@@ -59,7 +59,7 @@ const FORMS: [(&str, &[&str]); 9] = [
 
 const SLIM: &str = "slim";
 
-/// The forms, as they are written.
+/// The forms, as a user writes them.
 fn forms() -> Vec<String> {
     FORMS.iter().map(|(name, settings)| [&[*name], *settings].concat().join(":")).collect()
 }
@@ -73,12 +73,12 @@ impl Compression {
         }
     }
 
-    /// Whether each worker is sent something else, in a weights window of its own.
+    /// Whether each worker gets answers of its own, in a weights window of its own.
     pub fn has_own_answers(&self) -> bool {
         matches!(self, Compression::Slim(_))
     }
 
-    /// Checks that every setting is one that it can work with.
+    /// Checks that every setting has a valid value.
     pub fn check(&self) -> Result<(), InvalidCompression> {
         match self {
             Compression::Codec(codec) => Ok(codec.check()?),
@@ -86,7 +86,7 @@ impl Compression {
         }
     }
 
-    /// Checks that a model can be sent so.
+    /// Checks that a model with this layout can be sent with this compression.
     pub fn check_layout(&self, layout: &Layout) -> Result<(), InvalidCompression> {
         match self {
             Compression::Codec(_) => Ok(()),
@@ -109,7 +109,7 @@ impl From<SlimDp> for Compression {
 
 impl Serialize for Compression {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// With the name that a codec has from its enum.
+        /// Serialized with the name that a codec has from its enum.
         #[derive(Serialize)]
         struct Named<'a> {
             codec: &'a str,
@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for Compression {
 impl fmt::Display for Compression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
-        // By way of a text: as a value an f32 becomes an f64, with digits that nobody wrote.
+        // Goes through a text: as a value an f32 becomes an f64, with digits that nobody wrote.
         let said = serde_json::to_string(self).map_err(|_| fmt::Error)?;
         let said: Map<String, Value> = serde_json::from_str(&said).map_err(|_| fmt::Error)?;
         let settings = FORMS.iter().find(|(name, _)| *name == self.name()).map_or(&[][..], |form| form.1);
@@ -149,8 +149,8 @@ impl fmt::Display for Compression {
     }
 }
 
-/// A codec's name, and its settings in their order with colons between them: `bf16`, `qsgd:8:512`. Settings at
-/// the end that have a default may be left out.
+/// A codec's name and its settings in their order, with colons between them: `bf16`, `qsgd:8:512`. Settings at the
+/// end that have a default may be left out.
 impl FromStr for Compression {
     type Err = NotACompression;
 

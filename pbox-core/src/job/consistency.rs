@@ -1,6 +1,6 @@
-//! Consistency: how far workers may be apart, and so what the weights contain that a worker gets.
+//! Consistency: how far workers may be apart, and so which pushes a worker's weights contain.
 //!
-//! Plain data and one rule, spoken at both ends. Knows rounds, no ranks and no memory.
+//! Plain data and one rule, used at both ends. Knows rounds, but no ranks and no memory.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,21 +13,21 @@ use crate::layout::Round;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Consistency {
-    /// Bulk synchronous: a round is one step with the mean of everybody's gradients, and ends for all at
+    /// Bulk synchronous: a round is one step with the mean of all workers' gradients, and ends for all workers at
     /// once.
     #[default]
     Bsp,
-    /// Stale synchronous (Ho et al., 2013): every push is a step of its own, and nobody is more than
-    /// `staleness` rounds ahead of the slowest. What a worker gets before its round `c` contains everybody's
-    /// pushes of all rounds before `c - staleness`.
+    /// Stale synchronous (Ho et al., 2013): every push is a step of its own, and no worker is more than `staleness`
+    /// rounds ahead of the slowest. The weights that a worker gets before its round `c` contain all workers' pushes
+    /// of all rounds before `c - staleness`.
     ///
-    /// Where BSP makes one step a round, this makes one for each worker, with that worker's gradient alone:
-    /// the learning rate is that of a batch of one worker.
+    /// BSP makes one step a round. SSP makes one step for each worker, with that worker's gradient alone: the
+    /// learning rate is that of a batch of one worker.
     Ssp {
-        /// Rounds. With 0 workers wait for each other as in BSP.
+        /// Rounds. With 0, workers wait for each other as in BSP.
         staleness: u32,
     },
-    /// Asynchronous: as SSP, but nobody waits for anybody after the first weights.
+    /// Asynchronous: like SSP, but no worker waits for another after the first weights.
     Asp,
 }
 
@@ -44,8 +44,9 @@ impl Consistency {
         self != Consistency::Bsp
     }
 
-    /// Whether a worker whose next round is `next` may have its weights when that of the slowest is
-    /// `slowest`. Nobody passes round 0 before all are through: it is the broadcast of the first weights.
+    /// Whether a worker whose next round is `next` may have its weights when the slowest worker's next round is
+    /// `slowest`. No worker passes round 0 before all workers have pushed it: it is the broadcast of the first
+    /// weights.
     #[inline]
     pub fn allows(self, next: Round, slowest: Round) -> bool {
         let ahead = next.0.saturating_sub(slowest.0);

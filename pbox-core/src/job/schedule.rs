@@ -1,10 +1,10 @@
-//! Schedules: in what order parts of a model leave, at both ends of a link.
+//! Schedules: the order in which parts of a model leave, at both ends of a link.
 //!
 //! Plain data. Knows neither links nor time.
 //!
 //! | schedule | a unit | order | weights come back |
 //! | --- | --- | --- | --- |
-//! | `kvstore` | a layer | as pushed | when the worker pulls what the hub has notified it of |
+//! | `kvstore` | a layer | as pushed | when the worker pulls a layer after the hub's notice |
 //! | `layerwise` | a layer | as pushed | when the worker may have all of the layer |
 //! | `sliced` | a slice | as pushed | chunk by chunk |
 //! | `p3` | a slice | first layer first | chunk by chunk, first layer first |
@@ -16,14 +16,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::KeyId;
 
-/// In what order a job's gradients and weights leave. The same at all its workers and at the hub.
+/// The order in which a job's gradients and weights leave. The same at all its workers and at the hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {
-    /// MXNet's KVStore, the baseline of P3's paper: whole layers in the order of their pushes; the hub notifies,
-    /// the worker pulls, and only then the weights are sent.
+    /// MXNet's KVStore, the baseline of P3's paper: whole layers in the order of their pushes. The hub notifies, the
+    /// worker pulls, and only then the hub sends the weights.
     KvStore,
-    /// Whole layers in the order of their pushes, sent back as wholes (wait-free backpropagation).
+    /// Whole layers in the order of their pushes, sent back whole (wait-free backpropagation).
     Layerwise,
     /// Slices in the order of their pushes, sent back chunk by chunk.
     #[default]
@@ -40,7 +40,7 @@ pub struct NotASchedule {
 }
 
 impl Schedule {
-    /// All of them.
+    /// All schedules.
     pub const ALL: [Schedule; 4] = [Schedule::KvStore, Schedule::Layerwise, Schedule::Sliced, Schedule::P3];
 
     /// Its name.
@@ -53,7 +53,7 @@ impl Schedule {
         }
     }
 
-    /// Where a key's parts go in a queue; lower leaves first.
+    /// The priority of a key's parts in a queue; the lowest leaves first.
     #[inline]
     pub fn priority(self, key: KeyId) -> u32 {
         if self == Schedule::P3 { key.0 } else { 0 }
@@ -64,7 +64,7 @@ impl Schedule {
         matches!(self, Schedule::KvStore | Schedule::Layerwise)
     }
 
-    /// Whether weights are sent only when they are pulled.
+    /// Whether weights are sent only when the worker pulls them.
     pub fn pulls(self) -> bool {
         self == Schedule::KvStore
     }

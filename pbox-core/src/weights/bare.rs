@@ -1,5 +1,5 @@
-//! The stages of bare BSP: workers' gradients are read in the windows where the workers wrote them, and the window that
-//! the step writes is the one that all workers read. Nothing is copied.
+//! The stages of bare BSP: the core reads workers' gradients in the windows where the workers wrote them. The step
+//! writes the window that all workers read. Nothing is copied.
 //!
 //! On the `unsafe` list: addresses in workers' windows become slices that kernels read.
 
@@ -18,7 +18,7 @@ use crate::wire::frame::FrameError;
 /// Reads bare slots: the kernel sums them where they are.
 #[derive(Debug)]
 pub(crate) struct BareSlots {
-    /// Slots that are read: all, or 1 when the sum is left out.
+    /// Slots that are read: all, or 1 when the job leaves out the sum.
     most: usize,
 }
 
@@ -43,7 +43,7 @@ impl Read for BareSlots {
         rank: u32,
         weights: &mut [E],
     ) {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         let slot = unsafe { gradients.bytes(rank, chunk.span) };
         weights
             .copy_from_slice(<[E]>::ref_from_bytes(slot).expect("a chunk holds whole elements, on 64 bytes"));
@@ -60,7 +60,7 @@ impl Read for BareSlots {
         _: Round,
         then: impl FnOnce(&Slots<E>, u32),
     ) {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         let slots = unsafe { gradients.slots::<E>(chunk.span, ranks) };
         let workers = slots.workers() as u32;
         then(&slots.at_most(self.most), workers);

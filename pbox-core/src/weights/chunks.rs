@@ -1,4 +1,4 @@
-//! The chunks of a shard: where each lies in the windows, in what is kept of it, and in a snapshot.
+//! The chunks of a shard: where each lies in the windows, in the memory that the hub keeps for it, and in a snapshot.
 //!
 //! Plain data, made once. Knows no values.
 

@@ -1,7 +1,7 @@
-//! Coded replies: what workers lack of the weights, as a codec writes it.
+//! Coded replies: a codec writes the part of the weights that workers lack.
 //!
-//! In BSP all workers have the same and are sent one frame. In SSP and ASP each has what it was answered last, and
-//! its own frame. Of a mean nothing is kept but what former answers left out.
+//! In BSP all workers have the same weights and get one frame. In SSP and ASP each worker has the weights of its last
+//! answer, and gets its own frame. For means the hub keeps only the values that former answers left out.
 
 use std::sync::Arc;
 
@@ -25,14 +25,14 @@ pub(crate) struct CodedForAll {
     /// The window that all workers read.
     window: Spans,
     shadow: Shadow,
-    /// By place: payload of the last coded answer, and whether the raw frame is of what the workers have now.
+    /// By place: payload of the last coded answer, and whether the raw frame has the workers' present weights.
     sent: Vec<(usize, bool)>,
-    /// Of means: what the answers so far left out.
+    /// For means: the values that the answers so far left out.
     left_out: Option<HubWeights>,
 }
 
 impl CodedForAll {
-    /// Allocates and touches memory: on the thread that owns the core.
+    /// Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(
         framing: &Arc<Framing>,
         codec: Codec,
@@ -49,7 +49,7 @@ impl CodedForAll {
         })
     }
 
-    /// Workers are sent these weights as they are: at the broadcast, and after a checkpoint.
+    /// Sends these weights to the workers as they are: at the broadcast, and after a checkpoint.
     fn send_raw(&mut self, chunk: &Chunk, place: usize, weights: &[f32]) {
         let frames = self.encoder.framing.frames(chunk.id);
         self.shadow.replace(frames.dtype, place, weights);
@@ -93,8 +93,8 @@ impl<R> Reply<R, HubWeights> for CodedForAll {
         chunks.iter().enumerate().for_each(|(place, chunk)| self.send_raw(chunk, place, weights.of(place)));
     }
 
-    /// Writes a raw frame of what the workers have. While it is there, and nobody has more, it is not written again:
-    /// a worker may read it.
+    /// Writes a raw frame of the workers' weights. While the frame is there and no worker has newer weights, it is
+    /// not written again: a worker may read it.
     fn greet(&mut self, chunk: &Chunk, place: usize) {
         if !std::mem::replace(&mut self.sent[place].1, true) {
             let frames = self.encoder.framing.frames(chunk.id);
@@ -104,7 +104,7 @@ impl<R> Reply<R, HubWeights> for CodedForAll {
     }
 }
 
-/// A frame for each worker, in the weights window that is its own.
+/// A frame for each worker, in the worker's own weights window.
 #[derive(Debug)]
 pub(crate) struct CodedForEach {
     encoder: Encoder,
@@ -114,7 +114,7 @@ pub(crate) struct CodedForEach {
 }
 
 impl CodedForEach {
-    /// The memory of a worker's shadow is there when it is first answered.
+    /// The memory of a worker's shadow is touched at the worker's first answer.
     pub fn new(
         framing: &Arc<Framing>,
         codec: Codec,

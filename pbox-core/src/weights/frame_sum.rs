@@ -18,7 +18,7 @@ use crate::wire::frame::{FrameError, Kind};
 pub(crate) struct FrameSum {
     framing: Arc<Framing>,
     codec: Codec,
-    /// The sum is left out: only the first frame is read.
+    /// The job leaves out the sum: only the first frame is read.
     only_first: bool,
     /// Sum of the chunk that is stepped.
     sum: Vec<f32>,
@@ -41,8 +41,8 @@ impl Read for FrameSum {
         round: Round,
     ) -> Result<bool, FrameError> {
         let frames = self.framing.frames(chunk.id);
-        // SAFETY: the worker has posted this chunk, and is not answered before this returns. Whatever it writes all
-        // the same is read as bytes, each of which is a value.
+        // SAFETY: the worker has posted this chunk, and gets no answer before this returns. If it writes all the
+        // same, the result is read as bytes, and every byte is a value.
         let bytes = unsafe { gradients.bytes(rank, chunk.span) };
         match self.framing.push_kind(round) {
             Kind::Raw => frames.raw(bytes).map(|_| true),
@@ -60,7 +60,7 @@ impl Read for FrameSum {
         rank: u32,
         weights: &mut [E],
     ) {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         let bytes = unsafe { gradients.bytes(rank, chunk.span) };
         begin_raw(&self.framing, chunk, bytes, weights);
     }
@@ -80,7 +80,7 @@ impl Read for FrameSum {
         sum.fill(0.0);
         let mut workers = 0;
         for rank in ranks {
-            // SAFETY: the caller's word.
+            // SAFETY: the caller guarantees it.
             let bytes = unsafe { gradients.bytes(rank, chunk.span) };
             // Total: the bytes may have changed since they were checked.
             if (workers == 0 || !self.only_first)
@@ -99,7 +99,7 @@ pub(super) fn longest(chunks: &[Chunk]) -> usize {
     chunks.iter().map(|chunk| chunk.elements).max().unwrap_or(0)
 }
 
-/// Begins with a broadcast's raw frame as weights. A frame that is torn by now changes nothing.
+/// Takes a broadcast's raw frame as the first weights. A frame that is torn by now changes nothing.
 pub(super) fn begin_raw<E: Element>(framing: &Framing, chunk: &Chunk, bytes: &[u8], weights: &mut [E]) {
     let weights = <[f32]>::mut_from_bytes(weights.as_mut_bytes()).expect("the hub's own weights are f32");
     framing.frames(chunk.id).read_raw(bytes, weights);
@@ -109,6 +109,6 @@ pub(super) fn begin_raw<E: Element>(framing: &Framing, chunk: &Chunk, bytes: &[u
 pub(super) fn with_sum<E: Element>(sum: &[f32], then: impl FnOnce(&Slots<E>)) {
     let sum = <[E]>::ref_from_bytes(sum.as_bytes()).expect("the hub's own weights are f32");
     let start = [sum.as_ptr()];
-    // SAFETY: the only start is that of `sum`, which is as long and lives as long, and which nobody writes.
+    // SAFETY: the only start is that of `sum`. `sum` is as long and lives as long, and nobody writes it.
     then(&unsafe { Slots::new(&start, sum.len()) });
 }

@@ -1,4 +1,4 @@
-//! The three stages of a core for a chunk: read what workers pushed, step, and reply.
+//! The three stages of a core for a chunk: read the workers' pushes, step, and reply.
 //!
 //! ```text
 //!   mode                  read             step into                        reply

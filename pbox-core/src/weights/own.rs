@@ -1,4 +1,5 @@
-//! Raw replies for each worker: its weights window is its own, and gets the weights when it is answered.
+//! Raw replies for each worker: each worker has its own weights window, and the hub writes the weights there with the
+//! answer.
 
 use fabric::{Span, Spans};
 
@@ -17,10 +18,10 @@ impl OwnWindows {
         OwnWindows { windows: (0..workers).map(|_| None).collect() }
     }
 
-    /// Brings in a worker's window, and touches it.
+    /// Adds a worker's window, and touches it.
     ///
     /// # Panics
-    /// When there is none, or not one span a chunk.
+    /// When there is no window, or when it does not have one span per chunk.
     pub fn add(&mut self, chunks: &[Chunk], rank: u32, own: Option<Spans>) -> &mut Spans {
         let mut own = own.expect("each worker has a weights window of its own");
         assert_eq!(own.len(), chunks.len(), "one span a chunk");
@@ -28,7 +29,7 @@ impl OwnWindows {
         self.windows[rank as usize].insert(own)
     }
 
-    /// Takes a worker's window out.
+    /// Removes a worker's window.
     pub fn remove(&mut self, rank: u32) {
         self.windows[rank as usize] = None;
     }

@@ -1,4 +1,4 @@
-//! Weights in f32 that only the hub sees, and room for means that nobody keeps.
+//! Weights in f32 that only the hub sees, and room for means that are not kept.
 //!
 //! Owned by the core, and laid out by place. Knows neither frames nor rounds.
 
@@ -15,12 +15,12 @@ use crate::kernels::Element;
 #[derive(Debug)]
 pub(crate) struct HubWeights {
     slab: Slab,
-    /// Where each chunk's are.
+    /// Where each chunk's weights are.
     chunks: Vec<Range<usize>>,
 }
 
 impl HubWeights {
-    /// Allocates and touches memory: on the thread that owns the core.
+    /// Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(chunks: &[Chunk]) -> Result<Self, MapError> {
         Self::in_places(chunks.iter().scan(0, |end, chunk| {
             *end += chunk.elements;
@@ -28,7 +28,7 @@ impl HubWeights {
         }))
     }
 
-    /// Room for the values of one chunk at a time, which nobody keeps: all chunks lie in the same place.
+    /// Room for the values of one chunk at a time, which are not kept: all chunks lie in the same place.
     pub fn of_one(chunks: &[Chunk]) -> Result<Self, MapError> {
         Self::in_places(chunks.iter().map(|chunk| 0..chunk.elements))
     }

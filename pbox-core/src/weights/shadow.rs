@@ -1,4 +1,4 @@
-//! The shadow: what a worker has of each chunk, as the hub knows it; and the coded answers that follow from it.
+//! The shadow: the hub's copy of a worker's values of each chunk, and the coded answers that follow from it.
 //!
 //! ```text
 //!   weights   f32, that only the hub sees
@@ -24,7 +24,7 @@ use crate::layout::Dtype;
 use crate::wire::frame::{self, HEADER_BYTES, Kind};
 use crate::wire::{Answer, Framing, difference, merge};
 
-/// What one worker, or all of them alike, have.
+/// The values of one worker, or the common values of all.
 #[derive(Debug)]
 pub(super) struct Shadow {
     slab: Slab,
@@ -33,7 +33,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Of chunks in their keys' types. The memory is there when it is first written.
+    /// A shadow of chunks in their keys' types. The memory is touched at the first write.
     pub fn new(framing: &Framing, chunks: &[Chunk]) -> Result<Self, MapError> {
         let mut end = 0;
         let place = |chunk: &Chunk| {
@@ -55,7 +55,7 @@ impl Shadow {
         <[E]>::mut_from_bytes(bytes).expect("whole elements, from a multiple of 4 bytes on")
     }
 
-    /// The worker is sent these weights raw.
+    /// The worker gets these weights raw.
     pub fn replace(&mut self, dtype: Dtype, place: usize, weights: &[f32]) {
         typed!(dtype, E => {
             let have = self.of_mut::<E>(place).iter_mut();
@@ -69,7 +69,7 @@ impl Shadow {
 pub(super) struct Encoder {
     pub framing: Arc<Framing>,
     codec: Codec,
-    /// What an answer is made of.
+    /// The values that an answer encodes.
     difference: Vec<f32>,
     scratch: Vec<f32>,
 }
@@ -80,7 +80,8 @@ impl Encoder {
         Encoder { framing: Arc::clone(framing), codec, difference: zeros(), scratch: zeros() }
     }
 
-    /// Encodes what a worker lacks of the weights into its frame of a round. Returns the payload's bytes.
+    /// Encodes the difference between the weights and the worker's values into the worker's frame of a round. Returns
+    /// the payload's bytes.
     pub fn encode_weights(
         &mut self,
         of: &Stepped,
@@ -95,7 +96,7 @@ impl Encoder {
         })
     }
 
-    /// Encodes a mean and what former answers left out of theirs, as [`encode_weights`](Self::encode_weights).
+    /// Encodes a mean and the values that former answers left out, like [`encode_weights`](Self::encode_weights).
     pub fn encode_mean(
         &mut self,
         of: &Stepped,
@@ -111,7 +112,7 @@ impl Encoder {
             let bytes = self.encode::<E>(of, Answer::Values, have, frame);
             for ((left_out, value), have) in left_out.iter_mut().zip(&self.difference).zip(&*have) {
                 let rest = value - have.to_f32();
-                // Of an infinite mean the worker has all there is; the rest would be in every answer from now on.
+                // The worker has all that an infinite mean can give; the rest would be in every answer from now on.
                 *left_out = if rest.is_finite() { rest } else { 0.0 };
             }
             bytes
@@ -130,7 +131,7 @@ impl Encoder {
         let frames = framing.frames(chunk.id);
         let room = &mut frame[HEADER_BYTES..frames.coded_bytes];
         let draw = framing.answer_draw(round, chunk.id);
-        // Without state: what is left out is in the next difference already.
+        // Without state: the next difference contains what is left out already.
         let encoded = codec.encode(kernels, &difference[..chunk.elements], &mut [], draw, room);
         frame::write_header(frame, Kind::Coded, encoded.bytes);
         let payload = &frame[HEADER_BYTES..][..encoded.bytes];

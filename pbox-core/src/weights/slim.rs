@@ -1,4 +1,5 @@
-//! Slim-DP: pushes of the significant set and of what each worker explored, and each worker's own answers.
+//! Slim-DP: pushes of the significant set and of the elements that each worker explored, and each worker's own
+//! answers.
 //!
 //! ```text
 //!   push of worker 0 --+
@@ -35,13 +36,13 @@ pub(crate) struct SlimPushes {
     significant: Vec<Significant>,
     /// The significant sets of all chunks.
     words: Vec<u64>,
-    /// The sum is left out: only the first push is added.
+    /// The job leaves out the sum: only the first push is added.
     only_first: bool,
     /// Sum of the chunk that is stepped.
     sum: Vec<f32>,
-    /// The pushes that are in the sum.
+    /// The pushes in the sum.
     pushed: Vec<Pushed>,
-    /// Takes what is left out of the sum.
+    /// Scratch for values that the sum leaves out.
     ignored: Vec<f32>,
 }
 
@@ -59,7 +60,7 @@ struct Significant {
 struct Pushed {
     rank: u32,
     whole: bool,
-    /// What was pushed, when it is not the whole chunk.
+    /// The elements that were pushed, unless it is the whole chunk.
     set: Vec<u64>,
 }
 
@@ -99,8 +100,8 @@ impl Read for SlimPushes {
         round: Round,
     ) -> Result<bool, FrameError> {
         let frames = self.framing.frames(chunk.id);
-        // SAFETY: the worker has posted this chunk, and is not answered before this returns. Whatever it writes all
-        // the same is read as bytes, each of which is a value.
+        // SAFETY: the worker has posted this chunk, and gets no answer before this returns. If it writes all the
+        // same, the result is read as bytes, and every byte is a value.
         let bytes = unsafe { gradients.bytes(rank, chunk.span) };
         if self.framing.push_kind(round) == Kind::Raw {
             return frames.raw(bytes).map(|_| true);
@@ -119,7 +120,7 @@ impl Read for SlimPushes {
         rank: u32,
         weights: &mut [E],
     ) {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees it.
         let bytes = unsafe { gradients.bytes(rank, chunk.span) };
         begin_raw(&self.framing, chunk, bytes, weights);
     }
@@ -140,7 +141,7 @@ impl Read for SlimPushes {
         sum[..chunk.elements].fill(0.0);
         let mut workers = 0;
         for (rank, pushed) in ranks.zip(pushed) {
-            // SAFETY: the caller's word.
+            // SAFETY: the caller guarantees it.
             let bytes = unsafe { gradients.bytes(rank, chunk.span) };
             // Total: the bytes may have changed since they were checked.
             let payload = frames.coded(bytes).unwrap_or_default();
@@ -157,7 +158,7 @@ impl Read for SlimPushes {
     }
 }
 
-/// Replies to each worker with what it pushed, and takes part in the selection of the significant set.
+/// Replies to each worker with the elements that it pushed, and takes part in the selection of the significant set.
 #[derive(Debug)]
 pub(crate) struct SlimReply {
     framing: Arc<Framing>,
@@ -167,12 +168,13 @@ pub(crate) struct SlimReply {
     answers: Vec<Vec<u32>>,
     /// A chunk's weights in its key's type.
     rounded: Vec<u64>,
-    /// Weights of the chunk whose selection goes on.
+    /// Weights of the chunk whose selection is under way.
     scratch: Vec<f32>,
 }
 
 impl SlimReply {
-    /// Allocates and touches memory: on the thread that owns the core. `first` is the first round that is trained in.
+    /// Allocates and touches memory: call it on the thread that owns the core. `first` is the first round with
+    /// training.
     pub fn new(
         framing: &Arc<Framing>,
         slim: SlimDp,
@@ -236,7 +238,7 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
         }
     }
 
-    /// When the job goes on from a checkpoint, the worker is sent these weights first.
+    /// When the job goes on from a checkpoint, the worker first gets these weights.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &HubWeights, rank: u32, own: Option<Spans>) {
         let own = self.own.add(chunks, rank, own);
         for (place, chunk) in chunks.iter().enumerate() {

@@ -1,6 +1,6 @@
-//! The three stages together, and the traits by which their types fit.
+//! The three stages together, and the traits that connect their types.
 //!
-//! Owned by the core, as a part of its shard. Knows which workers step only by what it is told.
+//! Owned by the core, as a part of its shard. The caller says which workers step.
 //!
 //! On the `unsafe` list: the calls that read the workers' slots.
 
@@ -17,12 +17,13 @@ use crate::layout::{Layout, Round};
 use crate::snapshot::Restored;
 use crate::wire::frame::FrameError;
 
-/// The first stage: what workers pushed becomes slots that a kernel can sum.
+/// The first stage: workers' pushes become slots that a kernel can sum.
 pub(crate) trait Read {
-    /// Checks a push before it counts. False when it does not count, and the worker must push the chunk again.
+    /// Checks a push before it counts. Returns false when the push does not count, and the worker must push the chunk
+    /// again.
     ///
     /// # Errors
-    /// When the push is no frame of this chunk and round.
+    /// When the push is not a frame of this chunk and round.
     fn check(
         &self,
         gradients: &Gradients,
@@ -35,7 +36,7 @@ pub(crate) trait Read {
     /// Takes one worker's push as the chunk's first weights.
     ///
     /// # Safety
-    /// The worker has pushed the chunk, and is not answered before this returns.
+    /// The worker has pushed the chunk, and gets no answer before this returns.
     unsafe fn begin<E: Element>(
         &mut self,
         gradients: &Gradients,
@@ -47,7 +48,7 @@ pub(crate) trait Read {
     /// Gives `then` the slots that make up the pushes of `ranks`, and the number of these workers.
     ///
     /// # Safety
-    /// All of `ranks` have pushed the chunk, and none of them is answered before this returns.
+    /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
     #[allow(clippy::too_many_arguments)] // a push is named by all of them
     unsafe fn sum<E: Element>(
         &mut self,
@@ -61,7 +62,7 @@ pub(crate) trait Read {
     );
 }
 
-/// Where the weights are that a step writes. `E` is the chunk's type at the hub.
+/// The place of the weights that a step writes. `E` is the chunk's type at the hub.
 pub(crate) trait Weights {
     /// A chunk's weights.
     fn elements<E: Element>(&self, place: usize) -> &[E];
@@ -70,31 +71,31 @@ pub(crate) trait Weights {
     fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E];
 }
 
-/// A chunk that was stepped, or has begun.
+/// A chunk that was stepped, or got its first weights.
 pub(crate) struct Stepped<'a> {
     pub kernels: &'a Kernels,
     pub chunk: &'a Chunk,
     pub place: usize,
     pub round: Round,
-    /// How many workers' pushes it was stepped with; 0 when they are its first weights.
+    /// The number of workers whose pushes are in the step; 0 for first weights.
     pub workers: u32,
 }
 
-/// A chunk's weights that one worker is sent.
+/// A worker that gets a chunk's weights.
 pub(crate) struct To {
     pub rank: u32,
-    /// The round that they answer.
+    /// The round that the weights answer.
     pub round: Round,
-    /// The first round of the worker: before it, the worker has nothing that a difference could be added to.
+    /// The first round of the worker: before it, the worker has no weights to add a difference to.
     pub first: Round,
 }
 
-/// The third stage: how weights are sent to workers. What a mode does not need, it does not implement.
+/// The third stage: how weights are sent to workers. A mode implements only the methods that it needs.
 pub(crate) trait Reply<R, W> {
-    /// What is posted to a worker. What the worker reads is in its place then.
+    /// Returns the span to post to a worker. The values that the worker reads are in place then.
     fn answer(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span;
 
-    /// A worker is there, and with it the weights window that is its own, in modes in which it has one.
+    /// A worker is there. In modes with own weights windows, `own` is the worker's window.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
 
     /// A worker is gone.
@@ -104,13 +105,14 @@ pub(crate) trait Reply<R, W> {
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
-    /// The job goes on from `first` with weights that no step made: workers are sent these next.
+    /// The job goes on from `first` with weights that no step made: workers get these weights next.
     fn restore(&mut self, _chunks: &[Chunk], _weights: &W, _first: Round) {}
 
-    /// Workers that have no weights are to be sent what the others have, who may still read their answers.
+    /// Prepares the weights of the other workers for workers that have none. The other workers may still read their
+    /// answers.
     fn greet(&mut self, _chunk: &Chunk, _place: usize) {}
 
-    /// Whether a chunk that has all pushes of a round must wait for a task of the core.
+    /// Whether a chunk with all pushes of a round must wait for a task of the core.
     #[inline]
     fn awaits_task(&self, _round: Round) -> bool {
         false
@@ -122,7 +124,7 @@ pub(crate) trait Reply<R, W> {
         false
     }
 
-    /// Goes on with the task by one chunk. Returns whether it did.
+    /// Does the task for one chunk. Returns whether there was a chunk to do.
     fn work(&mut self, _weights: &W) -> bool {
         false
     }
@@ -139,7 +141,7 @@ pub(crate) struct Staged<R, W, A> {
     reply: A,
 }
 
-/// What a shard asks of its stages, whatever their types.
+/// The methods that a shard needs from its stages of any type.
 pub(crate) trait Stages {
     /// The chunks, by place.
     fn chunks(&self) -> &[Chunk];
@@ -147,11 +149,11 @@ pub(crate) trait Stages {
     /// Checks a push before it counts, as [`Read::check`].
     fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError>;
 
-    /// Sum of the pushes of `ranks` and step of a chunk in `round`, as the chunk's step of this `number` from 1. In
-    /// round 0, when weights are kept, the first push becomes the weights.
+    /// Sums the pushes of `ranks` and steps a chunk in `round`. `number` counts the chunk's steps from 1. In round 0,
+    /// when weights are kept, the first push becomes the weights.
     ///
     /// # Safety
-    /// All of `ranks` have pushed the chunk, and none of them is answered before this returns.
+    /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
     unsafe fn step(
         &mut self,
         kernels: &Kernels,
@@ -161,10 +163,10 @@ pub(crate) trait Stages {
         number: Round,
     );
 
-    /// What is posted to a worker, as [`Reply::answer`].
+    /// The span to post to a worker, like [`Reply::answer`].
     fn answer(&mut self, kernels: &Kernels, place: usize, to: To) -> Span;
 
-    /// Brings in a worker's gradients, and the window for its own weights in modes in which it has one. Checks every
+    /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every
     /// span once, and touches this core's part.
     fn add_worker(
         &mut self,
@@ -173,7 +175,7 @@ pub(crate) trait Stages {
         own: Option<Spans>,
     ) -> Result<(), SpanError>;
 
-    /// Takes a worker's windows out.
+    /// Removes a worker's windows.
     fn remove_worker(&mut self, rank: u32);
 
     /// Takes weights, state and learning rates from a checkpoint.
@@ -199,7 +201,7 @@ pub(crate) trait Stages {
 }
 
 impl<R: Read, W: Weights, A: Reply<R, W>> Staged<R, W, A> {
-    /// Allocates and touches memory: on the thread that owns the core.
+    /// Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
@@ -239,7 +241,7 @@ impl<R: Read, W: Weights, A: Reply<R, W>> Stages for Staged<R, W, A> {
             let weights = weights.elements_mut::<E>(place);
             if round == Round(0) && steps.keeps_weights() {
                 let Some(first) = ranks.next() else { return };
-                // SAFETY: the caller's word.
+                // SAFETY: the caller guarantees it.
                 unsafe { read.begin(gradients, chunk, first, weights) };
                 steps.begin(chunk, weights);
             } else {
@@ -247,7 +249,7 @@ impl<R: Read, W: Weights, A: Reply<R, W>> Stages for Staged<R, W, A> {
                     workers = count;
                     steps.run(kernels, chunk, slots, count, weights, round, number);
                 };
-                // SAFETY: the caller's word.
+                // SAFETY: the caller guarantees it.
                 unsafe { read.sum(kernels, gradients, chunk, place, ranks, round, step) };
             }
         });

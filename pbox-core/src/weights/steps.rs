@@ -1,6 +1,6 @@
-//! The step: the optimizer's rule, its learning rates, and what it keeps of each chunk beside the weights.
+//! The step: the optimizer's rule, its learning rates, and the values that it keeps of each chunk beside the weights.
 //!
-//! Owned by the core. The only step of all modes. Knows neither windows nor frames.
+//! Owned by the core. All modes use this step. Knows neither windows nor frames.
 
 use fabric::{MapError, Slab};
 
@@ -11,11 +11,11 @@ use crate::kernels::{Ablate, Element, Kernels, LearningRates, Optimizer, Slots};
 use crate::layout::{KeyId, Round};
 use crate::snapshot::Restored;
 
-/// What steps a shard's chunks.
+/// Steps a shard's chunks.
 #[derive(Debug)]
 pub(crate) struct Steps {
     optimizer: Optimizer,
-    /// `None` when both sum and step are left out.
+    /// `None` when the job leaves out both sum and step.
     rule: Option<Optimizer>,
     rates: LearningRates,
     /// By chunk, in f32: master weights, when the hub's weights are coarser, then optimizer state.
@@ -23,7 +23,7 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Allocates and touches memory: on the thread that owns the core.
+    /// Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(terms: &JobTerms, chunks: &[Chunk]) -> Result<Self, MapError> {
         let optimizer = terms.optimizer;
         let of = |chunk: &Chunk| chunk.elements * optimizer.kept_per_element(chunk.dtype);
@@ -48,8 +48,8 @@ impl Steps {
         &mut self.rates
     }
 
-    /// Sums the slots, which are pushes of this many workers, and steps the weights, as the chunk's step of this
-    /// `number` from 1.
+    /// Sums the slots, which are the pushes of this many workers, and steps the weights. `number` counts the chunk's
+    /// steps from 1.
     #[inline]
     #[allow(clippy::too_many_arguments)] // what a step depends on
     pub fn run<E: Element>(
@@ -69,7 +69,7 @@ impl Steps {
         kernels.run(rule, &step, slots, weights, kept);
     }
 
-    /// The chunk begins with these weights: they are the master weights, too.
+    /// The chunk begins with these weights. They become the master weights, too.
     pub fn begin<E: Element>(&mut self, chunk: &Chunk, weights: &[E]) {
         let (master, _) = self.kept_of::<E>(chunk);
         master.iter_mut().zip(weights).for_each(|(master, weight)| *master = weight.to_f32());
@@ -82,8 +82,8 @@ impl Steps {
         kept.split_at_mut(chunk.elements * self.optimizer.master_per_element(E::DTYPE))
     }
 
-    /// Takes a chunk's state from a checkpoint, whose elements `start` to `start + elements` of the key it is.
-    /// Returns its weights there.
+    /// Takes a chunk's state from a checkpoint. The chunk's elements begin at `start` in the key. Returns the chunk's
+    /// weights in the checkpoint.
     pub fn restore<'a, E: Element>(
         &mut self,
         chunk: &Chunk,
@@ -103,11 +103,10 @@ impl Steps {
         weights
     }
 
-    /// Writes a chunk's values for a snapshot: its weights, which are the master weights when there are some, then
-    /// its state.
+    /// Writes a chunk's values for a snapshot: its weights (the master weights, if there are any), then its state.
     pub fn copy_to_snapshot<E: Element>(&self, chunk: &Chunk, weights: &[E], values: &mut [f32]) {
         let kept = chunk.elements * self.optimizer.kept_per_element(E::DTYPE);
-        // What is kept is laid out as a snapshot is. Weights without a master stand before it.
+        // Kept values are laid out as in a snapshot. Weights without a master stand before them.
         let (rounded, rest) = values.split_at_mut(values.len() - kept);
         rounded.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight.to_f32());
         rest.copy_from_slice(&self.kept.as_slice()[chunk.kept..][..kept]);
