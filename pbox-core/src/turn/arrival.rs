@@ -1,5 +1,5 @@
-//! Which workers' slots of which chunks are in, for one core's chunks of one job, where a round ends for
-//! all at once: BSP. Beside it stands `clocks`, for SSP and ASP.
+//! Records which workers' slots of which chunks are in, for one core's chunks of one job, when a round ends for all
+//! workers at once: BSP. `clocks` does the same for SSP and ASP.
 //!
 //! Owned by the core. A bit per (chunk, worker) and a count per chunk; plain memory, no atomics.
 
@@ -26,9 +26,9 @@ struct State {
 /// The worker may not push this chunk for this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfTurn {
-    /// It had pushed it already.
+    /// It has pushed the chunk already.
     Again(Round),
-    /// It was not answered yet.
+    /// Its last push has no answer yet.
     Unanswered(Round),
     /// Another round is next.
     OtherRound { expected: Round },
@@ -37,7 +37,7 @@ pub(crate) enum OutOfTurn {
 }
 
 impl Arrivals {
-    /// `chunks` chunks, all of which begin with round `first`, and nobody on the roster.
+    /// `chunks` chunks, all of which begin with round `first`, and an empty roster.
     pub fn new(chunks: usize, ranks: u32, first: Round) -> Self {
         let words_per_chunk = ranks.div_ceil(64) as usize;
         Arrivals {
@@ -48,12 +48,12 @@ impl Arrivals {
         }
     }
 
-    /// Who takes part.
+    /// The workers that take part.
     pub fn roster(&self) -> &Roster {
         &self.roster
     }
 
-    /// `rank` takes part from round `from` on.
+    /// Lets `rank` take part from round `from` on.
     pub fn admit(&mut self, rank: u32, from: Round) {
         self.roster.admit(rank, from);
     }
@@ -77,7 +77,7 @@ impl Arrivals {
         self.chunks[index].round
     }
 
-    /// Lowest and highest round in flight; `None` of no chunks.
+    /// Lowest and highest round in flight; `None` if there are no chunks.
     pub fn front(&self) -> Option<(Round, Round)> {
         let rounds = || self.chunks.iter().map(|chunk| chunk.round);
         Some((rounds().min()?, rounds().max()?))
@@ -100,8 +100,8 @@ impl Arrivals {
         Ok(round)
     }
 
-    /// Notes that `rank`'s slot of chunk `index` is in, whose turn it [is](Self::check); true when it was the last
-    /// one of its round.
+    /// Notes that `rank`'s slot of chunk `index` is in; it [must be](Self::check) the rank's turn. Returns true when
+    /// the slot was the last of its round.
     #[inline]
     pub fn note(&mut self, index: usize, rank: u32) -> bool {
         let (word, bit) = self.bit(index, rank);
@@ -116,14 +116,14 @@ impl Arrivals {
         (index * self.words_per_chunk + rank as usize / 64, 1 << (rank % 64))
     }
 
-    /// Whether the slots of all who take part are in.
+    /// Whether the slots of all workers that take part are in.
     pub fn is_whole(&self, index: usize) -> bool {
         let State { round, count } = self.chunks[index];
         count > 0 && count == self.roster.size(round)
     }
 
-    /// Moves chunk `index` past rounds that nobody is left to push, to the first that somebody takes part in; how
-    /// many rounds. Those who take part in that one wait for the weights before it.
+    /// Moves chunk `index` past rounds without workers, to the first round with a worker. Returns the number of
+    /// rounds. The workers of that round wait for the weights before it.
     pub fn skip_deserted(&mut self, index: usize) -> u32 {
         let State { round, .. } = self.chunks[index];
         let Some(next) = self.roster.first_after(round) else { return 0 };

@@ -1,8 +1,8 @@
-//! Layer parts: a key's chunks on one core, where a job's schedule answers them together or not at all.
+//! Layer parts: a key's chunks on one core, in schedules that answer them together or not at all.
 //!
-//! Owned by the core. Counts, for each worker, the chunks of a part that it may be sent; no link, no weights. A worker
-//! pushes its keys whole, and is answered once for a push: so all that it may be sent of a part is of one round, its
-//! own, whoever else comes or goes, and however far ahead of others it is.
+//! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to it; knows no link and no
+//! weights. A worker pushes its keys whole, and gets one answer for a push. So all chunks of a part that may be sent
+//! to it are of one round, its own, even if other workers come or go, and however far ahead it is.
 //!
 //! ```text
 //!   layerwise:  ready, ready, ready: whole -> all chunks
@@ -17,23 +17,23 @@ use crate::layout::KeyId;
 /// The layer parts of a job on a core.
 #[derive(Debug)]
 pub(super) struct LayerParts {
-    /// Places in the shard: chunks are in the order of their ids, and so a key's are neighbours.
+    /// Places in the shard. Chunks are in the order of their ids, so a key's chunks are neighbours.
     parts: Vec<Range<u32>>,
     /// By place in the shard.
     part_of: Vec<u32>,
     workers: usize,
-    /// By part, then by rank: chunks that this worker may be sent, and is not. Of a part that is whole all of them,
-    /// until it is pulled.
+    /// By part, then by rank: chunks that may be sent to this worker, and are not sent. For a whole part these are
+    /// all its chunks, until the worker pulls it.
     ready: Vec<u32>,
     pulled: bool,
 }
 
-/// What follows when a worker may be sent a chunk of a part.
+/// The result when a chunk of a part may be sent to a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
     /// Nothing: the part is not whole.
     NotYet,
-    /// All these places are sent.
+    /// All these places must be sent.
     ToSend(Range<usize>),
     /// The worker is told that it can pull the part that begins at this place.
     ToPull(usize),
@@ -42,7 +42,7 @@ pub(super) enum Ready {
 }
 
 impl LayerParts {
-    /// Of a shard's chunks, whose keys are these by place.
+    /// The parts of a shard whose chunks have these keys, by place.
     pub fn new(keys: &[KeyId], workers: u32, pulled: bool) -> Self {
         let mut parts: Vec<Range<u32>> = Vec::new();
         let mut part_of = Vec::with_capacity(keys.len());
@@ -55,7 +55,7 @@ impl LayerParts {
         LayerParts { ready: vec![0; parts.len() * workers], parts, part_of, workers, pulled }
     }
 
-    /// Worker `rank` may be sent the chunk at a place.
+    /// The chunk at a place may be sent to worker `rank`.
     #[inline]
     pub fn ready(&mut self, place: usize, rank: u32) -> Ready {
         let part = self.part_of[place] as usize;
@@ -73,7 +73,7 @@ impl LayerParts {
         }
     }
 
-    /// Worker `rank` pulls the part that begins at a place: all its places, when it is whole for the worker.
+    /// Worker `rank` pulls the part that begins at a place. Returns all its places, when it is whole for the worker.
     pub fn pull(&mut self, place: usize, rank: u32) -> Option<Range<usize>> {
         let part = self.part_of[place] as usize;
         let Range { start, end } = self.parts[part];
@@ -85,7 +85,7 @@ impl LayerParts {
         Some(start as usize..end as usize)
     }
 
-    /// Nothing is ready for worker `rank`, which is gone.
+    /// Worker `rank` is gone: nothing is ready for it.
     pub fn forget(&mut self, rank: u32) {
         self.ready.iter_mut().skip(rank as usize).step_by(self.workers).for_each(|ready| *ready = 0);
     }

@@ -1,12 +1,13 @@
-//! Replies: how what a job's shard has finished gets to its workers, in the order of the job's schedule.
+//! Replies: the finished chunks of a job's shard go to its workers, in the order of the job's schedule.
 //!
-//! Owned by the core's thread. Knows the links of one job's workers and what waits for each; not who pushed what.
+//! Owned by the core's thread. Knows the links of one job's workers and the queue of each link, but not the workers'
+//! pushes.
 //!
 //! ```text
 //!   finished -> (whole layer? pulled?) -> post -- Full, and the link has credit --> queue -> next turns' posts
 //! ```
 //!
-//! When all links take what is posted, which is so as long as they have no credit, nothing waits here.
+//! While all links accept every post, nothing waits here. Links without credit accept every post.
 
 use fabric::{LinkId, Port, Posted, Span};
 
@@ -20,7 +21,7 @@ use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Immediate, KeyId, Round};
 use crate::weights::Stages;
 
-/// What control messages carry: an immediate, and no bytes.
+/// The span of control messages: they carry an immediate, and no bytes.
 const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
 /// A chunk's weights on the way to one worker.
@@ -31,7 +32,7 @@ struct Answer {
     round: Round,
 }
 
-/// What was done after an arrival, beside posts.
+/// The work after an arrival, beside posts.
 pub(super) struct Done {
     /// Steps that were made, and the bytes of the chunk.
     pub steps: u32,
@@ -45,24 +46,24 @@ impl Done {
     const POSTED: Done = Done { steps: 0, bytes: 0, has_task: false };
 }
 
-/// The links of a job's workers to a core, and what waits for them.
+/// The links of a job's workers to a core, and the answers that wait for them.
 #[derive(Debug)]
 pub(super) struct Replies {
     schedule: Schedule,
     /// By rank.
     links: Vec<Option<LinkId>>,
-    /// By rank; with room for nothing when the link has no credit.
+    /// By rank; a queue has no room when the link has no credit.
     queues: Vec<SendQueue<Answer>>,
-    /// In all queues.
+    /// Answers in all queues.
     waiting: usize,
     /// With schedules by layer.
     parts: Option<LayerParts>,
-    /// Workers that broke the protocol in a way that shows when they are answered. None, as long as all keep to it.
+    /// Workers whose violation of the protocol shows when they get an answer. Empty while all workers keep to it.
     broken: Vec<(u32, Violation)>,
 }
 
 impl Replies {
-    /// Without links.
+    /// Replies without links.
     pub fn new(terms: &JobTerms, keys: &[KeyId]) -> Self {
         let (schedule, workers) = (terms.level.schedule, terms.workers);
         Replies {
@@ -75,14 +76,14 @@ impl Replies {
         }
     }
 
-    /// A worker's link; the former one of its rank.
+    /// Sets a worker's link. Returns the former link of its rank.
     pub fn attach(&mut self, rank: u32, link: LinkId) -> Option<LinkId> {
         let former = self.detach(rank);
         self.links[rank as usize] = Some(link);
         former
     }
 
-    /// The link of a worker that is gone.
+    /// Removes the link of a worker that is gone.
     pub fn detach(&mut self, rank: u32) -> Option<LinkId> {
         let queue = &mut self.queues[rank as usize];
         self.waiting -= queue.len();
@@ -101,23 +102,24 @@ impl Replies {
         self.links.into_iter().flatten()
     }
 
-    /// A worker's link has credit, and may be full with answers under way: makes room for one of each chunk.
+    /// A worker's link has credit, and may be full with answers under way: makes room for one answer per chunk.
     pub fn make_room(&mut self, rank: u32, chunks: usize) {
         self.queues[rank as usize] = SendQueue::new(chunks);
     }
 
-    /// Workers that broke the protocol in a way that shows when they are answered.
+    /// Workers whose violation of the protocol shows when they get an answer.
     pub fn take_broken(&mut self) -> Vec<(u32, Violation)> {
         std::mem::take(&mut self.broken)
     }
 
-    /// Whether [`take_broken`](Self::take_broken) has some.
+    /// Whether [`take_broken`](Self::take_broken) has workers to return.
     #[inline]
     pub fn has_broken(&self) -> bool {
         !self.broken.is_empty()
     }
 
-    /// Gives a worker's post to the shard, and sends what follows from it. What was done, if anything was.
+    /// Gives a worker's post to the shard, and sends the answers that follow from it. Returns the work, if there was
+    /// any.
     ///
     /// # Errors
     /// When the worker broke the protocol.
@@ -138,7 +140,7 @@ impl Replies {
                 port.flush();
                 Ok(Some(Done::POSTED))
             }
-            // No push of this round: a pull looks so.
+            // Not a push of this round: it may be a pull.
             Err(violation) => match self.pull(port, kernels, shard, rank, immediate) {
                 true => Ok(Some(Done::POSTED)),
                 false => Err(violation),
@@ -146,7 +148,7 @@ impl Replies {
         }
     }
 
-    /// Sends what a shard has finished to all workers whose answer is due.
+    /// Sends the chunk that a shard has finished to all workers whose answer is due.
     #[inline]
     pub fn send<P: Port, T: Pace, S: Stages>(
         &mut self,
@@ -160,15 +162,15 @@ impl Replies {
                 self.reply(port, kernels, shard, finished.place, rank, round);
             }
         }
-        // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not
-        // wait for the rest of this turn.
+        // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not wait for the
+        // rest of this turn.
         port.flush();
         let &Finished { steps, bytes, .. } = finished;
         Done { steps, bytes, has_task: shard.has_task() }
     }
 
-    /// A worker may have its answer of a round for one chunk: it goes out now, or with all of the layer's part, or when
-    /// the worker pulls that.
+    /// A worker may have its answer of a round for one chunk. The answer goes out now, or with all of the layer's
+    /// part, or when the worker pulls the part.
     #[inline]
     pub fn reply<P: Port, T: Pace, S: Stages>(
         &mut self,
@@ -211,8 +213,8 @@ impl Replies {
         }
     }
 
-    /// Whether a worker's post is the pull of a layer's part, which it then is sent. A pull names the first chunk of the
-    /// part and the round before, as control messages do.
+    /// Whether a worker's post is the pull of a layer's part. If it is, the part is sent. A pull names the first
+    /// chunk of the part and the round before, as control messages do.
     #[cold]
     fn pull<P: Port, T: Pace, S: Stages>(
         &mut self,
@@ -224,7 +226,7 @@ impl Replies {
     ) -> bool {
         let Some(parts) = &mut self.parts else { return false };
         let Some(place) = shard.place(immediate.chunk) else { return false };
-        // A part is whole for it only after a round.
+        // A part is whole for the worker only after a round.
         let round = Round(shard.pace.next_round(place, rank).0.wrapping_sub(1));
         if immediate != Immediate::control(immediate.chunk, round) {
             return false;
@@ -243,7 +245,7 @@ impl Replies {
         }
     }
 
-    /// One chunk to one worker, behind what waits for it already, by its priority.
+    /// Sends one chunk to one worker, behind the answers that wait already, by its priority.
     #[inline]
     fn answer<P: Port, T: Pace, S: Stages>(
         &mut self,
@@ -266,8 +268,8 @@ impl Replies {
         self.keep(shard.keys()[place], rank, Answer { chunk, span, round });
     }
 
-    /// Without credit there is room for all answers as long as a worker keeps to one round in flight: a link that is
-    /// full then shows that it does not.
+    /// Without credit there is room for all answers while a worker keeps to one round in flight. A full link then
+    /// shows that the worker does not.
     #[cold]
     fn keep(&mut self, key: KeyId, rank: u32, answer: Answer) {
         match self.queues[rank as usize].push(self.schedule.priority(key), answer) {
@@ -276,7 +278,7 @@ impl Replies {
         }
     }
 
-    /// Sends what waits and has room now; how many chunks.
+    /// Sends the waiting answers for which there is room now. Returns the number of chunks.
     pub fn post_waiting<P: Port>(&mut self, port: &mut P) -> usize {
         let mut sent = 0;
         for (queue, link) in self.queues.iter_mut().zip(&self.links) {

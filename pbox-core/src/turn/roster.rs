@@ -1,26 +1,26 @@
-//! The roster: which workers take part in a job, and each from which round on.
+//! The roster: which workers take part in a job, and from which round on.
 //!
 //! Owned by a core, one for each of its shards. Knows ranks and rounds, no links and no memory.
 
 use crate::layout::Round;
 
-/// Who takes part, by rank.
+/// The workers that take part, by rank.
 #[derive(Debug)]
 pub(crate) struct Roster {
-    /// First round of each rank; `None` for those that do not take part.
+    /// First round of each rank; `None` for ranks that do not take part.
     from: Vec<Option<Round>>,
     count: u32,
-    /// From this round on all of `count` take part.
+    /// All of `count` take part from this round on.
     settled: Round,
 }
 
 impl Roster {
-    /// Nobody yet, of `ranks` that there may be.
+    /// An empty roster for at most `ranks` workers.
     pub fn new(ranks: u32) -> Self {
         Roster { from: vec![None; ranks as usize], count: 0, settled: Round(0) }
     }
 
-    /// `rank` takes part from round `from` on.
+    /// Lets `rank` take part from round `from` on.
     pub fn admit(&mut self, rank: u32, from: Round) {
         if self.from[rank as usize].replace(from).is_none() {
             self.count += 1;
@@ -28,10 +28,10 @@ impl Roster {
         self.settled = self.settled.max(from);
     }
 
-    /// `rank` takes part in no round that is not finished; false when it did not before.
+    /// Removes `rank` from every round that is not finished; false when it did not take part before.
     pub fn remove(&mut self, rank: u32) -> bool {
         // Not `count -= u32::from(took_part)`, followed by a test of `took_part`: rustc 1.96.0 and earlier lose the
-        // subtraction in release builds where this is inlined (docs/decisions/0022-a-miscompiled-count.md).
+        // subtraction in release builds when this is inlined (docs/decisions/0022-a-miscompiled-count.md).
         if self.from[rank as usize].take().is_none() {
             return false;
         }
@@ -39,13 +39,13 @@ impl Roster {
         true
     }
 
-    /// How many take part in a round.
+    /// The number of workers that take part in a round.
     #[inline]
     pub fn size(&self, round: Round) -> u32 {
         if round >= self.settled { self.count } else { self.ranks(round).count() as u32 }
     }
 
-    /// Where nobody takes part in a round: the first round after it that somebody takes part in.
+    /// For a round in which no worker takes part: the first round after it with a worker.
     pub fn first_after(&self, round: Round) -> Option<Round> {
         let first = || self.from.iter().flatten().min().copied();
         if self.size(round) > 0 { None } else { first() }
@@ -57,19 +57,19 @@ impl Roster {
         self.from[rank as usize].is_some_and(|from| from <= round)
     }
 
-    /// From which round on `rank` takes part, if it does.
+    /// The round from which `rank` takes part, if it does.
     #[inline]
     pub fn first(&self, rank: u32) -> Round {
         self.from[rank as usize].unwrap_or_default()
     }
 
-    /// Whether somebody takes part from a round on, and not before.
+    /// Whether a worker takes part from this round on, and not before.
     #[inline]
     pub fn has_newcomers(&self, round: Round) -> bool {
         round <= self.settled && self.from.contains(&Some(round))
     }
 
-    /// Those who take part in a round, ascending.
+    /// The ranks that take part in a round, ascending.
     pub fn ranks(&self, round: Round) -> impl Iterator<Item = u32> {
         (0u32..)
             .zip(&self.from)

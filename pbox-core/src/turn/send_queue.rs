@@ -1,11 +1,11 @@
-//! The queue of what waits for a link, at both ends.
+//! The queue of items that wait for a link, at both ends.
 //!
 //! Owned by the thread that owns the link. Knows neither links nor time.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// What waits for a link: lowest priority number first, and in the order of their pushes where that is equal.
+/// Items that wait for a link: lowest priority number first, and in the order of their pushes when it is equal.
 /// Allocates nothing after it is made.
 #[derive(Clone, Debug)]
 pub struct SendQueue<T> {
@@ -17,7 +17,7 @@ pub struct SendQueue<T> {
 #[derive(Clone, Copy, Debug)]
 struct Waiting<T> {
     priority: u32,
-    /// No two have the same: the order is strict.
+    /// Unique: the order is strict.
     number: u64,
     what: T,
 }
@@ -28,7 +28,7 @@ impl<T> Waiting<T> {
     }
 }
 
-/// The heap has its greatest first.
+/// The heap returns its greatest item first.
 impl<T> Ord for Waiting<T> {
     fn cmp(&self, other: &Self) -> Ordering {
         other.rank().cmp(&self.rank())
@@ -50,12 +50,12 @@ impl<T> PartialEq for Waiting<T> {
 impl<T> Eq for Waiting<T> {}
 
 impl<T: Copy> SendQueue<T> {
-    /// An empty queue for at most `bound` things.
+    /// An empty queue for at most `bound` items.
     pub fn new(bound: usize) -> Self {
         SendQueue { heap: BinaryHeap::with_capacity(bound), bound, pushed: 0 }
     }
 
-    /// Takes something in; false when there are as many as there may be.
+    /// Adds an item; false when the queue is full.
     #[must_use]
     pub fn push(&mut self, priority: u32, what: T) -> bool {
         if self.heap.len() == self.bound {
@@ -66,27 +66,27 @@ impl<T: Copy> SendQueue<T> {
         true
     }
 
-    /// What leaves next.
+    /// The item that leaves next.
     pub fn first(&self) -> Option<T> {
         self.heap.peek().map(|waiting| waiting.what)
     }
 
-    /// Takes out what leaves next.
+    /// Removes the item that leaves next.
     pub fn pop(&mut self) -> Option<T> {
         self.heap.pop().map(|waiting| waiting.what)
     }
 
-    /// How many wait.
+    /// The number of items.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Forgets everything.
+    /// Removes all items.
     pub fn clear(&mut self) {
         self.heap.clear();
     }
 
-    /// Whether nothing waits.
+    /// Whether the queue is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
@@ -99,7 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against a list that is sorted before each look: by priority, and stable.
+        /// Compares with a list that is sorted before each look: by priority, and stable.
         #[test]
         fn the_queue_is_a_stable_sort(
             steps in proptest::collection::vec(proptest::option::weighted(0.6, 0u32..5), 1..200),

@@ -1,10 +1,10 @@
-//! A shard: one core's part of one job, and what it does when a push arrives.
+//! A shard: one core's part of one job, and its work when a push arrives.
 //!
-//! Owned by the core's thread, which also made it: what it allocates and touches lies on the core's NUMA node. Knows
-//! no link; `core` brings arrivals, and `replies` sends what comes out.
+//! Owned by the core's thread. The same thread made it: its memory lies on the core's NUMA node. Knows no link;
+//! `core` brings arrivals, and `replies` sends the answers.
 //!
-//! A shard is *held* while the hub looks for a cut: arrivals are noted, but no chunk is stepped and nobody
-//! is answered, so that no round in flight is overtaken (`docs/architecture.md`, Cuts).
+//! A shard is *held* while the hub looks for a cut: arrivals are noted, but no chunk is stepped and no worker gets an
+//! answer. So no round in flight is overtaken (`docs/architecture.md`, Cuts).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -28,7 +28,7 @@ use crate::weights::{
 };
 use crate::wire::Wire;
 
-/// A shard in one of the modes: who steps together, and the three stages (see `weights`).
+/// A shard in one of the modes: its pace, and the three stages (see `weights`).
 pub(super) enum Shard {
     /// BSP.
     Bare(ShardOf<Arrivals, Staged<BareSlots, Spans, RawForAll>>),
@@ -42,7 +42,7 @@ pub(super) enum Shard {
     Slim(ShardOf<Arrivals, Staged<SlimPushes, HubWeights, SlimReply>>),
 }
 
-/// `of_mode!(shard, name => work)`: the same work for the mode that a shard is in.
+/// `of_mode!(shard, name => work)`: the same work for a shard of any mode.
 macro_rules! of_mode {
     ($shard:expr, $name:ident => $work:expr) => {
         match $shard {
@@ -64,7 +64,7 @@ pub(crate) struct ShardOf<P, S> {
     pub(super) pace: P,
     pub(super) stages: S,
     pub(super) held: bool,
-    /// A worker was lost before all had the first weights: it is held for good.
+    /// A worker was lost before all workers had the first weights: the shard is held for good.
     deserted: bool,
     /// Chunk id to place.
     places: Vec<Option<u32>>,
@@ -73,30 +73,30 @@ pub(crate) struct ShardOf<P, S> {
     snapshots: Capture,
 }
 
-/// A chunk with new weights for somebody.
+/// A chunk with new weights for workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finished {
-    /// Where it is in the shard.
+    /// The chunk's place in the shard.
     pub place: usize,
-    /// Of which round it has new weights.
+    /// The round of the new weights.
     pub round: Round,
     pub bytes: usize,
-    /// Steps that were made.
+    /// Number of steps.
     pub steps: u32,
-    /// Rounds that ended without a step, because nobody is left who could push them.
+    /// Rounds that ended without a step, because no worker is left to push them.
     pub skipped: u32,
-    /// Those of these workers are sent it whose answer is [due](Pace::answer_due).
+    /// The chunk goes to the workers in this range whose answer is [due](Pace::answer_due).
     pub ranks: Range<u32>,
 }
 
-/// What came of a push.
+/// The result of a push.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Arrived {
-    /// It waits for others.
+    /// The push waits for others.
     Noted,
-    /// It was the last one.
+    /// The chunk is finished with it.
     Finished(Finished),
-    /// It cannot be read here, and does not count: the worker is to push the chunk again for this round.
+    /// The push cannot be read here, and does not count: the worker must push the chunk again for this round.
     Unread(Round),
 }
 
@@ -184,7 +184,7 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         shard
     }
 
-    /// Begins with a state from a checkpoint, or one that was brought. Nobody takes part yet.
+    /// Begins with a state from a checkpoint or from a worker. No worker takes part yet.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let first = restored.round();
         self.stages.restore(layout, restored);
@@ -192,8 +192,8 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         self.snapshots.begin_at(first);
     }
 
-    /// Takes a snapshot of the state before round `before`, which no chunk may be past: of the chunks
-    /// that are there now, of the others when they are.
+    /// Takes a snapshot of the state before round `before`, which no chunk may be past. A chunk is copied now if it
+    /// has come to this round, otherwise when it comes to it.
     pub fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
         self.snapshots.begin(occasion, before);
         for place in 0..self.keys.len() {
@@ -203,7 +203,7 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         }
     }
 
-    /// A chunk has come to a round: it is copied when a snapshot is taken there.
+    /// A chunk has come to a round: it is copied if a snapshot is taken there.
     #[inline]
     pub fn capture(&mut self, place: usize, round: Round) {
         if self.snapshots.concerns(round) {
@@ -220,17 +220,17 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         }
     }
 
-    /// What came of a snapshot.
+    /// The result of a snapshot.
     pub fn taken(&mut self) -> Option<Taken> {
         self.snapshots.taken()
     }
 
-    /// A snapshot's part is written, or will not be; its memory comes back, unless it is lost.
+    /// A snapshot's part is written, or will not be. Its memory comes back, unless it is lost.
     pub fn give_back(&mut self, values: Option<Slab>) {
         self.snapshots.give_back(values);
     }
 
-    /// Whether the job goes on without workers that are lost.
+    /// Whether the job goes on without lost workers.
     pub fn goes_on(&self) -> bool {
         self.terms.on_loss == OnLoss::Continue
     }
@@ -240,7 +240,7 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         &self.keys
     }
 
-    /// Where a chunk is, if it is here.
+    /// The place of a chunk, if this shard has it.
     pub fn place(&self, chunk: ChunkId) -> Option<usize> {
         let place = self.places.get(chunk.index()).copied().flatten()?;
         Some(place as usize)
@@ -252,8 +252,8 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         self.stages.chunks()[place].id
     }
 
-    /// Brings in worker `rank`'s gradients and, in modes in which it has one, the spans of this core's chunks in its
-    /// own weights window. Checks every span once, and touches this core's part. The worker takes part once it is
+    /// Adds worker `rank`'s gradients and, in modes with own weights windows, the spans of this core's chunks in its
+    /// window. Checks every span once, and touches this core's part. The worker takes part once it is
     /// [admitted](Self::admit).
     pub fn add_worker(
         &mut self,
@@ -264,17 +264,16 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         self.stages.add_worker(rank, gradients, own)
     }
 
-    /// Worker `rank` takes part from round `from` on. `settle` afterwards.
+    /// Lets worker `rank` take part from round `from` on. Call `settle` afterwards.
     pub fn admit(&mut self, rank: u32, from: Round) {
         self.pace.admit(rank, from);
     }
 
-    /// Goes on without worker `rank`: what it pushed that is not stepped does not count.
-    /// `settle` afterwards.
+    /// Goes on without worker `rank`: its pushes that are not stepped do not count. Call `settle` afterwards.
     ///
     /// # Errors
-    /// When not all weights are broadcast: nobody else might have them. From then on nothing is stepped and nobody is
-    /// answered: the workers that are left would broadcast other weights.
+    /// When the broadcast of the weights is not complete: possibly no other worker has them. From then on no chunk is
+    /// stepped and no worker gets an answer: the remaining workers would broadcast other weights.
     pub fn remove_worker(&mut self, rank: u32) -> Result<(), String> {
         self.pace.remove(rank);
         self.stages.remove_worker(rank);
@@ -287,12 +286,12 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         }
     }
 
-    /// Steps nothing and answers nobody until [`release`](Self::release), so that the front stands still.
+    /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front stands still.
     pub fn hold(&mut self) {
         self.held = true;
     }
 
-    /// Goes on. `settle` afterwards.
+    /// Ends the hold. Call `settle` afterwards.
     pub fn release(&mut self) {
         self.held = self.deserted;
     }
@@ -302,13 +301,13 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         self.pace.front()
     }
 
-    /// Where the chunks are whose newcomers, who take part from `from` on, are answered at once.
+    /// Places of the chunks for which workers that take part from `from` on get an answer at once.
     pub fn finished_before(&self, from: Round) -> Vec<usize> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// Does for the next chunk, from `place` on, what it has been held from or what follows from a changed
-    /// roster, and says where to look next.
+    /// For the next chunk, from `place` on: does the work that a hold delayed or that a changed roster calls for.
+    /// Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, place: usize) -> Option<(Finished, usize)> {
         if self.held {
             return None;
@@ -324,7 +323,7 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         rates.forget_before(oldest);
     }
 
-    /// Worker `rank` pushed a chunk. When a step follows from it, the step is made.
+    /// Worker `rank` pushed a chunk. If this completes a step, the step is made.
     #[inline]
     pub fn arrive(
         &mut self,
@@ -345,18 +344,20 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         Ok(P::take_push(self, kernels, place, rank, round).map_or(Arrived::Noted, Arrived::Finished))
     }
 
-    /// Workers that have no weights are to be sent what the others have.
+    /// Prepares the weights of the other workers for workers that have none.
     pub fn greet(&mut self, place: usize) {
         self.stages.greet(place);
     }
 
-    /// Whether there is a task for the core between turns: of the stages, or to [tell](Self::taken) of a snapshot.
+    /// Whether there is a task for the core between turns: a task of the stages, or a [result](Self::taken) of a
+    /// snapshot.
     #[inline]
     pub fn has_task(&self) -> bool {
         self.stages.has_task() | self.snapshots.has_taken()
     }
 
-    /// Goes on with a task of the stages by one chunk. Returns whether it did. `settle` when no task is left.
+    /// Does a task of the stages for one chunk. Returns whether there was a chunk to do. Call `settle` when no task
+    /// is left.
     pub fn work(&mut self) -> bool {
         self.stages.work()
     }
@@ -368,7 +369,7 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
         Finished { place, round, bytes, steps, skipped: 0, ranks: 0..self.terms.workers }
     }
 
-    /// Worker `rank` is sent a chunk that it may have, as the answer of a round. Returns the span to post.
+    /// Worker `rank` gets a chunk that it may have, as the answer of a round. Returns the span to post.
     #[inline]
     pub fn answer(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> Span {
         self.pace.note_answer(place, rank);

@@ -1,4 +1,4 @@
-//! Violations: what a worker can do wrong with an immediate, in words for its job.
+//! Violations: the errors that a worker can make with an immediate, in words for its job.
 //!
 //! Made by a shard on its core's thread. Knows no link.
 
@@ -8,7 +8,7 @@ use super::arrival::OutOfTurn;
 use crate::layout::{ChunkId, Immediate, Round};
 use crate::wire::frame::FrameError;
 
-/// A worker broke the protocol. It loses its link; its job is told.
+/// A worker broke the protocol. It loses its link, and its job is told.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Violation {
     /// A chunk that does not exist, or that another core owns.
@@ -25,7 +25,7 @@ pub enum Violation {
         /// The round it is in.
         round: Round,
     },
-    /// A chunk that the worker had pushed and has no answer for.
+    /// A chunk that the worker had pushed and that has no answer yet.
     Unanswered {
         /// The chunk.
         chunk: ChunkId,
@@ -41,16 +41,16 @@ pub enum Violation {
         /// The low bits of the round that the immediate named.
         seen: u8,
     },
-    /// A chunk whose frame is none of it.
+    /// A chunk whose frame is invalid.
     Frame {
         /// The chunk.
         chunk: ChunkId,
         /// The round it was pushed for.
         round: Round,
-        /// What is wrong with it.
+        /// The error in the frame.
         why: FrameError,
     },
-    /// More answers than one round in flight needs.
+    /// More answers than a round in flight needs.
     RingFull,
     /// A chunk in a round that the worker takes no part in.
     NotYet {
@@ -102,7 +102,7 @@ impl fmt::Display for Violation {
 }
 
 impl Violation {
-    /// What a worker did wrong with a chunk.
+    /// Describes a worker's error with a chunk.
     pub(crate) fn new(immediate: Immediate, wrong: OutOfTurn) -> Self {
         let Immediate { chunk, round_bits: seen } = immediate;
         match wrong {

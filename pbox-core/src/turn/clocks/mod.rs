@@ -1,5 +1,5 @@
-//! How many rounds of which chunks each worker has pushed, for one core's chunks of one job, where every
-//! push is a step of its own: SSP and ASP. Beside it stands `arrival`, for BSP.
+//! Records how many rounds of which chunks each worker has pushed, for one core's chunks of one job, when every push
+//! is a step of its own: SSP and ASP. `arrival` does the same for BSP.
 //!
 //! ```text
 //!   Idle --push--> Pushed --step: clock + 1--> Waiting --slowest is near enough--> Allowed --answer--> Idle
@@ -26,40 +26,40 @@ pub(crate) struct Clocks {
 /// One worker's clock of one chunk.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
-    /// Its next round: as many as it has pushed.
+    /// Its next round: equal to the number of rounds that it has pushed.
     next: Round,
     standing: Standing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// It does not take part.
+    /// The worker does not take part.
     Absent,
-    /// It has its weights.
+    /// The worker has its weights.
     Idle,
-    /// It has pushed its next round, which is not stepped yet.
+    /// The worker has pushed its next round, and the push is not stepped yet.
     Pushed,
-    /// Its push is stepped and not answered.
+    /// The worker's push is stepped and has no answer.
     Waiting,
-    /// It may be answered: at once, or with all of its layer, or when it pulls that.
+    /// The worker may get its answer: at once, or with all of its layer, or when it pulls the layer.
     Allowed,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct State {
-    /// The lowest clock of those who take part.
+    /// The lowest clock of the workers that take part.
     slowest: Round,
-    /// How many stand there.
+    /// The number of workers at the lowest clock.
     count: u32,
     /// Steps made so far.
     steps: u32,
 }
 
 impl Clocks {
-    /// `chunks` chunks, all of which begin with round `first`, and nobody who takes part.
+    /// `chunks` chunks, all of which begin with round `first`, and no workers.
     ///
-    /// A job that goes on from a checkpoint is taken to have made a step for each of its workers in every
-    /// round but the broadcast.
+    /// A job that goes on from a checkpoint counts as having made a step for each of its workers in every round but
+    /// the broadcast.
     pub fn new(consistency: Consistency, chunks: usize, ranks: u32, first: Round) -> Self {
         let steps = first.0.saturating_sub(1).saturating_mul(ranks);
         let absent = Clock { next: first, standing: Standing::Absent };
@@ -72,16 +72,16 @@ impl Clocks {
         }
     }
 
-    /// `rank` takes part from round `from` on, which no chunk is past: as if it had pushed every round
-    /// before. `settle` every chunk afterwards.
+    /// Lets `rank` take part from round `from` on, which no chunk is past, as if it had pushed every round before.
+    /// Call `settle` for every chunk afterwards.
     pub fn admit(&mut self, rank: u32, from: Round) {
         self.first[rank as usize] = from;
         let standing = if from > Round(0) { Standing::Waiting } else { Standing::Idle };
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
     }
 
-    /// `rank` takes part no more; what it pushed and is not stepped does not count.
-    /// `settle` every chunk afterwards: until then their rounds stand still.
+    /// `rank` takes part no more; its pushes that are not stepped do not count. Call `settle` for every chunk
+    /// afterwards: until then the chunks' rounds stand still.
     pub fn remove(&mut self, rank: u32) {
         self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
     }
@@ -90,12 +90,12 @@ impl Clocks {
         self.clocks.iter_mut().skip(rank as usize).step_by(self.ranks)
     }
 
-    /// The round of chunk `index`: its slowest worker's next one.
+    /// The round of chunk `index`: the next round of its slowest worker.
     pub fn round(&self, index: usize) -> Round {
         self.chunks[index].slowest
     }
 
-    /// Lowest and highest round; `None` of no chunks.
+    /// Lowest and highest round; `None` if there are no chunks.
     pub fn front(&self) -> Option<(Round, Round)> {
         let rounds = || self.chunks.iter().map(|chunk| chunk.slowest);
         Some((rounds().min()?, rounds().max()?))
@@ -117,13 +117,13 @@ impl Clocks {
         }
     }
 
-    /// Notes that `rank`'s slot of chunk `index` is in, whose turn it [is](Self::check).
+    /// Notes that `rank`'s slot of chunk `index` is in; it [must be](Self::check) the rank's turn.
     #[inline]
     pub fn note(&mut self, index: usize, rank: u32) {
         self.clocks[index * self.ranks + rank as usize].standing = Standing::Pushed;
     }
 
-    /// The round that `rank` has pushed of chunk `index`, where it is not stepped yet.
+    /// The round that `rank` has pushed of chunk `index`, if the push is not stepped yet.
     #[inline]
     pub fn pushed(&self, index: usize, rank: u32) -> Option<Round> {
         let clock = self.clocks[index * self.ranks + rank as usize];
@@ -136,7 +136,7 @@ impl Clocks {
         Round(self.chunks[index].steps.saturating_add(1))
     }
 
-    /// The push that is noted is stepped; true when the chunk's round went on, by one, with it.
+    /// The noted push is stepped. Returns true when this moved the chunk's round on, by one.
     #[inline]
     pub fn advance(&mut self, index: usize, rank: u32) -> bool {
         let clock = &mut self.clocks[index * self.ranks + rank as usize];
@@ -158,12 +158,12 @@ impl Clocks {
         true
     }
 
-    /// Looks for the slowest anew, and returns the chunk's round.
+    /// Finds the slowest worker anew, and returns the chunk's round.
     pub fn settle(&mut self, index: usize) -> Round {
         let row = &self.clocks[index * self.ranks..][..self.ranks];
         let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);
         let state = &mut self.chunks[index];
-        // With nobody there, it stands where it stood.
+        // Without workers the round stays the same.
         state.slowest = present().map(|clock| clock.next).min().unwrap_or(state.slowest);
         state.count = present().filter(|clock| clock.next == state.slowest).count() as u32;
         state.slowest
@@ -177,7 +177,8 @@ impl Clocks {
         clock.standing == Standing::Waiting && self.consistency.allows(clock.next, slowest)
     }
 
-    /// `rank` is to be answered, where it [may be](Self::may_answer): the round that it had pushed. Once a push.
+    /// Allows `rank`'s answer, if it [may get one](Self::may_answer). Returns the round that it had pushed. Once per
+    /// push.
     #[inline]
     pub fn allow(&mut self, index: usize, rank: u32) -> Option<Round> {
         let may = self.may_answer(index, rank);
@@ -188,7 +189,7 @@ impl Clocks {
         })
     }
 
-    /// `rank`, which [may be](Self::allow), is answered.
+    /// `rank` gets its answer, which must be [allowed](Self::allow).
     #[inline]
     pub fn answer(&mut self, index: usize, rank: u32) {
         let clock = &mut self.clocks[index * self.ranks + rank as usize];
@@ -196,13 +197,13 @@ impl Clocks {
         clock.standing = Standing::Idle;
     }
 
-    /// The round that `rank` takes part from.
+    /// The round from which `rank` takes part.
     #[inline]
     pub fn first(&self, rank: u32) -> Round {
         self.first[rank as usize]
     }
 
-    /// The round that `rank` pushes next of chunk `index`.
+    /// The round of chunk `index` that `rank` pushes next.
     #[inline]
     pub fn next(&self, index: usize, rank: u32) -> Round {
         self.clocks[index * self.ranks + rank as usize].next

@@ -1,4 +1,4 @@
-//! Clocks held against a naive model, and by example.
+//! Clocks compared with a naive model, and examples.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ fn clocks(consistency: Consistency, ranks: u32) -> Clocks {
     clocks
 }
 
-/// A push and its step; who is answered then.
+/// A push and its step; returns the workers that get an answer then.
 fn push(clocks: &mut Clocks, rank: u32, round: u32) -> Vec<(u32, u32)> {
     clocks.arrive(0, rank, round as u8).unwrap();
     clocks.advance(0, rank);
@@ -104,13 +104,13 @@ fn steps_are_counted_from_where_a_checkpoint_was() {
     assert_eq!(restored.next_step(0), Round(13), "rounds 1 to 4 of three workers are behind it");
 }
 
-/// What the documentation says, word for word: clocks in a map, the minimum taken anew every time.
+/// Implements the documentation word for word: clocks in a map, the minimum found anew every time.
 #[derive(Debug)]
 struct Model {
     consistency: Consistency,
-    /// Those who take part: next round, and whether an answer is owed.
+    /// The workers that take part: next round, and whether an answer is owed.
     members: BTreeMap<u32, (u32, bool)>,
-    /// Of the last time that there was a member.
+    /// The slowest clock when there was last a member.
     slowest: u32,
 }
 
@@ -140,7 +140,7 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// Whoever is idle pushes, others do so out of turn.
+    /// An idle worker pushes, the others push out of turn.
     Push(u32),
     Remove(u32),
     Admit(u32),
