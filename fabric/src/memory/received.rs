@@ -27,7 +27,7 @@ pub struct RecvWindow {
 }
 
 impl RecvWindow {
-    /// A view of a peer's [`SendWindow`] on this machine. The file comes from outside: its size and
+    /// A view of a peer's [`SendWindow`](crate::SendWindow) on this machine. The file comes from outside: its size and
     /// its seal against shrinking (without which a read could raise SIGBUS) are checked here.
     pub fn open(fd: BorrowedFd, bytes: usize) -> Result<Self, WindowError> {
         let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
