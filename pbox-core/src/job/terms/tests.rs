@@ -1,3 +1,5 @@
+//! Terms: their JSON, their bounds, combinations that exclude each other, and differences.
+
 use super::*;
 use crate::job::Consistency;
 use crate::wire::Wire;
