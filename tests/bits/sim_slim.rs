@@ -243,3 +243,35 @@ fn every_weight_is_the_models() {
         assert!(sets > 1000 && mended > 100, "{sets} sets, {mended} mended: all that can happen was seen");
     }
 }
+
+/// The sum that is left out is the sum of the other workers' pushes: the hub steps as if they had pushed zeros, and rank 0
+/// is sent the same weights.
+#[test]
+fn without_the_sum_only_the_first_push_counts() {
+    let layout = Arc::new(Layout::new(vec![Key::f32("a", [200]), Key::f32("b", [40])], 256).unwrap());
+    let run = |aggregate: bool| {
+        let terms = Terms::new(3, 2, Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 }).with(|job| {
+            job.level.compression = "slim:0.4:0.2:3".parse().ok();
+            job.ablate.aggregate = aggregate;
+        });
+        let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout, terms).unwrap();
+        let keys = [KeyId(0), KeyId(1)];
+        for round in 0..8 {
+            for (rank, worker) in job.workers.iter_mut().enumerate() {
+                for key in keys {
+                    let counts = rank == 0 || aggregate;
+                    let gradient = worker.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate();
+                    gradient.for_each(|(element, to)| {
+                        *to = if counts { value(rank as u32, Round(round), key, element) } else { 0.0 };
+                    });
+                    worker.push(key).unwrap();
+                }
+            }
+            job.settle(1000).unwrap();
+        }
+        let bits =
+            |key| job.workers[0].weights::<f32>(key).unwrap().iter().map(|weight| weight.to_bits()).collect();
+        keys.map(|key| -> Vec<u32> { bits(key) })
+    };
+    assert_eq!(run(true), run(false));
+}
