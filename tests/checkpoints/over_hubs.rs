@@ -265,7 +265,7 @@ fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
     let list = format!("{},{}", lead.1, other.1);
     let mut sessions = ready_all(1, |rank| config_at(&list, "job", rank, 1));
     all_push_rounds(&mut sessions, 1, Round(1), 1.0);
-    other.0.signal(Signal::STOP);
+    other.0.stop();
     let why = ask(&lead.1).unwrap_err();
     says(why, &["hub 1 of the job, at", &other.1, "hold the job's rounds", "no answer came within 2.0 s"]);
     // The worker hears no more of that hub either.

@@ -119,8 +119,7 @@ fn a_worker_stopped_beyond_the_limit_is_named() {
     let _watchdog = Watchdog::start();
     let hub = hub_with_limit(1, 2);
     let (mut here, mut remote) = in_the_middle_of_a_round(&hub.address().to_string(), 2);
-    remote.process().signal(Signal::STOP);
-    remote.process().wait_until_stopped();
+    remote.process().stop();
     let words = ["\"job\" failed", "worker 1 was silent for", "the limit is 2.0 s"];
     says(here[0].round().unwrap_err(), &words);
     // When it goes on, it gets the same error.
@@ -140,8 +139,7 @@ fn a_worker_stopped_for_a_moment_holds_up_the_round() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let (mut here, mut remote) = in_the_middle_of_a_round(&hub.address().to_string(), 3);
-    remote.process().signal(Signal::STOP);
-    remote.process().wait_until_stopped();
+    remote.process().stop();
     std::thread::scope(|scope| {
         let rounds = scope.spawn(|| rounds(&mut here));
         remote.process().signal(Signal::CONT);
@@ -185,8 +183,7 @@ fn a_hub_stopped_for_a_moment_is_waited_for() {
     let (hub, address) = start_hub(&[]);
     let mut here = Worker::join(&format!("{address} job 0 1")).unwrap();
     here.round().unwrap();
-    hub.signal(Signal::STOP);
-    hub.wait_until_stopped();
+    hub.stop();
     std::thread::scope(|scope| {
         let done = scope.spawn(|| here.round());
         hub.signal(Signal::CONT);

@@ -5,7 +5,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use pbox_core::Key;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 /// Runs a program that must fail. Returns its stderr.
 #[track_caller]
@@ -71,9 +71,14 @@ impl Program {
         self.child.wait().expect("our own child")
     }
 
-    /// Waits until SIGSTOP has stopped it.
-    pub fn wait_until_stopped(&self) {
-        until("the process is stopped", || state(self.pid()) == Some('T'));
+    /// Stops it with SIGSTOP. Returns when all its threads have stopped: until then, some may still run and answer.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let status = waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED);
+        assert!(
+            status.expect("our own child").is_some_and(|status| status.stopped()),
+            "the child ended instead"
+        );
     }
 }
 
