@@ -5,8 +5,9 @@
 
 use pbox_core::Wire;
 use pbox_core::control::{
-    ErrorReply, HeartbeatReply, HeartbeatRequest, HubReply, JoinReply, LearningRateRequest, LeaveRequest,
-    ParseError, check_job_name, parse, parse_join,
+    ArrivedRequest, CheckpointRequest, ErrorReply, HeartbeatReply, HeartbeatRequest, HoldReply, HoldRequest,
+    HubReply, JoinReply, LearningRateRequest, LeaveRequest, LostRequest, ParseError, PartsReply,
+    ReleaseRequest, WrittenReply, WrittenRequest, check_job_name, parse, parse_join,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,7 +15,7 @@ use serde::de::DeserializeOwned;
 /// The first byte is the kind, the others are the body.
 pub fn run(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
-    match kind % 9 {
+    match kind % 18 {
         0 => join(body),
         1 => request::<HeartbeatRequest>("heartbeat", body, |_| true),
         2 => request::<LearningRateRequest>("learning-rate", body, |r| r.learning_rate.is_finite()),
@@ -23,12 +24,22 @@ pub fn run(bytes: &[u8]) {
         5 => reply::<HeartbeatReply>(body),
         6 => reply::<HubReply>(body),
         7 => reply::<ErrorReply>(body),
-        _ => {
+        8 => {
             let name = String::from_utf8_lossy(body);
             if let Err(error) = check_job_name(&name) {
                 assert!(error.to_string().len() < 1000);
             }
         }
+        // What hubs of one job send each other.
+        9 => request::<HoldRequest>("hold", body, |_| true),
+        10 => request::<ReleaseRequest>("release", body, |_| true),
+        11 => request::<WrittenRequest>("written", body, |_| true),
+        12 => request::<ArrivedRequest>("arrived", body, |_| true),
+        13 => request::<LostRequest>("lost", body, |_| true),
+        14 => request::<CheckpointRequest>("checkpoint", body, |_| true),
+        15 => reply::<HoldReply>(body),
+        16 => reply::<WrittenReply>(body),
+        _ => reply::<PartsReply>(body),
     }
 }
 
