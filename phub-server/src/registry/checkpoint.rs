@@ -20,8 +20,8 @@ use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
 use tokio::sync::{oneshot, watch};
 
 use super::cut::Purpose;
+use super::hubs::parts::PartFiles;
 use super::job::Job;
-use super::parts::PartFiles;
 use super::{Refusal, Registry};
 use crate::cores::Command;
 

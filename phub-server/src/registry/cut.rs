@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A job over several hubs is cut by hub 0, which asks the others to hold and to release in the same way
-//! ([`peers`](super::peers) answers). A hold lasts as long as two messages to each core, and two to each hub; nobody waits
+//! ([`peers`](super::hubs) answers). A hold lasts as long as two messages to each core, and two to each hub; nobody waits
 //! for a worker in it.
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::cores::Command;
 
 /// The job ended meanwhile.
 #[derive(Debug)]
-pub(super) struct JobEnded;
+pub(crate) struct JobEnded;
 
 /// Why there is no cut.
 #[derive(Debug)]

@@ -9,11 +9,10 @@
 //! | `make`, `restore` | make a job for its first worker, with its checkpoint |
 //! | `loss` | loses workers, fails jobs |
 //! | `cut` | stops a running job between two rounds |
-//! | `checkpoint`, `parts` | bring a job's state to its file |
+//! | `checkpoint` | brings a job's state to its file |
 //! | `state` | takes the state that rank 0 brings, sends the state to clients |
-//! | `hubs`, `peers`, `agreement` | a job over several hubs: what this one asks, what it answers, what they agree on |
+//! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
-mod agreement;
 #[cfg(test)]
 mod bed;
 mod checkpoint;
@@ -23,8 +22,6 @@ mod job;
 mod join;
 mod loss;
 mod make;
-mod parts;
-mod peers;
 mod restore;
 mod state;
 

@@ -13,7 +13,7 @@ use fabric::Slab;
 use pbox_core::control::{JoinRequest, PartsReply, Pass};
 use pbox_core::{JobTerms, Layout, Restored, RestoredKey, Round, Share};
 
-use super::agreement::Files;
+use super::hubs::agreement::Files;
 use super::hubs::{self, Beginning, Hubs, Secret};
 use super::join::new_token;
 use super::{Refusal, Registry};

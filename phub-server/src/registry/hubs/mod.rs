@@ -9,6 +9,10 @@
 //!
 //! Owned by a job, under the registry's lock; [`Peers`] is what a task takes along to ask.
 
+pub(crate) mod agreement;
+pub(crate) mod parts;
+mod peers;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,12 +23,12 @@ use serde::de::DeserializeOwned;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 
-use super::agreement::{Arrivals, Files, Follower, StaleCut};
 use crate::client::Address;
+use agreement::{Arrivals, Files, Follower, StaleCut};
 
 /// What proves that a request is of a hub of the job. Only its workers and hubs know it.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Secret([u8; 16]);
+pub(crate) struct Secret([u8; 16]);
 
 impl Secret {
     pub fn new(random: [u8; 16]) -> Self {
@@ -62,7 +66,7 @@ pub(crate) struct Hubs {
     pub share: Share,
     /// What this hub owns of each key.
     pub pieces: Vec<Piece>,
-    pub(super) secret: Secret,
+    pub(crate) secret: Secret,
     /// The round of the checkpoint that the job goes on from, or 0.
     pub first_round: Round,
     /// The rounds of this hub's checkpoint files, ascending.
@@ -70,12 +74,12 @@ pub(crate) struct Hubs {
     addresses: Arc<Vec<Address>>,
     /// Which hubs own chunks: the others have no part of a checkpoint.
     owners: Vec<bool>,
-    pub(super) role: Role,
+    pub(crate) role: Role,
 }
 
 /// What a hub is to the others.
 #[derive(Debug)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// Hub 0.
     Lead(Lead),
     /// Every other hub.
@@ -90,7 +94,7 @@ pub(super) enum Role {
 
 /// What only hub 0 keeps.
 #[derive(Debug)]
-pub(super) struct Lead {
+pub(crate) struct Lead {
     cuts: u64,
     workers: u64,
     pub arrivals: Arrivals,
@@ -99,7 +103,7 @@ pub(super) struct Lead {
 
 /// What a hub of several begins a job with.
 #[derive(Debug)]
-pub(super) struct Beginning {
+pub(crate) struct Beginning {
     pub secret: Secret,
     pub first_round: Round,
     /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
@@ -217,13 +221,13 @@ impl Hubs {
 }
 
 /// The addresses in a join. May wait for a name server.
-pub(super) fn addresses(peers: &PeersOfJoin) -> Arc<Vec<Address>> {
+pub(crate) fn addresses(peers: &PeersOfJoin) -> Arc<Vec<Address>> {
     Arc::new(peers.hubs.iter().map(|hub| Address::resolve(hub)).collect())
 }
 
 /// Asks the other hubs of a job.
 #[derive(Clone, Debug)]
-pub(super) struct Peers {
+pub(crate) struct Peers {
     pub job: String,
     secret: Secret,
     own: u32,
@@ -286,7 +290,7 @@ impl Peers {
 }
 
 /// What is said of a hub that did not answer.
-pub(super) fn unanswered(hub: u32, address: &str, what: &str, error: &crate::client::AskError) -> String {
+pub(crate) fn unanswered(hub: u32, address: &str, what: &str, error: &crate::client::AskError) -> String {
     format!(
         "hub {hub} of the job, at {address}, was asked to {what}: {error} (the hubs of a job must reach each other at the \
          addresses that its workers have)"

@@ -20,9 +20,9 @@ use pbox_core::control::{
 use pbox_core::job::MAX_HUBS;
 use pbox_core::{JobId, Round, Share};
 
-use super::cut::JobEnded;
-use super::hubs::{Peers, Role};
-use super::{Refusal, Registry};
+use super::{Peers, Role};
+use crate::registry::cut::JobEnded;
+use crate::registry::{Refusal, Registry};
 
 fn ended(JobEnded: JobEnded) -> Refusal {
     Refusal::Gone("the job has ended here".into())
@@ -170,7 +170,7 @@ impl Registry {
     }
 
     /// A newcomer's links are at a hub: hub 0 lets it take part once they are at all of them.
-    pub(super) fn arrived(self: &Arc<Self>, id: JobId, hub: u32, worker: u64) -> Result<(), Refusal> {
+    pub(crate) fn arrived(self: &Arc<Self>, id: JobId, hub: u32, worker: u64) -> Result<(), Refusal> {
         let complete = self.of_job(id, |job| {
             let rank = job.rank(worker)?;
             match &mut job.hubs.as_mut()?.role {
@@ -185,7 +185,7 @@ impl Registry {
     }
 
     /// This hub has all links of a newcomer of a job over several hubs.
-    pub(super) fn tell_arrived(self: &Arc<Self>, id: JobId, peers: Peers, own: u32, worker: u64) {
+    pub(crate) fn tell_arrived(self: &Arc<Self>, id: JobId, peers: Peers, own: u32, worker: u64) {
         let registry = Arc::clone(self);
         tokio::spawn(async move {
             let told = if own == 0 {
@@ -217,7 +217,7 @@ impl Registry {
 
     /// Tells the other hubs that a worker is lost: hub 0 all of them, another hub hub 0. Nobody waits for it: what is not
     /// told, each hub sees itself a little later.
-    pub(super) fn tell_lost(&self, peers: Peers, own: u32, worker: u64, reason: &str) {
+    pub(crate) fn tell_lost(&self, peers: Peers, own: u32, worker: u64, reason: &str) {
         let Some(runtime) = self.runtime.get() else { return };
         let request = LostRequest { secret: peers.secret(), worker, reason: reason.to_owned() };
         let others: Vec<u32> = if own == 0 { peers.others().collect() } else { vec![0] };
@@ -240,7 +240,7 @@ impl Registry {
     ) -> Result<CheckpointReply, Refusal> {
         let CheckpointRequest { secret, round_limit_ms } = request;
         let id = self.of_peer(name, &secret)?;
-        let limit = Duration::from_millis(round_limit_ms).min(super::checkpoint::ROUND_LIMIT);
+        let limit = Duration::from_millis(round_limit_ms).min(crate::registry::checkpoint::ROUND_LIMIT);
         let written = self.checkpoint_job(id, limit).await;
         written.map_err(|why| Refusal::Exhausted(format!("job {name:?}: {why}")))
     }

@@ -15,7 +15,7 @@ const UNDECIDED: usize = 4;
 
 /// The cuts of hub 0, as another hub of the job sees them.
 #[derive(Debug, Default)]
-pub(super) struct Follower {
+pub(crate) struct Follower {
     /// The highest number that a cut had.
     last: u64,
     /// The cut that holds the job.
@@ -25,7 +25,7 @@ pub(super) struct Follower {
 /// A request for a cut that is over, or for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cut {asked} is over or was never begun, the last one is {last}")]
-pub(super) struct StaleCut {
+pub(crate) struct StaleCut {
     asked: u64,
     last: u64,
 }
@@ -60,7 +60,7 @@ impl Follower {
 
 /// Which newcomers have their links at which hubs: hub 0 admits a worker that is at all of them.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals {
+pub(crate) struct Arrivals {
     hubs: HashMap<u64, HashSet<u32>>,
 }
 
@@ -81,7 +81,7 @@ impl Arrivals {
 /// The checkpoint files of all hubs of a job that own chunks of it. Each hub writes its files in the order of their
 /// rounds.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Files {
+pub(crate) struct Files {
     rounds: HashMap<u32, Vec<Round>>,
 }
 
@@ -113,12 +113,12 @@ impl Files {
 }
 
 /// Whether a hub must keep its file of a round.
-pub(super) fn is_needed(whole: &WholeRounds, round: Round) -> bool {
+pub(crate) fn is_needed(whole: &WholeRounds, round: Round) -> bool {
     whole.rounds.contains(&round) || whole.decided.is_none_or(|decided| round > decided)
 }
 
 /// Whether a hub that has files of `rounds` may write one more.
-pub(super) fn may_write(whole: &WholeRounds, rounds: &[Round]) -> bool {
+pub(crate) fn may_write(whole: &WholeRounds, rounds: &[Round]) -> bool {
     rounds.iter().filter(|&&round| whole.decided.is_none_or(|decided| round > decided)).count() < UNDECIDED
 }
 

@@ -13,19 +13,19 @@ use pbox_core::{JobId, Round, Share, Snapshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::Registry;
 use super::agreement;
-use super::checkpoint::overdue;
-use super::cut::JobEnded;
-use super::hubs::{Hubs, Peers};
+use super::{Hubs, Peers};
 use crate::checkpoint::CheckpointStore;
+use crate::registry::Registry;
+use crate::registry::checkpoint::overdue;
+use crate::registry::cut::JobEnded;
 
 /// How long another hub waits for hub 0 to have a checkpoint written: a terabyte takes this long on a slow disk.
 const WRITE_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Where a hub's part of a checkpoint goes.
 #[derive(Debug)]
-pub(super) struct PartFiles {
+pub(crate) struct PartFiles {
     share: Share,
     /// The rounds that are there.
     rounds: Vec<Round>,
@@ -61,7 +61,7 @@ impl PartFiles {
 
 impl Registry {
     /// Has hub 0 write a checkpoint of a job over several hubs, where this is another one of them.
-    pub(super) async fn checkpoint_at_lead(
+    pub(crate) async fn checkpoint_at_lead(
         &self,
         id: JobId,
         limit: Duration,
@@ -77,7 +77,7 @@ impl Registry {
 
     /// Hub 0 of several waits until the others have written their parts, or cannot; the bytes of these parts. Until the
     /// deadline their chunks must have come to the round.
-    pub(super) async fn follow_parts(
+    pub(crate) async fn follow_parts(
         self: &Arc<Self>,
         id: JobId,
         before: Round,
@@ -106,7 +106,7 @@ impl Registry {
 
     /// Hub 0 of several waits until no other hub is writing a part: a hub skips a checkpoint while it writes the one
     /// before.
-    pub(super) async fn wait_for_parts(self: &Arc<Self>, id: JobId, deadline: Instant) {
+    pub(crate) async fn wait_for_parts(self: &Arc<Self>, id: JobId, deadline: Instant) {
         let peers = self.of_job(id, |job| {
             let hubs = job.hubs.as_ref().filter(|hubs| hubs.leads())?;
             Some(hubs.peers(&job.name, self.heartbeat_limit))
@@ -153,7 +153,7 @@ impl Registry {
     }
 
     /// Hub 0 has cut the job before a round, and wants this hub's part of the state there.
-    pub(super) fn begin_part(self: &Arc<Self>, id: JobId, before: Round) -> Result<(), JobEnded> {
+    pub(crate) fn begin_part(self: &Arc<Self>, id: JobId, before: Round) -> Result<(), JobEnded> {
         self.of_job(id, |job| {
             job.checkpoints.part.send_replace((before, PartState::Collecting));
             self.take_snapshot(job, before, None);
