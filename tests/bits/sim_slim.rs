@@ -1,5 +1,5 @@
 //! Slim-DP in small clusters over the simulated network: every weight that a worker reads is that of a plain model, element
-//! by element, for any order of arrival, any number of cores, and whatever a worker forgets.
+//! by element, for any order of arrival, any number of cores, and whatever push a fault of the network makes unreadable.
 //!
 //! A seed decides everything. A failure prints its seed.
 
@@ -72,8 +72,8 @@ impl Model {
         }
     }
 
-    /// Makes a round in which some workers have forgotten the significant sets of some chunks.
-    fn round(&mut self, round: Round, forgotten: &BTreeSet<(u32, ChunkId)>) {
+    /// Makes a round in which some pushes of some workers came with a corrupt signature.
+    fn round(&mut self, round: Round, corrupt: &BTreeSet<(u32, ChunkId)>) {
         let selects = self.slim.selects(round, Round(1));
         let step = Step::new(&self.optimizer, self.workers, round, self.optimizer.learning_rate(), 1.0, 1.0);
         let mut significance = Vec::new();
@@ -83,7 +83,7 @@ impl Model {
             let pushed = |rank: u32| -> Vec<u64> {
                 let mut all = vec![0; set::words(elements)];
                 match &chunk.significant {
-                    Some(significant) if !selects && !forgotten.contains(&(rank, id)) => {
+                    Some(significant) if !selects && !corrupt.contains(&(rank, id)) => {
                         self.slim.explore(
                             elements,
                             significant,
@@ -97,7 +97,7 @@ impl Model {
             };
             let pushed: Vec<Vec<u64>> = (0..self.workers).map(pushed).collect();
             if chunk.significant.is_some() && !selects {
-                let mended = forgotten.iter().filter(|(_, forgotten)| *forgotten == id).count();
+                let mended = corrupt.iter().filter(|(_, chunk)| *chunk == id).count();
                 self.mended += mended;
                 self.sets += self.workers as usize - mended;
             }
@@ -189,14 +189,14 @@ fn cluster(seed: u64) -> (usize, usize) {
     let mut model = Model::new(slim, dice.below(2) == 0, &terms, &layout);
     let keys = || (0..layout.keys().len() as u32).map(KeyId);
     for round in (0..dice.from(6..=16) as u32).map(Round) {
-        let mut forgotten = BTreeSet::new();
+        let mut corrupt = BTreeSet::new();
         for rank in 0..terms.job.workers {
-            let worker = &mut job.workers[rank as usize];
             if round > Round(2) && dice.below(6) == 0 {
                 let chunk = ChunkId(dice.below(layout.chunks().len() as u64) as u32);
-                worker.break_significant(chunk);
-                forgotten.insert((rank, chunk));
+                job.corrupt_signature(rank, chunk);
+                corrupt.insert((rank, chunk));
             }
+            let worker = &mut job.workers[rank as usize];
             let mut order: Vec<KeyId> = keys().collect();
             order.rotate_left(dice.below(layout.keys().len() as u64) as usize);
             for key in order {
@@ -214,7 +214,7 @@ fn cluster(seed: u64) -> (usize, usize) {
         }
         job.settle(2_000).unwrap();
         if round > Round(0) {
-            model.round(round, &forgotten);
+            model.round(round, &corrupt);
         }
         for (chunk, rank) in
             model.chunks.iter().flat_map(|chunk| (0..terms.job.workers).map(move |rank| (chunk, rank)))

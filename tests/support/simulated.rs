@@ -7,10 +7,11 @@ use std::sync::Arc;
 use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
+use pbox_core::frame::HEADER_BYTES;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    Core, Credit, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer, Placement, Round,
-    ShardSpec, Share, Slices, Wire,
+    ChunkId, Core, Credit, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer, Placement,
+    Round, ShardSpec, Share, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
@@ -203,6 +204,13 @@ impl Simulated {
         (self.workers[rank as usize], self.ends[rank as usize]) = (exchange, ends);
         self.alive[rank as usize] = true;
         self.admit(&[rank])
+    }
+
+    /// In the next push of a chunk by a worker with Slim-DP, the network inverts a byte of the signature of the significant
+    /// set. A push of the whole chunk has no such set, and is read all the same.
+    pub fn corrupt_signature(&self, rank: u32, chunk: ChunkId) {
+        let end = self.ends[rank as usize][self.placement.owner(chunk)];
+        self.net.flip_next(end, self.wire.span(chunk).offset + HEADER_BYTES);
     }
 
     /// Removes a worker from all cores, as the registry does when a core has lost it.

@@ -38,4 +38,11 @@ impl Path {
         // of `RecvWindow::elements`, not to read what the peer may still write.
         unsafe { self.to.write(span, source) }.expect("both windows are of one size");
     }
+
+    /// Inverts one byte that was just delivered. The caller still holds the net's lock.
+    pub fn flip(&self, offset: usize) {
+        let byte = self.to.place(Span { offset, bytes: 1 }).expect("a byte of a span that was delivered");
+        // SAFETY: `place` checked the bounds and that the window is local; the rest is as in `deliver`.
+        unsafe { byte.write(!byte.read()) };
+    }
 }

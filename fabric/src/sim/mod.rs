@@ -7,7 +7,8 @@
 //! ```text
 //!   post --> held --flush--> in flight [due 3][due 5][due 9] --poll at tick >= due--> arrival
 //!                  drop?                                       the bytes are copied here,
-//!                  duplicate?                                  as late as a NIC may read them
+//!                  duplicate?                                  as late as a NIC may read them;
+//!                                                              flip a byte?
 //! ```
 //!
 //! A real reliable link never drops nor duplicates: [`Faults::drop`] and [`Faults::duplicate`] break

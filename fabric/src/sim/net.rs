@@ -113,6 +113,12 @@ impl Net {
         self.lock().ends[end.0].sent.except_next(Exception::Delay(ticks));
     }
 
+    /// The next post of this end that covers the byte at `offset` of the window arrives with this byte inverted. No
+    /// reliable link does this; the memory of a machine or a program that is at fault can.
+    pub fn flip_next(&self, end: EndId, offset: usize) {
+        self.lock().ends[end.0].sent.flip_next(offset);
+    }
+
     /// A thread that panics inside the net fails its own test only.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())

@@ -147,6 +147,21 @@ fn events_befall_the_next_posts_of_one_end() {
 }
 
 #[test]
+fn a_byte_is_flipped_in_the_next_post_that_covers_it() {
+    let net = Net::new(0, Faults::NONE);
+    let (mut a, mut b) = pair(&net, 4);
+    a.spans.elements_mut::<u8>(0).fill(0x0f);
+    net.flip_next(a.id, 2);
+    assert_eq!(a.port.post(LINK, Span { offset: 0, bytes: 2 }, Imm(1)), Posted::Accepted);
+    for (imm, expected) in [(2, [0x0f, 0x0f, 0xf0, 0x0f]), (3, [0x0f; 4])] {
+        assert_eq!(a.post(imm), Posted::Accepted);
+        assert_eq!(b.poll(2).last(), Some(&imm));
+        // SAFETY: one thread, and the slice ends with this statement.
+        assert_eq!(unsafe { b.recv.elements::<u8>(SPAN) }.unwrap()[..4], expected);
+    }
+}
+
+#[test]
 fn nothing_arrives_before_its_flush() {
     let net = Net::new(0, Faults::NONE);
     let (mut a, mut b) = pair(&net, 3);

@@ -57,6 +57,8 @@ pub(super) struct Traffic {
     launched: u64,
     latest_due: u64,
     exceptions: VecDeque<Exception>,
+    /// Offsets of bytes to flip, each in the next post that covers it.
+    flips: Vec<usize>,
 }
 
 impl Traffic {
@@ -73,6 +75,7 @@ impl Traffic {
             launched: 0,
             latest_due: 0,
             exceptions: VecDeque::new(),
+            flips: Vec::new(),
         }
     }
 
@@ -98,6 +101,10 @@ impl Traffic {
 
     pub fn except_next(&mut self, exception: Exception) {
         self.exceptions.push_back(exception);
+    }
+
+    pub fn flip_next(&mut self, offset: usize) {
+        self.flips.push(offset);
     }
 
     /// Sends what is held. Returns whether there was anything.
@@ -146,6 +153,8 @@ impl Traffic {
             self.left(counted);
         }
         self.path.deliver(span);
+        let is_posted = |at: &mut usize| (span.offset..span.offset + span.bytes).contains(at);
+        self.flips.extract_if(.., is_posted).for_each(|offset| self.path.flip(offset));
         Some(imm)
     }
 

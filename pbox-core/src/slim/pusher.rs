@@ -115,10 +115,4 @@ impl Pusher {
             false => set::places(&self.sets[words.clone()]).for_each(|place| values[place] = zero),
         }
     }
-
-    /// Breaks the significant set of a chunk, as a fault in memory would: for tests.
-    #[doc(hidden)]
-    pub fn break_significant(&mut self, chunk: ChunkId) {
-        self.significant[self.chunks[chunk.index()].words.start] ^= 1;
-    }
 }

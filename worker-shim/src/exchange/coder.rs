@@ -178,13 +178,6 @@ impl Coder {
         matches!(&self.method, Method::Slim(pusher) if pusher.selects(round))
     }
 
-    /// Breaks the significant set of a chunk at this end, as a fault in memory would: for tests.
-    pub fn break_significant(&mut self, chunk: ChunkId) {
-        if let Method::Slim(pusher) = &mut self.method {
-            pusher.break_significant(chunk);
-        }
-    }
-
     /// Decodes the answer of a round from the chunk's bytes in the weights window into `weights`. With Slim-DP the
     /// values of `gradient` that were sent become zero. Returns the number of bytes of the frame.
     ///

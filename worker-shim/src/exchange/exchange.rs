@@ -261,12 +261,6 @@ impl<P: Port> Exchange<P> {
         Traffic { sent: self.outboxes.iter().map(Outbox::posted_bytes).sum(), received: self.received }
     }
 
-    /// Breaks this worker's significant set of a chunk, as a fault in memory would: for tests of the repair.
-    #[doc(hidden)]
-    pub fn break_significant(&mut self, chunk: ChunkId) {
-        self.windows.break_significant(chunk);
-    }
-
     /// Gradients that were NaN or infinite when they were encoded; 0 in a job without compression.
     pub fn not_finite(&self) -> u64 {
         self.windows.not_finite()

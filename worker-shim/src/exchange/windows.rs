@@ -192,13 +192,6 @@ impl Windows {
         matches!(&self.gradients, Gradients::Framed { coder, .. } if coder.needs_all(round))
     }
 
-    /// Breaks the significant set of a chunk at this end, as a fault in memory would: for tests.
-    pub(crate) fn break_significant(&mut self, chunk: ChunkId) {
-        if let Gradients::Framed { coder, .. } = &mut self.gradients {
-            coder.break_significant(chunk);
-        }
-    }
-
     /// A key's weights, and its gradient to write.
     ///
     /// # Safety
