@@ -1,12 +1,12 @@
-//! The ring and the bell of `fabric`, the same files, over loom's atomics: `tests/` runs them under every
+//! The ring and the bell of `fabric`, the same file, over loom's atomics: `tests/` runs them under every
 //! interleaving.
 
 #![forbid(unsafe_code)]
 
-#[path = "../../src/ring/bell.rs"]
-pub mod bell;
 #[path = "../../src/ring/ends.rs"]
 pub mod ring;
+
+pub use ring::bell;
 
 /// The door to atomics: here, to loom's.
 mod sync {

@@ -21,7 +21,6 @@
 mod alone;
 mod arrivals;
 mod closing;
-mod credit;
 #[allow(unsafe_code)]
 mod end;
 mod hub_and_workers;
@@ -34,11 +33,10 @@ mod watchdog;
 
 pub use alone::{alone, rerun};
 pub use arrivals::{
-    bytes_before_immediate, each_post_arrives_once, flush_makes_visible, full_is_not_an_error,
+    bytes_before_immediate, each_post_arrives_once, flush_makes_visible, full_ends, full_is_not_an_error,
     links_do_not_mix,
 };
 pub use closing::{closed_after_arrivals, detached_is_silent, post_on_closed_link};
-pub use credit::full_ends;
 pub use end::{End, Seen};
 pub use hub_and_workers::{Far, HubAndWorkers, Joined, Role, Starting, Transport, peer_process};
 pub use peer::{Local, Peer};

@@ -6,18 +6,15 @@ mod machine;
 #[allow(unsafe_code)]
 mod mapping;
 #[allow(unsafe_code)]
-mod received;
-#[allow(unsafe_code)]
 mod slab;
-mod spans;
 #[allow(unsafe_code)]
+mod spans;
 mod window;
 
 pub(crate) use mapping::{Access, Mapping};
 
 pub use machine::{SHARED_HUGE_PAGES, available_bytes, resident_bytes, shared_huge_pages};
 pub use mapping::MapError;
-pub use received::RecvWindow;
 pub use slab::Slab;
-pub use spans::{Plain, SpanError};
-pub use window::{SendWindow, Spans, WindowError};
+pub use spans::{Plain, RecvWindow, SpanError, Spans};
+pub use window::{SendWindow, WindowError};

@@ -1,9 +1,203 @@
-//! Which spans of a window are fit for use: inside, aligned, of whole elements.
+//! Spans of windows, as memory that is read and written: those that this end owns in a window that it writes, and those
+//! of the window that the peer writes.
+//!
+//! On the `unsafe` list. The peer's window is, on shared memory, a read-only view of its pages. On other transports it is
+//! memory of this end, which the transport writes.
 
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::mapping::ALIGN;
+use super::mapping::{ALIGN, Access, Mapping};
+use super::window::{SendWindow, WindowError};
 use crate::ids::Span;
+
+/// The spans of one owner of a [`SendWindow`]. Nobody else in this process writes them.
+#[derive(Debug)]
+pub struct Spans {
+    window: Arc<SendWindow>,
+    spans: Vec<Span>,
+}
+
+impl Spans {
+    /// For an owner of these spans. `split` has checked them, and that nobody else owns them.
+    pub(super) fn new(window: &Arc<SendWindow>, spans: Vec<Span>) -> Self {
+        Spans { window: Arc::clone(window), spans }
+    }
+
+    /// Number of spans.
+    pub fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Where the span lies.
+    pub fn span(&self, index: usize) -> Span {
+        self.spans[index]
+    }
+
+    /// The span's elements.
+    ///
+    /// # Panics
+    /// When it does not hold whole ones.
+    pub fn elements<T: Plain>(&self, index: usize) -> &[T] {
+        let (start, elements) = self.start(index);
+        // SAFETY: `split` checked bounds, alignment and disjointness of the span; `&self` excludes
+        // the one writer, `elements_mut`; the kernel initialised the pages, and any bits are a `T`.
+        unsafe { std::slice::from_raw_parts(start, elements) }
+    }
+
+    /// The span's elements, to write. The peer reads them: the protocol above keeps both apart in
+    /// time (post after write, no write before the peer's answer).
+    ///
+    /// # Panics
+    /// When it does not hold whole ones.
+    pub fn elements_mut<T: Plain>(&mut self, index: usize) -> &mut [T] {
+        let (start, elements) = self.start(index);
+        // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because
+        // `split` gave the span to this value alone.
+        unsafe { std::slice::from_raw_parts_mut(start, elements) }
+    }
+
+    fn start<T: Plain>(&self, index: usize) -> (*mut T, usize) {
+        let span = self.spans[index];
+        let start = self.window.start().wrapping_add(span.offset);
+        let elements = elements::<T>(span).expect("a span of a type's whole elements");
+        (start.cast::<T>(), elements)
+    }
+}
+
+/// The file system of memfds, by its magic number (statfs(2)).
+const TMPFS: u64 = 0x0102_1994;
+
+/// The window that the peer writes and this end reads.
+#[derive(Debug)]
+pub struct RecvWindow {
+    /// Shared with regions: it must stay mapped while a NIC may write it.
+    mapping: Arc<Mapping>,
+    bytes: usize,
+    /// Memory of this end, which a transport may write; otherwise a read-only view.
+    local: bool,
+}
+
+impl RecvWindow {
+    /// A view of a peer's [`SendWindow`](crate::SendWindow) on this machine. The file comes from outside: its size and
+    /// its seal against shrinking (without which a read could raise SIGBUS) are checked here.
+    pub fn open(fd: BorrowedFd, bytes: usize) -> Result<Self, WindowError> {
+        let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
+        let seals = fcntl_get_seals(fd).map_err(memfd("reading seals"))?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(WindowError::NotSealed { seen: seals.bits() });
+        }
+        // A memfd of huge pages has a pool that can be empty when a page is first touched: SIGBUS, and no
+        // seal against it.
+        let kind = fstatfs(fd).map_err(memfd("fstatfs"))?.f_type as u64;
+        if kind != TMPFS {
+            return Err(WindowError::NotPlain { seen: kind });
+        }
+        let seen = fstat(fd).map_err(memfd("fstat"))?.st_size as u64;
+        if seen < bytes as u64 {
+            return Err(WindowError::TooSmall { expected: bytes, seen });
+        }
+        let mapping = Mapping::shared("a peer's window", fd, bytes, Access::Read)?;
+        Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false })
+    }
+
+    /// Memory of this end, for transports that copy the bytes over.
+    pub fn local(bytes: usize) -> Result<Self, WindowError> {
+        let mapping = Arc::new(Mapping::private("a receive window", bytes)?);
+        Ok(RecvWindow { mapping, bytes, local: true })
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it is memory of this end. Only then may a transport [`write`](Self::write) it.
+    pub(crate) fn is_local(&self) -> bool {
+        self.local
+    }
+
+    /// The memory itself, for a transport whose NIC writes it.
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// Address and number of the elements of a span; bounds and alignment are checked, reading is not.
+    pub fn elements_ptr<T: Plain>(&self, span: Span) -> Result<(*const T, usize), SpanError> {
+        check(span, self.bytes)?;
+        let start = self.mapping.as_ptr().wrapping_add(span.offset).cast_const();
+        Ok((start.cast::<T>(), elements::<T>(span)?))
+    }
+
+    /// The elements of a span.
+    ///
+    /// # Safety
+    /// While the slice lives, the peer must not write the span. The protocol guarantees that to a
+    /// caller that has seen the peer's post of the span and has not yet answered it.
+    pub unsafe fn elements<T: Plain>(&self, span: Span) -> Result<&[T], SpanError> {
+        let (start, elements) = self.elements_ptr(span)?;
+        // SAFETY: bounds and alignment by `elements_ptr`, any bits are a `T`, the kernel initialised
+        // the pages, and the caller vouches for the peer.
+        Ok(unsafe { std::slice::from_raw_parts(start, elements) })
+    }
+
+    /// Allocates every page of a span, on the node of the calling core if nobody touched the page yet. For memory of
+    /// this end, before a transport writes it.
+    pub fn populate(&self, span: Span) {
+        const PAGE: usize = 4096;
+        if self.place(span).is_none() {
+            return;
+        }
+        for offset in (span.offset..span.offset + span.bytes).step_by(PAGE) {
+            // SAFETY: in bounds and writable by `place`; the window is new, all its bytes are zero.
+            unsafe { self.mapping.as_ptr().add(offset).write_volatile(0) };
+        }
+    }
+
+    /// Touches every page of a span for reading, so that it is allocated on the node of the calling
+    /// core if nobody touched it yet.
+    pub fn touch(&self, span: Span) {
+        const PAGE: usize = 4096;
+        let Some(end) = span.end().filter(|&end| end <= self.bytes) else { return };
+        let mut offset = span.offset;
+        while offset < end {
+            // SAFETY: in bounds by the check above; a volatile read of one byte that the peer may
+            // be writing has no meaning here and is not used.
+            unsafe { self.mapping.as_ptr().add(offset).read_volatile() };
+            offset = (offset / PAGE + 1) * PAGE;
+        }
+    }
+
+    /// Where a span lies, for a transport to write; `None` if it is out of bounds or the memory is not this end's.
+    pub(crate) fn place(&self, span: Span) -> Option<*mut u8> {
+        let inside = self.local && span.end()? <= self.bytes;
+        inside.then(|| self.mapping.as_ptr().wrapping_add(span.offset))
+    }
+
+    /// Copies `source` into the window at `span`, for transports that copy the bytes over.
+    ///
+    /// # Safety
+    /// The window is [`local`](Self::local); `source` is readable for `span.bytes`; and by the
+    /// protocol nobody reads the span until the transport has shown the post's immediate.
+    pub(crate) unsafe fn write(&self, span: Span, source: *const u8) -> Result<(), SpanError> {
+        match span.end() {
+            Some(end) if end <= self.bytes => {}
+            _ => return Err(SpanError::OutOfBounds { span, bytes: self.bytes }),
+        }
+        // SAFETY: in bounds by the check above, writable because the window is local, and the rest
+        // is the caller's word.
+        unsafe { std::ptr::copy_nonoverlapping(source, self.mapping.as_ptr().add(span.offset), span.bytes) };
+        Ok(())
+    }
+}
 
 /// What windows may be read and written as: any bits are a value, and all its bits are its value's.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
@@ -63,4 +257,73 @@ pub(super) fn elements<T: Plain>(span: Span) -> Result<usize, SpanError> {
         return Err(SpanError::NotWhole { span, element_bytes });
     }
     Ok(span.bytes / element_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use rustix::io::Errno;
+
+    use super::*;
+
+    fn span(offset: usize, bytes: usize) -> Span {
+        Span { offset, bytes }
+    }
+
+    #[test]
+    fn a_view_shows_what_the_owner_writes() {
+        let window = SendWindow::new(4096).unwrap();
+        let view = RecvWindow::open(window.fd(), 4096).unwrap();
+        let (_window, mut owned) = window.split(vec![vec![span(64, 128)]]).unwrap();
+        owned[0].elements_mut::<f32>(0).fill(3.0);
+        // SAFETY: one thread, no writer while the slice lives.
+        assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [3.0; 32]);
+    }
+
+    #[test]
+    fn nobody_but_the_owner_gets_a_writable_mapping() {
+        let window = SendWindow::new(4096).unwrap();
+        let error = Mapping::shared("a test", window.fd(), 4096, Access::ReadWrite).unwrap_err();
+        assert_eq!(error.errno, Errno::PERM);
+        assert!(ftruncate(window.fd(), 1).is_err(), "sealed against shrinking");
+    }
+
+    #[test]
+    fn a_window_that_is_too_small_or_can_shrink_is_refused() {
+        let window = SendWindow::new(4096).unwrap();
+        assert!(matches!(
+            RecvWindow::open(window.fd(), 8192),
+            Err(WindowError::TooSmall { expected: 8192, seen: 4096 })
+        ));
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, 8192).unwrap();
+        assert!(matches!(RecvWindow::open(fd.as_fd(), 8192), Err(WindowError::NotSealed { .. })));
+    }
+
+    #[test]
+    fn a_window_of_huge_pages_is_refused() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        // A kernel without them has no such file to offer.
+        let Ok(fd) = memfd_create("test", flags) else { return };
+        if ftruncate(&fd, 1 << 30).is_err() {
+            return;
+        }
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        assert!(matches!(RecvWindow::open(fd.as_fd(), 8192), Err(WindowError::NotPlain { .. })));
+    }
+
+    #[test]
+    fn a_span_is_read_as_whole_elements_only() {
+        let window = SendWindow::new(4096).unwrap();
+        let view = RecvWindow::open(window.fd(), 4096).unwrap();
+        let (_window, mut owned) = window.split(vec![vec![span(64, 6)]]).unwrap();
+        owned[0].elements_mut::<u16>(0).copy_from_slice(&[1, 2, 0x0304]);
+        // SAFETY: one thread, no writer while the slice lives.
+        let read = unsafe { view.elements::<u8>(span(64, 6)) };
+        assert_eq!(read.unwrap(), [1, 0, 2, 0, 4, 3]);
+        let error = view.elements_ptr::<f32>(span(64, 6)).unwrap_err();
+        assert_eq!(error, SpanError::NotWhole { span: span(64, 6), element_bytes: 4 });
+    }
 }

@@ -1,7 +1,6 @@
-//! The window that an end writes and its peer reads, and the owners of its spans.
+//! The window that an end writes and its peer reads.
 //!
-//! On the `unsafe` list. A window is split once: its spans are disjoint, and each has one owner. Must not know what
-//! the bytes mean.
+//! A window is split once: its spans are disjoint, and each has one owner. Must not know what the bytes mean.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::Errno;
 
 use super::mapping::{Access, MapError, Mapping, advice};
-use super::spans::{Plain, SpanError, check, elements};
+use super::spans::{SpanError, Spans, check};
 use crate::ids::Span;
 
 /// Seals of a window: its size is final, and nobody but its owner gets a writable mapping.
@@ -106,6 +105,11 @@ impl SendWindow {
         self.fd.as_fd()
     }
 
+    /// The first byte, for the owners of spans.
+    pub(super) fn start(&self) -> *mut u8 {
+        self.mapping.as_ptr()
+    }
+
     /// The first byte of a span, for a transport to move; `None` when the span is out of bounds.
     pub(crate) fn bytes_of(&self, span: Span) -> Option<*const u8> {
         (span.end()? <= self.bytes).then(|| self.mapping.as_ptr().wrapping_add(span.offset).cast_const())
@@ -130,62 +134,8 @@ impl SendWindow {
             highest = Some(span);
         }
         let window = Arc::new(self);
-        let owned = owners.into_iter().map(|spans| Spans { window: Arc::clone(&window), spans }).collect();
+        let owned = owners.into_iter().map(|spans| Spans::new(&window, spans)).collect();
         Ok((window, owned))
-    }
-}
-
-/// The spans of one owner of a [`SendWindow`]. Nobody else in this process writes them.
-#[derive(Debug)]
-pub struct Spans {
-    window: Arc<SendWindow>,
-    spans: Vec<Span>,
-}
-
-impl Spans {
-    /// Number of spans.
-    pub fn len(&self) -> usize {
-        self.spans.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.spans.is_empty()
-    }
-
-    /// Where the span lies.
-    pub fn span(&self, index: usize) -> Span {
-        self.spans[index]
-    }
-
-    /// The span's elements.
-    ///
-    /// # Panics
-    /// When it does not hold whole ones.
-    pub fn elements<T: Plain>(&self, index: usize) -> &[T] {
-        let (start, elements) = self.start(index);
-        // SAFETY: `split` checked bounds, alignment and disjointness of the span; `&self` excludes
-        // the one writer, `elements_mut`; the kernel initialised the pages, and any bits are a `T`.
-        unsafe { std::slice::from_raw_parts(start, elements) }
-    }
-
-    /// The span's elements, to write. The peer reads them: the protocol above keeps both apart in
-    /// time (post after write, no write before the peer's answer).
-    ///
-    /// # Panics
-    /// When it does not hold whole ones.
-    pub fn elements_mut<T: Plain>(&mut self, index: usize) -> &mut [T] {
-        let (start, elements) = self.start(index);
-        // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because
-        // `split` gave the span to this value alone.
-        unsafe { std::slice::from_raw_parts_mut(start, elements) }
-    }
-
-    fn start<T: Plain>(&self, index: usize) -> (*mut T, usize) {
-        let span = self.spans[index];
-        let start = self.window.mapping.as_ptr().wrapping_add(span.offset);
-        let elements = elements::<T>(span).expect("a span of a type's whole elements");
-        (start.cast::<T>(), elements)
     }
 }
 

@@ -1,9 +1,8 @@
 //! Rings of immediates between two processes, and the bell that wakes a sleeping consumer.
 
-pub mod bell;
 mod ends;
 mod sync;
 
 pub(crate) use sync::AtomicU32;
 
-pub use ends::{Cells, Consumer, Corrupt, HeapCells, MAX_CAPACITY, Producer};
+pub use ends::{Cells, Consumer, Corrupt, HeapCells, MAX_CAPACITY, Producer, bell};

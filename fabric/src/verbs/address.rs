@@ -1,9 +1,28 @@
 //! The address of a NIC's port, as the other end of a handshake needs it. Plain data.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::gid::Gid;
+/// A GID: 128 bits, written as an IPv6 address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// As the IPv6 address that it is.
+    pub fn ip(self) -> Ipv6Addr {
+        Ipv6Addr::from(self.0)
+    }
+
+    pub(super) fn is_link_local(self) -> bool {
+        self.ip().is_unicast_link_local()
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.ip())
+    }
+}
 
 /// What carries the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,10 +102,9 @@ impl Address {
             }
             (IpAddr::V6(a), IpAddr::V6(b)) => {
                 // A subnet of IPv6, and of InfiniBand, is the upper half. Link-local ones are all alike.
-                let upper = |ip: std::net::Ipv6Addr| u128::from(ip) >> 64 << 64;
+                let upper = |ip: Ipv6Addr| u128::from(ip) >> 64 << 64;
                 let comparable = self.link_layer == LinkLayer::InfiniBand || !self.gid.is_link_local();
-                (comparable && upper(a) == upper(b))
-                    .then(|| format!("{}/64", std::net::Ipv6Addr::from(upper(a))))
+                (comparable && upper(a) == upper(b)).then(|| format!("{}/64", Ipv6Addr::from(upper(a))))
             }
             _ => None,
         }

@@ -3,9 +3,8 @@
 use std::io;
 
 use super::gid::GidError;
-use super::handles::error::{CreateError, DeviceError};
+use super::handles::error::{CreateError, DeviceError, ModifyError};
 use super::handles::library::LibraryError;
-use super::handles::queue_pair::ModifyError;
 use super::handles::region::RegisterError;
 
 /// A step of setting up RDMA failed; each says what was tried, on what, and what to do.

@@ -6,7 +6,7 @@ use super::error::VerbsError;
 use super::handles::context::{About, Context, NicEvent};
 use super::handles::ffi::*;
 use super::handles::words;
-use super::rails::PortState;
+use super::port::rails::PortState;
 use crate::watch::{Register, Watch, Watched};
 
 /// The watch over one device.

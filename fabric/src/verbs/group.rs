@@ -6,7 +6,7 @@ use super::error::VerbsError;
 use super::events::NicWatch;
 use super::handles::context::Context;
 use super::nic::{Nic, NicOptions};
-use super::rails::{MAX_RAILS, PortState, Rails};
+use super::port::rails::{MAX_RAILS, PortState, Rails};
 use crate::watch::Watch;
 
 /// The ports of one end, as the handshake sees them.

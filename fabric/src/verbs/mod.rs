@@ -19,8 +19,6 @@ mod address;
 mod device;
 mod error;
 mod events;
-#[doc(hidden)]
-pub mod fuzzing;
 mod gid;
 mod group;
 mod handles;
@@ -30,23 +28,23 @@ mod loopback;
 mod nic;
 mod nic_list;
 mod port;
-mod rails;
 mod subnet;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
 
-pub use address::{Address, LinkLayer, Mtu};
+pub use address::{Address, Gid, LinkLayer, Mtu};
 pub use device::{Device, DevicePort, devices};
 pub use error::VerbsError;
-pub use gid::{Chosen, Gid, GidEntry, GidError, table};
+pub use gid::{Chosen, GidEntry, GidError, table};
 pub use group::Group;
-pub use handles::error::{CreateError, DeviceError};
+pub use handles::error::{CreateError, DeviceError, ModifyError};
 pub use handles::library::LibraryError;
-pub use handles::queue_pair::ModifyError;
 pub use handles::region::RegisterError;
 pub use handles::work::Tally;
 pub use handshake::connect::{Accepted, ConnectError, Hello, Joined, Listener, connect};
+#[doc(hidden)]
+pub use handshake::fuzzing;
 pub use handshake::pairing::Pairing;
 pub use loopback::{Loopback, LoopbackError, loopback};
 pub use nic::{Nic, NicOptions};

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::rails::Route;
+use super::port::rails::Route;
 use super::*;
 use crate::conformance::Watchdog;
 use crate::memory::{RecvWindow, SendWindow, Spans};

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::library::LibraryError;
+use super::words;
 
 /// A device, or a port of one, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -125,8 +126,34 @@ impl CreateError {
     }
 }
 
+/// A queue pair would not go into its next state.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "cannot move a queue pair of {ours} from {} to {} (ibv_modify_qp of {}: {error}); the peer is {peer}{advice}",
+    words::qp_state(*from),
+    words::qp_state(*to),
+    words::qp_mask(*mask)
+)]
+pub struct ModifyError {
+    /// The state that it was in, an `ibv_qp_state`.
+    pub from: u32,
+    /// The state that it was to go to.
+    pub to: u32,
+    /// What was to be set, an `ibv_qp_attr_mask`.
+    pub mask: u32,
+    /// This end, with port and GID index.
+    pub ours: String,
+    /// The other end; "nobody yet" before it is known.
+    pub peer: String,
+    /// The errno, in words.
+    pub error: String,
+    /// What to do, and this end's GID table where that is the matter.
+    pub advice: String,
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::ffi::{IBV_QP_AV, IBV_QP_STATE, IBV_QPS_INIT, IBV_QPS_RTR};
     use super::*;
 
     #[test]
@@ -137,5 +164,22 @@ mod tests {
         let states = vec!["port 1 DOWN".into(), "port 2 ARMED".into()];
         let error = DeviceError::NotActive { device: "mlx5_0".into(), wanted: None, states }.to_string();
         assert!(error.contains("an ACTIVE port, saw port 1 DOWN, port 2 ARMED"), "{error}");
+    }
+
+    #[test]
+    fn an_error_names_states_mask_and_both_ends() {
+        let error = ModifyError {
+            from: IBV_QPS_INIT,
+            to: IBV_QPS_RTR,
+            mask: IBV_QP_STATE | IBV_QP_AV,
+            ours: "rxe0 (GID ::ffff:10.0.0.1) port 1 GID index 1".into(),
+            peer: "rxe0 (GID ::ffff:10.0.0.2)".into(),
+            error: io::Error::from_raw_os_error(libc::ETIMEDOUT).to_string(),
+            advice: "; ping it".into(),
+        };
+        let expected = "cannot move a queue pair of rxe0 (GID ::ffff:10.0.0.1) port 1 GID index 1 from INIT to RTR \
+            (ibv_modify_qp of STATE | AV: Connection timed out (os error 110)); the peer is rxe0 \
+            (GID ::ffff:10.0.0.2); ping it";
+        assert_eq!(error.to_string(), expected);
     }
 }

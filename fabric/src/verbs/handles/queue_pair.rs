@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use super::completion::CompletionQueue;
 use super::domain::Domain;
-use super::error::CreateError;
+use super::error::{CreateError, ModifyError};
 use super::ffi::*;
-use super::words;
 use crate::verbs::address::{Address, LinkLayer};
 use crate::verbs::gid;
 use crate::verbs::nic::Nic;
@@ -29,31 +28,6 @@ const RNR_RETRIES: u8 = 7;
 const MIN_RNR_TIMER: u8 = 12;
 /// Routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
-
-/// A queue pair would not go into its next state.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "cannot move a queue pair of {ours} from {} to {} (ibv_modify_qp of {}: {error}); the peer is {peer}{advice}",
-    words::qp_state(*from),
-    words::qp_state(*to),
-    words::qp_mask(*mask)
-)]
-pub struct ModifyError {
-    /// The state that it was in, an `ibv_qp_state`.
-    pub from: u32,
-    /// The state that it was to go to.
-    pub to: u32,
-    /// What was to be set, an `ibv_qp_attr_mask`.
-    pub mask: u32,
-    /// This end, with port and GID index.
-    pub ours: String,
-    /// The other end; "nobody yet" before it is known.
-    pub peer: String,
-    /// The errno, in words.
-    pub error: String,
-    /// What to do, and this end's GID table where that is the matter.
-    pub advice: String,
-}
 
 /// The other end of a queue pair, as the handshake brought it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -257,27 +231,5 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: made by `new`, destroyed once; nothing completes for it afterwards.
         unsafe { self.domain.context.verbs.ibv_destroy_qp(self.raw.as_ptr()) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_names_states_mask_and_both_ends() {
-        let error = ModifyError {
-            from: IBV_QPS_INIT,
-            to: IBV_QPS_RTR,
-            mask: IBV_QP_STATE | IBV_QP_AV,
-            ours: "rxe0 (GID ::ffff:10.0.0.1) port 1 GID index 1".into(),
-            peer: "rxe0 (GID ::ffff:10.0.0.2)".into(),
-            error: io::Error::from_raw_os_error(libc::ETIMEDOUT).to_string(),
-            advice: "; ping it".into(),
-        };
-        let expected = "cannot move a queue pair of rxe0 (GID ::ffff:10.0.0.1) port 1 GID index 1 from INIT to RTR \
-            (ibv_modify_qp of STATE | AV: Connection timed out (os error 110)); the peer is rxe0 \
-            (GID ::ffff:10.0.0.2); ping it";
-        assert_eq!(error.to_string(), expected);
     }
 }

@@ -21,8 +21,8 @@ use crate::verbs::handles::queue_pair::Peer;
 use crate::verbs::nic::Nic;
 use crate::verbs::port::Endpoint;
 use crate::verbs::port::link::{Link, PeerWindow, Unconnected};
+use crate::verbs::port::rails::PortState;
 use crate::verbs::port::registered::Registered;
-use crate::verbs::rails::PortState;
 
 /// A connection without its socket.
 pub(in crate::verbs) struct Parts {

@@ -6,8 +6,7 @@
 use std::ops::RangeInclusive;
 
 use crate::plan::{LinkPorts, MAX_PORTS};
-use crate::verbs::address::{Address, LinkLayer, Mtu};
-use crate::verbs::gid::Gid;
+use crate::verbs::address::{Address, Gid, LinkLayer, Mtu};
 
 /// First bytes of every message; the digit is the version of this handshake.
 const MAGIC: [u8; 8] = *b"phubrdm2";

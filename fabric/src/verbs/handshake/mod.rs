@@ -1,6 +1,8 @@
 //! The handshake: over TCP, it exchanges addresses, queue pairs and keys, and makes the links of a connection.
 
 pub(super) mod connect;
+#[doc(hidden)]
+pub mod fuzzing;
 pub(super) mod join;
 pub(super) mod message;
 pub(super) mod pairing;

@@ -67,8 +67,8 @@ pub(in crate::verbs) fn pair<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::address::Gid;
     use crate::verbs::address::{LinkLayer, Mtu};
-    use crate::verbs::gid::Gid;
 
     fn roce(device: &str, ip: [u8; 4], prefix: Option<u8>) -> Address {
         let gid = std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets();

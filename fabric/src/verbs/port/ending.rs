@@ -9,12 +9,12 @@
 
 use std::time::{Duration, Instant};
 
+use super::rails::Abandoned;
 use super::{Endpoint, Owner, Port};
 use crate::ids::LinkId;
 use crate::links::{Attached, LinkState};
 use crate::port::CloseReason;
 use crate::verbs::handles::work::Work;
-use crate::verbs::rails::Abandoned;
 
 /// Posts that are not out after this long never will be: a live peer's NIC takes microseconds for each.
 const LINGER: Duration = Duration::from_secs(2);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::rails::{PortState, Route};
 use super::registered::Registered;
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
@@ -16,7 +17,6 @@ use crate::verbs::error::VerbsError;
 use crate::verbs::handles::chain::{RECEIVES, ReceiveChain, SendChain};
 use crate::verbs::handles::queue_pair::{Peer, QueuePair};
 use crate::verbs::handles::work::{Tally, Work};
-use crate::verbs::rails::{PortState, Route};
 
 /// Fences that can be under way: one for a link that is detached, one for a neighbour's sake.
 const FENCES: u32 = 2;

@@ -6,6 +6,7 @@
 mod arrivals;
 mod ending;
 pub(super) mod link;
+pub(super) mod rails;
 pub(super) mod registered;
 mod sleeping;
 
@@ -19,7 +20,6 @@ use super::group::Group;
 use super::handles::ffi::ibv_wc;
 use super::handles::work::Tally;
 use super::nic::NicOptions;
-use super::rails::{MAX_RAILS, PortState};
 use crate::connection::Connection;
 use crate::ids::{Imm, LinkId, Span};
 use crate::links::Links;
@@ -27,6 +27,7 @@ use crate::port::{Arrival, Closed, Posted, Until};
 use arrivals::{BATCH, Early};
 use ending::{GRACE, Linger};
 use link::Link;
+use rails::{MAX_RAILS, PortState};
 
 /// A connected link that no port polls yet.
 pub struct Endpoint {

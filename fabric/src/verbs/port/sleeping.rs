@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
 use super::Port;
+use super::rails::MAX_RAILS;
 use crate::port::Until;
-use crate::verbs::rails::MAX_RAILS;
 
 impl Port {
     /// Sleeps until `until` holds or the deadline passed. Without a deadline it may sleep for ever.

@@ -1,6 +1,6 @@
 //! A door for the fuzz target: the handshake's messages. Not an API.
 
-use super::handshake::message::Message;
+use super::message::Message;
 
 /// The decoder; what decodes says the same when it is said again.
 pub fn decode(bytes: &[u8]) {

@@ -3,31 +3,31 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::error::VerbsError;
-use super::handles::completion::CompletionQueue;
-use super::handles::context::{Context, NicEvent};
-use super::handles::work::{MAX_ROUTES, Work, WorkId};
-use super::nic::Nic;
 use crate::connection::Alarm;
 use crate::port_state::{self, EventBell, Ring};
+use crate::verbs::error::VerbsError;
+use crate::verbs::handles::completion::CompletionQueue;
+use crate::verbs::handles::context::{Context, NicEvent};
+use crate::verbs::handles::work::{MAX_ROUTES, Work, WorkId};
+use crate::verbs::nic::Nic;
 
 /// NICs of one port.
-pub(super) const MAX_RAILS: usize = 32;
+pub(in crate::verbs) const MAX_RAILS: usize = 32;
 
 /// One NIC of a port, with the completions of the port's links on it.
 #[derive(Debug)]
-pub(super) struct Rail {
+pub(in crate::verbs) struct Rail {
     pub nic: Arc<Nic>,
     pub queue: Arc<CompletionQueue>,
 }
 
 /// What a port shares with the other threads of its process. Its changes are connections that ended, events of
 /// NICs, and routes to be cleared.
-pub(super) type PortState = port_state::PortState<Rails>;
+pub(in crate::verbs) type PortState = port_state::PortState<Rails>;
 
 /// The NICs of a port, and what other threads tell the port about them.
 #[derive(Debug)]
-pub(super) struct Rails {
+pub(in crate::verbs) struct Rails {
     pub rails: Vec<Rail>,
     pub bell: EventBell,
     shared: Mutex<Shared>,
@@ -44,7 +44,7 @@ struct Shared {
 
 /// A route, the rail of its completions, and how many there is room for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Abandoned {
+pub(in crate::verbs) struct Abandoned {
     pub route: u32,
     pub rail: usize,
     pub completions: u32,
@@ -95,7 +95,7 @@ impl PortState {
 /// A number that finds the link of a completion. The link has it from before it is attached until nothing of the link
 /// is left in the completion queue.
 #[derive(Debug)]
-pub(super) struct Route {
+pub(in crate::verbs) struct Route {
     port: Arc<PortState>,
     pub number: u32,
     pub generation: u32,
