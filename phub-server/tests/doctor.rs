@@ -1,5 +1,5 @@
 //! `phub-server doctor` as a process, on whatever machine this is: its verdicts, its exit status, and that scripts
-//! can read it. What it says of RDMA that is there is checked in guests (`tools/rxe/checks/10-doctor.sh`).
+//! can read it. What it says of RDMA that is there is checked in guests (`tools/rxe/checks/hub/10-doctor.sh`).
 
 use std::net::TcpListener;
 use std::path::Path;

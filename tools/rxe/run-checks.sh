@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs checks in a guest, one after the other: `run-checks.sh FILE...`. Each has its own time-out. The folder for results
-# gets a NAME.SIDE.log with the output of each, and results.SIDE with a line for each: exit status and seconds.
+# Runs checks in a guest, one after the other: `run-checks.sh FILE...`. Each has its own time-out, and the functions of
+# steps.sh. The folder for results gets a NAME.SIDE.log with the output of each, and results.SIDE with a line for each: exit
+# status and seconds.
 set -u
 side=$PHUB_RXE_SIDE
 for check in "$@"; do
@@ -10,7 +11,8 @@ for check in "$@"; do
     begun=$EPOCHREALTIME
     echo "check $name"
     # The lines are also shown: --kill-when looks for them there.
-    timeout -k 2 "$limit" bash "$check" 2>&1 </dev/null | tee "$log"
+    # shellcheck disable=SC2016
+    timeout -k 2 "$limit" bash -eu -o pipefail -c '. tools/rxe/steps.sh && . "$1"' check "$check" 2>&1 </dev/null | tee "$log"
     status=${PIPESTATUS[0]}
     [ "$status" != 124 ] || echo "$name: not done after $limit s, so it was stopped" | tee -a "$log"
     echo "$name $status $(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $begun }")" >>"$PHUB_RXE_OUT/results.$side"

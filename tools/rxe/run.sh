@@ -2,7 +2,8 @@
 # `make rxe` runs this: all checks of tools/rxe/checks, or those whose names begin with an argument
 # (`tools/rxe/run.sh 02 03`). It prints one line for each, with its time; target/rxe/logs has their output.
 #
-# A check is a script NN-name.sh in checks/, run in a guest from the repository's root; exit status 0 is a pass.
+# A check is a script NN-name.sh in checks/bed (the guests and their wires) or checks/hub, run in a guest from the
+# repository's root by `bash -eu -o pipefail` with the functions of steps.sh; exit status 0 is a pass.
 # Its head says in comments what it needs:
 #
 #     # guest: one OPTIONS       options of bed/guest.sh; one boot serves all checks with the same line
@@ -28,14 +29,14 @@ failed=0 boots=0
 
 # The requested checks, and what to build for them.
 checks=()
-for check in "$here"/checks/*.sh; do
+for check in "$here"/checks/*/*.sh; do
     [ $# -gt 0 ] || checks+=("$check")
     for wanted in "$@"; do
         [[ $(basename "$check") != "$wanted"* ]] || checks+=("$check")
     done
 done
 if [ ${#checks[@]} -eq 0 ]; then
-    echo "run.sh: no check begins with '$*'; there are: $(cd "$here/checks" && echo *.sh)" >&2
+    echo "run.sh: no check begins with '$*'; there are: $(cd "$here/checks" && echo */*.sh)" >&2
     exit 2
 fi
 builds=$(sed -n 's/^# build: //p' "${checks[@]}" | sort -u)

@@ -10,6 +10,7 @@ if [ -z "${PHUB_RXE_SIDE:-}" ]; then
     cd "$here/../.."
     exec env "PATH=$(dirname "$probe"):$PATH" bash "$here/bed/guest.sh" --timeout 600 -- bash "$here/speed.sh" "$@"
 fi
+. tools/rxe/steps.sh
 # perftest has a processor for each end, and so has the probe whose hub only moves bytes: one core that busy-polls. The
 # whole probe also sums and steps on the emulated processor: two cores that sleep leave room for the worker and are faster.
 probe=(phub-probe --transport verbs --workers 1 --rounds 20 --manifest /tmp/model --json)
@@ -18,7 +19,7 @@ probe=(phub-probe --transport verbs --workers 1 --rounds 20 --manifest /tmp/mode
 perftest() {
     ib_write_bw -b -d rxe0 -s 32768 -n 600 -F --report_gbits &>/tmp/server &
     local server=$!
-    bash tools/rxe/write-bw.sh -b -d rxe0 -s 32768 -n 600 -F --report_gbits 127.0.0.1 >/tmp/client
+    write_bw -b -d rxe0 -s 32768 -n 600 -F --report_gbits 127.0.0.1 >/tmp/client
     wait $server
     awk '$1 == 32768 && $2 == 600 { print $4 / 8 }' /tmp/client
 }
@@ -30,7 +31,7 @@ probed() {
 ratio() { awk -v column="$1" '{ print $column / $1 }' /tmp/rows | sort -n | awk '{ r[NR] = $1 }
     END { printf "%.2f (%.2f to %.2f)", r[int((NR + 1) / 2)], r[1], r[NR] }'; }
 
-bash tools/rxe/model.sh /tmp/model 1000000
+model 1000000
 echo "GB/s, both ways: perftest, the probe ablated, the probe whole"
 for ((repetition = 0; repetition < ${1:-3}; repetition++)); do
     echo "$(perftest) $(probed --idle busy-poll --cores 1 --ablate aggregate,optimize) $(probed --idle sleep)" | tee -a /tmp/rows

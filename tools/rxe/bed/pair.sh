@@ -4,32 +4,30 @@
 #     tools/rxe/bed/pair.sh [OPTIONS] -- HUB_COMMAND... -- WORKER_COMMAND...
 #
 #     --nics N                   wires (2)
-#     --cpus N  --memory MB      of each guest (2, 2048)
 #     --timeout S                both are killed after S seconds (180)
+#     --cpus N, --memory MB      and others of guest.sh that have a value
 #     --kill-hub-when TEXT       the guest is killed when it writes a line with TEXT; it passes only then, and fails if it
 #     --kill-worker-when TEXT    ends before
 #
 # The hub is side 1 (10.77.<i>.1), the worker side 2 (10.77.<i>.2); each finds the other's address on wire 0 in
-# PHUB_RXE_PEER, and TCP runs on the wires, too. `bash tools/rxe/await.sh HOST PORT` waits for the other's program. `ip link
+# PHUB_RXE_PEER, and TCP runs on the wires, too. `within 60 listens HOST PORT` of steps.sh waits for the other's program. `ip link
 # set nic0 down` in either guest cuts a wire. Each line of output shows its side; hub.log and worker.log of target/rxe/logs
 # (or PHUB_RXE_LOGS) keep the output.
 #
 # Exit status: 0 if both sides passed, otherwise that of the first side that failed; the other side is then ended.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-nics=2 cpus=2 memory=2048 timeout=180 kill_hub_when="" kill_worker_when=""
+options=(--nics 2 --timeout 180) kill_hub_when="" kill_worker_when=""
 usage() {
     echo "pair.sh: $1; see the head of $here/pair.sh" >&2
     exit 2
 }
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    [ $# -gt 1 ] || usage "$1 needs a value"
     case $1 in
-    --nics | --cpus | --memory | --timeout | --kill-hub-when | --kill-worker-when)
-        [ $# -gt 1 ] || usage "$1 needs a value"
-        variable=${1#--}
-        printf -v "${variable//-/_}" %s "$2"
-        ;;
-    *) usage "unknown option '$1'" ;;
+    --kill-hub-when) kill_hub_when=$2 ;;
+    --kill-worker-when) kill_worker_when=$2 ;;
+    *) options+=("$1" "$2") ;;
     esac
     shift 2
 done
@@ -66,7 +64,7 @@ start() {
     local kill_when=()
     [ -z "$when" ] || kill_when=(--kill-when "$when")
     "${with_parent[@]}" bash "$here/guest.sh" --name "$name" --side "$side" --wires "$wires" --log "$logs/$name.log" \
-        --nics "$nics" --cpus "$cpus" --memory "$memory" --timeout "$timeout" "${kill_when[@]}" -- "$@" \
+        "${options[@]}" "${kill_when[@]}" -- "$@" \
         > >(sed -u "s/^/$name: /") &
     running+=($!)
 }

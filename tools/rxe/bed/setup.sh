@@ -16,7 +16,7 @@ die() {
 
 # Programs that run on the host and, because a guest's root is the host's, inside the guests.
 install_packages() {
-    local missing="" as_root
+    local missing=""
     command -v qemu-system-x86_64 >/dev/null || missing="$missing qemu-system-x86"
     command -v modprobe >/dev/null || missing="$missing kmod"
     [ -x /bin/busybox ] && ! ldd /bin/busybox >/dev/null 2>&1 || missing="$missing busybox-static"
@@ -30,15 +30,8 @@ install_packages() {
     command -v strace >/dev/null || missing="$missing strace"
     command -v jq >/dev/null || missing="$missing jq"
     [ -z "$missing" ] && return
-    if [ "$(id -u)" = 0 ]; then as_root=""; elif command -v sudo >/dev/null; then as_root="sudo"; else as_root="none"; fi
-    if ! command -v apt-get >/dev/null || [ "$as_root" = none ]; then
-        die "missing:$missing; install them (this script can on Debian and Ubuntu, as root or with sudo)"
-    fi
-    say "installing$missing"
-    $as_root apt-get update -qq >&2
     # shellcheck disable=SC2086
-    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing >&2 ||
-        die "not all of$missing could be installed"
+    sh "$here/../../install.sh" "rxe setup" $missing || exit 1
 }
 
 # The plain flavour, because the cloud flavour has no rxe. Debian's own package depends on the newest.

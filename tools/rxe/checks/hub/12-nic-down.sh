@@ -6,19 +6,15 @@
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 90
-set -eu -o pipefail
-bash tools/rxe/model.sh /tmp/model 300000
-phub-server serve &>/tmp/hub &
-hub=$!
-trap 'kill $(jobs -p) 2>/dev/null || true; cat /tmp/hub /tmp/worker.*' EXIT
-bash tools/rxe/await.sh 127.0.0.1 7077
+model 300000
+serve
 run=(phub-probe --hub 127.0.0.1:7077 --transport verbs --manifest /tmp/model)
 workers=()
 for rank in 0 1; do
     "${run[@]}" --job doomed --workers 2 --rank $rank --rounds 1000000 &>/tmp/worker.$rank &
     workers+=($!)
 done
-bash tools/rxe/chunks.sh 127.0.0.1 7077 50
+rounds_flow 127.0.0.1 7077
 ip link set nic1 down
 for rank in 0 1; do
     if wait "${workers[rank]}"; then
@@ -32,5 +28,4 @@ grep -hE "rxe1 says IBV_EVENT_PORT_ERR|by rxe1 completed with [a-z ]+ error" /tm
 "${run[@]}" --job next --workers 1 --rank 0 --rounds 3 --json >/tmp/worker.next
 jq -e '.checked and .transport == "verbs"' /tmp/worker.next
 jq -e '[.per_core[] | select(.bytes > 0) | .nic] == ["rxe0"]' /tmp/worker.next
-kill $hub
-wait $hub
+end_hub

@@ -5,21 +5,15 @@
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 120
-set -eu -o pipefail
 counted() { cat "/sys/class/net/nic$1/statistics/${2}_bytes"; }
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
-    phub-server serve --listen 0.0.0.0:7077 &>/tmp/hub &
-    hub=$!
-    ended=0
-    bash tools/rxe/heard.sh /tmp/hub "all workers left" 90 || ended=$?
-    cat /tmp/hub
-    [ $ended = 0 ]
-    kill $hub
-    wait $hub
+    serve --listen 0.0.0.0:7077
+    within 90 grep -qF "all workers left" /tmp/hub
+    end_hub
     exit
 fi
-bash tools/rxe/await.sh "$PHUB_RXE_PEER" 7077
-bash tools/rxe/model.sh /tmp/model 400000 17
+within 60 listens "$PHUB_RXE_PEER" 7077
+model 400000 17
 for nic in 0 1 2; do for way in rx tx; do counted $nic $way; done; done >/tmp/before
 run=(phub-probe --hub "$PHUB_RXE_PEER:7077" --workers 2 --transport auto --rounds 3 --manifest /tmp/model --json)
 "${run[@]}" --rank 0 >/tmp/report.0 &

@@ -4,29 +4,23 @@
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe
-set -eu -o pipefail
-bash tools/rxe/model.sh /tmp/model 300000
+model 300000
 # Root may lock everything, unless it gives up that capability for good.
 limited=(setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock prlimit --memlock=65536:65536)
 run=(phub-probe --manifest /tmp/model --hub 127.0.0.1:7077 --workers 1 --rank 0 --rounds 3)
-trap 'kill $(jobs -p) 2>/dev/null || true; cat /tmp/hub.* /tmp/worker.*' EXIT
 for side in hub worker; do
-    hub_command=(phub-server serve) worker_command=("${run[@]}" --transport verbs)
-    if [ $side = hub ]; then hub_command=("${limited[@]}" "${hub_command[@]}"); fi
-    if [ $side = worker ]; then worker_command=("${limited[@]}" "${worker_command[@]}"); fi
-    "${hub_command[@]}" &>/tmp/hub.$side &
-    hub=$!
-    bash tools/rxe/await.sh 127.0.0.1 7077
-    if "${worker_command[@]}" --job limited &>/tmp/worker.$side; then
+    hub_by=() worker_by=()
+    if [ $side = hub ]; then hub_by=("${limited[@]}"); else worker_by=("${limited[@]}"); fi
+    serve
+    if "${worker_by[@]}" "${run[@]}" --transport verbs --job limited &>/tmp/worker.$side; then
         echo "the limit had no effect at the $side"
         exit 1
     fi
     for said in "cannot register 12" "65536 bytes (RLIMIT_MEMLOCK)" "ulimit -l unlimited" "LimitMEMLOCK=infinity"; do
         grep -qF "$said" /tmp/worker.$side || { echo "the worker does not say '$said' of the $side" && exit 1; }
     done
-    if [ $side = hub ]; then grep -qF "65536 bytes (RLIMIT_MEMLOCK)" /tmp/hub.$side; fi
+    if [ $side = hub ]; then grep -qF "65536 bytes (RLIMIT_MEMLOCK)" /tmp/hub; fi
     "${run[@]}" --job next --transport shm --json >/tmp/worker.next.$side
     jq -e .checked /tmp/worker.next.$side
-    kill $hub
-    wait $hub
+    end_hub
 done

@@ -3,7 +3,6 @@
 # interface that is set down takes only its own RDMA device down.
 # guest: pair --nics 2
 # build: bin phub-server
-set -eu -o pipefail
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     phub-server serve --listen "$PHUB_RXE_ADDRESS:7077" &
     hub=$!
@@ -13,18 +12,14 @@ if [ "$PHUB_RXE_SIDE" = 1 ]; then
         writers+=($!)
     done
     for writer in "${writers[@]}"; do wait "$writer"; done
-    kill $hub
-    wait $hub
+    end_hub
     exit
 fi
-bash tools/rxe/await.sh "$PHUB_RXE_PEER" 7077
-exec 3<>"/dev/tcp/$PHUB_RXE_PEER/7077"
-printf 'GET /v1/hub HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n' >&3
-head -n 1 <&3 | tee /tmp/answer
-grep -q "200 OK" /tmp/answer
+within 60 listens "$PHUB_RXE_PEER" 7077
+ask "$PHUB_RXE_PEER" 7077 | jq -c .
 for i in 0 1; do
-    bash tools/rxe/write-bw.sh -d "rxe$i" -s 32768 -n 50 -F -p "1900$i" "10.77.$i.1" | tee "/tmp/$i"
-    grep -Eq "^ *32768 +50 +[1-9]" "/tmp/$i"
+    write_bw -d "rxe$i" -s 32768 -n 50 -F -p "1900$i" "10.77.$i.1" | tee "/tmp/$i"
+    moved 50 "/tmp/$i"
 done
 ip link set nic1 down
 ibv_devinfo -d rxe1 | grep PORT_DOWN

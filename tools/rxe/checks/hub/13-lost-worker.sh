@@ -5,21 +5,17 @@
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 90
-set -eu -o pipefail
-bash tools/rxe/model.sh /tmp/model 300000
+model 300000
 run=(phub-probe --manifest /tmp/model --rounds 1000000 --workers 3)
 if [ "$PHUB_RXE_SIDE" = 2 ]; then
-    bash tools/rxe/await.sh "$PHUB_RXE_PEER" 7077
+    within 60 listens "$PHUB_RXE_PEER" 7077
     "${run[@]}" --hub "$PHUB_RXE_PEER:7077" --rank 1 &
-    bash tools/rxe/chunks.sh "$PHUB_RXE_PEER" 7077 50
+    rounds_flow "$PHUB_RXE_PEER" 7077
     echo "rounds are flowing"
     wait
     exit 1 # killed before
 fi
-phub-server serve --listen 0.0.0.0:7077 --heartbeat-limit-s 5 &>/tmp/hub &
-hub=$!
-trap 'kill $(jobs -p) 2>/dev/null || true; cat /tmp/hub /tmp/worker.*' EXIT
-bash tools/rxe/await.sh 127.0.0.1 7077
+serve --listen 0.0.0.0:7077 --heartbeat-limit-s 5
 run+=(--hub "$PHUB_RXE_ADDRESS:7077")
 "${run[@]}" --rank 0 --transport shm &>/tmp/worker.0 &
 workers=($!)
@@ -35,5 +31,4 @@ done
 for rank in 0 2; do grep -E "worker 1 (is gone|was silent)" /tmp/worker.$rank; done
 phub-probe --manifest /tmp/model --hub 127.0.0.1:7077 --job next --workers 1 --rank 0 --rounds 3 --transport verbs --json >/tmp/worker.next
 jq -e .checked /tmp/worker.next
-kill $hub
-wait $hub
+end_hub

@@ -5,7 +5,6 @@
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 150
-set -eu -o pipefail
 small=(--manifest /tmp/model --optimizer sgd --compress)
 jobs=("${small[*]} qsgd:8:512" "${small[*]} topk:0.01" "${small[*]} slim:0.2:0.1:20000:none:seeded"
     "${small[*]} slim:0.2:0.1:20000:none:keys"
@@ -15,12 +14,9 @@ sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/stat
 # hub NUMBER: serves one job. Each hub has its own port, because the hub before may still be stopping.
 hub() {
     phub-server serve --listen "0.0.0.0:$((7100 + $1))" &>"/tmp/hub.$1" &
-    local hub=$! ended=0
-    bash tools/rxe/heard.sh "/tmp/hub.$1" "all workers left" 140 || ended=$?
-    cat "/tmp/hub.$1"
-    kill $hub
-    wait $hub
-    return $ended
+    hub=$!
+    within 140 grep -qF "all workers left" "/tmp/hub.$1"
+    end_hub
 }
 
 # run NUMBER HOW...: two workers, eight rounds.
@@ -28,7 +24,7 @@ run() {
     local port=$((7100 + $1)) probe other before whole
     shift
     probe=(phub-probe --hub "$PHUB_RXE_PEER:$port" --workers 2 --rounds 8 --json "$@")
-    bash tools/rxe/await.sh "$PHUB_RXE_PEER" "$port"
+    within 60 listens "$PHUB_RXE_PEER" "$port"
     before=$(sent)
     "${probe[@]}" --rank 0 >/tmp/report.0 &
     other=$!
@@ -44,7 +40,7 @@ run() {
             exit !(moved >= least && moved <= most) }'
 }
 
-bash tools/rxe/model.sh /tmp/model 200000 17
+model 200000 17
 for number in "${!jobs[@]}"; do
     if [ "$PHUB_RXE_SIDE" = 1 ]; then
         hub "$number"

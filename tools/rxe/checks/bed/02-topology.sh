@@ -4,7 +4,6 @@
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10
 # build: bin phub-server
-set -eu -o pipefail
 numactl -H | tee /tmp/numactl
 grep -q "available: 2 nodes" /tmp/numactl
 phub-server topology --model resnet50 | tee /tmp/topology

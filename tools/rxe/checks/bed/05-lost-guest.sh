@@ -3,16 +3,16 @@
 # retry counter exceeded. It uses the RDMA connection manager, where perftest's count of retries can be set: the default
 # is 7, which has no limit in rxe.
 # guest: pair --nics 1 --kill-worker-when "bytes are flowing"
-set -eu -o pipefail
 write=(-R --retry_count=6 -d rxe0 -s 32768 -F --run_infinitely)
 if [ "$PHUB_RXE_SIDE" = 2 ]; then
     ib_write_bw "${write[@]}" &
-    until [ "$(cat /sys/class/net/nic0/statistics/rx_bytes)" -gt 1000000 ]; do sleep 0.1; done
+    received() { [ "$(cat /sys/class/net/nic0/statistics/rx_bytes)" -gt 1000000 ]; }
+    within 60 received
     echo "bytes are flowing"
     wait
     exit 1 # killed before
 fi
-if bash tools/rxe/write-bw.sh "${write[@]}" "$PHUB_RXE_PEER" >/tmp/writer 2>&1; then
+if write_bw "${write[@]}" "$PHUB_RXE_PEER" >/tmp/writer 2>&1; then
     echo "the writer got no error:"
     cat /tmp/writer
     exit 1

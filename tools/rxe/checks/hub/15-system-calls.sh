@@ -6,22 +6,17 @@
 # build: bin phub-server
 # build: bin phub-probe
 # seconds: 90
-set -eu -o pipefail
-bash tools/rxe/model.sh /tmp/model 1000000
-phub-server serve --cores 1 --idle busy-poll --transports verbs &>/tmp/hub &
-hub=$!
-trap 'kill $(jobs -p) 2>/dev/null || true; cat /tmp/hub' EXIT
-bash tools/rxe/await.sh 127.0.0.1 7077
+model 1000000
+serve --cores 1 --idle busy-poll --transports verbs
 core=$(grep -l "^phub-core-" /proc/$hub/task/*/comm | cut -d/ -f5)
 strace -c -p "$core" -o /tmp/calls 2>/tmp/strace &
 strace=$!
-bash tools/rxe/heard.sh /tmp/strace attached
+within 60 grep -sqF attached /tmp/strace
 phub-probe --hub 127.0.0.1:7077 --workers 1 --rank 0 --rounds 20 --manifest /tmp/model
-chunks=$(bash tools/rxe/ask.sh 127.0.0.1 7077 | jq '[.cores[].chunks] | add')
+chunks=$(chunks 127.0.0.1 7077)
 kill -INT $strace
 wait $strace || true
-kill $hub
-wait $hub
+end_hub
 cat /tmp/calls
 # Columns: share, seconds, microseconds a call, calls, errors if there are any, name. Reading the clock is a system call only
 # if the guest's kernel does not trust the clock of its emulated processor.

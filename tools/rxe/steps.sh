@@ -1,0 +1,86 @@
+# shellcheck shell=bash
+# What checks do again and again. run-checks.sh sources this file before each check.
+
+# within SECONDS COMMAND...: tries the command until it succeeds.
+within() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $end ] || { echo "waited in vain for: $*" && return 1; }
+        sleep 0.1
+    done
+}
+
+# listens HOST PORT: whether something listens there. Guests boot at different speeds.
+listens() { (: <"/dev/tcp/$1/$2") 2>/dev/null; }
+
+# ask HOST PORT: the answer of a hub's control port to GET /v1/hub.
+ask() {
+    local answer
+    exec 3<>"/dev/tcp/$1/$2"
+    printf 'GET /v1/hub HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n' >&3
+    answer=$(tr -d '\r' <&3)
+    [[ $answer == "HTTP/1.1 200 "* ]] || { echo "$1:$2 answered ${answer%%$'\n'*}" >&2 && return 1; }
+    printf '%s\n' "${answer#*$'\n\n'}"
+}
+
+# chunks HOST PORT: how many chunks the hub's cores have stepped.
+chunks() { ask "$1" "$2" | jq '[.cores[].chunks] | add'; }
+
+# rounds_flow HOST PORT: waits until the hub has stepped 50 more chunks.
+rounds_flow() {
+    local most
+    most=$(($(chunks "$1" "$2") + 50))
+    has_stepped() { [ "$(chunks "$1" "$2")" -ge "$3" ]; }
+    within 60 has_stepped "$1" "$2" $most
+}
+
+# serve OPTION...: a hub on port 7077, whose output and that of the workers is shown at the end of the check.
+# `hub_by` may have a command that starts it.
+hub_by=()
+serve() {
+    "${hub_by[@]}" phub-server serve "$@" &>/tmp/hub &
+    hub=$!
+    trap 'kill $(jobs -p) 2>/dev/null || true; cat /tmp/hub /tmp/worker.* 2>/dev/null' EXIT
+    within 60 listens 127.0.0.1 7077
+}
+
+# end_hub: stops the hub, which must end well.
+end_hub() {
+    kill "$hub"
+    wait "$hub"
+}
+
+# write_bw OPTION...: perftest's ib_write_bw as the client of a server that is starting in this guest or another.
+write_bw() {
+    until ib_write_bw "$@" &>/tmp/write_bw; do
+        # The output has the peer's address once they have met: a failure after that is a failure.
+        if grep -q "remote address" /tmp/write_bw; then
+            cat /tmp/write_bw
+            return 1
+        fi
+        sleep 0.2
+    done
+    cat /tmp/write_bw
+}
+
+# moved COUNT FILE: whether perftest has moved this many chunks.
+moved() { grep -Eq "^ *32768 +$1 +[1-9]" "$2"; }
+
+# model ELEMENTS...: /tmp/model is a safetensors file with one f32 tensor of zeros for each ELEMENTS, which takes no room on
+# the disk. Keep it small: emulated NICs move tens of megabytes a second.
+model() {
+    local header="" begin end=0 number=0 elements byte octal
+    for elements in "$@"; do
+        begin=$end end=$((end + 4 * elements)) number=$((number + 1))
+        header="$header${header:+,}\"tensor $number\":{\"dtype\":\"F32\",\"shape\":[$elements],\"data_offsets\":[$begin,$end]}"
+    done
+    header="{$header}"
+    # Its length comes first, in eight bytes, the lowest first.
+    for ((byte = 0; byte < 8; byte++)); do
+        printf -v octal %03o $((${#header} >> (8 * byte) & 255))
+        printf '%b' "\\0$octal"
+    done >/tmp/model
+    printf %s "$header" >>/tmp/model
+    truncate -s "+$end" /tmp/model
+}
