@@ -15,13 +15,9 @@ for package in venv numpy pytest sklearn torch; do
     "$python" -c "import $package" 2>/dev/null || missing="$missing python3-$package"
 done
 "$python" -c "import ensurepip" 2>/dev/null || missing="$missing python3-venv python3-pip"
-if [ -n "$missing" ] && [ -z "${PHUB_PYTHON:-}" ] && command -v apt-get >/dev/null; then
-    if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo"; fi
-    echo "python: installing$missing" >&2
-    $as_root apt-get update -qq >&2 || true
+if [ -n "$missing" ] && [ -z "${PHUB_PYTHON:-}" ]; then
     # shellcheck disable=SC2086
-    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing >&2 ||
-        echo "python: not all of$missing could be installed; tests that need them are skipped" >&2
+    sh tools/install.sh python $missing || echo "python: tests that need them are skipped" >&2
 fi
 if ! "$python" -c "import ensurepip, numpy, pytest" 2>/dev/null; then
     echo "python: NOT RUN: $python lacks venv, numpy or pytest, and this script could not install them" >&2

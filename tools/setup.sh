@@ -24,15 +24,7 @@ command -v objdump >/dev/null || missing="$missing binutils" # tests look at mac
 command -v strace >/dev/null || missing="$missing strace"    # and at system calls
 [ -z "$missing" ] && exit 0
 
-if [ "$(id -u)" = 0 ]; then as_root=""; elif command -v sudo >/dev/null; then as_root="sudo"; else as_root="none"; fi
-if ! command -v apt-get >/dev/null || [ "$as_root" = none ]; then
-    echo "setup: missing:$missing; install them (this script can on Debian and Ubuntu, as root or with sudo)" >&2
-else
-    echo "setup: installing$missing" >&2
-    $as_root apt-get update -qq >&2
-    # shellcheck disable=SC2086
-    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing >&2 ||
-        echo "setup: not all of$missing could be installed" >&2
-fi
+# shellcheck disable=SC2086
+sh "$(dirname "$0")/install.sh" setup $missing || true
 has_hwloc || echo "setup: no hwloc 2.8 or later: building without it; the topology comes from sysfs" >&2
 command -v cc >/dev/null || { echo "setup: a C compiler (cc) is needed to link" >&2; exit 1; }

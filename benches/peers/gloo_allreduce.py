@@ -2,7 +2,11 @@
 
 Every rank is a process with a gradient, a momentum and a weights buffer of the model's size. One round
 sums the gradients over all ranks, and then every rank makes the optimizer's step on its own copy of the
-weights (the formula is in peer.py).
+weights. Values and step are those of mpi_allreduce.c:
+
+    g = rescale * sum + weight_decay * w
+    m = momentum * m + g
+    w = w - lr * (g + momentum * m)
 
 Choices that make gloo as fast as possible:
   - --piece sums the buffer in pieces that are all in flight at once, like the buckets of
@@ -18,18 +22,66 @@ Choices that make gloo as fast as possible:
 Prints one JSON object. Knows nothing of hubs.
 """
 
+import argparse
+import json
+import mmap
 import os
+import statistics
+import sys
 import tempfile
 import time
 from datetime import timedelta
 
-import peer
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+LEARNING_RATE = 0.01
+MOMENTUM = 0.9
+WEIGHT_DECAY = 0.0001
+# Gradients and first weights repeat with this period. It is a prime: no power-of-two piece lines up with it.
+PERIOD = 61
+HUGE_PAGE_BYTES = 2 << 20
+# torch fuses some multiplications into additions, so bits are not comparable: over 23 rounds the weights of right runs
+# differ by some 1e-7 of their size.
+TOLERANCE = 1e-5
 SLICE = 1 << 18
 LIMIT = timedelta(seconds=60)
+
+
+def buffer(elements):
+    """Zeros of f32, touched, in huge pages if the kernel has some."""
+    memory = mmap.mmap(-1, elements * 4 + HUGE_PAGE_BYTES)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE_BYTES
+    values = np.frombuffer(memory, np.float32, elements, start)
+    values.fill(0)
+    return values
+
+
+def first_weights():
+    """A period of the weights before the first round."""
+    return np.arange(PERIOD) / 64
+
+
+def last_weights(mean, rounds):
+    """A period of the weights after `rounds` rounds: the step again, written differently and in double precision."""
+    momentum, weights = np.zeros(PERIOD), first_weights()
+    for _ in range(rounds):
+        gradient = mean + weights * WEIGHT_DECAY
+        momentum = gradient + momentum * MOMENTUM
+        weights = weights - (gradient + momentum * MOMENTUM) * LEARNING_RATE
+    return weights
+
+
+def check(what, seen, period):
+    """Compares every element with its expected value. The first wrong element ends the process."""
+    expected = np.resize(period.astype(np.float32), len(seen))
+    wrong = ~np.isclose(seen, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        sys.exit(f"gloo_allreduce: {what}, element {at}: {seen[at]:.9g}; expected {expected[at]:.9g}")
 
 
 class Rank:
@@ -38,9 +90,10 @@ class Rank:
     def __init__(self, settings, elements, rank):
         self.workers = settings.workers
         names = ("gradient", "momentum", "weights")
-        self.gradient, self.momentum, self.weights = (torch.from_numpy(peer.buffer(elements)) for _ in names)
-        self.gradient.copy_(torch.from_numpy(peer.repeat(peer.gradient_period(rank), elements)))
-        self.weights.copy_(torch.from_numpy(peer.repeat(peer.first_weight_period(), elements)))
+        self.gradient, self.momentum, self.weights = (torch.from_numpy(buffer(elements)) for _ in names)
+        # Even offsets for ranks: the mean over any number of workers is a whole number.
+        for values, period in (self.gradient, np.arange(PERIOD) + 2 * rank), (self.weights, first_weights()):
+            values.copy_(torch.from_numpy(np.resize(period.astype(np.float32), elements)))
         scratch = torch.zeros(min(SLICE, elements))
         self.pieces = []
         for piece in zip(*(whole.split(settings.piece) for whole in (self.gradient, self.momentum, self.weights))):
@@ -56,9 +109,9 @@ class Rank:
 
     def step(self, gradient, momentum, weights, scratch):
         gradient.div_(self.workers)
-        torch.add(gradient, weights, alpha=peer.WEIGHT_DECAY, out=scratch)
-        momentum.mul_(peer.MOMENTUM).add_(scratch)
-        weights.add_(scratch.add_(momentum, alpha=peer.MOMENTUM), alpha=-peer.LEARNING_RATE)
+        torch.add(gradient, weights, alpha=WEIGHT_DECAY, out=scratch)
+        momentum.mul_(MOMENTUM).add_(scratch)
+        weights.add_(scratch.add_(momentum, alpha=MOMENTUM), alpha=-LEARNING_RATE)
 
 
 def run_rank(rank, settings, elements, store, threads):
@@ -75,26 +128,33 @@ def run_rank(rank, settings, elements, store, threads):
 
     rounds = [end - begin for begin, end in zip(times, times[1:])]
     # Rounds run back to back, so all ranks take equally long except for skew. The slowest rank counts.
-    slowest = torch.tensor([times[-1] - times[0], peer.median(rounds)], dtype=torch.float64)
+    slowest = torch.tensor([times[-1] - times[0], statistics.median(rounds)], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    name = f"gloo_allreduce: rank {rank}"
-    peer.check(f"{name}: mean", mine.gradient.numpy(), peer.mean_period(settings.workers))
-    steps = settings.warmup + settings.rounds
-    peer.check(f"{name}: weights", mine.weights.numpy(), peer.weight_period(settings.workers, steps))
+    mean = np.arange(PERIOD) + (settings.workers - 1)
+    check(f"rank {rank}: mean", mine.gradient.numpy(), mean)
+    check(f"rank {rank}: weights", mine.weights.numpy(), last_weights(mean, settings.warmup + settings.rounds))
     dist.barrier()  # every rank's result is right
     if rank == 0:
-        more = {"calls_per_round": len(mine.pieces), "threads": threads}
-        peer.print_result("gloo", settings, elements, *slowest.tolist(), **more)
+        seconds, median = slowest.tolist()
+        goodput = settings.workers * elements * 4 / median / 1e9
+        print(json.dumps({"peer": "gloo", "workers": settings.workers, "elements": elements, "rounds": settings.rounds,
+                          "seconds": round(seconds, 6), "median_round_seconds": round(median, 6),
+                          "goodput_gb_per_s": round(goodput, 4), "threads": threads, "checked": True}), flush=True)
     dist.barrier()  # no rank exits while another still sends
 
 
+def whole(text):
+    """A whole number above 0, for argparse."""
+    if text.isascii() and text.isdigit() and 0 < int(text) < 2**31:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"'{text}'; expected a whole number from 1 to {2**31 - 1}")
+
+
 def main():
-    parser = peer.options("Measures gloo's all-reduce; prints one JSON object.")
-    number = peer.whole(1, 2**31 - 1)
-    parser.add_argument("--elements", type=number, default=25557032, metavar="N", help="f32 elements (ResNet-50)")
-    parser.add_argument("--piece", type=number, default=2**31 - 1, metavar="N", help="elements in one call (all)")
-    parser.add_argument("--interfaces", type=peer.whole(1, 64), default=1, metavar="N", help="how often lo (1)")
-    parser.add_argument("--threads", type=peer.whole(1, 1024), metavar="N", help="of torch, for a rank")
+    parser = argparse.ArgumentParser(description="Measures gloo's all-reduce.", allow_abbrev=False)
+    parser.set_defaults(workers=4, rounds=20, warmup=3, elements=25557032, piece=2**31 - 1, interfaces=1, threads=None)
+    for name in ["workers", "rounds", "warmup", "elements", "piece", "interfaces", "threads"]:
+        parser.add_argument(f"--{name}", type=whole, metavar="N")
     settings = parser.parse_args()
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
     # The host's own name may not resolve. For each interface in the list gloo adds a connection between

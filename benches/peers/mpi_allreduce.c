@@ -17,10 +17,7 @@
 //     strongest rival: a comparison with MPI names both.
 //   - The sum goes to a second buffer, so the gradients need not be filled again between two
 //     rounds: rounds run back to back, without a barrier or other work between them.
-//     --in-place sums into the gradient itself and spends the time to fill it again.
 //   - Buffers are aligned to huge pages, request them, and are touched before the first round.
-//
-// --tensors makes one call per tensor of a model, as a framework without buckets does.
 //
 // Prints one JSON object. Knows nothing of hubs, chunks or windows: it shares no code with them, so
 // its figures are independent.
@@ -37,7 +34,6 @@
 // the collective lines up with it: a piece in the wrong place shows.
 #define PERIOD 61
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
-#define MAX_CALLS 65536
 #define MOST_ELEMENTS 2147483647L // an MPI count is an int
 #define MAX_WORKERS 1024 // keeps every sum an integer below 2^24, where float addition is exact
 
@@ -46,18 +42,15 @@ static const float MOMENTUM = 0.9f;
 static const float WEIGHT_DECAY = 0.0001f;
 
 typedef struct {
-    int calls;       // allreduce calls per round
-    int *lengths;    // elements of each call
-    size_t elements; // their total
-    int rounds;      // measured
-    int warmup;      // run before, not measured
-    bool step;       // whether the ranks run the optimizer
-    bool in_place;   // whether the sum replaces the gradient
+    long elements; // of the model
+    long piece;    // elements of one allreduce call
+    int rounds;    // measured
+    int warmup;    // run before, not measured
 } Settings;
 
 typedef struct {
     float *gradient;
-    float *sum; // the gradient itself when in place
+    float *sum;
     float *momentum;
     float *weights;
 } Buffers;
@@ -83,56 +76,20 @@ static long number(const char *option, const char *text, long least, long most) 
     return value;
 }
 
-static void add_call(Settings *settings, const char *option, long length) {
-    if (settings->calls == MAX_CALLS) fail(option, "too many calls in a round", "at most 65536");
-    settings->lengths[settings->calls++] = (int)length;
-    settings->elements += (size_t)length;
-}
-
-static void cut_list(Settings *settings, char *list) {
-    for (char *item = strtok(list, ","); item != NULL; item = strtok(NULL, ","))
-        add_call(settings, "--tensors", number("--tensors", item, 1, MOST_ELEMENTS));
-    if (settings->calls == 0) fail("--tensors", "an empty list", "lengths such as 9408,64,64");
-}
-
-static void cut_pieces(Settings *settings, long elements, long piece) {
-    for (long left = elements; left > 0; left -= piece)
-        add_call(settings, "--piece", left < piece ? left : piece);
-}
-
 static Settings parse(int argc, char **argv) {
-    Settings settings = {.rounds = 20, .warmup = 3, .step = true};
-    long elements = 25557032, piece = MOST_ELEMENTS; // ResNet-50, in one call
-    char *list = NULL;
-    settings.lengths = calloc(MAX_CALLS, sizeof(int));
-    if (settings.lengths == NULL) fail("settings", "no memory", "256 KiB");
+    Settings settings = {.elements = 25557032, .piece = MOST_ELEMENTS, .rounds = 20, .warmup = 3}; // ResNet-50, in one call
     for (int i = 1; i < argc; i++) {
         // The value is argv[i + 1]. At the end it is NULL, which is an error.
         if (strcmp(argv[i], "--elements") == 0) {
-            elements = number("--elements", argv[++i], 1, MOST_ELEMENTS);
+            settings.elements = number("--elements", argv[++i], 1, MOST_ELEMENTS);
         } else if (strcmp(argv[i], "--piece") == 0) {
-            piece = number("--piece", argv[++i], 1, MOST_ELEMENTS);
-        } else if (strcmp(argv[i], "--tensors") == 0) {
-            list = argv[++i];
-            if (list == NULL) fail("--tensors", "no value", "lengths such as 9408,64,64");
+            settings.piece = number("--piece", argv[++i], 1, MOST_ELEMENTS);
         } else if (strcmp(argv[i], "--rounds") == 0) {
             settings.rounds = (int)number("--rounds", argv[++i], 1, 1000000);
-        } else if (strcmp(argv[i], "--warmup") == 0) {
-            settings.warmup = (int)number("--warmup", argv[++i], 0, 1000000);
-        } else if (strcmp(argv[i], "--no-step") == 0) {
-            settings.step = false;
-        } else if (strcmp(argv[i], "--in-place") == 0) {
-            settings.in_place = true;
         } else {
-            fail("argument", argv[i],
-                 "--elements N | --piece N | --tensors N,N,... | --rounds N | --warmup N | "
-                 "--no-step | --in-place");
+            fail("argument", argv[i], "--elements N | --piece N | --rounds N");
         }
     }
-    if (list != NULL)
-        cut_list(&settings, list);
-    else
-        cut_pieces(&settings, elements, piece);
     return settings;
 }
 
@@ -158,10 +115,6 @@ static float sum_at(size_t element) {
 
 static float first_weight_at(size_t element) { return (float)(element % PERIOD) / 64.0f; }
 
-static void fill(float *gradient, size_t elements) {
-    for (size_t i = 0; i < elements; i++) gradient[i] = gradient_at(i, rank);
-}
-
 static void step(size_t elements, const float *restrict sum, float *restrict momentum,
                  float *restrict weights) {
     const float rescale = 1.0f / (float)workers;
@@ -173,14 +126,12 @@ static void step(size_t elements, const float *restrict sum, float *restrict mom
 }
 
 static void run_round(const Settings *settings, const Buffers *buffers) {
-    size_t at = 0;
-    for (int call = 0; call < settings->calls; call++) {
-        const size_t length = (size_t)settings->lengths[call];
-        const void *from = settings->in_place ? MPI_IN_PLACE : (const void *)(buffers->gradient + at);
-        MPI_Allreduce(from, buffers->sum + at, settings->lengths[call], MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    for (long at = 0; at < settings->elements; at += settings->piece) {
+        const long left = settings->elements - at, length = left < settings->piece ? left : settings->piece;
+        float *sum = buffers->sum + at;
+        MPI_Allreduce(buffers->gradient + at, sum, (int)length, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
         // A small call's sum is still in the cache.
-        if (settings->step) step(length, buffers->sum + at, buffers->momentum + at, buffers->weights + at);
-        at += length;
+        step((size_t)length, sum, buffers->momentum + at, buffers->weights + at);
     }
 }
 
@@ -192,13 +143,13 @@ static bool check(const Settings *settings, const Buffers *buffers) {
     for (size_t p = 0; p < PERIOD; p++) {
         float momentum = 0.0f;
         expected[p] = first_weight_at(p);
-        for (int r = 0; settings->step && r < settings->warmup + settings->rounds; r++) {
+        for (int r = 0; r < settings->warmup + settings->rounds; r++) {
             float g = sum_at(p) * (1.0f / (float)workers) + expected[p] * WEIGHT_DECAY;
             momentum = g + momentum * MOMENTUM;
             expected[p] -= (g + momentum * MOMENTUM) * LEARNING_RATE;
         }
     }
-    for (size_t i = 0; i < settings->elements; i++) {
+    for (size_t i = 0; i < (size_t)settings->elements; i++) {
         if (buffers->sum[i] == sum_at(i) && buffers->weights[i] == expected[i % PERIOD]) continue;
         fprintf(stderr, "mpi_allreduce: rank %d element %zu: sum %.9g, weight %.9g; expected %.9g and %.9g\n",
                 rank, i, buffers->sum[i], buffers->weights[i], sum_at(i), expected[i % PERIOD]);
@@ -224,22 +175,19 @@ int main(int argc, char **argv) {
     if (workers > MAX_WORKERS) fail("workers", "too many", "at most 1024, for an exact check");
     Settings settings = parse(argc, argv);
 
-    Buffers buffers = {.gradient = buffer(settings.elements), .momentum = buffer(settings.elements)};
-    buffers.weights = buffer(settings.elements);
-    buffers.sum = settings.in_place ? buffers.gradient : buffer(settings.elements);
+    const size_t elements = (size_t)settings.elements;
+    Buffers buffers = {buffer(elements), buffer(elements), buffer(elements), buffer(elements)};
     double *round_seconds = calloc((size_t)settings.rounds, sizeof(double));
     if (round_seconds == NULL) fail("--rounds", "no memory for the times", "fewer rounds");
-    fill(buffers.gradient, settings.elements);
-    for (size_t i = 0; i < settings.elements; i++) buffers.weights[i] = first_weight_at(i);
-
-    for (int r = 0; r < settings.warmup; r++) {
-        if (settings.in_place) fill(buffers.gradient, settings.elements);
-        run_round(&settings, &buffers);
+    for (size_t i = 0; i < elements; i++) {
+        buffers.gradient[i] = gradient_at(i, rank);
+        buffers.weights[i] = first_weight_at(i);
     }
+
+    for (int r = 0; r < settings.warmup; r++) run_round(&settings, &buffers);
     MPI_Barrier(MPI_COMM_WORLD);
     double began = MPI_Wtime(), previous = began;
     for (int r = 0; r < settings.rounds; r++) {
-        if (settings.in_place) fill(buffers.gradient, settings.elements);
         run_round(&settings, &buffers);
         double now = MPI_Wtime();
         round_seconds[r] = now - previous;
@@ -254,13 +202,10 @@ int main(int argc, char **argv) {
     int right = check(&settings, &buffers), all_right = 0;
     MPI_Allreduce(&right, &all_right, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
     if (rank == 0 && all_right) {
-        double bytes = (double)workers * (double)settings.elements * sizeof(float);
+        double bytes = (double)workers * (double)elements * sizeof(float);
         printf("{\"peer\":\"openmpi\",\"workers\":%d,\"elements\":%zu,\"rounds\":%d,\"seconds\":%.6f,"
-               "\"median_round_seconds\":%.6f,\"goodput_gb_per_s\":%.4f,\"calls_per_round\":%d,\"step\":%s,"
-               "\"in_place\":%s,\"checked\":true}\n",
-               workers, settings.elements, settings.rounds, slowest_seconds, slowest_round,
-               bytes / slowest_round / 1e9, settings.calls, settings.step ? "true" : "false",
-               settings.in_place ? "true" : "false");
+               "\"median_round_seconds\":%.6f,\"goodput_gb_per_s\":%.4f,\"checked\":true}\n",
+               workers, elements, settings.rounds, slowest_seconds, slowest_round, bytes / slowest_round / 1e9);
     }
     MPI_Finalize();
     return all_right ? 0 : 1;

@@ -5,7 +5,7 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: mpi_allreduce.sh [--ready] [--workers N] [--elements N] [--piece N] [--rounds N] [--tuned] [-- ARGUMENT...]
+usage: mpi_allreduce.sh [--ready] [--workers N] [--elements N] [--piece N] [--rounds N] [--tuned]
 
   --ready        say whether it can run here, and what is missing
   --workers N    ranks                                               (4)
@@ -14,7 +14,6 @@ usage: mpi_allreduce.sh [--ready] [--workers N] [--elements N] [--piece N] [--ro
                                                                      (all: one flat call)
   --rounds N     measured rounds; the median counts                  (20)
   --tuned        the shared-memory collective with 512 KiB fragments; without it, Open MPI as shipped
-  -- ARGUMENT... handed to the program: --tensors N,N,... --no-step --in-place --warmup N
 END
 }
 
@@ -38,10 +37,6 @@ while (($# > 0)); do
     --ready)
         ready=yes
         shift
-        ;;
-    --)
-        shift
-        break
         ;;
     -h | --help)
         usage
@@ -85,4 +80,4 @@ fi
 root=()
 if ((EUID == 0)); then root=(--allow-run-as-root); fi
 exec mpirun "${root[@]}" --oversubscribe --bind-to none "${mca[@]}" -n "$workers" \
-    "$program" --elements "$elements" --piece "$piece" --rounds "$rounds" "$@"
+    "$program" --elements "$elements" --piece "$piece" --rounds "$rounds"

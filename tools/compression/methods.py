@@ -11,7 +11,6 @@ class Method:
     """A way to train with several workers.
 
     Attributes:
-        title: its name in pictures and tables.
         compression: what is sent; None: everything.
         consistency: how far workers may be apart.
         schedule: the order of sending.
@@ -22,7 +21,6 @@ class Method:
         once: Slim-DP selects its significant set after the first round and never again.
     """
 
-    title: str
     compression: Optional[Any] = None
     consistency: str = "bsp"
     schedule: str = "sliced"
@@ -33,18 +31,18 @@ class Method:
 
 
 METHODS = {
-    "plump": Method("Plump-DP"),
-    "p3": Method("P3", schedule="p3"),
-    "quant": Method("Quant-DP (QSGD, 8 bit, 512)", phub.Qsgd(bits=8, bucket=512)),
-    "slim": Method("Slim-DP (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True),
-    "core": Method("Slim-DP, core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True),
-    "slim-once": Method("Slim-DP, one core (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True, once=True),
-    "core-once": Method("Slim-DP, one core alone (0.3, 0.3)", phub.SlimDP(0.3, 0.3), local=True, once=True),
-    "kept": Method("Slim-DP that keeps (0.3, 0.15)", phub.SlimDP(0.3, 0.15), local=True, keep=True),
+    "plump": Method(),
+    "p3": Method(schedule="p3"),
+    "quant": Method(phub.Qsgd(bits=8, bucket=512)),
+    "slim": Method(phub.SlimDP(0.3, 0.15), local=True),
+    "core": Method(phub.SlimDP(0.3, 0.3), local=True),
+    "slim-once": Method(phub.SlimDP(0.3, 0.15), local=True, once=True),
+    "core-once": Method(phub.SlimDP(0.3, 0.3), local=True, once=True),
+    "kept": Method(phub.SlimDP(0.3, 0.15), local=True, keep=True),
     # The method's momentum sums ten gradients of one parameter: a tenth of the rate.
-    "dgc": Method("DGC (1%)", phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.1),
+    "dgc": Method(phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.1),
     # A sent parameter loses its momentum, and the largest are sent often: a fifth learns as fast as Plump-DP at first.
-    "dgc-fifth": Method("DGC (1%), a fifth", phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.2),
+    "dgc-fifth": Method(phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.2),
     # Four steps for one step of the others.
-    "asgd": Method("ASGD", consistency="asp", rate=0.25),
+    "asgd": Method(consistency="asp", rate=0.25),
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws accuracy by rounds and by time, and prints the table of docs/figures/compression.md. Needs matplotlib; must
-not measure."""
+"""Draws what run.py wrote, and prints its table of docs/figures/compression.md: accuracy by rounds and by time, or with
+`length` by rounds alone. Needs matplotlib; must not measure."""
 
 import argparse
 import collections
@@ -14,74 +14,125 @@ import matplotlib.pyplot as plt
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "figures"))
 
 import style  # noqa: E402
+from table import spread  # noqa: E402
 
-TITLES = {
-    "plump": "Plump-DP", "p3": "P3", "quant": "Quant-DP", "slim": "Slim-DP", "core": "Slim-DP, core alone",
-    "kept": "Slim-DP that keeps", "dgc": "DGC", "asgd": "ASGD",
+METHODS = {
+    "plump": ("Plump-DP", "#c0392b"), "p3": ("P3", "#1e8449"), "quant": ("Quant-DP", "#2b7bba"),
+    "slim": ("Slim-DP", "#e08e2b"), "core": ("Slim-DP, core alone", "#8d6e63"),
+    "slim-once": ("Slim-DP, one core", "#f1c40f"), "core-once": ("Slim-DP, one core alone", "#34495e"),
+    "kept": ("Slim-DP that keeps", "#16a085"), "dgc": ("DGC", "#7d3c98"),
+    "dgc-fifth": ("DGC, a fifth of the rate", "#7d3c98"), "asgd": ("ASGD", "#7f8c8d"),
 }
-COLOURS = {
-    "plump": "#c0392b", "p3": "#1e8449", "quant": "#2b7bba", "slim": "#e08e2b", "core": "#8d6e63", "dgc": "#7d3c98",
-    "kept": "#16a085", "asgd": "#7f8c8d",
-}
+# Methods of each picture of long runs. P3 has Plump-DP's bits.
+LONG = [("plump", "quant", "dgc-fifth", "asgd", "slim"), ("plump", "slim", "slim-once", "core", "core-once", "kept")]
+# Evaluations at the end of a long run that are averaged: a single one is off by half a point of chance.
+LAST = 5
+EARLY = 900
 
 
 def main():
     """The picture and the table."""
+    long = sys.argv[1:2] == ["length"]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", default="target/compression/runs.csv", help="what run.py wrote")
+    parser.add_argument("--runs", default=f"target/compression/{'length' if long else 'runs'}.csv", help="by run.py")
     parser.add_argument("--out", default="target/compression", help="folder of the picture")
-    args = parser.parse_args()
+    args = parser.parse_args(sys.argv[2:] if long else None)
+    # Of each task and method by seed: round, seconds, rank 0's accuracy, the hub's.
     runs = collections.defaultdict(lambda: collections.defaultdict(list))
     with open(args.runs, newline="") as file:
         for row in csv.DictReader(file):
-            look = int(row["round"]), float(row["seconds"]), float(row["accuracy"])
+            look = int(row["round"]), *(float(row.get(name, "nan")) for name in ("seconds", "accuracy", "worker", "hub"))
             runs[row["task"], row["method"]][int(row["seed"])].append(look)
-    draw(runs, args.out)
-    tell(runs)
+    (draw_long if long else draw)(runs, args.out)
+    (tell_long if long else tell)(runs)
+
+
+ROUND, SECONDS, ACCURACY, WORKER, HUB = range(5)
+
+
+def curve(axis, by_seed, x, y, method):
+    """Medians of all seeds, with a band from the lowest to the highest."""
+    looks = list(zip(*by_seed.values()))
+    at = [statistics.median(run[x] for run in look) for look in looks]
+    middle, low, high = ([of(100 * run[y] for run in look) for look in looks] for of in (statistics.median, min, max))
+    title, colour = METHODS[method]
+    axis.plot(at, middle, color=colour, linewidth=1.2, label=title)
+    axis.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0)
+
+
+def panels(tasks, height, **more):
+    """Two panels for each task."""
+    figure, rows = plt.subplots(len(tasks), 2, figsize=(9, height * len(tasks)), squeeze=False, **more)
+    for axes in rows:
+        axes[0].set_ylabel("test samples that are right, %")
+    return figure, zip(tasks, rows)
 
 
 def draw(runs, out):
     """A row for each task: by rounds, by time."""
-    tasks = list(dict.fromkeys(task for task, _ in runs))
-    figure, rows = plt.subplots(len(tasks), 2, figsize=(9, 3 * len(tasks)), squeeze=False)
-    for task, axes in zip(tasks, rows):
-        for method in (method for method in TITLES if (task, method) in runs):
-            looks = list(zip(*runs[task, method].values()))
-            rounds = [look[0][0] for look in looks]
-            seconds = [statistics.median(run[1] for run in look) for look in looks]
-            middle, low, high = ([of(100 * run[2] for run in look) for look in looks]
-                                 for of in (statistics.median, min, max))
-            for axis, x in zip(axes, (rounds, seconds)):
-                axis.plot(x, middle, color=COLOURS[method], linewidth=1.2, label=TITLES[method])
-                axis.fill_between(x, low, high, color=COLOURS[method], alpha=0.12, linewidth=0)
-        for axis, label in zip(axes, ("rounds", "seconds")):
-            best = max(100 * look[2] for (of, _), by_seed in runs.items() if of == task
-                       for looks in by_seed.values() for look in looks)
-            axis.set_ylim(best - 30 if task == "text" else best - 8, best + 0.5)
-            axis.set_xlabel(label)
-            axis.set_title(f"{task}, by {label}")
-        axes[0].set_ylabel("test samples that are right, %")
+    figure, rows = panels(list(dict.fromkeys(task for task, _ in runs)), 3)
+    for task, axes in rows:
+        best = max(100 * look[ACCURACY] for (of, _), by_seed in runs.items() if of == task
+                   for looks in by_seed.values() for look in looks)
+        for axis, x, label in zip(axes, (ROUND, SECONDS), ("rounds", "seconds")):
+            for method in (method for method in METHODS if (task, method) in runs):
+                curve(axis, runs[task, method], x, ACCURACY, method)
+            finish(axis, task, best, 0.5, label, f"{task}, by {label}")
         axes[0].legend(loc="lower right")
     style.save(figure, f"{out}/accuracy", dpi=150)
+
+
+def draw_long(runs, out):
+    """A row for each task: the hub's weights, by rounds; methods, then kinds of Slim-DP."""
+    figure, rows = panels(list(dict.fromkeys(task for task, _ in runs)), 3.4, sharey="row")
+    for task, axes in rows:
+        best = max(100 * look[HUB] for looks in runs[task, "plump"].values() for look in looks)
+        for axis, methods in zip(axes, LONG):
+            for method in (method for method in methods if (task, method) in runs):
+                curve(axis, runs[task, method], ROUND, HUB, method)
+            finish(axis, task, best, 1, "rounds", task)
+            axis.legend(loc="lower right")
+    style.save(figure, f"{out}/length", dpi=150)
+
+
+def finish(axis, task, best, above, label, title):
+    """Limits and words of a panel."""
+    axis.set_ylim(best - (30 if task == "text" else 8), best + above)
+    axis.set_xlabel(label)
+    axis.set_title(title)
 
 
 def tell(runs):
     """Markdown: accuracy at the end, seconds of a round, and seconds to where Plump-DP ends."""
     print("| | method | right at the end, % | ms a round | s to Plump-DP's end less 0.5% |\n| --- | --- | --- | --- | --- |")
     for (task, method), by_seed in runs.items():
-        ends = [100 * looks[-1][2] for looks in by_seed.values()]
-        paces = [1000 * looks[-1][1] / looks[-1][0] for looks in by_seed.values()]
-        goal = statistics.median(looks[-1][2] for looks in runs[task, "plump"].values()) - 0.005
-        times = [next((look[1] for look in looks if look[2] >= goal), None) for looks in by_seed.values()]
+        ends = [100 * looks[-1][ACCURACY] for looks in by_seed.values()]
+        paces = [1000 * looks[-1][SECONDS] / looks[-1][ROUND] for looks in by_seed.values()]
+        goal = statistics.median(looks[-1][ACCURACY] for looks in runs[task, "plump"].values()) - 0.005
+        times = [next((look[SECONDS] for look in looks if look[ACCURACY] >= goal), None) for looks in by_seed.values()]
         reached = [time for time in times if time is not None]
-        soon = spread(reached, 1) if len(reached) == len(times) else f"in {len(reached)} of {len(times)} runs"
-        print(f"| {task} | {TITLES[method]} | {spread(ends, 2)} | {spread(paces, 1)} | {soon} |")
+        soon = spread(reached, ".1f") if len(reached) == len(times) else f"in {len(reached)} of {len(times)} runs"
+        print(f"| {task} | {METHODS[method][0]} | {spread(ends, '.2f')} | {spread(paces, '.1f')} | {soon} |")
 
 
-def spread(values, digits):
-    """Median, lowest and highest."""
-    middle, low, high = (f"{of(values):.{digits}f}" for of in (statistics.median, min, max))
-    return f"{middle} ({low} to {high})"
+def tell_long(runs):
+    """Markdown: accuracy of the hub's weights, how far from Plump-DP of the same seed, and of rank 0's."""
+    print(f"| | method | runs | at {EARLY}, % | at the end | less Plump-DP, same seed | rank 0's own, less the hub's |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for (task, method), by_seed in runs.items():
+        then = [100 * look[HUB] for looks in by_seed.values() for look in looks if look[ROUND] == EARLY]
+        plump = {seed: end(looks, HUB) for seed, looks in runs[task, "plump"].items()}
+        ends = {seed: end(looks, HUB) for seed, looks in by_seed.items()}
+        gaps = [ends[seed] - plump[seed] for seed in ends if seed in plump]
+        own = [end(looks, WORKER) - ends[seed] for seed, looks in by_seed.items()]
+        cells = [task, METHODS[method][0], str(len(ends)), spread(then, ".1f") if then else "", spread(ends.values(), ".1f"),
+                 spread(gaps, "+.1f"), spread(own, "+.1f")]
+        print(f"| {' | '.join(cells)} |")
+
+
+def end(looks, which):
+    """The mean of a run's last evaluations, in percent."""
+    return statistics.mean(100 * look[which] for look in looks[-LAST:])
 
 
 if __name__ == "__main__":

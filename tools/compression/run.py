@@ -1,50 +1,130 @@
 #!/usr/bin/env python3
-"""Trains with each method over links of a limited rate, and writes what came of it.
+"""Trains with each method and writes what came of it; `run.py length` trains until accuracy is flat.
 
-Four workers and a hub, each a machine: a network namespace with one link (tools/rig/machines.py). A run that is in
-the table already is not made again.
+Four workers and a hub. Each is a machine: a network namespace with one link of a limited rate (tools/rig/machines.py).
+With `length` they are processes over shared memory: no link has a limit, no time is told, and no root is needed. A run
+that is in the table already is not made again.
 """
 
+import argparse
+import csv
+import json
 import os
 import subprocess
 import sys
 
-import runs
-
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "rig"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "rig"))
 
 from machines import Machines  # noqa: E402
 
-TABLE = "runs.csv"
-FIELDS = ["task", "method", "seed", "round", "seconds", "accuracy", "mbit"]
-METHODS = ["plump", "p3", "quant", "slim", "core", "kept", "dgc", "asgd"]
-ROUNDS = {"digits": 440, "text": 800}
-SELECT_EVERY = 100
+WORKERS = 4
 SOCKET_BYTES = 256 << 10
-HUB = runs.WORKERS
+
+
+class Limited:
+    """Runs on links of a limited rate."""
+
+    table, tasks = "runs.csv", "digits,text"
+    fields = ["task", "method", "seed", "round", "seconds", "accuracy", "mbit"]
+    methods = "plump,p3,quant,slim,core,kept,dgc,asgd"
+    rounds = {"digits": 440, "text": 800}
+    settings = {"transport": "tcp", "hub_too": False}
+
+    def __init__(self, mbit):
+        self.machines = Machines(WORKERS + 1)
+        # Like a PBox with many links, the hub has the rate of all workers together, in one link.
+        self.machines.limit([mbit] * WORKERS + [mbit * WORKERS], SOCKET_BYTES)
+        self.listen, self.inside = f"{self.machines.address(WORKERS)}:7077", self.machines.inside
+
+    @staticmethod
+    def select_every(_rounds):
+        return 100
+
+
+class Long:
+    """Runs until accuracy is flat."""
+
+    table, tasks, listen = "length.csv", "text", "127.0.0.1:0"
+    fields = ["task", "method", "seed", "round", "worker", "hub"]
+    methods = "plump,quant,slim,core,slim-once,core-once,kept,dgc-fifth,asgd"
+    rounds = {"digits": 440, "text": 6000}
+    settings = {"transport": "shm", "hub_too": True}
+
+    @staticmethod
+    def inside(_place, command):
+        """However this process ends, its children end with it."""
+        return ["setpriv", "--pdeathsig", "KILL", *command]
+
+    @staticmethod
+    def select_every(rounds):
+        """The paper selects about twenty times in a run: every 20,000 of about 400,000 mini-batches."""
+        return max(1, rounds // 20)
 
 
 def main():
-    """All runs, one after another."""
-    parser = runs.options(__doc__, TABLE, "digits,text", METHODS)
-    parser.add_argument("--mbit", type=int, default=1000, help="rate of each link, both ways")
-    args = parser.parse_args()
-    machines = Machines(runs.WORKERS + 1)
-    # Like a PBox with many links, the hub has the rate of all workers together, in one link.
-    machines.limit([args.mbit] * runs.WORKERS + [args.mbit * runs.WORKERS], SOCKET_BYTES)
-    runs.all_of(args, TABLE, FIELDS, {"mbit": args.mbit}, lambda *run: one(machines, args, *run),
-                lambda row: f"{row[5]:.4f} after {row[4]:.1f} s")
+    """Makes the runs that the table lacks, one after another."""
+    kind = Long if sys.argv[1:2] == ["length"] else Limited
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="target/compression", help=f"folder of {kind.table}")
+    parser.add_argument("--binaries", default="target/release", help="where phub-server is")
+    parser.add_argument("--python", default=sys.executable, help="a Python with phub, NumPy and scikit-learn")
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="comma list: other weights and batches")
+    parser.add_argument("--tasks", default=kind.tasks, help="comma list of digits, text")
+    parser.add_argument("--methods", default=kind.methods, help="comma list of methods.py")
+    parser.add_argument("--rounds", type=int, help="rounds of each run; by default those of the task")
+    parser.add_argument("--batch", type=int, default=16, help="samples of each worker in a round")
+    parser.add_argument("--fresh", action="store_true", help="discard earlier runs")
+    parser.add_argument("--mbit", type=int, default=None if kind is Long else 1000, help="rate of each link, both ways")
+    args = parser.parse_args(sys.argv[2:] if kind is Long else None)
+    os.makedirs(args.out, exist_ok=True)
+    path = os.path.join(args.out, kind.table)
+    if args.fresh or not os.path.exists(path):
+        with open(path, "w", newline="") as file:
+            csv.writer(file).writerow(kind.fields)
+    with open(path, newline="") as file:
+        made = {(row["task"], row["method"], int(row["seed"])) for row in csv.DictReader(file)
+                if row.get("mbit") in (None, str(args.mbit))}
+    wanted = [(task, method, int(seed)) for seed in args.seeds.split(",") for task in args.tasks.split(",")
+              for method in args.methods.split(",")]
+    left = [run for run in wanted if run not in made]
+    place = Limited(args.mbit) if kind is Limited else Long()
+    for number, run in enumerate(left, start=1):
+        rows = [{**dict(zip(kind.fields, run)), **line, "worker": line["accuracy"], "mbit": args.mbit}
+                for line in trained(args, place, *run)]
+        with open(path, "a", newline="") as file:
+            csv.DictWriter(file, kind.fields, extrasaction="ignore").writerows(rows)
+        print(f"[{number}/{len(left)}] {' '.join(map(str, run))}: {rows[-1]}", flush=True)
 
 
-def one(machines, args, task, method, seed):
-    """The rows of one run, with its own hub and workers."""
-    hub_at = f"{machines.address(HUB)}:7077"
-    serve = machines.inside(HUB, runs.serving(args, hub_at))
-    hub = subprocess.Popen(serve, stdout=subprocess.DEVNULL, env=dict(os.environ, RUST_LOG="warn"))
-    settings = {"hub": hub_at, "task": task, "method": method, "seed": seed, "rounds": args.rounds or ROUNDS[task],
-                "q": SELECT_EVERY, "transport": "tcp", "hub_too": False}
-    lines = runs.trained(args, hub, settings, machines.inside)
-    return [(task, method, seed, line["round"], line["seconds"], line["accuracy"], args.mbit) for line in lines]
+def trained(args, place, task, method, seed):
+    """What rank 0 reports of one run with its own hub and workers, a record for each measurement."""
+    rounds = args.rounds or place.rounds[task]
+    serve = [os.path.join(args.binaries, "phub-server"), "serve", "--listen", place.listen, "--idle", "sleep"]
+    hub = subprocess.Popen(place.inside(WORKERS, serve), stdout=subprocess.PIPE, text=True,
+                           env=dict(os.environ, RUST_LOG="warn"))
+    processes = [hub]
+    try:
+        said = hub.stdout.readline()
+        if "control port http://" not in said:
+            raise RuntimeError(f"{' '.join(serve)} said {said!r}: expected its control port")
+        settings = {"hub": said.split("http://")[1].split()[0], "job": "run", "task": task, "method": method,
+                    "seed": seed, "rounds": rounds, "workers": WORKERS, "batch": args.batch,
+                    "every": max(1, rounds // 40), "q": place.select_every(rounds), **place.settings}
+        for rank in reversed(range(WORKERS)):
+            command = ["env", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", args.python, os.path.join(HERE, "worker.py"),
+                       json.dumps({**settings, "rank": rank})]
+            out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+            processes.append(subprocess.Popen(place.inside(rank, command), stdout=out, text=True))
+        said, _ = processes[-1].communicate(timeout=60 + rounds)  # at most a second a round
+        codes = [worker.wait(timeout=60) for worker in processes[1:]]
+        if any(codes):
+            raise RuntimeError(f"{task} {method} {seed}: workers ended with {codes}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [json.loads(line) for line in said.splitlines()]
 
 
 if __name__ == "__main__":

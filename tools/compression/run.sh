@@ -10,16 +10,13 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 python=${PHUB_PYTHON_VENV:-target/python/venv}/bin/python script=run.py
-case ${1:-} in
-saved) python=python3 script=saved.py && shift ;;
-length) script=length.py && shift ;;
-esac
+if [ "${1:-}" = saved ]; then python=python3 script=saved.py && shift; fi
 command -v "$python" >/dev/null || {
     echo "compression: no $python: make python, or set PHUB_PYTHON_VENV" >&2
     exit 1
 }
-case " $* " in *" --help "* | *" -h "*) exec "$python" "$here/$script" --help ;; esac
-if [ "$script" = length.py ]; then exec "$python" -B "$here/$script" "$@"; fi
+case " $* " in *" --help "* | *" -h "*) exec "$python" -B "$here/$script" "$@" ;; esac
+if [ "${1:-}" = length ]; then exec "$python" -B "$here/$script" "$@"; fi
 sh "$here/../rig/ready.sh" || exit 1
 # shellcheck disable=SC2016
 exec setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child --mount-proc sh -c '

@@ -9,17 +9,18 @@ machine falls on all of them.
 import argparse
 import json
 import os
-import statistics
-import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "rig"))
+sys.path[:0] = [os.path.join(HERE, "..", "rig"), os.path.join(HERE, "..", "figures")]
 
 from machines import Machines  # noqa: E402
+from run import attend, started  # noqa: E402
+from table import spread  # noqa: E402
 
 WORKERS = 4
 SOCKET_BYTES = 256 << 10
+LIMIT_S = 300
 METHODS = ["none", "bf16", "qsgd:8:512", "slim:0.2:0.1", "slim:0.2:0.1:20000:none:keys", "slim:0.3:0.15", "topk:0.01"]
 
 
@@ -43,7 +44,7 @@ def main():
     reports = {method: [] for method in METHODS}
     for repeat in range(args.repeats):
         for method in METHODS:
-            reports[method].append(one(machines, args, method, repeat))
+            reports[method].append(one(machines, args, method))
             print(f"[{repeat + 1}/{args.repeats}] {method}: {reports[method][-1]['round_ms_p50']:.0f} ms", file=sys.stderr)
     os.makedirs(args.out, exist_ok=True)
     with open(os.path.join(args.out, "saved.json"), "w") as file:
@@ -57,36 +58,12 @@ def main():
         print(f"| `{method}` | {spread(times)} | {crossed} | {spread(saved)}% |")
 
 
-def one(machines, args, method, repeat):
+def one(machines, args, method):
     """The report of rank 0."""
-    hub_at = f"{machines.address(WORKERS)}:7077"
-    serve = [os.path.join(args.binaries, "phub-server"), "serve", "--listen", hub_at, "--idle", "sleep"]
-    hub = subprocess.Popen(machines.inside(WORKERS, serve), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    workers = []
-    try:
-        if "control port" not in hub.stdout.readline():
-            raise RuntimeError("the hub ended before it listened")
-        for rank in reversed(range(WORKERS)):
-            options = ["--hub", hub_at, "--rank", rank, "--workers", WORKERS, "--model", args.model, "--transport", "tcp",
-                       "--rounds", args.rounds, "--job", f"run-{repeat}"]
-            if method != "none":
-                options += ["--compress", method]
-            command = [os.path.join(args.binaries, "phub-probe"), "--json", *map(str, options)]
-            out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-            workers.append(subprocess.Popen(machines.inside(rank, command), stdout=out, text=True))
-        said, _ = workers[-1].communicate(timeout=300)
-        if any(worker.wait(timeout=60) for worker in workers):
-            raise RuntimeError(f"{method}: a worker failed")
-    finally:
-        for process in [*workers, hub]:
-            process.kill()
-            process.wait()
-    return json.loads(said)
-
-
-def spread(values):
-    """Median, lowest and highest."""
-    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+    options = {"--model": args.model, "--transport": "tcp", "--rounds": args.rounds,
+               "--compress": None if method == "none" else method}
+    with started(machines, args.binaries, [WORKERS], WORKERS, options) as (_, workers):
+        return attend(workers, [], 1, LIMIT_S)[0]
 
 
 if __name__ == "__main__":

@@ -15,4 +15,6 @@ elif [ -z "${PHUB_FIGURES_BINARIES:-}" ]; then
     export PHUB_FIGURES_BINARIES="${CARGO_TARGET_DIR:-target}/release"
 fi
 cd "$here"
-python3 -B -m unittest -v test_figures test_ibatch test_rig
+python3 -B -m unittest -v test_figures test_rig
+cd ibatch
+python3 -B -m unittest -v test_ibatch

@@ -18,7 +18,6 @@ from table import Table  # noqa: E402
 def main():
     """Measures the missing runs, then prints and draws all."""
     args = arguments().parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("figures: ended by SIGTERM"))
     os.makedirs(args.out, exist_ok=True)
     table = Table(f"{args.out}/runs.csv", args.fresh, args.others_at_most)
     points = chosen(args.only, args.quick, args.hubs)
@@ -35,7 +34,7 @@ def main():
                 machines.remove()
             machines = Machines(len(point.links()))
         began = time.monotonic()
-        series = f"{args.out}/{series_name(point)}.csv" if point.series else None
+        series = f"{args.out}/utilisation-{point.model}-{point.schedule}.csv" if point.series else None
         try:
             row = measure(machines, args.binaries, point, series)
         except Failed as error:
@@ -46,26 +45,38 @@ def main():
 
 def arguments():
     """The options that run.sh --help lists."""
-    parser = argparse.ArgumentParser(prog="tools/figures/run.sh", description=__doc__)
+    parser = common_options("tools/figures/run.sh", __doc__)
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", choices=list(KINDS),
                         help=f"one of {', '.join(KINDS)}; may be given again; default all but trial")
     parser.add_argument("--quick", action="store_true", help="a few points of each figure, in some minutes")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--others-at-most", type=float, default=1, metavar="SHARE",
                         help="measure again the runs in which other work had more of the cores, e.g. 0.3")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
     parser.add_argument("--hubs", choices=["beside", "apart"],
                         help="for all points, one beside each worker, or one on a machine of its own; default as P3's")
     parser.add_argument("--at-most", type=int, metavar="N", help="the first N points only")
+    return parser
+
+
+def common_options(program, description):
+    """The options of P3's and iBatch's experiments."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")
     parser.add_argument("--no-pictures", action="store_true", help="write the CSV only")
     parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help=argparse.SUPPRESS)
     return parser
 
 
-def series_name(point):
-    """The name of the file with a utilisation over time."""
-    return f"utilisation-{point.model}-{point.schedule}"
+def run_main(name, main):
+    """Runs a program; what ends it early is one line."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"{name}: ended by SIGTERM"))
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: interrupted; the results are kept")
+    except (Failed, RuntimeError, ValueError) as error:
+        sys.exit(f"{name}: {error}")
 
 
 def say(number, of, point, row, seconds):
@@ -79,9 +90,4 @@ def say(number, of, point, row, seconds):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("figures: interrupted; the results are kept, and the same command continues from there")
-    except (RuntimeError, ValueError) as error:
-        sys.exit(f"figures: {error}")
+    run_main("figures", main)

@@ -1,5 +1,6 @@
 """One run of one point: hubs, workers, and what they report."""
 
+import contextlib
 import json
 import os
 import selectors
@@ -32,28 +33,15 @@ def measure(machines, binaries, point, series_path=None):
     """A row of the table without its repeat. There are as many machines as the point has."""
     scale = point.scale()
     machines.limit(point.links(), scale.bytes(SOCKET_BYTES))
-    processes = []
-    try:
-        places = range(point.machines) if point.hubs == "beside" else [point.machines]
-        hubs = [start_hub(machines, binaries, machine, alone=len(places) == 1) for machine in places]
-        processes += hubs
-        addresses = ",".join(f"{machines.address(machine)}:{PORT}" for machine in places)
-        for hub in hubs:
-            await_hub(hub)
-        workers = [start_worker(machines, binaries, point, rank, addresses) for rank in range(point.machines)]
-        processes += workers
-        load = Load([process.pid for process in processes])
+    places = range(point.machines) if point.hubs == "beside" else [point.machines]
+    with started(machines, binaries, places, point.machines, worker_options(point)) as (hubs, workers):
+        load = Load([process.pid for process in [*hubs, *workers]])
         link = Link(workers[0].pid)
         # As many samples a second as in P3's figures.
         looks, look_s = [load.look], LOOK_S
         if series_path:
             looks, look_s = [load.look, link.look], scale.sample_ms(10) / 1000
         reports = attend(workers, looks, look_s, limit_of(point))
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.communicate()
     if series_path:
         last_s = reports[0]["seconds"]
         shown = [look for look in link.series if look[0] >= link.series[-1][0] - last_s]
@@ -61,34 +49,46 @@ def measure(machines, binaries, point, series_path=None):
     return row(point, scale, reports, load)
 
 
-def start_hub(machines, binaries, machine, alone):
-    """A hub on its machine: with all cores, or, if there are several, with one each, in turn."""
-    command = [f"{binaries}/phub-server", "serve", "--listen", f"{machines.address(machine)}:{PORT}"]
-    command += ["--idle", "sleep"]
-    if not alone:
-        command += ["--cores", f"{machine % os.cpu_count()},"]
-    return subprocess.Popen(
-        machines.inside(machine, command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.DEVNULL,
-    )
+@contextlib.contextmanager
+def started(machines, binaries, places, count, options):
+    """Hubs on these machines, and the probe as a worker on each of `count` machines; afterwards all are killed.
+
+    A hub has all cores, or, if there are several, one each, in turn.
+    """
+    processes = []
+
+    def start(machine, command, **more):
+        process = subprocess.Popen(machines.inside(machine, list(map(str, command))), stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, **more)
+        processes.append(process)
+        return process
+
+    try:
+        for place in places:
+            command = [f"{binaries}/phub-server", "serve", "--listen", f"{machines.address(place)}:{PORT}", "--idle", "sleep"]
+            cores = ["--cores", f"{place % os.cpu_count()},"] if len(places) > 1 else []
+            start(place, command + cores, stderr=subprocess.DEVNULL)
+        hubs = list(processes)
+        for hub in hubs:
+            line = hub.stdout.readline()
+            if b"control port" not in line:
+                raise Failed(f"a hub ended before it listened (it said {line.strip()!r}, exit status {hub.wait()})")
+        addresses = ",".join(f"{machines.address(place)}:{PORT}" for place in places)
+        words = [word for option in options.items() if option[1] is not None for word in option]
+        probe = [f"{binaries}/phub-probe", "--json", "--hub", addresses, "--workers", count, *words, "--rank"]
+        yield hubs, [start(rank, [*probe, rank], stderr=subprocess.PIPE) for rank in range(count)]
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()
 
 
-def await_hub(hub):
-    """Waits until the hub says where it listens."""
-    line = hub.stdout.readline()
-    if "control port" not in line:
-        raise Failed(f"a hub ended before it listened (it said {line.strip()!r}, exit status {hub.wait()})")
-
-
-def start_worker(machines, binaries, point, rank, addresses):
-    """The probe as one worker."""
+def worker_options(point):
+    """The probe's options."""
     scale = point.scale()
-    bandwidth = model_gbps(scale.mbit(point.gbps) / 1000, point.machines)
     slice_bytes = scale.bytes(point.slice_bytes)
-    options = {
-        "--hub": addresses,
-        "--rank": rank,
-        "--workers": point.machines,
+    return {
         "--compute": point.model,
         "--time-scale": scale.time,
         "--shrink": scale.shrink,
@@ -98,14 +98,9 @@ def start_worker(machines, binaries, point, rank, addresses):
         "--consistency": point.consistency,
         "--chunk-bytes": min(slice_bytes, 32768),
         "--slice-bytes": slice_bytes,
-        "--bandwidth-gbps": bandwidth,
+        "--bandwidth-gbps": model_gbps(scale.mbit(point.gbps) / 1000, point.machines),
         "--credit": scale.bytes(CREDIT_BYTES),
     }
-    command = [f"{binaries}/phub-probe", "--json"]
-    command += [str(word) for option in options.items() if option[1] is not None for word in option]
-    return subprocess.Popen(
-        machines.inside(rank, command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
 
 
 def attend(workers, looks, look_s, limit_s):

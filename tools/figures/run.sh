@@ -1,6 +1,7 @@
 #!/bin/sh
 # `make figures` runs this: P3's experiments on links of a limited rate, between network namespaces
 # (docs/figures/schedules.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs iBatch's.
+# Pictures need matplotlib, which this script installs in a virtual environment under target/.
 #
 # It runs in its own network, mount and process namespaces. When this script ends, also by Ctrl-C or SIGKILL, the kernel
 # removes everything that it made.
@@ -8,24 +9,30 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 
-program=figures
-[ "${1:-}" != ibatch ] || { program=ibatch && shift; }
-case " $* " in *" --help "* | *" -h "*) exec python3 "$here/$program.py" --help ;; esac
+measure=$here/figures.py tell=$here/report.py draw=$here/plot.py
+if [ "${1:-}" = ibatch ]; then
+    measure=$here/ibatch/measure.py tell=$here/ibatch/model.py draw=$here/ibatch/plot.py
+    shift
+fi
+case " $* " in *" --help "* | *" -h "*) exec python3 -B "$measure" --help ;; esac
 sh "$here/../rig/ready.sh" || exit 1
 if [ -z "${PHUB_FIGURES_BINARIES:-}" ]; then
     # shellcheck disable=SC2046
     cargo build --release --bins $(sh tools/setup.sh features)
 fi
-binaries=${PHUB_FIGURES_BINARIES:-${CARGO_TARGET_DIR:-target}/release}
+set -- --binaries "${PHUB_FIGURES_BINARIES:-${CARGO_TARGET_DIR:-target}/release}" "$@"
 
 # shellcheck disable=SC2016
 setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child --mount-proc sh -c '
-    mount -t tmpfs none /run/netns && exec python3 "$@"' figures \
-    "$here/$program.py" --binaries "$binaries" "$@"
-if [ "$program" = ibatch ]; then
-    python3 -B "$here/ibatch_model.py" --binaries "$binaries" "$@"
-    case " $* " in *" --no-pictures "*) ;; *) sh "$here/draw.sh" ibatch "$@" ;; esac
-    exit 0
+    mount -t tmpfs none /run/netns && exec python3 "$@"' figures "$measure" "$@"
+python3 -B "$tell" "$@"
+case " $* " in *" --no-pictures "*) exit 0 ;; esac
+venv=target/figures-venv
+if ! "$venv/bin/python" -c "import matplotlib" 2>/dev/null; then
+    echo "figures: installing matplotlib in $venv" >&2
+    if ! { python3 -m venv "$venv" && "$venv/bin/pip" install --quiet "matplotlib>=3.8,<4"; }; then
+        echo "figures: no matplotlib, so no pictures, only the CSV. Needs Debian's python3-venv and PyPI" >&2
+        exit 1
+    fi
 fi
-python3 -B "$here/report.py" "$@"
-case " $* " in *" --no-pictures "*) ;; *) sh "$here/draw.sh" "$@" ;; esac
+"$venv/bin/python" "$draw" "$@"

@@ -62,6 +62,13 @@ class Table:
         return (statistics.median(values), min(values), max(values)) if values else None
 
 
+def spread(values, form=".0f"):
+    """Median, lowest and highest in words."""
+    values = list(values)
+    middle, low, high = (format(of(values), form) for of in (statistics.median, min, max))
+    return f"{middle} ({low} to {high})"
+
+
 def read(path):
     """All rows of a file; none if there is no file."""
     if not os.path.exists(path):

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Measures and simulates iBatch's pulls on machines made of namespaces. `run.sh ibatch` starts it."""
+"""Measures and simulates iBatch's pulls on machines made of namespaces. `tools/figures/run.sh ibatch` starts it."""
 
-import argparse
 import csv
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "rig"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "rig")]
 
+from figures import common_options, run_main  # noqa: E402
 from machines import MTU, Machines  # noqa: E402
-from run import PORT, Failed, attend, await_hub, start_hub  # noqa: E402
+from run import Failed, attend, started  # noqa: E402
+from table import spread  # noqa: E402
 
 BATCHINGS = ["ibatch", "greedy", "layer", "all"]
 # The measured cluster: computing and pulls take about equally long, so that batches matter.
@@ -30,8 +31,6 @@ ITERATIONS = 5
 GOODPUT = (MTU - 52) / (MTU + 14)
 SOCKET_BYTES, CHUNK_BYTES = 8 << 10, 4096
 LIMIT_S = 180
-COLUMNS = ["model", "machines", "batching", "repeat", "iteration_ms", "to_last_layer_ms", "predicted_ms", "start_up_ms",
-           "simulated_iteration_ms", "simulated_to_last_layer_ms"]
 
 
 def slower(count):
@@ -58,29 +57,11 @@ def measure(machines, binaries, batching, model=MODEL, shrink=SHRINK, time_scale
     """The report of each worker."""
     count = machines.count
     machines.limit([MBIT / slower(count)] * count, SOCKET_BYTES)
-    processes = []
-    try:
-        hubs = [start_hub(machines, binaries, machine, alone=False) for machine in range(count)]
-        processes += hubs
-        for hub in hubs:
-            await_hub(hub)
-        addresses = ",".join(f"{machines.address(machine)}:{PORT}" for machine in range(count))
-        options = {"hub": addresses, "workers": count, "compute": model, "time-scale": time_scale * slower(count),
-                   "shrink": shrink, "exchanges": 1, "rounds": iterations, "chunk-bytes": CHUNK_BYTES,
-                   "pull": batching, "pull-start-up-us": round(1000 * START_UP_MS * slower(count))}
-        words = [word for name, value in options.items() for word in option(name, value)]
-        workers = []
-        for rank in range(count):
-            command = [f"{binaries}/phub-probe", "--json", *words, "--rank", str(rank)]
-            workers.append(subprocess.Popen(machines.inside(rank, command), stdin=subprocess.DEVNULL,
-                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-        processes += workers
+    options = {"--compute": model, "--time-scale": time_scale * slower(count), "--shrink": shrink, "--exchanges": 1,
+               "--rounds": iterations, "--chunk-bytes": CHUNK_BYTES, "--pull": batching,
+               "--pull-start-up-us": round(1000 * START_UP_MS * slower(count))}
+    with started(machines, binaries, range(count), count, options) as (_, workers):
         return attend(workers, [], 1, LIMIT_S)
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.communicate()
 
 
 def simulated(binaries, count):
@@ -128,16 +109,15 @@ def say(rows):
     for count in dict.fromkeys(row["machines"] for row in rows):
         for batching in BATCHINGS:
             those = [row for row in rows if row["machines"] == count and row["batching"] == batching]
-            print(f"| {count} | {batching} | {spread(those, 'iteration_ms')} | "
-                  f"{off(those, 'simulated_iteration_ms', 'iteration_ms')} | {spread(those, 'to_last_layer_ms')} | "
+            print(f"| {count} | {batching} | {column(those, 'iteration_ms')} | "
+                  f"{off(those, 'simulated_iteration_ms', 'iteration_ms')} | {column(those, 'to_last_layer_ms')} | "
                   f"{off(those, 'predicted_ms', 'to_last_layer_ms')} | "
                   f"{off(those, 'simulated_to_last_layer_ms', 'to_last_layer_ms')} |")
 
 
-def spread(rows, name):
-    """Median, lowest and highest of a column."""
-    values = [float(row[name]) for row in rows]
-    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+def column(rows, name):
+    """A column's median, lowest and highest."""
+    return spread(float(row[name]) for row in rows)
 
 
 def off(rows, promised, came):
@@ -146,24 +126,19 @@ def off(rows, promised, came):
     return f"{shares[0]:+.0f} to {shares[-1]:+.0f}%" if shares else ""
 
 
-def write(path, columns, rows):
+def write(path, rows):
     """A CSV file."""
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
 def main():
     """Measures, and writes a row for each run; then the profile of figure 3."""
-    parser = argparse.ArgumentParser(prog="tools/figures/run.sh ibatch", description=__doc__)
+    parser = common_options("tools/figures/run.sh ibatch", __doc__)
     parser.add_argument("--counts", default=",".join(map(str, COUNTS)), help="numbers of machines (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
-    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")
-    parser.add_argument("--no-pictures", action="store_true", help="write the CSV only")
-    parser.add_argument("--binaries", default="target/release", metavar="DIRECTORY", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ibatch: ended by SIGTERM"))
     os.makedirs(args.out, exist_ok=True)
     rows = []
     for count in map(int, args.counts.split(",")):
@@ -176,17 +151,12 @@ def main():
                 rows.append(row(count, batching, repeat, reports, simulation[batching]))
                 print(f"{rows[-1]}  {time.monotonic() - began:.0f} s", flush=True)
         machines.remove()
-        write(f"{args.out}/ibatch.csv", COLUMNS, rows)
+        write(f"{args.out}/ibatch.csv", rows)
     say(rows)
     machines = Machines(FIGURE_3["machines"])
     reports = measure(machines, args.binaries, "ibatch", *FIGURE_3["setting"], iterations=2)
-    write(f"{args.out}/ibatch-layers.csv", ["layer", "pull_ms", "forward_ms"], layers(reports))
+    write(f"{args.out}/ibatch-layers.csv", layers(reports))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("ibatch: interrupted")
-    except (Failed, RuntimeError) as error:
-        sys.exit(f"ibatch: {error}")
+    run_main("ibatch", main)

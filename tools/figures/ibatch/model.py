@@ -7,10 +7,9 @@ blades of 10 Gb/s carry all nodes, each node is worker and server, tensors lie e
 """
 
 import argparse
-import csv
 import os
 
-from ibatch import simulate
+from measure import simulate, write
 
 MODELS = ["googlenet", "inception3", "vgg19", "vgg19-22k"]
 # A module, which the paper counts as a layer, is the part of a layer's name before this character.
@@ -20,8 +19,6 @@ BLADES, BLADE_GBPS = 8, 10
 DEFAULT_AT_72, DEFAULT_AT_30, LAYER_AT_30 = 26, 22, 21
 # Around the point where pulling all takes as long as computing forward.
 LOADS = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4]
-COLUMNS = ["figure", "model", "nodes", "load", "batching", "iteration_ms", "speedup", "pull_ms", "pull_and_forward_ms",
-           "forward_ms", "overlap_ms", "bound_ms", "batches"]
 
 
 def cluster(binaries, model, nodes, scale, start_up_ms, gbps=None, **more):
@@ -100,10 +97,7 @@ def main():
     for load in LOADS:
         answer = cluster(args.binaries, "vgg19-22k", 72, scale * ratio / load, start_up_ms)
         rows += rows_of("load", answer, load)
-    with open(f"{args.out}/ibatch-model.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(f"{args.out}/ibatch-model.csv", rows)
     say(rows)
 
 

@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
-"""Draws iBatch's figures 3, 5 and 7 as SVG and PNG from what ibatch.py and ibatch_model.py wrote. Must not measure."""
+"""Draws iBatch's figures 3, 5 and 7 as SVG and PNG from what measure.py and model.py wrote. Must not measure."""
 
 import argparse
 import csv
+import os
+import sys
 
 import matplotlib.pyplot as plt
-import style
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+import style  # noqa: E402
 
 NAMES = {"googlenet": "GoogLeNet", "inception3": "Inception-V3", "vgg19": "VGG19", "vgg19-22k": "VGG19-22K"}
 WAYS = {"ibatch": ("iBatch, optimum", "#1e8449"), "greedy": ("iBatch, greedy", "#7dbb8f"),

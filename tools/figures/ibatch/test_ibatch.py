@@ -2,8 +2,8 @@
 
 import unittest
 
-from ibatch import layers, option, row, slower
-from ibatch_model import rows_of, solve, speedup
+from measure import layers, option, row, slower
+from model import rows_of, solve, speedup
 
 
 class Measuring(unittest.TestCase):
