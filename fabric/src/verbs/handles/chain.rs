@@ -48,7 +48,7 @@ impl SendChain {
             send.request.sg_list = unsafe { &raw mut (*this).piece };
             send.request.next = start.wrapping_add(index + 1).cast();
             send.request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-            send.request.wr.rdma.rkey = remote_key;
+            send.request.rkey = remote_key;
         }
         SendChain { sends, held: 0 }
     }
@@ -77,8 +77,8 @@ impl SendChain {
         request.wr_id = id;
         request.num_sge = i32::from(bytes > 0);
         request.send_flags = if signalled { IBV_SEND_SIGNALED } else { 0 };
-        request.__bindgen_anon_1.imm_data = imm.to_be();
-        request.wr.rdma.remote_addr = to;
+        request.imm_data = imm.to_be();
+        request.remote_addr = to;
         self.held += 1;
     }
 

@@ -181,6 +181,5 @@ impl std::fmt::Debug for CompletionQueue {
 
 /// The immediate that a completion of a write brought.
 pub(in crate::verbs) fn immediate(completion: &ibv_wc) -> u32 {
-    // SAFETY: both fields of the union are 32 bits, any of which are a number.
-    u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data })
+    u32::from_be(completion.imm_data)
 }

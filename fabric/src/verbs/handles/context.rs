@@ -12,7 +12,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::error::DeviceError;
 use super::ffi::*;
-use super::library::library;
+use super::library::{Ibverbs, library};
 
 /// An `ibv_context`.
 pub(in crate::verbs) struct Context {
@@ -110,9 +110,8 @@ impl Context {
     pub fn port(&self, number: u8) -> Result<ibv_port_attr, DeviceError> {
         let mut attr = ibv_port_attr::default();
         // The exported function knows an older, shorter structure, and fills the fields that both have.
-        let older = (&raw mut attr).cast::<_compat_ibv_port_attr>();
         // SAFETY: the context is open; `attr` begins with the structure that the function fills.
-        let errno = unsafe { self.verbs.ibv_query_port(self.raw(), number, older) };
+        let errno = unsafe { self.verbs.ibv_query_port(self.raw(), number, &raw mut attr) };
         if errno != 0 {
             return Err(self.failed("ibv_query_port", io::Error::from_raw_os_error(errno)));
         }

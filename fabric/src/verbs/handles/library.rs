@@ -2,10 +2,11 @@
 //!
 //! On the `unsafe` list. Any thread. Knows no device.
 
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::io;
 use std::sync::OnceLock;
 
-use super::ffi::Ibverbs;
+use super::ffi::*;
 
 /// The version of the interface that `ffi.rs` describes; it has been this one since 2005.
 const NAME: &str = "libibverbs.so.1";
@@ -31,6 +32,68 @@ pub enum LibraryError {
         /// The errno, in words.
         why: String,
     },
+}
+
+macro_rules! functions {
+    ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions of a library, which stays loaded.
+        pub(in crate::verbs) struct Ibverbs {
+            $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
+            _library: libloading::Library,
+        }
+
+        /// As their manual pages say.
+        #[allow(clippy::missing_safety_doc)]
+        impl Ibverbs {
+            /// Loads a library, and looks all functions up.
+            ///
+            /// # Safety
+            /// The library's functions of these names have these types, and its initialisers ask nothing of the process.
+            pub unsafe fn new(file: &str) -> Result<Self, libloading::Error> {
+                // SAFETY: the caller guarantees it.
+                let library = unsafe { libloading::Library::new(file) }?;
+                Ok(Ibverbs {
+                    $(
+                        // SAFETY: as above.
+                        $name: unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
+                            .map(|symbol| *symbol)?,
+                    )*
+                    _library: library,
+                })
+            }
+
+            $(pub unsafe fn $name(&self, $($argument: $type),*) $(-> $result)? {
+                // SAFETY: the library is loaded; the rest is the caller's word.
+                unsafe { (self.$name)($($argument),*) }
+            })*
+        }
+    };
+}
+functions! {
+    ibv_fork_init() -> c_int;
+    ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
+    ibv_free_device_list(list: *mut *mut ibv_device);
+    ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
+    ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
+    ibv_close_device(context: *mut ibv_context) -> c_int;
+    ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
+    ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int;
+    ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
+    ibv_ack_async_event(event: *mut ibv_async_event);
+    ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
+    ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
+    ibv_reg_mr(pd: *mut ibv_pd, start: *mut c_void, bytes: usize, access: c_int) -> *mut ibv_mr;
+    ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
+    ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
+    ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
+    ibv_create_cq(context: *mut ibv_context, entries: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel, vector: c_int) -> *mut ibv_cq;
+    ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int;
+    ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
+    ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint);
+    ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
+    ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
 }
 
 /// The functions of libibverbs. The library is never unloaded.

@@ -11,17 +11,8 @@ pub(super) mod context;
 #[allow(unsafe_code)]
 pub(super) mod domain;
 pub(super) mod error;
-#[allow(
-    unsafe_code,
-    dead_code,
-    missing_docs,
-    non_camel_case_types,
-    non_upper_case_globals,
-    clippy::all,
-    clippy::undocumented_unsafe_blocks
-)]
+#[allow(unsafe_code, dead_code, non_camel_case_types)] // names and layouts of C
 pub(super) mod ffi;
-mod layout;
 #[allow(unsafe_code)]
 pub(super) mod library;
 #[allow(unsafe_code)]
