@@ -31,8 +31,7 @@ pub use host::{
     SocketId, Source, Speed, SpeedSource,
 };
 pub use place::{
-    Balance, CoreChoice, CoreSlot, Evenness, NicChoice, PlaceError, PlacedCore, PlacedNic, Plan, Request,
-    lpt, lpt_by_share, place,
+    Balance, CoreChoice, CoreSlot, NicChoice, PlaceError, PlacedCore, PlacedNic, Plan, Request, lpt, place,
 };
 pub use read::{HostError, SyntheticError, SysfsError, XmlError};
 pub use render::Labels;

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use topology::{CoreChoice, CpuId, Evenness, Host, NodeId, Request, place};
+use topology::{CoreChoice, CpuId, Host, NodeId, Request, place};
 
 fn host(description: &str) -> Host {
     Host::from_synthetic(description).unwrap()
@@ -32,18 +32,17 @@ fn any_choice(host: &Host) -> impl Strategy<Value = CoreChoice> + use<> {
     ]
 }
 
-fn any_case() -> impl Strategy<Value = (Host, CoreChoice, Vec<u64>, Evenness)> {
+fn any_case() -> impl Strategy<Value = (Host, CoreChoice, Vec<u64>)> {
     any_host().prop_flat_map(|host| {
         let choice = any_choice(&host);
-        let evenness = prop_oneof![Just(Evenness::Cores), Just(Evenness::Nics)];
-        (Just(host), choice, proptest::collection::vec(0u64..100_000, 0..300), evenness)
+        (Just(host), choice, proptest::collection::vec(0u64..100_000, 0..300))
     })
 }
 
 proptest! {
     #[test]
-    fn every_item_has_one_owner_and_the_loads_add_up((host, cores, weights, evenness) in any_case()) {
-        let request = Request { cores, evenness, ..Request::new(&weights) };
+    fn every_item_has_one_owner_and_the_loads_add_up((host, cores, weights) in any_case()) {
+        let request = Request { cores, ..Request::new(&weights) };
         let plan = place(&host, &request).unwrap();
         prop_assert_eq!(plan.owners().len(), weights.len());
         let mut loads = vec![(0usize, 0u64); plan.cores().len()];
@@ -68,16 +67,16 @@ proptest! {
     }
 
     #[test]
-    fn equal_inputs_give_equal_plans((host, cores, weights, evenness) in any_case()) {
-        let request = Request { cores, evenness, ..Request::new(&weights) };
+    fn equal_inputs_give_equal_plans((host, cores, weights) in any_case()) {
+        let request = Request { cores, ..Request::new(&weights) };
         prop_assert_eq!(place(&host, &request), place(&host.clone(), &request.clone()));
     }
 
     #[test]
-    fn every_nic_has_a_core_and_every_core_a_nic((host, cores, _, evenness) in any_case()) {
+    fn every_nic_has_a_core_and_every_core_a_nic((host, cores, _) in any_case()) {
         // Equal items, many for each core and NIC.
         let weights = vec![4096; 64 * (host.cpus.len() + host.nics.len())];
-        let plan = place(&host, &Request { cores, evenness, ..Request::new(&weights) }).unwrap();
+        let plan = place(&host, &Request { cores, ..Request::new(&weights) }).unwrap();
         prop_assert_eq!(plan.nics().len(), host.nics.len());
         for nic in plan.nics() {
             prop_assert!(!nic.cores.is_empty() && nic.items > 0, "{:?}", nic);
@@ -88,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cores_nic_is_on_its_own_node_whenever_the_node_has_one((host, cores, weights, _) in any_case()) {
+    fn a_cores_nic_is_on_its_own_node_whenever_the_node_has_one((host, cores, weights) in any_case()) {
         let plan = place(&host, &Request { cores, ..Request::new(&weights) }).unwrap();
         let owned: BTreeSet<NodeId> = plan.cores().iter().map(|core| core.node).collect();
         for core in plan.cores() {
@@ -104,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn owners_are_distinct_and_allowed((mut host, _, weights, _) in any_case(), barred in 0usize..5, count in 1usize..40) {
+    fn owners_are_distinct_and_allowed((mut host, _, weights) in any_case(), barred in 0usize..5, count in 1usize..40) {
         for cpu in host.cpus.iter_mut().take(barred) {
             cpu.allowed = false;
         }
@@ -124,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn more_items_than_cores_leave_no_core_idle((host, cores, mut weights, _) in any_case()) {
+    fn more_items_than_cores_leave_no_core_idle((host, cores, mut weights) in any_case()) {
         weights.iter_mut().for_each(|weight| *weight += 1);
         let plan = place(&host, &Request { cores, ..Request::new(&weights) }).unwrap();
         let idle = plan.cores().iter().filter(|core| core.items == 0).count();

@@ -9,8 +9,8 @@ use std::collections::BinaryHeap;
 ///
 /// The result is the same on every machine: equal weights are taken in index order, and the lowest of equally
 /// loaded bins is taken. No load is more than 4/3 - 1/(3 * bins) of the best possible maximum (Graham 1969).
-/// [`place`](crate::place::place) uses this rule with [`Evenness::Cores`](crate::Evenness::Cores), so both ends
-/// of a link can compute the owner table from the weights and the number of bins.
+/// [`place`](crate::place::place) uses this rule, so both ends of a link can compute the owner table from the
+/// weights and the number of bins.
 ///
 /// O(n log n); a million items take about a tenth of a second.
 ///

@@ -16,7 +16,7 @@ mod nic_choice;
 mod plan;
 mod wiring;
 
-pub use lpt::{lpt, lpt_by_share};
+pub use lpt::lpt;
 pub use plan::{Balance, CoreSlot, PlacedCore, PlacedNic, Plan};
 
 use crate::host::{CpuId, Host};
@@ -30,19 +30,12 @@ pub struct Request<'a> {
     pub cores: CoreChoice,
     /// The NICs that may be used.
     pub nics: NicChoice,
-    /// Whether cores or NICs get even loads.
-    pub evenness: Evenness,
 }
 
 impl<'a> Request<'a> {
     /// These items on every core and NIC, with even loads on cores.
     pub fn new(weights: &'a [u64]) -> Self {
-        Self {
-            weights,
-            cores: CoreChoice::default(),
-            nics: NicChoice::default(),
-            evenness: Evenness::default(),
-        }
+        Self { weights, cores: CoreChoice::default(), nics: NicChoice::default() }
     }
 }
 
@@ -67,17 +60,6 @@ pub struct NicChoice {
     pub only: Option<Vec<String>>,
     /// NICs that must not be used.
     pub except: Vec<String>,
-}
-
-/// What gets even loads when the cores cannot be dealt evenly to the NICs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Evenness {
-    /// Every core owns the same bytes: the owners are [`lpt`]`(weights, cores)`, which any process can compute.
-    #[default]
-    Cores,
-    /// Every NIC carries bytes in proportion to its speed: the owners are [`lpt_by_share`] with
-    /// [`Plan::shares`].
-    Nics,
 }
 
 /// Why there is no plan.
@@ -163,11 +145,7 @@ pub fn place(host: &Host, request: &Request<'_>) -> Result<Plan, PlaceError> {
     let nics = nic_choice::choose(host, &request.nics, &mut reasons)?;
     let cpus = core_choice::choose(host, &request.cores, &nics, &mut reasons)?;
     let nics_of_core = wiring::assign_nics(&cpus, &nics, &mut reasons);
-    let shares = match request.evenness {
-        Evenness::Cores => vec![1; cpus.len()],
-        Evenness::Nics => wiring::shares(&nics_of_core, &nics),
-    };
-    let owners = lpt_by_share(request.weights, &shares);
+    let owners = lpt(request.weights, cpus.len());
     let plan = plan::PlanParts {
         host,
         weights: request.weights,
@@ -175,9 +153,7 @@ pub fn place(host: &Host, request: &Request<'_>) -> Result<Plan, PlaceError> {
         cpus,
         nics,
         nics_of_core,
-        shares,
         owners,
-        evenness: request.evenness,
         reasons,
     };
     Ok(plan.into_plan())

@@ -2,8 +2,8 @@
 //!
 //! Must not know how it was decided.
 
+use super::lpt::lpt_by_share;
 use super::nic_choice::UsedNic;
-use super::{Evenness, lpt_by_share};
 use crate::host::{CoreId, Cpu, CpuId, Host, NicId, NodeId, SocketId};
 use std::fmt;
 
@@ -88,7 +88,6 @@ pub struct Plan {
     owners: Vec<CoreSlot>,
     /// Empty if there are no NICs.
     nic_of_item: Vec<NicId>,
-    shares: Vec<u64>,
     total_bytes: u64,
     reasons: Vec<String>,
 }
@@ -118,11 +117,6 @@ impl Plan {
     /// The NICs in use, in the host's order.
     pub fn nics(&self) -> &[PlacedNic] {
         &self.nics
-    }
-
-    /// Each core's share, for [`lpt_by_share`]: all 1 with [`Evenness::Cores`].
-    pub fn shares(&self) -> &[u64] {
-        &self.shares
     }
 
     /// The bytes of all items.
@@ -170,9 +164,7 @@ pub(super) struct PlanParts<'a> {
     pub cpus: Vec<Cpu>,
     pub nics: Vec<UsedNic>,
     pub nics_of_core: Vec<Vec<usize>>,
-    pub shares: Vec<u64>,
     pub owners: Vec<u32>,
-    pub evenness: Evenness,
     pub reasons: Vec<String>,
 }
 
@@ -198,11 +190,10 @@ impl PlanParts<'_> {
             cores,
             nics,
             owners: self.owners.into_iter().map(CoreSlot).collect(),
-            shares: self.shares,
             total_bytes: self.total_bytes,
             reasons: self.reasons,
         };
-        let remarks = remarks(self.host, &plan, self.evenness);
+        let remarks = remarks(self.host, &plan);
         plan.reasons.extend(remarks);
         plan
     }
@@ -256,18 +247,16 @@ impl PlanParts<'_> {
     }
 }
 
-fn remarks(host: &Host, plan: &Plan, evenness: Evenness) -> Vec<String> {
+fn remarks(host: &Host, plan: &Plan) -> Vec<String> {
     let mut remarks = Vec::new();
     let idle = plan.cores.iter().filter(|core| core.items == 0).count();
     // Without any items the request was for cores and NICs alone.
     if idle > 0 && !plan.owners.is_empty() {
         remarks.push(format!("{idle} of {} cores own nothing: there are too few items.", plan.cores.len()));
-    } else if evenness == Evenness::Cores
-        && plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT)
-    {
+    } else if plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT) {
         remarks.push(
             "Cores are loaded evenly, so NICs with more cores for their speed carry more. Use a number of cores \
-             that the NICs can share evenly, or evenness by NICs."
+             that the NICs can share evenly."
                 .into(),
         );
     }

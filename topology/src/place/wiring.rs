@@ -76,17 +76,6 @@ pub fn assign_nics(cpus: &[Cpu], nics: &[UsedNic], reasons: &mut Vec<String>) ->
     nics_of_core
 }
 
-/// Each core's part of the weight of its NICs; 1 without NICs.
-pub fn shares(nics_of_core: &[Vec<usize>], nics: &[UsedNic]) -> Vec<u64> {
-    let mut seats = vec![0u64; nics.len()];
-    nics_of_core.iter().flatten().for_each(|&nic| seats[nic] += 1);
-    // Stand-in weights of 1 must survive the division.
-    let scale = if nics.iter().all(|nic| nic.weight == 1) { 1 << 32 } else { 1 };
-    let part = |&nic: &usize| nics[nic].weight.saturating_mul(scale) / seats[nic];
-    let share = |own: &Vec<usize>| own.iter().map(part).fold(0u64, u64::saturating_add).max(1);
-    nics_of_core.iter().map(share).collect()
-}
-
 /// Assigns the NICs of a node to its cores.
 fn assign_own_nics(
     group: &NodeCores,
