@@ -1,5 +1,4 @@
-//! `phub-server topology`: this machine or another, and where a job's chunks would go, as text and as a picture (as PHub's
-//! figure 2).
+//! `phub-server topology`: this machine or another, and where a job's chunks would go.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -45,13 +44,9 @@ pub struct TopologyArgs {
     /// Do not use these NICs.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     except_nics: Vec<String>,
-
-    /// Also draw the machine and the plan into this file.
-    #[arg(long, value_name = "FILE.svg")]
-    svg: Option<PathBuf>,
 }
 
-/// Why there is no picture.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// The machine cannot be read.
@@ -66,18 +61,10 @@ pub enum TopologyError {
     /// The chunks cannot be placed.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// The picture cannot be written.
-    #[error("cannot write {path}: {error}; the directory must exist and be yours to write")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's answer.
-        error: std::io::Error,
-    },
 }
 
 impl TopologyArgs {
-    /// Prints the text, and writes the picture if one is asked for.
+    /// Prints the machine and the plan.
     pub fn run(&self) -> Result<(), TopologyError> {
         let host = match (&self.xml, &self.synthetic) {
             (Some(path), _) => Host::from_xml(path)?,
@@ -95,16 +82,9 @@ impl TopologyArgs {
                 Some(plan)
             }
         };
-        text.insert_str(0, &render::text_with(&host, plan.as_ref(), labels));
+        text.insert_str(0, &render::text(&host, plan.as_ref(), labels));
         if plan.is_none() {
-            text.push_str(
-                "\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n",
-            );
-        }
-        if let Some(path) = &self.svg {
-            std::fs::write(path, render::svg_with(&host, plan.as_ref(), labels))
-                .map_err(|error| TopologyError::Write { path: path.clone(), error })?;
-            let _ = writeln!(text, "\nPicture: {}", path.display());
+            text.push_str("\nAdd --model resnet50 to see where its chunks would go.\n");
         }
         // A closed pipe is no error: the reader has seen enough.
         let mut out = std::io::stdout();

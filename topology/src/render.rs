@@ -1,8 +1,7 @@
-//! Host and plan as text for a terminal.
+//! A host and a plan for people, as text for a terminal.
 //!
-//! Must not know how the plan was made.
+//! Pure. Must not know how plans are made, nor what an item is: the caller gives the noun.
 
-use super::Labels;
 use crate::amount;
 use crate::cpulist;
 use crate::host::{CacheKind, Cpu, Host, Nic, Node, Socket, SpeedSource};
@@ -12,7 +11,23 @@ use std::fmt::Write;
 
 const BAR_CHARS: usize = 20;
 
-pub fn draw(host: &Host, plan: Option<&Plan>, labels: Labels<'_>) -> String {
+/// The caller's words for an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Labels<'a> {
+    /// The singular.
+    pub item: &'a str,
+    /// The plural.
+    pub items: &'a str,
+}
+
+impl Labels<'_> {
+    fn count(&self, n: usize) -> String {
+        format!("{} {}", amount::grouped(n as u64), if n == 1 { self.item } else { self.items })
+    }
+}
+
+/// The machine as an indented tree, then the plan core by core.
+pub fn text(host: &Host, plan: Option<&Plan>, labels: Labels<'_>) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = machine(&mut out, host);
@@ -117,7 +132,7 @@ fn nic_line(nic: &Nic) -> String {
 }
 
 /// `56 Gb/s`; `<= 64 Gb/s` if only the PCI link's speed is known.
-pub fn speed(nic: &Nic) -> String {
+fn speed(nic: &Nic) -> String {
     match nic.speed {
         None => "speed unknown".to_owned(),
         Some(speed) => {
