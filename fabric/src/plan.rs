@@ -36,12 +36,23 @@ pub struct PlannedLink {
 }
 
 impl PlannedLink {
-    /// The links of a worker, which has one port: port `i` of the hub has a link of `capacities[i]`, or none if that
-    /// is 0.
-    pub fn of_one_port(capacities: &[u32]) -> Vec<Self> {
+    /// Port `i` of the hub has a link of `capacities[i]`, or none if that is 0. The links end in turn at the ports
+    /// `joiner` of the end that connects.
+    ///
+    /// # Panics
+    /// When `joiner` is empty and there is a link.
+    pub fn dealt(capacities: &[u32], joiner: &[PortId]) -> Vec<Self> {
         let hub_ports = (0..).map(PortId).zip(capacities).filter(|&(_, &capacity)| capacity > 0);
-        let link = |(hub, &capacity)| PlannedLink { ports: LinkPorts { joiner: PortId(0), hub }, capacity };
-        hub_ports.map(link).collect()
+        let link = |((hub, &capacity), turn): (_, usize)| {
+            let joiner = joiner[turn % joiner.len()];
+            PlannedLink { ports: LinkPorts { joiner, hub }, capacity }
+        };
+        hub_ports.zip(0..).map(link).collect()
+    }
+
+    /// As [`dealt`](Self::dealt), of a joiner with one port. Also the plan of a hub, whose joiner names its own ports.
+    pub fn of_one_port(capacities: &[u32]) -> Vec<Self> {
+        Self::dealt(capacities, &[PortId(0)])
     }
 }
 
@@ -61,17 +72,16 @@ pub(crate) fn ports_with_links(plan: &[PlannedLink], end: impl Fn(LinkPorts) -> 
     ports
 }
 
-/// Whether a hello names the links of this end's plan.
+/// Whether a hello names the links of the hub's plan. At which of its own ports each link ends is the joiner's affair.
 pub(crate) fn check_ports(named: &[LinkPorts], plan: &[PlannedLink]) -> Result<(), String> {
     if named.len() != plan.len() {
         return Err(format!("the hello names {} links, the hub's plan has {}", named.len(), plan.len()));
     }
-    let other = named.iter().zip(plan).position(|(named, link)| *named != link.ports);
+    let other = named.iter().zip(plan).position(|(named, link)| named.hub != link.ports.hub);
     other.map_or(Ok(()), |index| {
-        let (seen, expected) = (named[index], plan[index].ports);
+        let (seen, expected) = (named[index].hub.0, plan[index].ports.hub.0);
         Err(format!(
-            "link {index} of the hello joins port {} with the hub's port {}, in the hub's plan port {} with {}",
-            seen.joiner.0, seen.hub.0, expected.joiner.0, expected.hub.0
+            "link {index} of the hello ends at the hub's port {seen}, in the hub's plan at {expected}"
         ))
     })
 }
@@ -108,13 +118,22 @@ mod tests {
     }
 
     #[test]
+    fn links_are_dealt_to_the_joiners_ports_in_turn() {
+        let plan = PlannedLink::dealt(&[1, 0, 1, 1], &[PortId(4), PortId(2)]);
+        assert_eq!(ports_of(&plan), [ports(4, 0), ports(2, 2), ports(4, 3)]);
+    }
+
+    #[test]
     fn a_hello_of_other_links_is_told_the_first_difference() {
         let plan = PlannedLink::of_one_port(&[1, 1]);
-        assert_eq!(check_ports(&[ports(0, 0), ports(0, 1)], &plan), Ok(()));
+        assert_eq!(check_ports(&[ports(0, 0), ports(3, 1)], &plan), Ok(()));
         let error = check_ports(&[ports(0, 0)], &plan).unwrap_err();
         assert!(error.contains("names 1 links, the hub's plan has 2"), "{error}");
-        let error = check_ports(&[ports(0, 0), ports(3, 1)], &plan).unwrap_err();
-        assert!(error.contains("link 1 of the hello joins port 3 with the hub's port 1"), "{error}");
+        let error = check_ports(&[ports(0, 0), ports(0, 3)], &plan).unwrap_err();
+        assert!(
+            error.contains("link 1 of the hello ends at the hub's port 3, in the hub's plan at 1"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use fabric::any::{self, Address, Joined, Transport};
 use fabric::verbs::{self, Device, NicList, NicOptions};
-use fabric::{PlannedLink, RecvWindow, SendWindow};
+use fabric::{PlannedLink, PortId, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Layout, Placement, Schedule};
 
@@ -36,12 +36,23 @@ pub struct LinkSettings {
     pub nics: Option<NicList>,
 }
 
+/// The ports at which a member's links end.
+pub struct Ports {
+    /// What they connect by.
+    pub group: any::Group,
+    /// The ports of the group that get links: the first core of each hub has its link at the first of them, the next
+    /// core at the next, and so on in turn.
+    pub dealt_to: Vec<PortId>,
+    /// Whether the group has RDMA, else why not.
+    pub rdma: Result<(), String>,
+}
+
 /// A member's end of the data path, before the first round.
 pub struct DataPath {
-    /// All links end there.
-    pub port: any::Port,
     /// To each core of the placement.
     pub endpoints: Vec<any::Endpoint>,
+    /// By core: the port at which its link ends.
+    pub ports: Vec<PortId>,
     /// By core: the window that its hub writes, the same for all cores of a hub.
     pub received: Vec<Arc<RecvWindow>>,
     /// Of the job's chunks, on the cores of all hubs.
@@ -52,7 +63,22 @@ pub struct DataPath {
     pub cores: Vec<Range<usize>>,
 }
 
-/// Connects `window` to each hub by the best transport that leads there.
+impl Ports {
+    /// The only port of a member, such as a worker, with RDMA if some hub is to be reached by it.
+    ///
+    /// # Errors
+    /// When memory, descriptors or threads run out.
+    pub fn one(hubs: &[LetIn], settings: &LinkSettings) -> Result<(Self, any::Port), MemberError> {
+        let (has_rdma, rdma) = match rdma(settings, hubs) {
+            Ok(rdma) => (Ok(()), Some(rdma)),
+            Err(why_not) => (Err(why_not), None),
+        };
+        let (group, mut ports) = any::group(1, rdma)?;
+        Ok((Ports { group, dealt_to: vec![PortId(0)], rdma: has_rdma }, ports.remove(0)))
+    }
+}
+
+/// Connects `window` to each hub by the best transport that leads there, with links that end at `ports`.
 ///
 /// # Errors
 /// When a hub places chunks differently, when no transport leads to it, and when a hub that is reached refuses.
@@ -61,27 +87,33 @@ pub fn open(
     schedule: Schedule,
     layout: &Layout,
     window: &Arc<SendWindow>,
+    ports: &Ports,
     settings: &LinkSettings,
     deadline: Instant,
 ) -> Result<DataPath, MemberError> {
     let places: Vec<Place> =
         hubs.iter().map(|hub| Place::new(hub, layout, schedule)).collect::<Result<_, _>>()?;
-    let rdma = rdma(settings, hubs);
-    let has_rdma = rdma.as_ref().map(|_| ()).map_err(String::clone);
-    let (group, mut ports) = any::group(1, rdma.ok())?;
-    let (mut endpoints, mut received, mut ways, mut cores) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let parts: Vec<Placement> = places.iter().map(|place| place.placement.clone()).collect();
+    let mut path = DataPath {
+        endpoints: Vec::new(),
+        ports: Vec::new(),
+        received: Vec::new(),
+        placement: Placement::over_hubs(&parts),
+        ways: Vec::new(),
+        cores: Vec::new(),
+    };
     for (hub, place) in hubs.iter().zip(&places) {
-        let connecting =
-            Connecting { settings, hub, place, window, group: &group, rdma: &has_rdma, deadline };
+        let plan = PlannedLink::dealt(&place.capacities, &ports.dealt_to);
+        let connecting = Connecting { settings, hub, place, window, plan: &plan, ports, deadline };
         let (joined, way) = connecting.connect_by_the_best_way()?;
-        cores.push(endpoints.len()..endpoints.len() + joined.endpoints.len());
-        received.extend(joined.endpoints.iter().map(|_| Arc::clone(&joined.recv)));
-        endpoints.extend(joined.endpoints);
-        ways.push(way);
+        let begin = path.endpoints.len();
+        path.cores.push(begin..begin + plan.len());
+        path.ports.extend(plan.iter().map(|link| link.ports.joiner));
+        path.received.extend(plan.iter().map(|_| Arc::clone(&joined.recv)));
+        path.endpoints.extend(joined.endpoints);
+        path.ways.push(way);
     }
-    let parts: Vec<Placement> = places.into_iter().map(|place| place.placement).collect();
-    let placement = Placement::over_hubs(&parts);
-    Ok(DataPath { port: ports.remove(0), endpoints, received, placement, ways, cores })
+    Ok(path)
 }
 
 /// What a hub's reply says of its place in the job.
@@ -172,9 +204,8 @@ struct Connecting<'a> {
     hub: &'a LetIn,
     place: &'a Place,
     window: &'a Arc<SendWindow>,
-    group: &'a any::Group,
-    /// Whether the group has RDMA, else why not.
-    rdma: &'a Result<(), String>,
+    plan: &'a [PlannedLink],
+    ports: &'a Ports,
     deadline: Instant,
 }
 
@@ -222,7 +253,7 @@ impl Connecting<'_> {
                 Ok((Address::Shm(address.clone()), "the hub is on this machine"))
             }
             TransportAddress::Verbs { address } => {
-                self.rdma.clone()?;
+                self.ports.rdma.clone()?;
                 Ok((Address::Verbs(self.reached_at(*address)?), "both ends have RDMA"))
             }
             TransportAddress::Tcp { addresses } => {
@@ -248,10 +279,9 @@ impl Connecting<'_> {
     }
 
     fn connect(&self, address: &Address) -> Result<Joined, any::ConnectError> {
-        let Connecting { window, group, place, .. } = *self;
+        let Connecting { window, ports, plan, .. } = *self;
         let limit = self.deadline.saturating_duration_since(Instant::now());
-        let plan = PlannedLink::of_one_port(&place.capacities);
-        any::connect(address, place.token, group, window, window.bytes(), &plan, limit)
+        any::connect(address, self.place.token, &ports.group, window, window.bytes(), plan, limit)
     }
 }
 

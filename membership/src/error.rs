@@ -16,16 +16,16 @@ pub enum MemberError {
         /// What is wrong with it.
         why: String,
     },
-    /// The hub and this worker place chunks differently.
+    /// The hub and this member place chunks differently.
     #[error(
-        "the hub at {hub} places its share of the chunks differently from this worker (digest {theirs}, expected {ours}): are hub and worker of the same version?"
+        "the hub at {hub} places its share of the chunks differently from this member (digest {theirs}, expected {ours}): are both of the same version?"
     )]
     Placement {
         /// Its address.
         hub: String,
         /// The hub's digest.
         theirs: String,
-        /// This worker's.
+        /// This member's.
         ours: String,
     },
     /// The control port could not be reached.
@@ -64,7 +64,7 @@ pub enum MemberError {
     /// The data path could not be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// No transport that this worker may use leads to the hub.
+    /// No transport that this member may use leads to the hub.
     #[error("no way to the data path of the hub at {hub}:{}", list(.tried))]
     NoTransport {
         /// The hub's address.
@@ -72,7 +72,7 @@ pub enum MemberError {
         /// Each transport, and why not by it.
         tried: Vec<String>,
     },
-    /// The job failed: a worker died, or broke the protocol.
+    /// The job failed: a member died, or broke the protocol.
     #[error("job {job:?} failed: {reason}")]
     JobFailed {
         /// The job.
@@ -92,7 +92,7 @@ pub enum MemberError {
     },
     /// The state that is brought to the hub has the wrong length, or cannot be read.
     #[error(
-        "job {job:?}: the state that this worker brings {why}; expected {bytes} bytes: f32 of all keys' weights, then of what the optimizer keeps"
+        "job {job:?}: the state that this member brings {why}; expected {bytes} bytes: f32 of all keys' weights, then of what the optimizer keeps"
     )]
     State {
         /// The job.
@@ -103,7 +103,7 @@ pub enum MemberError {
         bytes: u64,
     },
     /// A thread or a descriptor could not be had.
-    #[error("this worker: {0}")]
+    #[error("this member of the job: {0}")]
     System(#[from] std::io::Error),
 }
 

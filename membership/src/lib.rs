@@ -2,7 +2,7 @@
 //! that pushes to a hub: a worker, or a hub below other hubs.
 //!
 //! ```text
-//!   addresses, request --join_all--> [LetIn] --open--> DataPath (links, placement)
+//!   addresses, request --join_all--> [LetIn] --open--> DataPath (links to the member's ports, placement)
 //!                                       |
 //!                                       +--keep--> [Hub] (control port, heartbeat, news of the job)
 //! ```
@@ -18,7 +18,7 @@ mod heartbeat;
 mod hub;
 mod join;
 
-pub use data_path::{DataPath, LinkSettings, Way, open};
+pub use data_path::{DataPath, LinkSettings, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, TakesPart, takes_part};
 pub use join::{LetIn, hub_addresses, join_all};

@@ -4,3 +4,4 @@ mod compressed;
 mod joining;
 mod leaving;
 mod on_loss;
+mod ports;

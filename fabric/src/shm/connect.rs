@@ -24,7 +24,7 @@ use super::message::{HelloMessage, ReplyMessage, receive, send};
 use super::port::Endpoint;
 use crate::connection::{Alarm, Connection};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
-use crate::plan::{MAX_PORTS, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
+use crate::plan::{LinkPorts, MAX_PORTS, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
 /// Connections that wait to be accepted: one for each worker, of which there are at most 1024.
 const BACKLOG: i32 = 1024;
@@ -199,12 +199,12 @@ fn open(
         .map_err(ConnectError::Nonsense)?;
     let words = Words::new("rings", rings_bytes(plan)).map_err(WindowError::Map)?;
     let connection = watched(group, socket, &ports_with_links(plan, |ports| ports.hub))?;
-    let endpoint = |((up, down), link): (_, &PlannedLink)| {
-        let port = Arc::clone(&group.ports[link.ports.hub.index()]);
-        let peer_bell = Bell::new(&bells, link.ports.joiner.index());
+    let endpoint = |((up, down), ports): (_, &LinkPorts)| {
+        let port = Arc::clone(&group.ports[ports.hub.index()]);
+        let peer_bell = Bell::new(&bells, ports.joiner.index());
         Endpoint::new(Arc::clone(&connection), port, down, up, peer_bell)
     };
-    let endpoints = rings(&words, plan).into_iter().zip(plan).map(endpoint).collect();
+    let endpoints = rings(&words, plan).into_iter().zip(&message.links).map(endpoint).collect();
     Ok((Joined { recv, endpoints }, words))
 }
 

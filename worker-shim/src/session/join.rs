@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::{Port, Until};
-use membership::{DataPath, Hub, LinkSettings, TakesPart};
+use membership::{DataPath, Hub, LinkSettings, Ports, TakesPart};
 use pbox_core::control::{JoinRequest, PROTOCOL, check_job_name};
-use pbox_core::{Credit, LevelTerms, Round, Slices, Wire};
+use pbox_core::{Credit, Round, Slices, Wire};
 
 use super::config::SessionConfig;
 use super::error::SessionError;
@@ -55,22 +55,17 @@ impl Session {
         let let_in = membership::join_all(&addresses, &config.job, config.join_limit, &request)?;
         let (window, gradients) = Windows::gradients(&wire)?;
         let settings = LinkSettings { transport: config.transport, nics: config.nics.clone() };
-        let DataPath { port, endpoints, received, placement, ways, cores } = membership::open(
-            &let_in,
-            config.terms.level.schedule,
-            wire.layout(),
-            &window,
-            &settings,
-            deadline,
-        )?;
+        let (ports, port) = Ports::one(&let_in, &settings)?;
+        let schedule = config.terms.level.schedule;
+        let DataPath { endpoints, received, placement, ways, cores, .. } =
+            membership::open(&let_in, schedule, wire.layout(), &window, &ports, &settings, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;
-        let LevelTerms { schedule, slice_bytes, .. } = config.terms.level;
         let credit = config.terms.level.credit();
         let layout = Arc::clone(wire.layout());
-        let slices =
-            Slices::new(&layout, &placement, schedule, slice_bytes.unwrap_or(config.terms.chunk_bytes));
+        let slice_bytes = config.terms.level.slice_bytes.unwrap_or(config.terms.chunk_bytes);
+        let slices = Slices::new(&layout, &placement, schedule, slice_bytes);
         let mut session = Session {
             ready: !config.terms.optimizer.keeps_weights(),
             exchange: Exchange::new(port, endpoints, layout, windows, slices),
