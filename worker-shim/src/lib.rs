@@ -33,7 +33,7 @@ mod pull;
 mod session;
 
 pub use background::{Background, BackgroundError, KeyMemory, Memory};
-pub use exchange::{Exchange, ExchangeError, PullNews, Traffic, WeightsMode, Windows};
+pub use exchange::{Exchange, ExchangeError, Traffic, WeightsMode, Windows};
 pub use membership::{MemberError, Way};
 pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
 pub use session::{LAPS, Session, SessionConfig, SessionError, State, TRIALS, Trial};

@@ -24,18 +24,19 @@ pub trait Element: Tabled + Plain + Debug + Default + PartialEq + Send + Sync {
 }
 
 /// `typed!(dtype, E => work::<E>())`: the same work for the element type that `dtype` names.
+#[macro_export]
 macro_rules! typed {
     ($dtype:expr, $E:ident => $work:expr) => {
         match $dtype {
-            $crate::layout::Dtype::F32 => {
+            $crate::Dtype::F32 => {
                 type $E = f32;
                 $work
             }
-            $crate::layout::Dtype::F16 => {
+            $crate::Dtype::F16 => {
                 type $E = half::f16;
                 $work
             }
-            $crate::layout::Dtype::BF16 => {
+            $crate::Dtype::BF16 => {
                 type $E = half::bf16;
                 $work
             }

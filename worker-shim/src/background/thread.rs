@@ -4,10 +4,11 @@
 //! Owns the session. Knows no caller.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use pbox_core::Dtype;
+use pbox_core::{KeyId, typed};
 
 use super::notes::Note;
 use super::shared::{Ending, Shared};
@@ -56,13 +57,9 @@ fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
         let (weights, bytes) = (weights.as_ptr() as usize, size_of_val(gradient));
         KeyMemory { gradient: gradient.as_mut_ptr() as usize, weights, bytes }
     }
-    let dtypes: Vec<Dtype> = session.layout().keys().iter().map(|key| key.dtype).collect();
-    let keys = session.keys().zip(dtypes).map(|(key, dtype)| match dtype {
-        Dtype::F32 => session.tensors::<f32>(key).map(of),
-        Dtype::F16 => session.tensors::<half::f16>(key).map(of),
-        Dtype::BF16 => session.tensors::<half::bf16>(key).map(of),
-    });
-    keys.collect()
+    let layout = Arc::clone(session.layout());
+    let keys = layout.keys().iter().zip((0..).map(KeyId));
+    keys.map(|(key, id)| typed!(key.dtype, E => session.tensors::<E>(id).map(of))).collect()
 }
 
 /// Makes turns until a caller ends the session, or it is over.

@@ -1,4 +1,4 @@
-//! The coder: encodes a worker's gradients into frames, and decodes frames into its weights.
+//! The coder: has a worker's gradients, encodes them into frames, and decodes frames into its weights.
 //!
 //! Owned by the worker's windows. Knows chunks, codecs and rounds; neither keys nor links. Allocates nothing after
 //! [`Coder::new`].
@@ -8,7 +8,6 @@
 //!   weights  <--merge, at arrival------------------------------ frame in the weights window
 //! ```
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::{MapError, Slab, Span, Spans};
@@ -17,8 +16,8 @@ use pbox_core::codec::Encoded;
 use pbox_core::frame::{self, FrameError, HEADER_BYTES, Kind};
 use pbox_core::kernels::Kernels;
 use pbox_core::slim::Pusher;
-use pbox_core::{Answer, ChunkId, Codecs, Compression, Dtype, Element, Framing, Round, merge};
-use zerocopy::FromBytes;
+use pbox_core::{Answer, ChunkId, Codecs, Compression, Dtype, Element, Framing, Round, merge, typed};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// One worker's coder.
 #[derive(Debug)]
@@ -28,9 +27,11 @@ pub(crate) struct Coder {
     rank: u32,
     /// The first round of this worker.
     first: Round,
+    /// The gradients, with the model's layout.
+    gradients: Slab,
     /// The frames of the gradient window, by chunk.
     frames: Spans,
-    /// By chunk: the span to post; `None` while the gradient is not encoded.
+    /// By chunk: the span to post; `None` from an answer until the next gradient is encoded.
     encoded: Vec<Option<Span>>,
     method: Method,
     /// Values of one chunk in f32, for keys of another type.
@@ -52,8 +53,8 @@ enum Method {
 }
 
 impl Coder {
-    /// `frames` are the chunks' spans in the gradient window.
-    pub fn new(framing: &Arc<Framing>, rank: u32, frames: Spans) -> Result<Self, MapError> {
+    /// `gradients` are private memory with the model's layout, `frames` the chunks' spans in the gradient window.
+    pub fn new(framing: &Arc<Framing>, rank: u32, gradients: Slab, frames: Spans) -> Result<Self, MapError> {
         let elements = || (0..frames.len() as u32).map(|chunk| framing.frames(ChunkId(chunk)).elements);
         let method = match (framing.codecs(), framing.compression()) {
             (Some(codecs), _) => {
@@ -79,6 +80,7 @@ impl Coder {
             first: Round(0),
             encoded: vec![None; frames.len()],
             method,
+            gradients,
             frames,
             framing: Arc::clone(framing),
             scratch: vec![0.0; longest],
@@ -94,9 +96,16 @@ impl Coder {
         }
     }
 
-    /// These chunks have a new gradient.
-    pub fn encode_anew(&mut self, chunks: Range<u32>) {
-        self.encoded[chunks.start as usize..chunks.end as usize].fill(None);
+    /// The gradients, to write.
+    pub fn gradients_mut(&mut self) -> &mut Slab {
+        &mut self.gradients
+    }
+
+    /// Makes all gradients zero, if callers add to what the last push left of them.
+    pub fn discard_changes(&mut self) {
+        if self.keeps_own_weights() {
+            self.gradients.as_mut_slice().fill(0.0);
+        }
     }
 
     /// Gradients that were NaN or infinite when they were encoded.
@@ -105,35 +114,37 @@ impl Coder {
     }
 
     /// Where a chunk's frames lie in both windows.
-    pub fn span(&self, chunk: ChunkId) -> Span {
+    pub fn frames_of(&self, chunk: ChunkId) -> Span {
         self.framing.frames(chunk).span
     }
 
-    /// The frame to post for a chunk whose values are `gradient`. It is encoded once a push, although a link may refuse
-    /// the first attempts to post: an encoder remembers what it left out.
-    pub fn encode(&mut self, chunk: ChunkId, round: Round, gradient: &[u8]) -> Span {
-        if let Some(span) = self.encoded[chunk.index()] {
-            return span;
+    /// The frame to post for a chunk whose values are at `span` of the model. It is encoded once a push, although a link
+    /// may refuse the first attempts to post: an encoder remembers what it left out.
+    pub fn encode(&mut self, chunk: ChunkId, round: Round, span: Span) -> Span {
+        if let Some(posted) = self.encoded[chunk.index()] {
+            return posted;
         }
         let frames = *self.framing.frames(chunk);
         let window = self.frames.elements_mut::<u8>(chunk.index());
-        let span = match self.framing.push_kind(round) {
+        let posted = match self.framing.push_kind(round) {
             Kind::Raw => {
+                let gradient = part(&self.gradients, span);
                 frames.begin_raw(window).copy_from_slice(gradient);
                 frames.frame(Kind::Raw, gradient.len())
             }
             Kind::Coded => {
-                let Encoded { bytes, not_finite } = self.encode_coded(chunk, round, gradient);
+                let Encoded { bytes, not_finite } = self.encode_coded(chunk, round, span);
                 self.not_finite += u64::from(not_finite);
                 frames.frame(Kind::Coded, bytes)
             }
         };
-        self.encoded[chunk.index()] = Some(span);
-        span
+        self.encoded[chunk.index()] = Some(posted);
+        posted
     }
 
-    fn encode_coded(&mut self, chunk: ChunkId, round: Round, gradient: &[u8]) -> Encoded {
-        let Coder { framing, kernels, frames, method, scratch, .. } = self;
+    fn encode_coded(&mut self, chunk: ChunkId, round: Round, span: Span) -> Encoded {
+        let Coder { framing, kernels, gradients, frames, method, scratch, .. } = self;
+        let gradient = part(gradients, span);
         let room = framing.frames(chunk);
         let frame = frames.elements_mut::<u8>(chunk.index());
         let payload = &mut frame[HEADER_BYTES..room.coded_bytes];
@@ -149,11 +160,8 @@ impl Coder {
                 codecs.push.encode(kernels, values, state, draw, payload)
             }
             Method::Slim(pusher) => {
-                let bytes = match room.dtype {
-                    Dtype::F32 => pusher.push::<f32>(chunk, round, elements(gradient), payload),
-                    Dtype::F16 => pusher.push::<f16>(chunk, round, elements(gradient), payload),
-                    Dtype::BF16 => pusher.push::<bf16>(chunk, round, elements(gradient), payload),
-                };
+                let bytes =
+                    typed!(room.dtype, E => pusher.push::<E>(chunk, round, elements(gradient), payload));
                 Encoded { bytes, not_finite: 0 }
             }
         };
@@ -178,8 +186,8 @@ impl Coder {
         matches!(&self.method, Method::Slim(pusher) if pusher.selects(round))
     }
 
-    /// Decodes the answer of a round from the chunk's bytes in the weights window into `weights`. With Slim-DP the
-    /// values of `gradient` that were sent become zero. Returns the number of bytes of the frame.
+    /// Decodes the answer of a round from the chunk's bytes in the weights window into `weights`, which lie at `span` of
+    /// the model. With Slim-DP the gradients that were sent become zero. Returns the number of bytes of the frame.
     ///
     /// # Errors
     /// When it is no frame of this chunk and round.
@@ -189,25 +197,22 @@ impl Coder {
         round: Round,
         bytes: &[u8],
         weights: &mut [u8],
-        gradient: &mut [u8],
+        span: Span,
     ) -> Result<usize, FrameError> {
+        self.encoded[chunk.index()] = None;
         let frames = self.framing.frames(chunk);
         let payload = match self.framing.answer_kind(round, self.first) {
             Kind::Raw => {
                 let values = frames.raw(bytes)?;
                 weights.copy_from_slice(values);
                 if self.keeps_own_weights() {
-                    gradient.fill(0); // all of it was sent, if any was
+                    part_mut(&mut self.gradients, span).fill(0); // all of it was sent, if any was
                 }
                 values
             }
             Kind::Coded => {
                 let payload = frames.coded(bytes)?;
-                match frames.dtype {
-                    Dtype::F32 => self.merge::<f32>(chunk, payload, weights, gradient),
-                    Dtype::F16 => self.merge::<f16>(chunk, payload, weights, gradient),
-                    Dtype::BF16 => self.merge::<bf16>(chunk, payload, weights, gradient),
-                }?;
+                typed!(frames.dtype, E => self.merge::<E>(chunk, payload, weights, span))?;
                 payload
             }
         };
@@ -219,7 +224,7 @@ impl Coder {
         chunk: ChunkId,
         payload: &[u8],
         weights: &mut [u8],
-        gradient: &mut [u8],
+        span: Span,
     ) -> Result<(), FrameError> {
         let weights = elements_mut::<E>(weights);
         match &mut self.method {
@@ -232,18 +237,28 @@ impl Coder {
             }
             Method::Slim(pusher) => {
                 pusher.merge(chunk, payload, weights)?;
-                pusher.clear_sent::<E>(chunk, elements_mut(gradient));
+                pusher.clear_sent::<E>(chunk, elements_mut(part_mut(&mut self.gradients, span)));
                 Ok(())
             }
         }
     }
 }
 
-fn elements<E: Element>(bytes: &[u8]) -> &[E] {
+/// The bytes of a span of values that lie as in the model.
+pub(super) fn part(values: &Slab, span: Span) -> &[u8] {
+    &values.as_slice().as_bytes()[span.offset..span.offset + span.bytes]
+}
+
+pub(super) fn part_mut(values: &mut Slab, span: Span) -> &mut [u8] {
+    &mut values.as_mut_slice().as_mut_bytes()[span.offset..span.offset + span.bytes]
+}
+
+/// The elements of a key or a chunk.
+pub(super) fn elements<E: Element>(bytes: &[u8]) -> &[E] {
     <[E]>::ref_from_bytes(bytes).expect("whole elements, on 64 bytes")
 }
 
-fn elements_mut<E: Element>(bytes: &mut [u8]) -> &mut [E] {
+pub(super) fn elements_mut<E: Element>(bytes: &mut [u8]) -> &mut [E] {
     <[E]>::mut_from_bytes(bytes).expect("whole elements, on 64 bytes")
 }
 

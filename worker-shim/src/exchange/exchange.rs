@@ -13,8 +13,9 @@ use std::sync::Arc;
 use fabric::{Arrival, LinkId, Port, Until};
 use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Slices};
 
+use super::coder::Coder;
 use super::error::ExchangeError;
-use super::notices::{PullNews, Pulls};
+use super::notices::Pulls;
 use super::outbox::{LinkClosed, Outbox};
 use super::windows::Windows;
 
@@ -34,7 +35,7 @@ pub struct Traffic {
 pub(super) struct KeyState {
     /// The round of the push under way, else of the next one.
     pub round: Round,
-    /// Answers that have not come. 1 while the owner of a whole key has not handed it out.
+    /// Answers that have not come, and 1 more until the key is handed out if the exchange's owner does that.
     pub outstanding: u32,
 }
 
@@ -63,6 +64,8 @@ pub struct Exchange<P: Port> {
     outstanding: Vec<u32>,
     pub(super) slices: Slices,
     pub(super) pulls: Pulls,
+    /// How often a whole key is handed out by the exchange's owner: 0 or 1.
+    pub(super) hand_outs: u32,
     /// Answers that came before the first round was known; `None` once it is.
     pub(super) early: Option<Vec<(LinkId, Immediate)>>,
     received: u64,
@@ -93,6 +96,7 @@ impl<P: Port> Exchange<P> {
             windows,
             slices,
             pulls: Pulls::AtOnce,
+            hand_outs: 0,
             early: Some(Vec::new()),
             received: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
@@ -105,7 +109,7 @@ impl<P: Port> Exchange<P> {
     /// # Errors
     /// When answers came that this worker does not await.
     pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
-        self.windows.begin(first);
+        self.windows.coder_mut().into_iter().for_each(|coder| coder.begin(first));
         if first > Round(0) {
             for key in (0..self.keys.len() as u32).map(KeyId) {
                 self.keys[key.index()].round = Round(first.0 - 1);
@@ -125,9 +129,8 @@ impl<P: Port> Exchange<P> {
     /// the key belong to the hub.
     pub fn push(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
-        if self.windows.have_frames() {
+        if self.windows.coder().is_some() {
             self.check_all_pushed_before(key)?;
-            self.windows.encode_anew(key);
         }
         self.await_answers(key);
         for slice in self.slices.of_key(key) {
@@ -139,7 +142,7 @@ impl<P: Port> Exchange<P> {
     /// A key is under way.
     fn await_answers(&mut self, key: KeyId) {
         let chunks = self.layout.key_chunks(key);
-        self.keys[key.index()].outstanding = chunks.len() as u32;
+        self.keys[key.index()].outstanding = chunks.len() as u32 + self.hand_outs;
         for chunk in chunks {
             self.awaited[chunk as usize] = self.first_awaited;
             self.outstanding[self.slices.core_of(ChunkId(chunk))] += 1;
@@ -149,10 +152,8 @@ impl<P: Port> Exchange<P> {
     /// With Slim-DP, a selection waits for all keys of its round, and the next round for the selection.
     fn check_all_pushed_before(&self, key: KeyId) -> Result<(), ExchangeError> {
         let round = self.keys[key.index()].round;
-        let Some(former) = round.0.checked_sub(1).map(Round).filter(|&former| self.windows.needs_all(former))
-        else {
-            return Ok(());
-        };
+        let needs_all = |&former: &Round| self.windows.coder().is_some_and(|coder| coder.needs_all(former));
+        let Some(former) = round.0.checked_sub(1).map(Round).filter(needs_all) else { return Ok(()) };
         let missing = |key: &KeyState| key.round < former || (key.round == former && key.outstanding == 0);
         let name = |index: usize| self.layout.keys()[index].name.clone();
         match self.keys.iter().position(missing) {
@@ -239,21 +240,9 @@ impl<P: Port> Exchange<P> {
         let key_state = &mut self.keys[key.index()];
         key_state.outstanding -= 1;
         if key_state.outstanding == 0 {
-            self.finish_key(key);
+            key_state.round = key_state.round.next();
         }
         Ok(())
-    }
-
-    /// All answers of a key are there.
-    fn finish_key(&mut self, key: KeyId) {
-        let state = &mut self.keys[key.index()];
-        match &mut self.pulls {
-            Pulls::AtOnce => state.round = state.round.next(),
-            Pulls::ByOwner(news) => {
-                state.outstanding = 1;
-                news.push(PullNews::Whole(key));
-            }
-        }
     }
 
     /// Bytes that have crossed so far.
@@ -263,7 +252,7 @@ impl<P: Port> Exchange<P> {
 
     /// Gradients that were NaN or infinite when they were encoded; 0 in a job without compression.
     pub fn not_finite(&self) -> u64 {
-        self.windows.not_finite()
+        self.windows.coder().map_or(0, Coder::not_finite)
     }
 
     /// Whether no push of the key is under way.
@@ -291,24 +280,16 @@ impl<P: Port> Exchange<P> {
         chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
     }
 
-    /// What to sleep for when only this key matters: the number of its answers that are missing from the core that
-    /// owes the most of them.
-    pub fn until_key(&self, key: KeyId) -> Until {
-        let mut owed = vec![0; self.outboxes.len()];
-        for chunk in self.awaited_chunks(key) {
-            owed[self.slices.core_of(chunk)] += 1;
-        }
-        self.until(&owed)
-    }
-
-    /// What to sleep for when all keys matter.
-    pub fn until_all(&self) -> Until {
-        self.until(&self.outstanding)
-    }
-
-    fn until(&self, owed: &[u32]) -> Until {
+    /// What to sleep for when only this key matters, or all keys do: the number of answers that are missing from the core
+    /// that owes the most of them.
+    pub fn until(&self, key: Option<KeyId>) -> Until {
         if self.has_unsent() || self.first_awaited == Awaited::Notice {
             return Until::Any; // an answer may make room, and a pull follows a notice
+        }
+        let mut owed = self.outstanding.clone();
+        if let Some(key) = key {
+            owed.fill(0);
+            self.awaited_chunks(key).for_each(|chunk| owed[self.slices.core_of(chunk)] += 1);
         }
         match owed.iter().enumerate().max_by_key(|&(_, &owed)| owed) {
             Some((core, &count)) if count > 0 => Until::Arrivals { link: self.outboxes[core].link(), count },

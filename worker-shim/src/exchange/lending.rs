@@ -5,6 +5,7 @@
 use fabric::Port;
 use pbox_core::{Element, Key, KeyId};
 
+use super::coder::Coder;
 use super::error::ExchangeError;
 use super::exchange::Exchange;
 
@@ -42,7 +43,7 @@ impl<P: Port> Exchange<P> {
 
     /// With Slim-DP, makes all gradients zero: they were written for a broadcast that does not take place.
     pub fn discard_changes(&mut self) {
-        self.windows.discard_changes();
+        self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
     }
 
     /// As `check_idle`, and the key is of type `E`.

@@ -13,5 +13,4 @@ mod windows;
 
 pub use error::ExchangeError;
 pub use exchange::{Exchange, Traffic};
-pub use notices::PullNews;
 pub use windows::{WeightsMode, Windows};

@@ -14,22 +14,14 @@ use super::exchange::{Awaited, Exchange, KeyState};
 pub(super) enum Pulls {
     /// The exchange, at once.
     AtOnce,
-    /// Its owner, who also says when keys are handed out. The news that it has not taken yet.
-    ByOwner(Vec<PullNews>),
-}
-
-/// What the owner of an exchange learns of weights that it pulls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PullNews {
-    /// A slice of a key can be pulled.
-    Noticed(KeyId),
-    /// All answers of a key are there.
-    Whole(KeyId),
+    /// Its owner, who also says when keys are handed out. The notices that it has not taken yet, each by its key.
+    ByOwner(Vec<KeyId>),
 }
 
 impl<P: Port> Exchange<P> {
     /// From now on the owner of the exchange pulls keys ([`pull`](Self::pull)) and hands them out
-    /// ([`hand_out`](Self::hand_out)); [`take_pull_news`](Self::take_pull_news) says when it can.
+    /// ([`hand_out`](Self::hand_out)); [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) say when it
+    /// can.
     ///
     /// # Panics
     /// When the schedule pulls nothing, and while a key is under way.
@@ -37,14 +29,20 @@ impl<P: Port> Exchange<P> {
         let schedule = self.slices.schedule();
         assert!(schedule.pulls(), "the schedule {schedule} pulls nothing");
         assert_eq!(self.first_under_way(), None, "pulls change between rounds");
-        self.pulls = Pulls::ByOwner(Vec::with_capacity(self.slices.count() + self.keys.len()));
+        self.pulls = Pulls::ByOwner(Vec::with_capacity(self.slices.count()));
+        self.hand_outs = 1;
     }
 
-    /// Calls `take` with each piece of news since the last call, oldest first.
-    pub fn take_pull_news(&mut self, take: impl FnMut(PullNews)) {
-        if let Pulls::ByOwner(news) = &mut self.pulls {
-            news.drain(..).for_each(take);
+    /// Calls `take` with the key of each slice that can be pulled since the last call.
+    pub fn take_notices(&mut self, take: impl FnMut(KeyId)) {
+        if let Pulls::ByOwner(noticed) = &mut self.pulls {
+            noticed.drain(..).for_each(take);
         }
+    }
+
+    /// Whether all answers of a key are there, and it is not handed out yet.
+    pub fn is_whole(&self, key: KeyId) -> bool {
+        self.hand_outs == 1 && self.keys[key.index()].outstanding == 1
     }
 
     /// Asks the hub for the weights of keys, all slices of which it has given notice of.
@@ -100,7 +98,7 @@ impl<P: Port> Exchange<P> {
                 }
                 return Ok(());
             }
-            if self.windows.push_again(chunk) {
+            if self.windows.coder_mut().is_some_and(|coder| coder.push_again(chunk)) {
                 self.outboxes[core].push_again(key, chunk);
                 return Ok(());
             }
@@ -119,7 +117,7 @@ impl<P: Port> Exchange<P> {
         chunks.iter().for_each(|chunk| self.awaited[chunk.index()] = Awaited::Answer);
         match &mut self.pulls {
             Pulls::AtOnce => self.pull_slice(slice),
-            Pulls::ByOwner(news) => news.push(PullNews::Noticed(key)),
+            Pulls::ByOwner(noticed) => noticed.push(key),
         }
         true
     }

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use fabric::{RecvWindow, SendWindow, Slab, Span, Spans, WindowError};
 use pbox_core::frame::FrameError;
 use pbox_core::{ChunkId, Element, KeyId, Layout, Round, Wire};
-use zerocopy::{FromBytes, IntoBytes};
 
-use super::coder::Coder;
+use super::coder::{Coder, elements, elements_mut, part, part_mut};
 
 /// The two windows of one worker, by key.
 #[derive(Debug)]
@@ -39,18 +38,15 @@ pub enum WeightsMode {
 enum Gradients {
     /// In the window, in place; a span for each key.
     Window(Spans),
-    /// In private memory with the model's layout; frames leave.
-    Framed { values: Slab, coder: Box<Coder> },
+    /// In the coder's memory; frames leave.
+    Framed(Box<Coder>),
 }
 
 impl Gradients {
     fn of_key<E: Element>(&mut self, layout: &Layout, key: KeyId) -> &mut [E] {
         match self {
             Gradients::Window(spans) => spans.elements_mut(key.index()),
-            Gradients::Framed { values, .. } => {
-                let bytes = &mut values.as_mut_slice().as_mut_bytes()[bytes(layout.key_span(key))];
-                <[E]>::mut_from_bytes(bytes).expect("a key starts on 64 bytes and holds whole elements")
-            }
+            Gradients::Framed(coder) => elements_mut(part_mut(coder.gradients_mut(), layout.key_span(key))),
         }
     }
 }
@@ -99,29 +95,25 @@ impl Windows {
                 Gradients::Window(gradients)
             }
             Some(framing) => {
-                let coder = Box::new(Coder::new(framing, rank, gradients)?);
-                Gradients::Framed { values: Slab::zeroed("gradients", elements)?, coder }
+                let values = Slab::zeroed("gradients", elements)?;
+                Gradients::Framed(Box::new(Coder::new(framing, rank, values, gradients)?))
             }
         };
         Ok(Windows { layout, gradients, weights, private })
     }
 
-    /// This worker takes part from round `first` on.
-    pub(crate) fn begin(&mut self, first: Round) {
-        if let Gradients::Framed { coder, .. } = &mut self.gradients {
-            coder.begin(first);
+    /// What encodes and decodes, if frames cross and not the values themselves.
+    pub(crate) fn coder(&self) -> Option<&Coder> {
+        match &self.gradients {
+            Gradients::Window(_) => None,
+            Gradients::Framed(coder) => Some(coder),
         }
     }
 
-    /// Whether frames cross, and not the values themselves.
-    pub(crate) fn have_frames(&self) -> bool {
-        matches!(self.gradients, Gradients::Framed { .. })
-    }
-
-    /// The key's gradient is another one from now on, to be encoded when it leaves.
-    pub(crate) fn encode_anew(&mut self, key: KeyId) {
-        if let Gradients::Framed { coder, .. } = &mut self.gradients {
-            coder.encode_anew(self.layout.key_chunks(key));
+    pub(crate) fn coder_mut(&mut self) -> Option<&mut Coder> {
+        match &mut self.gradients {
+            Gradients::Window(_) => None,
+            Gradients::Framed(coder) => Some(coder),
         }
     }
 
@@ -131,17 +123,7 @@ impl Windows {
         let span = self.layout.chunk(chunk).span;
         match &mut self.gradients {
             Gradients::Window(_) => span,
-            Gradients::Framed { values, coder } => {
-                coder.encode(chunk, round, &values.as_slice().as_bytes()[bytes(span)])
-            }
-        }
-    }
-
-    /// Gradients that were NaN or infinite when they were encoded.
-    pub(crate) fn not_finite(&self) -> u64 {
-        match &self.gradients {
-            Gradients::Window(_) => 0,
-            Gradients::Framed { coder, .. } => coder.not_finite(),
+            Gradients::Framed(coder) => coder.encode(chunk, round, span),
         }
     }
 
@@ -162,34 +144,9 @@ impl Windows {
 
     /// A key's weights, to write; weights that are not sent stay as they are. `None` if only the hub writes weights.
     pub(crate) fn weights_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
-        let keeps_own =
-            matches!(&self.gradients, Gradients::Framed { coder, .. } if coder.keeps_own_weights());
+        let keeps_own = self.coder().is_some_and(Coder::keeps_own_weights);
         let copy = self.private.as_mut().filter(|_| keeps_own)?;
-        let bytes = &mut copy.as_mut_slice().as_mut_bytes()[bytes(self.layout.key_span(key))];
-        Some(<[E]>::mut_from_bytes(bytes).expect("a key starts on 64 bytes and holds whole elements"))
-    }
-
-    /// Makes all gradients zero, if callers add to what the last push left of them.
-    pub(crate) fn discard_changes(&mut self) {
-        match &mut self.gradients {
-            Gradients::Framed { values, coder } if coder.keeps_own_weights() => {
-                values.as_mut_slice().fill(0.0)
-            }
-            _ => {}
-        }
-    }
-
-    /// The hub cannot read a chunk's push. Whether this worker can encode it in another way.
-    pub(crate) fn push_again(&mut self, chunk: ChunkId) -> bool {
-        match &mut self.gradients {
-            Gradients::Framed { coder, .. } => coder.push_again(chunk),
-            Gradients::Window(_) => false,
-        }
-    }
-
-    /// Whether all keys must be pushed for this round before any key is pushed for the next.
-    pub(crate) fn needs_all(&self, round: Round) -> bool {
-        matches!(&self.gradients, Gradients::Framed { coder, .. } if coder.needs_all(round))
+        Some(elements_mut(part_mut(copy, self.layout.key_span(key))))
     }
 
     /// A key's weights, and its gradient to write.
@@ -219,18 +176,11 @@ impl Windows {
     ) -> Result<usize, FrameError> {
         let span = self.layout.chunk(chunk).span;
         if let Some(copy) = &mut self.private {
-            let copy = &mut copy.as_mut_slice().as_mut_bytes()[bytes(span)];
-            if let Gradients::Framed { values, coder } = &mut self.gradients {
-                let gradient = &mut values.as_mut_slice().as_mut_bytes()[bytes(span)];
+            let copy = part_mut(copy, span);
+            if let Gradients::Framed(coder) = &mut self.gradients {
                 // SAFETY: the caller's promise; the chunk's frames are inside by `new`.
-                let frames = unsafe { self.weights[core].elements::<u8>(coder.span(chunk)) };
-                return coder.decode(
-                    chunk,
-                    round,
-                    frames.expect("inside the window, by new"),
-                    copy,
-                    gradient,
-                );
+                let frames = unsafe { self.weights[core].elements::<u8>(coder.frames_of(chunk)) };
+                return coder.decode(chunk, round, frames.expect("inside the window, by new"), copy, span);
             }
             // SAFETY: the caller's promise; the span is a part of a key's, inside by `new`.
             let fresh =
@@ -247,13 +197,8 @@ impl Windows {
 /// As for [`Windows::weights`], for the chunks of this span.
 unsafe fn read<'a, E: Element>(private: &'a Option<Slab>, shared: &'a RecvWindow, span: Span) -> &'a [E] {
     match private {
-        Some(copy) => <[E]>::ref_from_bytes(&copy.as_slice().as_bytes()[bytes(span)])
-            .expect("a key starts on 64 bytes and holds whole elements"),
+        Some(copy) => elements(part(copy, span)),
         // SAFETY: the caller promises what `elements` asks for; `new` checked the window's size.
         None => unsafe { shared.elements(span) }.expect("inside the window, by new"),
     }
-}
-
-fn bytes(span: Span) -> std::ops::Range<usize> {
-    span.offset..span.offset + span.bytes
 }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use fabric::Port;
 use pbox_core::KeyId;
 
-use crate::exchange::{Exchange, ExchangeError, PullNews};
+use crate::exchange::{Exchange, ExchangeError};
 
 /// The batches of a worker's layers, and how far they are.
 #[derive(Debug)]
@@ -47,8 +47,8 @@ struct Batch {
     keys: Vec<KeyId>,
     /// Slices that the hub has not given notice of.
     unnoticed: usize,
-    /// Keys that are not there.
-    missing: usize,
+    /// How many of its keys, from the first on, are there.
+    whole: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Batches {
         let is_fresh = |batch: &Batch| batch.unnoticed == self.unnoticed(&batch.keys);
         assert!(self.batches.iter().all(is_fresh), "batches change between rounds");
         let keys = |range: &Range<usize>| self.layers[range.clone()].concat();
-        let batch = |keys: Vec<KeyId>| Batch { unnoticed: self.unnoticed(&keys), missing: keys.len(), keys };
+        let batch = |keys: Vec<KeyId>| Batch { unnoticed: self.unnoticed(&keys), whole: 0, keys };
         self.batches = ranges.iter().map(|range| batch(keys(range))).collect();
         self.at = 0;
         for (number, batch) in self.batches.iter().enumerate() {
@@ -99,14 +99,11 @@ impl Batches {
         keys.iter().map(|key| self.slices[key.index()]).sum()
     }
 
-    /// Takes in what the exchange has learned, and hands out a batch that is there.
+    /// Takes in what the exchange has learned, and hands out the batch that is pulled once it is there.
     pub fn take_news<P: Port>(&mut self, exchange: &mut Exchange<P>) {
-        let mut there = Vec::new();
-        exchange.take_pull_news(|news| match news {
-            PullNews::Noticed(key) => self.count_notice(key),
-            PullNews::Whole(key) => there.extend_from_slice(self.count_key(key).unwrap_or_default()),
-        });
-        there.into_iter().for_each(|key| exchange.hand_out(key));
+        exchange.take_notices(|key| self.count_notice(key));
+        let there = self.take_whole(|key| exchange.is_whole(key));
+        there.unwrap_or_default().iter().for_each(|&key| exchange.hand_out(key));
     }
 
     /// A slice of a key can be pulled.
@@ -115,16 +112,20 @@ impl Batches {
         self.check_due();
     }
 
-    /// All of a key is there: the keys of its batch, when it is the last of them.
-    fn count_key(&mut self, key: KeyId) -> Option<&[KeyId]> {
-        let number = self.batch_of[key.index()];
-        self.batches[number].missing -= 1;
-        if self.batches[number].missing > 0 {
+    /// The keys of the batch that is pulled, when all of them are there.
+    fn take_whole(&mut self, is_whole: impl Fn(KeyId) -> bool) -> Option<&[KeyId]> {
+        let number = self.at;
+        let batch = &mut self.batches[number];
+        if self.stage != Stage::Pulled {
             return None;
         }
+        batch.whole += batch.keys[batch.whole..].iter().take_while(|&&key| is_whole(key)).count();
+        if batch.whole < batch.keys.len() {
+            return None;
+        }
+        batch.whole = 0;
         let unnoticed = self.unnoticed(&self.batches[number].keys);
-        let batch = &mut self.batches[number];
-        (batch.unnoticed, batch.missing) = (unnoticed, batch.keys.len());
+        self.batches[number].unnoticed = unnoticed;
         self.counts.there += 1;
         self.at = (number + 1) % self.batches.len();
         self.stage = Stage::Waits;
@@ -202,14 +203,16 @@ mod tests {
             assert!(batches.is_due());
             assert_eq!(batches.batches[batches.at].keys, [KeyId(0), KeyId(1)]);
             batches.stage = Stage::Pulled;
-            assert_eq!(batches.count_key(KeyId(1)), None);
+            assert_eq!(batches.take_whole(|key| key == KeyId(1)), None);
+            assert_eq!(batches.take_whole(|key| key == KeyId(0)), None, "the other one is missing now");
             assert_eq!(batches.counts(), Counts { due: 2 * round + 1, there: 2 * round });
-            assert_eq!(batches.count_key(KeyId(0)), Some(&[KeyId(0), KeyId(1)][..]));
+            assert_eq!(batches.take_whole(|_| true), Some(&[KeyId(0), KeyId(1)][..]));
             assert!(batches.is_due(), "the next one was noticed long ago");
             assert_eq!(batches.batches[batches.at].keys, [KeyId(2)]);
             batches.stage = Stage::Pulled;
-            assert_eq!(batches.count_key(KeyId(2)), Some(&[KeyId(2)][..]));
+            assert_eq!(batches.take_whole(|_| true), Some(&[KeyId(2)][..]));
             assert!(!batches.is_due());
+            assert_eq!(batches.take_whole(|_| true), None, "nothing is pulled");
         }
         assert_eq!(batches.counts(), Counts { due: 6, there: 6 });
     }

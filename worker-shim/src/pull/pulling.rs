@@ -103,9 +103,14 @@ impl Pulling {
         Ok(Pulling { batches, planner, start_up: pull.start_up, pulled_at: None, told: Counts::default() })
     }
 
-    /// Makes progress on the exchange, tells the planner what happened, and pulls a batch whose start-up is over. Returns
-    /// the number of arrivals.
-    pub fn progress<P: Port>(&mut self, exchange: &mut Exchange<P>) -> Result<usize, ExchangeError> {
+    /// Makes progress on the exchange, tells the planner what happened, and pulls a batch whose start-up is over. `asked`
+    /// is a key whose weights the caller wants. Returns the number of arrivals.
+    pub fn progress<P: Port>(
+        &mut self,
+        exchange: &mut Exchange<P>,
+        asked: Option<KeyId>,
+    ) -> Result<usize, ExchangeError> {
+        asked.into_iter().for_each(|key| self.asked(key, Instant::now()));
         let count = exchange.progress()?;
         self.batches.take_news(exchange);
         let counts = self.batches.counts();
@@ -121,24 +126,15 @@ impl Pulling {
             self.pulled_at = None;
             self.batches.pull(exchange)?;
         }
+        if let Some(key) = asked.filter(|&key| exchange.is_ready(key)) {
+            self.used(key, Instant::now());
+        }
         Ok(count)
     }
 
     /// The time until the next pull begins: nobody may sleep longer.
     pub fn sleep_limit(&self) -> Option<Duration> {
         self.pulled_at.map(|at| at.saturating_duration_since(Instant::now()))
-    }
-
-    /// As [`sleep_limit`](Self::sleep_limit), for a caller that waits for a key.
-    ///
-    /// # Errors
-    /// When the key cannot come without another push.
-    pub fn sleep_limit_for<P: Port>(
-        &self,
-        key: KeyId,
-        exchange: &Exchange<P>,
-    ) -> Result<Option<Duration>, ExchangeError> {
-        self.batches.check_can_come(key, exchange).map(|()| self.sleep_limit())
     }
 
     /// Whether a key that is under way can come without another push.

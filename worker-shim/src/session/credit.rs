@@ -3,7 +3,9 @@
 //! Plain arithmetic on times that the session measures. Too little credit leaves the wire idle, too much is FIFO
 //! again (ByteScheduler, section 4). Between the two the round's time is flat, so that a power of two is near enough.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use pbox_core::Round;
 
 /// The credits that are tried: from two chunks to what a fast network has under way.
 pub const TRIALS: [usize; 8] =
@@ -24,14 +26,26 @@ pub struct Trial {
 /// The search for the best credit.
 #[derive(Debug, Default)]
 pub(crate) struct Tuner {
+    /// The last round that was begun, and when.
+    begun: Option<(Round, Instant)>,
     laps: u32,
     fastest: Option<Duration>,
     tried: Vec<Trial>,
 }
 
 impl Tuner {
+    /// A key is pushed for a round: the first push ends the round before. Returns the credit of this round if it changes.
+    pub fn push(&mut self, round: Round) -> Option<usize> {
+        if self.begun.is_some_and(|(last, _)| round <= last) {
+            return None;
+        }
+        let now = Instant::now();
+        let (_, begun) = self.begun.replace((round, now))?;
+        self.lap(now - begun)
+    }
+
     /// Takes in the time of a round. Returns the credit of the next round if it changes.
-    pub fn lap(&mut self, took: Duration) -> Option<usize> {
+    fn lap(&mut self, took: Duration) -> Option<usize> {
         let bytes = *TRIALS.get(self.tried.len())?;
         self.laps += 1;
         if self.laps == 1 {

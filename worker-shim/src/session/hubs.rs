@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use membership::{Hub, MemberError};
-use pbox_core::control::{CheckpointReply, LearningRateRequest};
+use pbox_core::KeyId;
+use pbox_core::control::{CheckpointReply, LearningRateRequest, Left};
 
 use super::error::SessionError;
 use super::session::Session;
@@ -59,6 +60,42 @@ impl Session {
         let round = self.next_round();
         // Every hub is told, even if one of them fails.
         Ok(self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)?)
+    }
+
+    /// Checks that a key that is under way can still complete: after each sleep, and after some polls of a worker that
+    /// never sleeps.
+    pub(super) fn check_still_possible(&self, key: KeyId, since: Instant) -> Result<(), SessionError> {
+        self.check_alive()?;
+        let round = self.exchange.round(key);
+        let name = || self.exchange.layout().keys()[key.index()].name.clone();
+        let waits_for = |left: &Left| !self.config.terms.level.consistency.allows(round.next(), left.round);
+        if let Some(left) = self.hubs.iter().find_map(|hub| hub.find_left(waits_for)) {
+            return Err(SessionError::PeerLeft {
+                job: self.config.job.clone(),
+                rank: left.rank,
+                left_at: left.round.0,
+                round: round.0,
+                key: name(),
+            });
+        }
+        if since.elapsed() > self.config.wait_limit {
+            return Err(SessionError::Stalled {
+                job: self.config.job.clone(),
+                waited: self.config.wait_limit,
+                round: round.0,
+                key: name(),
+                missing: self.exchange.outstanding(key),
+                chunks: self.exchange.layout().key_chunks(key).len() as u32,
+            });
+        }
+        Ok(())
+    }
+
+    /// Checks that no key is under way, for a call that must not be made within a round.
+    pub(super) fn check_quiet(&self, doing: &'static str) -> Result<(), ExchangeError> {
+        let Some(key) = self.exchange.first_under_way() else { return Ok(()) };
+        let name = self.exchange.layout().keys()[key.index()].name.clone();
+        Err(ExchangeError::UnderWay { key: name, round: self.exchange.round(key).0, doing })
     }
 
     /// Checks that no hub's news end this session.

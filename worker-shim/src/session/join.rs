@@ -108,7 +108,7 @@ impl Session {
                 break missing;
             }
             // The links show that a hub was killed. News also wake the port.
-            self.take_in()?;
+            self.take_in(None)?;
             self.exchange.port().wait(Until::Any, left.min(LOOK));
         };
         let _ = self.send_leave();

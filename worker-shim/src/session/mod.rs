@@ -2,12 +2,12 @@
 
 mod config;
 mod credit;
+mod drive;
 mod error;
 mod hubs;
 mod join;
 mod session;
 mod state;
-mod wait;
 
 pub use config::SessionConfig;
 pub use credit::{LAPS, TRIALS, Trial};

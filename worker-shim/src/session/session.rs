@@ -1,24 +1,28 @@
-//! The session: a worker's membership in a job, from join to leave. This file has the training calls, `join` and `wait`
-//! the calls before and after them, and `hubs` the calls over the control port.
+//! The session: a worker's membership in a job, from join to leave. This file has the training calls and the wait for an
+//! answer, `drive` other ways to drive the exchange, `join` the call before them, and `hubs` the calls over the control
+//! port.
 //!
-//! On the caller's thread. Must not know how gradients are summed.
+//! On the caller's thread. Knows when to give up, not how answers come. Must not know how gradients are summed.
 
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use fabric::{Port, any};
+use fabric::{Idle, Port, Until, any};
 use membership::{Hub, MemberError, Way};
 use pbox_core::{Element, KeyId, Layout, Round};
 
 use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
-use crate::exchange::{Exchange, Traffic, Windows};
+use crate::exchange::{Exchange, ExchangeError, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
 /// The longest sleep between two looks at whether the caller gave up.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
+/// A worker that spins looks at the news after so many polls: often enough to see an error, and so seldom that the lock
+/// of the news costs nothing.
+const POLLS_PER_LOOK: u32 = 4096;
 
 /// A worker's membership in a job. See the crate's example.
 pub struct Session {
@@ -30,8 +34,8 @@ pub struct Session {
     pub(super) ways: Vec<Way>,
     /// Bytes that each link may hold.
     pub(super) credit: Option<usize>,
-    /// The search for the best credit, and the last round with its beginning.
-    pub(super) tuner: Option<(Tuner, Option<(Round, Instant)>)>,
+    /// The search for the best credit.
+    pub(super) tuner: Option<Tuner>,
     /// If weights are pulled in batches.
     pub(super) pulling: Option<Pulling>,
     /// The round that this worker takes part from.
@@ -123,7 +127,13 @@ impl Session {
         if !self.ready {
             return Err(Self::no_weights(&self.config.hub));
         }
-        self.tune(key);
+        self.check_exists(key)?;
+        if let Some(tuner) = &mut self.tuner
+            && let Some(bytes) = tuner.push(self.exchange.round(key))
+        {
+            self.credit = Some(bytes);
+            self.exchange.set_credit(self.credit);
+        }
         self.send(key)
     }
 
@@ -140,26 +150,86 @@ impl Session {
         MemberError::Refused { hub: hub.to_owned(), what: "push", why }.into()
     }
 
-    /// At the first push of a round: measures the round before, and sets the credit that follows.
-    fn tune(&mut self, key: KeyId) {
-        let Some((tuner, last)) = &mut self.tuner else { return };
-        if key.index() >= self.exchange.layout().keys().len() {
-            return; // the push says so
+    /// Waits until the key's answer is there.
+    pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
+        self.check_exists(key)?;
+        self.wait_for(Some(key))
+    }
+
+    /// Waits until every key's answer is there.
+    pub fn wait_all(&mut self) -> Result<(), SessionError> {
+        self.wait_for(None)
+    }
+
+    /// Whether the key's answer is there. Takes in what has come, and does not wait.
+    pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
+        self.check_exists(key)?;
+        self.take_in(Some(key))?;
+        Ok(self.exchange.is_ready(key))
+    }
+
+    /// Waits for the answers of one key, or of all.
+    fn wait_for(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
+        let mut idle = Idle::new(self.config.idle);
+        let mut waiting_since = None;
+        let mut polls = 0u32;
+        loop {
+            polls = polls.wrapping_add(1);
+            if self.take_in(awaited)? > 0 {
+                idle.reset();
+            }
+            let open = match awaited {
+                Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
+                None => self.exchange.first_under_way(),
+            };
+            let Some(key) = open else { return Ok(()) };
+            if let Some(pulling) = &self.pulling {
+                pulling.check_can_come(key, &self.exchange)?;
+            }
+            let until = self.exchange.until(awaited);
+            if self.idle(&mut idle, until) || polls.is_multiple_of(POLLS_PER_LOOK) {
+                let since = *waiting_since.get_or_insert_with(Instant::now);
+                self.check_still_possible(key, since)?;
+            }
         }
-        let (round, now) = (self.exchange.round(key), Instant::now());
-        if last.is_some_and(|(last, _)| round <= last) {
-            return;
+    }
+
+    /// Takes in what has come, for a caller that is about to use the weights of a key, if it is about to use any. Returns
+    /// the number of arrivals.
+    pub(super) fn take_in(&mut self, asked: Option<KeyId>) -> Result<usize, SessionError> {
+        let taken = match &mut self.pulling {
+            None => self.exchange.progress(),
+            Some(pulling) => pulling.progress(&mut self.exchange, asked),
+        };
+        taken.map_err(|error| self.explain(error))
+    }
+
+    /// Idles once. Returns whether it slept.
+    pub(super) fn idle(&mut self, idle: &mut Idle, until: Until) -> bool {
+        match self.pull_in() {
+            Some(limit) => {
+                self.exchange.port().wait(until, limit);
+                true
+            }
+            None => idle.step(self.exchange.port(), until),
         }
-        let took = last.replace((round, now)).map(|(_, begun)| now - begun);
-        if let Some(bytes) = took.and_then(|took| tuner.lap(took)) {
-            self.credit = Some(bytes);
-            self.exchange.set_credit(self.credit);
+    }
+
+    /// The time until the next pull begins, if one is due: nobody may sleep longer.
+    pub(super) fn pull_in(&self) -> Option<Duration> {
+        self.pulling.as_ref().and_then(Pulling::sleep_limit)
+    }
+
+    fn check_exists(&self, key: KeyId) -> Result<(), SessionError> {
+        match self.exchange.layout().keys().len() {
+            keys if key.index() >= keys => Err(ExchangeError::NoSuchKey { key: key.0, keys }.into()),
+            _ => Ok(()),
         }
     }
 
     /// Bytes that each link to the hub may hold, and with [`Credit::Auto`](pbox_core::Credit::Auto) the trials so far.
     pub fn credit(&self) -> (Option<usize>, &[Trial]) {
-        (self.credit, self.tuner.as_ref().map_or(&[], |(tuner, _)| tuner.tried()))
+        (self.credit, self.tuner.as_ref().map_or(&[], Tuner::tried))
     }
 
     /// If weights are pulled in batches: the plan, once there is one, and the times since.

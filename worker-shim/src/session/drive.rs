@@ -1,0 +1,65 @@
+//! Other ways to drive a session than a wait: until a time, and turn by turn for a loop that has other work.
+//!
+//! On the caller's thread.
+
+use std::time::{Duration, Instant};
+
+use fabric::{Idle, Port, Until};
+use pbox_core::KeyId;
+
+use super::error::SessionError;
+use super::session::{LOOK, Session};
+
+impl Session {
+    /// Drives the exchange until `until`, for a caller that has nothing else to do, such as beside a GPU that computes:
+    /// posts what had to wait, takes in what comes, and sleeps in between. Returns some 50 us late because of the
+    /// kernel's timer slack, later on a busy core, and never much earlier.
+    ///
+    /// # Errors
+    /// When the job or the hub is lost. A key whose answer does not come is an error only of [`wait`](Self::wait).
+    pub fn progress(&mut self, until: Instant) -> Result<(), SessionError> {
+        loop {
+            self.take_in(None)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            // Nobody needs the answers before `until`: one wake-up for most of them is enough.
+            self.nap(left);
+            self.check_alive()?;
+        }
+    }
+
+    /// One turn of a session with callers on other threads: takes in what has come. If nothing has come, idles once,
+    /// until an awaited key may be there or the [`waker`](Self::waker) wakes. Returns whether something came.
+    pub(crate) fn turn(
+        &mut self,
+        idle: &mut Idle,
+        awaited: &[(KeyId, Instant)],
+    ) -> Result<bool, SessionError> {
+        if self.take_in(None)? > 0 {
+            idle.reset();
+            return Ok(true);
+        }
+        if awaited.is_empty() {
+            // The caller's computing needs the core more than an answer that nobody waits for.
+            self.nap(self.config.idle.nap.max(LOOK));
+        } else {
+            let until = if let &[(key, _)] = awaited { self.exchange.until(Some(key)) } else { Until::Any };
+            if !self.idle(idle, until) {
+                return Ok(false);
+            }
+        }
+        self.check_alive()?;
+        let open = |&&(key, _): &&(KeyId, Instant)| !self.has_answer(key);
+        awaited.iter().filter(open).try_for_each(|&(key, since)| self.check_still_possible(key, since))?;
+        Ok(false)
+    }
+
+    /// Sleeps until all answers may be there, at most for `limit`, and no longer than until the next pull begins.
+    fn nap(&mut self, limit: Duration) {
+        let (until, limit) =
+            (self.exchange.until(None), self.pull_in().map_or(limit, |pull| pull.min(limit)));
+        self.exchange.port().wait(until, limit);
+    }
+}
