@@ -1,15 +1,11 @@
 //! The settings of a session, put together by C.
 
 use std::ffi::c_char;
-use std::fmt::Display;
-use std::str::FromStr;
-use std::time::Duration;
 
-use pbox_core::OnLoss;
 use pbox_core::{Dtype, Key, KeyId, Optimizer};
-use worker_shim::{Pull, SessionConfig, WeightsMode};
+use worker_shim::SessionConfig;
 
-use crate::entry::{enter, given, put, text};
+use crate::entry::{enter, free, given, put, text};
 use crate::status::{Failure, PhubStatus};
 
 /// Settings of a session.
@@ -96,9 +92,8 @@ pub unsafe extern "C" fn phub_config_add_key(
             // SAFETY: not null, and the caller's promise.
             _ => unsafe { std::slice::from_raw_parts(shape, dims) }.to_vec(),
         };
-        // SAFETY: the caller's promise; the settings are not shared while they are made.
-        let PhubConfig { config, .. } =
-            unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
+        // SAFETY: the caller's promise.
+        let PhubConfig { config, .. } = unsafe { changeable(config) }?;
         config.terms.keys.push(Key { lr_mult, wd_mult, ..Key::new(dtype, name, shape) });
         Ok(())
     })
@@ -117,9 +112,8 @@ pub unsafe extern "C" fn phub_config_add_layer(
     count: usize,
 ) -> PhubStatus {
     enter(|| {
-        // SAFETY: the caller's promise; the settings are not shared while they are made.
-        let PhubConfig { layers, .. } =
-            unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
+        // SAFETY: the caller's promise.
+        let PhubConfig { layers, .. } = unsafe { changeable(config) }?;
         if count == 0 || keys.is_null() {
             let words = format!("layer {}: it has no keys; expected those that it needs", layers.len());
             return Err(Failure::invalid(words));
@@ -150,58 +144,10 @@ pub unsafe extern "C" fn phub_config_set(
     enter(|| {
         // SAFETY: the caller's promise, for both.
         let (name, value) = unsafe { (text("name", name)?, text("value", value)?) };
-        // SAFETY: the caller's promise; the settings are not shared while they are made.
-        let PhubConfig { config, .. } =
-            unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))?;
-        set(config, name, value)
+        // SAFETY: the caller's promise.
+        let PhubConfig { config, .. } = unsafe { changeable(config) }?;
+        config.set(name, value).map_err(|error| Failure::invalid(error.to_string()))
     })
-}
-
-fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failure> {
-    fn read<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Failure> {
-        value.parse().map_err(|error| Failure::invalid(format!("setting {name:?}, {value:?}: {error}")))
-    }
-    let one_of = |expected| Failure::invalid(format!("setting {name:?}, {value:?}: expected {expected}"));
-    let seconds = || {
-        let limit = Duration::try_from_secs_f64(read(name, value)?);
-        limit.map_err(|error| Failure::invalid(format!("setting {name:?}, {value:?}: {error}")))
-    };
-    match name {
-        "chunk_bytes" => config.terms.chunk_bytes = read(name, value)?,
-        "schedule" => config.terms.level.schedule = read(name, value)?,
-        "slice_bytes" => config.terms.level.slice_bytes = Some(read(name, value)?),
-        "credit" => config.terms.level.credit = Some(read(name, value)?),
-        "compression" if value == "none" => config.terms.level.compression = None,
-        "compression" => config.terms.level.compression = Some(read(name, value)?),
-        "seed" => config.terms.seed = read(name, value)?,
-        "pull" if value == "none" => config.pull = None,
-        "pull" => config.pull = Some(Pull::new(read(name, value)?)),
-        "consistency" => config.terms.level.consistency = read(name, value)?,
-        "on_loss" => {
-            config.terms.on_loss = match value {
-                "stop" => OnLoss::Stop,
-                "continue" => OnLoss::Continue,
-                _ => return Err(one_of("stop or continue")),
-            }
-        }
-        "weights" => {
-            config.weights = match value {
-                "shared" => WeightsMode::Shared,
-                "private" => WeightsMode::Private,
-                _ => return Err(one_of("shared or private")),
-            }
-        }
-        "transport" => config.transport = Some(read(name, value)?),
-        "nics" => config.nics = Some(read(name, value)?),
-        "cores" => config.terms.cores = Some(read(name, value)?),
-        "join_limit" => config.join_limit = seconds()?,
-        "wait_limit" => config.wait_limit = seconds()?,
-        _ => {
-            let names = "chunk_bytes, schedule, slice_bytes, credit, pull, compression, seed, consistency, on_loss, weights, transport, nics, cores, join_limit, wait_limit";
-            return Err(Failure::invalid(format!("setting {name:?}: there are {names}")));
-        }
-    }
-    Ok(())
 }
 
 /// Frees settings; null is allowed. Sessions that were made from them stay.
@@ -210,14 +156,17 @@ fn set(config: &mut SessionConfig, name: &str, value: &str) -> Result<(), Failur
 /// `config` is null, or from phub_config_new and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
-    if !config.is_null() {
-        let free = || {
-            // SAFETY: the caller's promise.
-            drop(unsafe { Box::from_raw(config) });
-            Ok(())
-        };
-        enter(free);
-    }
+    // SAFETY: the caller's promise.
+    unsafe { free(config) }
+}
+
+/// The settings behind C's pointer, to change. They are not shared while they are made.
+///
+/// # Safety
+/// `config` is null, or from phub_config_new and not yet freed.
+unsafe fn changeable<'a>(config: *mut PhubConfig) -> Result<&'a mut PhubConfig, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))
 }
 
 /// The settings behind C's pointer.

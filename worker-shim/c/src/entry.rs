@@ -54,6 +54,20 @@ pub(crate) unsafe fn put<T>(what: &str, place: *mut T, value: T) -> Result<(), F
     Ok(())
 }
 
+/// Frees what C was given; nothing if it is null.
+///
+/// # Safety
+/// `given` is null, or from a box, and nobody uses it any more.
+pub(crate) unsafe fn free<T>(given: *mut T) {
+    if !given.is_null() {
+        enter(|| {
+            // SAFETY: not null, and the caller's promise.
+            drop(unsafe { Box::from_raw(given) });
+            Ok(())
+        });
+    }
+}
+
 /// The text of this thread's last call that failed, never null. It stays until this thread's next failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn phub_last_error() -> *const c_char {

@@ -9,14 +9,14 @@
 mod config;
 #[allow(unsafe_code)]
 mod entry;
-#[cfg(test)]
-#[allow(unsafe_code)]
-mod panics;
 #[allow(unsafe_code)]
 mod plan;
 #[allow(unsafe_code)]
 mod session;
 mod status;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests;
 
 pub use config::{PhubConfig, PhubDtype};
 pub use plan::PhubPullPlan;

@@ -4,8 +4,8 @@ use std::ffi::c_char;
 
 use worker_shim::PullPlan;
 
-use crate::entry::{enter, given, put};
-use crate::session::PhubSession;
+use crate::entry::put;
+use crate::session::{PhubSession, enter_session};
 use crate::status::{Failure, PhubStatus};
 
 /// The batches of layers in which a session pulls its weights. Times are in seconds. `predicted` and `measured` are from
@@ -42,9 +42,7 @@ impl PhubPullPlan {
 }
 
 fn planned(session: &PhubSession) -> Result<Option<PullPlan>, Failure> {
-    session.waiting(|background, interrupted| {
-        background.with(|session| session.pull_plan().cloned(), interrupted)
-    })
+    session.call(|session| session.pull_plan().cloned())
 }
 
 /// The plan of a session that pulls in batches. It is made, or made again, with the first push of a round.
@@ -53,13 +51,13 @@ fn planned(session: &PhubSession) -> Result<Option<PullPlan>, Failure> {
 /// `session` is from phub_join and not yet freed, and `plan` points to room for a result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_pull_plan(session: *const PhubSession, plan: *mut PhubPullPlan) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise, for both.
-        unsafe {
-            let planned = planned(given("session", session)?)?;
-            put("plan", plan, PhubPullPlan::of(planned.as_ref()))
-        }
-    })
+    let call = |session: &PhubSession| {
+        let planned = planned(session)?;
+        // SAFETY: the caller's promise.
+        unsafe { put("plan", plan, PhubPullPlan::of(planned.as_ref())) }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
 }
 
 /// The plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room for
@@ -73,17 +71,17 @@ pub unsafe extern "C" fn phub_pull_plan_text(
     text: *mut c_char,
     room: usize,
 ) -> PhubStatus {
-    enter(|| {
+    let call = |session: &PhubSession| {
         if text.is_null() || room == 0 {
             return Err(Failure::invalid("text is null or has no room: expected room for a text"));
         }
-        // SAFETY: the caller's promise.
-        let planned = planned(unsafe { given("session", session) }?)?;
-        let mut words = planned.map_or_else(String::new, |plan| plan.to_string()).into_bytes();
+        let mut words = planned(session)?.map_or_else(String::new, |plan| plan.to_string()).into_bytes();
         words.truncate(room - 1); // all of it is ASCII
         words.push(0);
         // SAFETY: not null, the caller's promise that there are `room` bytes, and no more are written; a local is elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), text, words.len()) };
         Ok(())
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
 }

@@ -3,10 +3,10 @@
 use std::ffi::{c_int, c_void};
 
 use pbox_core::KeyId;
-use worker_shim::{Background, BackgroundError, KeyMemory};
+use worker_shim::{Background, BackgroundError, KeyMemory, Session};
 
 use crate::config::{PhubConfig, settings};
-use crate::entry::{enter, given, put};
+use crate::entry::{enter, free, given, put};
 use crate::status::{Failure, PhubStatus};
 
 /// A worker's membership in a job. May be used by several threads.
@@ -36,6 +36,18 @@ impl OnWait {
     }
 }
 
+/// Runs a call from C of a session.
+///
+/// # Safety
+/// `session` is null, or from phub_join and not yet freed.
+pub(crate) unsafe fn enter_session(
+    session: *const PhubSession,
+    call: impl FnOnce(&PhubSession) -> Result<(), Failure>,
+) -> PhubStatus {
+    // SAFETY: the caller's promise.
+    enter(|| call(unsafe { given("session", session) }?))
+}
+
 impl PhubSession {
     /// Makes a call that waits.
     pub(crate) fn waiting<R>(
@@ -43,6 +55,14 @@ impl PhubSession {
         wait: impl FnOnce(&Background, &mut dyn FnMut() -> bool) -> Result<R, BackgroundError>,
     ) -> Result<R, Failure> {
         Ok(wait(&self.background, &mut || self.on_wait.asks())?)
+    }
+
+    /// Makes a call with the session, on its thread.
+    pub(crate) fn call<R: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Session) -> R + Send + 'static,
+    ) -> Result<R, Failure> {
+        self.waiting(|background, interrupted| background.with(call, interrupted))
     }
 
     fn memory(&self, key: u32) -> Result<KeyMemory, Failure> {
@@ -97,14 +117,16 @@ pub unsafe extern "C" fn phub_gradient(
     data: *mut *mut c_void,
     bytes: *mut usize,
 ) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise, for all three.
+    let call = |session: &PhubSession| {
+        let memory = session.memory(key)?;
+        // SAFETY: the caller's promise, for both.
         unsafe {
-            let memory = given("session", session)?.memory(key)?;
             put("data", data, memory.gradient as *mut c_void)?;
             put("bytes", bytes, memory.bytes)
         }
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
 }
 
 /// The address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes. Read
@@ -119,14 +141,16 @@ pub unsafe extern "C" fn phub_weights(
     data: *mut *const c_void,
     bytes: *mut usize,
 ) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise, for all three.
+    let call = |session: &PhubSession| {
+        let memory = session.memory(key)?;
+        // SAFETY: the caller's promise, for both.
         unsafe {
-            let memory = given("session", session)?.memory(key)?;
             put("data", data, memory.weights as *const c_void)?;
             put("bytes", bytes, memory.bytes)
         }
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
 }
 
 /// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls it
@@ -136,10 +160,8 @@ pub unsafe extern "C" fn phub_weights(
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_broadcast(session: *const PhubSession) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise.
-        unsafe { given("session", session) }?.waiting(Background::broadcast_written)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, |session| session.waiting(Background::broadcast_written)) }
 }
 
 /// Sends a key's gradient, and returns at once. Until phub_wait, gradient and weights of the key belong to the hub.
@@ -148,11 +170,8 @@ pub unsafe extern "C" fn phub_broadcast(session: *const PhubSession) -> PhubStat
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_push(session: *const PhubSession, key: u32) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise.
-        let session = unsafe { given("session", session) }?;
-        Ok(session.background.push(session.existing(key)?)?)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, |session| Ok(session.background.push(session.existing(key)?)?)) }
 }
 
 /// Waits until a key's answer is there.
@@ -161,12 +180,12 @@ pub unsafe extern "C" fn phub_push(session: *const PhubSession, key: u32) -> Phu
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_wait(session: *const PhubSession, key: u32) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise.
-        let session = unsafe { given("session", session) }?;
+    let call = |session: &PhubSession| {
         let key = session.existing(key)?;
         session.waiting(|background, interrupted| background.wait(key, interrupted))
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
 }
 
 /// Waits until every key's answer is there. With the setting "pull", the planner does not take this for a forward pass.
@@ -175,10 +194,8 @@ pub unsafe extern "C" fn phub_wait(session: *const PhubSession, key: u32) -> Phu
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_wait_all(session: *const PhubSession) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise.
-        unsafe { given("session", session) }?.waiting(Background::wait_all)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, |session| session.waiting(Background::wait_all)) }
 }
 
 /// Whether a key's answer is there.
@@ -191,13 +208,13 @@ pub unsafe extern "C" fn phub_is_ready(
     key: u32,
     ready: *mut bool,
 ) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise, for both.
-        let session = unsafe { given("session", session) }?;
+    let call = |session: &PhubSession| {
         let is_ready = session.background.is_ready(session.existing(key)?)?;
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         unsafe { put("ready", ready, is_ready) }
-    })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
 }
 
 /// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it.
@@ -209,14 +226,10 @@ pub unsafe extern "C" fn phub_set_learning_rate(
     session: *const PhubSession,
     learning_rate: f32,
 ) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise.
-        let session = unsafe { given("session", session) }?;
-        let answer = session.waiting(|background, interrupted| {
-            background.with(move |session| session.set_learning_rate(learning_rate), interrupted)
-        });
-        Ok(answer??)
-    })
+    let call =
+        |session: &PhubSession| Ok(session.call(move |session| session.set_learning_rate(learning_rate))??);
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
 }
 
 /// Makes the hub write the job's checkpoint now, and waits until it is on the disk.
@@ -225,14 +238,9 @@ pub unsafe extern "C" fn phub_set_learning_rate(
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise.
-        let session = unsafe { given("session", session) }?;
-        let answer = session
-            .waiting(|background, interrupted| background.with(|session| session.checkpoint(), interrupted));
-        answer??;
-        Ok(())
-    })
+    let call = |session: &PhubSession| Ok(session.call(Session::checkpoint)?.map(drop)?);
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
 }
 
 /// The first round of which no key has its answer. Round 0 is the broadcast, if there is one.
@@ -241,10 +249,8 @@ pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubSta
 /// `session` is from phub_join and not yet freed, and `round` points to room for a result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mut u32) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise, for both.
-        unsafe { put("round", round, given("session", session)?.background.next_round().0) }
-    })
+    // SAFETY: the caller's promise, for both.
+    unsafe { enter_session(session, |session| put("round", round, session.background.next_round().0)) }
 }
 
 /// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights stays until
@@ -254,10 +260,8 @@ pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mu
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_leave(session: *const PhubSession) -> PhubStatus {
-    enter(|| {
-        // SAFETY: the caller's promise.
-        unsafe { given("session", session) }?.waiting(Background::leave)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, |session| session.waiting(Background::leave)) }
 }
 
 /// Frees a session and its memory; null is allowed. A session that has not left leaves now if no key is under way;
@@ -267,12 +271,6 @@ pub unsafe extern "C" fn phub_leave(session: *const PhubSession) -> PhubStatus {
 /// `session` is null, or from phub_join and not yet freed, and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_session_free(session: *mut PhubSession) {
-    if !session.is_null() {
-        let free = || {
-            // SAFETY: the caller's promise.
-            drop(unsafe { Box::from_raw(session) });
-            Ok(())
-        };
-        enter(free);
-    }
+    // SAFETY: the caller's promise.
+    unsafe { free(session) }
 }

@@ -1,11 +1,13 @@
 //! The settings of a session: each once, with its default.
 
+use std::fmt::Display;
+use std::str::FromStr;
 use std::time::Duration;
 
 use fabric::IdlePolicy;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
-use pbox_core::{JobTerms, Key, Optimizer};
+use pbox_core::{JobTerms, Key, OnLoss, Optimizer};
 
 use crate::exchange::WeightsMode;
 use crate::pull::{Pull, PullError};
@@ -43,7 +45,70 @@ pub struct SessionConfig {
     pub idle: IdlePolicy,
 }
 
+/// A setting that was given as a text, and has no such value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("setting {name:?}, {value:?}: {why}")]
+pub struct InvalidSetting {
+    name: String,
+    value: String,
+    why: String,
+}
+
 impl SessionConfig {
+    /// Changes a setting that has a default, for callers in other languages: by its name, with a text as it stands on a
+    /// command line. Time limits are in seconds.
+    ///
+    /// # Errors
+    /// When there is no such setting, or the text is no value of it.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), InvalidSetting> {
+        let changed = self.try_to_set(name, value);
+        changed.map_err(|why| InvalidSetting { name: name.to_owned(), value: value.to_owned(), why })
+    }
+
+    fn try_to_set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        fn read<T: FromStr<Err: Display>>(value: &str) -> Result<T, String> {
+            value.parse().map_err(|error: T::Err| error.to_string())
+        }
+        fn unless_none<T: FromStr<Err: Display>>(value: &str) -> Result<Option<T>, String> {
+            if value == "none" { Ok(None) } else { read(value).map(Some) }
+        }
+        let seconds = || Duration::try_from_secs_f64(read(value)?).map_err(|error| error.to_string());
+        let terms = &mut self.terms;
+        match name {
+            "chunk_bytes" => terms.chunk_bytes = read(value)?,
+            "schedule" => terms.level.schedule = read(value)?,
+            "slice_bytes" => terms.level.slice_bytes = Some(read(value)?),
+            "credit" => terms.level.credit = Some(read(value)?),
+            "compression" => terms.level.compression = unless_none(value)?,
+            "consistency" => terms.level.consistency = read(value)?,
+            "seed" => terms.seed = read(value)?,
+            "cores" => terms.cores = Some(read(value)?),
+            "on_loss" => {
+                terms.on_loss = match value {
+                    "stop" => OnLoss::Stop,
+                    "continue" => OnLoss::Continue,
+                    _ => return Err("expected stop or continue".into()),
+                }
+            }
+            "weights" => {
+                self.weights = match value {
+                    "shared" => WeightsMode::Shared,
+                    "private" => WeightsMode::Private,
+                    _ => return Err("expected shared or private".into()),
+                }
+            }
+            "pull" => self.pull = unless_none(value)?.map(Pull::new),
+            "transport" => self.transport = Some(read(value)?),
+            "nics" => self.nics = Some(read(value)?),
+            "join_limit" => self.join_limit = seconds()?,
+            "wait_limit" => self.wait_limit = seconds()?,
+            _ => {
+                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, pull, transport, nics, join_limit, wait_limit".into());
+            }
+        }
+        Ok(())
+    }
+
     /// The same settings with other terms of the job.
     pub fn with_terms(mut self, change: impl FnOnce(&mut JobTerms)) -> Self {
         change(&mut self.terms);

@@ -9,7 +9,7 @@ mod join;
 mod session;
 mod state;
 
-pub use config::SessionConfig;
+pub use config::{InvalidSetting, SessionConfig};
 pub use credit::{LAPS, TRIALS, Trial};
 pub use error::SessionError;
 pub use session::Session;
