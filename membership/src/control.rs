@@ -19,8 +19,9 @@ const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 pub(crate) struct Control {
     agent: ureq::Agent,
     timeout: Duration,
-    hub: String,
-    job: String,
+    /// The address of the control port.
+    pub hub: String,
+    pub job: String,
 }
 
 impl Control {
@@ -31,6 +32,11 @@ impl Control {
             .build()
             .new_agent();
         Control { agent, timeout, hub: hub.to_owned(), job: job.to_owned() }
+    }
+
+    /// As this, with another time limit.
+    pub fn within(&self, timeout: Duration) -> Self {
+        Self::new(&self.hub, &self.job, timeout)
     }
 
     /// `POST /v1/jobs/{job}/{verb}`.

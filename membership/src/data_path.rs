@@ -27,15 +27,6 @@ pub struct Way {
     pub paths: Vec<String>,
 }
 
-/// By what a member may come to its hubs.
-#[derive(Clone, Debug, Default)]
-pub struct LinkSettings {
-    /// The transport. Default: the best transport that a hub offers and that leads there.
-    pub transport: Option<Transport>,
-    /// RDMA NICs. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
-    pub nics: Option<NicList>,
-}
-
 /// The ports at which a member's links end.
 pub struct Ports {
     /// What they connect by.
@@ -45,6 +36,8 @@ pub struct Ports {
     pub dealt_to: Vec<PortId>,
     /// Whether the group has RDMA, else why not.
     pub rdma: Result<(), String>,
+    /// The transport to the hubs. `None`: the best transport that a hub offers and that leads there.
+    pub transport: Option<Transport>,
 }
 
 /// A member's end of the data path, before the first round.
@@ -64,17 +57,20 @@ pub struct DataPath {
 }
 
 impl Ports {
-    /// The only port of a member, such as a worker, with RDMA if some hub is to be reached by it.
+    /// The only port of a member, such as a worker, with RDMA if some hub is to be reached by it. `nics` are its RDMA NICs.
+    /// Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
     ///
     /// # Errors
     /// When memory, descriptors or threads run out.
-    pub fn one(hubs: &[LetIn], settings: &LinkSettings) -> Result<(Self, any::Port), MemberError> {
-        let (has_rdma, rdma) = match rdma(settings, hubs) {
-            Ok(rdma) => (Ok(()), Some(rdma)),
-            Err(why_not) => (Err(why_not), None),
-        };
-        let (group, mut ports) = any::group(1, rdma)?;
-        Ok((Ports { group, dealt_to: vec![PortId(0)], rdma: has_rdma }, ports.remove(0)))
+    pub fn one(
+        hubs: &[LetIn],
+        transport: Option<Transport>,
+        nics: Option<&NicList>,
+    ) -> Result<(Self, any::Port), MemberError> {
+        let made = make_rdma(hubs, transport, nics);
+        let rdma = made.as_ref().map(|_| ()).map_err(String::clone);
+        let (group, mut ports) = any::group(1, made.ok())?;
+        Ok((Ports { group, dealt_to: vec![PortId(0)], rdma, transport }, ports.remove(0)))
     }
 }
 
@@ -88,12 +84,11 @@ pub fn open(
     layout: &Layout,
     window: &Arc<SendWindow>,
     ports: &Ports,
-    settings: &LinkSettings,
     deadline: Instant,
 ) -> Result<DataPath, MemberError> {
-    let places: Vec<Place> =
-        hubs.iter().map(|hub| Place::new(hub, layout, schedule)).collect::<Result<_, _>>()?;
-    let parts: Vec<Placement> = places.iter().map(|place| place.placement.clone()).collect();
+    let routes = hubs.iter().map(|hub| Route::new(hub, layout, schedule, ports));
+    let routes: Vec<Route> = routes.collect::<Result<_, _>>()?;
+    let parts: Vec<Placement> = routes.iter().map(|route| route.placement.clone()).collect();
     let mut path = DataPath {
         endpoints: Vec::new(),
         ports: Vec::new(),
@@ -102,59 +97,29 @@ pub fn open(
         ways: Vec::new(),
         cores: Vec::new(),
     };
-    for (hub, place) in hubs.iter().zip(&places) {
-        let plan = PlannedLink::dealt(&place.capacities, &ports.dealt_to);
-        let connecting = Connecting { settings, hub, place, window, plan: &plan, ports, deadline };
-        let (joined, way) = connecting.connect_by_the_best_way()?;
+    for route in &routes {
+        let (joined, way) = route.connect_by_the_best_way(window, deadline)?;
         let begin = path.endpoints.len();
-        path.cores.push(begin..begin + plan.len());
-        path.ports.extend(plan.iter().map(|link| link.ports.joiner));
-        path.received.extend(plan.iter().map(|_| Arc::clone(&joined.recv)));
+        path.cores.push(begin..begin + route.plan.len());
+        path.ports.extend(route.plan.iter().map(|link| link.ports.joiner));
+        path.received.extend(route.plan.iter().map(|_| Arc::clone(&joined.recv)));
         path.endpoints.extend(joined.endpoints);
         path.ways.push(way);
     }
     Ok(path)
 }
 
-/// What a hub's reply says of its place in the job.
-struct Place {
-    token: [u8; 16],
-    /// Of its share on its cores.
-    placement: Placement,
-    /// What the link to each of its ports must hold; 0 where the job has none.
-    capacities: Vec<u32>,
-}
-
-impl Place {
-    fn new(hub: &LetIn, layout: &Layout, schedule: Schedule) -> Result<Self, MemberError> {
-        let LetIn { address, share, reply, .. } = hub;
-        let nonsense = |saw: String| MemberError::Nonsense { hub: address.clone(), what: "join", saw };
-        let token =
-            token_bytes(&reply.token).ok_or_else(|| nonsense(format!("the token {:?}", reply.token)))?;
-        let cores = &reply.cores;
-        if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
-            return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
-        }
-        let placement = Placement::of_share(layout, schedule, *share, cores.len());
-        let (theirs, ours) = (&reply.placement, placement.digest());
-        if *theirs != ours {
-            return Err(MemberError::Placement { hub: address.clone(), theirs: theirs.clone(), ours });
-        }
-        let mut capacities = vec![0; reply.ports as usize];
-        for (&core, capacity) in cores.iter().zip(placement.capacities()) {
-            capacities[core as usize] = capacity.max(1);
-        }
-        Ok(Place { token, placement, capacities })
-    }
-}
-
 /// This machine's part of RDMA if some hub is to be reached by it, else why not.
-fn rdma(settings: &LinkSettings, hubs: &[LetIn]) -> Result<any::Rdma, String> {
+fn make_rdma(
+    hubs: &[LetIn],
+    transport: Option<Transport>,
+    nics: Option<&NicList>,
+) -> Result<any::Rdma, String> {
     let near = |offer: &TransportAddress| match offer {
         TransportAddress::Shm { machine, address } => is_near(machine, address).is_ok(),
         _ => false,
     };
-    let wanted = |hub: &LetIn| match settings.transport {
+    let wanted = |hub: &LetIn| match transport {
         None => !hub.reply.transports.iter().any(near),
         Some(wanted) => wanted == Transport::Verbs,
     };
@@ -163,7 +128,7 @@ fn rdma(settings: &LinkSettings, hubs: &[LetIn]) -> Result<any::Rdma, String> {
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
         return Err("no hub is to be reached by it".into());
     }
-    let (group, port) = verbs::worker_group(&nics(settings)?).map_err(|error| error.to_string())?;
+    let (group, port) = verbs::worker_group(&usable_nics(nics)?).map_err(|error| error.to_string())?;
     Ok((group, vec![port]))
 }
 
@@ -183,8 +148,8 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
 }
 
 /// The RDMA NICs of this machine that may be used: the named NICs, or all that can be used.
-fn nics(settings: &LinkSettings) -> Result<Vec<NicOptions>, String> {
-    let list = settings.nics.clone().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
+fn usable_nics(named: Option<&NicList>) -> Result<Vec<NicOptions>, String> {
+    let list = named.cloned().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let usable = |device: &Device| {
         list.names_devices() || device.ports.iter().any(|port| port.active && port.gid.is_ok())
@@ -198,22 +163,52 @@ fn nics(settings: &LinkSettings) -> Result<Vec<NicOptions>, String> {
     Ok(nics)
 }
 
-/// What every attempt to connect to a hub needs.
-struct Connecting<'a> {
-    settings: &'a LinkSettings,
+/// The way to a hub, by what its reply says.
+struct Route<'a> {
     hub: &'a LetIn,
-    place: &'a Place,
-    window: &'a Arc<SendWindow>,
-    plan: &'a [PlannedLink],
     ports: &'a Ports,
-    deadline: Instant,
+    token: [u8; 16],
+    /// Of its share on its cores.
+    placement: Placement,
+    plan: Vec<PlannedLink>,
 }
 
-impl Connecting<'_> {
+impl<'a> Route<'a> {
+    fn new(
+        hub: &'a LetIn,
+        layout: &Layout,
+        schedule: Schedule,
+        ports: &'a Ports,
+    ) -> Result<Self, MemberError> {
+        let LetIn { control, share, reply, .. } = hub;
+        let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
+        let token =
+            token_bytes(&reply.token).ok_or_else(|| nonsense(format!("the token {:?}", reply.token)))?;
+        let cores = &reply.cores;
+        if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
+            return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
+        }
+        let placement = Placement::of_share(layout, schedule, *share, cores.len());
+        let (theirs, ours) = (&reply.placement, placement.digest());
+        if *theirs != ours {
+            return Err(MemberError::Placement { hub: control.hub.clone(), theirs: theirs.clone(), ours });
+        }
+        let mut capacities = vec![0; reply.ports as usize];
+        for (&core, capacity) in cores.iter().zip(placement.capacities()) {
+            capacities[core as usize] = capacity.max(1);
+        }
+        let plan = PlannedLink::dealt(&capacities, &ports.dealt_to);
+        Ok(Route { hub, ports, token, placement, plan })
+    }
+
     /// Tries the hub's transports, best first. A transport that does not lead there is passed over. When a hub is
     /// reached and refuses, no other transport is tried.
-    fn connect_by_the_best_way(&self) -> Result<(Joined, Way), MemberError> {
-        let (wanted, offered) = (self.settings.transport, &self.hub.reply.transports);
+    fn connect_by_the_best_way(
+        &self,
+        window: &Arc<SendWindow>,
+        deadline: Instant,
+    ) -> Result<(Joined, Way), MemberError> {
+        let (wanted, offered) = (self.ports.transport, &self.hub.reply.transports);
         let mut tried = Vec::new();
         for offer in offered {
             let transport = offer.transport();
@@ -228,7 +223,9 @@ impl Connecting<'_> {
                     continue;
                 }
             };
-            match self.connect(&address) {
+            let limit = deadline.saturating_duration_since(Instant::now());
+            let (group, bytes) = (&self.ports.group, window.bytes());
+            match any::connect(&address, self.token, group, window, bytes, &self.plan, limit) {
                 Ok(mut joined) => {
                     let paths = std::mem::take(&mut joined.paths);
                     let reason = tried.into_iter().chain([why.to_owned()]).collect::<Vec<_>>().join("; ");
@@ -242,7 +239,7 @@ impl Connecting<'_> {
         if let Some(wanted) = wanted.filter(|wanted| !is_offered(wanted)) {
             tried.push(format!("{wanted}: the hub does not offer it; see its --transports, and its log"));
         }
-        Err(MemberError::NoTransport { hub: self.hub.address.clone(), tried })
+        Err(MemberError::NoTransport { hub: self.hub.control.hub.clone(), tried })
     }
 
     /// The address that an offer leads to from here and why it is chosen, or why it leads nowhere.
@@ -257,8 +254,8 @@ impl Connecting<'_> {
                 Ok((Address::Verbs(self.reached_at(*address)?), "both ends have RDMA"))
             }
             TransportAddress::Tcp { addresses } => {
-                let (seen, ports) = (addresses.len(), self.place.capacities.len());
-                if seen != ports {
+                let (seen, ports) = (addresses.len(), self.hub.reply.ports);
+                if seen != ports as usize {
                     return Err(format!("the hub gives {seen} addresses for {ports} ports"));
                 }
                 let addresses = addresses.iter().map(|&address| self.reached_at(address));
@@ -272,16 +269,10 @@ impl Connecting<'_> {
         if !address.ip().is_unspecified() {
             return Ok(address);
         }
-        let hub = &self.hub.address;
+        let hub = &self.hub.control.hub;
         let mut found = hub.to_socket_addrs().map_err(|error| format!("resolving {hub}: {error}"))?;
         let found = found.next().ok_or_else(|| format!("{hub} has no address"))?;
         Ok(SocketAddr::new(found.ip(), address.port()))
-    }
-
-    fn connect(&self, address: &Address) -> Result<Joined, any::ConnectError> {
-        let Connecting { window, ports, plan, .. } = *self;
-        let limit = self.deadline.saturating_duration_since(Instant::now());
-        any::connect(address, self.place.token, &ports.group, window, window.bytes(), plan, limit)
     }
 }
 

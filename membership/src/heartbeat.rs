@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, Left, Member};
+use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState};
 
 use crate::control::Control;
 use crate::error::MemberError;
@@ -15,11 +15,10 @@ use crate::error::MemberError;
 const RETRY: Duration = Duration::from_millis(100);
 
 /// What is known of the job.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct News {
-    pub state: JobState,
-    pub members: Vec<Member>,
-    pub left: Vec<Left>,
+    /// The last reply of the hub.
+    pub reply: HeartbeatReply,
     /// The hub does not reply any more; what was seen last.
     pub lost: Option<String>,
 }
@@ -42,7 +41,8 @@ impl Heartbeat {
     /// Starts the thread. `limit` is how long the hub may be silent.
     pub fn start(control: Control, token: String, limit: Duration, waker: Waker) -> std::io::Result<Self> {
         let state = JobState::Gathering { missing: Vec::new() };
-        let news = News { state, members: Vec::new(), left: Vec::new(), lost: None };
+        let reply = HeartbeatReply { version: 0, state, members: Vec::new(), left: Vec::new() };
+        let news = News { reply, lost: None };
         let shared = Arc::new(Shared { news: Mutex::new(news), changed: Condvar::new() });
         let (stop, stopped) = channel();
         let thread_shared = Arc::clone(&shared);
@@ -52,15 +52,15 @@ impl Heartbeat {
             let mut failures = 0u32;
             loop {
                 let request = HeartbeatRequest { token: token.clone(), seen };
-                let pause = match control.post("heartbeat", "hear a heartbeat", &request) {
-                    Ok(HeartbeatReply { version, state, members, left }) => {
+                let reply: Result<HeartbeatReply, _> =
+                    control.post("heartbeat", "hear a heartbeat", &request);
+                let pause = match reply {
+                    Ok(reply) => {
                         (heard, failures) = (Instant::now(), 0);
-                        let failed = matches!(state, JobState::Failed { .. });
-                        if version != seen {
-                            seen = version;
-                            thread_shared.publish(&waker, |news| {
-                                (news.state, news.members, news.left) = (state, members, left);
-                            });
+                        let failed = matches!(reply.state, JobState::Failed { .. });
+                        if reply.version != seen {
+                            seen = reply.version;
+                            thread_shared.publish(&waker, |news| news.reply = reply);
                         }
                         if failed {
                             // There will be no other news, and a hub that stops does not wait for this thread.
@@ -95,17 +95,17 @@ impl Heartbeat {
         self.shared.lock()
     }
 
-    /// Waits until `done` is true of the news, at most until `deadline`. Returns the last news.
-    pub fn wait_until(&self, deadline: Instant, done: impl Fn(&News) -> bool) -> News {
+    /// Waits until `find` finds something in the news, at most until `deadline`.
+    pub fn wait_for<T>(&self, deadline: Instant, find: impl Fn(&News) -> Option<T>) -> Option<T> {
         let mut news = self.shared.lock();
-        while !done(&news) {
+        loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
+            let found = find(&news);
+            if found.is_some() || left.is_zero() {
+                return found;
             }
             news = self.shared.changed.wait_timeout(news, left).unwrap_or_else(|e| e.into_inner()).0;
         }
-        news.clone()
     }
 }
 

@@ -17,62 +17,39 @@ use crate::heartbeat::{Heartbeat, News};
 /// A hub of the job.
 #[derive(Debug)]
 pub struct Hub {
-    pub(crate) address: String,
-    pub(crate) token: String,
-    pub(crate) cores: Range<usize>,
-    pub(crate) state_bytes: Option<u64>,
-    pub(crate) job: String,
     pub(crate) control: Control,
     pub(crate) heartbeat: Heartbeat,
+    /// The token of this member.
+    pub token: String,
+    /// Its cores, by their number in the placement.
+    pub cores: Range<usize>,
+    /// The length of the state that it waits for, if it waits for one.
+    pub state_bytes: Option<u64>,
 }
 
-/// Whether a rank takes part in a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TakesPart {
-    /// It does, from this round on.
-    From(Round),
-    /// Not yet: the hub waits for these ranks.
-    WaitsFor(Vec<u32>),
-}
-
-/// Whether a rank takes part at all hubs of its job.
-pub fn takes_part(hubs: &[Hub], rank: u32) -> TakesPart {
+/// The round from which a rank takes part at all hubs of its job, or the ranks that they still wait for.
+pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Vec<u32>> {
     let (mut from, mut waits_for) = (Round(0), None);
     for hub in hubs {
         let news = hub.heartbeat.news();
-        match (news.members.iter().find(|member| member.rank == rank), &news.state) {
+        match (news.reply.members.iter().find(|member| member.rank == rank), &news.reply.state) {
             (Some(member), _) => from = from.max(member.from),
             (None, JobState::Gathering { missing }) => waits_for = Some(missing.clone()),
             (None, _) => waits_for = Some(vec![rank]),
         }
     }
-    waits_for.map_or(TakesPart::From(from), TakesPart::WaitsFor)
+    waits_for.map_or(Ok(from), Err)
 }
 
 impl Hub {
-    /// Its cores, by their number in the placement.
-    pub fn cores(&self) -> Range<usize> {
-        self.cores.clone()
-    }
-
-    /// The token of this member.
-    pub fn token(&self) -> &str {
-        &self.token
-    }
-
-    /// The length of the state that it waits for, if it waits for one.
-    pub fn state_bytes(&self) -> Option<u64> {
-        self.state_bytes
-    }
-
     /// The ranks that take part now, ascending.
     pub fn members(&self) -> Vec<u32> {
-        self.heartbeat.news().members.iter().map(|member| member.rank).collect()
+        self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
     }
 
     /// The first of the ranks that left of which `test` is true.
     pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
-        self.heartbeat.news().left.iter().find(|left| test(left)).copied()
+        self.heartbeat.news().reply.left.iter().find(|left| test(left)).copied()
     }
 
     /// The error that ends the membership, if its news hold one.
@@ -81,21 +58,21 @@ impl Hub {
     }
 
     fn end_by(&self, news: &News) -> Option<MemberError> {
-        if let JobState::Failed { reason } = &news.state {
-            return Some(MemberError::JobFailed { job: self.job.clone(), reason: reason.clone() });
+        if let JobState::Failed { reason } = &news.reply.state {
+            return Some(MemberError::JobFailed { job: self.control.job.clone(), reason: reason.clone() });
         }
         news.lost.clone().map(|cause| self.lost(cause))
     }
 
     /// As [`end`](Self::end); waits for news that hold such an error until `deadline`.
     pub fn wait_for_end(&self, deadline: Instant) -> Option<MemberError> {
-        let is_end = |news: &News| news.lost.is_some() || matches!(news.state, JobState::Failed { .. });
-        self.end_by(&self.heartbeat.wait_until(deadline, is_end))
+        self.heartbeat.wait_for(deadline, |news| self.end_by(news))
     }
 
     /// The error that says that the hub is lost.
     pub fn lost(&self, cause: String) -> MemberError {
-        MemberError::HubLost { job: self.job.clone(), hub: self.address.clone(), cause }
+        let Control { hub, job, .. } = &self.control;
+        MemberError::HubLost { job: job.clone(), hub: hub.clone(), cause }
     }
 
     /// Posts a request. The hub is lost if it cannot be reached now.

@@ -65,11 +65,9 @@ pub fn join_all(
 /// not come, so that others that wait there are told, too.
 #[derive(Debug)]
 pub struct LetIn {
-    pub(crate) address: String,
+    pub(crate) control: Control,
     pub(crate) share: Share,
     pub(crate) reply: JoinReply,
-    job: String,
-    control: Control,
     /// Says that the member does not come. A hub that is alone sees that by its links.
     farewell: Option<Control>,
 }
@@ -79,8 +77,8 @@ impl LetIn {
         let control = Control::new(address, job, limit);
         let reply: JoinReply = control.post("join", "join", &request)?;
         let share = Share::of_hub(&request.terms, request.hub);
-        let farewell = (!share.is_whole()).then(|| Control::new(address, job, FAREWELL_LIMIT));
-        Ok(LetIn { address: address.to_owned(), share, reply, job: job.to_owned(), control, farewell })
+        let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
+        Ok(LetIn { control, share, reply, farewell })
     }
 
     /// The links are made: from here on the hub is told that this member lives. `cores` are the hub's in the
@@ -93,21 +91,14 @@ impl LetIn {
         let heartbeat = Heartbeat::start(
             // The hub holds a heartbeat for a third of the limit. Two thirds without a reply are silence, and leave
             // time to ask again.
-            Control::new(&self.address, &self.job, limit * 2 / 3),
+            self.control.within(limit * 2 / 3),
             self.reply.token.clone(),
             limit,
             waker,
         )?;
         self.farewell = None;
-        Ok(Hub {
-            address: self.address.clone(),
-            token: self.reply.token.clone(),
-            cores,
-            state_bytes: self.reply.state_bytes,
-            job: self.job.clone(),
-            control: self.control.clone(),
-            heartbeat,
-        })
+        let (control, token) = (self.control.clone(), self.reply.token.clone());
+        Ok(Hub { control, heartbeat, token, cores, state_bytes: self.reply.state_bytes })
     }
 }
 

@@ -18,7 +18,7 @@ mod heartbeat;
 mod hub;
 mod join;
 
-pub use data_path::{DataPath, LinkSettings, Ports, Way, open};
+pub use data_path::{DataPath, Ports, Way, open};
 pub use error::MemberError;
-pub use hub::{Hub, TakesPart, takes_part};
+pub use hub::{Hub, takes_part};
 pub use join::{LetIn, hub_addresses, join_all};

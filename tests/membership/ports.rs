@@ -7,7 +7,7 @@ use fabric::any::{self, Transport};
 use fabric::conformance::Watchdog;
 use fabric::{Arrival, LinkId, Port as _, PortId, Posted, SendWindow, Until};
 use hub_tests::{config, hub, join_request};
-use membership::{LinkSettings, Ports, TakesPart};
+use membership::Ports;
 use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round};
 use worker_shim::Session;
 
@@ -22,17 +22,17 @@ fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
     let (window, mut spans) = SendWindow::new(layout.window_bytes()).unwrap().split(vec![spans]).unwrap();
 
     let (group, mut ports) = any::group(2, None).unwrap();
-    let ends = Ports { group, dealt_to: vec![PortId(1), PortId(0)], rdma: Err("nobody asks".into()) };
-    let settings = LinkSettings { transport: Some(transport), nics: None };
+    let (dealt_to, rdma) = (vec![PortId(1), PortId(0)], Err("nobody asks".into()));
+    let ends = Ports { group, dealt_to, rdma, transport: Some(transport) };
     let let_in = membership::join_all(&[hub], job, LIMIT, &request).unwrap();
     let (schedule, deadline) = (request.terms.level.schedule, Instant::now() + LIMIT);
-    let path = membership::open(&let_in, schedule, &layout, &window, &ends, &settings, deadline).unwrap();
+    let path = membership::open(&let_in, schedule, &layout, &window, &ends, deadline).unwrap();
     assert_eq!(path.ports, ends.dealt_to[..path.endpoints.len()], "core by core, in the order of the list");
     let attach = |(endpoint, port): (_, &PortId)| ports[port.index()].attach(endpoint);
     let links: Vec<LinkId> = path.endpoints.into_iter().zip(&path.ports).map(attach).collect();
     let kept = let_in.into_iter().zip(path.cores);
     let hubs: Vec<_> = kept.map(|(hub, cores)| hub.keep(cores, ports[0].waker()).unwrap()).collect();
-    while membership::takes_part(&hubs, 0) != TakesPart::From(Round(0)) {
+    while membership::takes_part(&hubs, 0) != Ok(Round(0)) {
         ports[0].wait(Until::Any, LIMIT);
     }
 

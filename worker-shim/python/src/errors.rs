@@ -11,48 +11,38 @@ use pyo3::prelude::*;
 use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 
 create_exception!(phub, Error, PyException, "An error of a hub or a session; the base of all classes below.");
-create_exception!(phub, UnreachableError, Error, "No hub answers at the address.");
-create_exception!(phub, RefusedError, Error, "The hub refused; the message says why.");
-create_exception!(
-    phub,
-    ProtocolError,
-    Error,
-    "The other end is not a hub of this version, or broke the protocol."
-);
-create_exception!(phub, SettingsError, Error, "Wrong settings, names, keys or optimizer.");
-create_exception!(phub, OutOfMemoryError, Error, "There was no memory for a window.");
-create_exception!(phub, ConnectError, Error, "No transport leads to the hub's data path.");
-create_exception!(phub, MissingWorkersError, Error, "Other workers did not join within the limit.");
-create_exception!(phub, JobFailedError, Error, "The job cannot go on: a worker died, or broke the protocol.");
-create_exception!(phub, PeerLeftError, Error, "A worker left before the round that this worker waits for.");
-create_exception!(phub, HubLostError, Error, "The hub died or was cut off.");
-create_exception!(phub, StalledError, Error, "All workers are alive, but some worker does not push the key.");
-create_exception!(phub, OrderError, Error, "A call out of order, such as a second push before the wait.");
-create_exception!(phub, LeftError, Error, "The session has left its job.");
-create_exception!(phub, ForkError, Error, "The session belongs to the process that forked this one.");
-create_exception!(phub, HubStartError, Error, "A hub could not be started.");
-create_exception!(phub, ResourceError, Error, "The system gave no thread, descriptor or other resource.");
 
-/// Adds the classes to the module, under the names that users see.
-pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let py = module.py();
-    module.add("Error", py.get_type::<Error>())?;
-    module.add("UnreachableError", py.get_type::<UnreachableError>())?;
-    module.add("RefusedError", py.get_type::<RefusedError>())?;
-    module.add("ProtocolError", py.get_type::<ProtocolError>())?;
-    module.add("SettingsError", py.get_type::<SettingsError>())?;
-    module.add("OutOfMemoryError", py.get_type::<OutOfMemoryError>())?;
-    module.add("ConnectError", py.get_type::<ConnectError>())?;
-    module.add("MissingWorkersError", py.get_type::<MissingWorkersError>())?;
-    module.add("JobFailedError", py.get_type::<JobFailedError>())?;
-    module.add("PeerLeftError", py.get_type::<PeerLeftError>())?;
-    module.add("HubLostError", py.get_type::<HubLostError>())?;
-    module.add("StalledError", py.get_type::<StalledError>())?;
-    module.add("OrderError", py.get_type::<OrderError>())?;
-    module.add("LeftError", py.get_type::<LeftError>())?;
-    module.add("ForkError", py.get_type::<ForkError>())?;
-    module.add("HubStartError", py.get_type::<HubStartError>())?;
-    module.add("ResourceError", py.get_type::<ResourceError>())
+/// Exceptions, and what adds them to the module under the names that users see.
+macro_rules! exceptions {
+    ($($name:ident: $doc:literal,)*) => {
+        $(create_exception!(phub, $name, Error, $doc);)*
+
+        /// Adds the classes to the module.
+        pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+            module.add("Error", module.py().get_type::<Error>())?;
+            $(module.add(stringify!($name), module.py().get_type::<$name>())?;)*
+            Ok(())
+        }
+    };
+}
+
+exceptions! {
+    UnreachableError: "No hub answers at the address.",
+    RefusedError: "The hub refused; the message says why.",
+    ProtocolError: "The other end is not a hub of this version, or broke the protocol.",
+    SettingsError: "Wrong settings, names, keys or optimizer.",
+    OutOfMemoryError: "There was no memory for a window.",
+    ConnectError: "No transport leads to the hub's data path.",
+    MissingWorkersError: "Other workers did not join within the limit.",
+    JobFailedError: "The job cannot go on: a worker died, or broke the protocol.",
+    PeerLeftError: "A worker left before the round that this worker waits for.",
+    HubLostError: "The hub died or was cut off.",
+    StalledError: "All workers are alive, but some worker does not push the key.",
+    OrderError: "A call out of order, such as a second push before the wait.",
+    LeftError: "The session has left its job.",
+    ForkError: "The session belongs to the process that forked this one.",
+    HubStartError: "A hub could not be started.",
+    ResourceError: "The system gave no thread, descriptor or other resource.",
 }
 
 /// The exception for an error of a background session.

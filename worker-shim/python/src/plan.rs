@@ -7,8 +7,8 @@ use worker_shim::PullPlan;
 pub type PlanTuple = (String, Vec<(usize, usize)>, Option<f64>, Option<f64>, Option<f64>, u32, u32, String);
 
 /// Layers of keys by number.
-pub fn layers(numbers: Vec<Vec<u32>>) -> Vec<Vec<KeyId>> {
-    numbers.into_iter().map(|layer| layer.into_iter().map(KeyId).collect()).collect()
+pub fn layers(numbers: &[Vec<u32>]) -> Vec<Vec<KeyId>> {
+    numbers.iter().map(|layer| layer.iter().copied().map(KeyId).collect()).collect()
 }
 
 /// A plan.

@@ -1,15 +1,12 @@
 //! A session, with keys by number. Every call that waits does so without the GIL, and Ctrl-C ends it.
 
-use std::time::Duration;
-
-use pbox_core::OnLoss;
-use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
+use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
 use pyo3::prelude::*;
-use worker_shim::{Background, BackgroundError, Pull, SessionConfig, SessionError, State, Way, WeightsMode};
+use worker_shim::{Background, BackgroundError, SessionConfig, SessionError, State, Way, WeightsMode};
 
 use crate::errors::{OrderError, SettingsError, of_cause, of_session};
 use crate::plan::{PlanTuple, layers, of_plan};
-use crate::setting::{choice, parse};
+use crate::setting::choice;
 use crate::state::Pieces;
 use crate::window::Window;
 
@@ -53,10 +50,7 @@ fn key((name, shape, dtype, lr_mult, wd_mult): KeyTuple) -> PyResult<Key> {
 impl Session {
     /// Joins a job and waits until all its workers are there.
     #[new]
-    #[pyo3(signature = (hub, job, rank, world_size, keys, optimizer, compression, seed, consistency, on_loss,
-                        schedule, slice_bytes, credit, pull, pull_layers, weights, transport, cores, nics, chunk_bytes,
-                        join_limit_s, wait_limit_s, state))]
-    #[allow(clippy::too_many_arguments)] // one for each setting; Python names them
+    #[allow(clippy::too_many_arguments)] // Python names them
     fn new(
         py: Python<'_>,
         hub: &str,
@@ -65,61 +59,24 @@ impl Session {
         world_size: u32,
         keys: Vec<KeyTuple>,
         optimizer: &str,
-        compression: Option<&str>,
-        seed: u64,
-        consistency: &str,
-        on_loss: &str,
-        schedule: &str,
-        slice_bytes: Option<usize>,
-        credit: Option<&str>,
-        pull: Option<&str>,
+        settings: Vec<(String, String)>,
         pull_layers: Vec<Vec<u32>>,
-        weights: &str,
-        transport: Option<&str>,
-        cores: Option<u32>,
-        nics: Option<&str>,
-        chunk_bytes: Option<usize>,
-        join_limit_s: f64,
-        wait_limit_s: f64,
         state: Option<(u32, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
-        let seconds = |setting: &str, seconds: f64| {
-            let limit = Duration::try_from_secs_f64(seconds);
-            limit.map_err(|error| SettingsError::new_err(format!("{setting} {seconds}: {error}")))
-        };
         let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
         let optimizer: Optimizer = serde_json::from_str(optimizer)
             .map_err(|error| SettingsError::new_err(format!("optimizer {optimizer}: {error}")))?;
         let mut config = SessionConfig::new(hub, job, rank, world_size, keys, optimizer);
-        let said = |text: &str| {
-            let read = serde_json::from_str(text);
-            read.map_err(|error| SettingsError::new_err(format!("compression {text}: {error}")))
-        };
-        config.terms.level.compression = compression.map(said).transpose()?;
-        config.terms.seed = seed;
-        config.terms.level.consistency = parse::<Consistency>("consistency", consistency)?;
-        config.terms.on_loss =
-            choice("on_loss", on_loss, &[("stop", OnLoss::Stop), ("continue", OnLoss::Continue)])?;
-        config.terms.level.schedule = parse("schedule", schedule)?;
-        config.terms.level.slice_bytes = slice_bytes;
-        config.terms.level.credit = credit.map(|text| parse("credit", text)).transpose()?;
-        let pull = pull.map(|text| parse("pull", text)).transpose()?;
-        config.pull = pull.map(|batching| Pull { layers: layers(pull_layers), ..Pull::new(batching) });
-        let modes = [("shared", WeightsMode::Shared), ("private", WeightsMode::Private)];
-        config.weights = choice("weights", weights, &modes)?;
-        config.transport = transport.map(|text| parse("transport", text)).transpose()?;
-        config.nics = nics.map(|text| parse("nics", text)).transpose()?;
-        config.terms.cores = cores;
-        config.terms.chunk_bytes = chunk_bytes.unwrap_or(config.terms.chunk_bytes);
-        config.join_limit = seconds("join_limit", join_limit_s)?;
-        config.wait_limit = seconds("wait_limit", wait_limit_s)?;
+        for (name, value) in settings {
+            config.set(&name, &value).map_err(|error| SettingsError::new_err(error.to_string()))?;
+        }
+        config.pull.iter_mut().for_each(|pull| pull.layers = layers(&pull_layers));
         // With Slim-DP, values that are not sent stay as the worker writes them.
         let keeps_own = config.terms.level.compression.is_some_and(|each| each.has_own_answers());
         let private = config.weights == WeightsMode::Private || keeps_own;
-        let state = state.map(|(before, pieces)| {
-            Ok::<_, PyErr>(State { before: Round(before), values: Box::new(Pieces::new(&pieces)?) })
-        });
-        let state = state.transpose()?;
+        let values = state.as_ref().map(|(_, pieces)| Pieces::new(pieces)).transpose()?;
+        let brought = |((before, _), values)| State { before: Round(before), values: Box::new(values) };
+        let state = state.zip(values).map(brought);
         let background = interruptible(py, |interrupted| Background::join_with(config, state, interrupted))?;
         Ok(Session { background, private })
     }
@@ -170,7 +127,7 @@ impl Session {
     }
 
     fn pull_by(&self, py: Python<'_>, pull_layers: Vec<Vec<u32>>) -> PyResult<()> {
-        self.call(py, |session| session.pull_by(layers(pull_layers)))
+        self.call(py, move |session| session.pull_by(layers(&pull_layers)))
     }
 
     fn pull_plan(&self, py: Python<'_>) -> PyResult<Option<PlanTuple>> {
@@ -185,17 +142,16 @@ impl Session {
     }
 
     fn members(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        interruptible(py, |interrupted| self.background.with(|session| session.members(), interrupted))
+        self.call(py, |session| Ok(session.members()))
     }
 
     fn not_finite(&self, py: Python<'_>) -> PyResult<u64> {
-        interruptible(py, |interrupted| self.background.with(|session| session.not_finite(), interrupted))
+        self.call(py, |session| Ok(session.not_finite()))
     }
 
     /// Bytes sent and received.
     fn traffic(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        let traffic =
-            interruptible(py, |interrupted| self.background.with(|session| session.traffic(), interrupted))?;
+        let traffic = self.call(py, |session| Ok(session.traffic()))?;
         Ok((traffic.sent, traffic.received))
     }
 

@@ -27,7 +27,7 @@ impl Session {
         self.check_quiet("changing the learning rate")?;
         let from_round = self.next_round();
         let changed = self.hubs.iter().try_for_each(|hub| {
-            let request = LearningRateRequest { token: hub.token().to_owned(), learning_rate, from_round };
+            let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
             hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
         });
         Ok(changed?)
@@ -106,7 +106,7 @@ impl Session {
     /// A closed link is a symptom. If its hub is alive, it gives the cause over the control port.
     pub(super) fn explain(&self, error: ExchangeError) -> SessionError {
         let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
-        let hub = self.hubs.iter().find(|hub| hub.cores().contains(&core)).unwrap_or(&self.hubs[0]);
+        let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);
         let end = match hub.wait_for_end(Instant::now() + REASON_LIMIT) {
             // The hub saw only that this worker went, and not what failed at this end.
             Some(MemberError::JobFailed { job, reason }) if here => {

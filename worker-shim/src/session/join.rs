@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::{Port, Until};
-use membership::{DataPath, Hub, LinkSettings, Ports, TakesPart};
+use membership::{DataPath, Hub, Ports};
 use pbox_core::control::{JoinRequest, PROTOCOL, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
@@ -54,11 +54,10 @@ impl Session {
         };
         let let_in = membership::join_all(&addresses, &config.job, config.join_limit, &request)?;
         let (window, gradients) = Windows::gradients(&wire)?;
-        let settings = LinkSettings { transport: config.transport, nics: config.nics.clone() };
-        let (ports, port) = Ports::one(&let_in, &settings)?;
+        let (ports, port) = Ports::one(&let_in, config.transport, config.nics.as_ref())?;
         let schedule = config.terms.level.schedule;
         let DataPath { endpoints, received, placement, ways, cores, .. } =
-            membership::open(&let_in, schedule, wire.layout(), &window, &ports, &settings, deadline)?;
+            membership::open(&let_in, schedule, wire.layout(), &window, &ports, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;
@@ -99,8 +98,8 @@ impl Session {
         let rank = self.config.rank;
         let missing = loop {
             let missing = match membership::takes_part(&self.hubs, rank) {
-                TakesPart::From(round) => return Ok(round),
-                TakesPart::WaitsFor(missing) => missing,
+                Ok(round) => return Ok(round),
+                Err(missing) => missing,
             };
             self.check_alive()?;
             let left = deadline.saturating_duration_since(Instant::now());

@@ -42,7 +42,7 @@ impl State {
     ) -> Result<(), SessionError> {
         // Hubs of one job begin alike: all wait for a state, or none.
         let waiting: Option<Vec<(&Hub, u64)>> =
-            hubs.iter().map(|hub| Some((hub, hub.state_bytes()?))).collect();
+            hubs.iter().map(|hub| Some((hub, hub.state_bytes?))).collect();
         match waiting.as_deref() {
             None => Ok(()),
             Some(&[(hub, bytes)]) => Ok(hub.send_state(self.values, bytes)?),

@@ -8,7 +8,6 @@ Unbiased codecs (`Qsgd`, `TernGrad`) draw random numbers from the session's `see
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Optional, Union
 
 
@@ -94,7 +93,8 @@ class SlimDP:
 Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimDP]
 
 
-def to_json(compression: Compression) -> str:
-    """As JSON of the control port."""
+def to_text(compression: Compression) -> str:
+    """As on a command line: the name and the settings, such as "qsgd:8:512"."""
     name = "slim" if isinstance(compression, SlimDP) else type(compression).__name__.lower()
-    return json.dumps({"codec": name, **dataclasses.asdict(compression)})
+    settings = ["none" if value is None else str(value) for value in dataclasses.astuple(compression)]
+    return ":".join([name, *settings])

@@ -140,9 +140,26 @@ class Session:
         address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me)
         self.hub_address = address
         described = [(name, list(key.shape), key.dtype, key.lr_mult, key.wd_mult) for name, key in self._keys.items()]
+        settings: Dict[str, object] = {
+            "compression": None if compression is None else _compression.to_text(compression),
+            "seed": seed,
+            "consistency": consistency,
+            "on_loss": on_loss,
+            "schedule": schedule,
+            "slice_bytes": slice_bytes,
+            "credit": credit,
+            "pull": pull,
+            "weights": weights,
+            "transport": transport,
+            "cores": cores,
+            "nics": nics,
+            "chunk_bytes": chunk_bytes,
+            "wait_limit": wait_limit,
+        }
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
         deadline = time.monotonic() + join_limit
         while True:
+            settings["join_limit"] = max(deadline - time.monotonic(), 0.001)
             try:
                 self._native = _phub.Session(
                     address,
@@ -151,22 +168,8 @@ class Session:
                     self.world_size,
                     described,
                     _optimizers.to_json(optimizer),
-                    None if compression is None else _compression.to_json(compression),
-                    seed,
-                    consistency,
-                    on_loss,
-                    schedule,
-                    slice_bytes,
-                    None if credit is None else str(credit),
-                    pull,
+                    [(setting, str(value)) for setting, value in settings.items() if value is not None],
                     layers,
-                    weights,
-                    transport,
-                    cores,
-                    nics,
-                    chunk_bytes,
-                    max(deadline - time.monotonic(), 0.001),
-                    wait_limit,
                     None
                     if state is None or self.rank != 0
                     else (state.round, _state.pieces(state, shapes, optimizer)),
