@@ -18,7 +18,7 @@ mod notes;
 mod shared;
 mod thread;
 
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -98,13 +98,12 @@ pub struct Background {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     memory: Arc<Memory>,
-    keys: Vec<KeyMemory>,
-    layout: Arc<Layout>,
-    ways: Vec<Way>,
+    joined: Joined,
     owner: u32,
 }
 
 /// What the thread reports when it has joined.
+#[derive(Debug)]
 struct Joined {
     keys: Vec<KeyMemory>,
     layout: Arc<Layout>,
@@ -138,31 +137,25 @@ impl Background {
                 .spawn(move || thread::run(config, state, &shared, &memory, tell))
                 .map_err(SessionError::from)?
         };
-        let joined: Joined = loop {
-            match told.recv_timeout(ASK) {
-                Ok(joined) => break joined,
-                Err(RecvTimeoutError::Disconnected) => {
-                    let _ = thread.join();
-                    return Err(shared.why_ended());
-                }
-                Err(RecvTimeoutError::Timeout) if interrupted() => {
-                    // The thread sees it soon, or when the hub replies. This call does not wait for that.
-                    shared.end(Ending::Drop);
-                    return Err(BackgroundError::Interrupted { what: "the other workers".into() });
-                }
-                Err(RecvTimeoutError::Timeout) => {}
+        let joined = match receive(&told, interrupted) {
+            Ok(joined) => joined,
+            Err(NotTold::Ended) => {
+                let _ = thread.join();
+                return Err(shared.why_ended());
+            }
+            Err(NotTold::Interrupted) => {
+                // The thread sees it soon, or when the hub replies. This call does not wait for that.
+                shared.end(Ending::Drop);
+                return Err(BackgroundError::Interrupted { what: "the other workers".into() });
             }
         };
-        let Joined { keys, layout, ways, waker } = joined;
-        shared.set_waker(waker);
-        let (thread, owner) = (Mutex::new(Some(thread)), std::process::id());
-        Ok(Background { shared, thread, memory, keys, layout, ways, owner })
+        shared.set_waker(joined.waker.clone());
+        Ok(Background { shared, thread: Mutex::new(Some(thread)), memory, joined, owner: std::process::id() })
     }
 
     /// Sends a key's gradient, as [`Session::push`]; returns at once.
     pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
-        self.check_process()?;
-        self.shared.push(key)
+        self.shared()?.push(key)
     }
 
     /// Waits until the key's answer is there. If weights are pulled in batches, the planner learns the times of the
@@ -172,26 +165,23 @@ impl Background {
     /// The session's. [`ExchangeError::Unpushed`](crate::ExchangeError::Unpushed), a key that cannot come before
     /// another key is pushed, does not end the session.
     pub fn wait(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
-        self.check_process()?;
-        self.shared.wait(key, interrupted)
+        self.shared()?.wait(key, interrupted)
     }
 
     /// Waits until every key's answer is there. The planner does not take this for a forward pass.
     pub fn wait_all(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
-        (0..self.keys.len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
+        (0..self.keys().len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
     }
 
     /// Waits until the key's answer is there, as a part of [`wait_all`](Self::wait_all): for a caller that does not
     /// compute with it next.
     pub fn settle(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
-        self.check_process()?;
-        self.shared.settle(key, interrupted)
+        self.shared()?.settle(key, interrupted)
     }
 
     /// Whether the key's answer is there, as far as the thread has looked. The thread then looks again.
     pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {
-        self.check_process()?;
-        self.shared.is_ready(key)
+        self.shared()?.is_ready(key)
     }
 
     /// Gives every worker the weights that rank 0 has written to its gradients, as
@@ -208,25 +198,21 @@ impl Background {
         f: impl FnOnce(&mut Session) -> R + Send + 'static,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<R, BackgroundError> {
-        self.check_process()?;
         let (tell, told) = sync_channel(1);
-        self.shared.call(Box::new(move |session| {
+        self.shared()?.call(Box::new(move |session| {
             let answer = f(session);
             // A caller that was interrupted does not listen any more.
             Box::new(move || drop(tell.send(answer)))
         }))?;
-        loop {
-            match told.recv_timeout(ASK) {
-                Ok(answer) => return Ok(answer),
-                Err(RecvTimeoutError::Disconnected) => {
-                    // The call was not made, or it panicked. In both cases the thread is about to end.
-                    self.shared.wait_for_end(interrupted)?;
-                    return Err(self.shared.why_ended());
-                }
-                Err(RecvTimeoutError::Timeout) if interrupted() => {
-                    return Err(BackgroundError::Interrupted { what: "the session's thread".into() });
-                }
-                Err(RecvTimeoutError::Timeout) => {}
+        match receive(&told, interrupted) {
+            Ok(answer) => Ok(answer),
+            Err(NotTold::Ended) => {
+                // The call was not made, or it panicked. In both cases the thread is about to end.
+                self.shared.wait_for_end(interrupted)?;
+                Err(self.shared.why_ended())
+            }
+            Err(NotTold::Interrupted) => {
+                Err(BackgroundError::Interrupted { what: "the session's thread".into() })
             }
         }
     }
@@ -234,7 +220,7 @@ impl Background {
     /// Waits for all keys that are under way, and leaves the job. A caller that was interrupted here may call it again,
     /// or drop the session.
     pub fn leave(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
-        self.check_process()?;
+        self.shared()?;
         self.wait_all(interrupted)?;
         self.shared.end(Ending::Leave);
         self.shared.wait_for_end(interrupted)
@@ -260,7 +246,7 @@ impl Background {
 
     /// Where each key lies. The addresses are valid while [`memory`](Self::memory) is held.
     pub fn keys(&self) -> &[KeyMemory] {
-        &self.keys
+        &self.joined.keys
     }
 
     /// Keeps the windows mapped.
@@ -270,18 +256,19 @@ impl Background {
 
     /// The layout of the job.
     pub fn layout(&self) -> &Arc<Layout> {
-        &self.layout
+        &self.joined.layout
     }
 
     /// By which transport the worker reaches each hub, and why.
     pub fn ways(&self) -> &[Way] {
-        &self.ways
+        &self.joined.ways
     }
 
-    fn check_process(&self) -> Result<(), BackgroundError> {
+    /// What this handle shares with the session's thread, if that is in this process.
+    fn shared(&self) -> Result<&Shared, BackgroundError> {
         let here = std::process::id();
         if here == self.owner {
-            return Ok(());
+            return Ok(&self.shared);
         }
         Err(BackgroundError::OtherProcess { job: self.shared.job().to_owned(), owner: self.owner, here })
     }
@@ -294,5 +281,23 @@ impl Drop for Background {
             return std::mem::forget(self.thread.get_mut().map(Option::take));
         }
         self.close();
+    }
+}
+
+/// Why the session's thread told nothing.
+enum NotTold {
+    Ended,
+    Interrupted,
+}
+
+/// Waits for what the session's thread tells.
+fn receive<T>(told: &Receiver<T>, interrupted: &mut dyn FnMut() -> bool) -> Result<T, NotTold> {
+    loop {
+        match told.recv_timeout(ASK) {
+            Ok(told) => return Ok(told),
+            Err(RecvTimeoutError::Disconnected) => return Err(NotTold::Ended),
+            Err(RecvTimeoutError::Timeout) if interrupted() => return Err(NotTold::Interrupted),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
     }
 }

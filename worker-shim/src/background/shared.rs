@@ -1,10 +1,8 @@
-//! What callers and the session's thread share: keys to push, calls to make, and the state of each key. The callers'
-//! functions are in `callers`, the thread's are here.
+//! What callers and the session's thread share: keys to push, calls to make, and the state of each key. The callers push,
+//! ask, wait and call, on any thread.
 //!
-//! One lock, held briefly: nobody waits for the network, the hub or a caller under it. The notes of each key are bounded,
-//! and each call has a caller that waits for it.
-
-mod callers;
+//! One lock, held briefly: nobody waits for the network, the hub or a caller under it, but for the thread's signal that
+//! something has changed. The notes of each key are bounded, and each call has a caller that waits for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -14,6 +12,8 @@ use std::time::Instant;
 use pbox_core::{KeyId, Round};
 
 use super::notes::{Note, Notes};
+use super::{ASK, BackgroundError};
+use crate::exchange::ExchangeError;
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// A call for the session's thread to make. It returns a function that tells the caller, to be called when the new
@@ -154,5 +154,180 @@ impl Shared {
         state.calls.clear();
         drop(state);
         self.changed.notify_all();
+    }
+}
+
+/// The callers' part.
+impl Shared {
+    pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
+        let (mut state, open) = self.look(key)?;
+        let refuse = |error: SessionError| Err(error.into());
+        if !state.has_weights {
+            return refuse(Session::no_weights(&self.hub));
+        }
+        if open {
+            let (key, round) = (self.names[key.index()].clone(), state.next_round.0);
+            return refuse(ExchangeError::UnderWay { key, round, doing: "pushing it again" }.into());
+        }
+        state.open[key.index()] = true;
+        state.notes.pushed(key);
+        state.waiting.values_mut().for_each(|waiting| waiting.in_vain = None);
+        self.wake(state);
+        Ok(())
+    }
+
+    pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {
+        let (mut state, open) = self.look(key)?;
+        state.notes.asked(key);
+        if open {
+            self.wake(state);
+        } else {
+            state.notes.used(key);
+        }
+        Ok(!open)
+    }
+
+    /// Waits for a key whose weights the caller is about to use.
+    pub fn wait(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
+        let (mut state, open) = self.look(key)?;
+        state.notes.asked(key);
+        if open {
+            state = self.wait_for(state, key, interrupted)?;
+        }
+        state.notes.used(key);
+        Ok(())
+    }
+
+    /// Waits for a key whose weights the caller does not use next.
+    pub fn settle(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
+        let (state, open) = self.look(key)?;
+        if open { self.wait_for(state, key, interrupted).map(drop) } else { Ok(()) }
+    }
+
+    /// Waits for a key that is open.
+    fn wait_for<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        key: KeyId,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<MutexGuard<'a, State>, BackgroundError> {
+        let none = || Waiting { callers: 0, since: Instant::now(), in_vain: None };
+        state.waiting.entry(key).or_insert_with(none).callers += 1;
+        if let Some(waker) = &state.waker {
+            waker.wake_by_ref();
+        }
+        let outcome = loop {
+            let stop;
+            (state, stop) = self.sleep(state, interrupted);
+            if !state.open[key.index()] {
+                break Ok(());
+            }
+            if state.over.is_some() {
+                break Err(self.over(&state));
+            }
+            if let Some(error) = state.waiting.get(&key).and_then(|waiting| waiting.in_vain.clone()) {
+                break Err(BackgroundError::Session(error));
+            }
+            if stop {
+                let what = format!("key {:?}", self.names[key.index()]);
+                break Err(BackgroundError::Interrupted { what });
+            }
+        };
+        match state.waiting.get_mut(&key) {
+            Some(waiting) if waiting.callers > 1 => waiting.callers -= 1,
+            _ => drop(state.waiting.remove(&key)),
+        }
+        outcome.map(|()| state)
+    }
+
+    pub fn call(&self, call: Call) -> Result<(), BackgroundError> {
+        let mut state = self.lock_alive()?;
+        state.calls.push(call);
+        self.wake(state);
+        Ok(())
+    }
+
+    pub fn next_round(&self) -> Round {
+        self.lock().next_round
+    }
+
+    /// Tells the thread to end. The first call counts, except that a drop overrides a leave.
+    pub fn end(&self, ending: Ending) {
+        let mut state = self.lock();
+        if state.ending != Some(Ending::Drop) {
+            state.ending = Some(ending);
+        }
+        self.wake(state);
+    }
+
+    pub fn wait_for_end(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
+        let mut state = self.lock();
+        let mut stop = false;
+        loop {
+            match &state.over {
+                Some(None) => return Ok(()),
+                Some(Some(_)) => return Err(self.over(&state)),
+                None if stop => {
+                    let what = "the hub's answer to the leave".into();
+                    return Err(BackgroundError::Interrupted { what });
+                }
+                None => (state, stop) = self.sleep(state, interrupted),
+            }
+        }
+    }
+
+    /// Why the session is over.
+    pub fn why_ended(&self) -> BackgroundError {
+        self.over(&self.lock())
+    }
+
+    fn over(&self, state: &State) -> BackgroundError {
+        match &state.over {
+            Some(Some(error)) => BackgroundError::Session(Arc::clone(error)),
+            _ => BackgroundError::Left { job: self.job.clone() },
+        }
+    }
+
+    fn lock_alive(&self) -> Result<MutexGuard<'_, State>, BackgroundError> {
+        let state = self.lock();
+        match state.over.is_some() || state.ending.is_some() {
+            true => Err(self.over(&state)),
+            false => Ok(state),
+        }
+    }
+
+    /// Whether a key is queued or under way.
+    fn look(&self, key: KeyId) -> Result<(MutexGuard<'_, State>, bool), BackgroundError> {
+        let state = self.lock_alive()?;
+        match state.open.get(key.index()).copied() {
+            Some(open) => Ok((state, open)),
+            None => {
+                let keys = state.open.len();
+                Err(SessionError::from(ExchangeError::NoSuchKey { key: key.0, keys }).into())
+            }
+        }
+    }
+
+    /// Waits until something has changed. After a time without a change, asks whether the caller was interrupted.
+    fn sleep<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> (MutexGuard<'a, State>, bool) {
+        let (state, slept) = self.changed.wait_timeout(state, ASK).unwrap_or_else(|e| e.into_inner());
+        if !slept.timed_out() {
+            return (state, false);
+        }
+        drop(state);
+        let stop = interrupted();
+        (self.lock(), stop)
+    }
+
+    fn wake(&self, state: MutexGuard<'_, State>) {
+        let waker = state.waker.clone();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }

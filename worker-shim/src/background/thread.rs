@@ -76,7 +76,7 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
         answers.into_iter().for_each(|answer| answer());
         if let Some((pulling, exchange)) = session.pulling() {
             for &(key, _) in &orders.awaited {
-                if let Err(error) = pulling.check_can_come(key, exchange) {
+                if let Err(error) = pulling.batches.check_can_come(key, exchange) {
                     shared.tell_cannot_come(key, error.into());
                 }
             }
@@ -105,10 +105,10 @@ fn carry_out(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError>
                 pushes += 1;
             }
             Note::Asked(key, at) => {
-                session.pulling().into_iter().for_each(|(pulling, _)| pulling.asked(key, at))
+                session.pulling().into_iter().for_each(|(pulling, _)| pulling.planner.asked(key, at))
             }
             Note::Used(key, at) => {
-                session.pulling().into_iter().for_each(|(pulling, _)| pulling.used(key, at))
+                session.pulling().into_iter().for_each(|(pulling, _)| pulling.planner.used(key, at))
             }
         }
     }

@@ -3,7 +3,8 @@
 //!
 //! Owned by the worker's thread. It keeps the rule that the whole design stands on: one round in flight per chunk. A
 //! key is pushed again only after all its answers came, and its gradient and weights are lent to the caller only while
-//! none is under way. Arrivals that are no plain answer are in `notices`.
+//! none is under way. Arrivals that are no plain answer are in `notices`. On the `unsafe` list: reading the weights
+//! window.
 //!
 //! A worker that joins a job with weights begins as if it had pushed the round before its first one: every key is
 //! under way until its weights are there.
@@ -11,7 +12,7 @@
 use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, Port, Until};
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Slices};
+use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Round, Slices};
 
 use super::coder::Coder;
 use super::error::ExchangeError;
@@ -305,6 +306,53 @@ impl<P: Port> Exchange<P> {
     /// Closes the links, and keeps the memory.
     pub fn into_windows(self) -> Windows {
         self.windows
+    }
+
+    /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
+    pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
+        self.check_idle_as::<E>(key, "writing its gradient")?;
+        Ok(self.windows.gradient_mut(key))
+    }
+
+    /// A key's weights, as of its last finished round.
+    pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
+        self.check_idle_as::<E>(key, "reading its weights")?;
+        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&self` keeps it so.
+        Ok(unsafe { self.windows.weights(key) })
+    }
+
+    /// A key's weights to read and its gradient to write, together.
+    pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
+        self.check_idle_as::<E>(key, "using its tensors")?;
+        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&mut self` keeps it so.
+        Ok(unsafe { self.windows.tensors(key) })
+    }
+
+    /// A key's weights, to write. With Slim-DP, weights that are not sent stay as the worker writes them.
+    ///
+    /// # Errors
+    /// While the key is under way, and in any other job.
+    pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
+        self.check_idle_as::<E>(key, "writing its weights")?;
+        let Exchange { windows, layout, .. } = self;
+        let name = || layout.keys()[key.index()].name.clone();
+        windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
+    }
+
+    /// With Slim-DP, makes all gradients zero: they were written for a broadcast that does not take place.
+    pub fn discard_changes(&mut self) {
+        self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
+    }
+
+    /// As `check_idle`, and the key is of type `E`.
+    fn check_idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+        self.check_idle(key, doing)?;
+        let Key { name, dtype, .. } = &self.layout.keys()[key.index()];
+        if *dtype != E::DTYPE {
+            let (key, seen, asked) = (name.clone(), dtype.name(), E::DTYPE.name());
+            return Err(ExchangeError::OtherType { key, seen, asked });
+        }
+        Ok(())
     }
 
     /// The layout.

@@ -4,8 +4,6 @@ mod coder;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;
-#[allow(unsafe_code)]
-mod lending;
 mod notices;
 mod outbox;
 #[allow(unsafe_code)]

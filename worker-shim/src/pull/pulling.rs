@@ -11,7 +11,7 @@ use crate::exchange::{Exchange, ExchangeError};
 
 use super::batch::Batching;
 use super::batches::{Batches, Counts};
-use super::planner::{Planner, PullPlan};
+use super::planner::Planner;
 
 /// How weights are pulled in batches of layers, so that pulling overlaps the forward pass (iBatch).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,8 +83,8 @@ impl Pull {
 /// A session's pulls in batches.
 #[derive(Debug)]
 pub(crate) struct Pulling {
-    batches: Batches,
-    planner: Planner,
+    pub batches: Batches,
+    pub planner: Planner,
     start_up: Duration,
     /// When the batch that is due is pulled: after a start-up that is imitated.
     pulled_at: Option<Instant>,
@@ -110,7 +110,7 @@ impl Pulling {
         exchange: &mut Exchange<P>,
         asked: Option<KeyId>,
     ) -> Result<usize, ExchangeError> {
-        asked.into_iter().for_each(|key| self.asked(key, Instant::now()));
+        asked.into_iter().for_each(|key| self.planner.asked(key, Instant::now()));
         let count = exchange.progress()?;
         self.batches.take_news(exchange);
         let counts = self.batches.counts();
@@ -127,7 +127,7 @@ impl Pulling {
             self.batches.pull(exchange)?;
         }
         if let Some(key) = asked.filter(|&key| exchange.is_ready(key)) {
-            self.used(key, Instant::now());
+            self.planner.used(key, Instant::now());
         }
         Ok(count)
     }
@@ -135,21 +135,6 @@ impl Pulling {
     /// The time until the next pull begins: nobody may sleep longer.
     pub fn sleep_limit(&self) -> Option<Duration> {
         self.pulled_at.map(|at| at.saturating_duration_since(Instant::now()))
-    }
-
-    /// Whether a key that is under way can come without another push.
-    pub fn check_can_come<P: Port>(&self, key: KeyId, exchange: &Exchange<P>) -> Result<(), ExchangeError> {
-        self.batches.check_can_come(key, exchange)
-    }
-
-    /// The caller wants a key's weights.
-    pub fn asked(&mut self, key: KeyId, at: Instant) {
-        self.planner.asked(key, at);
-    }
-
-    /// The caller has a key's weights.
-    pub fn used(&mut self, key: KeyId, at: Instant) {
-        self.planner.used(key, at);
     }
 
     /// Before a push: if it is the first after a round, other batches may be better.
@@ -162,10 +147,5 @@ impl Pulling {
         if let Some(batches) = self.planner.end_of_round(is_quiet) {
             self.batches.set(batches);
         }
-    }
-
-    /// What is planned.
-    pub fn plan(&self) -> Option<&PullPlan> {
-        self.planner.plan()
     }
 }

@@ -184,7 +184,7 @@ impl Session {
             };
             let Some(key) = open else { return Ok(()) };
             if let Some(pulling) = &self.pulling {
-                pulling.check_can_come(key, &self.exchange)?;
+                pulling.batches.check_can_come(key, &self.exchange)?;
             }
             let until = self.exchange.until(awaited);
             if self.idle(&mut idle, until) || polls.is_multiple_of(POLLS_PER_LOOK) {
@@ -234,7 +234,7 @@ impl Session {
 
     /// If weights are pulled in batches: the plan, once there is one, and the times since.
     pub fn pull_plan(&self) -> Option<&PullPlan> {
-        self.pulling.as_ref().and_then(Pulling::plan)
+        self.pulling.as_ref().and_then(|pulling| pulling.planner.plan())
     }
 
     /// If weights are pulled in batches: uses other layers from now on, for a caller that learns the order of its layers

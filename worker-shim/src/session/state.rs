@@ -2,8 +2,7 @@
 //!
 //! Read on the thread that joins. Must not know where it comes from.
 
-use std::io::{self, Read};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::io::{self, PipeWriter, Read, Write};
 
 use membership::{Hub, MemberError};
 use pbox_core::{Layout, Round, Share};
@@ -12,8 +11,6 @@ use super::{SessionConfig, SessionError};
 
 /// Bytes of a state that are dealt to a hub at a time.
 const PIECE_BYTES: usize = 1 << 20;
-/// Such pieces on their way to a hub.
-const PIECES: usize = 2;
 
 /// Weights and optimizer state before a round. Rank 0 may bring them instead of a broadcast
 /// ([`Session::join_with`](crate::Session::join_with)).
@@ -47,70 +44,60 @@ impl State {
             None => Ok(()),
             Some(&[(hub, bytes)]) => Ok(hub.send_state(self.values, bytes)?),
             Some(waiting) => std::thread::scope(|scope| {
-                let begun = waiting.iter().copied().map(|(hub, bytes)| {
-                    let (pieces, dealt) = sync_channel(PIECES);
-                    let dealt = Box::new(Dealt { dealt, piece: io::Cursor::default() });
-                    (pieces, scope.spawn(move || hub.send_state(dealt, bytes)))
-                });
-                let (pieces, brought): (Vec<_>, Vec<_>) = begun.unzip();
-                self.deal(&pieces, config, layout);
-                drop(pieces);
-                let ends =
-                    brought.into_iter().map(|hub| hub.join().expect("bringing a state does not panic"));
-                Ok(ends.fold(Ok(()), Result::<(), MemberError>::and)?)
+                let (mut pipes, mut threads) = (Vec::new(), Vec::new());
+                for &(hub, bytes) in waiting {
+                    let (dealt, pipe) = io::pipe()?;
+                    pipes.push(pipe);
+                    threads.push(scope.spawn(move || hub.send_state(Box::new(dealt), bytes)));
+                }
+                let dealt = self.deal(pipes, config, layout);
+                let brought =
+                    threads.into_iter().map(|hub| hub.join().expect("bringing a state does not panic"));
+                let brought = brought.fold(Ok(()), Result::<(), MemberError>::and);
+                let unread = |error| MemberError::State {
+                    job: config.job.clone(),
+                    why: format!("cannot be read: {error}"),
+                    bytes: waiting.iter().map(|(_, bytes)| bytes).sum(),
+                };
+                Ok(dealt.map_err(unread).and(brought)?)
             }),
         }
     }
 
     /// Deals the values to the hubs. A hub that gets too few, or too many, says so.
-    fn deal(&mut self, hubs: &[SyncSender<io::Result<Vec<u8>>>], config: &SessionConfig, layout: &Layout) {
-        let share = |hub| Share { hub, hubs: hubs.len() as u32, split_above: config.terms.split_above };
+    ///
+    /// # Errors
+    /// When the values cannot be read.
+    fn deal(&mut self, mut hubs: Vec<PipeWriter>, config: &SessionConfig, layout: &Layout) -> io::Result<()> {
+        let count = hubs.len() as u32;
+        let share = |hub| Share { hub, hubs: count, split_above: config.terms.split_above };
         let of_hub = |hub: u32| {
             let pieces = share(hub).pieces(layout, config.terms.level.schedule).into_iter();
             pieces.map(move |piece| (piece.chunks.start, piece.elements.len(), hub as usize))
         };
-        let mut pieces: Vec<(u32, usize, usize)> = (0..hubs.len() as u32).flat_map(of_hub).collect();
+        let mut pieces: Vec<(u32, usize, usize)> = (0..count).flat_map(of_hub).collect();
         pieces.sort_unstable();
+        let mut piece = vec![0; PIECE_BYTES];
         for _ in 0..config.terms.optimizer.saved_per_element() {
             for &(_, elements, hub) in &pieces {
                 let mut left = elements * size_of::<f32>();
                 while left > 0 {
-                    let mut piece = vec![0; left.min(PIECE_BYTES)];
+                    let piece = &mut piece[..left.min(PIECE_BYTES)];
                     left -= piece.len();
-                    let read = self.values.read_exact(&mut piece).map(|()| piece);
-                    // At the end of the values the hub's own are too short, too, and that is said there.
-                    let is_short =
-                        matches!(&read, Err(error) if error.kind() == io::ErrorKind::UnexpectedEof);
-                    let failed = read.is_err();
-                    if is_short || hubs[hub].send(read).is_err() || failed {
-                        return;
+                    match self.values.read_exact(piece) {
+                        // The hubs' own values are too short, too, and that is said there.
+                        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                        read => read?,
+                    }
+                    if hubs[hub].write_all(piece).is_err() {
+                        return Ok(()); // the hub does not read on, and says why
                     }
                 }
             }
         }
         if self.values.read(&mut [0]).is_ok_and(|more| more > 0) {
-            let _ = hubs[0].send(Ok(vec![0]));
+            let _ = hubs[0].write_all(&[0]);
         }
-    }
-}
-
-/// What is dealt to one hub.
-struct Dealt {
-    dealt: Receiver<io::Result<Vec<u8>>>,
-    piece: io::Cursor<Vec<u8>>,
-}
-
-impl Read for Dealt {
-    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let count = self.piece.read(room)?;
-            if count > 0 || room.is_empty() {
-                return Ok(count);
-            }
-            match self.dealt.recv() {
-                Ok(piece) => self.piece = io::Cursor::new(piece?),
-                Err(_) => return Ok(0),
-            }
-        }
+        Ok(())
     }
 }

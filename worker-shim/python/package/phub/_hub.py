@@ -6,8 +6,7 @@ import json
 import os
 import time
 import urllib.request
-from types import TracebackType
-from typing import Dict, Optional, Sequence, Type, Union
+from typing import Dict, Optional, Sequence, Union
 
 from . import _phub
 
@@ -42,12 +41,7 @@ class Hub:
     def __enter__(self) -> Hub:
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.stop("its script is done" if error is None else f"its script failed: {error!r}"[:500])
 
 
