@@ -3,7 +3,8 @@
 use std::io::{self, Read};
 use std::time::Duration;
 
-use pbox_core::control::ErrorReply;
+use pbox_core::Round;
+use pbox_core::control::{ErrorReply, LeaveRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::http::Response;
@@ -49,6 +50,12 @@ impl Control {
         let url = format!("http://{}/v1/jobs/{}/{verb}", self.hub, self.job);
         let response = self.agent.post(&url).send_json(request);
         self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
+    }
+
+    /// Says that the member with this token leaves from a round on.
+    pub fn leave(&self, token: &str, round: Round) -> Result<(), MemberError> {
+        let request = LeaveRequest { token: token.to_owned(), round };
+        self.post("leave", "leave", &request).map(|_: serde_json::Value| ())
     }
 
     /// `POST /v1/jobs/{job}/state?token=...`: so many bytes of `values`, which may take longer than other requests.

@@ -191,7 +191,9 @@ impl<'a> Route<'a> {
         let placement = Placement::of_share(layout, schedule, *share, cores.len());
         let (theirs, ours) = (&reply.placement, placement.digest());
         if *theirs != ours {
-            return Err(MemberError::Placement { hub: control.hub.clone(), theirs: theirs.clone(), ours });
+            return Err(nonsense(format!(
+                "a placement of its share with digest {theirs}, which has {ours} here"
+            )));
         }
         let mut capacities = vec![0; reply.ports as usize];
         for (&core, capacity) in cores.iter().zip(placement.capacities()) {
@@ -212,28 +214,23 @@ impl<'a> Route<'a> {
         let mut tried = Vec::new();
         for offer in offered {
             let transport = offer.transport();
-            if wanted.is_some_and(|wanted| wanted != transport) {
-                tried.push(format!("{transport}: not the one that was asked for"));
-                continue;
-            }
-            let (address, why) = match self.way_by(offer) {
-                Ok(way) => way,
-                Err(why_not) => {
-                    tried.push(format!("{transport}: {why_not}"));
-                    continue;
+            let why_not = match self.way_by(offer) {
+                Ok((address, why)) => {
+                    let limit = deadline.saturating_duration_since(Instant::now());
+                    let (group, bytes) = (&self.ports.group, window.bytes());
+                    match any::connect(&address, self.token, group, window, bytes, &self.plan, limit) {
+                        Ok(mut joined) => {
+                            let paths = std::mem::take(&mut joined.paths);
+                            tried.push(why.to_owned());
+                            return Ok((joined, Way { transport, reason: tried.join("; "), paths }));
+                        }
+                        Err(error) if error.is_unreachable() => error.to_string(),
+                        Err(error) => return Err(error.into()),
+                    }
                 }
+                Err(why_not) => why_not,
             };
-            let limit = deadline.saturating_duration_since(Instant::now());
-            let (group, bytes) = (&self.ports.group, window.bytes());
-            match any::connect(&address, self.token, group, window, bytes, &self.plan, limit) {
-                Ok(mut joined) => {
-                    let paths = std::mem::take(&mut joined.paths);
-                    let reason = tried.into_iter().chain([why.to_owned()]).collect::<Vec<_>>().join("; ");
-                    return Ok((joined, Way { transport, reason, paths }));
-                }
-                Err(error) if error.is_unreachable() => tried.push(format!("{transport}: {error}")),
-                Err(error) => return Err(error.into()),
-            }
+            tried.push(format!("{transport}: {why_not}"));
         }
         let is_offered = |wanted: &Transport| offered.iter().any(|offer| offer.transport() == *wanted);
         if let Some(wanted) = wanted.filter(|wanted| !is_offered(wanted)) {
@@ -244,6 +241,9 @@ impl<'a> Route<'a> {
 
     /// The address that an offer leads to from here and why it is chosen, or why it leads nowhere.
     fn way_by(&self, offer: &TransportAddress) -> Result<(Address, &'static str), String> {
+        if self.ports.transport.is_some_and(|wanted| wanted != offer.transport()) {
+            return Err("not the one that was asked for".into());
+        }
         match offer {
             TransportAddress::Shm { machine, address } => {
                 is_near(machine, address)?;

@@ -16,18 +16,6 @@ pub enum MemberError {
         /// What is wrong with it.
         why: String,
     },
-    /// The hub and this member place chunks differently.
-    #[error(
-        "the hub at {hub} places its share of the chunks differently from this member (digest {theirs}, expected {ours}): are both of the same version?"
-    )]
-    Placement {
-        /// Its address.
-        hub: String,
-        /// The hub's digest.
-        theirs: String,
-        /// This member's.
-        ours: String,
-    },
     /// The control port could not be reached.
     #[error(
         "cannot reach the hub's control port at {hub}: {cause}; is phub-server running there, and is the address right?"

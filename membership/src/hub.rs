@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pbox_core::Round;
-use pbox_core::control::{JobState, LeaveRequest, Left, StateReply};
+use pbox_core::control::{JobState, Left, StateReply};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -109,7 +109,6 @@ impl Hub {
     /// # Errors
     /// As for [`post`](Self::post).
     pub fn leave(&self, round: Round) -> Result<(), MemberError> {
-        let request = LeaveRequest { token: self.token.clone(), round };
-        self.post::<_, serde_json::Value>("leave", "leave", &request).map(|_| ())
+        self.control.leave(&self.token, round).map_err(|error| self.lost_if_unreachable(error))
     }
 }

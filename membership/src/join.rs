@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::task::Waker;
 use std::time::Duration;
 
-use pbox_core::control::{JoinReply, JoinRequest, LeaveRequest, Peers};
+use pbox_core::control::{JoinReply, JoinRequest, Peers};
 use pbox_core::{MAX_HUBS, Round, Share};
 
 use crate::control::Control;
@@ -105,8 +105,7 @@ impl LetIn {
 impl Drop for LetIn {
     fn drop(&mut self) {
         if let Some(control) = &self.farewell {
-            let request = LeaveRequest { token: self.reply.token.clone(), round: Round(0) };
-            let _: Result<serde_json::Value, _> = control.post("leave", "leave", &request);
+            let _ = control.leave(&self.reply.token, Round(0));
         }
     }
 }

@@ -137,7 +137,7 @@ fn a_hub_that_places_otherwise_is_named() {
     let error = refused(config_at(&format!("{},{other}", hubs[0].address()), "job", 0, 2));
     says(
         error,
-        &[&format!("the hub at {other} places its share"), "digest 0000000000000000", "same version"],
+        &[&format!("the hub at {other}"), "a placement of its share", "0000000000000000", "this version"],
     );
     let jobs = describe(&hubs[0].address().to_string()).jobs;
     says(format!("{jobs:?}"), &["Failed", "worker 0 gave up waiting"]);

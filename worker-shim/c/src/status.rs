@@ -108,11 +108,9 @@ fn of_membership(error: &MemberError) -> PhubStatus {
     use MemberError as E;
     match error {
         E::Hubs { .. } | E::State { .. } => PhubStatus::Invalid,
-        E::Unreachable { .. }
-        | E::Nonsense { .. }
-        | E::NoTransport { .. }
-        | E::Connect(_)
-        | E::Placement { .. } => PhubStatus::Unreachable,
+        E::Unreachable { .. } | E::Nonsense { .. } | E::NoTransport { .. } | E::Connect(_) => {
+            PhubStatus::Unreachable
+        }
         E::Refused { what: "push", .. } => PhubStatus::Order,
         E::Refused { .. } => PhubStatus::Refused,
         E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,

@@ -81,7 +81,7 @@ fn of_membership(error: &MemberError, words: String) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => UnreachableError::new_err(words),
         MemberError::Refused { .. } => RefusedError::new_err(words),
-        MemberError::Nonsense { .. } | MemberError::Placement { .. } => ProtocolError::new_err(words),
+        MemberError::Nonsense { .. } => ProtocolError::new_err(words),
         MemberError::Connect(_) | MemberError::NoTransport { .. } => ConnectError::new_err(words),
         MemberError::JobFailed { .. } => JobFailedError::new_err(words),
         MemberError::HubLost { .. } => HubLostError::new_err(words),

@@ -360,16 +360,23 @@ impl<P: Port> Exchange<P> {
         &self.layout
     }
 
-    pub(super) fn check_idle(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
-        match self.keys.get(key.index()) {
-            None => Err(ExchangeError::NoSuchKey { key: key.0, keys: self.keys.len() }),
-            Some(state) if state.outstanding > 0 => Err(ExchangeError::UnderWay {
-                key: self.layout.keys()[key.index()].name.clone(),
-                round: state.round.0,
-                doing,
-            }),
-            Some(_) => Ok(()),
+    /// Checks that no key is under way, before something that must not be done within a round.
+    pub(crate) fn check_quiet(&self, doing: &'static str) -> Result<(), ExchangeError> {
+        self.first_under_way().map_or(Ok(()), |key| self.check_idle(key, doing))
+    }
+
+    pub(crate) fn check_exists(&self, key: KeyId) -> Result<(), ExchangeError> {
+        let keys = self.keys.len();
+        if key.index() < keys { Ok(()) } else { Err(ExchangeError::NoSuchKey { key: key.0, keys }) }
+    }
+
+    fn check_idle(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+        self.check_exists(key)?;
+        if self.is_ready(key) {
+            return Ok(());
         }
+        let name = self.layout.keys()[key.index()].name.clone();
+        Err(ExchangeError::UnderWay { key: name, round: self.round(key).0, doing })
     }
 }
 

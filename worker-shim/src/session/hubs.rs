@@ -24,7 +24,7 @@ impl Session {
         if !learning_rate.is_finite() {
             return Err(SessionError::LearningRate { seen: learning_rate });
         }
-        self.check_quiet("changing the learning rate")?;
+        self.exchange.check_quiet("changing the learning rate")?;
         let from_round = self.next_round();
         let changed = self.hubs.iter().try_for_each(|hub| {
             let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
@@ -89,13 +89,6 @@ impl Session {
             });
         }
         Ok(())
-    }
-
-    /// Checks that no key is under way, for a call that must not be made within a round.
-    pub(super) fn check_quiet(&self, doing: &'static str) -> Result<(), ExchangeError> {
-        let Some(key) = self.exchange.first_under_way() else { return Ok(()) };
-        let name = self.exchange.layout().keys()[key.index()].name.clone();
-        Err(ExchangeError::UnderWay { key: name, round: self.exchange.round(key).0, doing })
     }
 
     /// Checks that no hub's news end this session.

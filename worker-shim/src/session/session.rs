@@ -15,7 +15,7 @@ use pbox_core::{Element, KeyId, Layout, Round};
 use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
-use crate::exchange::{Exchange, ExchangeError, Traffic, Windows};
+use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
 /// The longest sleep between two looks at whether the caller gave up.
@@ -127,7 +127,7 @@ impl Session {
         if !self.ready {
             return Err(Self::no_weights(&self.config.hub));
         }
-        self.check_exists(key)?;
+        self.exchange.check_exists(key)?;
         if let Some(tuner) = &mut self.tuner
             && let Some(bytes) = tuner.push(self.exchange.round(key))
         {
@@ -152,7 +152,7 @@ impl Session {
 
     /// Waits until the key's answer is there.
     pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
-        self.check_exists(key)?;
+        self.exchange.check_exists(key)?;
         self.wait_for(Some(key))
     }
 
@@ -163,7 +163,7 @@ impl Session {
 
     /// Whether the key's answer is there. Takes in what has come, and does not wait.
     pub fn is_ready(&mut self, key: KeyId) -> Result<bool, SessionError> {
-        self.check_exists(key)?;
+        self.exchange.check_exists(key)?;
         self.take_in(Some(key))?;
         Ok(self.exchange.is_ready(key))
     }
@@ -220,13 +220,6 @@ impl Session {
         self.pulling.as_ref().and_then(Pulling::sleep_limit)
     }
 
-    fn check_exists(&self, key: KeyId) -> Result<(), SessionError> {
-        match self.exchange.layout().keys().len() {
-            keys if key.index() >= keys => Err(ExchangeError::NoSuchKey { key: key.0, keys }.into()),
-            _ => Ok(()),
-        }
-    }
-
     /// Bytes that each link to the hub may hold, and with [`Credit::Auto`](pbox_core::Credit::Auto) the trials so far.
     pub fn credit(&self) -> (Option<usize>, &[Trial]) {
         (self.credit, self.tuner.as_ref().map_or(&[], Tuner::tried))
@@ -243,7 +236,7 @@ impl Session {
     /// # Errors
     /// While a key is under way, when weights are not pulled in batches, and when the layers do not have every key once.
     pub fn pull_by(&mut self, layers: Vec<Vec<KeyId>>) -> Result<(), SessionError> {
-        self.check_quiet("pulling by other layers")?;
+        self.exchange.check_quiet("pulling by other layers")?;
         let pull = self.config.pull.as_mut().ok_or(PullError::NoBatches)?;
         let pull = Pull { layers, ..pull.clone() };
         self.pulling = Some(Pulling::begin(&pull, &mut self.exchange)?);
