@@ -48,6 +48,29 @@ pub(crate) unsafe fn enter_session(
     enter(|| call(unsafe { given("session", session) }?))
 }
 
+/// Runs a call from C that finds a key's memory.
+///
+/// # Safety
+/// As for [`enter_session`]; `data` and `bytes` are null, or point to room for a result.
+unsafe fn enter_memory<P>(
+    session: *const PhubSession,
+    key: u32,
+    data: *mut P,
+    bytes: *mut usize,
+    address: impl FnOnce(KeyMemory) -> P,
+) -> PhubStatus {
+    let call = |session: &PhubSession| {
+        let memory = session.memory(key)?;
+        // SAFETY: the caller's promise, for both.
+        unsafe {
+            put("data", data, address(memory))?;
+            put("bytes", bytes, memory.bytes)
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
+}
+
 impl PhubSession {
     /// Makes a call that waits.
     pub(crate) fn waiting<R>(
@@ -117,16 +140,8 @@ pub unsafe extern "C" fn phub_gradient(
     data: *mut *mut c_void,
     bytes: *mut usize,
 ) -> PhubStatus {
-    let call = |session: &PhubSession| {
-        let memory = session.memory(key)?;
-        // SAFETY: the caller's promise, for both.
-        unsafe {
-            put("data", data, memory.gradient as *mut c_void)?;
-            put("bytes", bytes, memory.bytes)
-        }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { enter_session(session, call) }
+    // SAFETY: the caller's promise, for all three.
+    unsafe { enter_memory(session, key, data, bytes, |memory| memory.gradient as *mut c_void) }
 }
 
 /// The address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes. Read
@@ -141,16 +156,8 @@ pub unsafe extern "C" fn phub_weights(
     data: *mut *const c_void,
     bytes: *mut usize,
 ) -> PhubStatus {
-    let call = |session: &PhubSession| {
-        let memory = session.memory(key)?;
-        // SAFETY: the caller's promise, for both.
-        unsafe {
-            put("data", data, memory.weights as *const c_void)?;
-            put("bytes", bytes, memory.bytes)
-        }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { enter_session(session, call) }
+    // SAFETY: the caller's promise, for all three.
+    unsafe { enter_memory(session, key, data, bytes, |memory| memory.weights as *const c_void) }
 }
 
 /// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls it

@@ -46,7 +46,7 @@ pub enum ExchangeError {
     },
     /// A key of the round before is not pushed yet.
     #[error(
-        "key {key:?} cannot be pushed for round {round} before key {missing:?} is pushed for the round before: Slim-DP selects its core after that one, from all keys; push every key once a round"
+        "key {key:?} cannot be pushed for round {round} before key {missing:?} is pushed for the round before: Slim-DP selects its significant set after that one, from all keys; push every key once a round"
     )]
     NeedsAll {
         /// What was pushed.

@@ -34,12 +34,8 @@ class Momentum:
 
 
 @dataclasses.dataclass(frozen=True)
-class Nesterov:
+class Nesterov(Momentum):
     """`g += wd * w; m = momentum * m + g; w -= lr * (g + momentum * m)`"""
-
-    learning_rate: float
-    momentum: float
-    weight_decay: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +50,10 @@ class Adam:
 
 
 @dataclasses.dataclass(frozen=True)
-class AdamW:
+class AdamW(Adam):
     """Adam with the decay beside the gradient: PyTorch's AdamW."""
 
-    learning_rate: float
     weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
 
 
 Optimizer = Union[Average, Sgd, Momentum, Nesterov, Adam, AdamW]
@@ -69,9 +61,9 @@ Optimizer = Union[Average, Sgd, Momentum, Nesterov, Adam, AdamW]
 
 def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
     """PyTorch's words for what the hub keeps of each parameter beside its weight, in the hub's order."""
-    if isinstance(optimizer, (Momentum, Nesterov)):
+    if isinstance(optimizer, Momentum):
         return ("momentum_buffer",)
-    if isinstance(optimizer, (Adam, AdamW)):
+    if isinstance(optimizer, Adam):
         return ("exp_avg", "exp_avg_sq")
     return ()
 

@@ -113,13 +113,12 @@ def _hub_optimizer(kind: type, group: Dict[str, Any], rate: float, decay: float)
         momentum = float(group["momentum"])
         if momentum == 0.0:
             return _optimizers.Sgd(rate, decay)
-        if group["nesterov"]:
-            return _optimizers.Nesterov(rate, momentum, decay)
-        return _optimizers.Momentum(rate, momentum, decay)
+        with_momentum = _optimizers.Nesterov if group["nesterov"] else _optimizers.Momentum
+        return with_momentum(rate, momentum, decay)
     beta1, beta2 = (float(beta) for beta in group["betas"])
-    if kind is torch.optim.AdamW or group.get("decoupled_weight_decay"):
-        return _optimizers.AdamW(rate, decay, beta1, beta2, float(group["eps"]))
-    return _optimizers.Adam(rate, decay, beta1, beta2, float(group["eps"]))
+    is_decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay")
+    adam = _optimizers.AdamW if is_decoupled else _optimizers.Adam
+    return adam(rate, decay, beta1, beta2, float(group["eps"]))
 
 
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
