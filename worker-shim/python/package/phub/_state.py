@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
+import io
 import json
 import math
-from typing import Any, Dict, Iterator, Mapping, Protocol
+from typing import Any, Dict, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,6 @@ _STATE = "optimizer/"
 _PIECE = 1 << 20
 # How long the hub may be silent, in seconds. It waits half of that for the end of a round.
 _SILENCE = 60.0
-
-
-class _Reader(Protocol):
-    def read(self, length: int, /) -> bytes: ...
-
-    def readinto(self, room: Any, /) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +51,7 @@ def name_of(state: str, key: str) -> str:
     return f"{_STATE}{state}/{key}"
 
 
-def read(stream: _Reader, source: str) -> State:
+def read(stream: io.BufferedIOBase, source: str) -> State:
     """Reads a state from a checkpoint file, or from a hub.
 
     Raises:
@@ -79,7 +74,7 @@ def read(stream: _Reader, source: str) -> State:
     return State(round_, tensors)
 
 
-def _exactly(stream: _Reader, length: int) -> bytes:
+def _exactly(stream: io.BufferedIOBase, length: int) -> bytes:
     content = stream.read(length)
     if len(content) < length:
         raise EOFError(f"{len(content)} bytes where {length} were expected")
@@ -91,7 +86,7 @@ def _bytes(values: Array) -> memoryview:
     return values.reshape(-1).view(np.uint8).data
 
 
-def _fill(stream: _Reader, room: memoryview) -> None:
+def _fill(stream: io.BufferedIOBase, room: memoryview) -> None:
     filled = 0
     while filled < len(room):
         count = stream.readinto(room[filled:])

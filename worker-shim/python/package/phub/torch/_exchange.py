@@ -188,21 +188,13 @@ def _calls(this: "weakref.ref[Exchange]", key: str) -> Callable[..., None]:
     return hook
 
 
-class _NodeHook:
-    """A hook of a node. It lives as long as this object."""
-
-    def __init__(self, node: Any, hook: Callable[..., None]) -> None:
-        self._node = node
-        self._handle = node.register_hook(hook)
-
-    def remove(self) -> None:
-        self._handle.remove()
-
-
 def _after_accumulation(parameter: torch.nn.Parameter, hook: Callable[..., None]) -> Any:
     """Calls `hook` each time when the backward pass has added to the parameter's gradient."""
     if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1
         return parameter.register_post_accumulate_grad_hook(hook)
     with torch.enable_grad():
         view: Any = parameter.expand_as(parameter)
-    return _NodeHook(view.grad_fn.next_functions[0][0], hook)
+    node: Any = view.grad_fn.next_functions[0][0]
+    handle = node.register_hook(hook)
+    handle.node = node  # a hook lives as long as its node
+    return handle
