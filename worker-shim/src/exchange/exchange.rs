@@ -1,36 +1,30 @@
 //! The exchange: a worker's pushes go out, and the hub's answers come in. It has no clock and no control port, and is
 //! generic over the transport.
 //!
-//! Owned by the worker's thread. It keeps the rule that the whole design stands on: one round in flight per chunk. A
-//! key is pushed again only after all its answers came, and its gradient and weights are lent to the caller only while
-//! none is under way. Arrivals that are no plain answer are in `notices`. On the `unsafe` list: reading the weights
-//! window.
+//! ```text
+//!   push -> [slices, by priority] -> [the one begun] --+--> post, as long as the link takes it
+//!           [urgent: pulls, chunks that are repeated] -+
+//! ```
 //!
-//! A worker that joins a job with weights begins as if it had pushed the round before its first one: every key is
-//! under way until its weights are there.
+//! Owned by the worker's thread. It keeps the rule that the whole design stands on: one round in flight per chunk. A
+//! key is pushed again only after all its answers came. `keys` lends gradients and weights to the caller, and `notices`
+//! has the arrivals that are no plain answer. On the `unsafe` list: taking in what arrived.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
-use fabric::{Arrival, LinkId, Port, Until};
-use pbox_core::{ChunkId, Element, Immediate, Key, KeyId, Layout, Round, Slices};
+use fabric::{Arrival, LinkId, Port, Posted, Span};
+use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, SendQueue, Slice, Slices};
 
-use super::coder::Coder;
 use super::error::ExchangeError;
 use super::notices::Pulls;
-use super::outbox::{LinkClosed, Outbox};
 use super::windows::Windows;
 
 /// Arrivals that one poll takes.
 const BATCH: usize = 256;
-
-/// Bytes of gradients and weights that have crossed. In a compressed job these are the bytes of frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// To the hub.
-    pub sent: u64,
-    /// From the hub.
-    pub received: u64,
-}
+/// The span of a control message, which is an immediate without bytes.
+const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KeyState {
@@ -51,7 +45,7 @@ pub(super) enum Awaited {
 
 /// One worker's data path.
 pub struct Exchange<P: Port> {
-    port: P,
+    pub(super) port: P,
     /// One for the link to each of the hub's cores.
     pub(super) outboxes: Vec<Outbox>,
     pub(super) layout: Arc<Layout>,
@@ -60,16 +54,16 @@ pub struct Exchange<P: Port> {
     /// By chunk.
     pub(super) awaited: Vec<Awaited>,
     /// What a chunk awaits after a push.
-    first_awaited: Awaited,
+    pub(super) first_awaited: Awaited,
     /// Answers outstanding by core.
-    outstanding: Vec<u32>,
+    pub(super) outstanding: Vec<u32>,
     pub(super) slices: Slices,
     pub(super) pulls: Pulls,
     /// How often a whole key is handed out by the exchange's owner: 0 or 1.
     pub(super) hand_outs: u32,
     /// Answers that came before the first round was known; `None` once it is.
     pub(super) early: Option<Vec<(LinkId, Immediate)>>,
-    received: u64,
+    pub(super) received: u64,
     arrivals: Box<[Arrival; BATCH]>,
 }
 
@@ -84,8 +78,8 @@ impl<P: Port> Exchange<P> {
         slices: Slices,
     ) -> Self {
         let slices_of = slices.by_core(endpoints.len());
-        let boxed = |(endpoint, slices)| Outbox::new(port.attach(endpoint), slices);
-        let outboxes: Vec<Outbox> = endpoints.into_iter().zip(slices_of).map(boxed).collect();
+        let outbox = |(core, (endpoint, slices))| Outbox::new(core, port.attach(endpoint), slices);
+        let outboxes: Vec<Outbox> = endpoints.into_iter().zip(slices_of).enumerate().map(outbox).collect();
         Exchange {
             port,
             outstanding: vec![0; outboxes.len()],
@@ -104,26 +98,9 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// This worker takes part from round `first` on. When that is not 0, every key is under way until
-    /// its weights of the round before are there, as if it had pushed that round.
-    ///
-    /// # Errors
-    /// When answers came that this worker does not await.
-    pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
-        self.windows.coder_mut().into_iter().for_each(|coder| coder.begin(first));
-        if first > Round(0) {
-            for key in (0..self.keys.len() as u32).map(KeyId) {
-                self.keys[key.index()].round = Round(first.0 - 1);
-                self.await_answers(key);
-            }
-        }
-        let early = self.early.take().unwrap_or_default();
-        early.into_iter().try_for_each(|(link, answer)| self.take_arrival(link, answer))
-    }
-
     /// Bounds the bytes that each link holds. Posts beyond that wait here, in the order of the schedule.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
-        self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link(), bytes));
+        self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link, bytes));
     }
 
     /// Sends a key's gradient, slice by slice. Until its answers are all in, gradient and weights of
@@ -135,33 +112,22 @@ impl<P: Port> Exchange<P> {
         }
         self.await_answers(key);
         for slice in self.slices.of_key(key) {
-            self.outboxes[self.slices.slice(slice).core].push(&self.slices, slice);
+            let &Slice { core, priority, .. } = self.slices.slice(slice);
+            assert!(
+                self.outboxes[core].queue.push(priority, slice),
+                "a key is pushed once until it is answered"
+            );
         }
         self.post_queued()
     }
 
     /// A key is under way.
-    fn await_answers(&mut self, key: KeyId) {
+    pub(super) fn await_answers(&mut self, key: KeyId) {
         let chunks = self.layout.key_chunks(key);
         self.keys[key.index()].outstanding = chunks.len() as u32 + self.hand_outs;
         for chunk in chunks {
             self.awaited[chunk as usize] = self.first_awaited;
             self.outstanding[self.slices.core_of(ChunkId(chunk))] += 1;
-        }
-    }
-
-    /// With Slim-DP, a selection waits for all keys of its round, and the next round for the selection.
-    fn check_all_pushed_before(&self, key: KeyId) -> Result<(), ExchangeError> {
-        let round = self.keys[key.index()].round;
-        let needs_all = |&former: &Round| self.windows.coder().is_some_and(|coder| coder.needs_all(former));
-        let Some(former) = round.0.checked_sub(1).map(Round).filter(needs_all) else { return Ok(()) };
-        let missing = |key: &KeyState| key.round < former || (key.round == former && key.outstanding == 0);
-        let name = |index: usize| self.layout.keys()[index].name.clone();
-        match self.keys.iter().position(missing) {
-            None => Ok(()),
-            Some(index) => {
-                Err(ExchangeError::NeedsAll { key: name(key.index()), round: round.0, missing: name(index) })
-            }
         }
     }
 
@@ -174,11 +140,8 @@ impl<P: Port> Exchange<P> {
         };
         loop {
             let mut posted = false;
-            for (core, outbox) in outboxes.iter_mut().enumerate().filter(|(_, outbox)| !outbox.is_empty()) {
-                match outbox.post_queued(port, slices, &mut outgoing) {
-                    Ok(any) => posted |= any,
-                    Err(LinkClosed) => return Err(closed_link(port, core)),
-                }
+            for outbox in outboxes.iter_mut().filter(|outbox| !outbox.is_empty()) {
+                posted |= outbox.post_queued(port, slices, &mut outgoing)?;
             }
             port.flush();
             // The flush may have made room.
@@ -188,7 +151,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    fn has_unsent(&self) -> bool {
+    pub(super) fn has_unsent(&self) -> bool {
         self.outboxes.iter().any(|outbox| !outbox.is_empty())
     }
 
@@ -215,20 +178,20 @@ impl<P: Port> Exchange<P> {
         if total == 0
             && let Some(closed) = self.port.closed()
         {
-            let core = self.outboxes.iter().position(|outbox| outbox.link() == closed.link).unwrap_or(0);
+            let core = self.outboxes.iter().position(|outbox| outbox.link == closed.link).unwrap_or(0);
             return Err(ExchangeError::closed(core, &closed.reason));
         }
         Ok(total)
     }
 
-    fn take_arrival(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
+    pub(super) fn take_arrival(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
         let chunk = arrival.chunk;
         if self.awaited.get(chunk.index()) != Some(&Awaited::Answer) {
             return self.take_notice(link, arrival);
         }
         let (core, key) = (self.slices.core_of(chunk), self.layout.chunk(chunk).key);
         let round = self.keys[key.index()].round;
-        if link != self.outboxes[core].link() || arrival != Immediate::new(chunk, round) {
+        if link != self.outboxes[core].link || arrival != Immediate::new(chunk, round) {
             return self.take_notice(link, arrival);
         }
         // SAFETY: the hub has answered this chunk and writes it again only after this worker's next
@@ -246,16 +209,6 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Bytes that have crossed so far.
-    pub fn traffic(&self) -> Traffic {
-        Traffic { sent: self.outboxes.iter().map(Outbox::posted_bytes).sum(), received: self.received }
-    }
-
-    /// Gradients that were NaN or infinite when they were encoded; 0 in a job without compression.
-    pub fn not_finite(&self) -> u64 {
-        self.windows.coder().map_or(0, Coder::not_finite)
-    }
-
     /// Whether no push of the key is under way.
     pub fn is_ready(&self, key: KeyId) -> bool {
         self.keys[key.index()].outstanding == 0
@@ -271,88 +224,9 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].round
     }
 
-    /// Answers that a key still waits for.
-    pub fn outstanding(&self, key: KeyId) -> u32 {
-        self.awaited_chunks(key).count() as u32
-    }
-
-    fn awaited_chunks(&self, key: KeyId) -> impl Iterator<Item = ChunkId> {
-        let chunks = self.layout.key_chunks(key).map(ChunkId);
-        chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
-    }
-
-    /// What to sleep for when only this key matters, or all keys do: the number of answers that are missing from the core
-    /// that owes the most of them.
-    pub fn until(&self, key: Option<KeyId>) -> Until {
-        if self.has_unsent() || self.first_awaited == Awaited::Notice {
-            return Until::Any; // an answer may make room, and a pull follows a notice
-        }
-        let mut owed = self.outstanding.clone();
-        if let Some(key) = key {
-            owed.fill(0);
-            self.awaited_chunks(key).for_each(|chunk| owed[self.slices.core_of(chunk)] += 1);
-        }
-        match owed.iter().enumerate().max_by_key(|&(_, &owed)| owed) {
-            Some((core, &count)) if count > 0 => Until::Arrivals { link: self.outboxes[core].link(), count },
-            _ => Until::Any,
-        }
-    }
-
     /// The port, to wait on.
     pub fn port(&mut self) -> &mut P {
         &mut self.port
-    }
-
-    /// Closes the links, and keeps the memory.
-    pub fn into_windows(self) -> Windows {
-        self.windows
-    }
-
-    /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
-    pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
-        self.check_idle_as::<E>(key, "writing its gradient")?;
-        Ok(self.windows.gradient_mut(key))
-    }
-
-    /// A key's weights, as of its last finished round.
-    pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
-        self.check_idle_as::<E>(key, "reading its weights")?;
-        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&self` keeps it so.
-        Ok(unsafe { self.windows.weights(key) })
-    }
-
-    /// A key's weights to read and its gradient to write, together.
-    pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
-        self.check_idle_as::<E>(key, "using its tensors")?;
-        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&mut self` keeps it so.
-        Ok(unsafe { self.windows.tensors(key) })
-    }
-
-    /// A key's weights, to write. With Slim-DP, weights that are not sent stay as the worker writes them.
-    ///
-    /// # Errors
-    /// While the key is under way, and in any other job.
-    pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
-        self.check_idle_as::<E>(key, "writing its weights")?;
-        let Exchange { windows, layout, .. } = self;
-        let name = || layout.keys()[key.index()].name.clone();
-        windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
-    }
-
-    /// With Slim-DP, makes all gradients zero: they were written for a broadcast that does not take place.
-    pub fn discard_changes(&mut self) {
-        self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
-    }
-
-    /// As `check_idle`, and the key is of type `E`.
-    fn check_idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
-        self.check_idle(key, doing)?;
-        let Key { name, dtype, .. } = &self.layout.keys()[key.index()];
-        if *dtype != E::DTYPE {
-            let (key, seen, asked) = (name.clone(), dtype.name(), E::DTYPE.name());
-            return Err(ExchangeError::OtherType { key, seen, asked });
-        }
-        Ok(())
     }
 
     /// The layout.
@@ -370,13 +244,114 @@ impl<P: Port> Exchange<P> {
         if key.index() < keys { Ok(()) } else { Err(ExchangeError::NoSuchKey { key: key.0, keys }) }
     }
 
-    fn check_idle(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+    pub(super) fn check_idle(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
         self.check_exists(key)?;
         if self.is_ready(key) {
             return Ok(());
         }
         let name = self.layout.keys()[key.index()].name.clone();
         Err(ExchangeError::UnderWay { key: name, round: self.round(key).0, doing })
+    }
+}
+
+/// The posts that wait for the link to one of the hub's cores. A slice that is begun is finished before the next one.
+/// Urgent posts pass all slices. Allocates nothing after [`Outbox::new`].
+#[derive(Debug)]
+pub(super) struct Outbox {
+    core: usize,
+    pub link: LinkId,
+    pub urgent: VecDeque<Urgent>,
+    /// Numbers of slices.
+    queue: SendQueue<u32>,
+    /// The slice that is begun, and those of its chunks that are not posted.
+    begun: Option<(u32, Range<usize>)>,
+    /// Bytes that the link took so far.
+    pub posted_bytes: u64,
+}
+
+/// A post that passes all slices.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Urgent {
+    /// An immediate without bytes.
+    Control(Immediate),
+    /// A chunk to post again, because the hub could not read it.
+    Again(KeyId, ChunkId),
+}
+
+impl Outbox {
+    /// For the link to a core that owns so many slices.
+    fn new(core: usize, link: LinkId, slices: usize) -> Self {
+        let urgent = VecDeque::with_capacity(slices);
+        Outbox { core, link, urgent, queue: SendQueue::new(slices), begun: None, posted_bytes: 0 }
+    }
+
+    /// Whether nothing waits.
+    fn is_empty(&self) -> bool {
+        self.begun.is_none() && self.queue.is_empty() && self.urgent.is_empty()
+    }
+
+    /// Posts what the link takes. Returns whether it took anything. `outgoing` gives the span of a chunk that is posted,
+    /// and its round.
+    ///
+    /// # Errors
+    /// When the link is closed.
+    fn post_queued<P: Port>(
+        &mut self,
+        port: &mut P,
+        slices: &Slices,
+        mut outgoing: impl FnMut(KeyId, ChunkId) -> (Span, Round),
+    ) -> Result<bool, ExchangeError> {
+        let mut posted = false;
+        while let Some(&urgent) = self.urgent.front() {
+            let (span, message) = match urgent {
+                Urgent::Control(message) => (NO_BYTES, message),
+                Urgent::Again(key, chunk) => {
+                    let (span, round) = outgoing(key, chunk);
+                    (span, Immediate::new(chunk, round))
+                }
+            };
+            if !self.post(port, span, message)? {
+                return Ok(posted);
+            }
+            posted = true;
+            self.urgent.pop_front();
+        }
+        while let Some((number, rest)) = self.next(slices) {
+            let key = slices.slice(number).key;
+            for at in rest.clone() {
+                let chunk: ChunkId = slices.chunks(number)[at];
+                let (span, round) = outgoing(key, chunk);
+                if !self.post(port, span, Immediate::new(chunk, round))? {
+                    self.begun = Some((number, at..rest.end)).filter(|_| at > 0);
+                    return Ok(posted);
+                }
+                posted = true;
+                if at == 0 {
+                    self.queue.pop();
+                }
+            }
+            self.begun = None;
+        }
+        Ok(posted)
+    }
+
+    /// Whether the link takes a post; it does not while it is full.
+    #[inline]
+    fn post<P: Port>(&mut self, port: &mut P, span: Span, message: Immediate) -> Result<bool, ExchangeError> {
+        match port.post(self.link, span, message.encode()) {
+            Posted::Accepted => {
+                self.posted_bytes += span.bytes as u64;
+                Ok(true)
+            }
+            Posted::Full => Ok(false),
+            Posted::Closed => Err(closed_link(port, self.core)),
+        }
+    }
+
+    /// The chunks that leave next: the rest of the slice that is begun, else the first slice in the queue.
+    fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
+        let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));
+        self.begun.clone().or_else(first)
     }
 }
 

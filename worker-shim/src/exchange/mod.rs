@@ -4,11 +4,13 @@ mod coder;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;
+#[allow(unsafe_code)]
+mod keys;
 mod notices;
-mod outbox;
 #[allow(unsafe_code)]
 mod windows;
 
 pub use error::ExchangeError;
-pub use exchange::{Exchange, Traffic};
+pub use exchange::Exchange;
+pub use keys::Traffic;
 pub use windows::{WeightsMode, Windows};

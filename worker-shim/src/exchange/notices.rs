@@ -7,7 +7,7 @@ use fabric::{LinkId, Port};
 use pbox_core::{ChunkId, Immediate, KeyId};
 
 use super::error::ExchangeError;
-use super::exchange::{Awaited, Exchange, KeyState};
+use super::exchange::{Awaited, Exchange, KeyState, Urgent};
 
 /// Who pulls the weights that the hub has given notice of.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl<P: Port> Exchange<P> {
         };
         let (core, key) = (self.slices.core_of(chunk), self.layout.chunk(chunk).key);
         let round = self.keys[key.index()].round;
-        if link == self.outboxes[core].link() && arrival == Immediate::control(chunk, round) {
+        if link == self.outboxes[core].link && arrival == Immediate::control(chunk, round) {
             if awaited == Awaited::Notice {
                 if !self.notice_slice(chunk, key) {
                     return unexpected("where a notice names the first chunk of its layer".into());
@@ -99,7 +99,7 @@ impl<P: Port> Exchange<P> {
                 return Ok(());
             }
             if self.windows.coder_mut().is_some_and(|coder| coder.push_again(chunk)) {
-                self.outboxes[core].push_again(key, chunk);
+                self.outboxes[core].urgent.push_back(Urgent::Again(key, chunk));
                 return Ok(());
             }
         }
@@ -126,6 +126,6 @@ impl<P: Port> Exchange<P> {
         let first = self.slices.chunks(slice)[0];
         let pulled = self.slices.slice(slice);
         let message = Immediate::control(first, self.keys[pulled.key.index()].round);
-        self.outboxes[pulled.core].control(message);
+        self.outboxes[pulled.core].urgent.push_back(Urgent::Control(message));
     }
 }

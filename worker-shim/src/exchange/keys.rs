@@ -1,0 +1,150 @@
+//! Keys between pushes: their gradients and weights, lent to the caller while none is under way; where a worker begins;
+//! what is still owed, and what has crossed.
+//!
+//! The exchange's, on the worker's thread. On the `unsafe` list: reading the weights window.
+//!
+//! A worker that joins a job with weights begins as if it had pushed the round before its first one: every key is
+//! under way until its weights are there.
+
+use fabric::{Port, Until};
+use pbox_core::{ChunkId, Element, Key, KeyId, Round};
+
+use super::coder::Coder;
+use super::error::ExchangeError;
+use super::exchange::{Awaited, Exchange, KeyState};
+use super::windows::Windows;
+
+/// Bytes of gradients and weights that have crossed. In a compressed job these are the bytes of frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// To the hub.
+    pub sent: u64,
+    /// From the hub.
+    pub received: u64,
+}
+
+impl<P: Port> Exchange<P> {
+    /// This worker takes part from round `first` on. When that is not 0, every key is under way until
+    /// its weights of the round before are there, as if it had pushed that round.
+    ///
+    /// # Errors
+    /// When answers came that this worker does not await.
+    pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
+        self.windows.coder_mut().into_iter().for_each(|coder| coder.begin(first));
+        if first > Round(0) {
+            for key in (0..self.keys.len() as u32).map(KeyId) {
+                self.keys[key.index()].round = Round(first.0 - 1);
+                self.await_answers(key);
+            }
+        }
+        let early = self.early.take().unwrap_or_default();
+        early.into_iter().try_for_each(|(link, answer)| self.take_arrival(link, answer))
+    }
+
+    /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
+    pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
+        self.check_idle_as::<E>(key, "writing its gradient")?;
+        Ok(self.windows.gradient_mut(key))
+    }
+
+    /// A key's weights, as of its last finished round.
+    pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
+        self.check_idle_as::<E>(key, "reading its weights")?;
+        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&self` keeps it so.
+        Ok(unsafe { self.windows.weights(key) })
+    }
+
+    /// A key's weights to read and its gradient to write, together.
+    pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
+        self.check_idle_as::<E>(key, "using its tensors")?;
+        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&mut self` keeps it so.
+        Ok(unsafe { self.windows.tensors(key) })
+    }
+
+    /// A key's weights, to write. With Slim-DP, weights that are not sent stay as the worker writes them.
+    ///
+    /// # Errors
+    /// While the key is under way, and in any other job.
+    pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
+        self.check_idle_as::<E>(key, "writing its weights")?;
+        let Exchange { windows, layout, .. } = self;
+        let name = || layout.keys()[key.index()].name.clone();
+        windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
+    }
+
+    /// With Slim-DP, makes all gradients zero: they were written for a broadcast that does not take place.
+    pub fn discard_changes(&mut self) {
+        self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
+    }
+
+    /// As `check_idle`, and the key is of type `E`.
+    fn check_idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+        self.check_idle(key, doing)?;
+        let Key { name, dtype, .. } = &self.layout.keys()[key.index()];
+        if *dtype != E::DTYPE {
+            let (key, seen, asked) = (name.clone(), dtype.name(), E::DTYPE.name());
+            return Err(ExchangeError::OtherType { key, seen, asked });
+        }
+        Ok(())
+    }
+
+    /// With Slim-DP, a selection waits for all keys of its round, and the next round for the selection.
+    pub(super) fn check_all_pushed_before(&self, key: KeyId) -> Result<(), ExchangeError> {
+        let round = self.keys[key.index()].round;
+        let needs_all = |&former: &Round| self.windows.coder().is_some_and(|coder| coder.needs_all(former));
+        let Some(former) = round.0.checked_sub(1).map(Round).filter(needs_all) else { return Ok(()) };
+        let missing = |key: &KeyState| key.round < former || (key.round == former && key.outstanding == 0);
+        let name = |index: usize| self.layout.keys()[index].name.clone();
+        match self.keys.iter().position(missing) {
+            None => Ok(()),
+            Some(index) => {
+                Err(ExchangeError::NeedsAll { key: name(key.index()), round: round.0, missing: name(index) })
+            }
+        }
+    }
+
+    /// Answers that a key still waits for.
+    pub fn outstanding(&self, key: KeyId) -> u32 {
+        self.awaited_chunks(key).count() as u32
+    }
+
+    fn awaited_chunks(&self, key: KeyId) -> impl Iterator<Item = ChunkId> {
+        let chunks = self.layout.key_chunks(key).map(ChunkId);
+        chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
+    }
+
+    /// What to sleep for when only this key matters, or all keys do: the number of answers that are missing from the core
+    /// that owes the most of them.
+    pub fn until(&self, key: Option<KeyId>) -> Until {
+        if self.has_unsent() || self.first_awaited == Awaited::Notice {
+            return Until::Any; // an answer may make room, and a pull follows a notice
+        }
+        let mut owed = self.outstanding.clone();
+        if let Some(key) = key {
+            owed.fill(0);
+            self.awaited_chunks(key).for_each(|chunk| owed[self.slices.core_of(chunk)] += 1);
+        }
+        match owed.iter().enumerate().max_by_key(|&(_, &owed)| owed) {
+            Some((core, &count)) if count > 0 => Until::Arrivals { link: self.outboxes[core].link, count },
+            _ => Until::Any,
+        }
+    }
+
+    /// Bytes that have crossed so far.
+    pub fn traffic(&self) -> Traffic {
+        Traffic {
+            sent: self.outboxes.iter().map(|outbox| outbox.posted_bytes).sum(),
+            received: self.received,
+        }
+    }
+
+    /// Gradients that were NaN or infinite when they were encoded; 0 in a job without compression.
+    pub fn not_finite(&self) -> u64 {
+        self.windows.coder().map_or(0, Coder::not_finite)
+    }
+
+    /// Closes the links, and keeps the memory.
+    pub fn into_windows(self) -> Windows {
+        self.windows
+    }
+}
