@@ -4,7 +4,6 @@
 
 use std::error::Error as Cause;
 
-use phub_server::HubError;
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -90,13 +89,8 @@ fn of_membership(error: &MemberError, words: String) -> PyErr {
     }
 }
 
-/// The exception for a hub that did not start.
-pub fn of_hub(error: &HubError) -> PyErr {
-    HubStartError::new_err(chain(error))
-}
-
 /// An error and its causes, each once.
-fn chain(error: &dyn Cause) -> String {
+pub fn chain(error: &dyn Cause) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();
     while let Some(because) = cause {

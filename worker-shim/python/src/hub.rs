@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use phub_server::{HubSettings, IdleChoice};
 use pyo3::prelude::*;
 
-use crate::errors::of_hub;
+use crate::errors::{HubStartError, chain};
 use crate::setting::{choice, parse};
 
 /// A running hub. A drop stops it, except in a child of `fork`, which has none of its threads.
@@ -55,7 +55,9 @@ impl Hub {
             checkpoints,
             checkpoint_every,
         };
-        let hub = py.detach(|| phub_server::Hub::start(&settings)).map_err(|error| of_hub(&error))?;
+        let hub = py
+            .detach(|| phub_server::Hub::start(&settings))
+            .map_err(|error| HubStartError::new_err(chain(&error)))?;
         Ok(Hub { address: hub.address(), hub: Mutex::new(Some(hub)), owner: std::process::id() })
     }
 

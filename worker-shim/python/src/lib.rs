@@ -8,7 +8,6 @@
 
 mod errors;
 mod hub;
-mod plan;
 mod session;
 mod setting;
 mod state;

@@ -2,16 +2,20 @@
 
 use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
 use pyo3::prelude::*;
-use worker_shim::{Background, BackgroundError, SessionConfig, SessionError, State, Way, WeightsMode};
+use worker_shim::{
+    Background, BackgroundError, PullPlan, SessionConfig, SessionError, State, Way, WeightsMode,
+};
 
 use crate::errors::{OrderError, SettingsError, of_cause, of_session};
-use crate::plan::{PlanTuple, layers, of_plan};
 use crate::setting::choice;
 use crate::state::Pieces;
 use crate::window::Window;
 
 /// Name, shape, type, and the multipliers of learning rate and weight decay.
 type KeyTuple = (String, Vec<u64>, String, f32, f32);
+
+/// Batching; ranges of layers; start-up, prediction and mean in seconds; rounds, profiles; all of it as text.
+type PlanTuple = (String, Vec<(usize, usize)>, Option<f64>, Option<f64>, Option<f64>, u32, u32, String);
 
 /// A worker's membership in a job.
 #[pyclass(frozen, module = "phub._phub")]
@@ -194,4 +198,17 @@ impl Session {
         keys.nth(key as usize)
             .ok_or_else(|| OrderError::new_err(format!("key {key} does not exist; there are {count}")))
     }
+}
+
+/// Layers of keys by number.
+fn layers(numbers: &[Vec<u32>]) -> Vec<Vec<KeyId>> {
+    numbers.iter().map(|layer| layer.iter().copied().map(KeyId).collect()).collect()
+}
+
+/// A plan.
+fn of_plan(plan: &PullPlan) -> PlanTuple {
+    let PullPlan { batching, batches, profile, predicted_s, measured_s, rounds, profiles } = plan;
+    let start_up = profile.as_ref().map(|profile| profile.start_up);
+    let batches = batches.iter().map(|batch| (batch.start, batch.end)).collect();
+    (batching.to_string(), batches, start_up, *predicted_s, *measured_s, *rounds, *profiles, plan.to_string())
 }

@@ -60,16 +60,14 @@ impl Pull {
     pub(crate) fn layers(&self, keys: usize) -> Result<Vec<Vec<KeyId>>, PullError> {
         let each = || (0..keys as u32).map(|key| vec![KeyId(key)]).collect();
         let layers = if self.layers.is_empty() { each() } else { self.layers.clone() };
+        let wrong = |why: String| Err(PullError::Layers { why });
         let mut times = vec![0; keys];
         for key in layers.iter().flatten() {
-            match times.get_mut(key.index()) {
-                Some(times) => *times += 1,
-                None => {
-                    return Err(PullError::Layers { why: format!("key {} does not exist", key.0) });
-                }
-            }
+            let Some(times) = times.get_mut(key.index()) else {
+                return wrong(format!("key {} does not exist", key.0));
+            };
+            *times += 1;
         }
-        let wrong = |why: String| Err(PullError::Layers { why });
         if let Some(empty) = layers.iter().position(Vec::is_empty) {
             return wrong(format!("layer {empty} has no keys"));
         }
