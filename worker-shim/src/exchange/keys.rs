@@ -119,13 +119,17 @@ impl<P: Port> Exchange<P> {
         if self.has_unsent() || self.first_awaited == Awaited::Notice {
             return Until::Any; // an answer may make room, and a pull follows a notice
         }
-        let mut owed = self.outstanding.clone();
-        if let Some(key) = key {
-            owed.fill(0);
-            self.awaited_chunks(key).for_each(|chunk| owed[self.slices.core_of(chunk)] += 1);
-        }
-        match owed.iter().enumerate().max_by_key(|&(_, &owed)| owed) {
-            Some((core, &count)) if count > 0 => Until::Arrivals { link: self.outboxes[core].link, count },
+        let most = |owed: &[u32]| owed.iter().copied().enumerate().max_by_key(|&(_, owed)| owed);
+        let most_owed = match key {
+            None => most(&self.outstanding),
+            Some(key) => {
+                let mut owed = vec![0; self.outstanding.len()];
+                self.awaited_chunks(key).for_each(|chunk| owed[self.slices.core_of(chunk)] += 1);
+                most(&owed)
+            }
+        };
+        match most_owed {
+            Some((core, count)) if count > 0 => Until::Arrivals { link: self.outboxes[core].link, count },
             _ => Until::Any,
         }
     }
