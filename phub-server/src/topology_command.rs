@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
-use topology::{Host, HostError, Labels, NicChoice, PlaceError, Plan, Request, render};
+use topology::{Host, HostError, NicChoice, PlaceError, Plan, Request, render};
 
 use crate::model_source::{ModelError, ModelSource};
 use crate::settings::CoreSelection;
@@ -71,7 +71,6 @@ impl TopologyArgs {
             (_, Some(description)) => Host::from_synthetic(description)?,
             _ => Host::live()?,
         };
-        let labels = Labels { item: "run", items: "runs" };
         let mut text = String::new();
         let plan = match self.model.keys()? {
             None => None,
@@ -82,7 +81,7 @@ impl TopologyArgs {
                 Some(plan)
             }
         };
-        text.insert_str(0, &render::text(&host, plan.as_ref(), labels));
+        text.insert_str(0, &render::text(&host, plan.as_ref(), "run"));
         if plan.is_none() {
             text.push_str("\nAdd --model resnet50 to see where its chunks would go.\n");
         }

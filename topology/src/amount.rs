@@ -33,6 +33,11 @@ pub fn bits_per_s(bits_per_s: u64) -> String {
     format!("{digits} {}", UNITS[unit])
 }
 
+/// `1 core`, `1,234 cores`.
+pub fn count(n: usize, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(n as u64), if n == 1 { "" } else { "s" })
+}
+
 /// `1,234,567`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();

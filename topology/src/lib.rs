@@ -34,4 +34,3 @@ pub use place::{
     Balance, CoreChoice, CoreSlot, NicChoice, PlaceError, PlacedCore, PlacedNic, Plan, Request, lpt, place,
 };
 pub use read::{HostError, SyntheticError, SysfsError, XmlError};
-pub use render::Labels;

@@ -2,7 +2,7 @@
 //!
 //! Pure. Must not know how plans are made, nor what an item is: the caller gives the noun.
 
-use crate::amount;
+use crate::amount::{self, count};
 use crate::cpulist;
 use crate::host::{CacheKind, Cpu, Host, Nic, Node, Socket, SpeedSource};
 use crate::place::{Balance, Plan};
@@ -11,28 +11,13 @@ use std::fmt::Write;
 
 const BAR_CHARS: usize = 20;
 
-/// The caller's words for an item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Labels<'a> {
-    /// The singular.
-    pub item: &'a str,
-    /// The plural.
-    pub items: &'a str,
-}
-
-impl Labels<'_> {
-    fn count(&self, n: usize) -> String {
-        format!("{} {}", amount::grouped(n as u64), if n == 1 { self.item } else { self.items })
-    }
-}
-
-/// The machine as an indented tree, then the plan core by core.
-pub fn text(host: &Host, plan: Option<&Plan>, labels: Labels<'_>) -> String {
+/// The machine as an indented tree, then the plan core by core. `noun` is the caller's word for an item; its plural has an s.
+pub fn text(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = machine(&mut out, host);
     if let Some(plan) = plan {
-        let _ = owners(&mut out, host, plan, labels);
+        let _ = owners(&mut out, host, plan, noun);
     }
     out
 }
@@ -83,8 +68,7 @@ fn node_lines(
         writeln!(out, ", no cpus")?;
     } else {
         let list = cpulist::format(cpus.iter().map(|cpu| cpu.id.0));
-        let s = if cores.len() == 1 { "" } else { "s" };
-        writeln!(out, ", {} core{s}, cpus {list}", cores.len())?;
+        writeln!(out, ", {}, cpus {list}", count(cores.len(), "core"))?;
     }
     let barred: Vec<u32> = cpus.iter().filter(|cpu| !cpu.allowed).map(|cpu| cpu.id.0).collect();
     if !barred.is_empty() {
@@ -142,22 +126,21 @@ fn speed(nic: &Nic) -> String {
     }
 }
 
-fn owners(out: &mut String, host: &Host, plan: &Plan, labels: Labels<'_>) -> std::fmt::Result {
-    let s = if plan.cores().len() == 1 { "" } else { "s" };
+fn owners(out: &mut String, host: &Host, plan: &Plan, noun: &str) -> std::fmt::Result {
     writeln!(
         out,
-        "\nplan: {}, {}, on {} core{s}",
-        labels.count(plan.owners().len()),
+        "\nplan: {}, {}, on {}",
+        count(plan.owners().len(), noun),
         amount::bytes(plan.total_bytes()),
-        plan.cores().len()
+        count(plan.cores().len(), "core")
     )?;
     let nic_names = |nics: &[crate::host::NicId]| {
         let names: Vec<&str> =
             nics.iter().filter_map(|&id| host.nic(id)).map(|nic| nic.name.as_str()).collect();
         if names.is_empty() { "-".to_owned() } else { names.join(" ") }
     };
-    let mut rows =
-        vec![["slot", "cpu", "node", "NIC", labels.items, "bytes", "share"].map(str::to_owned).to_vec()];
+    let items = format!("{noun}s");
+    let mut rows = vec![["slot", "cpu", "node", "NIC", &items, "bytes", "share"].map(str::to_owned).to_vec()];
     let fullest = plan.cores().iter().map(|core| core.load_bytes).max().unwrap_or(0);
     for core in plan.cores() {
         rows.push(vec![
@@ -172,9 +155,8 @@ fn owners(out: &mut String, host: &Host, plan: &Plan, labels: Labels<'_>) -> std
     }
     table(out, &rows, &[true, true, true, false, true, true, false])?;
     if !plan.nics().is_empty() {
-        let mut rows = vec![
-            ["NIC", "speed", "node", "cores", labels.items, "bytes", "share"].map(str::to_owned).to_vec(),
-        ];
+        let mut rows =
+            vec![["NIC", "speed", "node", "cores", &items, "bytes", "share"].map(str::to_owned).to_vec()];
         let fullest = plan.nics().iter().map(|nic| nic.load_bytes).max().unwrap_or(0);
         for placed in plan.nics() {
             let nic = host.nic(placed.nic);

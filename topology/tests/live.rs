@@ -9,7 +9,7 @@ fn the_live_machine_can_be_read_planned_and_drawn() {
     assert!(host.cpus.iter().all(|cpu| host.node(cpu.node).is_some()));
     let plan = place(&host, &Request::new(&[1000; 100])).unwrap();
     assert_eq!(plan.total_bytes(), 100_000);
-    assert!(render::text(&host, Some(&plan), crate::rendering::LABELS).contains("balance of cores"));
+    assert!(render::text(&host, Some(&plan), "item").contains("balance of cores"));
 }
 
 #[test]

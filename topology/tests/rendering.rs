@@ -1,8 +1,6 @@
 //! The text shows all of the machine and of the plan.
 
-use topology::{CoreChoice, Host, Labels, Plan, Request, place, render};
-
-pub const LABELS: Labels<'static> = Labels { item: "chunk", items: "chunks" };
+use topology::{CoreChoice, Host, Plan, Request, place, render};
 
 fn planned(description: &str, cores: CoreChoice) -> (Host, Plan) {
     let host = Host::from_synthetic(description).unwrap();
@@ -23,7 +21,7 @@ fn machines_small_and_large_are_shown() {
     ] {
         let (host, plan) = planned(description, cores);
         for plan in [Some(&plan), None] {
-            let text = render::text(&host, plan, LABELS);
+            let text = render::text(&host, plan, "chunk");
             assert!(text.lines().all(|line| line == line.trim_end()));
             assert!(host.nics.iter().all(|nic| text.contains(&format!("NIC {}:", nic.name))));
         }
@@ -35,7 +33,7 @@ fn text_shows_the_machine_the_plan_and_the_reasons() {
     let (mut host, plan) =
         planned("sockets:2 cores:2 memory_gib:64 nics:1,0 nic_gbps:56", CoreChoice::EveryCore);
     host.notes.push("Something was guessed.".into());
-    let text = render::text(&host, Some(&plan), LABELS);
+    let text = render::text(&host, Some(&plan), "chunk");
     for words in [
         "host: 2 sockets, 2 NUMA nodes, 4 cores, 4 cpus, 1 NIC",
         "NUMA node 1: 64.0 GiB, 2 cores, cpus 2-3",
@@ -53,7 +51,6 @@ fn text_shows_the_machine_the_plan_and_the_reasons() {
 #[test]
 fn the_callers_noun_is_used() {
     let (host, plan) = planned("cores:1", CoreChoice::EveryCore);
-    let items = Labels { item: "item", items: "items" };
-    assert!(render::text(&host, Some(&plan), items).contains("500 items"));
-    assert!(render::text(&host, Some(&plan), LABELS).contains("500 chunks"));
+    assert!(render::text(&host, Some(&plan), "item").contains("500 items"));
+    assert!(render::text(&host, Some(&plan), "chunk").contains("500 chunks"));
 }

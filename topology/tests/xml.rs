@@ -130,6 +130,6 @@ mod with_hwloc {
             assert_eq!(host.nic(core.nic().unwrap()).unwrap().node, Some(core.node));
         }
         assert_eq!(plan.nic_balance().unwrap().max_over_mean, 1.0);
-        assert!(render::text(&host, Some(&plan), crate::rendering::LABELS).contains("sockets 4-7"));
+        assert!(render::text(&host, Some(&plan), "item").contains("sockets 4-7"));
     }
 }

@@ -7,14 +7,19 @@
 use std::sync::Arc;
 
 use fabric_loom::bell;
-use fabric_loom::ring::{Consumer, HeapCells, Producer};
+use fabric_loom::ring::{Cells, Consumer, Producer};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-fn ring(capacity: u32) -> (Producer<Arc<HeapCells>>, Consumer<Arc<HeapCells>>) {
-    let cells = Arc::new(HeapCells::new(capacity));
-    (Producer::new(Arc::clone(&cells)), Consumer::new(cells))
+use heap_cells::HeapCells;
+
+#[path = "../../src/ring/tests/heap_cells.rs"]
+mod heap_cells;
+
+fn ring(capacity: u32) -> (Producer<HeapCells>, Consumer<HeapCells>) {
+    let cells = HeapCells::new(capacity);
+    (Producer::new(cells.clone()), Consumer::new(cells))
 }
 
 /// Bytes behind items, one cell an item.
@@ -41,7 +46,7 @@ impl Window {
     }
 }
 
-fn push(producer: &mut Producer<Arc<HeapCells>>, item: u32) {
+fn push(producer: &mut Producer<HeapCells>, item: u32) {
     while !producer.push(item).unwrap() {
         thread::yield_now();
     }
@@ -101,7 +106,7 @@ fn a_full_ring_comes_free_again() {
 }
 
 /// What a port does in `flush`.
-fn flush(producer: &Producer<Arc<HeapCells>>, asleep: &AtomicU32) {
+fn flush(producer: &Producer<HeapCells>, asleep: &AtomicU32) {
     bell::published();
     if producer.due() && bell::claim_wake(asleep) {
         // The futex wakes who sleeps while the word is set; here the sleeper looks by itself.

@@ -41,11 +41,6 @@ impl Port {
     pub(super) fn new(shm: shm::Port, tcp: tcp::Port, verbs: Option<verbs::Port>, alarm: Alarm) -> Self {
         Port { shm, tcp, verbs, alarm, first: SHM }
     }
-
-    /// What RDMA NICs did for this port so far; nothing if there are none.
-    pub fn verbs_tally(&self) -> verbs::Tally {
-        self.verbs.as_ref().map(verbs::Port::tally).unwrap_or_default()
-    }
 }
 
 /// The id at this port of a transport's link.

@@ -168,41 +168,6 @@ fn reached(position: u32, mark: u32) -> bool {
     position.wrapping_sub(mark) < 1 << 31
 }
 
-/// Cells on the heap, for one process: tests, loom, and rings between threads.
-pub struct HeapCells {
-    tail: AtomicU32,
-    head: AtomicU32,
-    wake_at: AtomicU32,
-    slots: Box<[AtomicU32]>,
-}
-
-impl HeapCells {
-    /// Cells for `capacity` items, a power of two.
-    pub fn new(capacity: u32) -> Self {
-        HeapCells {
-            tail: AtomicU32::new(0),
-            head: AtomicU32::new(0),
-            wake_at: AtomicU32::new(0),
-            slots: (0..capacity).map(|_| AtomicU32::new(0)).collect(),
-        }
-    }
-}
-
-impl Cells for std::sync::Arc<HeapCells> {
-    fn tail(&self) -> &AtomicU32 {
-        &self.tail
-    }
-    fn head(&self) -> &AtomicU32 {
-        &self.head
-    }
-    fn wake_at(&self) -> &AtomicU32 {
-        &self.wake_at
-    }
-    fn slots(&self) -> &[AtomicU32] {
-        &self.slots
-    }
-}
-
 pub mod bell {
     //! The bell: how a producer wakes a consumer that sleeps, without a system call when it does not.
     //!

@@ -5,4 +5,4 @@ mod sync;
 
 pub(crate) use sync::AtomicU32;
 
-pub use ends::{Cells, Consumer, Corrupt, HeapCells, MAX_CAPACITY, Producer, bell};
+pub use ends::{Cells, Consumer, Corrupt, MAX_CAPACITY, Producer, bell};

@@ -1,22 +1,25 @@
 //! The ring against a model, and against a peer that lies.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::{Cells, Consumer, Corrupt, HeapCells, MAX_CAPACITY, Producer};
-use crate::ring::sync::Ordering;
+use super::{Cells, Consumer, Corrupt, MAX_CAPACITY, Producer};
+use crate::ring::sync::{AtomicU32, Ordering};
+use heap_cells::HeapCells;
 
-type Ends = (Producer<Arc<HeapCells>>, Consumer<Arc<HeapCells>>, Arc<HeapCells>);
+#[path = "tests/heap_cells.rs"]
+mod heap_cells;
+
+type Ends = (Producer<HeapCells>, Consumer<HeapCells>, HeapCells);
 
 /// A ring that has carried `start` items, modulo 2^32.
 fn ring_at(start: u32, capacity: u32) -> Ends {
-    let cells = Arc::new(HeapCells::new(capacity));
+    let cells = HeapCells::new(capacity);
     cells.tail().store(start, Ordering::Relaxed);
     cells.head().store(start, Ordering::Relaxed);
-    let mut producer = Producer::new(Arc::clone(&cells));
-    let mut consumer = Consumer::new(Arc::clone(&cells));
+    let mut producer = Producer::new(cells.clone());
+    let mut consumer = Consumer::new(cells.clone());
     (producer.tail, producer.head_seen) = (start, start);
     (consumer.head, consumer.tail_seen) = (start, start);
     (producer, consumer, cells)
@@ -159,7 +162,7 @@ proptest! {
 #[test]
 fn a_ring_has_a_power_of_two_of_slots() {
     for wrong in [0, 3, 6, MAX_CAPACITY + 1] {
-        let made = std::panic::catch_unwind(|| Producer::new(Arc::new(HeapCells::new(wrong))));
+        let made = std::panic::catch_unwind(|| Producer::new(HeapCells::new(wrong)));
         assert!(made.is_err(), "{wrong} slots");
     }
     for right in [1, 2, 1024] {

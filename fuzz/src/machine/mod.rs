@@ -3,12 +3,10 @@
 pub mod text;
 pub mod xml;
 
-use topology::{Host, Labels, Request, place, render};
+use topology::{Host, Request, place, render};
 
 /// Larger machines are valid, but showing them takes long.
 const SHOWN_PARTS_LIMIT: usize = 128;
-const LABELS: Labels<'static> = Labels { item: "item", items: "items" };
-
 /// Places some weights on a machine, and shows the machine and the plan.
 fn check_placement(host: &Host) {
     assert!(!host.cpus.is_empty(), "a machine without cpus was accepted");
@@ -17,7 +15,7 @@ fn check_placement(host: &Host) {
     }
     let weights = [4096, 1, 32768, 32768, 7];
     if let Ok(plan) = place(host, &Request::new(&weights)) {
-        render::text(host, Some(&plan), LABELS);
+        render::text(host, Some(&plan), "item");
     }
-    render::text(host, None, LABELS);
+    render::text(host, None, "item");
 }

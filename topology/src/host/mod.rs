@@ -17,6 +17,7 @@ pub(crate) use nic::natural_order;
 pub use nic::{Nic, NicKind, Speed, SpeedSource};
 pub use pci::PciAddress;
 
+use crate::amount::count;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
@@ -170,7 +171,6 @@ impl Host {
 
     /// The host in one line: its name, and the number of its parts.
     pub fn summary(&self) -> String {
-        let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
         format!(
             "{}: {}, {}, {}, {}, {}",
             self.name.as_deref().unwrap_or("host"),

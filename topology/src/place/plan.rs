@@ -104,11 +104,6 @@ impl Plan {
         self.nic_of_item.get(item).copied()
     }
 
-    /// The items of one owner, ascending.
-    pub fn items_of(&self, slot: CoreSlot) -> impl Iterator<Item = usize> + '_ {
-        self.owners.iter().enumerate().filter(move |&(_, &owner)| owner == slot).map(|(item, _)| item)
-    }
-
     /// The owners, by slot.
     pub fn cores(&self) -> &[PlacedCore] {
         &self.cores

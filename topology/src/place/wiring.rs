@@ -11,6 +11,7 @@
 
 use super::nic_choice::UsedNic;
 use super::{apportion, lpt};
+use crate::amount::count;
 use crate::host::{Cpu, NodeId, SocketId};
 
 /// The owners on one node.
@@ -171,8 +172,4 @@ fn groups(cpus: &[Cpu]) -> (Vec<NodeCores>, Vec<Vec<usize>>) {
         .map(|(&node, slots)| NodeCores { node, socket: cpus[slots[0]].socket, cores: slots.len() })
         .collect();
     (groups, slots)
-}
-
-fn count(n: usize, word: &str) -> String {
-    format!("{n} {word}{}", if n == 1 { "" } else { "s" })
 }
