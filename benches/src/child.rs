@@ -4,6 +4,30 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use phub_server::{Hub, HubSettings};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The role of a process in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ChildRole {
+    /// The hub.
+    Hub,
+    /// A worker.
+    Worker,
+}
+
+/// Runs a hub on a free port, prints its address, and stops it when the parent says so.
+pub fn run_hub(settings: HubSettings) -> Result<()> {
+    die_with_parent();
+    // Long enough for a worker that has no core on a loaded machine. The pipe tells sooner of a dead worker.
+    let settings = HubSettings { listen: ([127, 0, 0, 1], 0).into(), heartbeat_limit_s: 30, ..settings };
+    let hub = Hub::start(&settings)?;
+    println!("{}", hub.address());
+    wait_for_word("stop")?;
+    hub.stop("the run is done");
+    Ok(())
+}
 
 /// A child calls this first: the kernel kills the child when its parent ends.
 pub fn die_with_parent() {
@@ -15,14 +39,14 @@ pub fn die_with_parent() {
 
 /// A child process that is another role of this program. The drop kills it.
 #[derive(Debug)]
-pub struct Role {
+pub struct ChildProcess {
     name: String,
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Role {
+impl ChildProcess {
     /// Starts this program again with `args`.
     pub fn start(name: impl Into<String>, args: &[String]) -> Result<Self> {
         let name = name.into();
@@ -35,7 +59,7 @@ impl Role {
             .with_context(|| format!("starting {name}"))?;
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
-        Ok(Role { name, child, stdin, stdout })
+        Ok(ChildProcess { name, child, stdin, stdout })
     }
 
     /// Its process id.
@@ -55,6 +79,12 @@ impl Role {
         Ok(line.trim_end().to_owned())
     }
 
+    /// Reads its next line, which it wrote by [`say`].
+    pub fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let line = self.read_line()?;
+        serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
+    }
+
     /// Sends it a line.
     pub fn send(&mut self, line: &str) -> Result<()> {
         let stdin = self.stdin.as_mut().expect("stdin is open until finish");
@@ -72,11 +102,17 @@ impl Role {
     }
 }
 
-impl Drop for Role {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// In a child: tells the parent something.
+pub fn say(word: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(word)?);
+    Ok(())
 }
 
 /// In a child: waits for the line `word` from the parent.

@@ -6,5 +6,7 @@ pub mod child;
 pub mod cluster;
 pub mod compute;
 pub mod peers;
+#[allow(unsafe_code)]
+pub mod private_memory;
 pub mod probe;
 pub mod train;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::probe_program;
 use anyhow::Result;
-use benches::compute::{Clocked, Iteration, Layer, Plan, Trace, Worker};
+use benches::compute::{Clocked, ComputePlan, Iteration, Layer, Trace, Worker};
 use fabric::conformance::Watchdog;
 use hub_tests::program::{failure, write_manifest};
 use hub_tests::{FIRST, SECOND, THIRD, config, hub, push_all, ready_all, says, small_model};
@@ -15,7 +15,7 @@ use pbox_core::{Key, KeyId};
 use worker_shim::Session;
 
 /// A layer for each key of the small model.
-fn plan() -> Plan {
+fn plan() -> ComputePlan {
     let layer = |key: &Key| Layer {
         name: key.name.clone(),
         keys: vec![key.name.clone()],

@@ -1,5 +1,6 @@
 //! The example's settings.
 
+use benches::child::ChildRole;
 use benches::train::MAX_WORKERS;
 use pbox_core::Compression;
 
@@ -52,7 +53,7 @@ pub struct Args {
 
     /// The role of this process in a run; set by the example itself, like --rank and --job.
     #[arg(long, value_enum, hide = true)]
-    pub role: Option<Role>,
+    pub role: Option<ChildRole>,
 
     /// A worker's number.
     #[arg(long, default_value_t = 0, hide = true)]
@@ -61,15 +62,6 @@ pub struct Args {
     /// The run's name at the hub.
     #[arg(long, default_value = "", hide = true)]
     pub job: String,
-}
-
-/// The role of a process in a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Role {
-    /// The hub.
-    Hub,
-    /// A worker.
-    Worker,
 }
 
 impl Args {

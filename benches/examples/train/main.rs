@@ -11,7 +11,6 @@
 //! To see how a worker uses a session, read `worker.rs`.
 
 mod args;
-mod hub;
 mod report;
 mod run;
 mod task;
@@ -20,13 +19,15 @@ mod worker;
 
 use clap::Parser;
 
-use args::{Args, Role};
+use args::Args;
+use benches::child::{self, ChildRole};
+use phub_server::HubSettings;
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     match args.role {
         None => run::run(&args),
-        Some(Role::Hub) => hub::run(),
-        Some(Role::Worker) => worker::run(&args),
+        Some(ChildRole::Hub) => child::run_hub(HubSettings::default()),
+        Some(ChildRole::Worker) => worker::run(&args),
     }
 }

@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
-use benches::child::Role;
+use anyhow::{Result, bail};
+use benches::child::ChildProcess;
 use benches::train::{Shard, Weights, one_process};
 
 use crate::args::Args;
@@ -60,14 +60,14 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
     let (own_hub, address) = match &args.hub {
         Some(address) => (None, address.clone()),
         None => {
-            let mut hub = Role::start("the hub", &Args::for_hub())?;
+            let mut hub = ChildProcess::start("the hub", &Args::for_hub())?;
             let address = hub.read_line()?;
             (Some(hub), address)
         }
     };
     // The job's name has the parent's process id, because a hub may serve several runs at once.
     let job = format!("train-{}", std::process::id());
-    let start = |rank| Role::start(format!("worker {rank}"), &args.for_worker(rank, &address, &job));
+    let start = |rank| ChildProcess::start(format!("worker {rank}"), &args.for_worker(rank, &address, &job));
     let mut workers = (0..args.workers).map(start).collect::<Result<Vec<_>>>()?;
     for epoch in 0..args.epochs {
         let loss = mean_loss(&mut workers)?;
@@ -76,12 +76,12 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
             tell(&format!("epoch {:>3} of {epochs}   loss {loss:.4}   learning rate {rate:.4}", epoch + 1));
         }
     }
-    let weights = workers.iter_mut().map(|worker| match hear(worker)? {
+    let weights = workers.iter_mut().map(|worker| match worker.hear()? {
         Word::Done { weights } => Weights::from_bits(&task.network, &weights),
         other => bail!("expected a worker's weights, read {other:?}"),
     });
     let weights = weights.collect::<Result<_>>()?;
-    workers.into_iter().try_for_each(Role::finish)?;
+    workers.into_iter().try_for_each(ChildProcess::finish)?;
     if let Some(mut hub) = own_hub {
         hub.send("stop")?;
         hub.finish()?;
@@ -90,20 +90,15 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
 }
 
 /// The mean over all workers' shards: all batches have one size, so all workers weigh the same.
-fn mean_loss(workers: &mut [Role]) -> Result<f64> {
+fn mean_loss(workers: &mut [ChildProcess]) -> Result<f64> {
     let mut sum = 0.0;
     for worker in workers.iter_mut() {
-        match hear(worker)? {
+        match worker.hear()? {
             Word::Epoch { loss } => sum += loss,
             Word::Done { .. } => bail!("a worker was done before its last epoch"),
         }
     }
     Ok(sum / workers.len() as f64)
-}
-
-fn hear(worker: &mut Role) -> Result<Word> {
-    let line = worker.read_line()?;
-    serde_json::from_str(&line).with_context(|| format!("a worker said {line:?}"))
 }
 
 /// Compares every element of every worker bit by bit.

@@ -1,7 +1,7 @@
 //! The data, network and plan that every process of a run derives from the settings alone.
 
 use anyhow::Result;
-use benches::train::{Network, Plan, Samples};
+use benches::train::{Network, Samples, TrainingPlan};
 
 use crate::args::Args;
 use crate::wine;
@@ -17,7 +17,7 @@ pub struct Task {
     pub train: Samples,
     pub test: Samples,
     pub network: Network,
-    pub plan: Plan,
+    pub plan: TrainingPlan,
 }
 
 impl Task {
@@ -25,7 +25,7 @@ impl Task {
         let (mut train, mut test) = wine::wines().split(args.seed, TEST_EVERY);
         train.standardise(&mut test);
         let network = Network::new([train.features(), HIDDEN[0], HIDDEN[1], CLASSES]);
-        let plan = Plan::new(args.workers, args.epochs, args.batch as usize, args.seed, train.len())?;
+        let plan = TrainingPlan::new(args.workers, args.epochs, args.batch as usize, args.seed, train.len())?;
         Ok(Task { train, test, network, plan })
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use benches::child;
-use benches::train::{Network, Pass, Samples, Shard, Weights};
+use benches::train::{Network, NetworkPass, Samples, Shard, Weights};
 use serde::{Deserialize, Serialize};
 use worker_shim::{Session, SessionConfig};
 
@@ -45,20 +45,15 @@ fn work(args: &Args) -> Result<()> {
         for round in 0..task.plan.rounds_per_epoch {
             loss += f64::from(worker.round(&shard.batch(round))?);
         }
-        say(&Word::Epoch { loss: loss / task.plan.rounds_per_epoch as f64 })?;
+        child::say(&Word::Epoch { loss: loss / task.plan.rounds_per_epoch as f64 })?;
     }
-    say(&Word::Done { weights: worker.weights(&task.network)?.to_bits() })?;
+    child::say(&Word::Done { weights: worker.weights(&task.network)?.to_bits() })?;
     Ok(worker.session.leave()?)
-}
-
-fn say(word: &Word) -> Result<()> {
-    println!("{}", serde_json::to_string(word)?);
-    Ok(())
 }
 
 struct Worker<'a> {
     session: Session,
-    pass: Pass<'a>,
+    pass: NetworkPass<'a>,
     layers: usize,
 }
 
@@ -72,7 +67,7 @@ impl<'a> Worker<'a> {
         (config.terms.level.compression, config.terms.seed) = (args.compress, args.seed);
         let mut session = Session::join(config)?;
         session.broadcast_weights(|key, values| task.network.fill_weights(args.seed, key, values))?;
-        Ok(Worker { session, pass: Pass::new(&task.network), layers: task.network.layers() })
+        Ok(Worker { session, pass: NetworkPass::new(&task.network), layers: task.network.layers() })
     }
 
     /// The new step size holds from the next round on, so all workers must have finished the last round.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use pbox_core::{Key, Layout, SPLIT_ABOVE, models};
-use serde::Serialize;
+use serde_json::json;
 use worker_shim::batch::Batching;
 
 use super::{Cluster, ITERATIONS, Spread, join, key_bytes_by_hub, layers, simulate};
@@ -58,39 +58,6 @@ pub struct Args {
     pub chunk_bytes: usize,
 }
 
-#[derive(Serialize)]
-struct Answer {
-    compute: String,
-    nodes: u32,
-    /// Milliseconds, here and below.
-    start_up: f64,
-    /// Forward and backward without communication.
-    computing: f64,
-    forward: f64,
-    /// For each layer that has weights.
-    layers: Vec<LayerAnswer>,
-    /// No schedule is faster than this.
-    bound: f64,
-    batchings: Vec<BatchingAnswer>,
-}
-
-#[derive(Serialize)]
-struct LayerAnswer {
-    transfer: f64,
-    forward: f64,
-}
-
-#[derive(Serialize)]
-struct BatchingAnswer {
-    batching: String,
-    /// Layers of each batch.
-    batches: Vec<usize>,
-    iteration: f64,
-    pull: f64,
-    pull_and_forward: f64,
-    to_last_layer: f64,
-}
-
 /// Simulates and prints.
 pub fn run(args: &Args) -> Result<()> {
     let mut keys = models::model(&args.compute)?.keys;
@@ -116,27 +83,25 @@ pub fn run(args: &Args) -> Result<()> {
     let batching = |batching: Batching| {
         let batches = batching.batches(&profile);
         let ran = simulate(&cluster, &batches, ITERATIONS);
-        BatchingAnswer {
-            batching: batching.to_string(),
-            batches: batches.iter().map(ExactSizeIterator::len).collect(),
-            iteration: ms(ran.iteration),
-            pull: ms(ran.pull),
-            pull_and_forward: ms(ran.pull_and_forward),
-            to_last_layer: ms(ran.to_last_layer),
-        }
+        json!({
+            "batching": batching.to_string(),
+            "batches": batches.iter().map(ExactSizeIterator::len).collect::<Vec<_>>(), // layers of each
+            "iteration": ms(ran.iteration),
+            "pull": ms(ran.pull),
+            "pull_and_forward": ms(ran.pull_and_forward),
+            "to_last_layer": ms(ran.to_last_layer),
+        })
     };
-    let answer = Answer {
-        compute: args.compute.clone(),
-        nodes: args.nodes,
-        start_up: ms(profile.start_up),
-        computing: ms(plan.compute().as_secs_f64()),
-        forward: ms(profile.layers.iter().map(|layer| layer.forward).sum()),
-        layers: (profile.layers.iter())
-            .map(|layer| LayerAnswer { transfer: ms(layer.transfer), forward: ms(layer.forward) })
-            .collect(),
-        bound: ms(cluster.bound(&plan, &key_bytes)),
-        batchings: Batching::ALL.map(batching).into(),
-    };
-    println!("{}", serde_json::to_string(&answer)?);
+    // All times are milliseconds. Computing is forward and backward without communication, and no schedule is faster than
+    // the bound.
+    let answer = json!({
+        "compute": args.compute,
+        "nodes": args.nodes,
+        "computing": ms(plan.compute().as_secs_f64()),
+        "forward": ms(profile.layers.iter().map(|layer| layer.forward).sum()),
+        "bound": ms(cluster.bound(&plan, &key_bytes)),
+        "batchings": Batching::ALL.map(batching),
+    });
+    println!("{answer}");
     Ok(())
 }

@@ -18,7 +18,7 @@ pub use simulation::{Cluster, ClusterLayer, Ran, simulate};
 use pbox_core::{Key, Layout, Placement, Schedule, Share};
 use worker_shim::batch::{LayerCost, Profile};
 
-use crate::compute::{Plan, Step, shortest_iteration};
+use crate::compute::{ComputePlan, ComputeStep, shortest_iteration};
 
 /// Iterations of a run. The last one counts: from the second on they are equal.
 const ITERATIONS: u32 = 3;
@@ -34,9 +34,9 @@ pub enum Spread {
 
 /// Joins neighbouring layers whose names are equal up to a character: the modules of a network that the paper counts as one
 /// layer.
-fn join(plan: Plan, by: char) -> Plan {
+fn join(plan: ComputePlan, by: char) -> ComputePlan {
     let module = |name: &str| name.split(by).next().unwrap_or_default().to_owned();
-    let mut steps: Vec<Step> = Vec::new();
+    let mut steps: Vec<ComputeStep> = Vec::new();
     for step in plan.steps {
         match steps.last_mut() {
             Some(last) if last.name == module(&step.name) => {
@@ -44,15 +44,15 @@ fn join(plan: Plan, by: char) -> Plan {
                 last.forward += step.forward;
                 last.backward += step.backward;
             }
-            _ => steps.push(Step { name: module(&step.name), ..step }),
+            _ => steps.push(ComputeStep { name: module(&step.name), ..step }),
         }
     }
-    Plan { steps, ..plan }
+    ComputePlan { steps, ..plan }
 }
 
 /// The layers of a plan on hubs that have these bytes of each key. A layer without keys computes as a part of the layer before
 /// it.
-fn layers(plan: &Plan, bytes: &[Vec<f64>], hubs: usize) -> Vec<ClusterLayer> {
+fn layers(plan: &ComputePlan, bytes: &[Vec<f64>], hubs: usize) -> Vec<ClusterLayer> {
     let mut layers: Vec<ClusterLayer> = Vec::new();
     for step in &plan.steps {
         let (forward, backward) = (step.forward.as_secs_f64(), step.backward.as_secs_f64());
@@ -101,7 +101,7 @@ impl Cluster {
     }
 
     /// The shortest iteration of any schedule on these links, which gradients out and weights in share.
-    pub fn bound(&self, plan: &Plan, key_bytes: &[u64]) -> f64 {
+    pub fn bound(&self, plan: &ComputePlan, key_bytes: &[u64]) -> f64 {
         let crossing = 2.0 * (self.nodes - 1) as f64 / self.nodes as f64;
         shortest_iteration(plan, key_bytes, self.link_bytes_per_s / crossing).as_secs_f64()
     }

@@ -15,12 +15,12 @@
 
 use std::time::Duration;
 
-use super::trace::Plan;
+use super::trace::ComputePlan;
 
 /// The bound of a worker whose link carries `bytes_per_s` each way. `key_bytes` are the bytes of each key, by its number.
 ///
 /// It assumes that both directions are busy at once, and that layers are cut as finely as needed.
-pub fn shortest_iteration(plan: &Plan, key_bytes: &[u64], bytes_per_s: f64) -> Duration {
+pub fn shortest_iteration(plan: &ComputePlan, key_bytes: &[u64], bytes_per_s: f64) -> Duration {
     let computing = plan.compute().as_secs_f64();
     let (mut inside, mut bytes, mut shortest) = (0.0, 0, computing);
     for step in &plan.steps {
@@ -36,19 +36,19 @@ mod tests {
     use pbox_core::KeyId;
 
     use super::*;
-    use crate::compute::Step;
+    use crate::compute::ComputeStep;
 
     const MS: Duration = Duration::from_millis(1);
 
     /// Layers of 1 ms forward and 2 ms backward, each with a key.
-    fn plan(layers: u32) -> Plan {
-        let step = |layer: u32| Step {
+    fn plan(layers: u32) -> ComputePlan {
+        let step = |layer: u32| ComputeStep {
             name: layer.to_string(),
             keys: vec![KeyId(layer)],
             forward: MS,
             backward: 2 * MS,
         };
-        Plan { name: "test".into(), batch: 1, steps: (0..layers).map(step).collect() }
+        ComputePlan { name: "test".into(), batch: 1, steps: (0..layers).map(step).collect() }
     }
 
     /// The bound at 1000 bytes a millisecond.

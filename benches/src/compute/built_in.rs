@@ -10,7 +10,7 @@ mod network;
 mod sockeye;
 
 use device::P4000;
-use network::{Work, convolutions};
+use network::{LayerWork, convolutions};
 use pbox_core::{Key, models};
 
 use super::trace::{Layer, Trace};
@@ -26,7 +26,7 @@ const BATCH: u32 = 32;
 const BACKWARD: f64 = 2.0;
 
 /// The work of a model's layers, from its keys.
-type Layers = fn(&[Key]) -> Vec<Work>;
+type Layers = fn(&[Key]) -> Vec<LayerWork>;
 
 /// A network on a GPU.
 pub(super) struct Network {
@@ -70,7 +70,7 @@ pub fn built_in(name: &str) -> Option<Trace> {
     let model = models::model(name).expect("every built-in trace is of a built-in model");
     let work = work(&model.keys);
     let scale = 1e6 * f64::from(BATCH) / samples_per_s / at_best(&work);
-    let layer = |work: Work| {
+    let layer = |work: LayerWork| {
         let forward_us = P4000.seconds(&work, BATCH) * scale;
         Layer { name: work.name, keys: work.keys, forward_us, backward_us: BACKWARD * forward_us }
     };
@@ -78,6 +78,6 @@ pub fn built_in(name: &str) -> Option<Trace> {
 }
 
 /// Seconds of an iteration at the device's best.
-pub(super) fn at_best(work: &[Work]) -> f64 {
+pub(super) fn at_best(work: &[LayerWork]) -> f64 {
     (1.0 + BACKWARD) * work.iter().map(|work| P4000.seconds(work, BATCH)).sum::<f64>()
 }

@@ -15,10 +15,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
 
-use super::error::{TraceError, at_most};
-use super::trace::{Layer, Trace};
+use super::built_in::BUILT_IN;
+use super::trace::{Layer, Trace, at_most};
 
 /// A hundred thousand layers need less.
 const MOST_BYTES: u64 = 16 << 20;
@@ -44,23 +45,31 @@ struct Line {
 }
 
 /// Reads a trace.
-pub fn read(path: &Path) -> Result<Trace, TraceError> {
-    let failed = |error| TraceError::Read { path: path.to_owned(), error };
+pub fn read(path: &Path) -> Result<Trace> {
     let mut text = String::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(TraceError::TooLarge { path: path.to_owned(), limit: MOST_BYTES });
-    }
+    File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text)).with_context(
+        || {
+            format!(
+                "cannot read the trace {}; give a file that you may read, or one of the built-in traces: {}",
+                path.display(),
+                BUILT_IN.join(", ")
+            )
+        },
+    )?;
+    ensure!(
+        text.len() as u64 <= MOST_BYTES,
+        "the trace {} is larger than {MOST_BYTES} bytes: a trace is a line a layer; is this the right file?",
+        path.display()
+    );
     parse(path, &text)
 }
 
-pub(super) fn parse(path: &Path, text: &str) -> Result<Trace, TraceError> {
-    let wrong = |line, why, expected| TraceError::Line { path: path.to_owned(), line, why, expected };
-    let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
-    let Some((number, head)) = lines.next() else {
-        return Err(wrong(1, "the file is empty".to_owned(), HEAD));
+pub(super) fn parse(path: &Path, text: &str) -> Result<Trace> {
+    let wrong = |line: usize, why: String, expected: &str| {
+        anyhow!("{}, line {line}: {why}; expected {expected}", path.display())
     };
+    let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+    let (number, head) = lines.next().ok_or_else(|| wrong(1, "the file is empty".to_owned(), HEAD))?;
     let Head { trace, batch } =
         serde_json::from_str(head).map_err(|error| wrong(number, words(&error), HEAD))?;
     if batch == 0 {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pbox_core::KeyId;
 
-use super::trace::{Plan, Step};
+use super::trace::{ComputePlan, ComputeStep};
 
 /// A worker that computes: it pushes, waits, and lets time pass.
 pub trait Worker {
@@ -37,7 +37,7 @@ pub trait Worker {
 /// A worker's iterations.
 #[derive(Debug)]
 pub struct Iteration<'a> {
-    plan: &'a Plan,
+    plan: &'a ComputePlan,
     computed_until: Duration,
     /// By layer, over all iterations: how long the worker waited for its weights with nothing to compute.
     stalled: Vec<Duration>,
@@ -45,7 +45,7 @@ pub struct Iteration<'a> {
 
 impl<'a> Iteration<'a> {
     /// The state before the first iteration, which begins now.
-    pub fn new(plan: &'a Plan, now: Duration) -> Self {
+    pub fn new(plan: &'a ComputePlan, now: Duration) -> Self {
         Iteration { plan, computed_until: now, stalled: vec![Duration::ZERO; plan.steps.len()] }
     }
 
@@ -76,7 +76,7 @@ impl<'a> Iteration<'a> {
     fn await_weights<W: Worker>(
         &mut self,
         worker: &mut W,
-        step: &Step,
+        step: &ComputeStep,
         layer: usize,
     ) -> Result<(), W::Error> {
         let mut was_there = true;

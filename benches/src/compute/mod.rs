@@ -4,7 +4,7 @@
 //! ```text
 //!   a file, or a built-in network and a device        Trace     the time of each layer
 //!        |                                               |
-//!        +--- the job's keys, a time scale ----------> Plan     keys by number, times to wait
+//!        +--- the job's keys, a time scale ------> ComputePlan   keys by number, times to wait
 //!                                                        |
 //!   Iteration: forward, first layer first: wait for its weights, compute; backward, last layer first:
 //!   compute, push its gradients                          |
@@ -15,7 +15,6 @@
 
 mod bound;
 mod built_in;
-mod error;
 mod file;
 mod iteration;
 mod report;
@@ -24,15 +23,14 @@ mod trace;
 
 pub use bound::shortest_iteration;
 pub use built_in::{BUILT_IN, built_in};
-pub use error::TraceError;
 pub use file::read;
 pub use iteration::{Iteration, Worker};
 pub use report::{ComputeReport, Times};
 pub use session::Clocked;
-pub use trace::{Layer, Plan, Step, Trace};
+pub use trace::{ComputePlan, ComputeStep, Layer, Trace};
 
 /// A trace by its built-in name, or from a file.
-pub fn trace(name_or_file: &str) -> Result<Trace, TraceError> {
+pub fn trace(name_or_file: &str) -> anyhow::Result<Trace> {
     built_in(name_or_file).map_or_else(|| read(name_or_file.as_ref()), Ok)
 }
 

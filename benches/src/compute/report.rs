@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use super::bound::shortest_iteration;
-use super::trace::Plan;
+use super::trace::ComputePlan;
 
 /// Rows of the table: the layers with the longest waits.
 const WORST: usize = 8;
@@ -62,7 +62,7 @@ impl ComputeReport {
     /// Makes the report of what each worker measured, for a model with keys of `key_bytes`. Each worker's link carries
     /// `bandwidth_gbps` of the model each way, if that is known.
     pub fn new(
-        plan: &Plan,
+        plan: &ComputePlan,
         time_scale: f64,
         key_bytes: &[u64],
         bandwidth_gbps: Option<f64>,

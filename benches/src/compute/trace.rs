@@ -5,9 +5,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use anyhow::{Context, Result, bail, ensure};
 use pbox_core::{Key, KeyId};
-
-use super::error::{TraceError, at_most};
 
 /// The longest time of a layer: a longer time is a mistake in the unit.
 const LONGEST_US: f64 = 3600.0 * 1e6;
@@ -38,18 +37,18 @@ pub struct Layer {
 
 /// A trace of a job: keys by number, times scaled.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ComputePlan {
     /// The trace's name.
     pub name: String,
     /// Samples in a worker's batch.
     pub batch: u32,
     /// In the order of the forward pass.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ComputeStep>,
 }
 
 /// One layer of a plan.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub struct ComputeStep {
     /// The layer's name.
     pub name: String,
     /// Its keys.
@@ -66,64 +65,75 @@ impl Trace {
     /// # Errors
     /// When the trace names a key that the job does not have, names a key twice, or leaves a key out; when a time is out of
     /// range.
-    pub fn plan(&self, keys: &[Key], time_scale: f64) -> Result<Plan, TraceError> {
-        if !(time_scale.is_finite() && time_scale > 0.0) {
-            return Err(TraceError::TimeScale { seen: time_scale });
-        }
-        if self.layers.is_empty() {
-            return Err(TraceError::NoLayers { trace: self.name.clone() });
-        }
+    pub fn plan(&self, keys: &[Key], time_scale: f64) -> Result<ComputePlan> {
+        let trace = &self.name;
+        ensure!(
+            time_scale.is_finite() && time_scale > 0.0,
+            "time scale {time_scale}: expected a number above 0"
+        );
+        ensure!(
+            !self.layers.is_empty(),
+            "trace {trace:?} has no layers: give a line for each, after the first line"
+        );
         let ids: HashMap<&str, KeyId> = keys.iter().map(|key| &*key.name).zip((0..).map(KeyId)).collect();
         let mut layer_of: Vec<Option<&str>> = vec![None; keys.len()];
         let mut steps = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             let mut numbers = Vec::with_capacity(layer.keys.len());
             for name in &layer.keys {
-                let Some(&key) = ids.get(&**name) else { return Err(self.unknown_key(layer, name, keys)) };
+                let key = *ids.get(&**name).with_context(|| {
+                    let first = keys.first().map_or_else(String::new, |key| at_most(&key.name));
+                    format!(
+                        "trace {trace:?}, layer {:?}: key {:?} is not one of the model's {} keys (the first is {first:?}); is the trace of another model? Choose it by --model or --manifest",
+                        at_most(&layer.name),
+                        at_most(name),
+                        keys.len()
+                    )
+                })?;
                 if let Some(other) = layer_of[key.index()].replace(&layer.name) {
-                    let (key, layers) = (at_most(name), [other, &layer.name].map(at_most));
-                    return Err(TraceError::KeyTwice { trace: self.name.clone(), key, layers });
+                    let [key, other, this] = [name, other, &layer.name].map(at_most);
+                    bail!(
+                        "trace {trace:?}: key {key:?} is in layer {other:?} and in layer {this:?}; expected it in one"
+                    );
                 }
                 numbers.push(key);
             }
             numbers.sort();
             let forward = self.scaled(layer, "forward_us", layer.forward_us, time_scale)?;
             let backward = self.scaled(layer, "backward_us", layer.backward_us, time_scale)?;
-            steps.push(Step { name: layer.name.clone(), keys: numbers, forward, backward });
+            steps.push(ComputeStep { name: layer.name.clone(), keys: numbers, forward, backward });
         }
-        let missing: Vec<String> = layer_of
-            .iter()
-            .zip(keys)
-            .filter(|(layer, _)| layer.is_none())
-            .map(|(_, k)| k.name.clone())
-            .collect();
-        if !missing.is_empty() {
-            return Err(TraceError::MissingKeys { trace: self.name.clone(), missing });
+        let missing: Vec<&Key> =
+            layer_of.iter().zip(keys).filter(|(layer, _)| layer.is_none()).map(|(_, key)| key).collect();
+        if let Some(first) = missing.first() {
+            bail!(
+                "trace {trace:?}: {} of the model's keys are in no layer, the first of them {:?}; name each key in the layer that uses it",
+                missing.len(),
+                at_most(&first.name)
+            );
         }
-        Ok(Plan { name: self.name.clone(), batch: self.batch, steps })
+        Ok(ComputePlan { name: trace.clone(), batch: self.batch, steps })
     }
 
-    fn unknown_key(&self, layer: &Layer, key: &str, keys: &[Key]) -> TraceError {
-        TraceError::UnknownKey {
-            trace: self.name.clone(),
-            layer: at_most(&layer.name),
-            key: at_most(key),
-            keys: keys.len(),
-            first: keys.first().map_or_else(String::new, |key| at_most(&key.name)),
-        }
-    }
-
-    fn scaled(&self, layer: &Layer, what: &'static str, us: f64, scale: f64) -> Result<Duration, TraceError> {
-        let scaled = us * scale;
-        if us > 0.0 && us.is_finite() && scaled <= LONGEST_US {
-            return Ok(Duration::from_secs_f64(scaled / 1e6));
-        }
-        let (trace, layer) = (self.name.clone(), at_most(&layer.name));
-        Err(TraceError::Time { trace, layer, what, seen: us, scale })
+    fn scaled(&self, layer: &Layer, what: &str, us: f64, scale: f64) -> Result<Duration> {
+        ensure!(
+            us > 0.0 && us.is_finite() && us * scale <= LONGEST_US,
+            "trace {:?}, layer {:?}: {what} is {us} (times {scale}); expected microseconds above 0, and below an hour",
+            self.name,
+            at_most(&layer.name)
+        );
+        Ok(Duration::from_secs_f64(us * scale / 1e6))
     }
 }
 
-impl Plan {
+/// Errors repeat this much of a name from a file.
+const ECHOED_CHARS: usize = 64;
+
+pub(super) fn at_most(name: &str) -> String {
+    name.chars().take(ECHOED_CHARS).collect()
+}
+
+impl ComputePlan {
     /// The time of an iteration without communication.
     pub fn compute(&self) -> Duration {
         self.steps.iter().map(|step| step.forward + step.backward).sum()

@@ -18,7 +18,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub use args::Args;
 use guard::{Ending, Guarded};
 use report::Report;
-use system::{Peer, Work};
+use system::{Contender, Work};
 
 /// The part of a peer's output that is used here.
 #[derive(Debug, serde::Deserialize)]
@@ -64,7 +64,7 @@ fn compare(args: &Args) -> Result<()> {
 }
 
 /// Runs a peer once. None of its processes outlives the run.
-fn measure(peer: &Peer, limit_s: u64) -> Result<Said> {
+fn measure(peer: &Contender, limit_s: u64) -> Result<Said> {
     let (ending, stdout) = Guarded::start(peer.name, &peer.program, &peer.args, limit_s)?.end()?;
     match ending {
         Ending::Good => {}

@@ -108,7 +108,7 @@ impl Work {
 
 /// One row of the table.
 #[derive(Debug)]
-pub struct Peer {
+pub struct Contender {
     /// Its name in the table.
     pub name: &'static str,
     /// The program.
@@ -156,14 +156,14 @@ pub fn ready(script: &Path) -> Result<Option<String>> {
 }
 
 /// The probe first, then the others.
-pub fn peers(work: &Work, systems: &[System]) -> Result<Vec<Peer>> {
+pub fn peers(work: &Work, systems: &[System]) -> Result<Vec<Contender>> {
     let probe = std::env::current_exe()?.with_file_name("phub-probe");
     ensure!(probe.exists(), "{} is not built: cargo build --release --bins", probe.display());
     let hub = |name, extra: &[&str]| {
         let common = ["--json", "--workers", &work.workers, "--rounds", &work.rounds];
         let mut args: Vec<String> = common.iter().chain(extra).map(|&word| word.to_owned()).collect();
         args.extend(work.source.iter().cloned());
-        Peer { name, program: probe.clone(), args }
+        Contender { name, program: probe.clone(), args }
     };
     let mut peers = vec![
         hub("phub, shared weights", &["--weights", "shared"]),
@@ -175,7 +175,7 @@ pub fn peers(work: &Work, systems: &[System]) -> Result<Vec<Peer>> {
             // A script's own options come first.
             let mut args: Vec<String> = extra.iter().map(|&word| word.to_owned()).collect();
             args.extend(work.options());
-            peers.push(Peer { name, program: system.script(), args });
+            peers.push(Contender { name, program: system.script(), args });
         }
     }
     Ok(peers)

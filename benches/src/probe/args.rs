@@ -14,11 +14,12 @@ use pbox_core::{
     Schedule,
 };
 use phub_server::model_source::ModelSource;
-use phub_server::{CoreSelection, IdleChoice};
+use phub_server::{CoreSelection, HubSettings, IdleChoice};
 use pull::PullArgs;
 use worker_shim::{SessionConfig, WeightsMode};
 
-use crate::compute::{BUILT_IN, Plan};
+use crate::child::ChildRole;
+use crate::compute::{BUILT_IN, ComputePlan};
 
 /// Measure what a parameter hub does on this machine when computing takes no time.
 ///
@@ -50,7 +51,7 @@ pub struct Args {
 
     /// How bytes cross.
     #[arg(long, default_value = "auto", value_enum)]
-    pub transport: Transport,
+    pub transport: TransportChoice,
 
     /// RDMA NICs of hub and workers, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign):
     /// by the beginning of their names, exactly with = before the list, all others with ^ before it. Default: every NIC
@@ -63,12 +64,12 @@ pub struct Args {
     pub cores: Option<CoreSelection>,
 
     /// What the hub does with a sum.
-    #[arg(long, default_value = "nesterov", value_enum)]
-    pub optimizer: OptimizerChoice,
+    #[arg(long, default_value = "nesterov", value_name = "average|sgd|momentum|nesterov|adam|adamw", value_parser = optimizer)]
+    pub optimizer: Optimizer,
 
     /// Element type of the whole model.
-    #[arg(long, default_value = "f32", value_enum)]
-    pub dtype: DtypeChoice,
+    #[arg(long, default_value = "f32", value_name = "f32|f16|bf16", value_parser = dtype)]
+    pub dtype: Dtype,
 
     /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp every push steps alone,
     /// all workers push the same gradients, and the probe checks that the weights are those after a number of steps
@@ -143,12 +144,12 @@ pub struct Args {
 
     /// The role of this process in a run; set by the probe itself.
     #[arg(long, value_enum, hide = true)]
-    pub role: Option<Role>,
+    pub role: Option<ChildRole>,
 }
 
 /// How bytes cross.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Transport {
+pub enum TransportChoice {
     /// The best that there is: shared memory on one machine; between machines RDMA, or TCP without RDMA.
     Auto,
     /// Shared memory.
@@ -161,45 +162,37 @@ pub enum Transport {
     Sim,
 }
 
-impl Transport {
+impl TransportChoice {
     /// The transport for hub and session; `None` leaves the choice to them.
     pub fn choice(self) -> Option<fabric::any::Transport> {
         match self {
-            Transport::Auto | Transport::Sim => None,
-            Transport::Shm => Some(fabric::any::Transport::Shm),
-            Transport::Verbs => Some(fabric::any::Transport::Verbs),
-            Transport::Tcp => Some(fabric::any::Transport::Tcp),
+            TransportChoice::Auto | TransportChoice::Sim => None,
+            TransportChoice::Shm => Some(fabric::any::Transport::Shm),
+            TransportChoice::Verbs => Some(fabric::any::Transport::Verbs),
+            TransportChoice::Tcp => Some(fabric::any::Transport::Tcp),
         }
     }
 }
 
-/// What the hub does with a sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum OptimizerChoice {
-    /// The mean of the gradients.
-    Average,
-    /// Plain steps.
-    Sgd,
-    /// Heavy-ball momentum.
-    Momentum,
-    /// Nesterov's accelerated gradient.
-    Nesterov,
-    /// Adam.
-    Adam,
-    /// Adam with decoupled weight decay.
-    #[value(name = "adamw")]
-    AdamW,
+/// An optimizer by its name, with the usual settings for ResNet-50; Adam and AdamW with PyTorch's defaults.
+fn optimizer(name: &str) -> Result<Optimizer, String> {
+    let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
+    let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
+    Ok(match name {
+        "average" => Optimizer::Average,
+        "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
+        "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+        "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+        "adam" => Optimizer::Adam { learning_rate: 1e-3, weight_decay: 0.0, beta1, beta2, epsilon },
+        "adamw" => Optimizer::AdamW { learning_rate: 1e-3, weight_decay: 0.01, beta1, beta2, epsilon },
+        _ => return Err(format!("expected one of {}", Optimizer::NAMES.join(", "))),
+    })
 }
 
-/// Element type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum DtypeChoice {
-    /// IEEE 754 single precision.
-    F32,
-    /// IEEE 754 half precision.
-    F16,
-    /// The upper half of an f32.
-    Bf16,
+/// An element type by its name.
+fn dtype(name: &str) -> Result<Dtype, String> {
+    let all = [Dtype::F32, Dtype::F16, Dtype::BF16];
+    all.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| "expected f32, f16 or bf16".to_owned())
 }
 
 /// Where workers read weights.
@@ -220,60 +213,24 @@ pub enum AblateChoice {
     Optimize,
 }
 
-/// The role of a process in a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Role {
-    /// The hub.
-    Hub,
-    /// A worker.
-    Worker,
-}
-
 impl Args {
     /// The model's name and keys, in the element type of the settings. Default: the model of the built-in trace, or ResNet-50.
     pub fn keys(&self) -> anyhow::Result<(String, Vec<Key>)> {
         let traced = self.compute.compute.as_deref().filter(|name| BUILT_IN.contains(name));
         let (model, mut keys) = self.source.keys_or(traced.unwrap_or("resnet50"))?;
-        keys.iter_mut().for_each(|key| key.dtype = self.dtype());
+        keys.iter_mut().for_each(|key| key.dtype = self.dtype);
         self.compute.shrink(&mut keys);
         Ok((model, keys))
     }
 
     /// The trace of `--compute`.
-    pub fn plan(&self) -> anyhow::Result<Option<Plan>> {
+    pub fn plan(&self) -> anyhow::Result<Option<ComputePlan>> {
         let (_, keys) = self.keys()?;
         let plan = self.compute.plan(&keys)?;
-        if plan.is_some() && self.transport == Transport::Sim {
+        if plan.is_some() && self.transport == TransportChoice::Sim {
             anyhow::bail!("--compute takes time, and --transport sim has none: choose shm, verbs or tcp");
         }
         Ok(plan)
-    }
-
-    /// Element type of the whole model.
-    pub fn dtype(&self) -> Dtype {
-        match self.dtype {
-            DtypeChoice::F32 => Dtype::F32,
-            DtypeChoice::F16 => Dtype::F16,
-            DtypeChoice::Bf16 => Dtype::BF16,
-        }
-    }
-
-    /// The optimizer, with the usual settings for ResNet-50; Adam and AdamW with PyTorch's defaults.
-    pub fn optimizer(&self) -> Optimizer {
-        let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
-        let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
-        match self.optimizer {
-            OptimizerChoice::Average => Optimizer::Average,
-            OptimizerChoice::Sgd => Optimizer::Sgd { learning_rate, weight_decay },
-            OptimizerChoice::Momentum => Optimizer::Momentum { learning_rate, weight_decay, momentum },
-            OptimizerChoice::Nesterov => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
-            OptimizerChoice::Adam => {
-                Optimizer::Adam { learning_rate: 1e-3, weight_decay: 0.0, beta1, beta2, epsilon }
-            }
-            OptimizerChoice::AdamW => {
-                Optimizer::AdamW { learning_rate: 1e-3, weight_decay: 0.01, beta1, beta2, epsilon }
-            }
-        }
     }
 
     /// What the hub leaves out.
@@ -322,16 +279,15 @@ impl Args {
             ablate: self.ablate(),
             split_above: self.compute.split_above(),
             level: self.level(),
-            ..JobTerms::new(self.workers, keys, self.optimizer())
+            ..JobTerms::new(self.workers, keys, self.optimizer)
         }
     }
 
     /// The session settings of a worker of this run.
-    pub fn session_config(&self, keys: Vec<Key>, plan: Option<&Plan>) -> SessionConfig {
+    pub fn session_config(&self, keys: Vec<Key>, plan: Option<&ComputePlan>) -> SessionConfig {
         let hub = self.hub.clone().unwrap_or_default();
         let rank = self.rank.unwrap_or_default();
-        let mut config =
-            SessionConfig::new(hub, &*self.job, rank, self.workers, Vec::new(), self.optimizer());
+        let mut config = SessionConfig::new(hub, &*self.job, rank, self.workers, Vec::new(), self.optimizer);
         config.terms = self.terms(keys);
         config.pull = self.pull.pull(plan);
         config.transport = self.transport.choice();
@@ -346,11 +302,22 @@ impl Args {
         config
     }
 
+    /// The settings of a hub that the probe starts.
+    pub fn hub_settings(&self) -> HubSettings {
+        HubSettings {
+            cores: self.cores.clone(),
+            idle: self.idle,
+            transports: self.transport.choice().map(|transport| vec![transport]),
+            nics: self.nics.clone(),
+            ..HubSettings::default()
+        }
+    }
+
     /// The name of this process in errors.
     pub fn program(&self) -> String {
         match (self.role, self.rank) {
-            (Some(Role::Hub), _) => "phub-probe: the hub".into(),
-            (Some(Role::Worker), Some(rank)) => format!("phub-probe: worker {rank}"),
+            (Some(ChildRole::Hub), _) => "phub-probe: the hub".into(),
+            (Some(ChildRole::Worker), Some(rank)) => format!("phub-probe: worker {rank}"),
             _ => "phub-probe".into(),
         }
     }

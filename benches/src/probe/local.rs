@@ -2,14 +2,14 @@
 //! limit, some rounds again. On a shared machine the memory's speed changes from second to second, so the ratio within a leg
 //! counts.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use pbox_core::Wire;
 
-use super::args::{Args, Transport, WeightsChoice};
+use super::args::{Args, TransportChoice, WeightsChoice};
 use super::limit::Limit;
 use super::report::{Crossed, Leg, Report, progress_bar};
 use super::worker::{Word, describe_hubs};
-use crate::child::Role;
+use crate::child::ChildProcess;
 
 /// The most legs. A leg has enough rounds for a median.
 const LEGS: u32 = 10;
@@ -22,9 +22,9 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     check_memory(args, &wire)?;
     let progress = progress_bar(args);
 
-    let start = |hub| Role::start(format!("hub {hub}"), &args.for_role("hub"));
-    let mut hubs: Vec<Role> = (0..args.hubs).map(start).collect::<Result<_>>()?;
-    let address = hubs.iter_mut().map(Role::read_line).collect::<Result<Vec<String>>>()?.join(",");
+    let start = |hub| ChildProcess::start(format!("hub {hub}"), &args.for_role("hub"));
+    let mut hubs: Vec<ChildProcess> = (0..args.hubs).map(start).collect::<Result<_>>()?;
+    let address = hubs.iter_mut().map(ChildProcess::read_line).collect::<Result<Vec<String>>>()?.join(",");
     let cpus: Vec<u32> = describe_hubs(&address)?.cores.iter().map(|core| core.cpu).collect();
 
     progress.set_message("memory for the machine's limit");
@@ -35,11 +35,11 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     for rank in 0..args.workers {
         let mut line = args.for_role("worker");
         line.extend(["--hub".into(), address.clone(), "--rank".into(), rank.to_string()]);
-        workers.push(Role::start(format!("worker {rank}"), &line)?);
+        workers.push(ChildProcess::start(format!("worker {rank}"), &line)?);
     }
     let mut transport = String::new();
     for worker in &mut workers {
-        match hear(worker)? {
+        match worker.hear()? {
             Word::Ready { transport: of_this } => transport = of_this,
             other => bail!("expected Ready from a worker, read {other:?}"),
         }
@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         let mut by_worker = Vec::new();
         for worker in &mut workers {
             by_worker.push(loop {
-                match hear(worker)? {
+                match worker.hear()? {
                     Word::Rounds(rounds) => progress.set_position(rounds.into()),
                     Word::Leg(round_ns) => break round_ns,
                     Word::Computed(times) => {
@@ -75,7 +75,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     let (mut worker_rss, mut credits, mut crossed, mut pulls) = (0, Vec::new(), Vec::new(), Vec::new());
     for worker in &mut workers {
         worker.send("done")?;
-        match hear(worker)? {
+        match worker.hear()? {
             Word::Right { rss_bytes, credit, crossed: of_this, pull } => {
                 worker_rss = worker_rss.max(rss_bytes);
                 credits.push(credit);
@@ -86,9 +86,9 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         }
     }
     workers.iter_mut().try_for_each(|worker| worker.send("leave"))?;
-    workers.into_iter().try_for_each(Role::finish)?;
+    workers.into_iter().try_for_each(ChildProcess::finish)?;
     hubs.iter_mut().try_for_each(|hub| hub.send("stop"))?;
-    hubs.into_iter().try_for_each(Role::finish)?;
+    hubs.into_iter().try_for_each(ChildProcess::finish)?;
 
     progress.finish_and_clear();
     if args.ends_alike() {
@@ -110,11 +110,11 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
         u32::from(args.weights == WeightsChoice::Private).max(2 * u32::from(args.compress.is_some()));
     let of_a_worker = 1 + private + u32::from(args.consistency.steps_alone());
     // Without shared memory both ends have each window.
-    let of_a_worker =
-        of_a_worker + if matches!(args.transport, Transport::Tcp | Transport::Verbs) { 2 } else { 0 };
+    let of_a_worker = of_a_worker
+        + if matches!(args.transport, TransportChoice::Tcp | TransportChoice::Verbs) { 2 } else { 0 };
     let copies = of_a_worker * args.workers + 1;
     let windows = u64::from(copies) * wire.window_bytes() as u64;
-    let kept = wire.kept_bytes(&args.optimizer());
+    let kept = wire.kept_bytes(&args.optimizer);
     let limit = u64::from(args.workers + 1) * layout.window_bytes() as u64 + kept;
     let needed = windows + kept + if args.has_limit() { limit } else { 0 };
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
@@ -128,9 +128,4 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn hear(worker: &mut Role) -> Result<Word> {
-    let line = worker.read_line()?;
-    serde_json::from_str(&line).with_context(|| format!("a worker said {line:?}"))
 }

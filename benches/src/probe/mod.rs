@@ -2,10 +2,19 @@
 //! measures the exchange alone, and the machine's limit beside it. With a trace workers wait for the times of compute in
 //! between, so that the probe measures what training would see.
 
+/// Calls a function that is generic over the element type.
+macro_rules! in_dtype {
+    ($dtype:expr, $($function:ident)::+ ( $($argument:expr),* )) => {
+        match $dtype {
+            pbox_core::Dtype::F32 => $($function)::+::<f32>($($argument),*),
+            pbox_core::Dtype::F16 => $($function)::+::<half::f16>($($argument),*),
+            pbox_core::Dtype::BF16 => $($function)::+::<half::bf16>($($argument),*),
+        }
+    };
+}
+
 mod args;
 mod expected;
-mod hub_role;
-#[allow(unsafe_code)]
 mod limit;
 mod local;
 mod report;
@@ -15,18 +24,20 @@ mod worker;
 pub use args::Args;
 
 use anyhow::ensure;
-use args::{Role, Transport};
+use args::TransportChoice;
+
+use crate::child::{self, ChildRole};
 
 /// Runs the probe in the role that the arguments name.
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.terms(args.keys()?.1).check()?;
     match args.role {
-        Some(Role::Hub) => return hub_role::run(&args),
-        Some(Role::Worker) => return worker::run_as_child(&args),
+        Some(ChildRole::Hub) => return child::run_hub(args.hub_settings()),
+        Some(ChildRole::Worker) => return worker::run_as_child(&args),
         None => {}
     }
     args.plan()?; // before anything is started
-    let here = args.hub.is_none() && args.transport != Transport::Sim;
+    let here = args.hub.is_none() && args.transport != TransportChoice::Sim;
     ensure!(
         here || args.hubs == 1,
         "--hubs {}: hubs are started here only without --hub, and not with --transport sim; leave --hubs out, or the other",
@@ -34,7 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     );
     let report = match (&args.hub, args.transport) {
         (Some(_), _) => worker::run_alone(&args)?,
-        (None, Transport::Sim) => simulated::run(&args)?,
+        (None, TransportChoice::Sim) => simulated::run(&args)?,
         (None, _) => local::run(&args)?,
     };
     report.print(args.json)

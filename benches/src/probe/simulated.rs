@@ -6,11 +6,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 use fabric::sim::{Faults, Net};
-use half::{bf16, f16};
 use hub_tests::simulated::{Simulated, Terms};
 use pbox_core::control::{CoreReply, HubReply, PROTOCOL};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Dtype, Element, KeyId, Wire};
+use pbox_core::{Element, KeyId, Wire};
 use phub_server::CoreSelection;
 
 use super::args::Args;
@@ -21,11 +20,7 @@ use super::report::{CreditReport, Crossed, Leg, Report, digest, progress_bar};
 const PATIENCE: u32 = 1000;
 
 pub(super) fn run(args: &Args) -> Result<Report> {
-    match args.dtype() {
-        Dtype::F32 => run_in::<f32>(args),
-        Dtype::F16 => run_in::<f16>(args),
-        Dtype::BF16 => run_in::<bf16>(args),
-    }
+    in_dtype!(args.dtype, run_in(args))
 }
 
 fn run_in<E: Element>(args: &Args) -> Result<Report> {
@@ -37,7 +32,7 @@ fn run_in<E: Element>(args: &Args) -> Result<Report> {
         Some(CoreSelection::Count(count)) => (*count).max(1),
         Some(CoreSelection::Cpus(cpus)) => cpus.len(),
     };
-    let (workers, optimizer) = (args.workers, args.optimizer());
+    let (workers, optimizer) = (args.workers, args.optimizer);
     // A little delay, so that workers do not arrive in order.
     let net = Net::new(1, Faults { delay: 0..4, ..Faults::NONE });
     let worker_credit = job.level.credit().at_first();

@@ -6,9 +6,8 @@ mod computing;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use half::{bf16, f16};
 use pbox_core::control::HubReply;
-use pbox_core::{Consistency, Dtype, Element, KeyId};
+use pbox_core::{Consistency, Element, KeyId};
 use serde::{Deserialize, Serialize};
 use worker_shim::{Session, Traffic};
 
@@ -16,7 +15,7 @@ use super::args::Args;
 use super::expected::{Expected, allowed};
 use super::report::{CreditReport, Crossed, Leg, PullReport, Report, digest};
 use crate::child;
-use crate::compute::{Plan, Times};
+use crate::compute::{ComputePlan, Times};
 
 /// A worker checks a line of each chunk once in this many rounds, and all elements after the last round: a wrong bit stays in
 /// weights and state. A line of every chunk in every round cost a miss of cache and TLB each: 4% of the processors' time, and
@@ -73,11 +72,11 @@ struct Worker<E> {
 }
 
 impl<E: Element> Worker<E> {
-    fn join(args: &Args, plan: Option<&Plan>) -> Result<Self> {
+    fn join(args: &Args, plan: Option<&ComputePlan>) -> Result<Self> {
         let (_, keys) = args.keys()?;
         let rank = args.rank.unwrap_or_default();
         let mut session = Session::join(args.session_config(keys, plan))?;
-        let optimizer = args.optimizer();
+        let optimizer = args.optimizer;
         if optimizer.keeps_weights() {
             session.broadcast_weights(Expected::<E>::fill_weights)?;
         }
@@ -184,18 +183,13 @@ fn check_lines<E: Element>(
 /// A worker process that the probe started.
 pub(super) fn run_as_child(args: &Args) -> Result<()> {
     child::die_with_parent();
-    match args.dtype() {
-        Dtype::F32 => child_of::<f32>(args),
-        Dtype::F16 => child_of::<f16>(args),
-        Dtype::BF16 => child_of::<bf16>(args),
-    }
+    in_dtype!(args.dtype, child_of(args))
 }
 
 fn child_of<E: Element>(args: &Args) -> Result<()> {
-    let say = |word: &Word| println!("{}", serde_json::to_string(word).expect("words are plain data"));
     let plan = args.plan()?;
     let mut worker = Worker::<E>::join(args, plan.as_ref())?;
-    say(&Word::Ready { transport: transports(&worker.session) });
+    child::say(&Word::Ready { transport: transports(&worker.session) })?;
     let mut said = Instant::now();
     loop {
         let word = child::read_word()?;
@@ -206,19 +200,19 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
         let progress = |round| {
             if args.rank == Some(0) && said.elapsed() > PROGRESS {
                 said = Instant::now();
-                say(&Word::Rounds(round));
+                let _ = child::say(&Word::Rounds(round));
             }
         };
-        say(&match &plan {
+        child::say(&match &plan {
             None => Word::Leg(worker.measure(rounds, progress)?),
             Some(plan) => Word::Computed(worker.compute(plan, rounds, progress)?),
-        });
+        })?;
     }
     let rss_bytes = fabric::resident_bytes().unwrap_or(0);
     worker.check()?;
     let (credit, pull) =
         (CreditReport::from_session(&worker.session), PullReport::from_session(&worker.session));
-    say(&Word::Right { rss_bytes, credit, crossed: worker.crossed()?, pull });
+    child::say(&Word::Right { rss_bytes, credit, crossed: worker.crossed()?, pull })?;
     child::wait_for_word("leave")?;
     worker.check_total()?;
     Ok(worker.session.leave()?)
@@ -226,11 +220,7 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
 
 /// One worker of a hub that runs elsewhere.
 pub(super) fn run_alone(args: &Args) -> Result<Report> {
-    match args.dtype() {
-        Dtype::F32 => alone::<f32>(args),
-        Dtype::F16 => alone::<f16>(args),
-        Dtype::BF16 => alone::<bf16>(args),
-    }
+    in_dtype!(args.dtype, alone(args))
 }
 
 fn alone<E: Element>(args: &Args) -> Result<Report> {

@@ -11,9 +11,9 @@ mod samples;
 mod shard;
 mod weights;
 
-pub use network::{Network, Pass};
-pub use plan::{MAX_WORKERS, Plan};
+pub use network::{Network, NetworkPass};
+pub use plan::{MAX_WORKERS, TrainingPlan};
 pub use reference::one_process;
 pub use samples::Samples;
 pub use shard::Shard;
-pub use weights::{Difference, Weights};
+pub use weights::{OtherBits, Weights};

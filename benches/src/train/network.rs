@@ -68,7 +68,7 @@ impl Network {
 
     /// The class that the network gives each sample.
     pub fn classify<'w>(&self, samples: &Samples, weights: impl Fn(KeyId) -> &'w [f32]) -> Vec<usize> {
-        let mut pass = Pass::new(self);
+        let mut pass = NetworkPass::new(self);
         pass.begin(samples);
         for layer in 0..self.layers() {
             pass.forward(layer, weights(Self::weight(layer)), weights(Self::bias(layer)));
@@ -90,7 +90,7 @@ impl Network {
 ///                    deltas[0]                   deltas[1]  <-- loss
 /// ```
 #[derive(Debug)]
-pub struct Pass<'a> {
+pub struct NetworkPass<'a> {
     network: &'a Network,
     /// The batch, then each layer's output, row by row.
     activations: Vec<Vec<f32>>,
@@ -98,11 +98,11 @@ pub struct Pass<'a> {
     deltas: Vec<Vec<f32>>,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> NetworkPass<'a> {
     /// An empty pass.
     pub fn new(network: &'a Network) -> Self {
         let layers = network.layers();
-        Pass { network, activations: vec![Vec::new(); layers + 1], deltas: vec![Vec::new(); layers] }
+        NetworkPass { network, activations: vec![Vec::new(); layers + 1], deltas: vec![Vec::new(); layers] }
     }
 
     /// Its network.

@@ -17,7 +17,7 @@ const WEIGHT_DECAY: f32 = 5e-3;
 
 /// How long, on what and how fast to train.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Plan {
+pub struct TrainingPlan {
     /// Workers, each with its shard.
     pub workers: u32,
     /// Times through the training set.
@@ -30,7 +30,7 @@ pub struct Plan {
     pub seed: u64,
 }
 
-impl Plan {
+impl TrainingPlan {
     /// Shares `round_batch` samples a round among the workers: with more workers, a step has as many samples and each worker
     /// fewer.
     ///
@@ -44,7 +44,7 @@ impl Plan {
             rounds_per_epoch > 0,
             "a round takes {round_batch} samples, but the training set has {train}: ask for a smaller batch"
         );
-        Ok(Plan { workers, epochs, batch, rounds_per_epoch, seed })
+        Ok(TrainingPlan { workers, epochs, batch, rounds_per_epoch, seed })
     }
 
     /// All rounds, without the broadcast of the first weights.
@@ -74,15 +74,15 @@ mod tests {
 
     #[test]
     fn a_plan_needs_a_whole_batch() {
-        let plan = Plan::new(4, 3, 64, 1, 1000).unwrap();
+        let plan = TrainingPlan::new(4, 3, 64, 1, 1000).unwrap();
         assert_eq!((plan.batch, plan.rounds_per_epoch, plan.rounds()), (16, 15, 45));
-        assert!(Plan::new(1, 3, 2000, 1, 1000).unwrap_err().to_string().contains("smaller batch"));
-        assert!(Plan::new(33, 3, 64, 1, 1000).is_err());
+        assert!(TrainingPlan::new(1, 3, 2000, 1, 1000).unwrap_err().to_string().contains("smaller batch"));
+        assert!(TrainingPlan::new(33, 3, 64, 1, 1000).is_err());
     }
 
     #[test]
     fn the_learning_rate_falls_epoch_by_epoch() {
-        let plan = Plan::new(1, 3, 64, 1, 1000).unwrap();
+        let plan = TrainingPlan::new(1, 3, 64, 1, 1000).unwrap();
         assert_eq!(plan.learning_rate(0), plan.optimizer().learning_rate());
         assert!((0..100).all(|epoch| plan.learning_rate(epoch + 1) < plan.learning_rate(epoch)));
     }

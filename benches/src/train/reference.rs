@@ -3,18 +3,18 @@
 
 use pbox_core::{KeyId, Round, oracle};
 
-use super::network::{Network, Pass};
-use super::plan::Plan;
+use super::network::{Network, NetworkPass};
+use super::plan::TrainingPlan;
 use super::samples::Samples;
 use super::shard::Shard;
 use super::weights::Weights;
 
 /// Trains on `shards`, whose gradients are summed in the order given; returns the last weights.
-pub fn one_process(plan: &Plan, network: &Network, shards: &mut [Shard]) -> Weights {
+pub fn one_process(plan: &TrainingPlan, network: &Network, shards: &mut [Shard]) -> Weights {
     let mut weights = Weights::first(network, plan.seed);
     let mut state = Weights::zeroed(network);
     let mut gradients = vec![Weights::zeroed(network); shards.len()];
-    let mut pass = Pass::new(network);
+    let mut pass = NetworkPass::new(network);
     // The broadcast.
     let mut hub_round = Round(0);
     for epoch in 0..plan.epochs {
@@ -30,7 +30,7 @@ pub fn one_process(plan: &Plan, network: &Network, shards: &mut [Shard]) -> Weig
     weights
 }
 
-fn gradients_of(pass: &mut Pass, batch: &Samples, weights: &Weights, gradients: &mut Weights) {
+fn gradients_of(pass: &mut NetworkPass, batch: &Samples, weights: &Weights, gradients: &mut Weights) {
     let layers = pass.network().layers();
     pass.begin(batch);
     for layer in 0..layers {
@@ -45,7 +45,7 @@ fn gradients_of(pass: &mut Pass, batch: &Samples, weights: &Weights, gradients: 
 }
 
 fn step(
-    plan: &Plan,
+    plan: &TrainingPlan,
     network: &Network,
     (epoch, round): (u32, Round),
     gradients: &[Weights],
@@ -68,10 +68,10 @@ fn step(
 mod tests {
     use super::*;
 
-    fn setting() -> (Plan, Network, Vec<Shard>) {
+    fn setting() -> (TrainingPlan, Network, Vec<Shard>) {
         let inputs = (0..240).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
         let samples = Samples::new(3, inputs, (0..80).map(|i| usize::from(i % 3 == 0)).collect());
-        let plan = Plan::new(4, 3, 16, 2, samples.len()).unwrap();
+        let plan = TrainingPlan::new(4, 3, 16, 2, samples.len()).unwrap();
         let shards = (0..plan.workers).map(|rank| Shard::new(&plan, &samples, rank)).collect();
         (plan, Network::new([3, 6, 2]), shards)
     }

@@ -1,6 +1,6 @@
 //! A worker's shard of the training set, and its mini-batches.
 
-use super::plan::Plan;
+use super::plan::TrainingPlan;
 use super::random::Random;
 use super::samples::Samples;
 
@@ -19,7 +19,7 @@ pub struct Shard {
 
 impl Shard {
     /// The shard of worker `rank`: every `plan.workers`-th sample, from `rank` on.
-    pub fn new(plan: &Plan, train: &Samples, rank: u32) -> Self {
+    pub fn new(plan: &TrainingPlan, train: &Samples, rank: u32) -> Self {
         let samples = train.select((rank as usize..train.len()).step_by(plan.workers as usize));
         let order = (0..samples.len()).collect();
         Shard { samples, rank, seed: plan.seed, batch: plan.batch, order }
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn shards_share_out_every_sample_and_batches_do_not_overlap() {
         let train = Samples::new(1, (0..50).map(|i| i as f32).collect(), vec![0; 50]);
-        let plan = Plan::new(3, 2, 12, 9, train.len()).unwrap();
+        let plan = TrainingPlan::new(3, 2, 12, 9, train.len()).unwrap();
         let mut all = Vec::new();
         for rank in 0..3 {
             let mut shard = Shard::new(&plan, &train, rank);

@@ -13,7 +13,7 @@ pub struct Weights(Vec<Vec<f32>>);
 
 /// The first element in which two sets of weights differ.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Difference {
+pub struct OtherBits {
     /// The key's name.
     pub key: String,
     /// The index of the element.
@@ -24,9 +24,9 @@ pub struct Difference {
     pub other: f32,
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for OtherBits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference { key, element, one, other } = self;
+        let OtherBits { key, element, one, other } = self;
         let (one_bits, other_bits) = (one.to_bits(), other.to_bits());
         write!(
             f,
@@ -92,11 +92,11 @@ impl Weights {
     }
 
     /// The first element whose bits differ; `None` if all are equal. Both must have `network`'s shape.
-    pub fn difference(&self, other: &Weights, network: &Network) -> Option<Difference> {
+    pub fn difference(&self, other: &Weights, network: &Network) -> Option<OtherBits> {
         network.keys().into_iter().zip(self.0.iter().zip(&other.0)).find_map(|(key, (ours, theirs))| {
             let element =
                 ours.iter().zip(theirs).position(|(one, other)| one.to_bits() != other.to_bits())?;
-            Some(Difference { key: key.name, element, one: ours[element], other: theirs[element] })
+            Some(OtherBits { key: key.name, element, one: ours[element], other: theirs[element] })
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The device whose times a built-in trace imitates, as a roofline: arithmetic and memory traffic overlap, so a layer takes
 //! the longer of the two. Must not know a network.
 
-use super::network::Work;
+use super::network::LayerWork;
 
 /// Bytes of an f32, the type that the papers train in.
 const ELEMENT_BYTES: f64 = 4.0;
@@ -20,7 +20,7 @@ pub(super) const P4000: Device = Device { flops: 5.3e12, bytes_per_s: 243e9 };
 
 impl Device {
     /// Seconds that the forward pass of a layer takes at the device's best, for a batch.
-    pub fn seconds(&self, work: &Work, batch: u32) -> f64 {
+    pub fn seconds(&self, work: &LayerWork, batch: u32) -> f64 {
         let batch = f64::from(batch);
         let arithmetic = 2.0 * work.multiply_adds * batch / self.flops;
         let elements = work.elements * batch + work.weights;

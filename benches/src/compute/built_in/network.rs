@@ -9,7 +9,7 @@ use pbox_core::Key;
 
 /// The forward pass of one layer.
 #[derive(Clone, Debug)]
-pub(in crate::compute) struct Work {
+pub struct LayerWork {
     /// The layer's name.
     pub name: String,
     /// Its keys.
@@ -47,8 +47,8 @@ impl Map {
 }
 
 /// The layers of a convolutional network. `map` gives the sizes of a layer by its name.
-pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<Work> {
-    let mut layers: Vec<Work> = Vec::new();
+pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<LayerWork> {
+    let mut layers: Vec<LayerWork> = Vec::new();
     for key in keys {
         if key.shape.len() < 2 {
             let layer = layers.last_mut().expect("the published networks begin with a convolution");
@@ -58,7 +58,7 @@ pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<Work> {
         let name = key.name.trim_end_matches(".weight");
         let Map { from, to } = map(name);
         let (outputs, weights) = ((key.shape[0] * to * to) as f64, elements(key));
-        layers.push(Work {
+        layers.push(LayerWork {
             name: name.to_owned(),
             keys: vec![key.name.clone()],
             multiply_adds: weights * (to * to) as f64,

@@ -6,7 +6,7 @@
 
 use pbox_core::Key;
 
-use super::network::{ACTIVATION, Work, elements};
+use super::network::{ACTIVATION, LayerWork, elements};
 
 /// Words of a sentence and of its translation. Sentences of the corpus (IWSLT15, English to Vietnamese) have 20 to 30 words.
 const SOURCE_WORDS: f64 = 20.0;
@@ -48,12 +48,12 @@ fn use_of(key: &str) -> Use {
     }
 }
 
-pub(super) fn layers(keys: &[Key]) -> Vec<Work> {
+pub(super) fn layers(keys: &[Key]) -> Vec<LayerWork> {
     LAYERS.iter().map(|(name, begin)| layer(name, keys, begin)).collect()
 }
 
-fn layer(name: &str, keys: &[Key], begin: &[&str]) -> Work {
-    let mut work = Work {
+fn layer(name: &str, keys: &[Key], begin: &[&str]) -> LayerWork {
+    let mut work = LayerWork {
         name: name.to_owned(),
         keys: Vec::new(),
         multiply_adds: 0.0,

@@ -60,7 +60,7 @@ impl Worker for Scripted {
 }
 
 /// Two layers, the second with two keys: 10 and 20 us forward, twice that backward.
-fn plan() -> Plan {
+fn plan() -> ComputePlan {
     let layer = |name: &str, keys: &[&str], us| Layer {
         name: name.into(),
         keys: keys.iter().map(|&key| key.into()).collect(),

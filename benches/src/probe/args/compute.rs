@@ -2,7 +2,7 @@
 
 use pbox_core::{Key, SPLIT_ABOVE};
 
-use crate::compute::{Plan, Trace, TraceError, trace};
+use crate::compute::{ComputePlan, trace};
 
 /// How workers compute.
 #[derive(Clone, Debug, clap::Args)]
@@ -44,7 +44,7 @@ fn above_zero(text: &str) -> Result<f64, String> {
 
 impl ComputeArgs {
     /// The model's keys, shrunk.
-    pub(in crate::probe) fn shrink(&self, keys: &mut [Key]) {
+    pub fn shrink(&self, keys: &mut [Key]) {
         for key in keys.iter_mut().filter(|_| self.shrink > 1) {
             let elements = key.elements();
             key.shape =
@@ -53,13 +53,13 @@ impl ComputeArgs {
     }
 
     /// The size above which the baseline splits a tensor over several hubs, shrunk like the tensors.
-    pub(in crate::probe) fn split_above(&self) -> u64 {
+    pub fn split_above(&self) -> u64 {
         SPLIT_ABOVE / self.shrink
     }
 
     /// The plan for a job with these keys, if there is a trace.
-    pub(in crate::probe) fn plan(&self, keys: &[Key]) -> Result<Option<Plan>, TraceError> {
-        let trace: Option<Trace> = self.compute.as_deref().map(trace).transpose()?;
-        trace.map(|trace| trace.plan(keys, self.time_scale)).transpose()
+    pub fn plan(&self, keys: &[Key]) -> anyhow::Result<Option<ComputePlan>> {
+        let plan = |name| trace(name)?.plan(keys, self.time_scale);
+        self.compute.as_deref().map(plan).transpose()
     }
 }

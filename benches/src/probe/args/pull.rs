@@ -6,7 +6,7 @@ use pbox_core::KeyId;
 use worker_shim::batch::Batching;
 use worker_shim::{PROFILE_ROUNDS, Pull};
 
-use crate::compute::Plan;
+use crate::compute::ComputePlan;
 
 /// How weights are pulled.
 #[derive(Clone, Debug, clap::Args)]
@@ -25,7 +25,7 @@ pub struct PullArgs {
 
 impl PullArgs {
     /// The pull settings of a session that computes by this plan.
-    pub(in crate::probe) fn pull(&self, plan: Option<&Plan>) -> Option<Pull> {
+    pub fn pull(&self, plan: Option<&ComputePlan>) -> Option<Pull> {
         let steps = plan.map_or(&[][..], |plan| &plan.steps[..]);
         // A layer without weights belongs to the layer before it.
         let layers: Vec<Vec<KeyId>> =
@@ -35,7 +35,7 @@ impl PullArgs {
     }
 
     /// Iterations before the plan.
-    pub(in crate::probe) fn profile_rounds(&self) -> u32 {
+    pub fn profile_rounds(&self) -> u32 {
         if self.pull.is_some_and(Batching::needs_profile) { 2 * PROFILE_ROUNDS } else { 0 }
     }
 }

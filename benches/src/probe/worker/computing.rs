@@ -6,7 +6,7 @@ use anyhow::Result;
 use pbox_core::Element;
 
 use super::{Worker, check_lines};
-use crate::compute::{Clocked, Iteration, Plan, Times, Worker as _};
+use crate::compute::{Clocked, ComputePlan, Iteration, Times, Worker as _};
 use crate::probe::expected::allowed;
 
 /// The first iteration is not measured: nothing is under way, so it finds all weights there.
@@ -16,7 +16,7 @@ impl<E: Element> Worker<E> {
     /// Makes some exchanges without compute, then `iterations` iterations. Returns the time of each.
     pub(super) fn compute(
         &mut self,
-        plan: &Plan,
+        plan: &ComputePlan,
         iterations: u32,
         mut progress: impl FnMut(u32),
     ) -> Result<Times> {

@@ -9,12 +9,12 @@ fn batch() -> Samples {
 }
 
 fn loss(network: &Network, weights: &Weights) -> f32 {
-    let mut pass = Pass::new(network);
+    let mut pass = NetworkPass::new(network);
     run_forward(&mut pass, weights);
     pass.loss(batch().labels())
 }
 
-fn run_forward(pass: &mut Pass, weights: &Weights) {
+fn run_forward(pass: &mut NetworkPass, weights: &Weights) {
     pass.begin(&batch());
     for layer in 0..pass.network.layers() {
         pass.forward(layer, weights.key(Network::weight(layer)), weights.key(Network::bias(layer)));
@@ -25,7 +25,7 @@ fn run_forward(pass: &mut Pass, weights: &Weights) {
 fn gradients_are_the_slopes_of_the_loss() {
     let network = Network::new([3, 5, 4, 2]);
     let mut weights = Weights::first(&network, 5);
-    let mut pass = Pass::new(&network);
+    let mut pass = NetworkPass::new(&network);
     run_forward(&mut pass, &weights);
     pass.loss(batch().labels());
     let mut gradients = Weights::zeroed(&network);

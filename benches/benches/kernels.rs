@@ -2,16 +2,13 @@
 //!
 //! Throughput is bytes read and written, with master weights and state. Each kernel's result is compared with the oracle
 //! before it is measured. A copy in the same run is the yardstick: of a 32 KiB chunk in cache, of 16 MiB from memory. The
-//! ratio counts, because the machine's speed changes. `parts` measures the parts of a kernel's pass one by one.
-
-mod memory;
-mod parts;
+//! ratio counts, because the machine's speed changes.
 
 use std::hint::black_box;
 
+use benches::private_memory::PrivateMemory;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
-use memory::Memory;
 use pbox_core::kernels::Kernels;
 use pbox_core::{Element, Optimizer};
 
@@ -28,15 +25,15 @@ const PLACES: [(&str, usize); 2] = [("cache", 1), ("memory", 512)];
 const WORKERS: [(Optimizer, [usize; 3]); 3] =
     [(Optimizer::Average, [1, 2, 8]), (NESTEROV, [1, 4, 8]), (ADAM, [1, 4, 8])];
 
-fn kernels(criterion: &mut Criterion) {
+fn all(criterion: &mut Criterion) {
     for (place, chunks) in PLACES {
         for (optimizer, workers) in WORKERS {
             for workers in workers {
                 let mut group = criterion.benchmark_group(format!("{}-{workers}/{place}", optimizer.name()));
                 copy(&mut group, chunks);
-                run::<f32>(&mut group, &optimizer, workers, chunks);
-                run::<f16>(&mut group, &optimizer, workers, chunks);
-                run::<bf16>(&mut group, &optimizer, workers, chunks);
+                run::<f32>(&mut group, optimizer, workers, chunks);
+                run::<f16>(&mut group, optimizer, workers, chunks);
+                run::<bf16>(&mut group, optimizer, workers, chunks);
                 group.finish();
             }
         }
@@ -54,31 +51,23 @@ fn copy(group: &mut Group, chunks: usize) {
     });
 }
 
-fn run<E: Element>(group: &mut Group, optimizer: &Optimizer, workers: usize, chunks: usize) {
+fn run<E: Element>(group: &mut Group, optimizer: Optimizer, workers: usize, chunks: usize) {
+    let elements = CHUNK_BYTES / size_of::<E>();
     for kernels in Kernels::available() {
-        run_with::<E>(group, kernels, optimizer, workers, chunks);
+        PrivateMemory::<E>::check(kernels, optimizer, workers, elements);
+        let mut memory =
+            PrivateMemory::<E>::new(&vec![elements; chunks], workers, optimizer).expect("memory");
+        group.throughput(Throughput::BytesDecimal(memory.bytes_moved()));
+        group.bench_function(BenchmarkId::new(kernels.name(), E::DTYPE.name()), |bencher| {
+            bencher.iter(|| black_box(&mut memory).pass(kernels));
+        });
     }
-}
-
-fn run_with<E: Element>(
-    group: &mut Group,
-    kernels: &Kernels,
-    optimizer: &Optimizer,
-    workers: usize,
-    chunks: usize,
-) {
-    Memory::<E>::check(kernels, optimizer, workers);
-    let mut memory = Memory::<E>::new(optimizer, workers, chunks);
-    group.throughput(Throughput::BytesDecimal(memory.bytes_moved(optimizer)));
-    group.bench_function(BenchmarkId::new(kernels.name(), E::DTYPE.name()), |bencher| {
-        bencher.iter(|| black_box(&mut memory).pass(kernels, optimizer));
-    });
 }
 
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20).measurement_time(std::time::Duration::from_millis(400))
         .warm_up_time(std::time::Duration::from_millis(100));
-    targets = kernels, parts::accumulate, parts::convert
+    targets = all
 }
 criterion_main!(benches);

@@ -1,0 +1,111 @@
+//! Chunks in private memory and passes of kernels over them, without exchange: the machine's limit, and the benchmark of
+//! kernels.
+
+use std::marker::PhantomData;
+
+use fabric::{MapError, Slab};
+use pbox_core::kernels::{Kernels, Slots};
+use pbox_core::oracle::{self, Step};
+use pbox_core::{Element, Optimizer, Round};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The gradients, weights and state of some chunks.
+#[derive(Debug)]
+pub struct PrivateMemory<E> {
+    /// The elements of each chunk.
+    chunks: Vec<usize>,
+    gradients: Vec<Slab>,
+    weights: Slab,
+    kept: Slab,
+    optimizer: Optimizer,
+    elements: PhantomData<E>,
+}
+
+impl<E: Element> PrivateMemory<E> {
+    /// Elements of a cache line: chunks start on lines, as in a window.
+    const LINE: usize = 64 / size_of::<E>();
+
+    /// The memory of chunks with these numbers of elements, filled with small numbers.
+    pub fn new(chunks: &[usize], workers: usize, optimizer: Optimizer) -> Result<Self, MapError> {
+        let elements: usize = chunks.iter().map(|elements| elements.next_multiple_of(Self::LINE)).sum();
+        let buffer = |what, salt: usize| {
+            let mut slab = Slab::zeroed(what, (elements * size_of::<E>()).div_ceil(size_of::<f32>()))?;
+            let number = |i: usize| E::from_f32(((i * 29 + salt * 17) % 127) as f32 / 61.0);
+            Self::elements_mut(&mut slab).iter_mut().enumerate().for_each(|(i, value)| *value = number(i));
+            Ok(slab)
+        };
+        let mut kept = Slab::zeroed("private state", elements * optimizer.kept_per_element(E::DTYPE))?;
+        kept.as_mut_slice().iter_mut().enumerate().for_each(|(i, value)| *value = (i % 89) as f32 / 47.0);
+        Ok(PrivateMemory {
+            chunks: chunks.to_vec(),
+            gradients: (0..workers)
+                .map(|rank| buffer("private gradients", rank))
+                .collect::<Result<_, _>>()?,
+            weights: buffer("private weights", 100)?,
+            kept,
+            optimizer,
+            elements: PhantomData,
+        })
+    }
+
+    fn elements(slab: &Slab) -> &[E] {
+        <[E]>::ref_from_bytes(slab.as_slice().as_bytes()).expect("a slab is aligned, and holds whole f32")
+    }
+
+    fn elements_mut(slab: &mut Slab) -> &mut [E] {
+        let bytes = slab.as_mut_slice().as_mut_bytes();
+        <[E]>::mut_from_bytes(bytes).expect("a slab is aligned, and holds whole f32")
+    }
+
+    fn step(&self) -> Step {
+        Step::new(&self.optimizer, self.gradients.len() as u32, Round(1), 1e-6, 1.0, 1.0)
+    }
+
+    /// Makes one pass over every chunk.
+    pub fn pass(&mut self, kernels: &Kernels) {
+        let step = self.step();
+        let per_element = self.optimizer.kept_per_element(E::DTYPE);
+        let mut starts = vec![std::ptr::null(); self.gradients.len()];
+        let mut offset = 0;
+        for &elements in &self.chunks {
+            for (start, gradients) in starts.iter_mut().zip(&self.gradients) {
+                *start = Self::elements(gradients)[offset..offset + elements].as_ptr();
+            }
+            // SAFETY: the starts point into slabs that outlive the call, sliced to `elements`.
+            let slots = unsafe { Slots::new(&starts, elements) };
+            let weights = &mut Self::elements_mut(&mut self.weights)[offset..offset + elements];
+            let kept = &mut self.kept.as_mut_slice()[offset * per_element..(offset + elements) * per_element];
+            kernels.run(&self.optimizer, &step, &slots, weights, kept);
+            offset += elements.next_multiple_of(Self::LINE);
+        }
+    }
+
+    /// Bytes that a pass reads and writes. State and weights that are stepped count twice.
+    pub fn bytes_moved(&self) -> u64 {
+        let optimizer = &self.optimizer;
+        let window = self.weights.as_slice().len() * size_of::<f32>();
+        let stepped_in_place = optimizer.keeps_weights()
+            && optimizer.kept_per_element(E::DTYPE) == optimizer.state_per_element();
+        let windows = self.gradients.len() + 1 + usize::from(stepped_in_place);
+        (windows * window + 2 * self.kept.as_slice().len() * size_of::<f32>()) as u64
+    }
+
+    /// Panics unless a pass over a chunk of this many elements gives the oracle's bits.
+    pub fn check(kernels: &Kernels, optimizer: Optimizer, workers: usize, elements: usize) {
+        let new = || Self::new(&[elements], workers, optimizer).expect("room for a chunk");
+        let (mut seen, mut expected) = (new(), new());
+        seen.pass(kernels);
+        let step = expected.step();
+        for i in 0..elements {
+            let sum = oracle::sum(expected.gradients.iter().map(|slot| Self::elements(slot)[i].to_f32()));
+            let places = (0..optimizer.kept_per_element(E::DTYPE)).map(|column| column * elements + i);
+            let mut kept: Vec<f32> = places.clone().map(|place| expected.kept.as_slice()[place]).collect();
+            let weight = &mut Self::elements_mut(&mut expected.weights)[i];
+            oracle::step_rounded(&optimizer, &step, sum, weight, &mut kept);
+            let what = format!("{kernels:?} {:?} element {i}", E::DTYPE);
+            assert_eq!(Self::elements(&seen.weights)[i], *weight, "{what}");
+            let seen_kept: Vec<f32> = places.map(|place| seen.kept.as_slice()[place]).collect();
+            assert_eq!(seen_kept, kept, "{what}");
+        }
+    }
+}
