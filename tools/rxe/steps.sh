@@ -41,7 +41,7 @@ hub_by=()
 serve() {
     "${hub_by[@]}" phub-server serve "$@" &>/tmp/hub &
     hub=$!
-    trap 'kill $(jobs -p) 2>/dev/null || true; cat /tmp/hub /tmp/worker.* 2>/dev/null' EXIT
+    trap 'kill $(jobs -p) 2>/dev/null || true; cat /tmp/hub /tmp/worker.* 2>/dev/null || true' EXIT
     within 60 listens 127.0.0.1 7077
 }
 
