@@ -103,12 +103,12 @@ fn a_run_repeats() {
 
 #[test]
 fn too_low_an_accuracy_is_an_error() {
-    let output = train(&["--workers", "2", "--epochs", "1", "--min-accuracy", "1", "--json"]);
+    let output = train(&["--workers", "2", "--epochs", "1", "--min-accuracy", "1"]);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(complaint.contains("on the test set is below 1.000"), "{complaint}");
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    assert_eq!(report["bit_for_bit"], true);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("the same weights, bit for bit"), "{said}");
 }
 
 #[test]

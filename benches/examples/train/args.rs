@@ -47,10 +47,6 @@ pub struct Args {
     #[arg(long, default_value_t = 0.65, value_name = "SHARE")]
     pub min_accuracy: f64,
 
-    /// Print one JSON object at the end, without progress.
-    #[arg(long)]
-    pub json: bool,
-
     /// The role of this process in a run; set by the example itself, like --rank and --job.
     #[arg(long, value_enum, hide = true)]
     pub role: Option<ChildRole>,
@@ -65,25 +61,11 @@ pub struct Args {
 }
 
 impl Args {
-    /// The command line of the hub's process.
-    pub fn for_hub() -> Vec<String> {
-        ["--role", "hub"].map(String::from).to_vec()
-    }
-
-    /// The command line of a worker's process.
+    /// The command line of a worker's process: this one's, with the worker's place.
     pub fn for_worker(&self, rank: u32, hub: &str, job: &str) -> Vec<String> {
-        let Args { workers, epochs, batch, seed, .. } = self;
-        let numbers = [
-            ("--rank", rank.to_string()),
-            ("--workers", workers.to_string()),
-            ("--epochs", epochs.to_string()),
-            ("--batch", batch.to_string()),
-            ("--seed", seed.to_string()),
-            ("--hub", hub.to_owned()),
-            ("--job", job.to_owned()),
-            ("--role", "worker".to_owned()),
-        ];
-        let compress = self.compress.map(|compression| ("--compress", compression.to_string()));
-        numbers.into_iter().chain(compress).flat_map(|(name, value)| [name.to_owned(), value]).collect()
+        let rank = rank.to_string();
+        let own = ["--role", "worker", "--rank", &rank, "--job", job];
+        let hub = ["--hub", hub].into_iter().filter(|_| self.hub.is_none());
+        std::env::args().skip(1).chain(own.into_iter().chain(hub).map(str::to_owned)).collect()
     }
 }

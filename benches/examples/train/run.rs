@@ -8,16 +8,14 @@ use benches::child::ChildProcess;
 use benches::train::{Shard, Weights, one_process};
 
 use crate::args::Args;
-use crate::report::{Report, tell};
+use crate::report::{report, tell};
 use crate::task::Task;
 use crate::worker::Word;
 
 /// Trains over a hub, trains again in this process alone, and compares.
 pub fn run(args: &Args) -> Result<()> {
     let task = Task::new(args)?;
-    if !args.json {
-        announce(&task);
-    }
+    announce(&task);
     let begin = Instant::now();
     let trained = over_hub(args, &task)?;
     let seconds = begin.elapsed().as_secs_f64();
@@ -25,18 +23,14 @@ pub fn run(args: &Args) -> Result<()> {
     let expected = match args.compress {
         Some(_) => trained[0].clone(),
         None => {
-            if !args.json {
-                tell("one process, the same shards one after another ...");
-            }
+            tell("one process, the same shards one after another ...");
             let shard = |rank| Shard::new(&task.plan, &task.train, rank);
             one_process(&task.plan, &task.network, &mut (0..args.workers).map(shard).collect::<Vec<_>>())
         }
     };
     compare(args, &trained, &expected, &task)?;
 
-    let report = Report::new(args, &task, &trained[0], seconds);
-    report.print(args.json)?;
-    report.judge(args.min_accuracy)
+    report(args, &task, &trained[0], seconds)
 }
 
 fn announce(task: &Task) {
@@ -60,7 +54,7 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
     let (own_hub, address) = match &args.hub {
         Some(address) => (None, address.clone()),
         None => {
-            let mut hub = ChildProcess::start("the hub", &Args::for_hub())?;
+            let mut hub = ChildProcess::start("the hub", &["--role", "hub"].map(str::to_owned))?;
             let address = hub.read_line()?;
             (Some(hub), address)
         }
@@ -71,10 +65,8 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
     let mut workers = (0..args.workers).map(start).collect::<Result<Vec<_>>>()?;
     for epoch in 0..args.epochs {
         let loss = mean_loss(&mut workers)?;
-        if !args.json {
-            let (epochs, rate) = (args.epochs, task.plan.learning_rate(epoch));
-            tell(&format!("epoch {:>3} of {epochs}   loss {loss:.4}   learning rate {rate:.4}", epoch + 1));
-        }
+        let (epochs, rate) = (args.epochs, task.plan.learning_rate(epoch));
+        tell(&format!("epoch {:>3} of {epochs}   loss {loss:.4}   learning rate {rate:.4}", epoch + 1));
     }
     let weights = workers.iter_mut().map(|worker| match worker.hear()? {
         Word::Done { weights } => Weights::from_bits(&task.network, &weights),
