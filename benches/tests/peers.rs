@@ -69,7 +69,7 @@ fn nobody_survives(signal: Signal) {
     let dir = tempfile::tempdir().unwrap();
     let mut program = Program::start(
         phub_peers()
-            .args(["--workers", "2", "--rounds", "1000000", "--peers", "all", "--manifest"])
+            .args(["--workers", "2", "--rounds", "1000000", "--manifest"])
             .arg(tiny_model(dir.path())),
     );
     let mut below = Vec::new();
@@ -114,7 +114,7 @@ fn a_missing_system_is_named() {
     symlink(bash.expect("bash is installed"), dir.path().join("bash")).unwrap();
     let mut command = phub_peers();
     command.env("PATH", dir.path()).args(["--peers", "openmpi"]);
-    says(failure(&mut command), &["cannot compare with Open MPI", "openmpi-bin", "--peers all"]);
+    says(failure(&mut command), &["cannot compare with Open MPI", "openmpi-bin", "without --peers"]);
     says(failure(phub_peers().args(["--peers", "horovod"])), &["horovod", "openmpi", "gloo"]);
 }
 

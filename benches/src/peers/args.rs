@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use clap::ValueEnum;
 use phub_server::model_source::ModelSource;
 
 use super::system::System;
@@ -29,9 +30,9 @@ pub struct Args {
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
 
-    /// Systems to compare with. A system that is named must be installed; `all` takes the installed ones.
-    #[arg(long, default_value = "all", value_delimiter = ',', value_enum, value_name = "NAME,...")]
-    pub peers: Vec<Choice>,
+    /// Systems to compare with, which must be installed. Default: those that are.
+    #[arg(long, value_delimiter = ',', value_enum, value_name = "NAME,...")]
+    pub peers: Vec<System>,
 
     /// How long one run may take before it is killed.
     #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -46,28 +47,11 @@ pub struct Args {
     pub guard: Option<Vec<OsString>>,
 }
 
-/// A system, or all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Choice {
-    /// All that are installed.
-    All,
-    /// Open MPI's all-reduce.
-    Openmpi,
-    /// PyTorch's all-reduce over gloo.
-    Gloo,
-}
-
 impl Args {
-    /// The systems of `--peers`, each once.
+    /// The systems of `--peers`, each once; all, if none is named.
     pub fn systems(&self) -> Vec<System> {
-        let asked = |choice| self.peers.iter().any(|&peer| peer == Choice::All || peer == choice);
-        let all = [(Choice::Openmpi, System::OpenMpi), (Choice::Gloo, System::Gloo)];
-        all.into_iter().filter(|&(choice, _)| asked(choice)).map(|(_, system)| system).collect()
-    }
-
-    /// Whether `--peers` names systems.
-    pub fn names_systems(&self) -> bool {
-        !self.peers.contains(&Choice::All)
+        let asked = |system: &System| self.peers.is_empty() || self.peers.contains(system);
+        System::value_variants().iter().copied().filter(asked).collect()
     }
 }
 
@@ -82,11 +66,8 @@ mod tests {
         let parse = |peers| Args::try_parse_from(["phub-peers", "--peers", peers]);
         let all = [System::OpenMpi, System::Gloo];
         assert_eq!(Args::try_parse_from(["phub-peers"]).unwrap().systems(), all);
-        assert_eq!(parse("all").unwrap().systems(), all);
         assert_eq!(parse("gloo,openmpi,gloo").unwrap().systems(), all);
         assert_eq!(parse("gloo").unwrap().systems(), [System::Gloo]);
-        assert!(parse("gloo").unwrap().names_systems());
-        assert!(!parse("gloo,all").unwrap().names_systems());
         let error = parse("horovod").unwrap_err().to_string();
         assert!(error.contains("horovod") && error.contains("openmpi"), "{error}");
     }

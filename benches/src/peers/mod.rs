@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> ExitCode {
 
 fn compare(args: &Args) -> Result<()> {
     let work = Work::new(args)?;
-    let (systems, missing) = system::present(&args.systems(), args.names_systems(), system::ready)?;
+    let (systems, missing) = system::present(&args.systems(), !args.peers.is_empty(), system::ready)?;
     let peers = system::peers(&work, &systems)?;
     for missing in &missing {
         eprintln!("phub-peers: not run: {missing}");

@@ -12,9 +12,10 @@ use serde::Serialize;
 use super::args::Args;
 
 /// Another system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum System {
     /// Open MPI's all-reduce, and the step on every rank.
+    #[value(name = "openmpi")]
     OpenMpi,
     /// PyTorch's all-reduce over gloo, and the step on every rank.
     Gloo,
@@ -132,7 +133,7 @@ pub fn present(
     }
     if by_name && !missing.is_empty() {
         let words: Vec<String> = missing.iter().map(Missing::to_string).collect();
-        bail!("cannot compare with {}; `--peers all` runs those that are here", words.join("\nand with "));
+        bail!("cannot compare with {}; without --peers those run that are here", words.join("\nand with "));
     }
     Ok((systems, missing))
 }
@@ -197,7 +198,7 @@ mod tests {
         assert_eq!(systems, [System::OpenMpi]);
         assert_eq!(missing[0].to_string(), "gloo: install it");
         let error = present(&all, true, no_gloo).unwrap_err().to_string();
-        assert!(error.contains("gloo: install it") && error.contains("--peers all"), "{error}");
+        assert!(error.contains("gloo: install it") && error.contains("without --peers"), "{error}");
         assert_eq!(present(&[System::OpenMpi], true, no_gloo).unwrap(), (vec![System::OpenMpi], vec![]));
     }
 
