@@ -1,5 +1,5 @@
 //! The probe as a program, in each element type, consistency and schedule. Its own workers compare its results with the
-//! oracle bit for bit, over shared memory with real processes and over the simulated network.
+//! oracle bit for bit.
 
 use std::process::Stdio;
 
@@ -34,14 +34,12 @@ fn report_of(rounds: &str, arguments: &[&str]) -> serde_json::Value {
 fn every_element_type_is_exact() {
     let _watchdog = Watchdog::start();
     for (dtype, bytes) in [("f32", 4), ("f16", 2), ("bf16", 2)] {
-        for transport in ["shm", "sim"] {
-            for optimizer in ["average", "nesterov", "adamw"] {
-                let asked = ["--dtype", dtype, "--transport", transport, "--optimizer", optimizer];
-                let report = report(&asked);
-                assert_eq!(report["checked"], true, "{asked:?}: {report}");
-                assert_eq!(report["dtype"], dtype, "{report}");
-                assert_eq!(report["model_bytes"], bytes * 116_403, "{report}");
-            }
+        for optimizer in ["average", "nesterov", "adamw"] {
+            let asked = ["--dtype", dtype, "--transport", "shm", "--optimizer", optimizer];
+            let report = report(&asked);
+            assert_eq!(report["checked"], true, "{asked:?}: {report}");
+            assert_eq!(report["dtype"], dtype, "{report}");
+            assert_eq!(report["model_bytes"], bytes * 116_403, "{report}");
         }
     }
 }
@@ -50,23 +48,17 @@ fn every_element_type_is_exact() {
 fn every_consistency_is_exact() {
     let _watchdog = Watchdog::start();
     for consistency in ["ssp:0", "ssp:2", "asp"] {
-        for transport in ["shm", "sim"] {
-            for (optimizer, dtype, schedule) in [
-                ("nesterov", "f32", "sliced"),
-                ("adamw", "f32", "kvstore"),
-                ("adam", "bf16", "layerwise"),
-                ("sgd", "f16", "p3"),
-            ] {
-                let asked = [
-                    ["--consistency", consistency, "--transport", transport],
-                    ["--optimizer", optimizer, "--schedule", schedule],
-                ]
-                .concat();
-                let report = report(&[&asked[..], &["--dtype", dtype, "--weights", "private"]].concat());
-                assert_eq!(report["checked"], true, "{asked:?}: {report}");
-                assert_eq!(report["consistency"], consistency, "{report}");
-                assert!(report["limit_gb_per_s"].is_null(), "steps once a push are another job: {report}");
-            }
+        for (optimizer, dtype, schedule) in [
+            ("nesterov", "f32", "sliced"),
+            ("adamw", "f32", "kvstore"),
+            ("adam", "bf16", "layerwise"),
+            ("sgd", "f16", "p3"),
+        ] {
+            let asked = ["--consistency", consistency, "--optimizer", optimizer, "--schedule", schedule];
+            let report = report(&[&asked[..], &["--dtype", dtype, "--weights", "private"]].concat());
+            assert_eq!(report["checked"], true, "{asked:?}: {report}");
+            assert_eq!(report["consistency"], consistency, "{report}");
+            assert!(report["limit_gb_per_s"].is_null(), "steps once a push are another job: {report}");
         }
     }
 }
@@ -75,7 +67,7 @@ fn every_consistency_is_exact() {
 fn every_schedule_is_exact_and_reported() {
     let _watchdog = Watchdog::start();
     let null = serde_json::Value::Null;
-    for transport in ["tcp", "shm", "sim"] {
+    for transport in ["tcp", "shm"] {
         for (schedule, slice_bytes, credit_bytes) in [
             ("kvstore", null.clone(), null.clone()),
             ("layerwise", null.clone(), null.clone()),
@@ -120,7 +112,7 @@ fn a_search_for_credit_is_reported_with_its_trials() {
 #[test]
 fn compressed_rounds_report_their_bytes() {
     let _watchdog = Watchdog::start();
-    for transport in ["tcp", "sim"] {
+    for transport in ["tcp", "shm"] {
         let plain = report(&["--transport", transport]);
         assert_eq!(
             (&plain["compression"], plain["sent_bytes"].as_f64()),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use compute::ComputeArgs;
 use fabric::IdlePolicy;
+use fabric::any::Transport;
 use fabric::verbs::NicList;
 use pbox_core::Credit;
 use pbox_core::{
@@ -49,9 +50,10 @@ pub struct Args {
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
 
-    /// How bytes cross.
-    #[arg(long, default_value = "auto", value_enum)]
-    pub transport: TransportChoice,
+    /// How bytes cross: by shared memory, RDMA, or TCP (on loopback if the probe starts hub and workers). Default: the
+    /// best that there is.
+    #[arg(long, value_name = "shm|verbs|tcp")]
+    pub transport: Option<Transport>,
 
     /// RDMA NICs of hub and workers, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign):
     /// by the beginning of their names, exactly with = before the list, all others with ^ before it. Default: every NIC
@@ -147,33 +149,6 @@ pub struct Args {
     pub role: Option<ChildRole>,
 }
 
-/// How bytes cross.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum TransportChoice {
-    /// The best that there is: shared memory on one machine; between machines RDMA, or TCP without RDMA.
-    Auto,
-    /// Shared memory.
-    Shm,
-    /// RDMA.
-    Verbs,
-    /// TCP; on loopback if the probe starts hub and workers.
-    Tcp,
-    /// Simulated, in one process.
-    Sim,
-}
-
-impl TransportChoice {
-    /// The transport for hub and session; `None` leaves the choice to them.
-    pub fn choice(self) -> Option<fabric::any::Transport> {
-        match self {
-            TransportChoice::Auto | TransportChoice::Sim => None,
-            TransportChoice::Shm => Some(fabric::any::Transport::Shm),
-            TransportChoice::Verbs => Some(fabric::any::Transport::Verbs),
-            TransportChoice::Tcp => Some(fabric::any::Transport::Tcp),
-        }
-    }
-}
-
 /// An optimizer by its name, with the usual settings for ResNet-50; Adam and AdamW with PyTorch's defaults.
 fn optimizer(name: &str) -> Result<Optimizer, String> {
     let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
@@ -226,11 +201,7 @@ impl Args {
     /// The trace of `--compute`.
     pub fn plan(&self) -> anyhow::Result<Option<ComputePlan>> {
         let (_, keys) = self.keys()?;
-        let plan = self.compute.plan(&keys)?;
-        if plan.is_some() && self.transport == TransportChoice::Sim {
-            anyhow::bail!("--compute takes time, and --transport sim has none: choose shm, verbs or tcp");
-        }
-        Ok(plan)
+        self.compute.plan(&keys)
     }
 
     /// What the hub leaves out.
@@ -290,7 +261,7 @@ impl Args {
         let mut config = SessionConfig::new(hub, &*self.job, rank, self.workers, Vec::new(), self.optimizer);
         config.terms = self.terms(keys);
         config.pull = self.pull.pull(plan);
-        config.transport = self.transport.choice();
+        config.transport = self.transport;
         config.nics = self.nics.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.weights = match self.weights {
@@ -307,7 +278,7 @@ impl Args {
         HubSettings {
             cores: self.cores.clone(),
             idle: self.idle,
-            transports: self.transport.choice().map(|transport| vec![transport]),
+            transports: self.transport.map(|transport| vec![transport]),
             nics: self.nics.clone(),
             ..HubSettings::default()
         }

@@ -3,9 +3,10 @@
 //! counts.
 
 use anyhow::{Result, bail};
+use fabric::any::Transport;
 use pbox_core::Wire;
 
-use super::args::{Args, TransportChoice, WeightsChoice};
+use super::args::{Args, WeightsChoice};
 use super::limit::Limit;
 use super::report::{Crossed, Leg, Report, progress_bar};
 use super::worker::{Word, describe_hubs};
@@ -110,8 +111,8 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
         u32::from(args.weights == WeightsChoice::Private).max(2 * u32::from(args.compress.is_some()));
     let of_a_worker = 1 + private + u32::from(args.consistency.steps_alone());
     // Without shared memory both ends have each window.
-    let of_a_worker = of_a_worker
-        + if matches!(args.transport, TransportChoice::Tcp | TransportChoice::Verbs) { 2 } else { 0 };
+    let of_a_worker =
+        of_a_worker + if matches!(args.transport, Some(Transport::Tcp | Transport::Verbs)) { 2 } else { 0 };
     let copies = of_a_worker * args.workers + 1;
     let windows = u64::from(copies) * wire.window_bytes() as u64;
     let kept = wire.kept_bytes(&args.optimizer);

@@ -18,15 +18,12 @@ mod expected;
 mod limit;
 mod local;
 mod report;
-mod simulated;
 mod worker;
 
 pub use args::Args;
 
-use anyhow::ensure;
-use args::TransportChoice;
-
 use crate::child::{self, ChildRole};
+use anyhow::ensure;
 
 /// Runs the probe in the role that the arguments name.
 pub fn run(args: Args) -> anyhow::Result<()> {
@@ -37,16 +34,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         None => {}
     }
     args.plan()?; // before anything is started
-    let here = args.hub.is_none() && args.transport != TransportChoice::Sim;
     ensure!(
-        here || args.hubs == 1,
-        "--hubs {}: hubs are started here only without --hub, and not with --transport sim; leave --hubs out, or the other",
+        args.hub.is_none() || args.hubs == 1,
+        "--hubs {}: hubs are started here only without --hub; leave one of the two out",
         args.hubs
     );
-    let report = match (&args.hub, args.transport) {
-        (Some(_), _) => worker::run_alone(&args)?,
-        (None, TransportChoice::Sim) => simulated::run(&args)?,
-        (None, _) => local::run(&args)?,
+    let report = match &args.hub {
+        Some(_) => worker::run_alone(&args)?,
+        None => local::run(&args)?,
     };
     report.print(args.json)
 }

@@ -283,9 +283,6 @@ impl Report {
             ),
         );
         text.extend(self.compute.iter().map(ComputeReport::worst_layers));
-        if self.per_core.iter().all(|core| core.busy_s == 0.0) {
-            return text; // simulated cores have no clock
-        }
         let nic = |core: &CoreShare| core.nic.clone().unwrap_or_default();
         let wide = self.per_core.iter().map(|core| nic(core).len()).max().unwrap_or(0);
         // Without RDMA there is no column for NICs.

@@ -24,11 +24,6 @@ pub(in crate::probe) struct Tried {
 }
 
 impl CreditReport {
-    /// The report of a credit that was given.
-    pub fn given(bytes: Option<usize>) -> Self {
-        CreditReport { bytes, tried: Vec::new() }
-    }
-
     /// The report of a session at its end.
     pub fn from_session(session: &Session) -> Self {
         let (bytes, tried) = session.credit();

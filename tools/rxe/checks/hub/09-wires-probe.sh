@@ -15,7 +15,7 @@ fi
 within 60 listens "$PHUB_RXE_PEER" 7077
 model 400000 17
 for nic in 0 1 2; do for way in rx tx; do counted $nic $way; done; done >/tmp/before
-run=(phub-probe --hub "$PHUB_RXE_PEER:7077" --workers 2 --transport auto --rounds 3 --manifest /tmp/model --json)
+run=(phub-probe --hub "$PHUB_RXE_PEER:7077" --workers 2 --rounds 3 --manifest /tmp/model --json)
 "${run[@]}" --rank 0 >/tmp/report.0 &
 other=$!
 "${run[@]}" --rank 1 >/tmp/report.1
