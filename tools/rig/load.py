@@ -19,7 +19,7 @@ class Load:
         with open("/proc/stat") as file:
             user, nice, system, idle, iowait, irq, softirq, steal, *_ = map(int, file.readline().split()[1:])
         busy, interrupts = user + nice + system + irq + softirq + steal, irq + softirq
-        own = sum(process_ticks(pid) for pid in [*self.pids, os.getpid()])
+        own = sum(process_ticks(pid) for pid in self.pids) + round(time.process_time() * HERTZ)
         self.looks.append((time.monotonic(), busy, busy + idle + iowait, own + interrupts))
 
     def shares(self, seconds):
@@ -31,11 +31,13 @@ class Load:
 
 
 def process_ticks(pid):
-    """User and system time of a process, all its threads."""
+    """User and system time of a process and its children, all their threads."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rsplit(")", 1)[1].split()
-        return int(fields[11]) + int(fields[12])
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = file.read().split()
+        return int(fields[11]) + int(fields[12]) + sum(process_ticks(child) for child in children)
     except OSError:
         return 0
 

@@ -1,6 +1,6 @@
-//! A probe of this machine: hub processes, worker processes, and the machine's limit, in legs: some rounds, some passes of the
-//! limit, some rounds again. On a shared machine the memory's speed changes from second to second, so the ratio within a leg
-//! counts.
+//! The parent of a run. A probe of this machine has hub processes, worker processes, and the machine's limit, in legs: some
+//! rounds, some passes of the limit, some rounds again. On a shared machine the memory's speed changes from second to second, so
+//! the ratio within a leg counts. A probe of a hub that runs elsewhere has one worker process and one leg.
 
 use anyhow::{Result, bail};
 use fabric::any::Transport;
@@ -8,7 +8,7 @@ use pbox_core::Wire;
 
 use super::args::{Args, WeightsChoice};
 use super::limit::Limit;
-use super::report::{Crossed, Leg, Report, progress_bar};
+use super::report::{Crossed, Leg, Measured, Report, progress_bar};
 use super::worker::{Word, describe_hubs};
 use crate::child::ChildProcess;
 
@@ -20,22 +20,32 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     let (_, keys) = args.keys()?;
     let wire = Wire::of_terms(&args.terms(keys.clone()))?;
     let layout = wire.layout();
-    check_memory(args, &wire)?;
+    let is_here = args.hub.is_none();
+    if is_here {
+        check_memory(args, &wire)?;
+    }
     let progress = progress_bar(args);
 
     let start = |hub| ChildProcess::start(format!("hub {hub}"), &args.for_role("hub"));
-    let mut hubs: Vec<ChildProcess> = (0..args.hubs).map(start).collect::<Result<_>>()?;
-    let address = hubs.iter_mut().map(ChildProcess::read_line).collect::<Result<Vec<String>>>()?.join(",");
-    let cpus: Vec<u32> = describe_hubs(&address)?.cores.iter().map(|core| core.cpu).collect();
+    let own_hubs = if is_here { args.hubs } else { 0 };
+    let mut hubs: Vec<ChildProcess> = (0..own_hubs).map(start).collect::<Result<_>>()?;
+    let own = hubs.iter_mut().map(ChildProcess::read_line).collect::<Result<Vec<String>>>()?.join(",");
+    let address = args.hub.clone().unwrap_or(own);
 
     progress.set_message("memory for the machine's limit");
-    let limit = args.has_limit().then(|| Limit::start(args, layout, &cpus)).transpose()?;
+    let start = || {
+        let cpus: Vec<u32> = describe_hubs(&address)?.cores.iter().map(|core| core.cpu).collect();
+        Limit::start(args, layout, &cpus)
+    };
+    let limit = (is_here && args.has_limit()).then(start).transpose()?;
 
     progress.set_message("workers join");
     let mut workers = Vec::new();
-    for rank in 0..args.workers {
+    for rank in args.rank.map_or(0..args.workers, |rank| rank..rank + 1) {
         let mut line = args.for_role("worker");
-        line.extend(["--hub".into(), address.clone(), "--rank".into(), rank.to_string()]);
+        if is_here {
+            line.extend(["--hub".into(), address.clone(), "--rank".into(), rank.to_string()]);
+        }
         workers.push(ChildProcess::start(format!("worker {rank}"), &line)?);
     }
     let mut transport = String::new();
@@ -47,8 +57,8 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     }
     progress.set_message("rounds, and the machine's limit");
     // Iterations of a trace overlap, so they are measured without a break.
-    let count =
-        if args.compute.compute.is_some() { 1 } else { (args.rounds / ROUNDS_PER_LEG).clamp(1, LEGS) };
+    let in_legs = is_here && args.compute.compute.is_none();
+    let count = if in_legs { (args.rounds / ROUNDS_PER_LEG).clamp(1, LEGS) } else { 1 };
     let mut computed = Vec::new();
     let (mut legs, mut looks) = (Vec::new(), Vec::new());
     for leg in 0..count {
@@ -59,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         for worker in &mut workers {
             by_worker.push(loop {
                 match worker.hear()? {
-                    Word::Rounds(rounds) => progress.set_position(rounds.into()),
+                    Word::Rounds(rounds) => progress.set_position(progress.position().max(rounds.into())),
                     Word::Leg(round_ns) => break round_ns,
                     Word::Computed(times) => {
                         computed.push(times);
@@ -86,7 +96,9 @@ pub(super) fn run(args: &Args) -> Result<Report> {
             other => bail!("expected the last look from a worker, read {other:?}"),
         }
     }
-    workers.iter_mut().try_for_each(|worker| worker.send("leave"))?;
+    // Workers of other machines may not have made all rounds yet.
+    let last = if is_here { "check the total" } else { "leave" };
+    workers.iter_mut().try_for_each(|worker| worker.send(last))?;
     workers.into_iter().try_for_each(ChildProcess::finish)?;
     hubs.iter_mut().try_for_each(|hub| hub.send("stop"))?;
     hubs.into_iter().try_for_each(ChildProcess::finish)?;
@@ -95,10 +107,18 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     if args.ends_alike() {
         Crossed::check(&crossed)?;
     }
-    let credit = credits.swap_remove(0);
-    Ok(Report::new(args, &transport, layout, &legs, worker_rss, &looks, credit, crossed[0])?
-        .with_compute(args, layout, &computed)?
-        .with_pull(pulls.swap_remove(0)))
+    let measured = Measured {
+        transport,
+        layout,
+        legs: &legs,
+        worker_rss,
+        hub: &looks,
+        credit: credits.swap_remove(0),
+        crossed: crossed[0],
+        computed: &computed,
+        pull: pulls.swap_remove(0),
+    };
+    Report::new(args, measured)
 }
 
 /// Refuses a run that needs more memory than there is, before the kernel kills a process. The run needs a gradient window for

@@ -30,7 +30,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.terms(args.keys()?.1).check()?;
     match args.role {
         Some(ChildRole::Hub) => return child::run_hub(args.hub_settings()),
-        Some(ChildRole::Worker) => return worker::run_as_child(&args),
+        Some(ChildRole::Worker) => return worker::run(&args),
         None => {}
     }
     args.plan()?; // before anything is started
@@ -39,9 +39,5 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "--hubs {}: hubs are started here only without --hub; leave one of the two out",
         args.hubs
     );
-    let report = match &args.hub {
-        Some(_) => worker::run_alone(&args)?,
-        None => local::run(&args)?,
-    };
-    report.print(args.json)
+    local::run(&args)?.print(args.json)
 }

@@ -113,19 +113,27 @@ impl Leg {
     }
 }
 
+/// What a run has measured.
+#[derive(Debug)]
+pub(super) struct Measured<'a> {
+    pub transport: String,
+    pub layout: &'a Layout,
+    pub legs: &'a [Leg],
+    pub worker_rss: u64,
+    /// The hub's descriptions before and after each leg.
+    pub hub: &'a [(HubReply, HubReply)],
+    /// Rank 0's credit, traffic and pulls.
+    pub credit: CreditReport,
+    pub crossed: Crossed,
+    pub pull: Option<PullReport>,
+    /// What each worker measured of its compute.
+    pub computed: &'a [Times],
+}
+
 impl Report {
-    /// Makes the report of what was measured, and of the hub's descriptions before and after each leg.
-    #[allow(clippy::too_many_arguments)] // each is measured elsewhere and reported here
-    pub(super) fn new(
-        args: &Args,
-        transport: &str,
-        layout: &Layout,
-        legs: &[Leg],
-        worker_rss: u64,
-        hub: &[(HubReply, HubReply)],
-        credit: CreditReport,
-        crossed: Crossed,
-    ) -> Result<Self> {
+    /// Makes the report of what was measured.
+    pub(super) fn new(args: &Args, measured: Measured) -> Result<Self> {
+        let Measured { layout, legs, hub, credit, crossed, .. } = measured;
         let (model, _) = args.keys()?;
         let after = &hub.last().expect("a run has a leg").1;
         let sorted = |times: fn(&Leg) -> &Vec<u64>| {
@@ -137,6 +145,9 @@ impl Report {
         let seconds = rounds.iter().sum::<u64>() as f64 / 1e9;
         let round_ms = |q| quantile(&rounds, q) / 1e6;
         let moved = f64::from(args.workers) * layout.model_bytes() as f64;
+        let key_bytes: Vec<u64> = layout.keys().iter().filter_map(Key::bytes).collect();
+        let (scale, bandwidth) = (args.compute.time_scale, args.compute.bandwidth_gbps);
+        let compute = |plan| ComputeReport::new(&plan, scale, &key_bytes, bandwidth, measured.computed);
         let mut ratios: Vec<f64> = legs.iter().filter_map(Leg::ratio).collect();
         ratios.sort_by(f64::total_cmp);
         Ok(Report {
@@ -145,7 +156,7 @@ impl Report {
             dtype: args.dtype.name(),
             model_bytes: layout.model_bytes(),
             workers: args.workers,
-            transport: transport.to_owned(),
+            transport: measured.transport,
             cores: after.cores.len(),
             kernels: after.kernels.clone(),
             optimizer: args.optimizer.name(),
@@ -180,26 +191,11 @@ impl Report {
             // A wrong result has ended the run with an error.
             checked: args.compress.is_none() || args.ends_alike(),
             hub_rss_mb: after.rss_bytes as f64 / 1e6,
-            worker_rss_mb: worker_rss as f64 / 1e6,
-            compute: None,
-            pull: None,
+            worker_rss_mb: measured.worker_rss as f64 / 1e6,
+            compute: args.plan()?.map(compute),
+            pull: measured.pull,
             per_core: CoreShare::of(hub, seconds),
         })
-    }
-
-    /// Adds what each worker measured of its compute.
-    pub(super) fn with_compute(mut self, args: &Args, layout: &Layout, by_worker: &[Times]) -> Result<Self> {
-        let bandwidth = args.compute.bandwidth_gbps;
-        let key_bytes: Vec<u64> = layout.keys().iter().filter_map(Key::bytes).collect();
-        let report =
-            |plan| ComputeReport::new(&plan, args.compute.time_scale, &key_bytes, bandwidth, by_worker);
-        self.compute = args.plan()?.map(report);
-        Ok(self)
-    }
-
-    /// Adds how a worker pulled in batches.
-    pub(super) fn with_pull(self, pull: Option<PullReport>) -> Self {
-        Report { pull, ..self }
     }
 
     /// Prints it.

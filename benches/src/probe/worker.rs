@@ -13,7 +13,7 @@ use worker_shim::{Session, Traffic};
 
 use super::args::Args;
 use super::expected::{Expected, allowed};
-use super::report::{CreditReport, Crossed, Leg, PullReport, Report, digest};
+use super::report::{CreditReport, Crossed, PullReport, digest};
 use crate::child;
 use crate::compute::{ComputePlan, Times};
 
@@ -180,8 +180,8 @@ fn check_lines<E: Element>(
     expected.check_lines(session.layout(), first, stride, round, |key| Ok(session.weights(key)?))
 }
 
-/// A worker process that the probe started.
-pub(super) fn run_as_child(args: &Args) -> Result<()> {
+/// Runs a worker process.
+pub(super) fn run(args: &Args) -> Result<()> {
     child::die_with_parent();
     in_dtype!(args.dtype, child_of(args))
 }
@@ -198,7 +198,7 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
         }
         let rounds = word.parse().with_context(|| format!("expected a number of rounds, read {word:?}"))?;
         let progress = |round| {
-            if args.rank == Some(0) && said.elapsed() > PROGRESS {
+            if said.elapsed() > PROGRESS {
                 said = Instant::now();
                 let _ = child::say(&Word::Rounds(round));
             }
@@ -213,50 +213,10 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     let (credit, pull) =
         (CreditReport::from_session(&worker.session), PullReport::from_session(&worker.session));
     child::say(&Word::Right { rss_bytes, credit, crossed: worker.crossed()?, pull })?;
-    child::wait_for_word("leave")?;
-    worker.check_total()?;
+    if child::read_word()? == "check the total" {
+        worker.check_total()?;
+    }
     Ok(worker.session.leave()?)
-}
-
-/// One worker of a hub that runs elsewhere.
-pub(super) fn run_alone(args: &Args) -> Result<Report> {
-    in_dtype!(args.dtype, alone(args))
-}
-
-fn alone<E: Element>(args: &Args) -> Result<Report> {
-    let hub = args.hub.as_deref().expect("--hub chose this role");
-    let plan = args.plan()?;
-    let mut worker = Worker::<E>::join(args, plan.as_ref())?;
-    let before = describe_hubs(hub)?;
-    let progress = super::report::progress_bar(args);
-    let mut computed = Vec::new();
-    let show = |round: u32| progress.set_position(round.into());
-    let round_ns = match &plan {
-        None => worker.measure(args.rounds, show)?,
-        Some(plan) => {
-            computed.push(worker.compute(plan, args.rounds, show)?);
-            computed[0].iterations.clone()
-        }
-    };
-    progress.finish_and_clear();
-    let after = describe_hubs(hub)?;
-    worker.check()?;
-    let legs = [Leg::new(&[round_ns], Vec::new())];
-    let rss_bytes = fabric::resident_bytes().unwrap_or(0);
-    let report = Report::new(
-        args,
-        &transports(&worker.session),
-        worker.session.layout(),
-        &legs,
-        rss_bytes,
-        &[(before, after)],
-        CreditReport::from_session(&worker.session),
-        worker.crossed()?,
-    )?
-    .with_compute(args, worker.session.layout(), &computed)?
-    .with_pull(PullReport::from_session(&worker.session));
-    worker.session.leave()?;
-    Ok(report)
 }
 
 /// The transports by which a worker reaches its hubs.
