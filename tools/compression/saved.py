@@ -20,7 +20,6 @@ from table import spread  # noqa: E402
 
 WORKERS = 4
 SOCKET_BYTES = 256 << 10
-LIMIT_S = 300
 METHODS = ["none", "bf16", "qsgd:8:512", "slim:0.2:0.1", "slim:0.2:0.1:20000:none:keys", "slim:0.3:0.15", "topk:0.01"]
 
 
@@ -63,7 +62,7 @@ def one(machines, args, method):
     options = {"--model": args.model, "--transport": "tcp", "--rounds": args.rounds,
                "--compress": None if method == "none" else method}
     with started(machines, args.binaries, [WORKERS], WORKERS, options) as (_, workers):
-        return attend(workers, [], 1, LIMIT_S)[0]
+        return attend(workers)[0]
 
 
 if __name__ == "__main__":

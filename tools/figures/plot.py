@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import style
 from figures import arguments
 from points import APART, NAMES, SCHEDULES, SHOWN_AT, SWEEPS, chosen
-from scale import BATCH, MODELS
+from scale import BATCH, SAMPLES_PER_S
 from table import Table
 
 COLOURS = {"kvstore": "#c0392b", "sliced": "#2b7bba", "p3": "#1e8449", "asp": "#7d3c98"}
@@ -91,7 +91,7 @@ def draw_utilisation(args, *_):
     """Figures 8 and 9: what a machine sends and receives, over about two iterations."""
     figure, rows = plt.subplots(2, 3, figsize=(11, 4.2), sharey="col", sharex="col")
     for (model, gbps), *columns in zip(SHOWN_AT.items(), *rows):
-        shown_ms = 2.5 * 1000 * BATCH / MODELS[model]["samples_per_s"]
+        shown_ms = 2.5 * 1000 * BATCH / SAMPLES_PER_S[model]
         for schedule, axes in zip(["kvstore", "p3"], columns):
             path = f"{args.out}/utilisation-{model}-{schedule}.csv"
             if not os.path.exists(path):
@@ -121,7 +121,7 @@ def draw_machines(_, table, points, paper):
             style = {"color": COLOURS[schedule], "label": schedule}
             curve(axes, table, shown, lambda point: point.machines, **style)
         counts = [2, 4, 8]
-        axes.plot(counts, [count * MODELS[model]["samples_per_s"] for count in counts], ":", color="black", linewidth=1,
+        axes.plot(counts, [count * SAMPLES_PER_S[model] for count in counts], ":", color="black", linewidth=1,
                   label="linear")
         by_setting = {(point.machines, point.schedule): point for point in points if point.model == model}
         for said in (said for said in paper if said["figure"] == "10" and said["model"] == model):

@@ -19,13 +19,7 @@ SOCKET_BYTES = 256 << 10
 # A chunk is a multiple of a cache line.
 LINE = 64
 # P3's GPUs; docs/compute.md names the sources.
-MODELS = {
-    "resnet50": {"parameters": 25_557_032, "samples_per_s": 97.5},
-    "inception3": {"parameters": 23_834_568, "samples_per_s": 64.0},
-    "vgg19": {"parameters": 143_667_240, "samples_per_s": 57.5},
-    "sockeye": {"parameters": 27_700_000, "samples_per_s": 96.0},
-    "googlenet": {"parameters": 6_998_552, "samples_per_s": 261.0},
-}
+SAMPLES_PER_S = {"resnet50": 97.5, "inception3": 64.0, "vgg19": 57.5, "sockeye": 96.0, "googlenet": 261.0}
 BATCH = 32
 
 
@@ -75,10 +69,3 @@ def model_gbps(gbps, machines):
     """The rate at which a link of `gbps` carries the model each way: the probe's --bandwidth-gbps."""
     share = share_of_model(machines)
     return gbps / share if share else None
-
-
-def simple_bound(model, gbps, machines):
-    """Samples a second of all machines, there: max(computing, bytes / bandwidth), whatever the order of layers."""
-    computing_s = BATCH / MODELS[model]["samples_per_s"]
-    bits = MODELS[model]["parameters"] * 32 * share_of_model(machines)
-    return BATCH * machines / max(computing_s, bits / (gbps * 1e9))

@@ -9,7 +9,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 from load import Load, rates  # noqa: E402
 from points import FIGURES, KEY, QUICK, SCALES, Point, chosen  # noqa: E402
-from scale import BATCH, MODELS, Scale, model_gbps, share_of_model, simple_bound  # noqa: E402
+from scale import Scale, model_gbps, share_of_model  # noqa: E402
 from table import COLUMNS, Table, read  # noqa: E402
 
 
@@ -42,11 +42,6 @@ class Scales(unittest.TestCase):
         self.assertEqual(share_of_model(1), 0)
         self.assertRaises(ValueError, share_of_model, 0)
         self.assertEqual(model_gbps(3, 4), 2)
-
-    def test_the_simple_bound(self):
-        self.assertAlmostEqual(simple_bound("resnet50", 100, 4), 4 * 97.5)
-        bits = MODELS["resnet50"]["parameters"] * 32 * 1.5
-        self.assertAlmostEqual(simple_bound("resnet50", 1, 4), 4 * BATCH / (bits / 1e9))
 
 
 class Points(unittest.TestCase):

@@ -30,7 +30,6 @@ ITERATIONS = 5
 # The share of a machine's frames that is not header.
 GOODPUT = (MTU - 52) / (MTU + 14)
 SOCKET_BYTES, CHUNK_BYTES = 8 << 10, 4096
-LIMIT_S = 180
 
 
 def slower(count):
@@ -61,7 +60,7 @@ def measure(machines, binaries, batching, model=MODEL, shrink=SHRINK, time_scale
                "--rounds": iterations, "--chunk-bytes": CHUNK_BYTES, "--pull": batching,
                "--pull-start-up-us": round(1000 * START_UP_MS * slower(count))}
     with started(machines, binaries, range(count), count, options) as (_, workers):
-        return attend(workers, [], 1, LIMIT_S)
+        return attend(workers)
 
 
 def simulated(binaries, count):
