@@ -19,6 +19,7 @@ pub mod any;
 pub mod conformance;
 mod connection;
 mod credit;
+mod handshake;
 mod idle;
 mod links;
 mod memory;

@@ -14,6 +14,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 
+use crate::handshake::{body, count, encode_links, links, nothing_left, take};
 use crate::plan::{LinkPorts, MAX_PORTS};
 
 /// First bytes of every message; the digit is the version of this handshake.
@@ -49,25 +50,16 @@ impl HelloMessage {
         bytes.extend(self.token);
         bytes.extend(self.send_bytes.to_le_bytes());
         bytes.extend(self.ports.to_le_bytes());
-        bytes.extend((self.links.len() as u32).to_le_bytes());
-        bytes.extend(self.links.iter().flat_map(|link| link.encode()));
+        encode_links(&mut bytes, &self.links);
         bytes
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let mut body = body(bytes)?;
+        let mut body = body(bytes, &MAGIC)?;
         let token = take(&mut body)?;
         let send_bytes = u64::from_le_bytes(take(&mut body)?);
-        let ports = u32::from_le_bytes(take(&mut body)?);
-        let count = u32::from_le_bytes(take(&mut body)?);
-        for (what, number) in [("ports", ports), ("links", count)] {
-            if number == 0 || number as usize > MAX_PORTS {
-                return Err(format!("{number} {what} are not between 1 and {MAX_PORTS}"));
-            }
-        }
-        let links: Result<Vec<_>, String> =
-            (0..count).map(|_| Ok(LinkPorts::decode(take(&mut body)?))).collect();
-        let links = links?;
+        let ports = count(&mut body, "ports", 1..=MAX_PORTS)? as u32;
+        let links = links(&mut body)?;
         nothing_left(body)?;
         if let Some(link) = links.iter().find(|link| link.joiner.index() >= ports as usize) {
             return Err(format!("a link at port {} of {ports}", link.joiner.0));
@@ -94,7 +86,7 @@ impl ReplyMessage {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let mut body = body(bytes)?;
+        let mut body = body(bytes, &MAGIC)?;
         match take::<1>(&mut body)? {
             [0] => {
                 let send_bytes = u64::from_le_bytes(take(&mut body)?);
@@ -106,23 +98,6 @@ impl ReplyMessage {
             [kind] => Err(format!("unknown reply kind {kind}")),
         }
     }
-}
-
-fn body(bytes: &[u8]) -> Result<&[u8], String> {
-    bytes.strip_prefix(&MAGIC).ok_or_else(|| {
-        let seen = String::from_utf8_lossy(&bytes[..bytes.len().min(MAGIC.len())]).into_owned();
-        format!("expected the handshake {:?}, saw {seen:?}: both ends must be of one version", "phubshm2")
-    })
-}
-
-fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], String> {
-    let (head, rest) = bytes.split_first_chunk().ok_or("the handshake message is too short")?;
-    *bytes = rest;
-    Ok(*head)
-}
-
-fn nothing_left(bytes: &[u8]) -> Result<(), String> {
-    if bytes.is_empty() { Ok(()) } else { Err(format!("{} bytes too many in the handshake", bytes.len())) }
 }
 
 /// Sends one message; the socket keeps message boundaries.

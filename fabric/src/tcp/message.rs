@@ -5,6 +5,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::handshake::body;
 use crate::ids::{Imm, Span};
 use crate::plan::{LinkPorts, MAX_PORTS, PlannedLink};
 
@@ -73,13 +74,7 @@ impl HelloMessage {
 
     pub fn check(self) -> Result<Self, String> {
         let (link, links) = (self.link.get(), self.links.get());
-        if self.magic != MAGIC {
-            return Err(format!(
-                "expected the handshake {:?}, saw {:?}; both ends must be of one version",
-                String::from_utf8_lossy(&MAGIC),
-                String::from_utf8_lossy(&self.magic)
-            ));
-        }
+        body(&self.magic, &MAGIC)?;
         if links == 0 || links as usize > MAX_PORTS || link >= links {
             return Err(format!("link {link} of {links}: expected a number below that of 1 to {MAX_PORTS}"));
         }

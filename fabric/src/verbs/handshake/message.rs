@@ -5,6 +5,7 @@
 
 use std::ops::RangeInclusive;
 
+use crate::handshake::{body, count, encode_links, links, nothing_left, take};
 use crate::plan::{LinkPorts, MAX_PORTS};
 use crate::verbs::address::{Address, Gid, LinkLayer, Mtu};
 
@@ -72,8 +73,7 @@ impl Message {
                 bytes.push(0);
                 bytes.extend(token);
                 bytes.extend(send_bytes.to_le_bytes());
-                bytes.extend((links.len() as u32).to_le_bytes());
-                bytes.extend(links.iter().flat_map(|link| link.encode()));
+                encode_links(&mut bytes, links);
             }
             Message::Ports { send_bytes, ports } => {
                 bytes.push(1);
@@ -94,18 +94,12 @@ impl Message {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let mut body = bytes.strip_prefix(&MAGIC).ok_or_else(|| {
-            let seen = String::from_utf8_lossy(&bytes[..bytes.len().min(MAGIC.len())]).into_owned();
-            format!("expected the handshake {:?}, saw {seen:?}: both ends must be of one version", "phubrdm2")
-        })?;
+        let mut body = body(bytes, &MAGIC)?;
         let [kind] = take(&mut body)?;
         let message = match kind {
             0 => {
                 let (token, send_bytes) = (take(&mut body)?, u64::from_le_bytes(take(&mut body)?));
-                let count = count(&mut body, "links", 1..=MAX_PORTS)?;
-                let links: Result<_, String> =
-                    (0..count).map(|_| Ok(LinkPorts::decode(take(&mut body)?))).collect();
-                Message::Hello { token, send_bytes, links: links? }
+                Message::Hello { token, send_bytes, links: links(&mut body)? }
             }
             1 => {
                 let send_bytes = u64::from_le_bytes(take(&mut body)?);
@@ -121,9 +115,7 @@ impl Message {
             }
             kind => return Err(format!("unknown kind {kind} of handshake message")),
         };
-        if !body.is_empty() {
-            return Err(format!("{} bytes too many in the handshake", body.len()));
-        }
+        nothing_left(body)?;
         Ok(message)
     }
 
@@ -239,20 +231,6 @@ fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<
         addresses.push(Address { device, link_layer, gid, prefix, lid, mtu });
     }
     Ok(addresses)
-}
-
-fn count(body: &mut &[u8], what: &str, allowed: RangeInclusive<usize>) -> Result<usize, String> {
-    let count = u32::from_le_bytes(take(body)?) as usize;
-    if !allowed.contains(&count) {
-        return Err(format!("{count} {what} are not between {} and {}", allowed.start(), allowed.end()));
-    }
-    Ok(count)
-}
-
-fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], String> {
-    let (head, rest) = bytes.split_first_chunk().ok_or("the handshake message is too short")?;
-    *bytes = rest;
-    Ok(*head)
 }
 
 #[cfg(test)]

@@ -1,0 +1,48 @@
+//! What the messages of all handshakes have in common. Pure.
+//!
+//! The bytes come from outside: memory is allocated only for bytes that have come.
+
+use std::ops::RangeInclusive;
+
+use crate::plan::{LinkPorts, MAX_PORTS};
+
+/// What follows the first bytes of a message, which name the handshake and its version.
+pub(crate) fn body<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<&'a [u8], String> {
+    bytes.strip_prefix(magic).ok_or_else(|| {
+        let (expected, seen) = (magic.escape_ascii(), bytes[..bytes.len().min(magic.len())].escape_ascii());
+        format!("expected the handshake \"{expected}\", saw \"{seen}\": both ends must be of one version")
+    })
+}
+
+/// The next bytes of a body.
+pub(crate) fn take<const N: usize>(body: &mut &[u8]) -> Result<[u8; N], String> {
+    let (head, rest) = body.split_first_chunk().ok_or("the handshake message is too short")?;
+    *body = rest;
+    Ok(*head)
+}
+
+/// The number of the things that follow.
+pub(crate) fn count(body: &mut &[u8], what: &str, allowed: RangeInclusive<usize>) -> Result<usize, String> {
+    let count = u32::from_le_bytes(take(body)?) as usize;
+    if !allowed.contains(&count) {
+        return Err(format!("{count} {what} are not between {} and {}", allowed.start(), allowed.end()));
+    }
+    Ok(count)
+}
+
+/// Links, with their number before them.
+pub(crate) fn links(body: &mut &[u8]) -> Result<Vec<LinkPorts>, String> {
+    let count = count(body, "links", 1..=MAX_PORTS)?;
+    (0..count).map(|_| Ok(LinkPorts::decode(take(body)?))).collect()
+}
+
+/// The reverse of [`links`].
+pub(crate) fn encode_links(bytes: &mut Vec<u8>, links: &[LinkPorts]) {
+    bytes.extend((links.len() as u32).to_le_bytes());
+    bytes.extend(links.iter().flat_map(|link| link.encode()));
+}
+
+/// The end of a message.
+pub(crate) fn nothing_left(body: &[u8]) -> Result<(), String> {
+    if body.is_empty() { Ok(()) } else { Err(format!("{} bytes too many in the handshake", body.len())) }
+}
