@@ -4,8 +4,8 @@ use half::{bf16, f16};
 
 use super::Encoded;
 use super::number::not_finite;
-use crate::kernels::vector::Vector;
-use crate::kernels::work::{Converter, Work};
+use crate::kernels::Vector;
+use crate::kernels::{Converter, Work};
 use crate::kernels::{Element, Kernels};
 
 /// The elements that the widest instruction set converts at once.

@@ -11,7 +11,7 @@
 use super::number::{bounded, finite, not_finite};
 use super::{Encoded, PayloadError, bits};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Converter, Work};
+use crate::kernels::{Converter, Work};
 
 /// The values that share two means.
 pub(super) const BUCKET: usize = 512;

@@ -18,7 +18,7 @@ use super::draw::Key;
 use super::number::{Ruler, finite, largest_magnitude};
 use super::{Codec, Encoded, PayloadError};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Converter, Work};
+use crate::kernels::{Converter, Work};
 
 /// The codes that are packed at once: whole bytes for any number of bits. They and their values stay in the first
 /// level of cache.

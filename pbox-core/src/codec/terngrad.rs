@@ -13,7 +13,7 @@ use super::draw::Key;
 use super::number::{Ruler, finite, largest_magnitude};
 use super::{Encoded, PayloadError};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Converter, Work};
+use crate::kernels::{Converter, Work};
 
 /// The bytes of the scale.
 const SCALE: usize = 4;

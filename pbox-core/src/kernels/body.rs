@@ -3,12 +3,12 @@
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
+use super::compiled::Slots;
 use super::element::Element;
-use super::oracle::Step;
+use super::isa::scalar::Scalar;
+use super::isa::{Convert, Vector};
+use super::optimizer::Step;
 use super::rule::Rule;
-use super::scalar::Scalar;
-use super::slots::Slots;
-use super::vector::{Convert, Vector};
 use crate::layout::Dtype;
 
 /// One chunk, with its kept values by kind. Kinds that the rule does not use are empty.

@@ -7,11 +7,11 @@ use std::fmt::Debug;
 use fabric::Plain;
 use half::{bf16, f16};
 
-use crate::kernels::Tabled;
+use super::isa::{Convert, Converter};
 use crate::layout::Dtype;
 
 /// An element type of keys: f32, `half::f16` or `half::bf16`.
-pub trait Element: Tabled + Plain + Debug + Default + PartialEq + Send + Sync {
+pub trait Element: Converted + Plain + Debug + Default + PartialEq + Send + Sync {
     /// The type as the manifest names it.
     const DTYPE: Dtype;
 
@@ -22,6 +22,24 @@ pub trait Element: Tabled + Plain + Debug + Default + PartialEq + Send + Sync {
     /// the smallest normal number become subnormal. A NaN stays a NaN.
     fn from_f32(value: f32) -> Self;
 }
+
+/// A type that all instruction sets convert. It is not named outside of the crate, so no other type is an [`Element`].
+pub trait Converted: Sized {
+    /// The same instruction set, as a converter of this type.
+    fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32>;
+}
+
+macro_rules! converted {
+    ($($E:ident)*) => {$(
+        impl Converted for $E {
+            #[inline(always)]
+            fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32> {
+                isa
+            }
+        }
+    )*};
+}
+converted!(f32 f16 bf16);
 
 /// `typed!(dtype, E => work::<E>())`: the same work for the element type that `dtype` names.
 #[macro_export]

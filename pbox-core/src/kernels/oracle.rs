@@ -9,113 +9,8 @@
 //! rounded last.
 
 use super::element::Element;
-use super::optimizer::Optimizer;
-use crate::layout::Round;
-
-/// The numbers of one step, after the key's multipliers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Step {
-    /// Multiplies the sum: one over the number of workers.
-    pub rescale: f32,
-    /// Learning rate times the key's multiplier.
-    pub learning_rate: f32,
-    /// Weight decay times the key's multiplier.
-    pub weight_decay: f32,
-    /// `mu` of momentum and Nesterov.
-    pub momentum: f32,
-    /// The numbers of Adam and AdamW; zeros for the other optimizers.
-    pub adam: AdamStep,
-}
-
-/// The numbers of one step of Adam and AdamW.
-///
-/// They are computed in f64 from the settings and rounded once. The step uses them in the order of PyTorch's
-/// single-tensor reference, including the division by `bias2`, so that the results differ only by roundings
-/// (`tests/torch.rs`).
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct AdamStep {
-    /// `b1`.
-    pub beta1: f32,
-    /// `1 - b1`.
-    pub gain1: f32,
-    /// `b2`.
-    pub beta2: f32,
-    /// `1 - b2`.
-    pub gain2: f32,
-    /// `lr / (1 - b1^t)`.
-    pub step_size: f32,
-    /// `sqrt(1 - b2^t)`.
-    pub bias2: f32,
-    /// `eps`.
-    pub epsilon: f32,
-    /// `1 - lr * wd`, the factor of AdamW's weights.
-    pub keep: f32,
-}
-
-impl Step {
-    /// The step of `optimizer` in a chunk's `round`, at `learning_rate`, for a key with these multipliers.
-    ///
-    /// Round 0 is the broadcast, so `round` is also the number of the optimizer's step, from 1 on. Only the bias
-    /// correction of Adam and AdamW uses it.
-    ///
-    /// # Panics
-    /// With Adam or AdamW and round 0.
-    pub fn new(
-        optimizer: &Optimizer,
-        workers: u32,
-        round: Round,
-        learning_rate: f32,
-        lr_mult: f32,
-        wd_mult: f32,
-    ) -> Self {
-        let learning_rate = learning_rate * lr_mult;
-        let weight_decay = optimizer.weight_decay() * wd_mult;
-        let (mut momentum, mut adam) = (0.0, AdamStep::default());
-        match *optimizer {
-            Optimizer::Average | Optimizer::Sgd { .. } => {}
-            Optimizer::Momentum { momentum: mu, .. } | Optimizer::Nesterov { momentum: mu, .. } => {
-                momentum = mu
-            }
-            Optimizer::Adam { beta1, beta2, epsilon, .. }
-            | Optimizer::AdamW { beta1, beta2, epsilon, .. } => {
-                adam = AdamStep::new([beta1, beta2], epsilon, round, learning_rate, weight_decay);
-            }
-        }
-        Step { rescale: 1.0 / workers as f32, learning_rate, weight_decay, momentum, adam }
-    }
-}
-
-impl AdamStep {
-    fn new(betas: [f32; 2], epsilon: f32, round: Round, learning_rate: f32, weight_decay: f32) -> Self {
-        assert_ne!(round, Round(0), "round 0 is the broadcast, not a step");
-        let [b1, b2] = betas.map(f64::from);
-        let rate = f64::from(learning_rate);
-        AdamStep {
-            beta1: betas[0],
-            gain1: (1.0 - b1) as f32,
-            beta2: betas[1],
-            gain2: (1.0 - b2) as f32,
-            step_size: (rate / (1.0 - power(b1, round.0))) as f32,
-            bias2: (1.0 - power(b2, round.0)).sqrt() as f32,
-            epsilon,
-            keep: (1.0 - rate * f64::from(weight_decay)) as f32,
-        }
-    }
-}
-
-/// `base^exponent` by squaring. The standard library's `powi` may round differently from one platform
-/// to another; a worker that checks the hub's bits may run on another one.
-fn power(mut base: f64, mut exponent: u32) -> f64 {
-    let mut power = 1.0;
-    while exponent > 0 {
-        if exponent & 1 == 1 {
-            power *= base;
-        }
-        base *= base;
-        exponent >>= 1;
-    }
-    power
-}
+pub use super::optimizer::Step;
+use super::optimizer::{AdamStep, Optimizer};
 
 /// The sum of the gradients in worker order.
 pub fn sum(gradients: impl IntoIterator<Item = f32>) -> f32 {
@@ -187,17 +82,7 @@ fn adam(step: &AdamStep, gradient: f32, weight: &mut f32, state: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn powers_differ_from_the_library_only_by_roundings() {
-        for base in [0.0, 0.5, 0.9, 0.999, f64::from(f32::from_bits(0x3f7f_ffff))] {
-            for exponent in [1, 2, 3, 10, 1000, 65_537, u32::MAX] {
-                let (seen, expected) = (power(base, exponent), base.powf(f64::from(exponent)));
-                assert!((seen - expected).abs() <= 1e-6 * expected + 1e-300, "{base}^{exponent}: {seen}");
-            }
-        }
-        assert_eq!(power(0.0, 0), 1.0);
-    }
+    use crate::layout::Round;
 
     /// The first step of Adam has size `lr` against the gradient's sign, for gradients of any size.
     #[test]

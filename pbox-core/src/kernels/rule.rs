@@ -2,8 +2,8 @@
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
-use super::oracle::Step;
-use super::vector::{Isa, Vector};
+use super::isa::{Isa, Vector};
+use super::optimizer::Step;
 
 /// One optimizer's step.
 pub(super) trait Rule {
@@ -13,17 +13,14 @@ pub(super) trait Rule {
     const STATE: usize;
 
     /// The new weight and state. State beyond `STATE` is neither read nor written.
-    fn step<I: Isa>(
-        isa: I,
-        step: &Step,
-        sum: I::Vector,
-        weight: I::Vector,
-        state: [I::Vector; 2],
-    ) -> Stepped<I>;
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, state: State<I>) -> Stepped<I>;
 }
 
+/// State, at most two f32 for each element.
+type State<I> = [<I as Isa>::Vector; 2];
+
 /// The new weight and the new state.
-type Stepped<I> = (<I as Isa>::Vector, [<I as Isa>::Vector; 2]);
+type Stepped<I> = (<I as Isa>::Vector, State<I>);
 
 pub(super) struct Average;
 
@@ -32,13 +29,7 @@ impl Rule for Average {
     const STATE: usize = 0;
 
     #[inline(always)]
-    fn step<I: Isa>(
-        isa: I,
-        step: &Step,
-        sum: I::Vector,
-        _weight: I::Vector,
-        state: [I::Vector; 2],
-    ) -> Stepped<I> {
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, _weight: I::Vector, state: State<I>) -> Stepped<I> {
         (sum * isa.splat(step.rescale), state)
     }
 }
@@ -49,13 +40,7 @@ impl Rule for Sgd {
     const STATE: usize = 0;
 
     #[inline(always)]
-    fn step<I: Isa>(
-        isa: I,
-        step: &Step,
-        sum: I::Vector,
-        weight: I::Vector,
-        state: [I::Vector; 2],
-    ) -> Stepped<I> {
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, state: State<I>) -> Stepped<I> {
         (weight - isa.splat(step.learning_rate) * gradient(isa, step, sum, weight), state)
     }
 }
@@ -66,13 +51,7 @@ impl Rule for Momentum {
     const STATE: usize = 1;
 
     #[inline(always)]
-    fn step<I: Isa>(
-        isa: I,
-        step: &Step,
-        sum: I::Vector,
-        weight: I::Vector,
-        [m, _]: [I::Vector; 2],
-    ) -> Stepped<I> {
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, [m, _]: State<I>) -> Stepped<I> {
         let m = isa.splat(step.momentum) * m + gradient(isa, step, sum, weight);
         (weight - isa.splat(step.learning_rate) * m, [m, m])
     }
@@ -84,13 +63,7 @@ impl Rule for Nesterov {
     const STATE: usize = 1;
 
     #[inline(always)]
-    fn step<I: Isa>(
-        isa: I,
-        step: &Step,
-        sum: I::Vector,
-        weight: I::Vector,
-        [m, _]: [I::Vector; 2],
-    ) -> Stepped<I> {
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, [m, _]: State<I>) -> Stepped<I> {
         let (rate, mu) = (isa.splat(step.learning_rate), isa.splat(step.momentum));
         let gradient = gradient(isa, step, sum, weight);
         let m = mu * m + gradient;
@@ -104,13 +77,7 @@ impl Rule for Adam {
     const STATE: usize = 2;
 
     #[inline(always)]
-    fn step<I: Isa>(
-        isa: I,
-        step: &Step,
-        sum: I::Vector,
-        weight: I::Vector,
-        moments: [I::Vector; 2],
-    ) -> Stepped<I> {
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, moments: State<I>) -> Stepped<I> {
         let (update, moments) = update(isa, step, gradient(isa, step, sum, weight), moments);
         (weight - update, moments)
     }
@@ -122,13 +89,7 @@ impl Rule for AdamW {
     const STATE: usize = 2;
 
     #[inline(always)]
-    fn step<I: Isa>(
-        isa: I,
-        step: &Step,
-        sum: I::Vector,
-        weight: I::Vector,
-        moments: [I::Vector; 2],
-    ) -> Stepped<I> {
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, moments: State<I>) -> Stepped<I> {
         let (update, moments) = update(isa, step, sum * isa.splat(step.rescale), moments);
         (weight * isa.splat(step.adam.keep) - update, moments)
     }
@@ -142,7 +103,7 @@ fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I
 
 /// The update that Adam subtracts from a weight, and the new moments.
 #[inline(always)]
-fn update<I: Isa>(isa: I, step: &Step, gradient: I::Vector, [m, v]: [I::Vector; 2]) -> Stepped<I> {
+fn update<I: Isa>(isa: I, step: &Step, gradient: I::Vector, [m, v]: State<I>) -> Stepped<I> {
     let numbers = &step.adam;
     let m = isa.splat(numbers.beta1) * m + isa.splat(numbers.gain1) * gradient;
     let v = isa.splat(numbers.beta2) * v + isa.splat(numbers.gain2) * gradient * gradient;

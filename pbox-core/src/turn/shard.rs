@@ -13,9 +13,7 @@ use std::task::Waker;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
-use super::arrival::Arrivals;
-use super::clocks::Clocks;
-use super::pace::{Front, Pace};
+use super::pace::{Arrivals, Clocks, Front, Pace};
 use super::spec::ShardSpec;
 use super::violation::Violation;
 use crate::job::{Compression, JobTerms, OnLoss};
@@ -298,7 +296,8 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
 
     /// The rounds in flight; `None` when the core owns no chunk of the job.
     pub fn front(&self) -> Option<Front> {
-        self.pace.front()
+        let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
+        Some(Front { lowest: rounds().min()?, highest: rounds().max()? })
     }
 
     /// Places of the chunks for which workers that take part from `from` on get an answer at once.
@@ -317,7 +316,8 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
 
     /// Changes the learning rate from a round on.
     pub fn set_learning_rate(&mut self, from: Round, rate: f32) {
-        let oldest = self.pace.oldest(from);
+        // No round that is in flight, and none that is still to come, needs an older rate.
+        let oldest = self.front().map_or(from, |front| front.lowest.min(from));
         let rates = self.stages.rates();
         rates.change(from, rate);
         rates.forget_before(oldest);

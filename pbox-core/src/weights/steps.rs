@@ -6,7 +6,7 @@ use fabric::{MapError, Slab};
 
 use super::chunks::Chunk;
 use crate::job::JobTerms;
-use crate::kernels::oracle::Step;
+use crate::kernels::Step;
 use crate::kernels::{Ablate, Element, Kernels, LearningRates, Optimizer, Slots};
 use crate::layout::{KeyId, Round};
 use crate::snapshot::Restored;

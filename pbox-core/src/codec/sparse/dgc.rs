@@ -20,7 +20,7 @@ use crate::codec::encoded::Encoded;
 use crate::codec::error::PayloadError;
 use crate::codec::number::{bounded, finite, not_finite};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Converter, Work};
+use crate::kernels::{Converter, Work};
 use crate::layout::Round;
 
 /// The share that is sent at first.

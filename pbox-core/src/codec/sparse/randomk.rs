@@ -16,7 +16,7 @@ use crate::codec::encoded::Encoded;
 use crate::codec::error::PayloadError;
 use crate::codec::number::finite;
 use crate::kernels::Kernels;
-use crate::kernels::work::{Converter, Work};
+use crate::kernels::{Converter, Work};
 
 /// The bytes of the key.
 const KEY: usize = 8;

@@ -6,7 +6,7 @@ use crate::codec::encoded::Encoded;
 use crate::codec::error::PayloadError;
 use crate::codec::number::{bounded, finite, not_finite};
 use crate::kernels::Kernels;
-use crate::kernels::work::{Converter, Work};
+use crate::kernels::{Converter, Work};
 
 /// `ceil(ratio * elements)`, at least 1 if there are elements. The product is in f32, as the ratio is, so that a tenth
 /// of ten is 1: the f32 nearest to a tenth is a little above it, and an exact product would be rounded up to 2.

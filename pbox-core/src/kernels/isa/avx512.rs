@@ -6,92 +6,32 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::element::Element;
-use super::oracle::Step;
-use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
-use super::slots::Slots;
-use super::table::Table;
-use super::vector::{Convert, Isa, pairwise};
-use super::work::{InstructionSet, Work};
-use super::{Kernels, body};
-
-pub(super) const KERNELS: Kernels = Kernels {
-    name: "avx512",
-    set: InstructionSet::Avx512,
-    available: || is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
-    f32: table(),
-    f16: table(),
-    bf16: table(),
-};
+use super::{Convert, Work, pairs};
 
 /// Rounds to the nearest, ties to even, in any mode of the processor.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// Proves that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make such a value.
+/// Proves that the processor has the instruction set: only `work` makes such a value.
 #[derive(Clone, Copy)]
 struct Avx512(());
 
-const fn table<E: Element>() -> Table<E>
-where
-    Avx512: Convert<E>,
-{
-    Table {
-        average: run::<E, Average>,
-        sgd: run::<E, Sgd>,
-        momentum: run::<E, Momentum>,
-        nesterov: run::<E, Nesterov>,
-        adam: run::<E, Adam>,
-        adamw: run::<E, AdamW>,
-        widen: widen::<E>,
-        narrow: narrow::<E>,
-    }
-}
-
 #[target_feature(enable = "avx512f,avx512bw")]
-fn run<E: Element, R: Rule>(step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32])
-where
-    Avx512: Convert<E>,
-{
-    body::run::<E, R, _>(Avx512(()), step, slots, window, kept);
-}
-
-#[target_feature(enable = "avx512f,avx512bw")]
-fn widen<E: Element>(elements: &[E], wide: &mut [f32])
-where
-    Avx512: Convert<E>,
-{
-    body::widen(Avx512(()), elements, wide);
-}
-
-#[target_feature(enable = "avx512f,avx512bw")]
-fn narrow<E: Element>(values: &[f32], elements: &mut [E])
-where
-    Avx512: Convert<E>,
-{
-    body::narrow(Avx512(()), values, elements);
-}
-
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn work<W: Work>(work: W) -> W::Output {
+pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {
     work.run(Avx512(()))
 }
 
-/// 32 f32.
-#[derive(Clone, Copy)]
-struct F32x32(__m512, __m512);
-
-pairwise!(F32x32, 32, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_sqrt_ps);
-
-impl Isa for Avx512 {
-    type Vector = F32x32;
-
-    #[inline(always)]
-    fn splat(self, value: f32) -> F32x32 {
-        // SAFETY: `self` shows that the processor has the instruction set.
-        let all = unsafe { _mm512_set1_ps(value) };
-        F32x32(all, all)
-    }
-}
+pairs!(
+    Avx512,
+    F32x32,
+    __m512,
+    32,
+    _mm512_set1_ps,
+    _mm512_add_ps,
+    _mm512_sub_ps,
+    _mm512_mul_ps,
+    _mm512_div_ps,
+    _mm512_sqrt_ps
+);
 
 impl Convert<f32> for Avx512 {
     #[inline(always)]

@@ -1,6 +1,6 @@
-//! Optimizers: their settings, and learning rates over time.
+//! Optimizers: their settings, learning rates over time, and the numbers of one step.
 //!
-//! Settings only. The arithmetic is in `rule`, its specification in `oracle`.
+//! The arithmetic is in `rule`, its specification in `oracle`.
 
 use serde::{Deserialize, Serialize};
 
@@ -213,6 +213,111 @@ impl Optimizer {
     }
 }
 
+/// The numbers of one step, after the key's multipliers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Multiplies the sum: one over the number of workers.
+    pub rescale: f32,
+    /// Learning rate times the key's multiplier.
+    pub learning_rate: f32,
+    /// Weight decay times the key's multiplier.
+    pub weight_decay: f32,
+    /// `mu` of momentum and Nesterov.
+    pub momentum: f32,
+    /// The numbers of Adam and AdamW; zeros for the other optimizers.
+    pub adam: AdamStep,
+}
+
+/// The numbers of one step of Adam and AdamW.
+///
+/// They are computed in f64 from the settings and rounded once. The step uses them in the order of PyTorch's
+/// single-tensor reference, including the division by `bias2`, so that the results differ only by roundings
+/// (`tests/torch.rs`).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AdamStep {
+    /// `b1`.
+    pub beta1: f32,
+    /// `1 - b1`.
+    pub gain1: f32,
+    /// `b2`.
+    pub beta2: f32,
+    /// `1 - b2`.
+    pub gain2: f32,
+    /// `lr / (1 - b1^t)`.
+    pub step_size: f32,
+    /// `sqrt(1 - b2^t)`.
+    pub bias2: f32,
+    /// `eps`.
+    pub epsilon: f32,
+    /// `1 - lr * wd`, the factor of AdamW's weights.
+    pub keep: f32,
+}
+
+impl Step {
+    /// The step of `optimizer` in a chunk's `round`, at `learning_rate`, for a key with these multipliers.
+    ///
+    /// Round 0 is the broadcast, so `round` is also the number of the optimizer's step, from 1 on. Only the bias
+    /// correction of Adam and AdamW uses it.
+    ///
+    /// # Panics
+    /// With Adam or AdamW and round 0.
+    pub fn new(
+        optimizer: &Optimizer,
+        workers: u32,
+        round: Round,
+        learning_rate: f32,
+        lr_mult: f32,
+        wd_mult: f32,
+    ) -> Self {
+        let learning_rate = learning_rate * lr_mult;
+        let weight_decay = optimizer.weight_decay() * wd_mult;
+        let (mut momentum, mut adam) = (0.0, AdamStep::default());
+        match *optimizer {
+            Optimizer::Average | Optimizer::Sgd { .. } => {}
+            Optimizer::Momentum { momentum: mu, .. } | Optimizer::Nesterov { momentum: mu, .. } => {
+                momentum = mu
+            }
+            Optimizer::Adam { beta1, beta2, epsilon, .. }
+            | Optimizer::AdamW { beta1, beta2, epsilon, .. } => {
+                adam = AdamStep::new([beta1, beta2], epsilon, round, learning_rate, weight_decay);
+            }
+        }
+        Step { rescale: 1.0 / workers as f32, learning_rate, weight_decay, momentum, adam }
+    }
+}
+
+impl AdamStep {
+    fn new(betas: [f32; 2], epsilon: f32, round: Round, learning_rate: f32, weight_decay: f32) -> Self {
+        assert_ne!(round, Round(0), "round 0 is the broadcast, not a step");
+        let [b1, b2] = betas.map(f64::from);
+        let rate = f64::from(learning_rate);
+        AdamStep {
+            beta1: betas[0],
+            gain1: (1.0 - b1) as f32,
+            beta2: betas[1],
+            gain2: (1.0 - b2) as f32,
+            step_size: (rate / (1.0 - power(b1, round.0))) as f32,
+            bias2: (1.0 - power(b2, round.0)).sqrt() as f32,
+            epsilon,
+            keep: (1.0 - rate * f64::from(weight_decay)) as f32,
+        }
+    }
+}
+
+/// `base^exponent` by squaring. The standard library's `powi` may round differently from one platform
+/// to another; a worker that checks the hub's bits may run on another one.
+fn power(mut base: f64, mut exponent: u32) -> f64 {
+    let mut power = 1.0;
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            power *= base;
+        }
+        base *= base;
+        exponent >>= 1;
+    }
+    power
+}
+
 /// Parts of a chunk's work that are left out, to measure their cost. The results are wrong on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -269,74 +374,4 @@ impl LearningRates {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_change_holds_from_its_round_on() {
-        let mut rates = LearningRates::new(0.1);
-        rates.change(Round(5), 0.01);
-        rates.change(Round(9), 0.001);
-        assert_eq!([0, 4, 5, 8, 9, 100].map(|r| rates.at(Round(r))), [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]);
-        rates.change(Round(9), 0.5);
-        assert_eq!(rates.at(Round(9)), 0.5);
-        rates.change(Round(7), 0.02);
-        assert_eq!([6, 7, 8, 9].map(|r| rates.at(Round(r))), [0.01, 0.02, 0.02, 0.5], "later changes stay");
-        rates.forget_before(Round(6));
-        assert_eq!((rates.at(Round(6)), rates.at(Round(9))), (0.01, 0.5));
-    }
-
-    #[test]
-    fn settings_out_of_range_are_named() {
-        let bad = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.0, momentum: 1.5 };
-        assert_eq!(
-            bad.check().unwrap_err().to_string(),
-            "nesterov: momentum is 1.5; expected a finite number from 0 to below 1"
-        );
-        assert!(Optimizer::Sgd { learning_rate: f32::NAN, weight_decay: 0.0 }.check().is_err());
-        assert_eq!(Optimizer::Average.check(), Ok(()));
-        let adam = |beta1, beta2, epsilon| {
-            let (learning_rate, weight_decay) = (0.1, 0.0);
-            Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon }.check()
-        };
-        assert_eq!(adam(0.0, 0.999, 1e-8), Ok(()));
-        for (bad, words) in [
-            (adam(1.0, 0.999, 1e-8), "adamw: beta1 is 1; expected a finite number from 0 to below 1"),
-            (adam(0.9, -0.5, 1e-8), "adamw: beta2 is -0.5; expected a finite number from 0 to below 1"),
-            (adam(0.9, 0.999, 0.0), "adamw: epsilon is 0; expected a finite number above 0"),
-        ] {
-            assert_eq!(bad.unwrap_err().to_string(), words);
-        }
-    }
-
-    #[test]
-    fn unknown_settings_are_refused() {
-        for (json, field) in [
-            (r#"{"name":"average","learning_rate":0.1}"#, "learning_rate"),
-            (r#"{"x":1,"name":"average"}"#, "x"),
-            (r#"{"name":"sgd","learning_rate":0.1,"momentum":0.9}"#, "momentum"),
-        ] {
-            let error = serde_json::from_str::<Optimizer>(json).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("unknown field `{field}`, ")), "{json}: {error}");
-        }
-        assert_eq!(serde_json::from_str::<Optimizer>(r#"{"name":"average"}"#).unwrap(), Optimizer::Average);
-    }
-
-    #[test]
-    fn missing_settings_have_pytorchs_defaults() {
-        let read = |json: &str| serde_json::from_str::<Optimizer>(json).unwrap();
-        let (learning_rate, beta1, beta2, epsilon) = (0.5, 0.9, 0.999, 1e-8);
-        assert_eq!(
-            read(r#"{"name": "adam", "learning_rate": 0.5}"#),
-            Optimizer::Adam { learning_rate, weight_decay: 0.0, beta1, beta2, epsilon }
-        );
-        assert_eq!(
-            read(r#"{"name": "adamw", "learning_rate": 0.5}"#),
-            Optimizer::AdamW { learning_rate, weight_decay: 0.01, beta1, beta2, epsilon }
-        );
-        assert_eq!(
-            read(r#"{"name": "momentum", "learning_rate": 0.5, "momentum": 0.25}"#),
-            Optimizer::Momentum { learning_rate, weight_decay: 0.0, momentum: 0.25 }
-        );
-    }
-}
+mod tests;

@@ -3,60 +3,20 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::element::Element;
-use super::oracle::Step;
-use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
-use super::slots::Slots;
-use super::table::Table;
-use super::vector::{Convert, Isa, Vector};
-use super::work::{InstructionSet, Work};
-use super::{Kernels, body};
-
-pub(super) const KERNELS: Kernels = Kernels {
-    name: "scalar",
-    set: InstructionSet::Scalar,
-    available: || true,
-    f32: table(),
-    f16: table(),
-    bf16: table(),
-};
+use super::{Convert, Isa, Vector, Work};
+use crate::kernels::Element;
 
 /// Plain arithmetic on `N` numbers.
 #[derive(Clone, Copy)]
-pub(super) struct Scalar<const N: usize>;
+pub(in crate::kernels) struct Scalar<const N: usize>;
 
-const fn table<E: Element>() -> Table<E> {
-    Table {
-        average: run::<E, Average>,
-        sgd: run::<E, Sgd>,
-        momentum: run::<E, Momentum>,
-        nesterov: run::<E, Nesterov>,
-        adam: run::<E, Adam>,
-        adamw: run::<E, AdamW>,
-        widen: widen::<E>,
-        narrow: narrow::<E>,
-    }
-}
-
-fn run<E: Element, R: Rule>(step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32]) {
-    body::run::<E, R, _>(Scalar::<8>, step, slots, window, kept);
-}
-
-fn widen<E: Element>(elements: &[E], wide: &mut [f32]) {
-    body::widen(Scalar::<8>, elements, wide);
-}
-
-fn narrow<E: Element>(values: &[f32], elements: &mut [E]) {
-    body::narrow(Scalar::<8>, values, elements);
-}
-
-pub(super) fn work<W: Work>(work: W) -> W::Output {
+pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {
     work.run(Scalar::<8>)
 }
 
 /// `N` numbers.
 #[derive(Clone, Copy)]
-pub(super) struct Numbers<const N: usize>([f32; N]);
+pub struct Numbers<const N: usize>([f32; N]);
 
 impl<const N: usize> Numbers<N> {
     #[inline(always)]

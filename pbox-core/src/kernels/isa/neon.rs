@@ -7,89 +7,18 @@ use std::arch::asm;
 
 use half::{bf16, f16};
 
-use super::element::Element;
-use super::oracle::Step;
-use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
-use super::slots::Slots;
-use super::table::Table;
-use super::vector::{Convert, Isa, pairwise};
-use super::work::{InstructionSet, Work};
-use super::{Kernels, body};
+use super::{Convert, Work, pairs};
 
-pub(super) const KERNELS: Kernels = Kernels {
-    name: "neon",
-    set: InstructionSet::Neon,
-    available: || true,
-    f32: table(),
-    f16: table(),
-    bf16: table(),
-};
-
-/// Proves that the processor has the instruction set: only `run`, `widen`, `narrow` and `work` make such a value.
+/// Proves that the processor has the instruction set: only `work` makes such a value.
 #[derive(Clone, Copy)]
 struct Neon(());
 
-const fn table<E: Element>() -> Table<E>
-where
-    Neon: Convert<E>,
-{
-    Table {
-        average: run::<E, Average>,
-        sgd: run::<E, Sgd>,
-        momentum: run::<E, Momentum>,
-        nesterov: run::<E, Nesterov>,
-        adam: run::<E, Adam>,
-        adamw: run::<E, AdamW>,
-        widen: widen::<E>,
-        narrow: narrow::<E>,
-    }
-}
-
 #[target_feature(enable = "neon")]
-fn run<E: Element, R: Rule>(step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32])
-where
-    Neon: Convert<E>,
-{
-    body::run::<E, R, _>(Neon(()), step, slots, window, kept);
-}
-
-#[target_feature(enable = "neon")]
-fn widen<E: Element>(elements: &[E], wide: &mut [f32])
-where
-    Neon: Convert<E>,
-{
-    body::widen(Neon(()), elements, wide);
-}
-
-#[target_feature(enable = "neon")]
-fn narrow<E: Element>(values: &[f32], elements: &mut [E])
-where
-    Neon: Convert<E>,
-{
-    body::narrow(Neon(()), values, elements);
-}
-
-#[target_feature(enable = "neon")]
-pub(super) fn work<W: Work>(work: W) -> W::Output {
+pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {
     work.run(Neon(()))
 }
 
-/// 8 f32.
-#[derive(Clone, Copy)]
-struct F32x8(float32x4_t, float32x4_t);
-
-pairwise!(F32x8, 8, vaddq_f32, vsubq_f32, vmulq_f32, vdivq_f32, vsqrtq_f32);
-
-impl Isa for Neon {
-    type Vector = F32x8;
-
-    #[inline(always)]
-    fn splat(self, value: f32) -> F32x8 {
-        // SAFETY: `self` shows that the processor has the instruction set.
-        let all = unsafe { vdupq_n_f32(value) };
-        F32x8(all, all)
-    }
-}
+pairs!(Neon, F32x8, float32x4_t, 8, vdupq_n_f32, vaddq_f32, vsubq_f32, vmulq_f32, vdivq_f32, vsqrtq_f32);
 
 impl Convert<f32> for Neon {
     #[inline(always)]

@@ -1,8 +1,16 @@
-//! The pace of a job's workers on one core: all in step (`arrival`, BSP), or each alone (`clocks`, SSP and ASP).
+//! The pace of a job's workers on one core: *together*, when a round is one step (BSP), or *alone*, when each push is
+//! a step (SSP and ASP).
 //!
-//! Owned by the core. What a shard asks of either; what follows from a push is in `together` and `alone`.
+//! Owned by the core: what a shard asks of either.
 
-use super::arrival::OutOfTurn;
+#[allow(unsafe_code)]
+mod alone;
+#[allow(unsafe_code)]
+mod together;
+
+pub(super) use alone::Clocks;
+pub(super) use together::Arrivals;
+
 use super::shard::{Finished, ShardOf};
 use crate::job::Consistency;
 use crate::kernels::Kernels;
@@ -18,19 +26,30 @@ pub struct Front {
     pub highest: Round,
 }
 
-/// Which workers have pushed what.
+/// The worker may not push this chunk for this round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutOfTurn {
+    /// It has pushed the chunk already.
+    Again(Round),
+    /// Its last push has no answer yet.
+    Unanswered(Round),
+    /// Another round is next.
+    OtherRound { expected: Round },
+    /// It does not take part in the round in flight.
+    NotYet(Round),
+}
+
+/// Which workers have pushed what. Plain memory, no atomics.
 pub(crate) trait Pace: Sized {
     /// All chunks begin with round `first`, and nobody takes part.
     fn new(consistency: Consistency, chunks: usize, workers: u32, first: Round) -> Self;
 
-    /// Worker `rank` takes part from round `from` on.
+    /// Worker `rank` takes part from round `from` on, which no chunk is past. Settle every chunk afterwards.
     fn admit(&mut self, rank: u32, from: Round);
 
-    /// Worker `rank` takes part no more. What it pushed that is not stepped does not count.
+    /// Worker `rank` takes part no more. What it pushed that is not stepped does not count. Settle every chunk
+    /// afterwards.
     fn remove(&mut self, rank: u32);
-
-    /// The rounds in flight; `None` of no chunks.
-    fn front(&self) -> Option<Front>;
 
     /// The round in flight of the chunk at a place.
     fn round(&self, place: usize) -> Round;
@@ -48,16 +67,15 @@ pub(crate) trait Pace: Sized {
     fn answer_due(&mut self, finished: &Finished, rank: u32) -> Option<Round>;
 
     /// Worker `rank` is answered for a chunk: it may push the chunk again.
-    fn note_answer(&mut self, place: usize, rank: u32);
+    fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
     /// Whether newcomers who take part from `from` on are answered at once: the chunk has finished the round before for
     /// all. Newcomers who step alone are answered when the chunk settles.
-    fn has_finished_before(&self, place: usize, from: Round) -> bool;
+    fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
+        false
+    }
 
-    /// The oldest round that may still be stepped, seen from a worker that is about to push `from`.
-    fn oldest(&self, from: Round) -> Round;
-
-    /// A push counts. When a step follows from it, the step is made.
+    /// A push counts, which is in its [turn](Self::check). When a step follows from it, the step is made.
     fn take_push<S: Stages>(
         shard: &mut ShardOf<Self, S>,
         kernels: &Kernels,

@@ -1,17 +1,40 @@
-//! What an instruction set gives to the body: vectors of f32, and conversions between them and the window's
-//! elements.
+//! Instruction sets: vectors of f32, and conversions between them and a window's elements. `body` and the codecs are
+//! compiled once for each of them.
 //!
 //! Vectors are explicit, and not loops over arrays. The compiler turns such loops into full-width code for f32, but
 //! splits loops over 16-bit elements into quarters of registers.
 //!
-//! On the `unsafe` list for [`pairwise`]: arithmetic in an instruction set that was detected.
+//! On the `unsafe` list for [`pairs`]: arithmetic in an instruction set that was detected.
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
+pub(super) mod scalar;
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::element::Element;
+use half::{bf16, f16};
+
+/// One piece of work. `run` and all functions that it calls must be `#[inline(always)]`: only code inside the
+/// caller is compiled for the caller's instruction set.
+pub(crate) trait Work {
+    /// The result.
+    type Output;
+
+    /// Does the work.
+    fn run<I: Converter>(self, isa: I) -> Self::Output;
+}
+
+/// An instruction set that converts all element types.
+pub trait Converter: Convert<f32> + Convert<f16> + Convert<bf16> {}
+
+impl<I: Convert<f32> + Convert<f16> + Convert<bf16>> Converter for I {}
 
 /// The f32 that a kernel works on at once. Each has the arithmetic of IEEE 754; no operation is fused.
-pub(crate) trait Vector:
+pub trait Vector:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
     /// The number of f32.
@@ -21,7 +44,7 @@ pub(crate) trait Vector:
 }
 
 /// An instruction set. A value of this type proves that the processor has it.
-pub(crate) trait Isa: Copy {
+pub trait Isa: Copy {
     type Vector: Vector;
 
     /// A vector with the same number in all places.
@@ -29,7 +52,7 @@ pub(crate) trait Isa: Copy {
 }
 
 /// Conversions between elements and vectors. All slices must have exactly the length of a vector.
-pub(crate) trait Convert<E: Element>: Isa {
+pub trait Convert<E>: Isa {
     /// Converts the elements to f32, exactly. Their order is the cheapest, and the same in all calls.
     fn widen_for_sum(self, elements: &[E]) -> Self::Vector;
 
@@ -45,26 +68,44 @@ pub(crate) trait Convert<E: Element>: Isa {
         self.in_order(self.widen_for_sum(elements))
     }
 
-    /// Rounds the values as [`Element::from_f32`] does.
+    /// Rounds the values as [`Element::from_f32`](super::Element::from_f32) does.
     fn narrow(self, values: Self::Vector, elements: &mut [E]);
 }
 
-/// Arithmetic on a pair of registers. Two additions run at once, and one register of 16-bit elements becomes two
+/// A pair of registers as a vector. Two additions run at once, and one register of 16-bit elements becomes two
 /// registers of f32. Four registers are no faster.
-macro_rules! pairwise {
-    ($Pair:ident, $length:literal, $add:ident, $sub:ident, $mul:ident, $div:ident, $sqrt:ident) => {
-        pairwise!($Pair, Add, add, $add);
-        pairwise!($Pair, Sub, sub, $sub);
-        pairwise!($Pair, Mul, mul, $mul);
-        pairwise!($Pair, Div, div, $div);
+macro_rules! pairs {
+    (
+        $Isa:ident, $Pair:ident, $Register:ident, $length:literal, $splat:ident,
+        $add:ident, $sub:ident, $mul:ident, $div:ident, $sqrt:ident
+    ) => {
+        #[doc = concat!(stringify!($length), " f32.")]
+        #[derive(Clone, Copy)]
+        pub struct $Pair($Register, $Register);
 
-        impl $crate::kernels::vector::Vector for $Pair {
+        pairs!($Pair, Add, add, $add);
+        pairs!($Pair, Sub, sub, $sub);
+        pairs!($Pair, Mul, mul, $mul);
+        pairs!($Pair, Div, div, $div);
+
+        impl super::Vector for $Pair {
             const LENGTH: usize = $length;
 
             #[inline(always)]
             fn sqrt(self) -> Self {
                 // SAFETY: a pair is only made from a value that proves that the processor has the instruction set.
                 unsafe { $Pair($sqrt(self.0), $sqrt(self.1)) }
+            }
+        }
+
+        impl super::Isa for $Isa {
+            type Vector = $Pair;
+
+            #[inline(always)]
+            fn splat(self, value: f32) -> $Pair {
+                // SAFETY: `self` shows that the processor has the instruction set.
+                let all = unsafe { $splat(value) };
+                $Pair(all, all)
             }
         }
     };
@@ -80,4 +121,4 @@ macro_rules! pairwise {
         }
     };
 }
-pub(super) use pairwise;
+use pairs;

@@ -1,0 +1,235 @@
+//! The kernels for each instruction set, and the slots that they sum.
+//!
+//! On the `unsafe` list: calls of functions for instruction sets that were detected; addresses become slices that
+//! kernels read.
+
+use std::marker::PhantomData;
+
+use super::body;
+use super::element::Element;
+use super::isa::{self, Converter, Work};
+use super::optimizer::{Optimizer, Step};
+use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
+
+/// Kernels that are compiled for one instruction set.
+pub struct Kernels {
+    name: &'static str,
+    set: InstructionSet,
+    available: fn() -> bool,
+}
+
+#[derive(Clone, Copy)]
+enum InstructionSet {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    Scalar,
+}
+
+/// The best comes first.
+static ALL: &[Kernels] = &[
+    #[cfg(target_arch = "x86_64")]
+    Kernels {
+        name: "avx512",
+        set: InstructionSet::Avx512,
+        available: || is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Kernels {
+        name: "avx2",
+        set: InstructionSet::Avx2,
+        available: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
+    },
+    #[cfg(target_arch = "aarch64")]
+    Kernels { name: "neon", set: InstructionSet::Neon, available: || true },
+    Kernels { name: "scalar", set: InstructionSet::Scalar, available: || true },
+];
+
+impl Kernels {
+    /// The best kernels that this processor runs.
+    pub fn detect() -> &'static Kernels {
+        Self::available().next().expect("scalar kernels run everywhere")
+    }
+
+    /// All kernels that this processor runs, best first.
+    pub fn available() -> impl Iterator<Item = &'static Kernels> {
+        ALL.iter().filter(|kernels| (kernels.available)())
+    }
+
+    /// The name of the instruction set.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Sums the slots in f32, steps in f32, and writes the rounded result into `window`, which is sent to the
+    /// workers.
+    ///
+    /// `kept` stays in the hub: [`Optimizer::kept_per_element`] f32 for each element. The master weights come
+    /// first, if there are any; without them, `window` holds the weights. Then comes the optimizer's state: for
+    /// Adam and AdamW, all first moments of the chunk, then all second moments.
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn run<E: Element>(
+        &self,
+        optimizer: &Optimizer,
+        step: &Step,
+        slots: &Slots<E>,
+        window: &mut [E],
+        kept: &mut [f32],
+    ) {
+        let elements = slots.elements();
+        assert_eq!(window.len(), elements, "the window and the slots have the same length");
+        assert_eq!(
+            kept.len(),
+            elements * optimizer.kept_per_element(E::DTYPE),
+            "the kept values match the slots"
+        );
+        match optimizer {
+            Optimizer::Average => self.work(Sum::<E, Average>::new(step, slots, window, kept)),
+            Optimizer::Sgd { .. } => self.work(Sum::<E, Sgd>::new(step, slots, window, kept)),
+            Optimizer::Momentum { .. } => self.work(Sum::<E, Momentum>::new(step, slots, window, kept)),
+            Optimizer::Nesterov { .. } => self.work(Sum::<E, Nesterov>::new(step, slots, window, kept)),
+            Optimizer::Adam { .. } => self.work(Sum::<E, Adam>::new(step, slots, window, kept)),
+            Optimizer::AdamW { .. } => self.work(Sum::<E, AdamW>::new(step, slots, window, kept)),
+        }
+    }
+
+    /// Converts the elements to f32, with the bits of [`Element::to_f32`] except for NaNs.
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn widen<E: Element>(&self, elements: &[E], wide: &mut [f32]) {
+        assert_eq!(elements.len(), wide.len(), "a place for each element");
+        self.work(Widen { elements, wide });
+    }
+
+    /// Converts the values to elements, with the bits of [`Element::from_f32`] except for NaNs.
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn narrow<E: Element>(&self, values: &[f32], elements: &mut [E]) {
+        assert_eq!(values.len(), elements.len(), "a place for each value");
+        self.work(Narrow { values, elements });
+    }
+
+    /// Does work that is compiled for the instruction set. `codec` and `slim` define other work than sums.
+    pub(crate) fn work<W: Work>(&self, work: W) -> W::Output {
+        match self.set {
+            // SAFETY: only `available` hands out kernels, after it detected their instruction set.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => unsafe { isa::avx512::work(work) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => unsafe { isa::avx2::work(work) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::Neon => unsafe { isa::neon::work(work) },
+            InstructionSet::Scalar => isa::scalar::work(work),
+        }
+    }
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Kernels").field(&self.name).finish()
+    }
+}
+
+/// The sum and the step of one chunk.
+struct Sum<'a, E, R> {
+    step: &'a Step,
+    slots: &'a Slots<'a, E>,
+    window: &'a mut [E],
+    kept: &'a mut [f32],
+    _rule: PhantomData<R>,
+}
+
+impl<'a, E, R> Sum<'a, E, R> {
+    #[inline(always)]
+    fn new(step: &'a Step, slots: &'a Slots<E>, window: &'a mut [E], kept: &'a mut [f32]) -> Self {
+        Sum { step, slots, window, kept, _rule: PhantomData }
+    }
+}
+
+impl<E: Element, R: Rule> Work for Sum<'_, E, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Converter>(self, isa: I) {
+        body::run::<E, R, _>(E::converter(isa), self.step, self.slots, self.window, self.kept);
+    }
+}
+
+struct Widen<'a, E> {
+    elements: &'a [E],
+    wide: &'a mut [f32],
+}
+
+impl<E: Element> Work for Widen<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Converter>(self, isa: I) {
+        body::widen(E::converter(isa), self.elements, self.wide);
+    }
+}
+
+struct Narrow<'a, E> {
+    values: &'a [f32],
+    elements: &'a mut [E],
+}
+
+impl<E: Element> Work for Narrow<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Converter>(self, isa: I) {
+        body::narrow(E::converter(isa), self.values, self.elements);
+    }
+}
+
+/// `elements` elements from each of one or more workers, in worker order.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots<'a, E = f32> {
+    starts: &'a [*const E],
+    elements: usize,
+    _borrowed: PhantomData<&'a [E]>,
+}
+
+impl<'a, E: Element> Slots<'a, E> {
+    /// Slots at these addresses.
+    ///
+    /// # Safety
+    /// During `'a`, each start must be readable for `elements` elements, and nobody may write them.
+    pub unsafe fn new(starts: &'a [*const E], elements: usize) -> Self {
+        assert!(!starts.is_empty(), "a sum has at least one worker");
+        Slots { starts, elements, _borrowed: PhantomData }
+    }
+
+    /// The number of workers.
+    pub fn workers(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// The elements of each slot.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// The slot of the worker at this index.
+    #[inline(always)]
+    pub fn slot(&self, rank: usize) -> &'a [E] {
+        // SAFETY: the caller of `new` guaranteed every start and `elements`.
+        unsafe { std::slice::from_raw_parts(self.starts[rank], self.elements) }
+    }
+
+    /// The first slots, at most `most` of them.
+    #[inline]
+    pub fn at_most(&self, most: usize) -> Slots<'a, E> {
+        Slots { starts: &self.starts[..self.starts.len().min(most)], ..*self }
+    }
+}

@@ -1,0 +1,262 @@
+//! Workers that step alone (SSP and ASP): each push is a step of its own, and its worker is answered when it is not
+//! too far ahead of the slowest.
+//!
+//! ```text
+//!   Idle --push--> Pushed --step: clock + 1--> Waiting --slowest is near enough--> Allowed --answer--> Idle
+//! ```
+//!
+//! Owned by the core. Eight bytes per (chunk, worker) and twelve per chunk.
+//!
+//! On the `unsafe` list: the call of the step.
+
+use super::{OutOfTurn, Pace};
+use crate::job::Consistency;
+use crate::kernels::Kernels;
+use crate::layout::Round;
+use crate::turn::shard::{Finished, ShardOf};
+use crate::weights::Stages;
+
+/// Clocks of a shard's chunks.
+#[derive(Debug)]
+pub(crate) struct Clocks {
+    consistency: Consistency,
+    ranks: usize,
+    /// By rank: the round that it takes part from.
+    first: Vec<Round>,
+    /// By chunk, then by rank.
+    clocks: Vec<Clock>,
+    chunks: Vec<State>,
+}
+
+/// One worker's clock of one chunk.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    /// Its next round: equal to the number of rounds that it has pushed.
+    next: Round,
+    standing: Standing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// The worker does not take part.
+    Absent,
+    /// The worker has its weights.
+    Idle,
+    /// The worker has pushed its next round, and the push is not stepped yet.
+    Pushed,
+    /// The worker's push is stepped and has no answer.
+    Waiting,
+    /// The worker may get its answer: at once, or with all of its layer, or when it pulls the layer.
+    Allowed,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    /// The lowest clock of the workers that take part.
+    slowest: Round,
+    /// The number of workers at the lowest clock.
+    count: u32,
+    /// Steps made so far.
+    steps: u32,
+}
+
+impl Clocks {
+    fn of_rank(&mut self, rank: u32) -> impl Iterator<Item = &mut Clock> {
+        self.clocks.iter_mut().skip(rank as usize).step_by(self.ranks)
+    }
+
+    /// Notes that `rank`'s slot of chunk `index` is in; it [must be](Self::check) the rank's turn.
+    #[inline]
+    fn note(&mut self, index: usize, rank: u32) {
+        self.clocks[index * self.ranks + rank as usize].standing = Standing::Pushed;
+    }
+
+    /// The round that `rank` has pushed of chunk `index`, if the push is not stepped yet.
+    #[inline]
+    fn pushed(&self, index: usize, rank: u32) -> Option<Round> {
+        let clock = self.clocks[index * self.ranks + rank as usize];
+        (clock.standing == Standing::Pushed).then_some(clock.next)
+    }
+
+    /// The number of the chunk's next step, from 1.
+    #[inline]
+    fn next_step(&self, index: usize) -> Round {
+        Round(self.chunks[index].steps.saturating_add(1))
+    }
+
+    /// The noted push is stepped. Returns true when this moved the chunk's round on, by one.
+    #[inline]
+    fn advance(&mut self, index: usize, rank: u32) -> bool {
+        let clock = &mut self.clocks[index * self.ranks + rank as usize];
+        debug_assert_eq!(clock.standing, Standing::Pushed);
+        let round = clock.next;
+        *clock = Clock { next: round.next(), standing: Standing::Waiting };
+        let state = &mut self.chunks[index];
+        if round > Round(0) {
+            state.steps = state.steps.saturating_add(1); // round 0 is no step
+        }
+        if round > state.slowest {
+            return false;
+        }
+        state.count -= 1;
+        if state.count > 0 {
+            return false;
+        }
+        self.find_slowest(index);
+        true
+    }
+
+    /// Finds the slowest worker anew, and returns the chunk's round.
+    fn find_slowest(&mut self, index: usize) -> Round {
+        let row = &self.clocks[index * self.ranks..][..self.ranks];
+        let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);
+        let state = &mut self.chunks[index];
+        // Without workers the round stays the same.
+        state.slowest = present().map(|clock| clock.next).min().unwrap_or(state.slowest);
+        state.count = present().filter(|clock| clock.next == state.slowest).count() as u32;
+        state.slowest
+    }
+
+    /// Whether `rank` waits for an answer of chunk `index` that it may have now.
+    #[inline]
+    fn may_answer(&self, index: usize, rank: u32) -> bool {
+        let clock = self.clocks[index * self.ranks + rank as usize];
+        let slowest = self.chunks[index].slowest;
+        clock.standing == Standing::Waiting && self.consistency.allows(clock.next, slowest)
+    }
+
+    /// Allows `rank`'s answer, if it [may get one](Self::may_answer). Returns the round that it had pushed. Once per
+    /// push.
+    #[inline]
+    fn allow(&mut self, index: usize, rank: u32) -> Option<Round> {
+        let may = self.may_answer(index, rank);
+        let clock = &mut self.clocks[index * self.ranks + rank as usize];
+        may.then(|| {
+            clock.standing = Standing::Allowed;
+            Round(clock.next.0 - 1)
+        })
+    }
+}
+
+impl Pace for Clocks {
+    /// A job that goes on from a checkpoint counts as having made a step for each of its workers in every round but
+    /// the broadcast.
+    fn new(consistency: Consistency, chunks: usize, workers: u32, first: Round) -> Self {
+        let steps = first.0.saturating_sub(1).saturating_mul(workers);
+        let absent = Clock { next: first, standing: Standing::Absent };
+        Clocks {
+            consistency,
+            ranks: workers as usize,
+            first: vec![first; workers as usize],
+            clocks: vec![absent; chunks * workers as usize],
+            chunks: vec![State { slowest: first, count: 0, steps }; chunks],
+        }
+    }
+
+    /// As if it had pushed every round before.
+    fn admit(&mut self, rank: u32, from: Round) {
+        self.first[rank as usize] = from;
+        let standing = if from > Round(0) { Standing::Waiting } else { Standing::Idle };
+        self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
+    }
+
+    /// Until every chunk is settled, the chunks' rounds stand still.
+    fn remove(&mut self, rank: u32) {
+        self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
+    }
+
+    fn round(&self, index: usize) -> Round {
+        self.chunks[index].slowest
+    }
+
+    #[inline]
+    fn next_round(&self, index: usize, rank: u32) -> Round {
+        self.clocks[index * self.ranks + rank as usize].next
+    }
+
+    #[inline]
+    fn first_round(&self, rank: u32) -> Round {
+        self.first[rank as usize]
+    }
+
+    #[inline]
+    fn check(&self, index: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn> {
+        let slowest = self.chunks[index].slowest;
+        let clock = &self.clocks[index * self.ranks + rank as usize];
+        match clock.standing {
+            Standing::Absent => Err(OutOfTurn::NotYet(slowest)),
+            Standing::Pushed => Err(OutOfTurn::Unanswered(clock.next)),
+            Standing::Waiting | Standing::Allowed => Err(OutOfTurn::Unanswered(Round(clock.next.0 - 1))),
+            Standing::Idle if clock.next.low_bits() != round_bits => {
+                Err(OutOfTurn::OtherRound { expected: clock.next })
+            }
+            Standing::Idle => Ok(clock.next),
+        }
+    }
+
+    #[inline]
+    fn answer_due(&mut self, finished: &Finished, rank: u32) -> Option<Round> {
+        self.allow(finished.place, rank)
+    }
+
+    #[inline]
+    fn note_answer(&mut self, index: usize, rank: u32) {
+        let clock = &mut self.clocks[index * self.ranks + rank as usize];
+        debug_assert_eq!(clock.standing, Standing::Allowed);
+        clock.standing = Standing::Idle;
+    }
+
+    /// The worker may be answered now, and so may others, if they waited for it.
+    #[inline]
+    fn take_push<S: Stages>(
+        shard: &mut ShardOf<Self, S>,
+        kernels: &Kernels,
+        place: usize,
+        rank: u32,
+        round: Round,
+    ) -> Option<Finished> {
+        shard.pace.note(place, rank);
+        if shard.held {
+            return None;
+        }
+        let moved = step(shard, kernels, place, rank)?;
+        let ranks = if moved { 0..shard.terms.workers } else { rank..rank + 1 };
+        Some(Finished { ranks, ..shard.finished(place, round, 1) })
+    }
+
+    fn settle<S: Stages>(shard: &mut ShardOf<Self, S>, kernels: &Kernels, place: usize) -> Option<Finished> {
+        let (former, now) = (shard.pace.round(place), shard.pace.find_slowest(place));
+        // Without its slowest worker a chunk may pass several rounds at once.
+        (former.0 + 1..=now.0).for_each(|round| shard.capture(place, Round(round)));
+        let ranks = 0..shard.terms.workers;
+        let steps = ranks.clone().filter(|&rank| step(shard, kernels, place, rank).is_some()).count() as u32;
+        let is_due = steps > 0 || ranks.into_iter().any(|rank| shard.pace.may_answer(place, rank));
+        is_due.then(|| shard.finished(place, now, steps))
+    }
+}
+
+/// The step of a push that is noted, if one is; whether the chunk is then in its next round.
+fn step<S: Stages>(
+    shard: &mut ShardOf<Clocks, S>,
+    kernels: &Kernels,
+    place: usize,
+    rank: u32,
+) -> Option<bool> {
+    let ShardOf { pace, stages, .. } = shard;
+    let round = pace.pushed(place, rank)?;
+    // Of the broadcast only rank 0's slot counts.
+    if round > Round(0) || rank == 0 {
+        let number = pace.next_step(place);
+        // SAFETY: this worker has pushed the chunk, and is answered after this function.
+        unsafe { stages.step(kernels, place, std::iter::once(rank), round, number) };
+    }
+    let moved = pace.advance(place, rank);
+    if moved {
+        let round = pace.round(place);
+        shard.capture(place, round);
+    }
+    Some(moved)
+}
+
+#[cfg(test)]
+mod tests;

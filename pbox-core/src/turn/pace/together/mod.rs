@@ -1,0 +1,266 @@
+//! Workers that step together (BSP): the last push of a round steps the chunk, and all are answered.
+//!
+//! Owned by the core. A bit per (chunk, worker) and a count per chunk.
+//!
+//! On the `unsafe` list: the call of the step.
+
+use super::{OutOfTurn, Pace};
+use crate::job::Consistency;
+use crate::kernels::Kernels;
+use crate::layout::Round;
+use crate::turn::shard::{Finished, ShardOf};
+use crate::weights::Stages;
+
+/// Arrival state of a shard's chunks.
+#[derive(Debug)]
+pub(crate) struct Arrivals {
+    roster: Roster,
+    words_per_chunk: usize,
+    bits: Vec<u64>,
+    chunks: Vec<State>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    /// The round in flight.
+    round: Round,
+    /// Slots that are in.
+    count: u32,
+}
+
+impl Arrivals {
+    /// Notes that `rank`'s slot of chunk `index` is in; it [must be](Self::check) the rank's turn. Returns true when
+    /// the slot was the last of its round.
+    #[inline]
+    fn note(&mut self, index: usize, rank: u32) -> bool {
+        let (word, bit) = self.bit(index, rank);
+        self.bits[word] |= bit;
+        let state = &mut self.chunks[index];
+        state.count += 1;
+        state.count == self.roster.size(state.round)
+    }
+
+    #[inline(always)]
+    fn bit(&self, index: usize, rank: u32) -> (usize, u64) {
+        (index * self.words_per_chunk + rank as usize / 64, 1 << (rank % 64))
+    }
+
+    /// Whether the slots of all workers that take part are in.
+    fn is_whole(&self, index: usize) -> bool {
+        let State { round, count } = self.chunks[index];
+        count > 0 && count == self.roster.size(round)
+    }
+
+    /// Moves chunk `index` past rounds without workers, to the first round with a worker. Returns the number of
+    /// rounds. The workers of that round wait for the weights before it.
+    fn skip_deserted(&mut self, index: usize) -> u32 {
+        let State { round, .. } = self.chunks[index];
+        let Some(next) = self.roster.first_after(round) else { return 0 };
+        self.chunks[index].round = next; // nobody's slot is in
+        next.0 - round.0
+    }
+
+    /// Moves a whole chunk on to its next round.
+    #[inline]
+    fn advance(&mut self, index: usize) {
+        self.bits[index * self.words_per_chunk..][..self.words_per_chunk].fill(0);
+        let state = &mut self.chunks[index];
+        *state = State { round: state.round.next(), count: 0 };
+    }
+}
+
+impl Pace for Arrivals {
+    fn new(_: Consistency, chunks: usize, workers: u32, first: Round) -> Self {
+        let words_per_chunk = workers.div_ceil(64) as usize;
+        Arrivals {
+            roster: Roster::new(workers),
+            words_per_chunk,
+            bits: vec![0; chunks * words_per_chunk],
+            chunks: vec![State { round: first, count: 0 }; chunks],
+        }
+    }
+
+    fn admit(&mut self, rank: u32, from: Round) {
+        self.roster.admit(rank, from);
+    }
+
+    fn remove(&mut self, rank: u32) {
+        if !self.roster.remove(rank) {
+            return;
+        }
+        let (word, bit) = (rank as usize / 64, 1u64 << (rank % 64));
+        for (words, state) in self.bits.chunks_exact_mut(self.words_per_chunk).zip(&mut self.chunks) {
+            if words[word] & bit != 0 {
+                words[word] &= !bit;
+                state.count -= 1;
+            }
+        }
+    }
+
+    #[inline]
+    fn round(&self, index: usize) -> Round {
+        self.chunks[index].round
+    }
+
+    #[inline]
+    fn next_round(&self, place: usize, _: u32) -> Round {
+        self.round(place)
+    }
+
+    #[inline]
+    fn first_round(&self, rank: u32) -> Round {
+        self.roster.first(rank)
+    }
+
+    #[inline]
+    fn check(&self, index: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn> {
+        let round = self.chunks[index].round;
+        if round.low_bits() != round_bits {
+            return Err(OutOfTurn::OtherRound { expected: round });
+        }
+        if !self.roster.has(rank, round) {
+            return Err(OutOfTurn::NotYet(round));
+        }
+        let (word, bit) = self.bit(index, rank);
+        if self.bits[word] & bit != 0 {
+            return Err(OutOfTurn::Again(round));
+        }
+        Ok(round)
+    }
+
+    /// Who takes part in the next round is sent the weights of this one.
+    #[inline]
+    fn answer_due(&mut self, finished: &Finished, rank: u32) -> Option<Round> {
+        self.roster.has(rank, finished.round.next()).then_some(finished.round)
+    }
+
+    fn has_finished_before(&self, place: usize, from: Round) -> bool {
+        from > Round(0) && self.round(place) == from
+    }
+
+    #[inline]
+    fn take_push<S: Stages>(
+        shard: &mut ShardOf<Self, S>,
+        kernels: &Kernels,
+        place: usize,
+        rank: u32,
+        round: Round,
+    ) -> Option<Finished> {
+        let can_step = shard.pace.note(place, rank) && !shard.held && !shard.stages.awaits_task(round);
+        can_step.then(|| finish_round(shard, kernels, place))
+    }
+
+    fn settle<S: Stages>(shard: &mut ShardOf<Self, S>, kernels: &Kernels, place: usize) -> Option<Finished> {
+        if !shard.pace.is_whole(place) {
+            return skip_deserted(shard, place);
+        }
+        let round = shard.pace.round(place);
+        (!shard.stages.awaits_task(round)).then(|| finish_round(shard, kernels, place))
+    }
+}
+
+/// Sum and step of a chunk whose slots are all in; it is then in its next round.
+#[inline]
+fn finish_round<S: Stages>(shard: &mut ShardOf<Arrivals, S>, kernels: &Kernels, place: usize) -> Finished {
+    let ShardOf { pace, stages, .. } = shard;
+    let round = pace.round(place);
+    // SAFETY: all who take part have pushed this chunk, and are answered after this function.
+    unsafe { stages.step(kernels, place, pace.roster.ranks(round), round, round) };
+    if pace.roster.has_newcomers(round.next()) {
+        stages.greet(place);
+    }
+    pace.advance(place);
+    shard.capture(place, round.next());
+    shard.finished(place, round, 1)
+}
+
+/// All who took part in a chunk's round are gone, and others wait for its end, who come after it: they are sent the
+/// weights as they are.
+fn skip_deserted<S: Stages>(shard: &mut ShardOf<Arrivals, S>, place: usize) -> Option<Finished> {
+    let skipped = shard.pace.skip_deserted(place);
+    if skipped == 0 {
+        return None;
+    }
+    let round = shard.pace.round(place);
+    shard.stages.greet(place);
+    (round.0 - skipped + 1..=round.0).for_each(|round| shard.capture(place, Round(round)));
+    let last = Round(round.0 - 1);
+    Some(Finished { skipped, ..shard.finished(place, last, 0) })
+}
+
+/// The workers that take part, by rank.
+#[derive(Debug)]
+struct Roster {
+    /// First round of each rank; `None` for ranks that do not take part.
+    from: Vec<Option<Round>>,
+    count: u32,
+    /// All of `count` take part from this round on.
+    settled: Round,
+}
+
+impl Roster {
+    /// An empty roster for at most `ranks` workers.
+    fn new(ranks: u32) -> Self {
+        Roster { from: vec![None; ranks as usize], count: 0, settled: Round(0) }
+    }
+
+    /// Lets `rank` take part from round `from` on.
+    fn admit(&mut self, rank: u32, from: Round) {
+        if self.from[rank as usize].replace(from).is_none() {
+            self.count += 1;
+        }
+        self.settled = self.settled.max(from);
+    }
+
+    /// Removes `rank` from every round that is not finished; false when it did not take part before.
+    fn remove(&mut self, rank: u32) -> bool {
+        // Not `count -= u32::from(took_part)`, followed by a test of `took_part`: rustc 1.96.0 and earlier lose the
+        // subtraction in release builds when this is inlined (docs/decisions/0022-a-miscompiled-count.md).
+        if self.from[rank as usize].take().is_none() {
+            return false;
+        }
+        self.count -= 1;
+        true
+    }
+
+    /// The number of workers that take part in a round.
+    #[inline]
+    fn size(&self, round: Round) -> u32 {
+        if round >= self.settled { self.count } else { self.ranks(round).count() as u32 }
+    }
+
+    /// For a round in which no worker takes part: the first round after it with a worker.
+    fn first_after(&self, round: Round) -> Option<Round> {
+        let first = || self.from.iter().flatten().min().copied();
+        if self.size(round) > 0 { None } else { first() }
+    }
+
+    /// Whether `rank` takes part in a round.
+    #[inline]
+    fn has(&self, rank: u32, round: Round) -> bool {
+        self.from[rank as usize].is_some_and(|from| from <= round)
+    }
+
+    /// The round from which `rank` takes part, if it does.
+    #[inline]
+    fn first(&self, rank: u32) -> Round {
+        self.from[rank as usize].unwrap_or_default()
+    }
+
+    /// Whether a worker takes part from this round on, and not before.
+    #[inline]
+    fn has_newcomers(&self, round: Round) -> bool {
+        round <= self.settled && self.from.contains(&Some(round))
+    }
+
+    /// The ranks that take part in a round, ascending.
+    fn ranks(&self, round: Round) -> impl Iterator<Item = u32> {
+        (0u32..)
+            .zip(&self.from)
+            .filter(move |(_, from)| from.is_some_and(|from| from <= round))
+            .map(|(r, _)| r)
+    }
+}
+
+#[cfg(test)]
+mod tests;

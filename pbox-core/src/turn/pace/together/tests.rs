@@ -1,0 +1,102 @@
+//! Arrivals and the roster, by examples.
+
+use super::*;
+
+impl Arrivals {
+    fn arrive(&mut self, index: usize, rank: u32, round_bits: u8) -> Result<bool, OutOfTurn> {
+        self.check(index, rank, round_bits)?;
+        Ok(self.note(index, rank))
+    }
+}
+
+fn arrivals(chunks: usize, ranks: u32) -> Arrivals {
+    let mut arrivals = Arrivals::new(Consistency::Bsp, chunks, ranks, Round(0));
+    (0..ranks).for_each(|rank| arrivals.admit(rank, Round(0)));
+    arrivals
+}
+
+#[test]
+fn the_last_of_any_order_makes_a_chunk_whole() {
+    let mut arrivals = arrivals(1, 130);
+    for round in 0..300u32 {
+        for step in 0..130u32 {
+            let rank = (step * 7 + round) % 130;
+            assert!(!arrivals.is_whole(0));
+            assert_eq!(arrivals.arrive(0, rank, round as u8), Ok(step == 129));
+        }
+        assert!(arrivals.is_whole(0));
+        arrivals.advance(0);
+    }
+}
+
+#[test]
+fn repeats_and_other_rounds_are_seen() {
+    let mut arrivals = arrivals(2, 2);
+    arrivals.arrive(1, 0, 0).unwrap();
+    assert_eq!(arrivals.arrive(1, 0, 0), Err(OutOfTurn::Again(Round(0))));
+    assert_eq!(arrivals.arrive(1, 1, 1), Err(OutOfTurn::OtherRound { expected: Round(0) }));
+    assert_eq!(arrivals.arrive(1, 1, 0), Ok(true));
+    arrivals.advance(1);
+    assert_eq!(arrivals.arrive(1, 1, 0), Err(OutOfTurn::OtherRound { expected: Round(1) }));
+    assert_eq!([0, 1].map(|index| arrivals.round(index)), [Round(0), Round(1)]);
+}
+
+#[test]
+fn a_rank_that_is_gone_is_not_waited_for_and_does_not_count() {
+    let mut arrivals = arrivals(2, 3);
+    arrivals.arrive(0, 1, 0).unwrap();
+    arrivals.arrive(1, 0, 0).unwrap();
+    arrivals.arrive(1, 2, 0).unwrap();
+    arrivals.remove(1);
+    assert!(!arrivals.is_whole(0), "what it had pushed is out again");
+    assert!(arrivals.is_whole(1));
+    assert_eq!(arrivals.arrive(0, 1, 0), Err(OutOfTurn::NotYet(Round(0))));
+}
+
+#[test]
+fn rounds_that_nobody_is_left_of_are_skipped() {
+    let mut arrivals = arrivals(2, 2);
+    arrivals.remove(1);
+    arrivals.arrive(0, 0, 0).unwrap();
+    arrivals.advance(0);
+    arrivals.admit(1, Round(1));
+    assert_eq!(arrivals.skip_deserted(1), 0, "worker 0 may still push it");
+    arrivals.remove(0);
+    assert_eq!([0, 1].map(|index| arrivals.skip_deserted(index)), [0, 1]);
+    assert_eq!(arrivals.arrive(1, 1, 1), Ok(true));
+    arrivals.remove(1);
+    assert_eq!(arrivals.skip_deserted(0), 0, "nobody waits");
+}
+
+#[test]
+fn a_newcomer_is_waited_for_from_its_round_on() {
+    let mut arrivals = arrivals(1, 2);
+    arrivals.remove(1);
+    arrivals.admit(1, Round(1));
+    assert_eq!(arrivals.arrive(0, 1, 0), Err(OutOfTurn::NotYet(Round(0))));
+    assert_eq!(arrivals.arrive(0, 0, 0), Ok(true));
+    arrivals.advance(0);
+    assert_eq!(arrivals.arrive(0, 0, 1), Ok(false));
+    assert_eq!(arrivals.arrive(0, 1, 1), Ok(true));
+}
+
+#[test]
+fn each_counts_from_its_round_on() {
+    let mut roster = Roster::new(4);
+    for rank in [0, 1, 3] {
+        roster.admit(rank, Round(2));
+    }
+    roster.admit(2, Round(5));
+    assert_eq!([1, 2, 4, 5, 6].map(|round| roster.size(Round(round))), [0, 3, 3, 4, 4]);
+    assert_eq!(roster.ranks(Round(4)).collect::<Vec<_>>(), [0, 1, 3]);
+    assert!(roster.has(2, Round(5)) && !roster.has(2, Round(4)));
+    assert_eq!([2, 4, 5, 6].map(|round| roster.has_newcomers(Round(round))), [true, false, true, false]);
+    assert_eq!([0, 2].map(|rank| roster.first(rank)), [Round(2), Round(5)]);
+    assert!(roster.remove(1) && !roster.remove(1));
+    assert_eq!([4, 5].map(|round| roster.size(Round(round))), [2, 3]);
+    assert_eq!([1, 2, 9].map(|round| roster.first_after(Round(round))), [Some(Round(2)), None, None]);
+    assert!(roster.remove(0) && roster.remove(3));
+    assert_eq!([2, 4, 5].map(|r| roster.first_after(Round(r))), [Some(Round(5)), Some(Round(5)), None]);
+    roster.remove(2);
+    assert_eq!(roster.first_after(Round(2)), None, "nobody comes after");
+}
