@@ -210,6 +210,13 @@ impl<'a, E: Element> Slots<'a, E> {
         Slots { starts, elements, _borrowed: PhantomData }
     }
 
+    /// Gives `then` the slots of a single worker.
+    pub fn with_one(slot: &[E], then: impl FnOnce(&Slots<E>)) {
+        let start = [slot.as_ptr()];
+        // SAFETY: the only start is that of `slot`, which is as long, is borrowed, and is written by nobody.
+        then(&unsafe { Slots::new(&start, slot.len()) });
+    }
+
     /// The number of workers.
     pub fn workers(&self) -> usize {
         self.starts.len()

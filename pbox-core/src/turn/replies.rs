@@ -19,7 +19,7 @@ use super::violation::Violation;
 use crate::job::{JobTerms, Schedule};
 use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Immediate, KeyId, Round};
-use crate::weights::Stages;
+use crate::weights::Mode;
 
 /// The span of control messages: they carry an immediate, and no bytes.
 const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
@@ -76,11 +76,9 @@ impl Replies {
         }
     }
 
-    /// Sets a worker's link. Returns the former link of its rank.
-    pub fn attach(&mut self, rank: u32, link: LinkId) -> Option<LinkId> {
-        let former = self.detach(rank);
+    /// Sets the link of a worker that has none.
+    pub fn attach(&mut self, rank: u32, link: LinkId) {
         self.links[rank as usize] = Some(link);
-        former
     }
 
     /// Removes the link of a worker that is gone.
@@ -118,154 +116,12 @@ impl Replies {
         !self.broken.is_empty()
     }
 
-    /// Gives a worker's post to the shard, and sends the answers that follow from it. Returns the work, if there was
-    /// any.
-    ///
-    /// # Errors
-    /// When the worker broke the protocol.
-    #[inline]
-    pub fn take_arrival<P: Port, T: Pace, S: Stages>(
-        &mut self,
-        port: &mut P,
-        kernels: &Kernels,
-        shard: &mut ShardOf<T, S>,
-        rank: u32,
-        immediate: Immediate,
-    ) -> Result<Option<Done>, Violation> {
-        match shard.arrive(kernels, rank, immediate) {
-            Ok(Arrived::Noted) => Ok(None),
-            Ok(Arrived::Finished(finished)) => Ok(Some(self.send(port, kernels, shard, &finished))),
-            Ok(Arrived::Unread(round)) => {
-                self.post_control(port, rank, immediate.chunk, round);
-                port.flush();
-                Ok(Some(Done::POSTED))
-            }
-            // Not a push of this round: it may be a pull.
-            Err(violation) => match self.pull(port, kernels, shard, rank, immediate) {
-                true => Ok(Some(Done::POSTED)),
-                false => Err(violation),
-            },
-        }
-    }
-
-    /// Sends the chunk that a shard has finished to all workers whose answer is due.
-    #[inline]
-    pub fn send<P: Port, T: Pace, S: Stages>(
-        &mut self,
-        port: &mut P,
-        kernels: &Kernels,
-        shard: &mut ShardOf<T, S>,
-        finished: &Finished,
-    ) -> Done {
-        for rank in finished.ranks.clone() {
-            if let Some(round) = shard.pace.answer_due(finished, rank) {
-                self.reply(port, kernels, shard, finished.place, rank, round);
-            }
-        }
-        // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not wait for the
-        // rest of this turn.
-        port.flush();
-        let &Finished { steps, bytes, .. } = finished;
-        Done { steps, bytes, has_task: shard.has_task() }
-    }
-
-    /// A worker may have its answer of a round for one chunk. The answer goes out now, or with all of the layer's
-    /// part, or when the worker pulls the part.
-    #[inline]
-    pub fn reply<P: Port, T: Pace, S: Stages>(
-        &mut self,
-        port: &mut P,
-        kernels: &Kernels,
-        shard: &mut ShardOf<T, S>,
-        place: usize,
-        rank: u32,
-        round: Round,
-    ) {
-        match &mut self.parts {
-            None => self.answer(port, kernels, shard, place, rank, round),
-            Some(_) => self.reply_by_layer(port, kernels, shard, place, rank, round),
-        }
-    }
-
-    fn reply_by_layer<P: Port, T: Pace, S: Stages>(
-        &mut self,
-        port: &mut P,
-        kernels: &Kernels,
-        shard: &mut ShardOf<T, S>,
-        place: usize,
-        rank: u32,
-        round: Round,
-    ) {
-        if self.links[rank as usize].is_none() {
-            return;
-        }
-        let Some(parts) = &mut self.parts else { return };
-        match parts.ready(place, rank) {
-            Ready::NotYet => {}
-            Ready::ToSend(places) => {
-                places.for_each(|place| self.answer(port, kernels, shard, place, rank, round));
-            }
-            Ready::ToPull(first) => self.post_control(port, rank, shard.chunk(first), round),
-            Ready::NotPulled => {
-                let (chunk, round) = (shard.chunk(place), Round(round.0.saturating_sub(1)));
-                self.broken.push((rank, Violation::Unanswered { chunk, round }));
-            }
-        }
-    }
-
-    /// Whether a worker's post is the pull of a layer's part. If it is, the part is sent. A pull names the first
-    /// chunk of the part and the round before, as control messages do.
-    #[cold]
-    fn pull<P: Port, T: Pace, S: Stages>(
-        &mut self,
-        port: &mut P,
-        kernels: &Kernels,
-        shard: &mut ShardOf<T, S>,
-        rank: u32,
-        immediate: Immediate,
-    ) -> bool {
-        let Some(parts) = &mut self.parts else { return false };
-        let Some(place) = shard.place(immediate.chunk) else { return false };
-        // A part is whole for the worker only after a round.
-        let round = Round(shard.pace.next_round(place, rank).0.wrapping_sub(1));
-        if immediate != Immediate::control(immediate.chunk, round) {
-            return false;
-        }
-        let Some(places) = parts.pull(place, rank) else { return false };
-        places.for_each(|place| self.answer(port, kernels, shard, place, rank, round));
-        port.flush();
-        true
-    }
-
     /// A control message to a worker: a notice that a layer's part can be pulled, or a request to push a chunk again.
     fn post_control<P: Port>(&mut self, port: &mut P, rank: u32, chunk: ChunkId, round: Round) {
         let Some(link) = self.links[rank as usize] else { return };
         if port.post(link, NO_BYTES, Immediate::control(chunk, round).encode()) == Posted::Full {
             self.broken.push((rank, Violation::RingFull));
         }
-    }
-
-    /// Sends one chunk to one worker, behind the answers that wait already, by its priority.
-    #[inline]
-    fn answer<P: Port, T: Pace, S: Stages>(
-        &mut self,
-        port: &mut P,
-        kernels: &Kernels,
-        shard: &mut ShardOf<T, S>,
-        place: usize,
-        rank: u32,
-        round: Round,
-    ) {
-        let Some(link) = self.links[rank as usize] else { return };
-        let (chunk, span) = (shard.chunk(place), shard.answer(kernels, place, rank, round));
-        if self.queues[rank as usize].is_empty() {
-            match port.post(link, span, Immediate::new(chunk, round).encode()) {
-                // A link that just closed is reported by the port.
-                Posted::Accepted | Posted::Closed => return,
-                Posted::Full => {}
-            }
-        }
-        self.keep(shard.keys()[place], rank, Answer { chunk, span, round });
     }
 
     /// Without credit there is room for all answers while a worker keeps to one round in flight. A full link then
@@ -299,5 +155,114 @@ impl Replies {
     #[inline]
     pub fn has_waiting(&self) -> bool {
         self.waiting > 0
+    }
+}
+
+/// A shard at work: with what steps its chunks, and by what its answers leave.
+pub(super) struct AtWork<'a, P: Port, T, M: Mode> {
+    pub port: &'a mut P,
+    pub kernels: &'a Kernels,
+    pub shard: &'a mut ShardOf<T, M>,
+    pub replies: &'a mut Replies,
+}
+
+impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
+    /// Gives a worker's post to the shard, and sends the answers that follow from it. Returns the work, if there was
+    /// any.
+    ///
+    /// # Errors
+    /// When the worker broke the protocol.
+    #[inline]
+    pub fn take_arrival(&mut self, rank: u32, immediate: Immediate) -> Result<Option<Done>, Violation> {
+        match self.shard.arrive(self.kernels, rank, immediate) {
+            Ok(Arrived::Noted) => Ok(None),
+            Ok(Arrived::Finished(finished)) => Ok(Some(self.send(&finished))),
+            Ok(Arrived::Unread(round)) => {
+                self.replies.post_control(self.port, rank, immediate.chunk, round);
+                self.port.flush();
+                Ok(Some(Done::POSTED))
+            }
+            // Not a push of this round: it may be a pull.
+            Err(violation) => match self.pull(rank, immediate) {
+                true => Ok(Some(Done::POSTED)),
+                false => Err(violation),
+            },
+        }
+    }
+
+    /// Sends the chunk that the shard has finished to all workers whose answer is due.
+    #[inline]
+    pub fn send(&mut self, finished: &Finished) -> Done {
+        for rank in finished.ranks.clone() {
+            if let Some(round) = self.shard.pace.answer_due(finished, rank) {
+                self.reply(finished.place, rank, round);
+            }
+        }
+        // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not wait for the
+        // rest of this turn.
+        self.port.flush();
+        let &Finished { steps, bytes, .. } = finished;
+        Done { steps, bytes, has_task: self.shard.has_task() }
+    }
+
+    /// A worker may have its answer of a round for one chunk. The answer goes out now, or with all of the layer's
+    /// part, or when the worker pulls the part.
+    #[inline]
+    pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
+        match &mut self.replies.parts {
+            None => self.answer(place, rank, round),
+            Some(parts) if self.replies.links[rank as usize].is_some() => {
+                let ready = parts.ready(place, rank);
+                self.reply_by_layer(ready, place, rank, round);
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn reply_by_layer(&mut self, ready: Ready, place: usize, rank: u32, round: Round) {
+        match ready {
+            Ready::NotYet => {}
+            Ready::ToSend(places) => places.for_each(|place| self.answer(place, rank, round)),
+            Ready::ToPull(first) => {
+                self.replies.post_control(self.port, rank, self.shard.chunk(first), round);
+            }
+            Ready::NotPulled => {
+                let (chunk, round) = (self.shard.chunk(place), Round(round.0.saturating_sub(1)));
+                self.replies.broken.push((rank, Violation::Unanswered { chunk, round }));
+            }
+        }
+    }
+
+    /// Whether a worker's post is the pull of a layer's part. If it is, the part is sent. A pull names the first
+    /// chunk of the part and the round before, as control messages do.
+    #[cold]
+    fn pull(&mut self, rank: u32, immediate: Immediate) -> bool {
+        let Some(parts) = &mut self.replies.parts else { return false };
+        let Some(place) = self.shard.place(immediate.chunk) else { return false };
+        // A part is whole for the worker only after a round.
+        let round = Round(self.shard.pace.next_round(place, rank).0.wrapping_sub(1));
+        if immediate != Immediate::control(immediate.chunk, round) {
+            return false;
+        }
+        let Some(places) = parts.pull(place, rank) else { return false };
+        places.for_each(|place| self.answer(place, rank, round));
+        self.port.flush();
+        true
+    }
+
+    /// Sends one chunk to one worker, behind the answers that wait already, by its priority.
+    #[inline]
+    fn answer(&mut self, place: usize, rank: u32, round: Round) {
+        let AtWork { port, kernels, shard, replies } = self;
+        let Some(link) = replies.links[rank as usize] else { return };
+        let (chunk, span) = (shard.chunk(place), shard.answer(kernels, place, rank, round));
+        if replies.queues[rank as usize].is_empty() {
+            match port.post(link, span, Immediate::new(chunk, round).encode()) {
+                // A link that just closed is reported by the port.
+                Posted::Accepted | Posted::Closed => return,
+                Posted::Full => {}
+            }
+        }
+        replies.keep(shard.keys()[place], rank, Answer { chunk, span, round });
     }
 }

@@ -21,23 +21,18 @@ use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, Taken};
 use crate::weights::{
-    BareSlots, Chunk, CodedForAll, CodedForEach, FrameSum, HubWeights, RawForAll, RawForEach, SlimPushes,
-    SlimReply, Staged, Stages, To,
+    Alone, Bare, BareSlots, Chunk, Coded, CodedAlone, CodedForAll, CodedForEach, FrameSum, HubWeights, Mode,
+    RawForAll, RawForEach, Reply, Slim, SlimPushes, SlimReply, Staged, To,
 };
 use crate::wire::Wire;
 
-/// A shard in one of the modes: its pace, and the three stages (see `weights`).
+/// A shard in one of the modes: its pace, and the types of its stages.
 pub(super) enum Shard {
-    /// BSP.
-    Bare(ShardOf<Arrivals, Staged<BareSlots, Spans, RawForAll>>),
-    /// SSP, ASP.
-    Alone(ShardOf<Clocks, Staged<BareSlots, Spans, RawForEach>>),
-    /// A codec, in BSP.
-    Coded(ShardOf<Arrivals, Staged<FrameSum, HubWeights, CodedForAll>>),
-    /// A codec, in SSP or ASP.
-    CodedAlone(ShardOf<Clocks, Staged<FrameSum, HubWeights, CodedForEach>>),
-    /// Slim-DP.
-    Slim(ShardOf<Arrivals, Staged<SlimPushes, HubWeights, SlimReply>>),
+    Bare(ShardOf<Arrivals, Bare>),
+    Alone(ShardOf<Clocks, Alone>),
+    Coded(ShardOf<Arrivals, Coded>),
+    CodedAlone(ShardOf<Clocks, CodedAlone>),
+    Slim(ShardOf<Arrivals, Slim>),
 }
 
 /// `of_mode!(shard, name => work)`: the same work for a shard of any mode.
@@ -56,11 +51,10 @@ macro_rules! of_mode {
 pub(super) use of_mode;
 
 /// One core's part of one job.
-#[derive(Debug)]
-pub(crate) struct ShardOf<P, S> {
+pub(crate) struct ShardOf<P, M: Mode> {
     pub(super) terms: Arc<JobTerms>,
     pub(super) pace: P,
-    pub(super) stages: S,
+    pub(super) stages: Staged<M>,
     pub(super) held: bool,
     /// A worker was lost before all workers had the first weights: the shard is held for good.
     deserted: bool,
@@ -153,9 +147,9 @@ impl Shard {
     }
 }
 
-impl<P: Pace, S: Stages> ShardOf<P, S> {
+impl<P: Pace, M: Mode> ShardOf<P, M> {
     fn new(
-        stages: S,
+        stages: Staged<M>,
         terms: &Arc<JobTerms>,
         wire: &Wire,
         chunks: Vec<ChunkId>,
@@ -353,7 +347,7 @@ impl<P: Pace, S: Stages> ShardOf<P, S> {
     /// snapshot.
     #[inline]
     pub fn has_task(&self) -> bool {
-        self.stages.has_task() | self.snapshots.has_taken()
+        self.stages.reply.has_task() | self.snapshots.has_taken()
     }
 
     /// Does a task of the stages for one chunk. Returns whether there was a chunk to do. Call `settle` when no task

@@ -10,10 +10,9 @@ use fabric::{RecvWindow, Span, SpanError, Spans};
 use zerocopy::FromBytes;
 
 use super::chunks::Chunk;
-use super::staged::{Read, Reply, To, Weights};
+use super::{Read, Reply, To, Weights};
 use crate::kernels::{Ablate, Element, Kernels, Slots};
 use crate::layout::Round;
-use crate::wire::frame::FrameError;
 
 /// Reads bare slots: the kernel sums them where they are.
 #[derive(Debug)]
@@ -29,41 +28,24 @@ impl BareSlots {
 }
 
 impl Read for BareSlots {
-    /// Every value is a gradient.
     #[inline]
-    fn check(&self, _: &Gradients, _: &Chunk, _: usize, _: u32, _: Round) -> Result<bool, FrameError> {
-        Ok(true)
+    fn begin<E: Element>(&mut self, _: &Chunk, push: Push, weights: &mut [E]) {
+        let first = <[E]>::ref_from_bytes(push.bytes()).expect("a chunk holds whole elements, on 64 bytes");
+        weights.copy_from_slice(first);
     }
 
     #[inline]
-    unsafe fn begin<E: Element>(
-        &mut self,
-        gradients: &Gradients,
-        chunk: &Chunk,
-        rank: u32,
-        weights: &mut [E],
-    ) {
-        // SAFETY: the caller guarantees it.
-        let slot = unsafe { gradients.bytes(rank, chunk.span) };
-        weights
-            .copy_from_slice(<[E]>::ref_from_bytes(slot).expect("a chunk holds whole elements, on 64 bytes"));
-    }
-
-    #[inline]
-    unsafe fn sum<E: Element>(
+    fn sum<E: Element>(
         &mut self,
         _: &Kernels,
-        gradients: &mut Gradients,
-        chunk: &Chunk,
+        _: &Chunk,
         _: usize,
-        ranks: impl Iterator<Item = u32>,
         _: Round,
+        pushes: Pushes<impl Iterator<Item = u32>>,
         then: impl FnOnce(&Slots<E>, u32),
     ) {
-        // SAFETY: the caller guarantees it.
-        let slots = unsafe { gradients.slots::<E>(chunk.span, ranks) };
-        let workers = slots.workers() as u32;
-        then(&slots.at_most(self.most), workers);
+        let slots = pushes.slots::<E>();
+        then(&slots.at_most(self.most), slots.workers() as u32);
     }
 }
 
@@ -131,36 +113,76 @@ impl Gradients {
         self.windows[rank as usize] = None;
     }
 
-    /// The bytes that worker `rank` wrote at `span`. Panics if the worker or the span was not added.
+    /// Worker `rank`'s push of the chunk at `span`. Panics if the worker or the span was not added.
     ///
     /// # Safety
     /// By the protocol the worker must not write there while the result lives: it has posted the chunk, and has no
     /// answer yet.
     #[inline]
-    pub unsafe fn bytes(&self, rank: u32, span: Span) -> &[u8] {
-        let window = self.windows[rank as usize].as_ref().expect("a worker that pushed was added");
-        // SAFETY: the caller guarantees it.
-        unsafe { window.elements(span) }.expect("checked by add")
+    pub unsafe fn push(&self, rank: u32, span: Span) -> Push<'_> {
+        Push { gradients: self, rank, span }
     }
 
-    /// The slots of `ranks` at `span`, in the order of `ranks`. Panics if a worker or the span was not added, or the
-    /// span does not hold whole elements.
+    /// The pushes of `ranks`, like [`push`](Self::push).
     ///
     /// # Safety
-    /// By the protocol none of these workers may write its slot while the result lives: all have pushed the chunk,
-    /// and none has its answer yet.
+    /// As of `push`, for all these workers.
     #[inline]
-    pub unsafe fn slots<E: Element>(&mut self, span: Span, ranks: impl Iterator<Item = u32>) -> Slots<'_, E> {
+    pub unsafe fn pushes<I>(&mut self, ranks: I, span: Span) -> Pushes<'_, I> {
+        Pushes { gradients: self, ranks, span }
+    }
+
+    #[inline]
+    fn window(&self, rank: u32) -> &RecvWindow {
+        self.windows[rank as usize].as_ref().expect("a worker that pushed was added")
+    }
+}
+
+/// One worker's push of a chunk.
+pub(crate) struct Push<'a> {
+    gradients: &'a Gradients,
+    rank: u32,
+    span: Span,
+}
+
+impl<'a> Push<'a> {
+    /// The bytes of the push.
+    #[inline]
+    pub fn bytes(&self) -> &'a [u8] {
+        // SAFETY: by the contract of `Gradients::push` nobody writes them.
+        unsafe { self.gradients.window(self.rank).elements(self.span) }.expect("checked by add")
+    }
+}
+
+/// The pushes of several workers for one chunk.
+pub(crate) struct Pushes<'a, I> {
+    gradients: &'a mut Gradients,
+    ranks: I,
+    span: Span,
+}
+
+impl<'a, I: Iterator<Item = u32>> Pushes<'a, I> {
+    /// Each worker's rank and push, in the order of the ranks.
+    pub fn each(self) -> impl Iterator<Item = (u32, &'a [u8])> {
+        let Pushes { gradients, ranks, span } = self;
+        let gradients: &'a Gradients = gradients;
+        ranks.map(move |rank| (rank, Push { gradients, rank, span }.bytes()))
+    }
+
+    /// The pushes as slots, in the order of the ranks. Panics if the span does not hold whole elements.
+    #[inline]
+    pub fn slots<E: Element>(self) -> Slots<'a, E> {
+        let Pushes { gradients: Gradients { windows, starts }, ranks, span } = self;
         let mut count = 0;
-        for (start, rank) in self.starts.iter_mut().zip(ranks) {
-            let window = self.windows[rank as usize].as_ref().expect("a worker that pushed was added");
+        for (start, rank) in starts.iter_mut().zip(ranks) {
+            let window = windows[rank as usize].as_ref().expect("a worker that pushed was added");
             *start = window.elements_ptr::<E>(span).expect("checked by add, and by the layout").0.cast();
             count += 1;
         }
         // SAFETY: pointers to all types have the same layout; all `count` were set above.
-        let starts = unsafe { std::slice::from_raw_parts(self.starts.as_ptr().cast::<*const E>(), count) };
-        // SAFETY: `elements_ptr` checked bounds and alignment; the windows live in `self`, which the result
-        // borrows; the caller guarantees that nobody writes.
+        let starts = unsafe { std::slice::from_raw_parts(starts.as_ptr().cast::<*const E>(), count) };
+        // SAFETY: `elements_ptr` checked bounds and alignment; the windows live in the `Gradients`, which the result
+        // borrows; by the contract of `Gradients::pushes` nobody writes.
         unsafe { Slots::new(starts, span.bytes / size_of::<E>()) }
     }
 }

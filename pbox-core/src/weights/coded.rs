@@ -11,7 +11,7 @@ use super::chunks::Chunk;
 use super::own::OwnWindows;
 use super::private::HubWeights;
 use super::shadow::{Encoder, Shadow};
-use super::staged::{Reply, Stepped, To};
+use super::{Reply, Stepped, To};
 use crate::codec::Codec;
 use crate::kernels::Kernels;
 use crate::layout::Round;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::bare::Gradients;
+use super::Read;
+use super::bare::{Push, Pushes};
 use super::chunks::Chunk;
-use super::staged::Read;
 use crate::codec::Codec;
 use crate::kernels::{Ablate, Element, Kernels, Slots};
 use crate::layout::Round;
@@ -32,56 +32,35 @@ impl FrameSum {
 }
 
 impl Read for FrameSum {
-    fn check(
-        &self,
-        gradients: &Gradients,
-        chunk: &Chunk,
-        _: usize,
-        rank: u32,
-        round: Round,
-    ) -> Result<bool, FrameError> {
+    fn check(&self, chunk: &Chunk, _: usize, round: Round, push: Push) -> Result<bool, FrameError> {
         let frames = self.framing.frames(chunk.id);
-        // SAFETY: the worker has posted this chunk, and gets no answer before this returns. If it writes all the
-        // same, the result is read as bytes, and every byte is a value.
-        let bytes = unsafe { gradients.bytes(rank, chunk.span) };
         match self.framing.push_kind(round) {
-            Kind::Raw => frames.raw(bytes).map(|_| true),
+            Kind::Raw => frames.raw(push.bytes()).map(|_| true),
             Kind::Coded => {
-                let payload = frames.coded(bytes)?;
+                let payload = frames.coded(push.bytes())?;
                 Ok(self.codec.check_payload(frames.elements, payload).map(|()| true)?)
             }
         }
     }
 
-    unsafe fn begin<E: Element>(
-        &mut self,
-        gradients: &Gradients,
-        chunk: &Chunk,
-        rank: u32,
-        weights: &mut [E],
-    ) {
-        // SAFETY: the caller guarantees it.
-        let bytes = unsafe { gradients.bytes(rank, chunk.span) };
-        begin_raw(&self.framing, chunk, bytes, weights);
+    fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]) {
+        begin_raw(&self.framing, chunk, push, weights);
     }
 
-    unsafe fn sum<E: Element>(
+    fn sum<E: Element>(
         &mut self,
         kernels: &Kernels,
-        gradients: &mut Gradients,
         chunk: &Chunk,
         _: usize,
-        ranks: impl Iterator<Item = u32>,
         _: Round,
+        pushes: Pushes<impl Iterator<Item = u32>>,
         then: impl FnOnce(&Slots<E>, u32),
     ) {
         let frames = self.framing.frames(chunk.id);
         let sum = &mut self.sum[..chunk.elements];
         sum.fill(0.0);
         let mut workers = 0;
-        for rank in ranks {
-            // SAFETY: the caller guarantees it.
-            let bytes = unsafe { gradients.bytes(rank, chunk.span) };
+        for (_, bytes) in pushes.each() {
             // Total: the bytes may have changed since they were checked.
             if (workers == 0 || !self.only_first)
                 && let Ok(payload) = frames.coded(bytes)
@@ -100,15 +79,13 @@ pub(super) fn longest(chunks: &[Chunk]) -> usize {
 }
 
 /// Takes a broadcast's raw frame as the first weights. A frame that is torn by now changes nothing.
-pub(super) fn begin_raw<E: Element>(framing: &Framing, chunk: &Chunk, bytes: &[u8], weights: &mut [E]) {
+pub(super) fn begin_raw<E: Element>(framing: &Framing, chunk: &Chunk, push: Push, weights: &mut [E]) {
     let weights = <[f32]>::mut_from_bytes(weights.as_mut_bytes()).expect("the hub's own weights are f32");
-    framing.frames(chunk.id).read_raw(bytes, weights);
+    framing.frames(chunk.id).read_raw(push.bytes(), weights);
 }
 
 /// A sum as the only slot.
 pub(super) fn with_sum<E: Element>(sum: &[f32], then: impl FnOnce(&Slots<E>)) {
     let sum = <[E]>::ref_from_bytes(sum.as_bytes()).expect("the hub's own weights are f32");
-    let start = [sum.as_ptr()];
-    // SAFETY: the only start is that of `sum`. `sum` is as long and lives as long, and nobody writes it.
-    then(&unsafe { Slots::new(&start, sum.len()) });
+    Slots::with_one(sum, then);
 }

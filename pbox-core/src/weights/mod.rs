@@ -9,23 +9,27 @@
 //!   Slim-DP               decoded frames   the hub's own f32                each worker's own, coded
 //! ```
 //!
-//! A mode is a row: [`Staged`] with one type for each stage, chosen when the shard is made, so that no stage asks for
+//! A mode is a row: a [`Mode`] with one type for each stage, chosen when the shard is made, so that no stage asks for
 //! another mode. Owned by the core, and laid out by place: the chunks' order in the shard.
 
 #[allow(unsafe_code)]
 mod bare;
 mod chunks;
 mod coded;
-#[allow(unsafe_code)]
 mod frame_sum;
 mod own;
 mod private;
 mod shadow;
-#[allow(unsafe_code)]
 mod slim;
 #[allow(unsafe_code)]
 mod staged;
-mod steps;
+
+use fabric::{Span, Spans};
+
+use crate::kernels::{Element, Kernels, Slots};
+use crate::layout::Round;
+use crate::wire::frame::FrameError;
+use bare::{Push, Pushes};
 
 pub(crate) use bare::{BareSlots, RawForAll};
 pub(crate) use chunks::Chunk;
@@ -34,4 +38,125 @@ pub(crate) use frame_sum::FrameSum;
 pub(crate) use own::RawForEach;
 pub(crate) use private::HubWeights;
 pub(crate) use slim::{SlimPushes, SlimReply};
-pub(crate) use staged::{Staged, Stages, To};
+pub(crate) use staged::Staged;
+
+/// The types of the three stages.
+pub(crate) trait Mode {
+    type Read: Read;
+    type Weights: Weights;
+    type Reply: Reply<Self::Read, Self::Weights>;
+}
+
+macro_rules! mode {
+    ($(#[$doc:meta])* $Mode:ident: $Read:ty, $Weights:ty, $Reply:ty) => {
+        $(#[$doc])*
+        pub(crate) enum $Mode {}
+
+        impl Mode for $Mode {
+            type Read = $Read;
+            type Weights = $Weights;
+            type Reply = $Reply;
+        }
+    };
+}
+
+mode!(/** BSP. */ Bare: BareSlots, Spans, RawForAll);
+mode!(/** SSP and ASP. */ Alone: BareSlots, Spans, RawForEach);
+mode!(/** A codec, in BSP. */ Coded: FrameSum, HubWeights, CodedForAll);
+mode!(/** A codec, in SSP and ASP. */ CodedAlone: FrameSum, HubWeights, CodedForEach);
+mode!(/** Slim-DP. */ Slim: SlimPushes, HubWeights, SlimReply);
+
+/// The first stage: workers' pushes become slots that a kernel can sum.
+pub(crate) trait Read {
+    /// Checks a push before it counts. Returns false when the push does not count, and the worker must push the chunk
+    /// again.
+    ///
+    /// # Errors
+    /// When the push is not a frame of this chunk and round.
+    #[inline]
+    fn check(&self, _chunk: &Chunk, _place: usize, _round: Round, _push: Push) -> Result<bool, FrameError> {
+        Ok(true)
+    }
+
+    /// Takes one worker's push as the chunk's first weights.
+    fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]);
+
+    /// Gives `then` the slots that make up the pushes, and the number of workers that pushed.
+    fn sum<E: Element>(
+        &mut self,
+        kernels: &Kernels,
+        chunk: &Chunk,
+        place: usize,
+        round: Round,
+        pushes: Pushes<impl Iterator<Item = u32>>,
+        then: impl FnOnce(&Slots<E>, u32),
+    );
+}
+
+/// The place of the weights that a step writes. `E` is the chunk's type at the hub.
+pub(crate) trait Weights {
+    /// A chunk's weights.
+    fn elements<E: Element>(&self, place: usize) -> &[E];
+
+    /// A chunk's weights, to write.
+    fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E];
+}
+
+/// A chunk that was stepped, or got its first weights.
+pub(crate) struct Stepped<'a> {
+    pub kernels: &'a Kernels,
+    pub chunk: &'a Chunk,
+    pub place: usize,
+    pub round: Round,
+    /// The number of workers whose pushes are in the step; 0 for first weights.
+    pub workers: u32,
+}
+
+/// A worker that gets a chunk's weights.
+pub(crate) struct To {
+    pub rank: u32,
+    /// The round that the weights answer.
+    pub round: Round,
+    /// The first round of the worker: before it, the worker has no weights to add a difference to.
+    pub first: Round,
+}
+
+/// The third stage: how weights are sent to workers. A mode implements only the methods that it needs.
+pub(crate) trait Reply<R, W> {
+    /// Returns the span to post to a worker. The values that the worker reads are in place then.
+    fn answer(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span;
+
+    /// A worker is there. In modes with own weights windows, `own` is the worker's window.
+    fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
+
+    /// A worker is gone.
+    fn remove_worker(&mut self, _rank: u32) {}
+
+    /// Prepares the answers of a round, right after its step.
+    #[inline]
+    fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
+
+    /// The job goes on from `first` with weights that no step made: workers get these weights next.
+    fn restore(&mut self, _chunks: &[Chunk], _weights: &W, _first: Round) {}
+
+    /// Prepares the weights of the other workers for workers that have none. The other workers may still read their
+    /// answers.
+    fn greet(&mut self, _chunk: &Chunk, _place: usize) {}
+
+    /// Whether a chunk with all pushes of a round must wait for a task of the core.
+    #[inline]
+    fn awaits_task(&self, _round: Round) -> bool {
+        false
+    }
+
+    /// Whether there is a task for the core between turns.
+    #[inline]
+    fn has_task(&self) -> bool {
+        false
+    }
+
+    /// Does the task for one chunk. Returns whether there was a chunk to do.
+    fn work(&mut self, _weights: &W) -> bool {
+        false
+    }
+}

@@ -4,7 +4,7 @@
 use fabric::{Span, Spans};
 
 use super::chunks::Chunk;
-use super::staged::{Reply, To};
+use super::{Reply, To};
 use crate::kernels::Kernels;
 
 /// The weights windows of single workers, by rank.

@@ -7,8 +7,8 @@ use std::ops::Range;
 use fabric::{MapError, Slab};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::Weights;
 use super::chunks::Chunk;
-use super::staged::Weights;
 use crate::kernels::Element;
 
 /// The hub's own weights of a shard's chunks.

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use fabric::{MapError, Slab};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::Stepped;
 use super::chunks::Chunk;
 use super::frame_sum::longest;
-use super::staged::Stepped;
 use crate::codec::Codec;
 use crate::kernels::{Element, typed};
 use crate::layout::Dtype;

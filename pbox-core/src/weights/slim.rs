@@ -14,16 +14,16 @@ use std::sync::Arc;
 use fabric::{MapError, Span, Spans};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::bare::Gradients;
+use super::bare::{Push, Pushes};
 use super::chunks::Chunk;
 use super::frame_sum::{begin_raw, longest, with_sum};
 use super::own::OwnWindows;
 use super::private::HubWeights;
-use super::staged::{Read, Reply, Stepped, To};
+use super::{Read, Reply, Stepped, To};
 use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, Slots, typed};
 use crate::layout::Round;
-use crate::slim::{Board, Drawer, Push, Selector, SlimDp, answer, set};
+use crate::slim::{self, Board, Drawer, Selector, SlimDp, answer, set};
 use crate::wire::Framing;
 use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
 
@@ -91,48 +91,29 @@ impl SlimPushes {
 
 impl Read for SlimPushes {
     /// False for a push of a significant set that the hub does not have.
-    fn check(
-        &self,
-        gradients: &Gradients,
-        chunk: &Chunk,
-        place: usize,
-        rank: u32,
-        round: Round,
-    ) -> Result<bool, FrameError> {
+    fn check(&self, chunk: &Chunk, place: usize, round: Round, push: Push) -> Result<bool, FrameError> {
         let frames = self.framing.frames(chunk.id);
-        // SAFETY: the worker has posted this chunk, and gets no answer before this returns. If it writes all the
-        // same, the result is read as bytes, and every byte is a value.
-        let bytes = unsafe { gradients.bytes(rank, chunk.span) };
         if self.framing.push_kind(round) == Kind::Raw {
-            return frames.raw(bytes).map(|_| true);
+            return frames.raw(push.bytes()).map(|_| true);
         }
         let Significant { ref words, signature, is_selected } = self.significant[place];
         let significant = is_selected.then(|| (&self.words[words.clone()], signature));
-        let payload = frames.coded(bytes)?;
+        let payload = frames.coded(push.bytes())?;
         let push = self.slim.check_push(frames.elements, frames.dtype.bytes(), significant, payload)?;
-        Ok(push != Push::OtherSet)
+        Ok(push != slim::Push::OtherSet)
     }
 
-    unsafe fn begin<E: Element>(
-        &mut self,
-        gradients: &Gradients,
-        chunk: &Chunk,
-        rank: u32,
-        weights: &mut [E],
-    ) {
-        // SAFETY: the caller guarantees it.
-        let bytes = unsafe { gradients.bytes(rank, chunk.span) };
-        begin_raw(&self.framing, chunk, bytes, weights);
+    fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]) {
+        begin_raw(&self.framing, chunk, push, weights);
     }
 
-    unsafe fn sum<E: Element>(
+    fn sum<E: Element>(
         &mut self,
         _: &Kernels,
-        gradients: &mut Gradients,
         chunk: &Chunk,
         place: usize,
-        ranks: impl Iterator<Item = u32>,
         round: Round,
+        pushes: Pushes<impl Iterator<Item = u32>>,
         then: impl FnOnce(&Slots<E>, u32),
     ) {
         let SlimPushes { slim, framing, significant, words, only_first, sum, pushed, ignored } = self;
@@ -140,9 +121,7 @@ impl Read for SlimPushes {
         let significant = &words[significant[place].words.clone()];
         sum[..chunk.elements].fill(0.0);
         let mut workers = 0;
-        for (rank, pushed) in ranks.zip(pushed) {
-            // SAFETY: the caller guarantees it.
-            let bytes = unsafe { gradients.bytes(rank, chunk.span) };
+        for ((rank, bytes), pushed) in pushes.each().zip(pushed) {
             // Total: the bytes may have changed since they were checked.
             let payload = frames.coded(bytes).unwrap_or_default();
             let sum = if workers > 0 && *only_first { &mut *ignored } else { &mut *sum };

@@ -1,232 +1,68 @@
-//! The three stages together, and the traits that connect their types.
+//! The three stages together, and the step: the optimizer's rule, its learning rates, and the values that it keeps of
+//! each chunk beside the weights. All modes use this step.
 //!
 //! Owned by the core, as a part of its shard. The caller says which workers step.
 //!
-//! On the `unsafe` list: the calls that read the workers' slots.
+//! On the `unsafe` list: the calls that read the workers' pushes.
 
 use std::sync::Arc;
 
-use fabric::{MapError, RecvWindow, Span, SpanError, Spans};
+use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use super::bare::Gradients;
 use super::chunks::Chunk;
-use super::steps::Steps;
+use super::{Mode, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
-use crate::kernels::{Element, Kernels, LearningRates, Slots, typed};
-use crate::layout::{Layout, Round};
+use crate::kernels::{Ablate, Element, Kernels, LearningRates, Optimizer, Slots, Step, typed};
+use crate::layout::{KeyId, Layout, Round};
 use crate::snapshot::Restored;
 use crate::wire::frame::FrameError;
 
-/// The first stage: workers' pushes become slots that a kernel can sum.
-pub(crate) trait Read {
-    /// Checks a push before it counts. Returns false when the push does not count, and the worker must push the chunk
-    /// again.
-    ///
-    /// # Errors
-    /// When the push is not a frame of this chunk and round.
-    fn check(
-        &self,
-        gradients: &Gradients,
-        chunk: &Chunk,
-        place: usize,
-        rank: u32,
-        round: Round,
-    ) -> Result<bool, FrameError>;
-
-    /// Takes one worker's push as the chunk's first weights.
-    ///
-    /// # Safety
-    /// The worker has pushed the chunk, and gets no answer before this returns.
-    unsafe fn begin<E: Element>(
-        &mut self,
-        gradients: &Gradients,
-        chunk: &Chunk,
-        rank: u32,
-        weights: &mut [E],
-    );
-
-    /// Gives `then` the slots that make up the pushes of `ranks`, and the number of these workers.
-    ///
-    /// # Safety
-    /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
-    #[allow(clippy::too_many_arguments)] // a push is named by all of them
-    unsafe fn sum<E: Element>(
-        &mut self,
-        kernels: &Kernels,
-        gradients: &mut Gradients,
-        chunk: &Chunk,
-        place: usize,
-        ranks: impl Iterator<Item = u32>,
-        round: Round,
-        then: impl FnOnce(&Slots<E>, u32),
-    );
-}
-
-/// The place of the weights that a step writes. `E` is the chunk's type at the hub.
-pub(crate) trait Weights {
-    /// A chunk's weights.
-    fn elements<E: Element>(&self, place: usize) -> &[E];
-
-    /// A chunk's weights, to write.
-    fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E];
-}
-
-/// A chunk that was stepped, or got its first weights.
-pub(crate) struct Stepped<'a> {
-    pub kernels: &'a Kernels,
-    pub chunk: &'a Chunk,
-    pub place: usize,
-    pub round: Round,
-    /// The number of workers whose pushes are in the step; 0 for first weights.
-    pub workers: u32,
-}
-
-/// A worker that gets a chunk's weights.
-pub(crate) struct To {
-    pub rank: u32,
-    /// The round that the weights answer.
-    pub round: Round,
-    /// The first round of the worker: before it, the worker has no weights to add a difference to.
-    pub first: Round,
-}
-
-/// The third stage: how weights are sent to workers. A mode implements only the methods that it needs.
-pub(crate) trait Reply<R, W> {
-    /// Returns the span to post to a worker. The values that the worker reads are in place then.
-    fn answer(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span;
-
-    /// A worker is there. In modes with own weights windows, `own` is the worker's window.
-    fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
-
-    /// A worker is gone.
-    fn remove_worker(&mut self, _rank: u32) {}
-
-    /// Prepares the answers of a round, right after its step.
-    #[inline]
-    fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
-
-    /// The job goes on from `first` with weights that no step made: workers get these weights next.
-    fn restore(&mut self, _chunks: &[Chunk], _weights: &W, _first: Round) {}
-
-    /// Prepares the weights of the other workers for workers that have none. The other workers may still read their
-    /// answers.
-    fn greet(&mut self, _chunk: &Chunk, _place: usize) {}
-
-    /// Whether a chunk with all pushes of a round must wait for a task of the core.
-    #[inline]
-    fn awaits_task(&self, _round: Round) -> bool {
-        false
-    }
-
-    /// Whether there is a task for the core between turns.
-    #[inline]
-    fn has_task(&self) -> bool {
-        false
-    }
-
-    /// Does the task for one chunk. Returns whether there was a chunk to do.
-    fn work(&mut self, _weights: &W) -> bool {
-        false
-    }
-}
-
 /// A shard's chunks, their memory and their three stages.
-#[derive(Debug)]
-pub(crate) struct Staged<R, W, A> {
+pub(crate) struct Staged<M: Mode> {
     chunks: Vec<Chunk>,
     gradients: Gradients,
     steps: Steps,
-    read: R,
-    weights: W,
-    reply: A,
+    read: M::Read,
+    weights: M::Weights,
+    pub reply: M::Reply,
 }
 
-/// The methods that a shard needs from its stages of any type.
-pub(crate) trait Stages {
-    /// The chunks, by place.
-    fn chunks(&self) -> &[Chunk];
+impl<M: Mode> Staged<M> {
+    /// Allocates and touches memory: call it on the thread that owns the core.
+    pub fn new(
+        terms: &JobTerms,
+        chunks: Vec<Chunk>,
+        read: M::Read,
+        weights: M::Weights,
+        reply: M::Reply,
+    ) -> Result<Self, MapError> {
+        let steps = Steps::new(terms, &chunks)?;
+        Ok(Staged { chunks, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
+    }
 
-    /// Checks a push before it counts, as [`Read::check`].
-    fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError>;
+    /// The chunks, by place.
+    #[inline]
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// Checks a worker's push before it counts, as [`Read::check`].
+    #[inline]
+    pub fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError> {
+        let chunk = &self.chunks[place];
+        // SAFETY: the worker has posted this chunk, and gets no answer before this returns. If it writes all the
+        // same, the result is read as bytes, and every byte is a value.
+        self.read.check(chunk, place, round, unsafe { self.gradients.push(rank, chunk.span) })
+    }
 
     /// Sums the pushes of `ranks` and steps a chunk in `round`. `number` counts the chunk's steps from 1. In round 0,
     /// when weights are kept, the first push becomes the weights.
     ///
     /// # Safety
     /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
-    unsafe fn step(
-        &mut self,
-        kernels: &Kernels,
-        place: usize,
-        ranks: impl Iterator<Item = u32>,
-        round: Round,
-        number: Round,
-    );
-
-    /// The span to post to a worker, like [`Reply::answer`].
-    fn answer(&mut self, kernels: &Kernels, place: usize, to: To) -> Span;
-
-    /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every
-    /// span once, and touches this core's part.
-    fn add_worker(
-        &mut self,
-        rank: u32,
-        gradients: Arc<RecvWindow>,
-        own: Option<Spans>,
-    ) -> Result<(), SpanError>;
-
-    /// Removes a worker's windows.
-    fn remove_worker(&mut self, rank: u32);
-
-    /// Takes weights, state and learning rates from a checkpoint.
-    fn restore(&mut self, layout: &Layout, restored: &Restored);
-
-    /// Writes a chunk's values into a snapshot.
-    fn copy_to_snapshot(&self, place: usize, values: &mut [f32]);
-
-    /// As [`Reply::greet`].
-    fn greet(&mut self, place: usize);
-
-    /// Learning rates by round.
-    fn rates(&mut self) -> &mut LearningRates;
-
-    /// As [`Reply::awaits_task`].
-    fn awaits_task(&self, round: Round) -> bool;
-
-    /// As [`Reply::has_task`].
-    fn has_task(&self) -> bool;
-
-    /// As [`Reply::work`].
-    fn work(&mut self) -> bool;
-}
-
-impl<R: Read, W: Weights, A: Reply<R, W>> Staged<R, W, A> {
-    /// Allocates and touches memory: call it on the thread that owns the core.
-    pub fn new(
-        terms: &JobTerms,
-        chunks: Vec<Chunk>,
-        read: R,
-        weights: W,
-        reply: A,
-    ) -> Result<Self, MapError> {
-        let steps = Steps::new(terms, &chunks)?;
-        Ok(Staged { chunks, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
-    }
-}
-
-impl<R: Read, W: Weights, A: Reply<R, W>> Stages for Staged<R, W, A> {
     #[inline]
-    fn chunks(&self) -> &[Chunk] {
-        &self.chunks
-    }
-
-    #[inline]
-    fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError> {
-        self.read.check(&self.gradients, &self.chunks[place], place, rank, round)
-    }
-
-    #[inline]
-    unsafe fn step(
+    pub unsafe fn step(
         &mut self,
         kernels: &Kernels,
         place: usize,
@@ -242,7 +78,7 @@ impl<R: Read, W: Weights, A: Reply<R, W>> Stages for Staged<R, W, A> {
             if round == Round(0) && steps.keeps_weights() {
                 let Some(first) = ranks.next() else { return };
                 // SAFETY: the caller guarantees it.
-                unsafe { read.begin(gradients, chunk, first, weights) };
+                read.begin(chunk, unsafe { gradients.push(first, chunk.span) }, weights);
                 steps.begin(chunk, weights);
             } else {
                 let step = |slots: &Slots<E>, count| {
@@ -250,18 +86,22 @@ impl<R: Read, W: Weights, A: Reply<R, W>> Stages for Staged<R, W, A> {
                     steps.run(kernels, chunk, slots, count, weights, round, number);
                 };
                 // SAFETY: the caller guarantees it.
-                unsafe { read.sum(kernels, gradients, chunk, place, ranks, round, step) };
+                let pushes = unsafe { gradients.pushes(ranks, chunk.span) };
+                read.sum(kernels, chunk, place, round, pushes, step);
             }
         });
         reply.prepare(Stepped { kernels, chunk, place, round, workers }, read, weights);
     }
 
+    /// The span to post to a worker, like [`Reply::answer`].
     #[inline]
-    fn answer(&mut self, kernels: &Kernels, place: usize, to: To) -> Span {
+    pub fn answer(&mut self, kernels: &Kernels, place: usize, to: To) -> Span {
         self.reply.answer(kernels, &self.chunks[place], place, &self.weights, to)
     }
 
-    fn add_worker(
+    /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every
+    /// span once, and touches this core's part.
+    pub fn add_worker(
         &mut self,
         rank: u32,
         gradients: Arc<RecvWindow>,
@@ -272,14 +112,16 @@ impl<R: Read, W: Weights, A: Reply<R, W>> Stages for Staged<R, W, A> {
         Ok(())
     }
 
-    fn remove_worker(&mut self, rank: u32) {
+    /// Removes a worker's windows.
+    pub fn remove_worker(&mut self, rank: u32) {
         self.gradients.remove(rank);
         self.reply.remove_worker(rank);
     }
 
-    fn restore(&mut self, layout: &Layout, restored: &Restored) {
+    /// Takes weights, state and learning rates from a checkpoint.
+    pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let Staged { chunks, steps, weights, reply, .. } = self;
-        *steps.rates() = restored.learning_rates();
+        steps.rates = restored.learning_rates();
         let kept = if steps.keeps_weights() { &chunks[..] } else { &[] };
         for (place, chunk) in kept.iter().enumerate() {
             let of_layout = layout.chunk(chunk.id);
@@ -295,7 +137,8 @@ impl<R: Read, W: Weights, A: Reply<R, W>> Stages for Staged<R, W, A> {
         reply.restore(chunks, weights, restored.round());
     }
 
-    fn copy_to_snapshot(&self, place: usize, values: &mut [f32]) {
+    /// Writes a chunk's values into a snapshot.
+    pub fn copy_to_snapshot(&self, place: usize, values: &mut [f32]) {
         let chunk = &self.chunks[place];
         if !self.steps.keeps_weights() {
             return; // nothing of it is saved
@@ -305,25 +148,115 @@ impl<R: Read, W: Weights, A: Reply<R, W>> Stages for Staged<R, W, A> {
         });
     }
 
-    fn greet(&mut self, place: usize) {
+    /// As [`Reply::greet`].
+    pub fn greet(&mut self, place: usize) {
         self.reply.greet(&self.chunks[place], place);
     }
 
-    fn rates(&mut self) -> &mut LearningRates {
-        self.steps.rates()
+    /// Learning rates by round.
+    pub fn rates(&mut self) -> &mut LearningRates {
+        &mut self.steps.rates
     }
 
-    #[inline]
-    fn awaits_task(&self, round: Round) -> bool {
-        self.reply.awaits_task(round)
-    }
-
-    #[inline]
-    fn has_task(&self) -> bool {
-        self.reply.has_task()
-    }
-
-    fn work(&mut self) -> bool {
+    /// As [`Reply::work`].
+    pub fn work(&mut self) -> bool {
         self.reply.work(&self.weights)
+    }
+}
+
+/// Steps a shard's chunks.
+#[derive(Debug)]
+struct Steps {
+    optimizer: Optimizer,
+    /// `None` when the job leaves out both sum and step.
+    rule: Option<Optimizer>,
+    rates: LearningRates,
+    /// By chunk, in f32: master weights, when the hub's weights are coarser, then optimizer state.
+    kept: Slab,
+}
+
+impl Steps {
+    /// Allocates and touches memory: call it on the thread that owns the core.
+    fn new(terms: &JobTerms, chunks: &[Chunk]) -> Result<Self, MapError> {
+        let optimizer = terms.optimizer;
+        let of = |chunk: &Chunk| chunk.elements * optimizer.kept_per_element(chunk.dtype);
+        let mut kept = Slab::zeroed("master weights and optimizer state", chunks.iter().map(of).sum())?;
+        kept.as_mut_slice().fill(0.0);
+        let rule = match terms.ablate {
+            Ablate { optimize: true, aggregate: true } => None,
+            Ablate { optimize: true, aggregate: false } => Some(Optimizer::Average),
+            _ => Some(optimizer),
+        };
+        Ok(Steps { optimizer, rule, rates: LearningRates::new(optimizer.learning_rate()), kept })
+    }
+
+    /// Whether round 0 is a broadcast of the first weights.
+    #[inline]
+    fn keeps_weights(&self) -> bool {
+        self.optimizer.keeps_weights()
+    }
+
+    /// Sums the slots, which are the pushes of this many workers, and steps the weights. `number` counts the chunk's
+    /// steps from 1.
+    #[inline]
+    #[allow(clippy::too_many_arguments)] // what a step depends on
+    fn run<E: Element>(
+        &mut self,
+        kernels: &Kernels,
+        chunk: &Chunk,
+        slots: &Slots<E>,
+        workers: u32,
+        weights: &mut [E],
+        round: Round,
+        number: Round,
+    ) {
+        let Some(rule) = &self.rule else { return };
+        let step = Step::new(rule, workers, number, self.rates.at(round), chunk.lr_mult, chunk.wd_mult);
+        let kept =
+            &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
+        kernels.run(rule, &step, slots, weights, kept);
+    }
+
+    /// The chunk begins with these weights. They become the master weights, too.
+    fn begin<E: Element>(&mut self, chunk: &Chunk, weights: &[E]) {
+        let (master, _) = self.kept_of::<E>(chunk);
+        master.iter_mut().zip(weights).for_each(|(master, weight)| *master = weight.to_f32());
+    }
+
+    /// Master weights and state of a chunk.
+    fn kept_of<E: Element>(&mut self, chunk: &Chunk) -> (&mut [f32], &mut [f32]) {
+        let kept = chunk.elements * self.optimizer.kept_per_element(E::DTYPE);
+        let kept = &mut self.kept.as_mut_slice()[chunk.kept..][..kept];
+        kept.split_at_mut(chunk.elements * self.optimizer.master_per_element(E::DTYPE))
+    }
+
+    /// Takes a chunk's state from a checkpoint. The chunk's elements begin at `start` in the key. Returns the chunk's
+    /// weights in the checkpoint.
+    fn restore<'a, E: Element>(
+        &mut self,
+        chunk: &Chunk,
+        key: KeyId,
+        start: usize,
+        restored: &'a Restored,
+    ) -> &'a [f32] {
+        let (elements, states) = (chunk.elements, self.optimizer.state_per_element());
+        let range = start..start + elements;
+        let weights = restored.weights(key, range.clone());
+        let (master, state) = self.kept_of::<E>(chunk);
+        master.copy_from_slice(&weights[..master.len()]);
+        for which in 0..states {
+            let state = &mut state[which * elements..][..elements];
+            state.copy_from_slice(restored.state(key, which, range.clone()));
+        }
+        weights
+    }
+
+    /// Writes a chunk's values for a snapshot: its weights (the master weights, if there are any), then its state.
+    fn copy_to_snapshot<E: Element>(&self, chunk: &Chunk, weights: &[E], values: &mut [f32]) {
+        let kept = chunk.elements * self.optimizer.kept_per_element(E::DTYPE);
+        // Kept values are laid out as in a snapshot. Weights without a master stand before them.
+        let (rounded, rest) = values.split_at_mut(values.len() - kept);
+        rounded.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight.to_f32());
+        rest.copy_from_slice(&self.kept.as_slice()[chunk.kept..][..kept]);
     }
 }

@@ -15,7 +15,7 @@ use super::shard::{Finished, ShardOf};
 use crate::job::Consistency;
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::weights::Stages;
+use crate::weights::Mode;
 
 /// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +76,8 @@ pub(crate) trait Pace: Sized {
     }
 
     /// A push counts, which is in its [turn](Self::check). When a step follows from it, the step is made.
-    fn take_push<S: Stages>(
-        shard: &mut ShardOf<Self, S>,
+    fn take_push<M: Mode>(
+        shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
         place: usize,
         rank: u32,
@@ -85,5 +85,5 @@ pub(crate) trait Pace: Sized {
     ) -> Option<Finished>;
 
     /// Does for a chunk what it was held from, or what follows from a changed roster.
-    fn settle<S: Stages>(shard: &mut ShardOf<Self, S>, kernels: &Kernels, place: usize) -> Option<Finished>;
+    fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
 }

@@ -14,7 +14,7 @@ use crate::job::Consistency;
 use crate::kernels::Kernels;
 use crate::layout::Round;
 use crate::turn::shard::{Finished, ShardOf};
-use crate::weights::Stages;
+use crate::weights::Mode;
 
 /// Clocks of a shard's chunks.
 #[derive(Debug)]
@@ -208,8 +208,8 @@ impl Pace for Clocks {
 
     /// The worker may be answered now, and so may others, if they waited for it.
     #[inline]
-    fn take_push<S: Stages>(
-        shard: &mut ShardOf<Self, S>,
+    fn take_push<M: Mode>(
+        shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
         place: usize,
         rank: u32,
@@ -224,7 +224,7 @@ impl Pace for Clocks {
         Some(Finished { ranks, ..shard.finished(place, round, 1) })
     }
 
-    fn settle<S: Stages>(shard: &mut ShardOf<Self, S>, kernels: &Kernels, place: usize) -> Option<Finished> {
+    fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now) = (shard.pace.round(place), shard.pace.find_slowest(place));
         // Without its slowest worker a chunk may pass several rounds at once.
         (former.0 + 1..=now.0).for_each(|round| shard.capture(place, Round(round)));
@@ -236,12 +236,7 @@ impl Pace for Clocks {
 }
 
 /// The step of a push that is noted, if one is; whether the chunk is then in its next round.
-fn step<S: Stages>(
-    shard: &mut ShardOf<Clocks, S>,
-    kernels: &Kernels,
-    place: usize,
-    rank: u32,
-) -> Option<bool> {
+fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize, rank: u32) -> Option<bool> {
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.pushed(place, rank)?;
     // Of the broadcast only rank 0's slot counts.

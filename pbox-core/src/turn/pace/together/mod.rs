@@ -9,7 +9,7 @@ use crate::job::Consistency;
 use crate::kernels::Kernels;
 use crate::layout::Round;
 use crate::turn::shard::{Finished, ShardOf};
-use crate::weights::Stages;
+use crate::weights::{Mode, Reply};
 
 /// Arrival state of a shard's chunks.
 #[derive(Debug)]
@@ -139,29 +139,29 @@ impl Pace for Arrivals {
     }
 
     #[inline]
-    fn take_push<S: Stages>(
-        shard: &mut ShardOf<Self, S>,
+    fn take_push<M: Mode>(
+        shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
         place: usize,
         rank: u32,
         round: Round,
     ) -> Option<Finished> {
-        let can_step = shard.pace.note(place, rank) && !shard.held && !shard.stages.awaits_task(round);
+        let can_step = shard.pace.note(place, rank) && !shard.held && !shard.stages.reply.awaits_task(round);
         can_step.then(|| finish_round(shard, kernels, place))
     }
 
-    fn settle<S: Stages>(shard: &mut ShardOf<Self, S>, kernels: &Kernels, place: usize) -> Option<Finished> {
+    fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
         if !shard.pace.is_whole(place) {
             return skip_deserted(shard, place);
         }
         let round = shard.pace.round(place);
-        (!shard.stages.awaits_task(round)).then(|| finish_round(shard, kernels, place))
+        (!shard.stages.reply.awaits_task(round)).then(|| finish_round(shard, kernels, place))
     }
 }
 
 /// Sum and step of a chunk whose slots are all in; it is then in its next round.
 #[inline]
-fn finish_round<S: Stages>(shard: &mut ShardOf<Arrivals, S>, kernels: &Kernels, place: usize) -> Finished {
+fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.round(place);
     // SAFETY: all who take part have pushed this chunk, and are answered after this function.
@@ -176,7 +176,7 @@ fn finish_round<S: Stages>(shard: &mut ShardOf<Arrivals, S>, kernels: &Kernels, 
 
 /// All who took part in a chunk's round are gone, and others wait for its end, who come after it: they are sent the
 /// weights as they are.
-fn skip_deserted<S: Stages>(shard: &mut ShardOf<Arrivals, S>, place: usize) -> Option<Finished> {
+fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let skipped = shard.pace.skip_deserted(place);
     if skipped == 0 {
         return None;
