@@ -3,6 +3,7 @@
 import faulthandler
 import multiprocessing
 import os
+import signal
 import traceback
 
 import pytest
@@ -17,6 +18,8 @@ STDERR = pytest.StashKey()
 def pytest_configure(config):
     # Before pytest captures it.
     config.stash[STDERR] = os.dup(2)
+    # A shell that starts a run in the background has it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
