@@ -57,7 +57,7 @@ fuzz: setup  ## run each fuzz target for FUZZ_SECONDS (600)
 miri:  ## test the ring, the layout, arrival and parsers under Miri (rustup component add miri)
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p fabric --lib -- ring::
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO) +nightly miri test -p pbox-core --no-default-features --lib -- \
-	    control:: kernels::optimizer:: layout:: place:: turn::arrival:: turn::clocks::
+	    control:: kernels::optimizer:: layout:: place:: turn::pace::
 
 # It skips the test that reads the machine code of a turn, which contains the sanitizer's.
 asan: setup  ## test fabric and pbox-core under AddressSanitizer

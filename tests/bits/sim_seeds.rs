@@ -1,7 +1,7 @@
 //! Thousands of small clusters in BSP with random faults: every weight that a worker may read is the oracle's, and every run
 //! ends with all its rounds or with an error that names what went wrong.
 //!
-//! A seed decides everything: model, workers, hubs, cores, optimizer, compression, the network's faults, and when workers die and
+//! A seed decides everything: model, workers, hubs, cores, shards of a core, optimizer, compression, the network's faults, and when workers die and
 //! come back. Compression is bf16, which codes each element for itself; for other codecs see `bits::sim_compressed`. A
 //! failure prints its seed.
 
@@ -57,6 +57,7 @@ impl Cluster {
         let mut credit = || (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
         terms.job.hubs = dice.from(1..=3) as u32;
+        terms.shards = dice.from(1..=2) as usize;
         let skipped = BTreeSet::new();
         let expected = expected(&layout, &terms, rounds, &skipped);
         let job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();

@@ -22,6 +22,8 @@ pub struct Terms {
     pub job: JobTerms,
     /// The number of each hub's cores. A cut of several hubs is a cut of all their cores.
     pub cores: usize,
+    /// The number of shards into which the job's chunks of a core are dealt.
+    pub shards: usize,
     /// With pulls: rank 0 pulls in batches of this many keys, the last key first, rank 1 of one key more, and so on.
     pub batch_keys: Option<usize>,
     /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
@@ -34,7 +36,7 @@ impl Terms {
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };
-        Terms { job: JobTerms { level, ..job }, cores, batch_keys: None, worker_credit: None }
+        Terms { job: JobTerms { level, ..job }, cores, shards: 1, batch_keys: None, worker_credit: None }
     }
 
     /// The same cluster with other terms of the job.
@@ -70,6 +72,11 @@ pub struct Simulated {
     pub notices: Vec<Notice>,
 }
 
+/// A core's chunks as those of its shards.
+fn dealt(chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>> {
+    (0..shards).map(|shard| chunks.iter().copied().skip(shard).step_by(shards).collect()).collect()
+}
+
 /// The only job.
 const JOB: JobId = JobId(0);
 
@@ -85,13 +92,18 @@ impl Simulated {
             hubs => Placement::over_hubs(&(0..hubs).map(of_hub).collect::<Vec<_>>()),
         };
         let wire = Wire::new(Arc::clone(layout), &job);
-        let (weights, claims) = placement.job_window(&wire)?;
-
+        let shards = placement.chunks_by_core().into_iter().flat_map(|chunks| dealt(&chunks, terms.shards));
+        let shards: Vec<Vec<ChunkId>> = shards.collect();
+        let spans = |chunks: &Vec<ChunkId>| chunks.iter().map(|&chunk| wire.span(chunk)).collect();
+        let (weights, claims) =
+            SendWindow::new(wire.window_bytes())?.split(shards.iter().map(spans).collect())?;
+        let mut specs = ShardSpec::of_cores(&job, &wire, shards.into_iter().zip(claims)).into_iter();
         let mut hub = Vec::new();
-        let chunks = placement.chunks_by_core();
-        for spec in ShardSpec::of_cores(&job, &wire, chunks.into_iter().zip(claims)) {
+        for _ in 0..placement.cores() {
             let mut core = Core::new(net.port(), Kernels::detect());
-            core.add_job(JOB, spec)?;
+            for spec in specs.by_ref().take(terms.shards) {
+                core.add_job(JOB, spec)?;
+            }
             hub.push(core);
         }
         let workers = job.workers;
