@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use board::Board;
 pub use explorer::Drawer;
-pub use payload::{PayloadError, Push, answer, merge, payload_bytes};
+pub use payload::{Push, SlimPayloadError, answer, merge, payload_bytes};
 pub use pusher::Pusher;
 pub(crate) use selector::Selector;
 
@@ -84,7 +84,7 @@ pub enum InvalidSlimDp {
     },
     /// Beta is not from 0 to alpha.
     #[error(
-        "Slim-DP: beta is {seen} with alpha {alpha}: expected the core's part of the parameters, from 0 to alpha; half of alpha is the paper's choice"
+        "Slim-DP: beta is {seen} with alpha {alpha}: expected the part of the parameters in the significant set, from 0 to alpha; half of alpha is the paper's choice"
     )]
     Beta {
         /// The beta of the settings.
@@ -93,7 +93,9 @@ pub enum InvalidSlimDp {
         alpha: f32,
     },
     /// There is no round between two selections.
-    #[error("Slim-DP: q is 0: expected the rounds from one selection of the core to the next, at least 1")]
+    #[error(
+        "Slim-DP: q is 0: expected the rounds from one selection of the significant set to the next, at least 1"
+    )]
     Q,
     /// The coefficient is negative or not finite.
     #[error(

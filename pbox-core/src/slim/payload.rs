@@ -27,7 +27,7 @@ const WHOLE: u32 = 1;
 
 /// A payload that does not keep to the protocol.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum PayloadError {
+pub enum SlimPayloadError {
     /// The payload has another length than it must have.
     #[error("a Slim-DP payload of {seen} bytes, where {expected} were expected")]
     Length {
@@ -46,7 +46,7 @@ pub enum PayloadError {
     },
     /// A place is not in order, beyond the chunk, or in the significant set.
     #[error(
-        "a Slim-DP payload explores place {place}: expected places below {elements}, ascending, outside the core"
+        "a Slim-DP payload explores place {place}: expected places below {elements}, ascending, outside the significant set"
     )]
     Place {
         /// The first wrong place.
@@ -65,7 +65,7 @@ pub enum PayloadError {
         expected: f64,
     },
     /// The significant set does not have its signature, or has elements that the chunk does not have.
-    #[error("a Slim-DP answer's core does not fit its signature or its chunk")]
+    #[error("a Slim-DP answer's significant set does not fit its signature or its chunk")]
     SignificantSet,
 }
 
@@ -88,10 +88,10 @@ struct Header {
 }
 
 impl Header {
-    fn read(payload: &[u8]) -> Result<(Header, &[u8]), PayloadError> {
+    fn read(payload: &[u8]) -> Result<(Header, &[u8]), SlimPayloadError> {
         let (header, rest) = payload
             .split_first_chunk::<HEADER>()
-            .ok_or(PayloadError::Length { expected: HEADER, seen: payload.len() })?;
+            .ok_or(SlimPayloadError::Length { expected: HEADER, seen: payload.len() })?;
         let word =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let signature = u64::from(word(4)) << 32 | u64::from(word(0));
@@ -105,9 +105,9 @@ impl Header {
     }
 }
 
-fn expect(expected: usize, payload: &[u8]) -> Result<(), PayloadError> {
+fn expect(expected: usize, payload: &[u8]) -> Result<(), SlimPayloadError> {
     let seen = payload.len();
-    if expected == seen { Ok(()) } else { Err(PayloadError::Length { expected, seen }) }
+    if expected == seen { Ok(()) } else { Err(SlimPayloadError::Length { expected, seen }) }
 }
 
 fn what(set: Option<&[u64]>) -> u32 {
@@ -169,7 +169,7 @@ impl SlimDp {
         element_bytes: usize,
         significant: Option<(&[u64], u64)>,
         payload: &[u8],
-    ) -> Result<Push, PayloadError> {
+    ) -> Result<Push, SlimPayloadError> {
         let (header, rest) = Header::read(payload)?;
         let significant = significant.filter(|(_, signature)| *signature == header.signature);
         match (header.what, significant) {
@@ -179,7 +179,7 @@ impl SlimDp {
                 let significant_count = count(significant);
                 let (seen, expected) = (header.count, self.explored(elements - significant_count));
                 if (seen as f64 - expected).abs() > 1.0 || seen > elements - significant_count {
-                    return Err(PayloadError::Explored { seen, expected });
+                    return Err(SlimPayloadError::Explored { seen, expected });
                 }
                 let places = self.places_bytes(seen);
                 expect(places + (significant_count + seen) * element_bytes, rest)?;
@@ -188,7 +188,7 @@ impl SlimDp {
                 }
                 Ok(Push::Set)
             }
-            (seen, _) => Err(PayloadError::Kind { seen }),
+            (seen, _) => Err(SlimPayloadError::Kind { seen }),
         }
     }
 
@@ -235,12 +235,12 @@ fn place_of(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-fn check_places(elements: usize, significant: &[u64], places: &[u8]) -> Result<(), PayloadError> {
+fn check_places(elements: usize, significant: &[u64], places: &[u8]) -> Result<(), SlimPayloadError> {
     let mut least = 0;
     for place in places.chunks_exact(2).map(place_of) {
         let at = usize::from(place);
         if at < least || at >= elements || has(significant, at) {
-            return Err(PayloadError::Place { place, elements });
+            return Err(SlimPayloadError::Place { place, elements });
         }
         least = at + 1;
     }
@@ -248,20 +248,18 @@ fn check_places(elements: usize, significant: &[u64], places: &[u8]) -> Result<(
 }
 
 /// Writes the answer to a push: the weights of `set`, or all weights if there is no set, and the signature of the
-/// significant set to push with next. If `new`, the answer brings this set, too. Returns the bytes that the payload
-/// takes.
+/// significant set to push with next. The answer brings this set, too, if the worker lacks it: `brought` is the set, or
+/// is empty. Returns the bytes that the payload takes.
 pub fn answer<E: Element>(
     set: Option<&[u64]>,
-    significant: &[u64],
     signature: u64,
-    new: bool,
+    brought: &[u64],
     weights: &[E],
     payload: &mut [u8],
 ) -> usize {
-    let words = if new { significant.len() } else { 0 };
-    Header::write(signature, what(set), words, payload);
+    Header::write(signature, what(set), brought.len(), payload);
     let mut bytes = HEADER;
-    for word in &significant[..words] {
+    for word in brought {
         payload[bytes..bytes + 8].copy_from_slice(&word.to_le_bytes());
         bytes += 8;
     }
@@ -285,14 +283,14 @@ pub fn merge<E: Element>(
     set: Option<&[u64]>,
     significant: &mut [u64],
     weights: &mut [E],
-) -> Result<bool, PayloadError> {
+) -> Result<bool, SlimPayloadError> {
     let (header, rest) = Header::read(payload)?;
     if header.what != what(set) {
-        return Err(PayloadError::Kind { seen: header.what });
+        return Err(SlimPayloadError::Kind { seen: header.what });
     }
     let values = set.map_or(weights.len(), count);
     if header.count != 0 && header.count != significant.len() {
-        return Err(PayloadError::SignificantSet);
+        return Err(SlimPayloadError::SignificantSet);
     }
     expect(header.count * 8 + values * size_of::<E>(), rest)?;
     let (words, rest) = rest.split_at(header.count * 8);
@@ -300,7 +298,7 @@ pub fn merge<E: Element>(
     if let Some(last) = words.chunks_exact(8).next_back().map(word) {
         let beyond = last & !there(weights.len(), significant.len() - 1);
         if beyond != 0 || xxhash_rust::xxh3::xxh3_64(words) != header.signature {
-            return Err(PayloadError::SignificantSet);
+            return Err(SlimPayloadError::SignificantSet);
         }
     }
     match set {

@@ -9,7 +9,7 @@ use crate::kernels::Element;
 use crate::layout::{ChunkId, Round};
 
 use super::explorer::Drawer;
-use super::payload::{PayloadError, merge, push_whole};
+use super::payload::{SlimPayloadError, merge, push_whole};
 use super::{SlimDp, set};
 
 /// One worker's end of Slim-DP.
@@ -97,7 +97,7 @@ impl Pusher {
         chunk: ChunkId,
         payload: &[u8],
         weights: &mut [E],
-    ) -> Result<(), PayloadError> {
+    ) -> Result<(), SlimPayloadError> {
         let Chunk { words, is_selected, whole } = &mut self.chunks[chunk.index()];
         let set = (!*whole).then_some(&self.sets[words.clone()]);
         let significant = &mut self.significant[words.clone()];

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, MapError, Port, RecvWindow, Slab, SpanError, Spans};
 
+use super::mode::{Shard, of_mode};
 use super::notice::{JobId, Notice, Tally};
-use super::pace::Front;
 use super::replies::{AtWork, Done, Replies};
-use super::shard::{Shard, of_mode};
+use super::shard::Front;
 use super::spec::ShardSpec;
 use super::violation::Violation;
 use crate::kernels::Kernels;

@@ -2,6 +2,7 @@
 
 mod core;
 mod layer_parts;
+mod mode;
 mod notice;
 mod pace;
 mod replies;
@@ -12,7 +13,7 @@ mod violation;
 
 pub use core::Core;
 pub use notice::{JobId, Notice, Tally};
-pub use pace::Front;
 pub use send_queue::SendQueue;
+pub use shard::Front;
 pub use spec::ShardSpec;
 pub use violation::Violation;

@@ -12,9 +12,8 @@
 use fabric::{LinkId, Port, Posted, Span};
 
 use super::layer_parts::{LayerParts, Ready};
-use super::pace::Pace;
 use super::send_queue::SendQueue;
-use super::shard::{Arrived, Finished, ShardOf};
+use super::shard::{Arrived, Finished, Pace, ShardOf};
 use super::violation::Violation;
 use crate::job::{JobTerms, Schedule};
 use crate::kernels::Kernels;

@@ -9,46 +9,87 @@
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
-use std::task::Waker;
 
-use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
+use fabric::{RecvWindow, Slab, Span, SpanError, Spans};
 
-use super::pace::{Arrivals, Clocks, Front, Pace};
-use super::spec::ShardSpec;
 use super::violation::Violation;
-use crate::job::{Compression, JobTerms, OnLoss};
+use crate::job::{Consistency, JobTerms, OnLoss};
 use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, Taken};
-use crate::weights::{
-    Alone, Bare, BareSlots, Chunk, Coded, CodedAlone, CodedForAll, CodedForEach, FrameSum, HubWeights, Mode,
-    RawForAll, RawForEach, Reply, Slim, SlimPushes, SlimReply, Staged, To,
-};
+use crate::weights::{Mode, Reply, Staged, To};
 use crate::wire::Wire;
 
-/// A shard in one of the modes: its pace, and the types of its stages.
-pub(super) enum Shard {
-    Bare(ShardOf<Arrivals, Bare>),
-    Alone(ShardOf<Clocks, Alone>),
-    Coded(ShardOf<Arrivals, Coded>),
-    CodedAlone(ShardOf<Clocks, CodedAlone>),
-    Slim(ShardOf<Arrivals, Slim>),
+/// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Front {
+    /// Of the chunk that is furthest behind.
+    pub lowest: Round,
+    /// Of the chunk that is furthest ahead.
+    pub highest: Round,
 }
 
-/// `of_mode!(shard, name => work)`: the same work for a shard of any mode.
-macro_rules! of_mode {
-    ($shard:expr, $name:ident => $work:expr) => {
-        match $shard {
-            $crate::turn::shard::Shard::Bare($name) => $work,
-            $crate::turn::shard::Shard::Alone($name) => $work,
-            $crate::turn::shard::Shard::Coded($name) => $work,
-            $crate::turn::shard::Shard::CodedAlone($name) => $work,
-            $crate::turn::shard::Shard::Slim($name) => $work,
-        }
-    };
+/// The worker may not push this chunk for this round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutOfTurn {
+    /// It has pushed the chunk already.
+    Again(Round),
+    /// Its last push has no answer yet.
+    Unanswered(Round),
+    /// Another round is next.
+    OtherRound { expected: Round },
+    /// It does not take part in the round in flight.
+    NotYet(Round),
 }
 
-pub(super) use of_mode;
+/// Which workers have pushed what. Plain memory, no atomics.
+pub(crate) trait Pace: Sized {
+    /// All chunks begin with round `first`, and nobody takes part.
+    fn new(consistency: Consistency, chunks: usize, workers: u32, first: Round) -> Self;
+
+    /// Worker `rank` takes part from round `from` on, which no chunk is past. Settle every chunk afterwards.
+    fn admit(&mut self, rank: u32, from: Round);
+
+    /// Worker `rank` takes part no more. What it pushed that is not stepped does not count. Settle every chunk
+    /// afterwards.
+    fn remove(&mut self, rank: u32);
+
+    /// The round in flight of the chunk at a place.
+    fn round(&self, place: usize) -> Round;
+
+    /// The round that worker `rank` pushes next of a chunk whose last push may be answered.
+    fn next_round(&self, place: usize, rank: u32) -> Round;
+
+    /// From which round on worker `rank` takes part.
+    fn first_round(&self, rank: u32) -> Round;
+
+    /// Whether it is worker `rank`'s turn to push a chunk, and for which round.
+    fn check(&self, place: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn>;
+
+    /// Whether worker `rank` may be answered after what has finished; the round that the answer is of.
+    fn answer_due(&mut self, finished: &Finished, rank: u32) -> Option<Round>;
+
+    /// Worker `rank` is answered for a chunk: it may push the chunk again.
+    fn note_answer(&mut self, _place: usize, _rank: u32) {}
+
+    /// Whether newcomers who take part from `from` on are answered at once: the chunk has finished the round before for
+    /// all. Newcomers who step alone are answered when the chunk settles.
+    fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
+        false
+    }
+
+    /// A push counts, which is in its [turn](Self::check). When a step follows from it, the step is made.
+    fn take_push<M: Mode>(
+        shard: &mut ShardOf<Self, M>,
+        kernels: &Kernels,
+        place: usize,
+        rank: u32,
+        round: Round,
+    ) -> Option<Finished>;
+
+    /// Does for a chunk what it was held from, or what follows from a changed roster.
+    fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
+}
 
 /// One core's part of one job.
 pub(crate) struct ShardOf<P, M: Mode> {
@@ -92,63 +133,8 @@ pub(crate) enum Arrived {
     Unread(Round),
 }
 
-impl Shard {
-    /// Allocates and touches the shard's own memory: call it on the thread that owns the core. `waker` wakes that
-    /// thread.
-    pub fn new(spec: ShardSpec, waker: Waker) -> Result<Self, MapError> {
-        let ShardSpec { terms, wire, chunks, mut weights, restored, snapshot_every, board } = spec;
-        let (terms, wire, restored) = (&terms, &wire, restored.as_deref());
-        assert_eq!(weights.len(), chunks.len(), "one span a chunk");
-        let (of_chunks, workers) = (Chunk::of_shard(terms, wire, &chunks), terms.workers);
-        let alone = terms.level.consistency.steps_alone();
-        let framed = wire.framing().map(|framing| (framing, framing.codecs(), terms.level.compression));
-        Ok(match framed {
-            None => {
-                (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
-                let read = BareSlots::new(terms.ablate);
-                if alone {
-                    let reply = RawForEach::new(workers);
-                    let stages = Staged::new(terms, of_chunks, read, weights, reply)?;
-                    Shard::Alone(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
-                } else {
-                    let stages = Staged::new(terms, of_chunks, read, weights, RawForAll)?;
-                    Shard::Bare(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
-                }
-            }
-            Some((framing, Some(codecs), _)) => {
-                let read = FrameSum::new(framing, codecs.push, terms.ablate, &of_chunks);
-                if alone {
-                    let reply = CodedForEach::new(framing, codecs.answer, &of_chunks, workers)?;
-                    let own = HubWeights::new(&of_chunks)?;
-                    let stages = Staged::new(terms, of_chunks, read, own, reply)?;
-                    Shard::CodedAlone(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
-                } else {
-                    let own = match framing.keeps_weights() {
-                        true => HubWeights::new(&of_chunks)?,
-                        false => HubWeights::of_one(&of_chunks)?,
-                    };
-                    let reply = CodedForAll::new(framing, codecs.answer, &of_chunks, weights)?;
-                    let stages = Staged::new(terms, of_chunks, read, own, reply)?;
-                    Shard::Coded(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
-                }
-            }
-            Some((framing, None, Some(Compression::Slim(slim)))) => {
-                let board = board.expect("the cores of a job with Slim-DP have a board");
-                board.wake(waker);
-                let first = restored.map_or(Round(1), |restored| restored.round());
-                let read = SlimPushes::new(framing, slim, terms, &of_chunks);
-                let own = HubWeights::new(&of_chunks)?;
-                let reply = SlimReply::new(framing, slim, board, first.max(Round(1)), workers, &of_chunks)?;
-                let stages = Staged::new(terms, of_chunks, read, own, reply)?;
-                Shard::Slim(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
-            }
-            Some((_, None, _)) => unreachable!("a codec's frames have its codecs"),
-        })
-    }
-}
-
 impl<P: Pace, M: Mode> ShardOf<P, M> {
-    fn new(
+    pub fn new(
         stages: Staged<M>,
         terms: &Arc<JobTerms>,
         wire: &Wire,

@@ -200,9 +200,9 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
                 let window = own.elements_mut::<u8>(place);
                 let set = (!whole).then_some(&set[..significant.len()]);
                 // A worker that pushes the whole chunk may do so because it has no significant set.
-                let brings = *is_selected && (is_new || *whole);
+                let brought = if *is_selected && (is_new || *whole) { &*significant } else { &[] };
                 let room = &mut window[HEADER_BYTES..frames.coded_bytes];
-                let bytes = answer::<E>(set, significant, *signature, brings, rounded, room);
+                let bytes = answer::<E>(set, *signature, brought, rounded, room);
                 frame::write_header(window, Kind::Coded, bytes);
                 answers[place][*rank as usize] = bytes as u32;
             }

@@ -50,7 +50,7 @@ pub enum FrameError {
     Payload(#[from] PayloadError),
 
     #[error("its frame holds {0}")]
-    Slim(#[from] slim::PayloadError),
+    Slim(#[from] slim::SlimPayloadError),
 }
 
 /// Writes the header of a frame.

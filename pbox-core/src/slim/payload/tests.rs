@@ -51,7 +51,7 @@ fn exchange<E: Element>(explorer: Explorer) {
     let weights: Vec<E> = (0..ELEMENTS).map(|place| E::from_f32(-(place as f32))).collect();
     let next: Vec<u64> = significant.iter().map(|word| word << 1 & there(64, 0)).collect();
     let mut payload = vec![0; payload_bytes(ELEMENTS, size_of::<E>())];
-    let bytes = answer(Some(&at_hub), &next, set::signature(&next), true, &weights, &mut payload);
+    let bytes = answer(Some(&at_hub), set::signature(&next), &next, &weights, &mut payload);
     let (mut at_worker, mut merged) = (significant.clone(), values.clone());
     assert_eq!(merge(&payload[..bytes], Some(&pushed), &mut at_worker, &mut merged), Ok(true));
     assert_eq!(at_worker, next);
@@ -95,12 +95,12 @@ fn another_significant_set_is_seen_and_mended() {
 
     // After an answer with the signature of a significant set, but without the set, the worker has no set.
     let (mut at_worker, mut weights) = (stale.clone(), vec![0.0; ELEMENTS]);
-    let bytes = answer(None, &significant, signature, false, &values, &mut payload);
+    let bytes = answer(None, signature, &[], &values, &mut payload);
     let merged = merge(&payload[..bytes], Some(&set), &mut at_worker, &mut weights);
-    assert_eq!(merged, Err(PayloadError::Kind { seen: WHOLE }), "the push was a set");
+    assert_eq!(merged, Err(SlimPayloadError::Kind { seen: WHOLE }), "the push was a set");
     assert_eq!(merge(&payload[..bytes], None, &mut at_worker, &mut weights), Ok(false));
     assert_eq!(weights, values);
-    let bytes = answer(None, &significant, signature, true, &values, &mut payload);
+    let bytes = answer(None, signature, &significant, &values, &mut payload);
     assert_eq!(merge(&payload[..bytes], None, &mut at_worker, &mut weights), Ok(true));
     assert_eq!(at_worker, significant);
 }
@@ -120,29 +120,29 @@ fn payloads_that_lie_are_named() {
         payload[at] = value;
         check(&payload)
     };
-    assert_eq!(check(&payload[..10]), Err(PayloadError::Length { expected: 16, seen: 10 }));
-    assert_eq!(check(&payload[..bytes - 4]), Err(PayloadError::Length { expected: 480, seen: 476 }));
-    assert_eq!(changed(8, 7), Err(PayloadError::Kind { seen: 7 }));
-    assert_eq!(changed(8, 1), Err(PayloadError::Length { expected: 1200, seen: 480 }));
-    assert_eq!(changed(12, 200), Err(PayloadError::Explored { seen: 200, expected: slim.explored(270) }));
+    assert_eq!(check(&payload[..10]), Err(SlimPayloadError::Length { expected: 16, seen: 10 }));
+    assert_eq!(check(&payload[..bytes - 4]), Err(SlimPayloadError::Length { expected: 480, seen: 476 }));
+    assert_eq!(changed(8, 7), Err(SlimPayloadError::Kind { seen: 7 }));
+    assert_eq!(changed(8, 1), Err(SlimPayloadError::Length { expected: 1200, seen: 480 }));
+    assert_eq!(changed(12, 200), Err(SlimPayloadError::Explored { seen: 200, expected: slim.explored(270) }));
     assert_eq!(
         changed(HEADER + 3, 0xff),
-        Err(PayloadError::Place { place: 0xff00 | u16::from(payload[HEADER + 2]), elements: ELEMENTS })
+        Err(SlimPayloadError::Place { place: 0xff00 | u16::from(payload[HEADER + 2]), elements: ELEMENTS })
     );
     assert_eq!(
         changed(HEADER, 0),
-        Err(PayloadError::Place { place: 0, elements: ELEMENTS }),
+        Err(SlimPayloadError::Place { place: 0, elements: ELEMENTS }),
         "of the significant set"
     );
 
-    let bytes = answer(Some(&set), &significant, signature, true, &values, &mut payload);
+    let bytes = answer(Some(&set), signature, &significant, &values, &mut payload);
     let (mut at_worker, mut weights) = (vec![0; significant.len()], values.clone());
     payload[HEADER] ^= 2;
     let lies = merge(&payload[..bytes], Some(&set), &mut at_worker, &mut weights);
-    assert_eq!(lies, Err(PayloadError::SignificantSet), "the signature is of another set");
+    assert_eq!(lies, Err(SlimPayloadError::SignificantSet), "the signature is of another set");
     payload[HEADER] ^= 2;
     let short = merge(&payload[..bytes - 1], Some(&set), &mut at_worker, &mut weights);
-    assert!(matches!(short, Err(PayloadError::Length { .. })));
+    assert!(matches!(short, Err(SlimPayloadError::Length { .. })));
 }
 
 proptest! {

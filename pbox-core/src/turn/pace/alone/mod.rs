@@ -9,11 +9,10 @@
 //!
 //! On the `unsafe` list: the call of the step.
 
-use super::{OutOfTurn, Pace};
 use crate::job::Consistency;
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::turn::shard::{Finished, ShardOf};
+use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf};
 use crate::weights::Mode;
 
 /// Clocks of a shard's chunks.

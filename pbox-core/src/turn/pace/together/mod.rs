@@ -4,11 +4,10 @@
 //!
 //! On the `unsafe` list: the call of the step.
 
-use super::{OutOfTurn, Pace};
 use crate::job::Consistency;
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::turn::shard::{Finished, ShardOf};
+use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf};
 use crate::weights::{Mode, Reply};
 
 /// Arrival state of a shard's chunks.
