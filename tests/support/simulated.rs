@@ -22,7 +22,7 @@ pub struct Terms {
     pub job: JobTerms,
     /// The number of each hub's cores. A cut of several hubs is a cut of all their cores.
     pub cores: usize,
-    /// The number of shards into which the job's chunks of a core are dealt.
+    /// The number of shards to which the job's keys are dealt on each core.
     pub shards: usize,
     /// With pulls: rank 0 pulls in batches of this many keys, the last key first, rank 1 of one key more, and so on.
     pub batch_keys: Option<usize>,
@@ -72,9 +72,10 @@ pub struct Simulated {
     pub notices: Vec<Notice>,
 }
 
-/// A core's chunks as those of its shards.
-fn dealt(chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>> {
-    (0..shards).map(|shard| chunks.iter().copied().skip(shard).step_by(shards).collect()).collect()
+/// A core's chunks as those of its shards. A key's chunks stay together, because schedules by layer answer them together.
+fn dealt(layout: &Layout, chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>> {
+    let shard = |&chunk: &ChunkId| layout.chunk(chunk).key.index() % shards;
+    (0..shards).map(|at| chunks.iter().copied().filter(|chunk| shard(chunk) == at).collect()).collect()
 }
 
 /// The only job.
@@ -92,7 +93,8 @@ impl Simulated {
             hubs => Placement::over_hubs(&(0..hubs).map(of_hub).collect::<Vec<_>>()),
         };
         let wire = Wire::new(Arc::clone(layout), &job);
-        let shards = placement.chunks_by_core().into_iter().flat_map(|chunks| dealt(&chunks, terms.shards));
+        let shards =
+            placement.chunks_by_core().into_iter().flat_map(|chunks| dealt(layout, &chunks, terms.shards));
         let shards: Vec<Vec<ChunkId>> = shards.collect();
         let spans = |chunks: &Vec<ChunkId>| chunks.iter().map(|&chunk| wire.span(chunk)).collect();
         let (weights, claims) =

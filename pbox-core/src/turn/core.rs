@@ -88,9 +88,9 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Makes a shard of a job, whose memory it allocates and touches: on the core's thread. All shards of a job are
-    /// there before its workers come with [`add_worker`](Self::add_worker); these take part when they are admitted by
-    /// [`release`](Self::release).
+    /// Makes a shard of a job, whose memory it allocates and touches: on the core's thread. A key's chunks are in one
+    /// shard. All shards of a job are there before its workers come with [`add_worker`](Self::add_worker); these take
+    /// part when they are admitted by [`release`](Self::release).
     ///
     /// # Errors
     /// When there is no memory.
