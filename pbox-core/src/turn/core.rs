@@ -22,8 +22,7 @@ use crate::kernels::Kernels;
 use crate::layout::{Immediate, Layout, Round};
 use crate::snapshot::{Occasion, Restored};
 
-/// How many arrivals one turn looks at: enough to spread the cost of a poll, few enough that the
-/// thread soon looks at its other duties.
+/// How many arrivals one turn looks at: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
 
 /// The worker at the other end of a link.
@@ -52,9 +51,8 @@ pub struct Core<P: Port> {
     kernels: &'static Kernels,
     parts: Vec<Option<Part>>,
     members: Vec<Option<Member>>,
-    /// Links of dropped workers, to detach in the next turn: only then has the owner sent the notice
-    /// on its way. A detached link ends the worker's connection, and another core that saw that end
-    /// could be the first to report, without the cause.
+    /// Links of dropped workers, to detach in the next turn: only then has the owner sent the notice on its way. A detached
+    /// link ends the worker's connection, and another core that saw that end could be the first to report, without the cause.
     dropped: Vec<LinkId>,
     /// Something is to be done between turns: answers wait for links with credit, or a shard has a task.
     has_duties: bool,
