@@ -13,7 +13,7 @@
 mod ids;
 mod plan;
 mod port;
-pub mod ring;
+mod ring;
 
 pub mod any;
 pub mod conformance;
