@@ -74,6 +74,12 @@ pub enum CheckpointError {
     PartRound { path: PathBuf, seen: Round, expected: Round },
 }
 
+impl From<CheckpointError> for String {
+    fn from(error: CheckpointError) -> Self {
+        error.to_string()
+    }
+}
+
 /// Keys that a checkpoint file cannot hold.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // as above

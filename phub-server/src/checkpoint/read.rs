@@ -16,6 +16,7 @@ use pbox_core::{Dtype, Key, Optimizer, Restored, RestoredKey, Round};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
+use zerocopy::IntoBytes;
 
 use super::PIECE_BYTES;
 use super::error::{DecodeError, Mismatch, excerpt};
@@ -137,17 +138,14 @@ fn read_values(
     // The header was checked against the file's length: there is a whole number of f32, and they are all in the file.
     let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
     let mut slab = Slab::zeroed("a checkpoint", elements)?;
-    let mut piece = vec![0; PIECE_BYTES.min(elements * size_of::<f32>())];
     let mut left = value_bytes;
-    for values in slab.as_mut_slice().chunks_mut(PIECE_BYTES / size_of::<f32>()) {
-        let piece = &mut piece[..size_of_val(values)];
+    // f32 of this machine's order, which is the windows' and the file's: little endian.
+    for piece in slab.as_mut_slice().as_mut_bytes().chunks_mut(PIECE_BYTES) {
         file.read_exact(piece).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => DecodeError::Ended { seen: file_bytes - left, expected: file_bytes },
             _ => DecodeError::Read(error),
         })?;
         hash.update(piece);
-        let words = piece.as_chunks::<4>().0;
-        values.iter_mut().zip(words).for_each(|(value, &word)| *value = f32::from_le_bytes(word));
         left -= piece.len() as u64;
     }
     Ok(slab)

@@ -8,7 +8,7 @@
 //! Owned by the thread that saves. Must not know the cores.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,7 @@ use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 use xxhash_rust::xxh3::Xxh3;
+use zerocopy::IntoBytes;
 
 use super::PIECE_BYTES;
 use super::error::CheckpointError;
@@ -129,67 +130,34 @@ fn fill(file: &File, plan: &Plan, snapshot: &Snapshot) -> io::Result<()> {
     file.write_all_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)
 }
 
-/// Writes the file from its beginning to its end, in pieces. Returns the digest of what was written.
+/// Writes the file from its beginning to its end, in large pieces. Returns the digest of what was written.
 pub(super) fn stream(sink: impl Write, plan: &Plan, snapshot: &Snapshot) -> io::Result<Xxh3> {
-    let mut stream = Stream { sink, hash: Xxh3::new(), piece: vec![0; PIECE_BYTES], filled: 0 };
-    stream.bytes(&plan.header)?;
+    let digesting = Digesting { sink, hash: Xxh3::new() };
+    let mut pieces = BufWriter::with_capacity(PIECE_BYTES, digesting);
+    pieces.write_all(&plan.header)?;
     for entry in &plan.entries {
         for values in snapshot.tensor(&snapshot.pieces()[entry.piece], entry.tensor) {
-            stream.values(values)?;
+            // f32 of this machine's order, which is the windows' and the file's: little endian.
+            pieces.write_all(values.as_bytes())?;
         }
     }
-    stream.end()
+    Ok(pieces.into_inner()?.hash)
 }
 
-/// Turns small slices into large writes, and digests them.
-struct Stream<W> {
+/// Digests what it hands on.
+struct Digesting<W> {
     sink: W,
     hash: Xxh3,
-    piece: Vec<u8>,
-    filled: usize,
 }
 
-impl<W: Write> Stream<W> {
-    fn bytes(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            let room = self.room(1)?;
-            let (now, later) = bytes.split_at(bytes.len().min(room.len()));
-            room[..now.len()].copy_from_slice(now);
-            self.filled += now.len();
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    fn values(&mut self, mut values: &[f32]) -> io::Result<()> {
-        while !values.is_empty() {
-            let room = self.room(size_of::<f32>())?;
-            let (now, later) = values.split_at(values.len().min(room.len() / size_of::<f32>()));
-            let places = room.chunks_exact_mut(size_of::<f32>());
-            places.zip(now).for_each(|(place, value)| place.copy_from_slice(&value.to_le_bytes()));
-            self.filled += size_of_val(now);
-            values = later;
-        }
-        Ok(())
-    }
-
-    /// Room for at least this many bytes.
-    fn room(&mut self, bytes: usize) -> io::Result<&mut [u8]> {
-        if self.piece.len() - self.filled < bytes {
-            self.flush()?;
-        }
-        Ok(&mut self.piece[self.filled..])
+impl<W: Write> Write for Digesting<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.sink.write(bytes)?;
+        self.hash.update(&bytes[..count]);
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let piece = &self.piece[..self.filled];
-        self.hash.update(piece);
-        self.filled = 0;
-        self.sink.write_all(piece)
-    }
-
-    fn end(mut self) -> io::Result<Xxh3> {
-        self.flush()?;
-        Ok(self.hash)
+        self.sink.flush()
     }
 }

@@ -3,91 +3,47 @@
 //! Runs on the control thread. Must not know what a body means.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
-use pbox_core::control::ErrorReply;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use super::json;
 use super::limits::ControlLimits;
+use crate::registry::Refusal;
 
-/// Why a body was not read to its end.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum BodyError {
-    #[error("the body has more than {limit} bytes, the most that this request may have")]
-    TooLarge { limit: usize },
-    #[error(
-        "the body stalled: {seen} bytes came in {after_s:.1} s; the hub waits {stall_s:.1} s for the next part, and expects {rate} bytes a second on average"
-    )]
-    Stalled { seen: usize, after_s: f64, stall_s: f64, rate: u64 },
-    #[error("other requests hold all of the {limit} bytes that the hub has for bodies; try again")]
-    Crowded { limit: usize },
-    #[error("the body was cut off after {seen} bytes: {cause}")]
-    Broken { seen: usize, cause: axum::Error },
-}
-
-impl IntoResponse for BodyError {
-    fn into_response(self) -> Response {
-        let status = match self {
-            BodyError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            BodyError::Stalled { .. } => StatusCode::REQUEST_TIMEOUT,
-            BodyError::Crowded { .. } => StatusCode::SERVICE_UNAVAILABLE,
-            BodyError::Broken { .. } => StatusCode::BAD_REQUEST,
-        };
-        json(status, &ErrorReply { error: self.to_string() })
-    }
-}
-
-/// The bytes of all bodies in memory. All requests share this count.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Held(Arc<AtomicUsize>);
-
-/// A body that was read. Its bytes count until it is dropped.
+/// A body that was read. Its bytes count against the limit of all bodies until it is dropped.
 #[derive(Debug)]
 pub(super) struct Received {
     pub bytes: Vec<u8>,
-    held: Held,
+    _room: Option<OwnedSemaphorePermit>,
 }
 
-impl Received {
-    /// Appends a part, if all bodies together stay below the limit.
-    fn append(&mut self, part: &[u8], limits: &ControlLimits) -> Result<(), BodyError> {
-        // One thread reads all bodies. A body that is dropped on another thread only makes room.
-        let others = self.held.0.load(Ordering::Relaxed);
-        if others + part.len() > limits.bodies_bytes {
-            return Err(BodyError::Crowded { limit: limits.bodies_bytes });
-        }
-        self.held.0.fetch_add(part.len(), Ordering::Relaxed);
-        self.bytes.extend_from_slice(part);
-        Ok(())
-    }
-}
-
-impl Drop for Received {
-    fn drop(&mut self) {
-        self.held.0.fetch_sub(self.bytes.len(), Ordering::Relaxed);
-    }
-}
-
-/// Reads a body of at most `limit` bytes.
+/// Reads a body of at most `limit` bytes. `room` has a permit for each byte that all bodies together may still have.
 pub(super) async fn read(
     request: Request,
     limit: usize,
     limits: &ControlLimits,
-    held: &Held,
-) -> Result<Received, BodyError> {
+    room: &Arc<Semaphore>,
+) -> Result<Received, Refusal> {
     let mut parts = Parts::new(request, limit, limits)?;
-    let mut received = Received { bytes: Vec::new(), held: held.clone() };
+    let (mut bytes, mut held): (_, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
     while let Some(part) = parts.next().await? {
-        received.append(&part, limits)?;
+        let permit = Arc::clone(room).try_acquire_many_owned(part.len() as u32).map_err(|_| {
+            Refusal::Busy(format!(
+                "other requests hold all of the {} bytes that the hub has for bodies; try again",
+                limits.bodies_bytes
+            ))
+        })?;
+        match &mut held {
+            None => held = Some(permit),
+            Some(held) => held.merge(permit),
+        }
+        bytes.extend_from_slice(&part);
     }
-    Ok(received)
+    Ok(Received { bytes, _room: held })
 }
 
 /// A body that is read part by part, for a caller that does not keep it.
@@ -101,17 +57,17 @@ pub(super) struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     /// Of a body of at most `limit` bytes.
-    pub fn new(request: Request, limit: usize, limits: &'a ControlLimits) -> Result<Self, BodyError> {
+    pub fn new(request: Request, limit: usize, limits: &'a ControlLimits) -> Result<Self, Refusal> {
         let body: Body = request.into_body();
         // If the header says so, the client need not send the body.
         if body.size_hint().lower() > limit as u64 {
-            return Err(BodyError::TooLarge { limit });
+            return Err(too_large(limit));
         }
         Ok(Parts { body, limit, limits, begun: Instant::now(), seen: 0 })
     }
 
     /// The next part; `None` at the end.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Refusal> {
         let Parts { limit, limits, begun, seen, .. } = *self;
         loop {
             let rate = limits.body_bytes_per_s;
@@ -120,20 +76,28 @@ impl<'a> Parts<'a> {
             let frame = match timeout_at(stall.min(slowest), self.body.frame()).await {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(None) => return Ok(None),
-                Ok(Some(Err(cause))) => return Err(BodyError::Broken { seen, cause }),
+                Ok(Some(Err(cause))) => {
+                    return Err(Refusal::Bad(format!("the body was cut off after {seen} bytes: {cause}")));
+                }
                 Err(_) => {
-                    let after_s = begun.elapsed().as_secs_f64();
-                    let stall_s = limits.body_stall.as_secs_f64();
-                    return Err(BodyError::Stalled { seen, after_s, stall_s, rate });
+                    return Err(Refusal::Stalled(format!(
+                        "the body stalled: {seen} bytes came in {:.1} s; the hub waits {:.1} s for the next part, and expects {rate} bytes a second on average",
+                        begun.elapsed().as_secs_f64(),
+                        limits.body_stall.as_secs_f64()
+                    )));
                 }
             };
             // Trailers have no meaning here.
             let Ok(part) = frame.into_data() else { continue };
             if part.len() > limit - seen {
-                return Err(BodyError::TooLarge { limit });
+                return Err(too_large(limit));
             }
             self.seen += part.len();
             return Ok(Some(part));
         }
     }
+}
+
+fn too_large(limit: usize) -> Refusal {
+    Refusal::TooLarge(format!("the body has more than {limit} bytes, the most that this request may have"))
 }

@@ -5,24 +5,6 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-/// The longest join: a manifest of a million keys.
-const JOIN_BYTES: usize = 256 << 20;
-/// The longest other request. These have a token and a few numbers.
-const SMALL_BYTES: usize = 64 << 10;
-/// All bodies that are being read: a thousand workers that join at once with manifests of ten thousand keys.
-const BODIES_BYTES: usize = 1 << 30;
-/// From the end of one request to the end of the headers of the next. A worker's client drops a connection that was idle
-/// for 15 s. The hub waits longer, or it would hang up while a request is on its way.
-const HEADERS: Duration = Duration::from_secs(20);
-/// If no byte of a body comes for this long, its sender is lost.
-const BODY_STALL: Duration = Duration::from_secs(10);
-/// The slowest body on average: a modem was faster. The longest join takes four hours at this rate, and may.
-const BODY_BYTES_PER_S: u64 = 16 << 10;
-/// If the client's end does not take bytes for this long, the connection ends: the client was cut off, or does not read.
-const UNREAD: Duration = Duration::from_secs(30);
-/// A worker has two connections. This is enough for two jobs with the most workers.
-const CONNECTIONS: usize = 4096;
-
 /// What a client of the control port may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlLimits {
@@ -49,14 +31,22 @@ impl Default for ControlLimits {
         // The data path and the windows need descriptors, too.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         ControlLimits {
-            join_bytes: JOIN_BYTES,
-            small_bytes: SMALL_BYTES,
-            bodies_bytes: BODIES_BYTES,
-            headers: HEADERS,
-            body_stall: BODY_STALL,
-            body_bytes_per_s: BODY_BYTES_PER_S,
-            unread: UNREAD,
-            connections: CONNECTIONS.min(usize::try_from(descriptors / 2).unwrap_or(CONNECTIONS)),
+            // A manifest of a million keys.
+            join_bytes: 256 << 20,
+            // A token and a few numbers.
+            small_bytes: 64 << 10,
+            // A thousand workers that join at once with manifests of ten thousand keys.
+            bodies_bytes: 1 << 30,
+            // A worker's client drops a connection that was idle for 15 s. The hub waits longer, or it would hang up while a
+            // request is on its way.
+            headers: Duration::from_secs(20),
+            body_stall: Duration::from_secs(10),
+            // A modem was faster. The longest join takes four hours at this rate, and may.
+            body_bytes_per_s: 16 << 10,
+            // Its end was cut off, or does not read.
+            unread: Duration::from_secs(30),
+            // A worker has two: this is enough for two jobs with the most workers.
+            connections: (descriptors / 2).min(4096) as usize,
         }
     }
 }

@@ -3,23 +3,27 @@
 mod body;
 mod limits;
 mod peers;
-mod sent;
 mod serve;
 
+use std::future::Future;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use pbox_core::control::{
-    ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest, ParseError, parse, parse_join,
+    ErrorReply, HeartbeatRequest, JobState, LeaveRequest, ParseError, parse, parse_join,
 };
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 
-use crate::registry::{Refusal, Registry};
-use body::{BodyError, Held, Parts, Received};
+use crate::registry::{Refusal, Registry, Sent};
+use body::{Parts, Received};
 
 pub use limits::ControlLimits;
 pub(crate) use serve::serve;
@@ -44,17 +48,23 @@ POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job, with its secret
 struct Desk {
     registry: Arc<Registry>,
     limits: ControlLimits,
-    held: Held,
+    /// A permit for each byte that all bodies together may still have.
+    room: Arc<Semaphore>,
 }
 
 impl Desk {
+    async fn read(&self, limit: usize, request: Request) -> Result<Received, Refusal> {
+        body::read(request, limit, &self.limits, &self.room).await
+    }
+
     /// Reads a request of a few fields.
-    async fn small(&self, request: Request) -> Result<Received, BodyError> {
-        body::read(request, self.limits.small_bytes, &self.limits, &self.held).await
+    async fn small<T: DeserializeOwned>(&self, what: &'static str, request: Request) -> Result<T, Refusal> {
+        Ok(parse(what, &self.read(self.limits.small_bytes, request).await?.bytes)?)
     }
 }
 
 pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
+    let room = Arc::new(Semaphore::new(limits.bodies_bytes));
     Router::new()
         .route("/", get(async || INDEX))
         .route("/v1/health", get(async || "ok\n"))
@@ -66,56 +76,72 @@ pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
         .route("/v1/jobs/{job}/state", get(state).post(bring_state))
         .route("/v1/jobs/{job}/leave", post(leave))
         .merge(peers::routes())
-        .fallback(async || Refusal::Gone("no such page; GET / lists what there is".into()))
-        .with_state(Desk { registry, limits, held: Held::default() })
+        .fallback(async || no_such_page())
+        .with_state(Desk { registry, limits, room })
 }
 
-type Answer = Result<Response, Denial>;
+type Answer = Result<Response, Refusal>;
+
+fn done(reply: &impl Serialize) -> Answer {
+    Ok(json(StatusCode::OK, reply))
+}
+
+/// There is nothing more to say.
+fn nothing(result: Result<(), Refusal>) -> Answer {
+    result?;
+    done(&serde_json::json!({}))
+}
+
+fn no_such_page() -> Answer {
+    Err(Refusal::Gone("no such page; GET / lists what there is".into()))
+}
+
+/// Does what was asked to its end, also if whoever asked hangs up: a job must not stay held.
+async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> Result<T, Refusal> {
+    let ended = tokio::spawn(work).await;
+    ended.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())))
+}
 
 async fn hub(State(desk): State<Desk>) -> Answer {
-    Ok(json(StatusCode::OK, &desk.registry.describe()))
+    done(&desk.registry.describe())
 }
 
 async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let Desk { registry, limits, held } = desk;
-    let received = body::read(request, limits.join_bytes, &limits, &held).await?;
+    let received = desk.read(desk.limits.join_bytes, request).await?;
     // Parsing has its own thread: a manifest may have 256 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
-    Ok(json(StatusCode::OK, &registry.join(job, request).await?))
+    done(&desk.registry.join(job, request).await?)
 }
 
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let received = desk.small(request).await?;
-    let registry = desk.registry;
-    let HeartbeatRequest { token, seen } = parse("heartbeat", &received.bytes)?;
-    drop(received);
-    let mut news = registry.heartbeat(&job, &token)?;
-    let hold = registry.heartbeat_hold();
+    let HeartbeatRequest { token, seen } = desk.small("heartbeat", request).await?;
+    let mut news = desk.registry.heartbeat(&job, &token)?;
+    let hold = desk.registry.heartbeat_hold();
     // Ends early when there are news, and when the job's last worker leaves.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
     let reply = news.borrow().clone();
     if matches!(reply.state, JobState::Failed { .. }) {
-        registry.told(&job, &token);
+        desk.registry.told(&job, &token);
     }
-    Ok(json(StatusCode::OK, &reply))
+    done(&reply)
 }
 
 async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let received = desk.small(request).await?;
-    let LearningRateRequest { token, learning_rate, from_round } = parse("learning-rate", &received.bytes)?;
-    for core in desk.registry.set_learning_rate(&job, &token, from_round, learning_rate)? {
-        core.await.map_err(|_| Refusal::Gone("the hub is stopping".into()))?;
-    }
-    Ok(json(StatusCode::OK, &serde_json::json!({})))
+    let request = desk.small("learning-rate", request).await?;
+    nothing(desk.registry.set_learning_rate(&job, request).await)
 }
 
 async fn checkpoint(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
-    Ok(json(StatusCode::OK, &desk.registry.checkpoint(&job).await?))
+    done(&to_its_end(async move { desk.registry.checkpoint(&job).await }).await?)
 }
 
 async fn state(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
-    Ok(sent::response(desk.registry.state(&job).await?))
+    let Sent { bytes, pieces } = to_its_end(async move { desk.registry.state(&job).await }).await?;
+    let about = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
+    Ok((about, Body::new(pieces)).into_response())
 }
 
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
@@ -126,53 +152,18 @@ async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request:
     while let Some(part) = parts.next().await? {
         coming.append(&part);
     }
-    Ok(json(StatusCode::OK, &registry.begin_with(coming)?))
+    done(&registry.begin_with(coming)?)
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let received = desk.small(request).await?;
-    let LeaveRequest { token, round } = parse("leave", &received.bytes)?;
-    desk.registry.leave(&job, &token, round).await?;
-    Ok(json(StatusCode::OK, &serde_json::json!({})))
-}
-
-/// Why a request failed: its body did not come, or the registry refused.
-enum Denial {
-    Body(BodyError),
-    Registry(Refusal),
-}
-
-impl From<BodyError> for Denial {
-    fn from(error: BodyError) -> Self {
-        Denial::Body(error)
-    }
-}
-
-impl From<ParseError> for Denial {
-    fn from(error: ParseError) -> Self {
-        Denial::Registry(error.into())
-    }
-}
-
-impl From<Refusal> for Denial {
-    fn from(refusal: Refusal) -> Self {
-        Denial::Registry(refusal)
-    }
-}
-
-impl IntoResponse for Denial {
-    fn into_response(self) -> Response {
-        match self {
-            Denial::Body(error) => error.into_response(),
-            Denial::Registry(refusal) => refusal.into_response(),
-        }
-    }
+    let LeaveRequest { token, round } = desk.small("leave", request).await?;
+    nothing(to_its_end(async move { desk.registry.leave(&job, &token, round).await }).await)
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Response {
     let mut text = serde_json::to_string(body).expect("replies are plain data");
     text.push('\n');
-    (status, [("content-type", "application/json")], text).into_response()
+    (status, [(CONTENT_TYPE, "application/json")], text).into_response()
 }
 
 impl From<ParseError> for Refusal {
@@ -191,6 +182,8 @@ impl IntoResponse for Refusal {
             Refusal::Conflict(error) => (StatusCode::CONFLICT, error),
             Refusal::Busy(error) => (StatusCode::SERVICE_UNAVAILABLE, error),
             Refusal::Gone(error) => (StatusCode::NOT_FOUND, error),
+            Refusal::TooLarge(error) => (StatusCode::PAYLOAD_TOO_LARGE, error),
+            Refusal::Stalled(error) => (StatusCode::REQUEST_TIMEOUT, error),
             Refusal::Exhausted(error) => (StatusCode::INSUFFICIENT_STORAGE, error),
         };
         json(status, &ErrorReply { error })

@@ -4,13 +4,20 @@
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
-use axum::http::StatusCode;
 use axum::routing::{get, post};
 use pbox_core::Share;
 use pbox_core::control::parse;
+use serde::Deserialize;
 
-use super::{Answer, Desk, json};
-use crate::registry::Refusal;
+use super::{Answer, Desk, done, nothing, to_its_end};
+
+const VERBS: [&str; 6] = ["hold", "release", "written", "arrived", "lost", "checkpoint"];
+
+/// What every request of a hub has.
+#[derive(Deserialize)]
+struct Shown {
+    secret: String,
+}
 
 /// The pages of the other hubs.
 pub(super) fn routes() -> Router<Desk> {
@@ -21,7 +28,7 @@ pub(super) fn routes() -> Router<Desk> {
 
 async fn parts(State(desk): State<Desk>, Path((job, hub, hubs)): Path<(String, u32, u32)>) -> Answer {
     let share = Share { hub, hubs, ..Share::WHOLE };
-    Ok(json(StatusCode::OK, &desk.registry.parts(job, share).await?))
+    done(&desk.registry.parts(job, share).await?)
 }
 
 async fn peers(
@@ -29,34 +36,21 @@ async fn peers(
     Path((job, verb)): Path<(String, String)>,
     request: Request,
 ) -> Answer {
-    let received = desk.small(request).await?;
+    let Some(verb) = VERBS.into_iter().find(|known| *known == verb) else { return super::no_such_page() };
+    let received = desk.read(desk.limits.small_bytes, request).await?;
     let registry = desk.registry;
-    let done = tokio::spawn(async move {
+    to_its_end(async move {
         let body = &received.bytes;
-        let nothing = serde_json::json!({});
-        let answer = match verb.as_str() {
-            "hold" => json(StatusCode::OK, &registry.held_by_lead(job, parse("hold", body)?).await?),
-            "release" => {
-                registry.released_by_lead(job, parse("release", body)?).await?;
-                json(StatusCode::OK, &nothing)
-            }
-            "written" => json(StatusCode::OK, &registry.written(&job, parse("written", body)?).await?),
-            "arrived" => {
-                registry.arrived_at(&job, parse("arrived", body)?)?;
-                json(StatusCode::OK, &nothing)
-            }
-            "lost" => {
-                registry.lost_elsewhere(&job, parse("lost", body)?)?;
-                json(StatusCode::OK, &nothing)
-            }
-            "checkpoint" => {
-                json(StatusCode::OK, &registry.checkpoint_for_peer(&job, parse("checkpoint", body)?).await?)
-            }
-            _ => return Err(Refusal::Gone("no such page; GET / lists what there is".into())),
-        };
-        Ok(answer)
-    });
-    let answer: Result<_, Refusal> =
-        done.await.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())));
-    Ok(answer?)
+        let Shown { secret } = parse(verb, body)?;
+        let id = registry.of_peer(&job, &secret)?;
+        match verb {
+            "hold" => done(&registry.held_by_lead(id, parse(verb, body)?).await?),
+            "release" => nothing(registry.released_by_lead(id, parse(verb, body)?).await),
+            "written" => done(&registry.written(id, parse(verb, body)?).await?),
+            "arrived" => nothing(registry.arrived(id, parse(verb, body)?)),
+            "lost" => nothing(registry.lost_elsewhere(id, parse(verb, body)?)),
+            _ => done(&registry.checkpoint_for_peer(id, parse(verb, body)?).await?),
+        }
+    })
+    .await
 }

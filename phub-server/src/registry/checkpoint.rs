@@ -9,9 +9,6 @@
 //! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must
 //! hear of the end of every snapshot, however it ends: a [`Collected`] that is dropped tells them.
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -19,10 +16,10 @@ use pbox_core::control::{CheckpointReply, JobState, PartState};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
 use tokio::sync::{oneshot, watch};
 
-use super::cut::Purpose;
-use super::hubs::parts::PartFiles;
+use super::cut::{JobEnded, Purpose};
+use super::hubs::agreement::{is_needed, may_write};
 use super::job::Job;
-use super::{Refusal, Registry};
+use super::{Refusal, Registry, on_thread};
 use crate::cores::Command;
 
 /// How long a request waits for the round in flight, while workers compute.
@@ -125,12 +122,8 @@ impl Registry {
         match (refused, done) {
             (None, None) => {
                 let registry = Arc::clone(self);
-                tokio::spawn(async move {
-                    // Errors are kept, and in the log.
-                    if registry.save(collected).await.is_ok() {
-                        let _ = registry.follow_parts(id, before, None).await;
-                    }
-                });
+                // Errors are kept, and in the log.
+                tokio::spawn(async move { registry.save_everywhere(collected, None).await });
             }
             (None, Some(done)) => drop(done.send(Ok(collected))), // nobody waits any more if the client is gone
             (Some(why), done) => {
@@ -163,12 +156,9 @@ impl Registry {
                 "this hub writes no checkpoints: start it with --checkpoints DIRECTORY".into(),
             ));
         }
-        let id = self.lock().names.get(name).copied();
-        let id =
-            id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))?;
-        self.checkpoint_job(id, ROUND_LIMIT)
-            .await
-            .map_err(|why| Refusal::Exhausted(format!("job {name:?}: {why}")))
+        let id = self.lock().named(name)?;
+        let written = self.checkpoint_job(id, ROUND_LIMIT).await;
+        written.map_err(|why| Refusal::Exhausted(format!("job {name:?}: {why}")))
     }
 
     /// Writes the checkpoints that can be written before the hub stops.
@@ -194,14 +184,31 @@ impl Registry {
         id: JobId,
         limit: Duration,
     ) -> Result<CheckpointReply, String> {
-        if let Some(written) = self.checkpoint_at_lead(id, limit).await {
-            return written;
+        let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.hubs.peers)))?;
+        if !leads {
+            return self.checkpoint_at_lead(&peers, limit).await;
         }
         let deadline = tokio::time::Instant::now() + limit;
         let collected = self.collect(id, limit).await?;
-        let before = collected.before;
+        self.save_everywhere(collected, Some(deadline)).await
+    }
+
+    /// Writes a snapshot to the job's file. Where this hub leads several, the others have written their parts, too, whose
+    /// chunks must have come to the round until the deadline.
+    async fn save_everywhere(
+        self: &Arc<Self>,
+        collected: Collected,
+        deadline: Option<tokio::time::Instant>,
+    ) -> Result<CheckpointReply, String> {
+        let (id, before) = (collected.job, collected.before);
         let mut reply = self.save(collected).await?;
-        reply.bytes += self.follow_parts(id, before, Some(deadline)).await?;
+        let of_others = self.follow_parts(id, before, deadline).await.inspect_err(|why| {
+            let _ = self.of_job(id, |job| {
+                tracing::warn!(job = job.name, round = before.0, why, "checkpoint is not whole");
+                job.checkpoints.error = Some(why.clone());
+            });
+        })?;
+        reply.bytes += of_others;
         Ok(reply)
     }
 
@@ -225,10 +232,11 @@ impl Registry {
             let saved = self.freed.notified();
             tokio::pin!(saved);
             saved.as_mut().enable(); // before the request, so that no wake-up is missed
-            self.wait_for_parts(id, deadline).await;
+            // A hub skips a checkpoint while it writes the one before. What is wrong with a hub shows at the cut.
+            let _ = self.follow_parts(id, Round(0), Some(deadline)).await;
             let (before, parts) = self.ask_for_snapshot(id).await?;
             let collected = tokio::time::timeout_at(deadline, parts).await.map_err(|_| overdue(before))?;
-            match collected.map_err(|_| "the job ended meanwhile".to_owned())? {
+            match collected.map_err(|_| JobEnded)? {
                 Ok(collected) => return Ok(collected),
                 // Another snapshot is being written. Try again after it.
                 Err(why) => tokio::time::timeout_at(deadline, saved).await.map_err(|_| why)?,
@@ -241,7 +249,7 @@ impl Registry {
         self: &Arc<Self>,
         id: JobId,
     ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), String> {
-        let held = self.hold_everywhere(id).await.map_err(|error| error.to_string())?;
+        let held = self.hold_everywhere(id).await?;
         let before = held.front.unwrap_or_default();
         let (done, parts) = oneshot::channel();
         let has_state = before > Round(0);
@@ -250,8 +258,7 @@ impl Registry {
             let _ = self.of_job(id, |job| self.take_snapshot(job, before, Some(done)));
         }
         let purpose = if has_state { Purpose::Snapshot } else { Purpose::Nothing };
-        let released = self.release_everywhere(id, held, before, &purpose).await;
-        released.map_err(|error| error.to_string())?;
+        self.release_everywhere(id, held, before, &purpose).await?;
         match has_state {
             true => Ok((before, parts)),
             false => {
@@ -264,67 +271,50 @@ impl Registry {
     async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
         let (id, before) = (collected.job, collected.before);
         let (name, snapshot) = self.snapshot(&mut collected)?;
-        let part = self.of_job(id, |job| {
-            job.checkpoints.part.send_replace((before, PartState::Writing));
-            job.hubs.as_ref().map(PartFiles::of)
-        });
-        let part = part.map_err(|_| "the job ended meanwhile")?;
+        self.of_job(id, |job| job.checkpoints.part.send_replace((before, PartState::Writing)))?;
         let registry = Arc::clone(self);
-        let (done, written) = oneshot::channel();
         let write = move || {
-            let result = registry.write(id, &name, &snapshot, part);
+            let result = registry.write(id, &name, &snapshot);
             // The memory goes back first: a client that sees the result may ask for the next checkpoint at once.
             collected.give_back(snapshot);
-            registry.note(id, before, &result);
-            drop(registry); // a hub that stops waits for the result, and then needs the last reference
-            let _ = done.send(result);
+            result
         };
-        let spawned = std::thread::Builder::new().name("phub-checkpoint".into()).spawn(write);
-        let failed = match spawned {
-            Ok(_) => match written.await {
-                Ok(result) => return result,
-                Err(_) => "writing it failed; see the log".to_owned(),
-            },
-            Err(error) => format!("no thread to write the checkpoint: {error}"),
-        };
-        self.note(id, before, &Err(failed.clone()));
-        Err(failed)
+        let result = on_thread("phub-checkpoint", write).await.unwrap_or_else(Err);
+        self.note(id, before, &result);
+        result
     }
 
     /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
     pub(super) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
-        let about = self.of_job(collected.job, |job| {
+        let (name, layout, pieces, optimizer, rates) = self.of_job(collected.job, |job| {
             let rates = job.learning_rates.changes_from(before);
-            let pieces = job.hubs.as_ref().map(|hubs| hubs.pieces.clone());
-            (job.name.clone(), Arc::clone(job.wire.layout()), pieces, job.terms.optimizer, rates)
-        });
-        let (name, layout, pieces, optimizer, rates) =
-            about.map_err(|_| "the job ended meanwhile".to_owned())?;
-        let snapshot = match pieces {
-            None => Snapshot::new(layout, optimizer, before, rates, parts),
-            Some(pieces) => Snapshot::of_share(layout, pieces, optimizer, before, rates, parts),
-        };
+            let layout = Arc::clone(job.wire.layout());
+            (job.name.clone(), layout, job.hubs.pieces.clone(), job.terms.optimizer, rates)
+        })?;
+        let snapshot = Snapshot::of_share(layout, pieces, optimizer, before, rates, parts);
         Ok((name, snapshot.map_err(|error| error.to_string())?))
     }
 
     /// Writes the file. On its own thread, because it waits for the disk.
-    fn write(
-        &self,
-        id: JobId,
-        name: &str,
-        snapshot: &Snapshot,
-        part: Option<PartFiles>,
-    ) -> Result<CheckpointReply, String> {
+    fn write(&self, id: JobId, name: &str, snapshot: &Snapshot) -> Result<CheckpointReply, String> {
         let store = self.store.as_ref().expect("snapshots are taken where there is a store");
+        let (share, rounds, whole) =
+            self.of_job(id, |job| (job.hubs.share, job.hubs.rounds.clone(), job.hubs.whole.clone()))?;
         let start = Instant::now();
-        let bytes = match part {
-            None => store.save(name, snapshot).map_err(|error| error.to_string())?,
-            Some(part) => {
-                let (bytes, rounds) = part.write(store, name, snapshot)?;
-                let _ = self.of_job(id, |job| job.hubs.as_mut().map(|hubs| hubs.has_files(rounds)));
-                bytes
-            }
+        let bytes = if share.is_whole() {
+            store.save(name, snapshot)?
+        } else if may_write(&whole, &rounds) {
+            let bytes = store.save_part(name, share, snapshot)?;
+            let kept = store.keep_parts(name, share, |round| is_needed(&whole, round))?;
+            let _ = self.of_job(id, |job| job.hubs.has_files(share.hub, kept));
+            bytes
+        } else {
+            return Err(format!(
+                "another hub of the job has not written its part of the rounds {:?}, which wait here for it; see the log \
+                 of hub 0",
+                rounds.iter().map(|round| round.0).collect::<Vec<_>>()
+            ));
         };
         let milliseconds = start.elapsed().as_millis() as u64;
         Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds })
@@ -353,4 +343,63 @@ pub(super) fn overdue(before: Round) -> String {
     format!(
         "its state cannot be had: round {round} did not end in time, because not all workers have pushed all of it"
     )
+}
+
+/// However a snapshot ends, the cores hear of it.
+#[cfg(test)]
+mod tests {
+    use fabric::Slab;
+    use pbox_core::ChunkId;
+
+    use super::*;
+    use crate::registry::test_bed::{self as bed, Inbox};
+
+    /// A hub without a directory for checkpoints, with one job.
+    fn registry() -> (Arc<Registry>, Inbox) {
+        let (registry, inbox) = bed::registry();
+        bed::runtime().block_on(registry.join("job".into(), bed::request())).unwrap();
+        (registry, inbox)
+    }
+
+    fn collected(registry: &Arc<Registry>, values: usize) -> Collected {
+        let mut collected = registry.collecting(JobId(0), Occasion::Asked(1), Round(1), None).collected;
+        collected.cores.push(0);
+        let values = Slab::zeroed("test", values).unwrap();
+        collected.parts.push(SnapshotPart { chunks: vec![ChunkId(0)], values });
+        collected
+    }
+
+    /// Values that a core has got back, if it has heard of any.
+    fn given_back(inbox: &Inbox) -> Option<Option<usize>> {
+        inbox.try_iter().find_map(|command| match command {
+            Command::GiveBack { job: JobId(0), values } => Some(values.map(|slab| slab.as_slice().len())),
+            _ => None,
+        })
+    }
+
+    fn save(registry: &Arc<Registry>, collected: Collected) -> Result<CheckpointReply, String> {
+        bed::runtime().block_on(registry.save(collected))
+    }
+
+    #[test]
+    fn a_core_hears_of_a_snapshot_that_nobody_writes() {
+        let (registry, inbox) = registry();
+        drop(collected(&registry, 16));
+        assert_eq!(given_back(&inbox), Some(Some(16)));
+    }
+
+    #[test]
+    fn a_core_hears_of_a_snapshot_that_is_none() {
+        let (registry, inbox) = registry();
+        assert!(save(&registry, collected(&registry, 15)).unwrap_err().contains("15 values"));
+        assert_eq!(given_back(&inbox), Some(None));
+    }
+
+    #[test]
+    fn a_core_hears_of_a_snapshot_whose_writer_panicked() {
+        let (registry, inbox) = registry();
+        let why = save(&registry, collected(&registry, 16)).unwrap_err(); // there is no store
+        assert_eq!(given_back(&inbox), Some(None));
+        assert_eq!(registry.of_job(JobId(0), |job| job.checkpoints.error.clone()).unwrap(), Some(why));
+    }
 }

@@ -17,35 +17,24 @@ use pbox_core::control::{HoldReply, HoldRequest, JobState, ReleaseRequest};
 use pbox_core::{JobId, Round};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
-use super::Registry;
 use super::hubs::Peers;
 use super::job::Job;
+use super::{Refusal, Registry};
 use crate::cores::Command;
 
-/// The job ended meanwhile.
+/// The job ended meanwhile. Its workers have been told why.
 #[derive(Debug)]
 pub(crate) struct JobEnded;
 
-/// Why there is no cut.
-#[derive(Debug)]
-pub(super) enum NoCut {
-    Ended,
-    /// Another hub of the job did not do its part.
-    Hub(String),
-}
-
-impl From<JobEnded> for NoCut {
+impl From<JobEnded> for String {
     fn from(JobEnded: JobEnded) -> Self {
-        NoCut::Ended
+        "the job ended meanwhile".to_owned()
     }
 }
 
-impl std::fmt::Display for NoCut {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            NoCut::Ended => f.write_str("the job ended meanwhile"),
-            NoCut::Hub(why) => f.write_str(why),
-        }
+impl From<JobEnded> for Refusal {
+    fn from(error: JobEnded) -> Self {
+        Refusal::Gone(error.into())
     }
 }
 
@@ -75,7 +64,7 @@ pub(super) struct Held {
     /// The round of the chunk that is furthest ahead.
     pub front: Option<Round>,
     /// The other hubs, and the number of the cut there.
-    others: Option<(Peers, u64)>,
+    others: Option<(Arc<Peers>, u64)>,
     _cutting: OwnedMutexGuard<()>,
 }
 
@@ -85,8 +74,7 @@ impl Registry {
     pub(super) fn admit(self: &Arc<Self>, id: JobId, ranks: Arc<[u32]>) {
         let registry = Arc::clone(self);
         tokio::spawn(async move {
-            // If the job has ended, its workers have been told why.
-            if let Err(NoCut::Hub(why)) = registry.admit_at_cut(id, &ranks).await {
+            if let Err(why) = registry.admit_at_cut(id, &ranks).await {
                 let mut inner = registry.lock();
                 for &rank in ranks.iter() {
                     let reason = format!("worker {rank} could not be let in: {why}");
@@ -96,7 +84,7 @@ impl Registry {
         });
     }
 
-    async fn admit_at_cut(self: &Arc<Self>, id: JobId, ranks: &Arc<[u32]>) -> Result<(), NoCut> {
+    async fn admit_at_cut(self: &Arc<Self>, id: JobId, ranks: &Arc<[u32]>) -> Result<(), String> {
         let begins = |job: &mut Job| (job.first_round, matches!(job.state(), JobState::Gathering { .. }));
         let (first_round, begins) = self.of_job(id, begins)?;
         // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
@@ -116,15 +104,11 @@ impl Registry {
     }
 
     /// Holds a job at all its hubs. Where this hub leads several, and another one does not hold, nothing is held.
-    pub(super) async fn hold_everywhere(self: &Arc<Self>, id: JobId) -> Result<Held, NoCut> {
+    pub(super) async fn hold_everywhere(self: &Arc<Self>, id: JobId) -> Result<Held, String> {
         let mut held = self.hold_here(id).await?;
-        held.others = self.of_job(id, |job| {
-            let hubs = job.hubs.as_mut()?;
-            let cut = hubs.next_cut()?;
-            Some((hubs.peers(&job.name, self.heartbeat_limit), cut))
-        })?;
-        let Some((peers, cut)) = &held.others else { return Ok(held) };
-        let request = HoldRequest { secret: peers.secret(), cut: *cut };
+        let others = self.of_job(id, |job| (Arc::clone(&job.hubs.peers), job.hubs.next_cut()))?;
+        let (peers, cut) = held.others.insert(others);
+        let request = HoldRequest { secret: peers.secret.show(), cut: *cut };
         let fronts = peers.ask_all::<HoldReply>("hold", "hold the job's rounds", request).await;
         match fronts.into_iter().collect::<Result<Vec<HoldReply>, String>>() {
             Ok(fronts) => {
@@ -136,7 +120,7 @@ impl Registry {
                 let from = held.front.unwrap_or_default();
                 self.release_others(id, &held, from, &Purpose::Nothing).await;
                 self.release(id, from, Arc::new([])).await?;
-                Err(NoCut::Hub(why))
+                Err(why)
             }
         }
     }
@@ -157,13 +141,13 @@ impl Registry {
         held: Held,
         from: Round,
         purpose: &Purpose,
-    ) -> Result<(), NoCut> {
+    ) -> Result<(), String> {
         let released = self.release_others(id, &held, from, purpose).await;
         self.release(id, from, purpose.admitted()).await?;
         let refused = released.into_iter().find_map(Result::err);
         let Some(why) = refused else { return Ok(()) };
         self.fail(&mut self.lock(), id, &format!("a cut did not end: {why}"));
-        Err(NoCut::Hub(why))
+        Err(why)
     }
 
     async fn release_others(
@@ -178,7 +162,7 @@ impl Registry {
         let workers = |job: &mut Job| ranks.iter().filter_map(|&rank| job.worker(rank)).collect();
         let admitted = self.of_job(id, workers).unwrap_or_default();
         let snapshot = matches!(purpose, Purpose::Snapshot);
-        let request = ReleaseRequest { secret: peers.secret(), cut: *cut, from, admitted, snapshot };
+        let request = ReleaseRequest { secret: peers.secret.show(), cut: *cut, from, admitted, snapshot };
         peers.ask_all("release", "let the job's rounds go on", request).await
     }
 
@@ -200,22 +184,33 @@ impl Registry {
         id: JobId,
         command: impl Fn(JobId, oneshot::Sender<T>) -> Command<fabric::any::Endpoint>,
     ) -> Result<Vec<T>, JobEnded> {
-        let asked: Vec<oneshot::Receiver<T>> = self.of_job(id, |job| {
-            let ask = |&core: &usize| {
-                let (done, answer) = oneshot::channel();
-                self.cores[core].send(command(id, done));
-                answer
-            };
-            job.cores.numbers.iter().map(ask).collect()
-        })?;
-        let mut answers = Vec::with_capacity(asked.len());
-        for answer in asked {
-            answers.push(answer.await.map_err(|_| JobEnded)?);
-        }
-        Ok(answers)
+        answers(self.of_job(id, |job| self.ask_cores(job, command))?).await
+    }
+
+    /// Asks every core of a job. Under the lock.
+    pub(super) fn ask_cores<T>(
+        &self,
+        job: &Job,
+        command: impl Fn(JobId, oneshot::Sender<T>) -> Command<fabric::any::Endpoint>,
+    ) -> Vec<oneshot::Receiver<T>> {
+        let ask = |&core: &usize| {
+            let (done, answer) = oneshot::channel();
+            self.cores[core].send(command(job.id, done));
+            answer
+        };
+        job.cores.numbers.iter().map(ask).collect()
     }
 
     pub(super) fn of_job<T>(&self, id: JobId, look: impl FnOnce(&mut Job) -> T) -> Result<T, JobEnded> {
         self.lock().jobs.get_mut(&id).filter(|job| !job.failed()).map(look).ok_or(JobEnded)
     }
+}
+
+/// The answers of all cores that were asked. A core that stops gives none.
+pub(super) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
+    let mut answers = Vec::with_capacity(asked.len());
+    for answer in asked {
+        answers.push(answer.await.map_err(|_| JobEnded)?);
+    }
+    Ok(answers)
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use fabric::SendWindow;
 use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking};
 use pbox_core::job::Difference;
-use pbox_core::{JobId, JobTerms, LearningRates, OnLoss, Placement, Restored, Round, Share, Wire};
+use pbox_core::{JobId, JobTerms, LearningRates, OnLoss, Placement, Restored, Round, Wire};
 use tokio::sync::watch;
 
 use super::checkpoint::Checkpoints;
@@ -23,8 +23,8 @@ pub(crate) struct Member {
     cores: usize,
     /// When its last heartbeat came.
     pub heard: Instant,
-    /// Names it at all hubs of a job over several.
-    worker: Option<u64>,
+    /// Names it at all hubs of the job.
+    worker: u64,
     standing: Standing,
 }
 
@@ -66,8 +66,6 @@ pub(crate) enum Arrival {
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
 pub(crate) struct Cores {
-    /// The hub's share of the job.
-    pub share: Share,
     /// Their numbers, in the order of the placement.
     pub numbers: Vec<usize>,
     /// The placement of the hub's chunks on these cores.
@@ -97,8 +95,7 @@ pub(crate) struct Job {
     /// The rates that the workers have set.
     pub learning_rates: LearningRates,
     pub checkpoints: Checkpoints,
-    /// The job's hubs, if there are several.
-    pub hubs: Option<Hubs>,
+    pub hubs: Hubs,
     brought: Brought,
     news: watch::Sender<HeartbeatReply>,
 }
@@ -111,6 +108,7 @@ impl Job {
         wire: Wire,
         cores: Cores,
         weights: Arc<SendWindow>,
+        hubs: Hubs,
         restored: Option<&Restored>,
     ) -> Self {
         let workers = terms.workers;
@@ -130,7 +128,7 @@ impl Job {
             cutting: Arc::default(),
             learning_rates,
             checkpoints: Checkpoints::default(),
-            hubs: None,
+            hubs,
             brought: Brought::Nothing,
             news: watch::Sender::new(news),
         }
@@ -138,7 +136,7 @@ impl Job {
 
     /// Whether a worker with this request may join. The error says what differs from the job's terms.
     pub fn admits(&self, request: &JoinRequest) -> Result<(), String> {
-        let Job { name, terms, cores: Cores { share, .. }, .. } = self;
+        let Job { name, terms, hubs: Hubs { share, .. }, .. } = self;
         let rank = request.rank;
         if request.hub != share.hub {
             return Err(format!(
@@ -183,7 +181,7 @@ impl Job {
     }
 
     /// A worker has joined.
-    pub fn add_member(&mut self, rank: u32, worker: Option<u64>) {
+    pub fn add_member(&mut self, rank: u32, worker: u64) {
         let heard = Instant::now();
         self.members[rank as usize] =
             Some(Member { connected: false, cores: 0, heard, worker, standing: Standing::Coming });
@@ -191,7 +189,7 @@ impl Job {
 
     /// What names a rank's worker at all hubs of the job.
     pub fn worker(&self, rank: u32) -> Option<u64> {
-        self.members[rank as usize].as_ref()?.worker
+        self.members[rank as usize].as_ref().map(|member| member.worker)
     }
 
     /// The rank of a worker that is named so, as long as it is a member.
@@ -254,8 +252,7 @@ impl Job {
 
     /// Length of this hub's state: f32 of weights and of what the optimizer keeps beside them.
     fn state_bytes(&self) -> u64 {
-        let of_share = |hubs: &Hubs| hubs.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
-        let elements = self.hubs.as_ref().map_or(self.wire.layout().parameters(), of_share);
+        let elements: u64 = self.hubs.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
         4 * elements * self.terms.optimizer.saved_per_element() as u64
     }
 
@@ -294,12 +291,12 @@ impl Job {
 
     /// A worker left in good order. True if it was the last.
     pub fn left(&mut self, rank: u32, round: Round) -> bool {
-        let goes_on = self.goes_on();
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.standing = if goes_on { Standing::Going } else { Standing::Left };
-            member.cores = self.cores.numbers.len();
-        }
-        if !goes_on {
+        if self.goes_on() {
+            self.lost(rank);
+        } else {
+            if let Some(member) = &mut self.members[rank as usize] {
+                member.standing = Standing::Left;
+            }
             self.publish(|news| {
                 news.members.retain(|member| member.rank != rank);
                 news.left.push(Left { rank, round });
@@ -313,6 +310,13 @@ impl Job {
         if let Some(member) = &mut self.members[rank as usize] {
             member.standing = Standing::Going;
             member.cores = self.cores.numbers.len();
+        }
+    }
+
+    /// No hub expects this worker any more.
+    pub fn forget_arrival(&mut self, rank: u32) {
+        if let Some(worker) = self.worker(rank) {
+            self.hubs.arrivals.forget(worker);
         }
     }
 

@@ -63,7 +63,7 @@ impl Registry {
         if !inner.stopping && !inner.names.contains_key(name) {
             let making = self.reserve(&mut inner, name);
             drop(inner);
-            let made = self.make(name, request);
+            let made = self.make(&making, name, request);
             inner = self.lock();
             making.end(&mut inner);
             let made = made?;
@@ -90,10 +90,9 @@ impl Registry {
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
-        let given = request.peers.as_ref().and_then(|peers| peers.pass.as_ref());
-        let pass = job.hubs.as_mut().and_then(|hubs| hubs.next_pass(self.store.is_some()));
-        let worker = pass.as_ref().or(given).map(|pass| pass.worker);
-        job.add_member(rank, worker);
+        let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
+        let pass = given.unwrap_or_else(|| job.hubs.next_pass(self.store.is_some()));
+        job.add_member(rank, pass.worker);
         let state_bytes = request.state_before.and_then(|before| job.offer_state(before));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
@@ -104,7 +103,7 @@ impl Registry {
             transports: self.transports.clone(),
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
             state_bytes,
-            pass,
+            pass: Some(pass).filter(|_| job.hubs.leads() && !job.hubs.share.is_whole()),
         })
     }
 
@@ -248,16 +247,17 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
 
 /// Whether a worker's pass is of this job, and not of a job of the same name that hub 0 has begun since.
 fn check_pass(job: &Job, request: &JoinRequest) -> Result<(), Refusal> {
-    let given = request.peers.as_ref().and_then(|peers| peers.pass.as_ref());
-    let (Some(hubs), Some(pass)) = (&job.hubs, given) else { return Ok(()) };
-    if hubs.secret.is(&pass.secret) && hubs.first_round == pass.first_round {
+    let Some((peers, pass)) = request.peers.as_ref().and_then(|peers| Some((peers, peers.pass.as_ref()?)))
+    else {
+        return Ok(());
+    };
+    if job.hubs.peers.secret.is(&pass.secret) && job.hubs.first_round == pass.first_round {
         return Ok(());
     }
     Err(Refusal::Busy(format!(
         "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: try \
          again; otherwise use another job name",
-        job.name,
-        request.peers.as_ref().map_or("?", |peers| peers.hubs[0].as_str()),
+        job.name, peers.hubs[0],
     )))
 }
 

@@ -26,10 +26,9 @@ impl Registry {
         let told =
             format!("job {:?} goes on without this worker: {reason}; join again to take part", job.name);
         self.command(job, |job| Command::RemoveWorker { job, rank });
-        let worker = job.worker(rank);
-        if let (Some(hubs), Some(worker)) = (&mut job.hubs, worker) {
-            hubs.forget(worker);
-            self.tell_lost(hubs.peers(&job.name, self.heartbeat_limit), hubs.share.hub, worker, reason);
+        job.forget_arrival(rank);
+        if let Some(worker) = job.worker(rank) {
+            self.tell_lost(job, worker, reason);
         }
         inner.forget(id, rank, Some(told));
     }

@@ -6,16 +6,11 @@
 //!    lock                                lock                       lock
 //! ```
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::Arc;
 
-use fabric::{SendWindow, Spans};
 use pbox_core::control::JoinRequest;
-use pbox_core::{ChunkId, JobId, JobTerms, Layout, Placement, Restored, ShardSpec, Share, Wire};
+use pbox_core::{JobId, JobTerms, Layout, Placement, ShardSpec, Wire};
 
-use super::hubs::Hubs;
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
 use crate::cores::Command;
@@ -33,6 +28,7 @@ pub(super) struct Load {
 #[derive(Debug)]
 pub(super) struct Making<'a> {
     registry: &'a Registry,
+    id: JobId,
     name: Option<&'a str>,
 }
 
@@ -55,38 +51,32 @@ impl Drop for Making<'_> {
     }
 }
 
-/// A job with all its memory except that of the cores.
+/// A job with all its memory except that of the cores, and the shard of each core.
 #[derive(Debug)]
 pub(super) struct Made {
-    name: String,
-    terms: Arc<JobTerms>,
-    wire: Wire,
-    restored: Option<Arc<Restored>>,
-    hubs: Option<Hubs>,
-    cores: Cores,
-    /// The chunks of each core, in the order of the placement.
-    chunks: Vec<Vec<ChunkId>>,
-    weights: Arc<SendWindow>,
-    claims: Vec<Spans>,
+    job: Job,
+    shards: Vec<ShardSpec>,
 }
 
 impl Registry {
     /// Reserves a name: nobody else makes a job of this name meanwhile.
     pub(super) fn reserve<'a>(&'a self, inner: &mut Inner, name: &'a str) -> Making<'a> {
+        let id = JobId(inner.next_job);
+        inner.next_job += 1;
         inner.making.insert(name.to_owned(), Load::default());
-        Making { registry: self, name: Some(name) }
+        Making { registry: self, id, name: Some(name) }
     }
 
     /// Makes a job whose name is reserved. Outside the lock.
-    pub(super) fn make(&self, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
-        let (terms, share) = (&request.terms, Share::of_hub(&request.terms, request.hub));
+    pub(super) fn make(&self, making: &Making, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
+        let terms = &request.terms;
         let wire = Wire::of_terms(terms).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
         check_memory(&wire, terms, self.checkpoint_every.is_some())
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
         let (restored, hubs) = self.restore(name, request, wire.layout())?;
         let layout = wire.layout();
         let numbers = self.choose_cores(name, layout, terms);
-        let placement = Placement::of_share(layout, terms.level.schedule, share, numbers.len());
+        let placement = Placement::of_share(layout, terms.level.schedule, hubs.share, numbers.len());
         let chunks = placement.chunks_by_core();
         let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
         let (weights, claims) = placement
@@ -96,31 +86,29 @@ impl Registry {
         for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
             capacities[core] = capacity.max(1);
         }
-        let cores = Cores { share, numbers, placement: Arc::new(placement), capacities, owners };
-        let (name, terms) = (name.to_owned(), Arc::new(terms.clone()));
-        Ok(Made { name, terms, wire, restored: restored.map(Arc::new), hubs, cores, chunks, weights, claims })
+        tracing::info!(
+            job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
+            model_mb = layout.model_bytes() as f64 / 1e6, share = %hubs.share, cores = ?numbers,
+            optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
+        );
+        let (terms, restored) = (Arc::new(terms.clone()), restored.map(Arc::new));
+        let mut shards = ShardSpec::of_cores(&terms, &wire, chunks.into_iter().zip(claims));
+        for shard in &mut shards {
+            (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
+        }
+        let cores = Cores { numbers, placement: Arc::new(placement), capacities, owners };
+        let name = name.to_owned();
+        let job = Job::new(making.id, name, terms, wire, cores, weights, hubs, restored.as_deref());
+        Ok(Made { job, shards })
     }
 
     /// Adds the job, and sends its cores their shards.
-    pub(super) fn begin(&self, inner: &mut Inner, made: Made) {
-        let Made { name, terms, wire, restored, hubs, cores, chunks, weights, claims } = made;
-        let layout = wire.layout();
-        let id = JobId(inner.next_job);
-        inner.next_job += 1;
-        tracing::info!(
-            job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
-            model_mb = layout.model_bytes() as f64 / 1e6, share = %cores.share, cores = ?cores.numbers,
-            optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
-        );
-        let specs = ShardSpec::of_cores(&terms, &wire, chunks.into_iter().zip(claims));
-        for (&core, mut spec) in cores.numbers.iter().zip(specs) {
-            (spec.restored, spec.snapshot_every) = (restored.clone(), self.checkpoint_every);
-            self.cores[core].send(Command::AddJob { job: id, spec: Box::new(spec) });
+    pub(super) fn begin(&self, inner: &mut Inner, Made { job, shards }: Made) {
+        for (&core, spec) in job.cores.numbers.iter().zip(shards) {
+            self.cores[core].send(Command::AddJob { job: job.id, spec: Box::new(spec) });
         }
-        inner.names.insert(name.clone(), id);
-        let mut job = Job::new(id, name, terms, wire, cores, weights, restored.as_deref());
-        job.hubs = hubs;
-        inner.jobs.insert(id, job);
+        inner.names.insert(job.name.clone(), job.id);
+        inner.jobs.insert(job.id, job);
     }
 
     /// The cores of a job that is being made: all, or as many as it asks for of those that have the fewest bytes of others; but none
@@ -188,4 +176,34 @@ fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool) -> Result<(), St
         gb(needed),
         gb(available)
     ))
+}
+
+/// While a job is made, its name is taken, and nobody else waits.
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use crate::registry::test_bed::{registry, request, runtime};
+
+    #[test]
+    fn others_of_the_name_wait_until_the_making_is_over_and_other_jobs_do_not() {
+        let (registry, _inbox) = registry();
+        runtime().block_on(async {
+            let making = registry.reserve(&mut registry.lock(), "job");
+            registry.join("another".into(), request()).await.unwrap();
+            let mut join = pin!(registry.join("job".into(), request()));
+            // Each look is one on the thread for joins.
+            for _ in 0..3 {
+                let look = registry.join("another".into(), request()).await;
+                look.expect_err("its rank is taken");
+                assert!(matches!(join.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+            }
+            assert_eq!(registry.describe().jobs.len(), 1);
+            drop(making); // it failed: the next one of the name makes the job
+            join.await.unwrap();
+            assert_eq!(registry.describe().jobs.len(), 2);
+        });
+    }
 }

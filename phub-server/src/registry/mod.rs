@@ -13,8 +13,6 @@
 //! | `state` | takes the state that rank 0 brings, sends the state to clients |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
-#[cfg(test)]
-mod bed;
 mod checkpoint;
 mod cut;
 mod hubs;
@@ -24,6 +22,8 @@ mod loss;
 mod make;
 mod restore;
 mod state;
+#[cfg(test)]
+mod test_bed;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -31,14 +31,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use fabric::any;
-use pbox_core::control::{CoreReply, HeartbeatReply, HubReply, JobState, PROTOCOL, TransportAddress};
+use pbox_core::control::{
+    CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, PROTOCOL, TransportAddress,
+};
 use pbox_core::kernels::Kernels;
 use pbox_core::{JobId, Round};
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
-use hubs::Hubs;
+use cut::answers;
 use job::{Arrival, Job};
 
 pub use checkpoint::Unsaved;
@@ -59,6 +61,10 @@ pub(crate) enum Refusal {
     Busy(String),
     /// There is no such job, token or page.
     Gone(String),
+    /// Its body is too long.
+    TooLarge(String),
+    /// Its body does not come.
+    Stalled(String),
     /// The hub lacks memory, disk or threads.
     Exhausted(String),
 }
@@ -69,7 +75,7 @@ const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 type Token = [u8; 16];
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
     jobs: HashMap<JobId, Job>,
     /// Jobs that have not failed, by name.
@@ -114,19 +120,8 @@ impl Registry {
         store: Option<CheckpointStore>,
         checkpoint_every: Option<NonZeroU32>,
     ) -> Self {
-        let inner = Inner {
-            jobs: HashMap::new(),
-            names: HashMap::new(),
-            making: HashMap::new(),
-            tokens: HashMap::new(),
-            lost: HashMap::new(),
-            failed_at: HashMap::new(),
-            next_job: 0,
-            stopping: false,
-            untold: HashSet::new(),
-        };
         Registry {
-            inner: Mutex::new(inner),
+            inner: Mutex::default(),
             told: Condvar::new(),
             freed: Notify::new(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
@@ -169,7 +164,8 @@ impl Registry {
                 match arrival.unwrap_or(Arrival::Waiting) {
                     Arrival::Waiting => {}
                     Arrival::Complete(ranks) => self.admit(job, ranks),
-                    Arrival::Newcomer(rank) => self.newcomer(&inner.jobs[&job], rank),
+                    // It takes part when its links are at all hubs of its job.
+                    Arrival::Newcomer(rank) => self.tell_arrived(&inner.jobs[&job], rank),
                 }
             }
             Report::Removed { job, rank } => {
@@ -212,17 +208,6 @@ impl Registry {
         }
     }
 
-    /// A newcomer's links are here: it takes part when they are at all hubs of its job.
-    fn newcomer(self: &Arc<Self>, job: &Job, rank: u32) {
-        match (&job.hubs, job.worker(rank)) {
-            (Some(hubs), Some(worker)) => {
-                let peers = hubs.peers(&job.name, self.heartbeat_limit);
-                self.tell_arrived(job.id, peers, hubs.share.hub, worker);
-            }
-            _ => self.admit(job.id, Arc::new([rank])),
-        }
-    }
-
     /// Sends every core of a job a command.
     fn command(&self, job: &Job, command: impl Fn(JobId) -> Command<any::Endpoint>) {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].send(command(job.id)));
@@ -231,8 +216,7 @@ impl Registry {
     /// A worker lives. Returns its job's news from now on.
     pub fn heartbeat(&self, job: &str, token: &str) -> Result<watch::Receiver<HeartbeatReply>, Refusal> {
         let mut inner = self.lock();
-        let (id, rank) = inner.find(job, token)?;
-        let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
+        let (job, rank) = inner.member(job, token)?;
         if let Some(member) = &mut job.members[rank as usize] {
             member.heard = Instant::now();
         }
@@ -241,12 +225,14 @@ impl Registry {
 
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint.
     pub async fn leave(self: &Arc<Self>, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
-        let (id, rank) = self.lock().find(job, token)?;
-        // Of several hubs, hub 0 has all write: a worker leaves it first.
-        let leads = |job: &Job| job.hubs.as_ref().is_none_or(Hubs::leads);
-        let last = |job: &Job| job.state() == JobState::Running && !job.has_others(rank) && leads(job);
-        let saved = self.store.is_some() && self.lock().jobs.get(&id).is_some_and(last);
-        if saved && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await {
+        let last = self.lock().member(job, token).map(|(job, rank)| {
+            // Of several hubs, hub 0 has all write: a worker leaves it first.
+            let is_last = job.state() == JobState::Running && !job.has_others(rank);
+            (is_last && job.hubs.leads()).then_some(job.id)
+        })?;
+        if let Some(id) = last.filter(|_| self.store.is_some())
+            && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
+        {
             tracing::warn!(job, why, "no checkpoint at the job's end");
         }
         self.leave_now(job, token, round)
@@ -255,8 +241,8 @@ impl Registry {
     /// If others still gather, the job fails: it cannot begin without this worker.
     fn leave_now(&self, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
         let mut inner = self.lock();
-        let (id, rank) = inner.find(job, token)?;
-        let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
+        let (job, rank) = inner.member(job, token)?;
+        let id = job.id;
         if let JobState::Gathering { missing } = job.state() {
             let reason = format!("worker {rank} gave up waiting for worker(s) {missing:?}");
             self.fail(&mut inner, id, &reason);
@@ -267,11 +253,8 @@ impl Registry {
             return Ok(());
         }
         tracing::info!(job = job.name, rank, round = round.0, "worker left");
-        if let (Some(worker), Some(hubs)) = (job.worker(rank), &mut job.hubs) {
-            hubs.forget(worker);
-        }
-        let last = job.left(rank, round);
-        if last {
+        job.forget_arrival(rank);
+        if job.left(rank, round) {
             tracing::info!(job = job.name, "job ended: all workers left");
             self.command(job, |job| Command::RemoveJob { job });
             let job = inner.jobs.remove(&id).expect("found above");
@@ -284,27 +267,21 @@ impl Registry {
         Ok(())
     }
 
-    /// Changes a job's learning rate. Each receiver answers when its core has the new rate.
-    pub fn set_learning_rate(
-        &self,
-        job: &str,
-        token: &str,
-        from: Round,
-        rate: f32,
-    ) -> Result<Vec<oneshot::Receiver<()>>, Refusal> {
+    /// Changes a job's learning rate. Returns when every core has the new rate.
+    pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
+        let LearningRateRequest { token, learning_rate: rate, from_round: from } = request;
         if !rate.is_finite() {
             return Err(Refusal::Bad(format!("learning rate {rate}: expected a finite number")));
         }
-        let mut inner = self.lock();
-        let (id, rank) = inner.find(job, token)?;
-        inner.jobs.get_mut(&id).expect("tokens name jobs that exist").learning_rates.change(from, rate);
-        tracing::info!(job, rank, rate, from_round = from.0, "learning rate changes");
-        let tell = |&core: &usize| {
-            let (done, answer) = oneshot::channel();
-            self.cores[core].send(Command::SetLearningRate { job: id, from, rate, done });
-            answer
+        let asked = {
+            let mut inner = self.lock();
+            let (job, rank) = inner.member(job, &token)?;
+            job.learning_rates.change(from, rate);
+            tracing::info!(job = job.name, rank, rate, from_round = from.0, "learning rate changes");
+            self.ask_cores(job, |job, done| Command::SetLearningRate { job, from, rate, done })
         };
-        Ok(inner.jobs[&id].cores.numbers.iter().map(tell).collect())
+        answers(asked).await?;
+        Ok(())
     }
 
     /// Stops the core threads and waits for them.
@@ -351,6 +328,18 @@ impl Inner {
         }
     }
 
+    /// The worker with this token, and its job.
+    fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
+        let (id, rank) = self.find(job, token)?;
+        Ok((self.jobs.get_mut(&id).expect("tokens name jobs that exist"), rank))
+    }
+
+    /// The job of this name that has not failed.
+    fn named(&self, name: &str) -> Result<JobId, Refusal> {
+        let id = self.names.get(name).copied();
+        id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))
+    }
+
     /// Forgets a worker's token; `told` is the answer to a later request with it.
     fn forget(&mut self, id: JobId, rank: u32, told: Option<String>) {
         let Some((&token, _)) = self.tokens.iter().find(|&(_, &member)| member == (id, rank)) else { return };
@@ -359,4 +348,17 @@ impl Inner {
             self.lost.insert(token, (Instant::now() + KEEP_FAILED, told));
         }
     }
+}
+
+/// Runs work that waits for the disk on a thread of its own.
+async fn on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, String> {
+    let (done, result) = oneshot::channel();
+    // What the work owns goes before its result is seen: a hub that stops needs the last reference to the registry.
+    let run = move || drop(done.send(work()));
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    spawned.map_err(|error| format!("no thread {name}: {error}"))?;
+    result.await.map_err(|_| format!("the thread {name} failed; see the log"))
 }

@@ -8,80 +8,87 @@
 //! On a thread for joins: it waits for the disk, and for other hubs.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use fabric::Slab;
 use pbox_core::control::{JoinRequest, PartsReply, Pass};
 use pbox_core::{JobTerms, Layout, Restored, RestoredKey, Round, Share};
 
 use super::hubs::agreement::Files;
-use super::hubs::{self, Beginning, Hubs, Secret};
+use super::hubs::{Hubs, Peers, Secret};
 use super::join::new_token;
 use super::{Refusal, Registry};
 use crate::checkpoint::{CheckpointError, CheckpointStore, PartOf};
 use crate::client::Address;
 
+/// The round that a job over several hubs begins with, and the rounds of the files of each hub that owns chunks; of
+/// another hub than hub 0, only its own.
+type Beginning = (Round, Vec<(u32, Vec<Round>)>);
+
 impl Registry {
-    /// The state that a new job goes on with, if it has a checkpoint; and its hubs, if it has several.
+    /// The state that a new job goes on with, if it has a checkpoint; and its hubs.
     pub(super) fn restore(
         &self,
         name: &str,
         request: &JoinRequest,
         layout: &Layout,
-    ) -> Result<(Option<Restored>, Option<Hubs>), Refusal> {
+    ) -> Result<(Option<Restored>, Hubs), Refusal> {
         let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
-        let JoinRequest { terms, hub, peers, .. } = request;
-        let Some(peers) = peers else {
-            let loaded = self.store.as_ref().map(|store| store.load(name, &terms.keys, &terms.optimizer));
-            let restored = loaded.transpose().map_err(|error| conflict(error.to_string()))?.flatten();
-            restored.iter().for_each(|restored| say_from(name, restored));
-            return Ok((restored, None));
-        };
-        let share = Share::of_hub(terms, *hub);
-        let schedule = terms.level.schedule;
+        let (terms, schedule) = (&request.terms, request.terms.level.schedule);
+        let share = Share::of_hub(terms, request.hub);
         let pieces = share.pieces(layout, schedule);
-        let addresses = hubs::addresses(peers);
-        let owners: Vec<bool> = match &self.store {
-            None => vec![true; addresses.len()],
-            Some(_) => {
-                let of_hub = |hub| Share { hub, ..share };
-                let owns = |hub| !of_hub(hub).pieces(layout, schedule).is_empty();
-                (0..share.hubs).map(owns).collect()
-            }
-        };
+        let owns = |hub| self.store.is_none() || !Share { hub, ..share }.pieces(layout, schedule).is_empty();
+        let pass = request.peers.as_ref().and_then(|peers| peers.pass.as_ref());
+        let named = request.peers.iter().flat_map(|peers| &peers.hubs);
+        let peers = Arc::new(Peers {
+            job: name.to_owned(),
+            secret: match pass.and_then(|pass| Secret::parse(&pass.secret)) {
+                Some(secret) => secret,
+                None => Secret(new_token()?),
+            },
+            own: share.hub,
+            addresses: named.map(|name| Address::resolve(name)).collect(),
+            owners: (0..share.hubs).map(owns).collect(),
+            limit: self.heartbeat_limit,
+        });
         let part = PartOf { job: name, share, pieces: &pieces };
-        let begin = || match &peers.pass {
-            None => self.lead(part, &addresses, &owners),
-            Some(pass) => self.follow(part, pass),
+        let beginning = match (&self.store, pass) {
+            _ if share.is_whole() => Ok((Round(0), Vec::new())),
+            (store, Some(pass)) => follow(store.as_ref(), part, pass),
+            (Some(store), None) => self.lead(store, part, &peers),
+            (None, None) => Ok((Round(0), Vec::new())),
         };
-        let mut beginning = begin().map_err(conflict)?;
-        let first_round = beginning.first_round;
-        let mut restored = None;
-        if let Some(store) = self.store.as_ref().filter(|_| first_round > Round(0)) {
-            let loaded = load(store, part, first_round, terms);
-            let loaded = loaded.map_err(|error| conflict(error.to_string()))?;
-            say_from(name, &loaded);
-            restored = Some(loaded);
-            // No later round is whole; the job writes these rounds again.
-            beginning.files.iter_mut().for_each(|(_, rounds)| rounds.retain(|&round| round <= first_round));
-            let kept = store.keep_parts(name, share, |round| round <= first_round);
-            kept.map_err(|error| conflict(error.to_string()))?;
+        let (first_round, mut files) = beginning.map_err(conflict)?;
+        let restored = match &self.store {
+            Some(store) if share.is_whole() => store.load(name, &terms.keys, &terms.optimizer),
+            Some(store) if first_round > Round(0) => {
+                // No later round is whole; the job writes these rounds again.
+                files.iter_mut().for_each(|(_, rounds)| rounds.retain(|&round| round <= first_round));
+                load(store, part, first_round, terms).map(Some)
+            }
+            _ => Ok(None),
+        };
+        let restored = restored.map_err(|error| conflict(error.to_string()))?;
+        if let Some(restored) = &restored {
+            tracing::info!(
+                job = name,
+                round = restored.round().0,
+                "goes on from its checkpoint; to start anew, remove the file or use another job name"
+            );
         }
-        Ok((restored, Some(Hubs::new(share, pieces, owners, addresses, beginning))))
+        Ok((restored, Hubs::new(share, pieces, peers, first_round, files)))
     }
 
     /// Hub 0 decides with which round the job begins.
-    fn lead(&self, part: PartOf<'_>, addresses: &[Address], owners: &[bool]) -> Result<Beginning, String> {
-        let secret = Secret::new(new_token().map_err(|_| "no random bytes for its secret")?);
-        let Some(store) = &self.store else {
-            return Ok(Beginning { secret, first_round: Round(0), files: Vec::new() });
-        };
-        let own = store.rounds(part.job, part.share).map_err(|error| error.to_string())?;
-        let mut files = vec![(0, own)];
-        for (hub, rounds) in self.ask_for_rounds(part, addresses)? {
-            if owners[hub as usize] {
-                files.push((hub, rounds));
-            }
-        }
+    fn lead(
+        &self,
+        store: &CheckpointStore,
+        part: PartOf<'_>,
+        peers: &Arc<Peers>,
+    ) -> Result<Beginning, String> {
+        let mut files = vec![(0, store.rounds(part.job, part.share)?)];
+        files.extend(self.ask_for_rounds(peers)?);
+        files.retain(|(hub, _)| *hub == 0 || peers.owners[*hub as usize]);
         let first_round = Files::new(files.clone()).whole().rounds.last().copied();
         let newest = files.iter().flat_map(|(_, rounds)| rounds).max().copied();
         match (first_round, newest) {
@@ -96,7 +103,7 @@ impl Registry {
             (None, Some(_)) => {
                 let have = files.iter().map(|(hub, rounds)| {
                     let rounds: Vec<u32> = rounds.iter().map(|round| round.0).collect();
-                    format!("hub {hub}, at {}, has rounds {rounds:?}", addresses[*hub as usize].name)
+                    format!("hub {hub}, at {}, has rounds {rounds:?}", peers.name(*hub))
                 });
                 return Err(format!(
                     "its checkpoint is not whole, because no round is at all hubs: {}; bring the missing files back, or \
@@ -106,40 +113,24 @@ impl Registry {
             }
             _ => {}
         }
-        Ok(Beginning { secret, first_round: first_round.unwrap_or_default(), files })
+        Ok((first_round.unwrap_or_default(), files))
     }
 
     /// The rounds that every other hub has a part of.
-    fn ask_for_rounds(
-        &self,
-        part: PartOf<'_>,
-        addresses: &[Address],
-    ) -> Result<Vec<(u32, Vec<Round>)>, String> {
+    fn ask_for_rounds(&self, peers: &Arc<Peers>) -> Result<Vec<(u32, Vec<Round>)>, String> {
         let runtime = self.runtime.get().ok_or("the hub is not up yet")?;
-        let hubs = part.share.hubs;
-        let ask = |hub: u32| {
-            let address = addresses[hub as usize].clone();
-            let path = format!("/v1/jobs/{}/parts/{hub}/{hubs}", part.job);
-            let limit = self.heartbeat_limit;
-            runtime.spawn(async move {
-                let reply = address.get::<PartsReply>(&path, limit).await;
-                let what = "say which checkpoints it has";
-                reply.map_err(|error| hubs::unanswered(hub, &address.name, what, &error))
-            })
-        };
-        let asked: Vec<_> = (1..hubs).map(|hub| (hub, ask(hub))).collect();
-        let mut rounds = Vec::new();
-        for (hub, answer) in asked {
-            let answer = runtime.block_on(answer).map_err(|_| "the hub is stopping")?;
-            let PartsReply { keeps, every, rounds: of_hub } = answer?;
-            let at = &addresses[hub as usize].name;
+        let replies = runtime.block_on(peers.at_once(peers.others(), Peers::parts));
+        let here = self.checkpoint_every.map(NonZeroU32::get);
+        let mut files = Vec::new();
+        for (hub, reply) in peers.others().zip(replies) {
+            let PartsReply { keeps, every, rounds } = reply?;
+            let at = peers.name(hub);
             if !keeps {
                 return Err(format!(
                     "hub 0 writes checkpoints, and hub {hub}, at {at}, does not; start all hubs of the job with \
                      --checkpoints DIRECTORY, or none"
                 ));
             }
-            let here = self.checkpoint_every.map(NonZeroU32::get);
             if every != here {
                 let said = |every: Option<u32>| {
                     every.map_or("at no round".into(), |every| format!("every {every} rounds"))
@@ -151,45 +142,33 @@ impl Registry {
                     said(every)
                 ));
             }
-            rounds.push((hub, of_hub));
+            files.push((hub, rounds));
         }
-        Ok(rounds)
-    }
-
-    /// Another hub begins with the round that hub 0 has chosen.
-    fn follow(&self, part: PartOf<'_>, pass: &Pass) -> Result<Beginning, String> {
-        let secret = Secret::parse(&pass.secret).ok_or("the pass has no secret")?;
-        let PartOf { job, share, pieces } = part;
-        if self.store.is_some() != pass.checkpoints {
-            let (with, without) =
-                if pass.checkpoints { ("hub 0", "this hub") } else { ("this hub", "hub 0") };
-            return Err(format!(
-                "{share}: {with} writes checkpoints, and {without} does not; start all hubs of the job with --checkpoints \
-                 DIRECTORY, or none"
-            ));
-        }
-        let rounds = self.store.as_ref().map(|store| store.rounds(job, share)).transpose();
-        let rounds = rounds.map_err(|error| error.to_string())?.unwrap_or_default();
-        let first_round = pass.first_round;
-        let has_part = pieces.is_empty() || rounds.contains(&first_round);
-        if first_round > Round(0) && !has_part || first_round == Round(0) && !rounds.is_empty() {
-            let rounds: Vec<u32> = rounds.iter().map(|round| round.0).collect();
-            return Err(format!(
-                "{share}: hub 0 begins with round {}, and this hub has checkpoints of rounds {rounds:?}; join again",
-                first_round.0
-            ));
-        }
-        Ok(Beginning { secret, first_round, files: vec![(share.hub, rounds)] })
+        Ok(files)
     }
 }
 
-fn say_from(job: &str, restored: &Restored) {
-    let round = restored.round().0;
-    tracing::info!(
-        job,
-        round,
-        "goes on from its checkpoint; to start anew, remove the file or use another job name"
-    );
+/// Another hub begins with the round that hub 0 has chosen.
+fn follow(store: Option<&CheckpointStore>, part: PartOf<'_>, pass: &Pass) -> Result<Beginning, String> {
+    let PartOf { job, share, pieces } = part;
+    if store.is_some() != pass.checkpoints {
+        let (with, without) = if pass.checkpoints { ("hub 0", "this hub") } else { ("this hub", "hub 0") };
+        return Err(format!(
+            "{share}: {with} writes checkpoints, and {without} does not; start all hubs of the job with --checkpoints \
+             DIRECTORY, or none"
+        ));
+    }
+    let rounds = store.map(|store| store.rounds(job, share)).transpose()?.unwrap_or_default();
+    let first_round = pass.first_round;
+    let has_part = pieces.is_empty() || rounds.contains(&first_round);
+    if first_round > Round(0) && !has_part || first_round == Round(0) && !rounds.is_empty() {
+        let rounds: Vec<u32> = rounds.iter().map(|round| round.0).collect();
+        return Err(format!(
+            "{share}: hub 0 begins with round {}, and this hub has checkpoints of rounds {rounds:?}; join again",
+            first_round.0
+        ));
+    }
+    Ok((first_round, vec![(share.hub, rounds)]))
 }
 
 fn load(
@@ -198,15 +177,18 @@ fn load(
     round: Round,
     terms: &JobTerms,
 ) -> Result<Restored, CheckpointError> {
-    if !part.pieces.is_empty() {
-        return store.load_part(part, round, &terms.keys, &terms.optimizer);
-    }
-    // A hub without chunks has no file, and begins with the others all the same.
-    let nothing = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; terms.keys.len()];
-    let rates = vec![(Round(0), terms.optimizer.learning_rate())];
-    let values = Slab::zeroed("a checkpoint", 0).map_err(|error| {
-        let error = std::io::Error::other(error.to_string());
-        store.failed("making room for a hub without chunks", error)
-    })?;
-    Ok(Restored::new(round, rates, values, nothing))
+    let restored = if part.pieces.is_empty() {
+        // A hub without chunks has no file, and begins with the others all the same.
+        let nothing = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; terms.keys.len()];
+        let rates = vec![(Round(0), terms.optimizer.learning_rate())];
+        let values = Slab::zeroed("a checkpoint", 0).map_err(|error| {
+            let error = std::io::Error::other(error.to_string());
+            store.failed("making room for a hub without chunks", error)
+        })?;
+        Restored::new(round, rates, values, nothing)
+    } else {
+        store.load_part(part, round, &terms.keys, &terms.optimizer)?
+    };
+    store.keep_parts(part.job, part.share, |kept| kept <= round)?;
+    Ok(restored)
 }

@@ -13,13 +13,15 @@ use std::time::Instant;
 
 use axum::body::Bytes;
 use fabric::Slab;
+use http_body_util::channel::{Channel, Sender};
 use pbox_core::control::StateReply;
-use pbox_core::{JobId, Layout, Optimizer, Piece, Restored, RestoredKey, Round, Schedule, Share, Snapshot};
-use tokio::sync::{mpsc, oneshot};
+use pbox_core::{JobId, Piece, Restored, RestoredKey, Round, Snapshot};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use zerocopy::IntoBytes;
 
 use super::checkpoint::ROUND_LIMIT;
-use super::job::Arrival;
+use super::job::{Arrival, Job};
 use super::{Refusal, Registry};
 use crate::checkpoint::{Image, check_keys};
 use crate::cores::Command;
@@ -36,10 +38,6 @@ const GRACE_S: u64 = 30;
 pub(crate) struct Coming {
     job: JobId,
     before: Round,
-    layout: Arc<Layout>,
-    /// This hub's.
-    pieces: Vec<Piece>,
-    optimizer: Optimizer,
     values: Slab,
     filled: usize,
 }
@@ -57,38 +55,38 @@ impl Coming {
         values[self.filled..][..part.len()].copy_from_slice(part);
         self.filled += part.len();
     }
+}
 
-    /// The same as from a checkpoint: a state has the order of a checkpoint's values.
-    fn restored(self) -> Restored {
-        let all: usize = self.pieces.iter().map(|piece| piece.elements.len()).sum();
-        let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; self.layout.keys().len()];
-        let mut begin = 0;
-        for Piece { key, elements, .. } in self.pieces {
-            let tensors = 0..self.optimizer.saved_per_element();
-            let starts = tensors.map(|tensor| tensor * all + begin).collect();
-            begin += elements.len();
-            keys[key.index()] = RestoredKey { elements, starts };
-        }
-        let rates = vec![(Round(0), self.optimizer.learning_rate())];
-        Restored::new(self.before, rates, self.values, keys)
+/// A state as from a checkpoint: it has the order of a checkpoint's values.
+fn restored(job: &Job, before: Round, values: Slab) -> Restored {
+    let (pieces, optimizer) = (&job.hubs.pieces, &job.terms.optimizer);
+    let all: usize = pieces.iter().map(|piece| piece.elements.len()).sum();
+    let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; job.terms.keys.len()];
+    let mut begin = 0;
+    for Piece { key, elements, .. } in pieces {
+        let tensors = 0..optimizer.saved_per_element();
+        let starts = tensors.map(|tensor| tensor * all + begin).collect();
+        begin += elements.len();
+        keys[key.index()] = RestoredKey { elements: elements.clone(), starts };
     }
+    let rates = vec![(Round(0), optimizer.learning_rate())];
+    Restored::new(before, rates, values, keys)
 }
 
 /// A checkpoint file on its way to a client.
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub bytes: u64,
-    pub pieces: mpsc::Receiver<Bytes>,
+    /// Ends before its time if the file cannot be sent.
+    pub pieces: Channel<Bytes>,
 }
 
 impl Registry {
     /// Makes room for the state that a worker brings, if its job waits for a state.
-    pub fn state_comes(&self, job: &str, token: &str) -> Result<Coming, Refusal> {
-        let name = job;
-        let (id, before, bytes, layout, pieces, optimizer) = {
+    pub fn state_comes(&self, name: &str, token: &str) -> Result<Coming, Refusal> {
+        let (id, before, bytes) = {
             let mut inner = self.lock();
-            let (id, rank) = inner.find(job, token)?;
-            let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
+            let (job, rank) = inner.member(name, token)?;
             let awaited = if rank == 0 { job.state_comes() } else { None };
             let (before, bytes) = awaited.ok_or_else(|| {
                 Refusal::Conflict(format!(
@@ -96,10 +94,7 @@ impl Registry {
                      once, where the answer has state_bytes"
                 ))
             })?;
-            let layout = job.wire.layout();
-            let whole = || Share::WHOLE.pieces(layout, Schedule::default());
-            let pieces = job.hubs.as_ref().map_or_else(whole, |hubs| hubs.pieces.clone());
-            (id, before, bytes, Arc::clone(layout), pieces, job.terms.optimizer)
+            (job.id, before, bytes)
         };
         let no_room = |why: String| Refusal::Exhausted(format!("job {name:?}: no room for its state: {why}"));
         let available = fabric::available_bytes().unwrap_or(u64::MAX);
@@ -108,7 +103,7 @@ impl Registry {
         }
         let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
         let values = values.map_err(|error| no_room(error.to_string()))?;
-        Ok(Coming { job: id, before, layout, pieces, optimizer, values, filled: 0 })
+        Ok(Coming { job: id, before, values, filled: 0 })
     }
 
     /// The state is complete: the job begins with it when all its workers are here.
@@ -120,23 +115,19 @@ impl Registry {
                  of their first optimizer state, then of their second; join again to bring it"
             )));
         }
-        let (id, layout) = (coming.job, Arc::clone(&coming.layout));
-        let restored = Arc::new(coming.restored());
-        let round = restored.round();
+        let Coming { job: id, before: round, values, .. } = coming;
         let arrival = self.of_job(id, |job| {
             tracing::info!(job = job.name, round = round.0, "begins with the state that worker 0 brought");
-            self.command(job, |job| Command::Restore {
-                job,
-                layout: Arc::clone(&layout),
+            let restored = Arc::new(restored(job, round, values));
+            self.command(job, |id| Command::Restore {
+                job: id,
+                layout: Arc::clone(job.wire.layout()),
                 restored: Arc::clone(&restored),
             });
             job.begin_with(&restored)
         });
-        match arrival
-            .map_err(|_| Refusal::Gone("the job has failed meanwhile; its workers know why".into()))?
-        {
-            Arrival::Complete(ranks) => self.admit(id, ranks),
-            Arrival::Waiting | Arrival::Newcomer(_) => {}
+        if let Arrival::Complete(ranks) = arrival? {
+            self.admit(id, ranks);
         }
         Ok(StateReply { round })
     }
@@ -144,11 +135,9 @@ impl Registry {
     /// A job's state as a checkpoint file: as it is before the round that is furthest ahead.
     pub async fn state(self: &Arc<Self>, name: &str) -> Result<Sent, Refusal> {
         let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
-        let id = self.lock().names.get(name).copied();
-        let id =
-            id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))?;
+        let id = self.lock().named(name)?;
         let can_have = self.of_job(id, |job| {
-            let (share, optimizer) = (job.cores.share, &job.terms.optimizer);
+            let (share, optimizer) = (job.hubs.share, &job.terms.optimizer);
             if !share.is_whole() {
                 return Err(format!("{share}: no hub of several has all of a job's state"));
             }
@@ -160,13 +149,14 @@ impl Registry {
             }
             check_keys(job.wire.layout().keys(), optimizer).map_err(|error| error.to_string())
         });
-        can_have.unwrap_or_else(|_| Err("it has ended".into())).map_err(conflict)?;
+        can_have?.map_err(conflict)?;
         let mut collected = self.collect(id, ROUND_LIMIT).await.map_err(conflict)?;
         let (name, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
         let (tell, told) = oneshot::channel();
-        let (sink, pieces) = mpsc::channel(PIECES);
+        let (sink, pieces) = Channel::new(PIECES);
+        let sink = Sink { pieces: sink, runtime: Handle::current(), begun: Instant::now(), sent: 0 };
         let send = move || {
-            send(&name, &snapshot, tell, Sink { pieces: sink, begun: Instant::now(), sent: 0 });
+            send(&name, &snapshot, tell, sink);
             collected.give_back(snapshot);
         };
         let spawned = std::thread::Builder::new().name("phub-state".into()).spawn(send);
@@ -195,20 +185,21 @@ fn send(name: &str, snapshot: &Snapshot, tell: oneshot::Sender<Result<u64, Strin
 
 /// Takes the pieces, for the client.
 struct Sink {
-    pieces: mpsc::Sender<Bytes>,
+    pieces: Sender<Bytes>,
+    runtime: Handle,
     begun: Instant,
     sent: u64,
 }
 
 impl Write for Sink {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
-        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the client is gone");
-        self.pieces.blocking_send(Bytes::copy_from_slice(piece)).map_err(gone)?;
-        self.sent += piece.len() as u64;
         if self.begun.elapsed().as_secs() > GRACE_S + self.sent / SENT_BYTES_PER_S {
             let slow = format!("the client takes less than {SENT_BYTES_PER_S} bytes a second");
             return Err(io::Error::new(io::ErrorKind::TimedOut, slow));
         }
+        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the client is gone");
+        self.runtime.block_on(self.pieces.send_data(Bytes::copy_from_slice(piece))).map_err(gone)?;
+        self.sent += piece.len() as u64;
         Ok(piece.len())
     }
 

@@ -26,8 +26,8 @@ pub(crate) struct Follower {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cut {asked} is over or was never begun, the last one is {last}")]
 pub(crate) struct StaleCut {
-    asked: u64,
-    last: u64,
+    pub asked: u64,
+    pub last: u64,
 }
 
 impl Follower {

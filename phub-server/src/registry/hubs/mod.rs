@@ -1,5 +1,5 @@
-//! The hubs of a job that is spread over several, as one of them knows them. Hub 0 leads: it decides where the job is
-//! cut, and which workers take part from there on.
+//! The hubs of a job, as one of them knows them. Hub 0 leads: it decides where the job is cut, and which workers take
+//! part from there on. A job of one hub is led by it, and has nobody to ask.
 //!
 //! ```text
 //!   worker --join--> hub 0 --pass: secret, name, first round--> worker --join with the pass--> hub 1, hub 2, ...
@@ -13,28 +13,25 @@ pub(crate) mod agreement;
 pub(crate) mod parts;
 mod peers;
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pbox_core::control::{Pass, Peers as PeersOfJoin, WholeRounds};
+use pbox_core::control::{PartsReply, Pass, WholeRounds};
 use pbox_core::{Piece, Round, Share};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 
-use crate::client::Address;
+use crate::client::{Address, AskError};
 use agreement::{Arrivals, Files, Follower, StaleCut};
 
 /// What proves that a request is of a hub of the job. Only its workers and hubs know it.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret([u8; 16]);
+pub(crate) struct Secret(pub [u8; 16]);
 
 impl Secret {
-    pub fn new(random: [u8; 16]) -> Self {
-        Secret(random)
-    }
-
     /// From 32 hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -66,191 +63,115 @@ pub(crate) struct Hubs {
     pub share: Share,
     /// What this hub owns of each key.
     pub pieces: Vec<Piece>,
-    pub(crate) secret: Secret,
+    /// The others.
+    pub peers: Arc<Peers>,
     /// The round of the checkpoint that the job goes on from, or 0.
     pub first_round: Round,
-    /// The rounds of this hub's checkpoint files, ascending.
+    /// The rounds of this hub's parts of checkpoints, ascending.
     pub rounds: Vec<Round>,
-    addresses: Arc<Vec<Address>>,
-    /// Which hubs own chunks: the others have no part of a checkpoint.
-    owners: Vec<bool>,
-    pub(crate) role: Role,
-}
-
-/// What a hub is to the others.
-#[derive(Debug)]
-pub(crate) enum Role {
-    /// Hub 0.
-    Lead(Lead),
-    /// Every other hub.
-    Follower {
-        cuts: Follower,
-        /// While the job is held: no other cut begins.
-        lease: Option<OwnedMutexGuard<()>>,
-        /// What hub 0 last said of all hubs' files.
-        whole: WholeRounds,
-    },
-}
-
-/// What only hub 0 keeps.
-#[derive(Debug)]
-pub(crate) struct Lead {
+    /// Which rounds are whole, as far as this hub knows: hub 0 tells the others.
+    pub whole: WholeRounds,
+    /// Hub 0's: how many cuts it has begun, and how many workers it has let in.
     cuts: u64,
     workers: u64,
+    /// Hub 0's: which newcomers are at which hubs.
     pub arrivals: Arrivals,
-    pub files: Files,
-}
-
-/// What a hub of several begins a job with.
-#[derive(Debug)]
-pub(crate) struct Beginning {
-    pub secret: Secret,
-    pub first_round: Round,
-    /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
-    pub files: Vec<(u32, Vec<Round>)>,
+    /// Hub 0's: which hub has which files.
+    files: Files,
+    /// The others': the cuts of hub 0, and what keeps other cuts from beginning here meanwhile.
+    held: Follower,
+    lease: Option<OwnedMutexGuard<()>>,
 }
 
 impl Hubs {
+    /// The hubs of a job that begins. `files` are the rounds of the files of each hub that owns chunks; of another hub
+    /// than hub 0, only its own.
     pub fn new(
         share: Share,
         pieces: Vec<Piece>,
-        owners: Vec<bool>,
-        addresses: Arc<Vec<Address>>,
-        beginning: Beginning,
+        peers: Arc<Peers>,
+        first_round: Round,
+        files: Vec<(u32, Vec<Round>)>,
     ) -> Self {
-        let Beginning { secret, first_round, files } = beginning;
-        let rounds = files.iter().find(|(hub, _)| *hub == share.hub).map(|(_, rounds)| rounds.clone());
-        let role = match share.hub {
-            0 => Role::Lead(Lead {
-                cuts: 0,
-                workers: 0,
-                arrivals: Arrivals::default(),
-                files: Files::new(files),
-            }),
-            _ => Role::Follower { cuts: Follower::default(), lease: None, whole: WholeRounds::default() },
-        };
-        let rounds = rounds.unwrap_or_default();
-        Hubs { share, pieces, secret, first_round, rounds, addresses, owners, role }
+        let own = files.iter().find(|(hub, _)| *hub == share.hub);
+        let rounds = own.map(|(_, rounds)| rounds.clone()).unwrap_or_default();
+        let files = Files::new(files);
+        let whole = if share.hub == 0 { files.whole() } else { WholeRounds::default() };
+        let (arrivals, held) = (Arrivals::default(), Follower::default());
+        let (cuts, workers, lease) = (0, 0, None);
+        Hubs { share, pieces, peers, first_round, rounds, whole, cuts, workers, arrivals, files, held, lease }
     }
 
     /// Whether this hub leads.
     pub fn leads(&self) -> bool {
-        matches!(self.role, Role::Lead(_))
+        self.share.hub == 0
     }
 
     /// A pass for the next worker that hub 0 lets in.
-    pub fn next_pass(&mut self, checkpoints: bool) -> Option<Pass> {
-        let Role::Lead(lead) = &mut self.role else { return None };
-        lead.workers += 1;
-        let (secret, worker, first_round) = (self.secret.show(), lead.workers, self.first_round);
-        Some(Pass { secret, worker, first_round, checkpoints })
+    pub fn next_pass(&mut self, checkpoints: bool) -> Pass {
+        self.workers += 1;
+        let (secret, worker, first_round) = (self.peers.secret.show(), self.workers, self.first_round);
+        Pass { secret, worker, first_round, checkpoints }
     }
 
     /// Hub 0 begins a cut; its number.
-    pub fn next_cut(&mut self) -> Option<u64> {
-        let Role::Lead(lead) = &mut self.role else { return None };
-        lead.cuts += 1;
-        Some(lead.cuts)
+    pub fn next_cut(&mut self) -> u64 {
+        self.cuts += 1;
+        self.cuts
     }
 
     /// Hub 0 has begun a cut, and nothing else here stops the job meanwhile.
     pub fn hold(&mut self, cut: u64, lease: OwnedMutexGuard<()>) -> Result<(), StaleCut> {
-        let Role::Follower { cuts, lease: of_cut, .. } = &mut self.role else {
-            return Follower::default().release(cut);
-        };
-        cuts.hold(cut)?;
-        *of_cut = Some(lease);
+        if self.leads() {
+            return Err(StaleCut { asked: cut, last: self.cuts });
+        }
+        self.held.hold(cut)?;
+        self.lease = Some(lease);
         Ok(())
     }
 
     /// The cut is over; what kept others from beginning is to be dropped when the job goes on.
     pub fn release(&mut self, cut: u64) -> Result<Option<OwnedMutexGuard<()>>, StaleCut> {
-        let Role::Follower { cuts, lease, .. } = &mut self.role else {
-            return Follower::default().release(cut).map(|()| None);
-        };
-        cuts.release(cut)?;
-        Ok(lease.take())
+        self.held.release(cut)?;
+        Ok(self.lease.take())
     }
 
     /// Whether a cut has begun here and not ended.
     pub fn is_held_by(&self, cut: u64) -> bool {
-        matches!(&self.role, Role::Follower { cuts, .. } if cuts.is_held_by(cut))
+        self.held.is_held_by(cut)
     }
 
-    /// A worker is not expected at any hub any more.
-    pub fn forget(&mut self, worker: u64) {
-        if let Role::Lead(lead) = &mut self.role {
-            lead.arrivals.forget(worker);
+    /// A hub's files are these now.
+    pub fn has_files(&mut self, hub: u32, rounds: Vec<Round>) {
+        if hub == self.share.hub {
+            self.rounds.clone_from(&rounds);
+        }
+        if self.leads() {
+            self.files.report(hub, rounds);
+            self.whole = self.files.whole();
         }
     }
-
-    /// Which rounds are whole, as far as this hub knows.
-    pub fn whole(&self) -> WholeRounds {
-        match &self.role {
-            Role::Lead(lead) => lead.files.whole(),
-            Role::Follower { whole, .. } => whole.clone(),
-        }
-    }
-
-    /// This hub's files are these now.
-    pub fn has_files(&mut self, rounds: Vec<Round>) {
-        if let Role::Lead(lead) = &mut self.role {
-            lead.files.report(self.share.hub, rounds.clone());
-        }
-        self.rounds = rounds;
-    }
-
-    /// Another hub's files are these now.
-    pub fn hears_of_files(&mut self, hub: u32, rounds: Vec<Round>) {
-        if let Role::Lead(lead) = &mut self.role {
-            lead.files.report(hub, rounds);
-        }
-    }
-
-    /// Asks the others; `job` is the job's name.
-    pub fn peers(&self, job: &str, limit: Duration) -> Peers {
-        Peers {
-            job: job.to_owned(),
-            secret: self.secret.clone(),
-            own: self.share.hub,
-            addresses: Arc::clone(&self.addresses),
-            owners: self.owners.clone(),
-            limit,
-        }
-    }
-}
-
-/// The addresses in a join. May wait for a name server.
-pub(crate) fn addresses(peers: &PeersOfJoin) -> Arc<Vec<Address>> {
-    Arc::new(peers.hubs.iter().map(|hub| Address::resolve(hub)).collect())
 }
 
 /// Asks the other hubs of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
     pub job: String,
-    secret: Secret,
-    own: u32,
-    addresses: Arc<Vec<Address>>,
-    owners: Vec<bool>,
+    pub secret: Secret,
+    /// This hub.
+    pub own: u32,
+    /// All hubs, in the order of the shares; empty if this hub is the only one.
+    pub addresses: Vec<Address>,
+    /// Which hubs own chunks: the others have no part of a checkpoint.
+    pub owners: Vec<bool>,
     /// How long to wait for an answer.
     pub limit: Duration,
 }
 
 impl Peers {
-    /// The secret, to be shown.
-    pub fn secret(&self) -> String {
-        self.secret.show()
-    }
-
     /// The numbers of the other hubs.
     pub fn others(&self) -> impl Iterator<Item = u32> {
         (0..self.addresses.len() as u32).filter(|&hub| hub != self.own)
-    }
-
-    /// The numbers of the other hubs that own chunks.
-    pub fn other_owners(&self) -> impl Iterator<Item = u32> {
-        self.others().filter(|&hub| self.owners[hub as usize])
     }
 
     /// A hub's address, as the workers name it.
@@ -268,31 +189,51 @@ impl Peers {
     ) -> Result<R, String> {
         let path = format!("/v1/jobs/{}/peers/{verb}", self.job);
         let answer = self.addresses[hub as usize].post(&path, request, self.limit).await;
-        answer.map_err(|error| unanswered(hub, self.name(hub), what, &error))
+        answer.map_err(|error| self.unanswered(hub, what, &error))
+    }
+
+    /// Which checkpoints another hub has.
+    pub async fn parts(self: Arc<Self>, hub: u32) -> Result<PartsReply, String> {
+        let path = format!("/v1/jobs/{}/parts/{hub}/{}", self.job, self.addresses.len());
+        let answer = self.addresses[hub as usize].get(&path, self.limit).await;
+        answer.map_err(|error| self.unanswered(hub, "say which checkpoints it has", &error))
     }
 
     /// Asks all others at the same time; the answers are in the order of the hubs.
     pub async fn ask_all<R: DeserializeOwned + Send + 'static>(
-        &self,
+        self: &Arc<Self>,
         verb: &'static str,
         what: &'static str,
         request: impl Serialize + Clone + Send + Sync + 'static,
     ) -> Vec<Result<R, String>> {
-        let mut asked = JoinSet::new();
-        for hub in self.others() {
-            let (peers, request) = (self.clone(), request.clone());
-            asked.spawn(async move { (hub, peers.ask::<R>(hub, verb, what, &request).await) });
-        }
-        let mut answers = asked.join_all().await;
-        answers.sort_by_key(|(hub, _)| *hub);
-        answers.into_iter().map(|(_, answer)| answer).collect()
+        let ask = |peers: Arc<Self>, hub| {
+            let request = request.clone();
+            async move { peers.ask(hub, verb, what, &request).await }
+        };
+        self.at_once(self.others(), ask).await
     }
-}
 
-/// What is said of a hub that did not answer.
-pub(crate) fn unanswered(hub: u32, address: &str, what: &str, error: &crate::client::AskError) -> String {
-    format!(
-        "hub {hub} of the job, at {address}, was asked to {what}: {error} (the hubs of a job must reach each other at the \
-         addresses that its workers have)"
-    )
+    /// Does something with several hubs at the same time; the results are in the order of the hubs.
+    pub async fn at_once<R: Send + 'static, F: Future<Output = R> + Send + 'static>(
+        self: &Arc<Self>,
+        hubs: impl Iterator<Item = u32>,
+        act: impl Fn(Arc<Self>, u32) -> F,
+    ) -> Vec<R> {
+        let mut acts = JoinSet::new();
+        for hub in hubs {
+            let act = act(Arc::clone(self), hub);
+            acts.spawn(async move { (hub, act.await) });
+        }
+        let mut results = acts.join_all().await;
+        results.sort_by_key(|(hub, _)| *hub);
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+
+    fn unanswered(&self, hub: u32, what: &str, error: &AskError) -> String {
+        format!(
+            "hub {hub} of the job, at {}, was asked to {what}: {error} (the hubs of a job must reach each other at the \
+             addresses that its workers have)",
+            self.name(hub)
+        )
+    }
 }

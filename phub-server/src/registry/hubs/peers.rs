@@ -19,25 +19,26 @@ use pbox_core::control::{
 };
 use pbox_core::job::MAX_HUBS;
 use pbox_core::{JobId, Round, Share};
+use serde_json::Value;
 
-use super::{Peers, Role};
-use crate::registry::cut::JobEnded;
-use crate::registry::{Refusal, Registry};
+use super::agreement::StaleCut;
+use crate::registry::checkpoint::ROUND_LIMIT;
+use crate::registry::job::Job;
+use crate::registry::{Refusal, Registry, on_thread};
 
-fn ended(JobEnded: JobEnded) -> Refusal {
-    Refusal::Gone("the job has ended here".into())
+impl From<StaleCut> for Refusal {
+    fn from(error: StaleCut) -> Self {
+        Refusal::Conflict(error.to_string())
+    }
 }
 
 impl Registry {
     /// The job of this name, if the request shows its secret. A stranger learns nothing of what is here.
-    fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
+    pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
-        let id = inner.names.get(name).copied();
-        let hubs = id.and_then(|id| inner.jobs[&id].hubs.as_ref());
-        match hubs.is_some_and(|hubs| hubs.secret.is(secret)) {
-            true => Ok(id.expect("it has hubs")),
-            false => Err(Refusal::Gone(format!("no job {name:?} over several hubs here has this secret"))),
-        }
+        let id = inner.names.get(name).filter(|id| inner.jobs[id].hubs.peers.secret.is(secret));
+        id.copied()
+            .ok_or_else(|| Refusal::Gone(format!("no job {name:?} over several hubs here has this secret")))
     }
 
     /// Which checkpoints this hub has of a share of a job.
@@ -46,40 +47,27 @@ impl Registry {
         if share.hub >= share.hubs || share.hubs > MAX_HUBS {
             return Err(Refusal::Bad(format!("{share}: expected 1 to {MAX_HUBS} hubs, numbered from 0")));
         }
-        let (tell, told) = tokio::sync::oneshot::channel();
         let registry = Arc::clone(self);
         // Not on the threads for joins: they may wait for this answer of each other's hubs.
-        let look = move || {
-            let every = registry.checkpoint_every.map(std::num::NonZeroU32::get);
-            let rounds = registry.store.as_ref().map(|store| store.rounds(&name, share)).transpose();
-            drop(registry);
-            let reply = rounds.map(|rounds| PartsReply {
-                keeps: rounds.is_some(),
-                every,
-                rounds: rounds.unwrap_or_default(),
-            });
-            let _ = tell.send(reply.map_err(|error| Refusal::Conflict(error.to_string())));
-        };
-        let spawned = std::thread::Builder::new().name("phub-parts".into()).spawn(look);
-        spawned.map_err(|error| Refusal::Exhausted(format!("no thread to look for checkpoints: {error}")))?;
-        told.await.map_err(|_| Refusal::Exhausted("looking for checkpoints failed; see the log".into()))?
+        let look = move || registry.store.as_ref().map(|store| store.rounds(&name, share)).transpose();
+        let rounds = on_thread("phub-parts", look).await.map_err(Refusal::Exhausted)?;
+        let rounds = rounds.map_err(|error| Refusal::Conflict(error.to_string()))?;
+        let every = self.checkpoint_every.map(std::num::NonZeroU32::get);
+        Ok(PartsReply { keeps: rounds.is_some(), every, rounds: rounds.unwrap_or_default() })
     }
 
     /// Hub 0 begins a cut.
     pub async fn held_by_lead(
         self: Arc<Self>,
-        name: String,
+        id: JobId,
         request: HoldRequest,
     ) -> Result<HoldReply, Refusal> {
-        let HoldRequest { secret, cut } = request;
-        let id = self.of_peer(&name, &secret)?;
-        let cutting = self.of_job(id, |job| Arc::clone(&job.cutting)).map_err(ended)?;
+        let cut = request.cut;
+        let cutting = self.of_job(id, |job| Arc::clone(&job.cutting))?;
         let lease = cutting.lock_owned().await;
-        let begun =
-            self.of_job(id, |job| job.hubs.as_mut().map(|hubs| hubs.hold(cut, lease))).map_err(ended)?;
-        begun.transpose().map_err(|error| Refusal::Conflict(error.to_string()))?;
-        let front = self.hold(id).await.map_err(ended)?;
-        tokio::spawn(Arc::clone(&self).end_overdue(id, cut));
+        self.of_job(id, |job| job.hubs.hold(cut, lease))??;
+        let front = self.hold(id).await?;
+        tokio::spawn(self.end_overdue(id, cut));
         Ok(HoldReply { front })
     }
 
@@ -88,11 +76,8 @@ impl Registry {
         // Hub 0 asks all hubs to hold, then to release, and waits so long for each.
         let limit = 3 * self.heartbeat_limit;
         tokio::time::sleep(limit).await;
-        let overdue = self.of_job(id, |job| {
-            let hubs = job.hubs.as_ref().filter(|hubs| hubs.is_held_by(cut))?;
-            Some(hubs.peers(&job.name, limit).name(0).to_owned())
-        });
-        if let Ok(Some(lead)) = overdue {
+        let overdue = |job: &mut Job| job.hubs.is_held_by(cut).then(|| job.hubs.peers.name(0).to_owned());
+        if let Ok(Some(lead)) = self.of_job(id, overdue) {
             let reason = format!(
                 "hub 0 of the job, at {lead}, holds its rounds and did not let them go on within {:.1} s: it hangs, was \
                  stopped, or was cut off",
@@ -105,143 +90,122 @@ impl Registry {
     /// Hub 0 ends a cut.
     pub async fn released_by_lead(
         self: Arc<Self>,
-        name: String,
+        id: JobId,
         request: ReleaseRequest,
     ) -> Result<(), Refusal> {
-        let ReleaseRequest { secret, cut, from, admitted, snapshot } = request;
-        let id = self.of_peer(&name, &secret)?;
-        let begun = self.of_job(id, |job| {
-            let lease = job.hubs.as_mut().map(|hubs| hubs.release(cut)).transpose();
-            lease.map(|lease| (lease, admitted.iter().filter_map(|&worker| job.rank(worker)).collect()))
-        });
-        let (lease, ranks): (_, Arc<[u32]>) =
-            begun.map_err(ended)?.map_err(|error| Refusal::Conflict(error.to_string()))?;
+        let ReleaseRequest { cut, from, admitted, snapshot, .. } = request;
+        let _lease = self.of_job(id, |job| job.hubs.release(cut))??;
+        let ranks: Arc<[u32]> =
+            self.of_job(id, |job| admitted.iter().filter_map(|&worker| job.rank(worker)).collect())?;
         if snapshot {
-            self.begin_part(id, from).map_err(ended)?;
+            self.of_job(id, |job| {
+                job.checkpoints.part.send_replace((from, PartState::Collecting));
+                self.take_snapshot(job, from, None);
+            })?;
         }
-        self.release(id, from, Arc::clone(&ranks)).await.map_err(ended)?;
+        self.release(id, from, Arc::clone(&ranks)).await?;
         if !ranks.is_empty() {
-            self.take_part(id, &ranks, from).map_err(ended)?;
+            self.take_part(id, &ranks, from)?;
         }
-        drop(lease);
         Ok(())
     }
 
     /// Hub 0 asks for this hub's part of a checkpoint.
-    pub async fn written(&self, name: &str, request: WrittenRequest) -> Result<WrittenReply, Refusal> {
-        let WrittenRequest { secret, before, whole: of_all, wait_ms } = request;
-        let id = self.of_peer(name, &secret)?;
-        let mut part = self
-            .of_job(id, |job| {
-                if let Some(Role::Follower { whole, .. }) = job.hubs.as_mut().map(|hubs| &mut hubs.role) {
-                    *whole = of_all;
-                }
-                job.checkpoints.part.subscribe()
-            })
-            .map_err(ended)?;
+    pub async fn written(&self, id: JobId, request: WrittenRequest) -> Result<WrittenReply, Refusal> {
+        let WrittenRequest { before, whole, wait_ms, .. } = request;
+        let mut part = self.of_job(id, |job| {
+            if !job.hubs.leads() {
+                job.hubs.whole = whole;
+            }
+            job.checkpoints.part.subscribe()
+        })?;
         let wait = Duration::from_millis(wait_ms).min(self.heartbeat_hold());
-        let is_under_way = |part: &(Round, PartState)| {
-            part.0 > Round(0) && matches!(part.1, PartState::Collecting | PartState::Writing)
-        };
+        let is_under_way = |state: &PartState| matches!(state, PartState::Collecting | PartState::Writing);
         // Round 0 has no checkpoint: it stands for the part that is under way now, if there is one.
-        let is_done = |part: &(Round, PartState)| match before {
-            Round(0) => !is_under_way(part),
-            _ => part.0 > before || part.0 == before && !is_under_way(part),
+        let asked_for = |(round, state): &(Round, PartState)| match before {
+            Round(0) if *round > before && is_under_way(state) => state.clone(),
+            Round(0) => PartState::Written(0),
+            _ if *round < before => PartState::Collecting,
+            _ if *round == before => state.clone(),
+            _ => PartState::Failed(format!("it is at round {} by now", round.0)),
         };
         // Ends early when the job does.
-        let _ = tokio::time::timeout(wait, part.wait_for(is_done)).await.is_ok();
-        let part = match &*part.borrow() {
-            now if before == Round(0) && !is_under_way(now) => PartState::Written(0),
-            (_, state) if before == Round(0) => state.clone(),
-            (round, state) if *round == before => state.clone(),
-            (round, _) if *round > before => PartState::Failed(format!("it is at round {} by now", round.0)),
-            _ => PartState::Collecting,
-        };
-        let rounds =
-            self.of_job(id, |job| job.hubs.as_ref().map(|hubs| hubs.rounds.clone())).map_err(ended)?;
-        Ok(WrittenReply { rounds: rounds.unwrap_or_default(), part })
-    }
-
-    /// A newcomer's links are at another hub.
-    pub fn arrived_at(self: &Arc<Self>, name: &str, request: ArrivedRequest) -> Result<(), Refusal> {
-        let ArrivedRequest { secret, hub, worker } = request;
-        let id = self.of_peer(name, &secret)?;
-        self.arrived(id, hub, worker)
+        let _ =
+            tokio::time::timeout(wait, part.wait_for(|part| !is_under_way(&asked_for(part)))).await.is_ok();
+        let part = asked_for(&part.borrow());
+        let rounds = self.of_job(id, |job| job.hubs.rounds.clone())?;
+        Ok(WrittenReply { rounds, part })
     }
 
     /// A newcomer's links are at a hub: hub 0 lets it take part once they are at all of them.
-    pub(crate) fn arrived(self: &Arc<Self>, id: JobId, hub: u32, worker: u64) -> Result<(), Refusal> {
+    pub fn arrived(self: &Arc<Self>, id: JobId, request: ArrivedRequest) -> Result<(), Refusal> {
+        let ArrivedRequest { hub, worker, .. } = request;
         let complete = self.of_job(id, |job| {
-            let rank = job.rank(worker)?;
-            match &mut job.hubs.as_mut()?.role {
-                Role::Lead(lead) => lead.arrivals.note(worker, hub, job.terms.hubs).then_some(rank),
-                Role::Follower { .. } => None,
-            }
+            let rank = job.rank(worker).filter(|_| job.hubs.leads())?;
+            job.hubs.arrivals.note(worker, hub, job.hubs.share.hubs).then_some(rank)
         });
-        if let Some(rank) = complete.map_err(ended)? {
+        if let Some(rank) = complete? {
             self.admit(id, Arc::new([rank]));
         }
         Ok(())
     }
 
-    /// This hub has all links of a newcomer of a job over several hubs.
-    pub(crate) fn tell_arrived(self: &Arc<Self>, id: JobId, peers: Peers, own: u32, worker: u64) {
-        let registry = Arc::clone(self);
+    /// This hub has all links of a newcomer.
+    pub(crate) fn tell_arrived(self: &Arc<Self>, job: &Job, rank: u32) {
+        let (registry, id, peers) = (Arc::clone(self), job.id, Arc::clone(&job.hubs.peers));
+        let Some(worker) = job.worker(rank) else { return };
+        let request = ArrivedRequest { secret: peers.secret.show(), hub: peers.own, worker };
         tokio::spawn(async move {
-            let told = if own == 0 {
-                registry.arrived(id, own, worker).map_err(|_| "the job has ended".to_owned())
-            } else {
-                let request = ArrivedRequest { secret: peers.secret(), hub: own, worker };
-                let told = peers.ask::<serde_json::Value>(0, "arrived", "let a newcomer take part", &request);
-                told.await.map(|_| ())
-            };
-            let Err(why) = told else { return };
-            let mut inner = registry.lock();
-            if let Some(rank) = inner.jobs.get(&id).and_then(|job| job.rank(worker)) {
-                let reason = format!("worker {rank} could not be let in: {why}");
-                registry.lose(&mut inner, id, rank, &reason);
+            if peers.own == 0 {
+                // If the job has ended, its workers have been told why.
+                let _ = registry.arrived(id, request);
+                return;
+            }
+            let told = peers.ask::<Value>(0, "arrived", "let a newcomer take part", &request).await;
+            if let Err(why) = told {
+                registry.lose_worker(id, worker, |rank| format!("worker {rank} could not be let in: {why}"));
             }
         });
     }
 
     /// Another hub has lost a worker: so has this one.
-    pub fn lost_elsewhere(&self, name: &str, request: LostRequest) -> Result<(), Refusal> {
-        let LostRequest { secret, worker, reason } = request;
-        let id = self.of_peer(name, &secret)?;
+    pub fn lost_elsewhere(&self, id: JobId, request: LostRequest) -> Result<(), Refusal> {
+        self.lose_worker(id, request.worker, |_| request.reason);
+        Ok(())
+    }
+
+    fn lose_worker(&self, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
         let mut inner = self.lock();
         if let Some(rank) = inner.jobs.get(&id).and_then(|job| job.rank(worker)) {
-            self.lose(&mut inner, id, rank, &reason);
+            self.lose(&mut inner, id, rank, &reason(rank));
         }
-        Ok(())
     }
 
     /// Tells the other hubs that a worker is lost: hub 0 all of them, another hub hub 0. Nobody waits for it: what is not
     /// told, each hub sees itself a little later.
-    pub(crate) fn tell_lost(&self, peers: Peers, own: u32, worker: u64, reason: &str) {
+    pub(crate) fn tell_lost(&self, job: &Job, worker: u64, reason: &str) {
         let Some(runtime) = self.runtime.get() else { return };
-        let request = LostRequest { secret: peers.secret(), worker, reason: reason.to_owned() };
-        let others: Vec<u32> = if own == 0 { peers.others().collect() } else { vec![0] };
-        for hub in others {
-            let (peers, request) = (peers.clone(), request.clone());
-            runtime.spawn(async move {
-                let told = peers.ask::<serde_json::Value>(hub, "lost", "go on without a worker", &request);
-                if let Err(why) = told.await {
-                    tracing::warn!(job = peers.job, why, "another hub does not know that a worker is lost");
-                }
-            });
-        }
+        let peers = Arc::clone(&job.hubs.peers);
+        let request = LostRequest { secret: peers.secret.show(), worker, reason: reason.to_owned() };
+        runtime.spawn(async move {
+            let what = "go on without a worker";
+            let told = match peers.own {
+                0 => peers.ask_all::<Value>("lost", what, request).await,
+                _ => vec![peers.ask::<Value>(0, "lost", what, &request).await],
+            };
+            for why in told.into_iter().filter_map(Result::err) {
+                tracing::warn!(job = peers.job, why, "another hub does not know that a worker is lost");
+            }
+        });
     }
 
     /// Another hub of a job wants a checkpoint.
     pub async fn checkpoint_for_peer(
         self: &Arc<Self>,
-        name: &str,
+        id: JobId,
         request: CheckpointRequest,
     ) -> Result<CheckpointReply, Refusal> {
-        let CheckpointRequest { secret, round_limit_ms } = request;
-        let id = self.of_peer(name, &secret)?;
-        let limit = Duration::from_millis(round_limit_ms).min(crate::registry::checkpoint::ROUND_LIMIT);
-        let written = self.checkpoint_job(id, limit).await;
-        written.map_err(|why| Refusal::Exhausted(format!("job {name:?}: {why}")))
+        let limit = Duration::from_millis(request.round_limit_ms).min(ROUND_LIMIT);
+        self.checkpoint_job(id, limit).await.map_err(Refusal::Exhausted)
     }
 }
