@@ -1,6 +1,6 @@
-//! Asks another hub's control port.
+//! Asks a hub's control port: for another hub of a job, or for the doctor.
 //!
-//! A connection for each request: hubs ask each other seldom. Runs on the control thread's runtime. Must not know jobs.
+//! A connection for each request: hubs ask each other seldom. Runs on the runtime of whoever asks. Must not know jobs.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -16,10 +16,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-/// The longest answer: the rounds of a job's checkpoints.
-const ANSWER_BYTES: usize = 1 << 20;
+/// The longest answer: the rounds of a job's checkpoints, or all jobs of a hub.
+const ANSWER_BYTES: usize = 4 << 20;
 
-/// Another hub's control port.
+/// A hub's control port.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     /// As the job's workers name it.
@@ -39,7 +39,7 @@ pub(crate) enum AskError {
     Silent(Duration),
     #[error("it refuses: {0}")]
     Refused(String),
-    #[error("its answer makes no sense: {0}; install the same version at all hubs")]
+    #[error("its answer makes no sense: {0}; install the same version everywhere")]
     Nonsense(String),
 }
 

@@ -177,19 +177,13 @@ fn open_data_paths(
             }
             Transport::Verbs if !has_rdma => continue,
             Transport::Verbs => {
-                let beside = |data: SocketAddr| match data.port() {
-                    0 => data,
-                    port => SocketAddr::new(data.ip(), port.saturating_add(1)),
-                };
-                let any_port = SocketAddr::new(control.ip(), 0);
-                let listener = verbs::Listener::bind(settings.data_listen.map_or(any_port, beside));
+                let listener = verbs::Listener::bind(settings.handshake(control.ip()));
                 let listener = listener.map_err(ConnectError::from)?;
                 let address = TransportAddress::Verbs { address: listener.address() };
                 (Listener::Verbs(listener), address)
             }
             Transport::Tcp => {
-                let any_port = SocketAddr::new(control.ip(), 0);
-                let listener = tcp::Listener::bind(settings.data_listen.unwrap_or(any_port));
+                let listener = tcp::Listener::bind(settings.data_path(control.ip()));
                 let listener = listener.map_err(ConnectError::from)?;
                 let address = TransportAddress::Tcp { addresses: vec![listener.address(); ports] };
                 (Listener::Tcp(listener), address)

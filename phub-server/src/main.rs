@@ -37,12 +37,12 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(settings) => serve(&settings),
-        Command::Topology(args) => args.run().map_err(Into::into),
+        Command::Topology(args) => args.run(),
         Command::Doctor(args) => match args.run() {
             Ok(true) => Ok(()),
             // The doctor has printed what is wrong.
             Ok(false) => return ExitCode::FAILURE,
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         },
     };
     exit_code("phub-server", result)

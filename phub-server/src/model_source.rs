@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use anyhow::anyhow;
 use pbox_core::Key;
 use pbox_core::manifest::{self, ManifestError};
-use pbox_core::models::{self, MODELS, UnknownModel};
+use pbox_core::models::{self, MODELS};
 
 /// A model by name, or by a file.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -21,33 +22,9 @@ pub struct ModelSource {
     pub manifest: Option<PathBuf>,
 }
 
-/// Why there are no keys.
-#[derive(Debug, thiserror::Error)]
-pub enum ModelError {
-    /// No model has this name.
-    #[error(transparent)]
-    Unknown(#[from] UnknownModel),
-    /// The file cannot be read.
-    #[error("cannot read {path}: {error}; give a .safetensors file that you may read")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's answer.
-        error: std::io::Error,
-    },
-    /// The file is not a safetensors file.
-    #[error("{path}: {error}")]
-    Manifest {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        error: ManifestError,
-    },
-}
-
 impl ModelSource {
     /// The model's name for people, and its keys; `None` if neither setting was given.
-    pub fn keys(&self) -> Result<Option<(String, Vec<Key>)>, ModelError> {
+    pub fn keys(&self) -> anyhow::Result<Option<(String, Vec<Key>)>> {
         match self {
             ModelSource { manifest: Some(path), .. } => {
                 let keys = read_manifest(path)?;
@@ -63,7 +40,7 @@ impl ModelSource {
     }
 
     /// As [`keys`](Self::keys), with a default model.
-    pub fn keys_or(&self, default: &str) -> Result<(String, Vec<Key>), ModelError> {
+    pub fn keys_or(&self, default: &str) -> anyhow::Result<(String, Vec<Key>)> {
         debug_assert!(MODELS.contains(&default));
         match self.keys()? {
             Some(found) => Ok(found),
@@ -73,14 +50,17 @@ impl ModelSource {
 }
 
 /// Reads only the header of a safetensors file: the values may be many GiB.
-fn read_manifest(path: &Path) -> Result<Vec<Key>, ModelError> {
-    let read = |error| ModelError::Read { path: path.to_owned(), error };
-    let lies = |error| ModelError::Manifest { path: path.to_owned(), error };
+fn read_manifest(path: &Path) -> anyhow::Result<Vec<Key>> {
+    let at = path.display();
+    let read = |error: std::io::Error| {
+        anyhow!("cannot read {at}: {error}; give a .safetensors file that you may read")
+    };
+    let lies = |error: ManifestError| anyhow!("{at}: {error}");
     let mut file = File::open(path).map_err(read)?;
     let file_bytes = file.metadata().map_err(read)?.len();
     let mut header = Vec::with_capacity(8);
     (&mut file).take(8).read_to_end(&mut header).map_err(read)?;
-    if let Ok(first8) = <[u8; 8]>::try_from(&header[..]) {
+    if let Some(&first8) = header.first_chunk() {
         let needed = manifest::header_bytes(first8, file_bytes).map_err(lies)?;
         (&mut file).take(needed.saturating_sub(8)).read_to_end(&mut header).map_err(read)?;
     }

@@ -7,17 +7,17 @@ const REASONABLE: u64 = 65_536;
 
 /// Raises the limit as far as the process may without privileges, up to a reasonable number.
 pub fn raise_open_files() {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let wanted = attainable(current, maximum);
+    let limit = getrlimit(Resource::Nofile);
+    let (current, wanted) = (limit.current, attainable(&limit));
     if current.is_some_and(|current| current < wanted)
-        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit })
     {
         tracing::warn!(%error, ?current, wanted, "cannot raise the number of open files (ulimit -n)");
     }
 }
 
-/// The limit that a hub has then; `None` means no limit.
-pub(crate) fn attainable(limit: Option<u64>, hard: Option<u64>) -> u64 {
-    let raised = hard.map_or(REASONABLE, |hard| hard.min(REASONABLE));
-    limit.map_or(u64::MAX, |limit| limit.max(raised))
+/// The limit that a hub has then; no limit is the largest number.
+pub(crate) fn attainable(limit: &Rlimit) -> u64 {
+    let raised = limit.maximum.map_or(REASONABLE, |hard| hard.min(REASONABLE));
+    limit.current.map_or(u64::MAX, |limit| limit.max(raised))
 }

@@ -1,6 +1,6 @@
 //! The hub's settings: each declared once, with its default, its doc and its environment name.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -80,6 +80,20 @@ impl HubSettings {
     /// Whether workers may come by this transport.
     pub fn offers(&self, transport: Transport) -> bool {
         self.transports.as_ref().is_none_or(|offered| offered.contains(&transport))
+    }
+
+    /// Where gradients and weights come over TCP. `control` is the address of the control port.
+    pub(crate) fn data_path(&self, control: IpAddr) -> SocketAddr {
+        self.data_listen.unwrap_or(SocketAddr::new(control, 0))
+    }
+
+    /// Where RDMA's handshake comes: the port after that of TCP.
+    pub(crate) fn handshake(&self, control: IpAddr) -> SocketAddr {
+        let mut address = self.data_path(control);
+        if address.port() > 0 {
+            address.set_port(address.port().saturating_add(1));
+        }
+        address
     }
 
     /// How long a worker may be silent.

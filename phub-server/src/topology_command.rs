@@ -5,10 +5,10 @@ use std::io::{IsTerminal, Write as _};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Layout, LayoutError};
-use topology::{Host, HostError, NicChoice, PlaceError, Plan, Request, render};
+use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Layout};
+use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
-use crate::model_source::{ModelError, ModelSource};
+use crate::model_source::ModelSource;
 use crate::settings::CoreSelection;
 
 /// Settings of `phub-server topology`.
@@ -46,26 +46,9 @@ pub struct TopologyArgs {
     except_nics: Vec<String>,
 }
 
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum TopologyError {
-    /// The machine cannot be read.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// The model cannot be read.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The model cannot be cut.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// The chunks cannot be placed.
-    #[error(transparent)]
-    Place(#[from] PlaceError),
-}
-
 impl TopologyArgs {
     /// Prints the machine and the plan.
-    pub fn run(&self) -> Result<(), TopologyError> {
+    pub fn run(&self) -> anyhow::Result<()> {
         let host = match (&self.xml, &self.synthetic) {
             (Some(path), _) => Host::from_xml(path)?,
             (_, Some(description)) => Host::from_synthetic(description)?,

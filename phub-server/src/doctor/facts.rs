@@ -100,20 +100,6 @@ impl Cpus {
     }
 }
 
-/// The limit on this process's open files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OpenFiles {
-    pub limit: Option<u64>,
-    pub hard: Option<u64>,
-}
-
-impl OpenFiles {
-    pub fn read() -> Self {
-        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-        OpenFiles { limit: current, hard: maximum }
-    }
-}
-
 /// RDMA according to the kernel, independent of libibverbs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KernelRdma {

@@ -15,17 +15,17 @@ mod report;
 
 use fabric::any::Transport;
 use fabric::verbs::{self, Device, NicList, NicOptions};
-use pbox_core::LayoutError;
+use rustix::process::{Resource, getrlimit};
 use topology::{Host, NicChoice, NicKind};
 
 use crate::cores::lanes::{self, OnNics};
 use crate::error::HubError;
-use crate::model_source::{ModelError, ModelSource};
+use crate::model_source::ModelSource;
 use crate::settings::HubSettings;
 use check::{Check, Verdict};
 use checks::rdma::{Candidate, Found, Need};
 use checks::{checkpoints, control_port, cores, data_path, files, locality, memory, moving, rdma};
-use facts::{Cpus, HugePages, KernelRdma, Memlock, OpenFiles};
+use facts::{Cpus, HugePages, KernelRdma, Memlock};
 use job::Job;
 use report::{Form, Report};
 
@@ -62,20 +62,6 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// Why nothing can be checked.
-#[derive(Debug, thiserror::Error)]
-pub enum DoctorError {
-    /// The model cannot be read.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The model cannot be cut into chunks.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// The settings make no sense, or the machine cannot be read.
-    #[error(transparent)]
-    Hub(#[from] HubError),
-}
-
 /// What is known about RDMA after its checks.
 struct Rdma {
     plan: Option<OnNics>,
@@ -85,19 +71,19 @@ struct Rdma {
 
 impl DoctorArgs {
     /// Prints a line for each check. True if nothing fails.
-    pub fn run(&self) -> Result<bool, DoctorError> {
+    pub fn run(&self) -> anyhow::Result<bool> {
         let settings = &self.settings;
         let (model, keys) = self.model.keys_or("resnet50")?;
         let job = Job::new(model, keys, self.workers)?;
-        let host = Host::live().map_err(HubError::from)?;
+        let host = Host::live()?;
         let list = lanes::nic_list(settings)?;
         let mut report = Report::new(Form::of(self.json), subject(settings, &job));
 
         let rdma = check_rdma(&mut report, settings, &host, &list);
         check_memory(&mut report, &job, rdma.plan.as_ref());
         let lanes = check_cores(&mut report, settings, &host, rdma.plan.as_ref());
-        report.add(files::open_files(job.workers, lanes, OpenFiles::read()));
-        check_ways(&mut report, settings, rdma.plan.is_some());
+        report.add(files::open_files(job.workers, lanes, &getrlimit(Resource::Nofile)));
+        check_ways(&mut report, settings, &rdma);
         if let Some(dir) = &settings.checkpoints {
             report.add(checkpoints::directory(dir));
         }
@@ -220,15 +206,17 @@ fn check_cores(report: &mut Report, settings: &HubSettings, host: &Host, rdma: O
 }
 
 /// Checks the control port and the data paths.
-fn check_ways(report: &mut Report, settings: &HubSettings, rdma: bool) {
+fn check_ways(report: &mut Report, settings: &HubSettings, rdma: &Rdma) {
     let seen = control_port::look(settings.listen);
     report.add(control_port::judge(settings.listen, &seen));
-    let hub_runs = matches!(seen, control_port::Seen::Hub(_));
     if settings.offers(Transport::Shm) {
         report.add(data_path::shared_memory());
     }
-    for check in data_path::addresses(settings, rdma, hub_runs) {
-        report.add(check);
+    if settings.offers(Transport::Tcp) {
+        report.add(data_path::tcp(settings, &seen));
+    }
+    if rdma.plan.is_some() {
+        report.add(data_path::handshake(settings, &seen));
     }
     if !Transport::ALL.into_iter().any(|way| settings.offers(way)) {
         let fix = "leave --transports out to offer all";

@@ -1,17 +1,17 @@
 //! The control port: is it free, or does a hub answer there? One request over HTTP; the judgement is pure.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::time::Duration;
 
 use pbox_core::control::{HubReply, PROTOCOL};
+use tokio::runtime::Builder;
 
+use crate::client::Address;
 use crate::doctor::check::Check;
 
 /// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The longest answer. A hub's answer has some KB.
-const ANSWER_BYTES: u64 = 4 << 20;
 
 const NAME: &str = "control port";
 
@@ -54,40 +54,9 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 fn ask(address: SocketAddr) -> Result<HubReply, String> {
-    let health = get(address, "/v1/health").map_err(|error| format!("{address}: {error}"))?;
-    if health.trim() != "ok" {
-        return Err(format!("{address}: no hub's answer"));
-    }
-    let hub = get(address, "/v1/hub").map_err(|error| format!("{address}: {error}"))?;
-    serde_json::from_str(&hub).map_err(|error| format!("{address}: no hub's answer: {error}"))
-}
-
-/// The body of an answer.
-fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
-    let mut answer = Vec::new();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || answer.len() as u64 > ANSWER_BYTES {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        let mut part = [0; 4096];
-        match stream.read(&mut part) {
-            Ok(0) => break,
-            Ok(count) => answer.extend_from_slice(&part[..count]),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
-            Err(error) => return Err(error),
-        }
-    }
-    let answer = String::from_utf8_lossy(&answer);
-    match answer.split_once("\r\n\r\n") {
-        Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => Ok(body.to_owned()),
-        _ => Err(ErrorKind::InvalidData.into()),
-    }
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    let answer = runtime.block_on(Address::resolve(&address.to_string()).get("/v1/hub", PATIENCE));
+    answer.map_err(|error| format!("{address}: {error}"))
 }
 
 /// Whether a hub can use this address, or uses it.
@@ -139,11 +108,11 @@ fn running(listen: SocketAddr, hub: &HubReply) -> Check {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::doctor::check::Verdict;
 
-    fn hub(version: &str, protocol: u32) -> Seen {
+    pub(in crate::doctor::checks) fn hub(version: &str, protocol: u32) -> Seen {
         let (kernels, version) = ("scalar".into(), version.into());
         let (transports, cores, jobs) = (vec![], vec![], vec![]);
         Seen::Hub(Box::new(HubReply { protocol, version, kernels, rss_bytes: 0, transports, cores, jobs }))

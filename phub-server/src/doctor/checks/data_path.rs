@@ -4,9 +4,9 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use fabric::any::Transport;
 use fabric::{Arrival, Imm, PlannedLink, Port as _, Posted, SendWindow, Span, Until, WindowError, shm};
 
+use super::control_port::Seen;
 use crate::doctor::check::Check;
 use crate::settings::HubSettings;
 
@@ -85,39 +85,31 @@ fn try_shared_memory() -> Result<(), ShmError> {
     Err(ShmError::Silent)
 }
 
-/// The addresses for gradients and weights over TCP, and for RDMA's handshake.
-pub(crate) fn addresses(settings: &HubSettings, rdma: bool, hub_runs: bool) -> Vec<Check> {
-    let mut checks = Vec::new();
-    let any = SocketAddr::new(settings.listen.ip(), 0);
-    let data = settings.data_listen.unwrap_or(any);
-    if settings.offers(Transport::Tcp) {
-        checks.push(address("TCP data path", data, hub_runs));
-    }
-    if rdma && settings.offers(Transport::Verbs) {
-        // As in the hub: the port after that of TCP.
-        let port = if data.port() == 0 { 0 } else { data.port().saturating_add(1) };
-        checks.push(address("RDMA handshake", SocketAddr::new(data.ip(), port), hub_runs));
-    }
-    checks
+/// The address for gradients and weights over TCP. `control` is what is found at the control port.
+pub(crate) fn tcp(settings: &HubSettings, control: &Seen) -> Check {
+    address("TCP data path", settings.data_path(settings.listen.ip()), control)
 }
 
-fn address(name: &str, address: SocketAddr, hub_runs: bool) -> Check {
+/// The address for RDMA's handshake.
+pub(crate) fn handshake(settings: &HubSettings, control: &Seen) -> Check {
+    address("RDMA handshake", settings.handshake(settings.listen.ip()), control)
+}
+
+fn address(name: &str, address: SocketAddr, control: &Seen) -> Check {
     let at = match address.port() {
         0 => format!("a free port at {}", address.ip()),
         _ => address.to_string(),
     };
-    judge(name, &at, hub_runs, TcpListener::bind(address).err())
+    judge(name, &at, control, TcpListener::bind(address).err())
 }
 
-fn judge(name: &str, at: &str, hub_runs: bool, error: Option<std::io::Error>) -> Check {
-    match error {
-        None => Check::pass(name, format!("{at} can be listened at")),
-        Some(error)
-            if hub_runs && matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) =>
-        {
+fn judge(name: &str, at: &str, control: &Seen, error: Option<std::io::Error>) -> Check {
+    let Some(error) = error else { return Check::pass(name, format!("{at} can be listened at")) };
+    match (control, error.kind()) {
+        (Seen::Hub(_), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {
             Check::note(name, format!("{at}: {error}; a hub runs already"))
         }
-        Some(error) => Check::fail(
+        _ => Check::fail(
             name,
             format!("cannot listen at {at}: {error}"),
             "--data-listen with an address of this machine (ip -brief address) and a port that is free (ss -ltnp), as its next one is",
@@ -129,27 +121,29 @@ fn judge(name: &str, at: &str, hub_runs: bool, error: Option<std::io::Error>) ->
 mod tests {
     use super::*;
     use crate::doctor::check::Verdict;
+    use crate::doctor::checks::control_port::tests::hub;
 
     #[test]
     fn what_a_running_hub_holds_is_no_failure() {
-        let judge =
-            |runs, kind: ErrorKind| judge("TCP data path", "10.0.0.1:80", runs, Some(kind.into())).verdict;
-        assert_eq!(judge(true, ErrorKind::AddrInUse), Verdict::Note);
-        assert_eq!(judge(false, ErrorKind::AddrInUse), Verdict::Fail);
-        assert_eq!(judge(true, ErrorKind::PermissionDenied), Verdict::Fail);
+        let judge = |seen: &Seen, kind: ErrorKind| {
+            judge("TCP data path", "10.0.0.1:80", seen, Some(kind.into())).verdict
+        };
+        let hub = hub("0.0.9", 1);
+        assert_eq!(judge(&hub, ErrorKind::AddrInUse), Verdict::Note);
+        assert_eq!(judge(&Seen::Free, ErrorKind::AddrInUse), Verdict::Fail);
+        assert_eq!(judge(&hub, ErrorKind::PermissionDenied), Verdict::Fail);
     }
 
     #[test]
     fn each_transport_has_its_address() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let transports = Some(vec![Transport::Tcp, Transport::Verbs]);
         let data_listen = taken.local_addr().ok();
-        let settings = HubSettings { transports, data_listen, ..HubSettings::default() };
-        let checks = addresses(&settings, true, false);
-        assert_eq!(checks.len(), 2);
-        assert_eq!((checks[0].name.as_str(), checks[0].verdict), ("TCP data path", Verdict::Fail));
-        assert_eq!(checks[1].name, "RDMA handshake");
-        let settings = HubSettings { transports: Some(vec![Transport::Shm]), ..HubSettings::default() };
-        assert_eq!(addresses(&settings, false, false), []);
+        let settings = HubSettings { data_listen, ..HubSettings::default() };
+        let tcp = tcp(&settings, &Seen::Free);
+        assert_eq!((tcp.name.as_str(), tcp.verdict), ("TCP data path", Verdict::Fail));
+        let handshake = handshake(&settings, &Seen::Free);
+        assert_eq!(handshake.name, "RDMA handshake");
+        let next = format!("127.0.0.1:{} ", data_listen.unwrap().port() + 1);
+        assert!(handshake.seen.contains(next.trim_end()), "{handshake:?}");
     }
 }

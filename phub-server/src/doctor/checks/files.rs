@@ -1,14 +1,15 @@
 //! Open files: does the limit suffice for the job's workers? Judges facts; pure.
 
+use rustix::process::Rlimit;
+
 use crate::doctor::check::Check;
-use crate::doctor::facts::OpenFiles;
 use crate::open_files;
 
 /// Whether the hub has descriptors for this many workers. `cores` is the hub's number of core threads.
-pub(crate) fn open_files(workers: u32, cores: usize, facts: OpenFiles) -> Check {
+pub(crate) fn open_files(workers: u32, cores: usize, limit: &Rlimit) -> Check {
     const NAME: &str = "open files";
     let needed = needed(workers, cores);
-    let attainable = open_files::attainable(facts.limit, facts.hard);
+    let attainable = open_files::attainable(limit);
     let have = if attainable == u64::MAX { "any number".to_owned() } else { format!("{attainable}") };
     let seen = format!("{workers} workers need up to {needed} descriptors, the hub may have {have}");
     if attainable >= needed {
@@ -38,7 +39,7 @@ mod tests {
 
     #[test]
     fn a_soft_limit_is_raised_and_a_hard_one_is_not() {
-        let judge = |workers, limit, hard| open_files(workers, 20, OpenFiles { limit, hard });
+        let judge = |workers, limit, hard| open_files(workers, 20, &Rlimit { current: limit, maximum: hard });
         assert_eq!(judge(4, Some(64), Some(4096)).verdict, Verdict::Pass);
         assert_eq!(judge(4, None, None).verdict, Verdict::Pass);
         let short = judge(1000, Some(1024), Some(4096));
