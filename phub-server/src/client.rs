@@ -2,6 +2,7 @@
 //!
 //! A connection for each request: hubs ask each other seldom. Runs on the runtime of whoever asks. Must not know jobs.
 
+use std::error::Error;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
@@ -28,21 +29,6 @@ pub(crate) struct Address {
     resolved: Result<SocketAddr, String>,
 }
 
-/// Why an answer did not come.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
-    #[error("its address cannot be resolved here: {0}")]
-    Address(String),
-    #[error("it cannot be reached: {0}")]
-    Unreachable(String),
-    #[error("no answer came within {:.1} s: it hangs, was stopped, or was cut off", .0.as_secs_f64())]
-    Silent(Duration),
-    #[error("it refuses: {0}")]
-    Refused(String),
-    #[error("its answer makes no sense: {0}; install the same version everywhere")]
-    Nonsense(String),
-}
-
 impl Address {
     /// Looks a `host:port` up. May wait for a name server: not on the control thread.
     pub fn resolve(name: &str) -> Self {
@@ -53,19 +39,19 @@ impl Address {
         Address { name: name.to_owned(), resolved }
     }
 
-    /// `POST`s a request, and waits so long for the answer.
+    /// `POST`s a request, and waits so long for the answer. An error says why none came.
     pub async fn post<R: DeserializeOwned>(
         &self,
         path: &str,
         request: &impl Serialize,
         limit: Duration,
-    ) -> Result<R, AskError> {
+    ) -> Result<R, String> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
         self.ask(Method::POST, path, body, limit).await
     }
 
     /// `GET`s a page, and waits so long for it.
-    pub async fn get<R: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<R, AskError> {
+    pub async fn get<R: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<R, String> {
         self.ask(Method::GET, path, Vec::new(), limit).await
     }
 
@@ -75,36 +61,45 @@ impl Address {
         path: &str,
         body: Vec<u8>,
         limit: Duration,
-    ) -> Result<R, AskError> {
-        let address = self.resolved.clone().map_err(AskError::Address)?;
+    ) -> Result<R, String> {
+        let unresolved = |error: &String| format!("its address cannot be resolved here: {error}");
+        let address = *self.resolved.as_ref().map_err(unresolved)?;
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header(HOST, &self.name)
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)));
-        let request = request.map_err(|error| AskError::Address(error.to_string()))?;
-        let answer = tokio::time::timeout(limit, send(address, request));
-        let (is_success, body) = answer.await.map_err(|_| AskError::Silent(limit))??;
-        let nonsense = |error: serde_json::Error| AskError::Nonsense(error.to_string());
+        let request = request.map_err(|error| unresolved(&error.to_string()))?;
+        let sent = tokio::time::timeout(limit, send(address, request)).await;
+        let silent = |_| {
+            let seconds = limit.as_secs_f64();
+            format!("no answer came within {seconds:.1} s: it hangs, was stopped, or was cut off")
+        };
+        let (is_success, body) =
+            sent.map_err(silent)?.map_err(|error| format!("it cannot be reached: {error}"))?;
+        let nonsense = |error: serde_json::Error| {
+            format!("its answer makes no sense: {error}; install the same version everywhere")
+        };
         if is_success {
             return serde_json::from_slice(&body).map_err(nonsense);
         }
         let ErrorReply { error } = serde_json::from_slice(&body).map_err(nonsense)?;
-        Err(AskError::Refused(error))
+        Err(format!("it refuses: {error}"))
     }
 }
 
 /// Whether the answer is a success, and its body.
-async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> Result<(bool, Bytes), AskError> {
-    let unreachable = |error: &dyn std::fmt::Display| AskError::Unreachable(error.to_string());
-    let stream = TcpStream::connect(address).await.map_err(|error| unreachable(&error))?;
-    let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(&error))?;
+async fn send(
+    address: SocketAddr,
+    request: Request<Full<Bytes>>,
+) -> Result<(bool, Bytes), Box<dyn Error + Send + Sync>> {
+    let stream = TcpStream::connect(address).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // Ends with the sender.
     tokio::spawn(connection);
-    let response = sender.send_request(request).await.map_err(|error| unreachable(&error))?;
+    let response = sender.send_request(request).await?;
     let is_success = response.status().is_success();
-    let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
-    Ok((is_success, body.map_err(|error| unreachable(&error))?.to_bytes()))
+    let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await?;
+    Ok((is_success, body.to_bytes()))
 }

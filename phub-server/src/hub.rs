@@ -203,7 +203,7 @@ fn run_control(
     socket: std::net::TcpListener,
     registry: Arc<Registry>,
     limits: ControlLimits,
-    reports: UnboundedReceiver<Report>,
+    mut reports: UnboundedReceiver<Report>,
     stopped: oneshot::Receiver<()>,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -217,8 +217,19 @@ fn run_control(
     runtime.block_on(async {
         let socket = tokio::net::TcpListener::from_std(socket).expect("the socket is non-blocking");
         let router = control::router(Arc::clone(&registry), limits);
-        tokio::spawn(take_reports(Arc::clone(&registry), reports));
-        tokio::spawn(sweep(Arc::clone(&registry)));
+        let sweeping = Arc::clone(&registry);
+        tokio::spawn(async move {
+            while let Some(report) = reports.recv().await {
+                registry.report(report);
+            }
+        });
+        tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(SWEEP);
+            loop {
+                ticks.tick().await;
+                sweeping.sweep();
+            }
+        });
         let (stop_serving, serving_stopped) = oneshot::channel();
         let limit = async {
             let _ = stopped.await;
@@ -232,18 +243,4 @@ fn run_control(
     });
     // Ends the tasks, which hold references to the registry.
     runtime.shutdown_timeout(Duration::ZERO);
-}
-
-async fn take_reports(registry: Arc<Registry>, mut reports: UnboundedReceiver<Report>) {
-    while let Some(report) = reports.recv().await {
-        registry.report(report);
-    }
-}
-
-async fn sweep(registry: Arc<Registry>) {
-    let mut ticks = tokio::time::interval(SWEEP);
-    loop {
-        ticks.tick().await;
-        registry.sweep();
-    }
 }

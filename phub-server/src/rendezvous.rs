@@ -10,7 +10,7 @@ use std::time::Duration;
 use fabric::any::{Accepted, Group, Listener};
 
 use crate::cores::Report;
-use crate::registry::{Admission, Registry};
+use crate::registry::Registry;
 
 /// Handshakes at once.
 const MAX_HANDSHAKES: usize = 64;
@@ -102,10 +102,9 @@ fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &std:
             return hello.refuse(&why);
         }
     };
-    let Admission { weights, window_bytes, capacities, .. } = &admission;
-    let plan = PlannedLink::of_one_port(capacities);
-    match hello.welcome(group, weights, *window_bytes, &plan, |window| registry.populate(&admission, window))
-    {
+    let plan = PlannedLink::of_one_port(&admission.cores.capacities);
+    let (weights, window_bytes) = (&admission.weights, admission.wire.window_bytes());
+    match hello.welcome(group, weights, window_bytes, &plan, |window| registry.populate(&admission, window)) {
         Ok(joined) => registry.attach(admission, joined.recv, joined.endpoints),
         Err(error) => {
             // The token was good for one connection, so the worker cannot connect again.

@@ -21,7 +21,6 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::error::UnusableKeys;
-use super::parts::PartOf;
 
 /// Version of the format. A reader refuses other versions.
 pub(super) const FORMAT: u32 = 1;
@@ -111,7 +110,7 @@ pub(super) struct FileShare {
 }
 
 impl FileShare {
-    fn new(share: Share, keys: &[Key], pieces: &[Piece]) -> Self {
+    pub fn new(share: Share, keys: &[Key], pieces: &[Piece]) -> Self {
         let parts = pieces.iter().filter(|piece| !is_whole(piece, keys));
         let pieces = parts.map(|Piece { key, elements, .. }| {
             (keys[key.index()].name.clone(), [elements.start, elements.end])
@@ -142,43 +141,23 @@ pub(super) struct Entry {
     pub shown: Key,
 }
 
-/// What is in a job's checkpoint.
-#[derive(Debug)]
-pub(super) struct Contents {
-    /// All tensors, in the order of the file.
-    pub entries: Vec<Entry>,
-    pub share: Option<FileShare>,
-}
-
-impl Contents {
-    /// Of the whole job, or of one hub's part.
-    pub fn new(keys: &[Key], optimizer: &Optimizer, part: Option<PartOf<'_>>) -> Result<Self, UnusableKeys> {
-        let entries = match part {
-            Some(PartOf { pieces, .. }) => entries(keys, optimizer, pieces.iter().map(of_piece))?,
-            None => entries(keys, optimizer, whole(keys))?,
-        };
-        let share = part.map(|PartOf { share, pieces, .. }| FileShare::new(share, keys, pieces));
-        Ok(Contents { entries, share })
-    }
-}
-
 /// Checks that a model's keys can be saved. A job that wants checkpoints should fail when it joins, and not when the first
 /// checkpoint is due.
 pub fn check_keys(keys: &[Key], optimizer: &Optimizer) -> Result<(), UnusableKeys> {
     entries(keys, optimizer, whole(keys)).map(drop)
 }
 
-fn whole(keys: &[Key]) -> impl Iterator<Item = (KeyId, Range<usize>)> + Clone {
+pub(super) fn whole(keys: &[Key]) -> impl Iterator<Item = (KeyId, Range<usize>)> + Clone {
     let elements = |key: &Key| 0..key.elements().unwrap_or(0) as usize;
     (0..).map(KeyId).zip(keys).map(move |(id, key)| (id, elements(key)))
 }
 
-fn of_piece(Piece { key, elements, .. }: &Piece) -> (KeyId, Range<usize>) {
+pub(super) fn of_piece(Piece { key, elements, .. }: &Piece) -> (KeyId, Range<usize>) {
     (*key, elements.clone())
 }
 
 /// All tensors of a checkpoint with these pieces of keys, in the order of the file.
-fn entries(
+pub(super) fn entries(
     keys: &[Key],
     optimizer: &Optimizer,
     pieces: impl Iterator<Item = (KeyId, Range<usize>)> + Clone,

@@ -15,15 +15,15 @@ use super::write::stream;
 
 /// The bytes of a checkpoint file.
 #[derive(Debug)]
-pub struct Image<'a> {
+pub struct Image {
     plan: Plan,
-    snapshot: &'a Snapshot,
+    snapshot: Snapshot,
 }
 
-impl<'a> Image<'a> {
+impl Image {
     /// The file of a job with this name.
-    pub fn new(job: &str, snapshot: &'a Snapshot) -> Result<Self, UnusableKeys> {
-        Ok(Image { plan: Plan::new(job, snapshot, None)?, snapshot })
+    pub fn new(job: &str, snapshot: Snapshot) -> Result<Self, UnusableKeys> {
+        Ok(Image { plan: Plan::new(job, &snapshot, None)?, snapshot })
     }
 
     /// Its length.
@@ -32,10 +32,15 @@ impl<'a> Image<'a> {
     }
 
     /// Writes it, some MiB at a time.
-    pub fn write_to(mut self, sink: impl Write) -> io::Result<()> {
-        let hash = stream(io::sink(), &self.plan, self.snapshot)?;
+    pub fn write_to(&mut self, sink: impl Write) -> io::Result<()> {
+        let hash = stream(io::sink(), &self.plan, &self.snapshot)?;
         self.plan.header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(digest_text(&hash).as_bytes());
-        stream(sink, &self.plan, self.snapshot).map(drop)
+        stream(sink, &self.plan, &self.snapshot).map(drop)
+    }
+
+    /// What it was made of.
+    pub fn into_snapshot(self) -> Snapshot {
+        self.snapshot
     }
 }
 
@@ -60,7 +65,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
         store.save("job", &snapshot).unwrap();
-        let image = Image::new("job", &snapshot).unwrap();
+        let mut image = Image::new("job", snapshot).unwrap();
         let (bytes, mut sent) = (image.bytes(), Vec::new());
         image.write_to(&mut sent).unwrap();
         assert_eq!(sent, std::fs::read(store.path("job").unwrap()).unwrap());

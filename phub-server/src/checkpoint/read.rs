@@ -21,8 +21,8 @@ use zerocopy::IntoBytes;
 use super::PIECE_BYTES;
 use super::error::{DecodeError, Mismatch, excerpt};
 use super::format::{
-    Contents, DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, Metadata, Multipliers, NO_DIGEST,
-    PREFIX_BYTES, START, digest_text, json, multipliers,
+    DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, Metadata, Multipliers, NO_DIGEST, PREFIX_BYTES, START,
+    digest_text, json, multipliers,
 };
 
 /// A valid checkpoint of any job.
@@ -191,20 +191,21 @@ fn shown(share: &Option<FileShare>) -> String {
 }
 
 impl Decoded {
-    /// The state of the job whose checkpoint has these contents.
+    /// The state of the job whose checkpoint has these tensors.
     pub(super) fn restore(
         self,
         keys: &[Key],
         optimizer: &Optimizer,
-        contents: &Contents,
+        entries: &[Entry],
+        share: Option<FileShare>,
     ) -> Result<Restored, Mismatch> {
-        if self.share != contents.share {
-            return Err(Mismatch::Share { file: shown(&self.share), job: shown(&contents.share) });
+        if self.share != share {
+            return Err(Mismatch::Share { file: shown(&self.share), job: shown(&share) });
         }
         if self.optimizer != *optimizer {
             return Err(Mismatch::Optimizer { file: json(&self.optimizer), job: json(optimizer) });
         }
-        let starts = self.starts(keys.len(), &contents.entries)?;
+        let starts = self.starts(keys.len(), entries)?;
         self.check_multipliers(keys)?;
         Ok(Restored::new(self.round, self.learning_rates, self.values, starts))
     }

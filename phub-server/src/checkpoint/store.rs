@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::error::CheckpointError;
-use super::format::{Contents, Plan};
+use super::format::{FileShare, Plan, entries, of_piece, whole};
 use super::parts::PartOf;
 use super::read::decode;
 use super::write;
@@ -120,7 +120,12 @@ impl CheckpointStore {
         part: Option<PartOf<'_>>,
     ) -> Result<Option<Restored>, CheckpointError> {
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
-        let expected = Contents::new(keys, optimizer, part).map_err(unusable)?;
+        let entries = match part {
+            Some(PartOf { pieces, .. }) => entries(keys, optimizer, pieces.iter().map(of_piece)),
+            None => entries(keys, optimizer, whole(keys)),
+        };
+        let entries = entries.map_err(unusable)?;
+        let share = part.map(|PartOf { share, pieces, .. }| FileShare::new(share, keys, pieces));
         // Look before opening: to open a FIFO would wait for its writer.
         match std::fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -133,14 +138,14 @@ impl CheckpointStore {
             let bytes = file.metadata()?.len();
             Ok((file, bytes))
         };
-        let (file, bytes) = open().map_err(|error| CheckpointError::Read { path: path.clone(), error })?;
-        let decoded = match decode(file, bytes) {
-            Ok(decoded) => decoded,
-            Err(error) => return Err(CheckpointError::Decode { path, error }),
+        let (file, bytes) = match open() {
+            Ok(opened) => opened,
+            Err(error) => return Err(CheckpointError::Read { path, error }),
         };
-        match decoded.restore(keys, optimizer, &expected) {
-            Ok(restored) => Ok(Some(restored)),
-            Err(error) => Err(CheckpointError::Mismatch { path, error }),
+        match decode(file, bytes).map(|decoded| decoded.restore(keys, optimizer, &entries, share)) {
+            Ok(Ok(restored)) => Ok(Some(restored)),
+            Ok(Err(error)) => Err(CheckpointError::Mismatch { path, error }),
+            Err(error) => Err(CheckpointError::Decode { path, error }),
         }
     }
 

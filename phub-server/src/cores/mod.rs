@@ -4,4 +4,4 @@ pub(crate) mod lanes;
 mod thread;
 
 pub(crate) use lanes::Lane;
-pub(crate) use thread::{Command, CoreHandle, Report, pin};
+pub(crate) use thread::{CoreHandle, CoreThread, Report, pin};

@@ -10,76 +10,18 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::{Idle, IdlePolicy, Port, RecvWindow, Slab, Spans, Until};
+use fabric::{Idle, IdlePolicy, Port as _, RecvWindow, Spans, Until, any};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, Front, JobId, Layout, Notice, Occasion, Restored, Round, ShardSpec, Taken};
-use tokio::sync::{mpsc::UnboundedSender, oneshot};
+use pbox_core::{Core, JobId, Notice, ShardSpec, Taken};
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::Lane;
 
 /// Turns between two publications of the meters while work never stops.
 const TURNS_PER_PUBLICATION: u32 = 1024;
 
-/// What a core thread is told.
-#[derive(Debug)]
-pub(crate) enum Command<E> {
-    AddJob {
-        job: JobId,
-        spec: Box<ShardSpec>,
-    },
-    AddWorker {
-        job: JobId,
-        rank: u32,
-        gradients: Arc<RecvWindow>,
-        /// This core's part of the worker's own weights window, where it has one.
-        weights: Option<Spans>,
-        endpoint: Box<E>,
-    },
-    RemoveWorker {
-        job: JobId,
-        rank: u32,
-    },
-    RemoveJob {
-        job: JobId,
-    },
-    /// Begin the job with a state that rank 0 brought. Nobody takes part yet.
-    Restore {
-        job: JobId,
-        layout: Arc<Layout>,
-        restored: Arc<Restored>,
-    },
-    /// Finish no round of the job until the release, and report the rounds in flight.
-    Hold {
-        job: JobId,
-        done: oneshot::Sender<Option<Front>>,
-    },
-    /// Take a snapshot of the held job: its state before a round.
-    TakeSnapshot {
-        job: JobId,
-        occasion: Occasion,
-        before: Round,
-    },
-    /// A snapshot's part is written, or will not be written.
-    GiveBack {
-        job: JobId,
-        /// Its memory, unless the writer panicked with it.
-        values: Option<Slab>,
-    },
-    /// Go on. The workers in `admitted` take part from round `from` on.
-    Release {
-        job: JobId,
-        from: Round,
-        admitted: Arc<[u32]>,
-        done: oneshot::Sender<()>,
-    },
-    SetLearningRate {
-        job: JobId,
-        from: Round,
-        rate: f32,
-        done: oneshot::Sender<()>,
-    },
-    Stop,
-}
+/// What a core thread does between two turns, when it is told to.
+pub(crate) type Command = Box<dyn FnOnce(&mut CoreThread) + Send>;
 
 /// What a core thread reports. There are few reports for each worker and job, and their number bounds the channel.
 #[derive(Debug)]
@@ -113,64 +55,46 @@ pub(crate) struct Meters {
 
 /// The hub's end of a core thread.
 #[derive(Debug)]
-pub(crate) struct CoreHandle<E> {
+pub(crate) struct CoreHandle {
     pub lane: Lane,
     pub meters: Arc<Meters>,
-    commands: Sender<Command<E>>,
+    commands: Sender<Command>,
     mail: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<E: Send + 'static> CoreHandle<E> {
+impl CoreHandle {
     /// Starts the thread of core `number` on a lane. The thread owns `port`.
-    pub fn start<P: Port<Endpoint = E> + 'static>(
+    pub fn start(
         number: usize,
         lane: Lane,
-        port: P,
+        port: any::Port,
         kernels: &'static Kernels,
         idle: IdlePolicy,
         reports: UnboundedSender<Report>,
     ) -> std::io::Result<Self> {
-        let (commands, inbox) = channel();
-        let mail = Arc::new(AtomicBool::new(false));
-        let meters = Arc::new(Meters::default());
-        let waker = port.waker();
-        let thread = {
-            let (mail, meters) = (Arc::clone(&mail), Arc::clone(&meters));
-            let cpu = lane.cpu;
-            std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
+        let cpu = lane.cpu;
+        let (mut handle, start) = CoreThread::new(number, lane, port, reports.clone());
+        handle.thread =
+            Some(std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
                 pin(cpu);
-                let core = Core::new(port, kernels);
-                let last_words = reports.clone();
-                let thread = CoreThread { number, core, inbox, mail, meters, reports };
-                if catch_unwind(AssertUnwindSafe(|| thread.run(idle))).is_err() {
-                    let _ = last_words.send(Report::CorePanicked { cpu });
+                if catch_unwind(AssertUnwindSafe(|| start(kernels).run(idle))).is_err() {
+                    let _ = reports.send(Report::CorePanicked { cpu });
                 }
-            })?
-        };
-        Ok(CoreHandle { lane, meters, commands, mail, waker, thread: Some(thread) })
+            })?);
+        Ok(handle)
     }
 
-    /// A core without a thread, for tests that read its commands.
-    #[cfg(test)]
-    pub fn idle(cpu: u32) -> (Self, Receiver<Command<E>>) {
-        let (commands, inbox) = channel();
-        let waker = Waker::noop().clone();
-        let (mail, meters) = Default::default();
-        let lane = Lane { cpu, nic: None };
-        (CoreHandle { lane, meters, commands, mail, waker, thread: None }, inbox)
-    }
-
-    /// Sends a command. The thread sees it after its current turn.
-    pub fn send(&self, command: Command<E>) {
+    /// Tells the thread what to do after its current turn.
+    pub fn tell(&self, command: impl FnOnce(&mut CoreThread) + Send + 'static) {
         // A thread that panicked takes no commands. The workers of its jobs see their links close.
-        let _ = self.commands.send(command);
+        let _ = self.commands.send(Box::new(command));
         self.mail.store(true, Ordering::Release); // [mail]
         self.waker.wake_by_ref();
     }
 
-    /// Waits for the thread to end after [`Command::Stop`].
+    /// Waits for the thread to end after [`CoreThread::stop`].
     pub fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -187,33 +111,58 @@ pub(crate) fn pin(cpu: u32) {
     }
 }
 
-struct CoreThread<P: Port> {
+/// What a core thread owns. Commands see it between two turns.
+pub(crate) struct CoreThread {
+    pub core: Core<any::Port>,
+    /// What is to be reported.
+    pub notices: Vec<Notice>,
     number: usize,
-    core: Core<P>,
-    inbox: Receiver<Command<P::Endpoint>>,
+    inbox: Receiver<Command>,
     mail: Arc<AtomicBool>,
     meters: Arc<Meters>,
     reports: UnboundedSender<Report>,
+    stops: bool,
 }
 
-impl<P: Port> CoreThread<P> {
+impl CoreThread {
+    /// The two ends of a core thread. Its own end is made on the thread: memory of a core is near it.
+    pub fn new(
+        number: usize,
+        lane: Lane,
+        port: any::Port,
+        reports: UnboundedSender<Report>,
+    ) -> (CoreHandle, impl FnOnce(&'static Kernels) -> Self + Send) {
+        let (commands, inbox) = channel();
+        let (mail, meters) = (Arc::new(AtomicBool::new(false)), Arc::new(Meters::default()));
+        let (waker, thread) = (port.waker(), None);
+        let (of_thread, of_meters) = (Arc::clone(&mail), Arc::clone(&meters));
+        let start = move |kernels| CoreThread {
+            core: Core::new(port, kernels),
+            notices: Vec::new(),
+            number,
+            inbox,
+            mail: of_thread,
+            meters: of_meters,
+            reports,
+            stops: false,
+        };
+        (CoreHandle { lane, meters, commands, mail, waker, thread }, start)
+    }
+
     fn run(mut self, policy: IdlePolicy) {
         let mut idle = Idle::new(policy);
-        let mut notices = Vec::new();
         let mut clock = Clock::new();
         loop {
             // Commands come before the turn: a command that was sent before a push is done before the push is read.
             // [mail] A swap and not a store: a command that is sent in between is seen now.
             if self.mail.load(Ordering::Relaxed) && self.mail.swap(false, Ordering::Acquire) {
-                while let Ok(command) = self.inbox.try_recv() {
-                    if !self.execute(command, &mut notices) {
-                        return;
-                    }
-                    self.report_notices(&mut notices);
+                self.obey();
+                if self.stops {
+                    return;
                 }
             }
-            let worked = self.core.turn(&mut notices);
-            self.report_notices(&mut notices);
+            let worked = self.core.turn(&mut self.notices);
+            self.report_notices();
             if clock.note_turn(worked) {
                 self.publish(&clock);
             }
@@ -225,54 +174,53 @@ impl<P: Port> CoreThread<P> {
         }
     }
 
-    /// Carries out a command. False if the thread must stop.
-    fn execute(&mut self, command: Command<P::Endpoint>, notices: &mut Vec<Notice>) -> bool {
-        match command {
-            Command::AddJob { job, spec } => match self.core.add_job(job, *spec) {
-                Ok(()) => {}
-                Err(error) => self.report(Report::JobFailed { job, reason: error.to_string() }),
-            },
-            Command::AddWorker { job, rank, gradients, weights, endpoint } => {
-                match self.core.add_worker(job, rank, gradients, weights, *endpoint) {
-                    Ok(()) => {
-                        self.report(Report::Attached { job, rank });
-                    }
-                    Err(error) => {
-                        self.report(Report::WorkerGone { job, rank, reason: error.to_string() });
-                    }
-                }
-            }
-            Command::RemoveWorker { job, rank } => {
-                self.core.remove_worker(job, rank, notices);
-                self.report_notices(notices);
-                self.report(Report::Removed { job, rank });
-            }
-            Command::Restore { job, layout, restored } => self.core.restore(job, &layout, &restored),
-            Command::Hold { job, done } => {
-                let _ = done.send(self.core.hold(job));
-            }
-            Command::TakeSnapshot { job, occasion, before } => {
-                self.core.take_snapshot(job, occasion, before, notices);
-            }
-            Command::GiveBack { job, values } => self.core.give_back(job, values),
-            Command::Release { job, from, admitted, done } => {
-                self.core.release(job, from, &admitted, notices);
-                let _ = done.send(());
-            }
-            Command::RemoveJob { job } => self.core.remove_job(job),
-            Command::SetLearningRate { job, from, rate, done } => {
-                self.core.set_learning_rate(job, from, rate);
-                let _ = done.send(());
-            }
-            Command::Stop => return false,
+    /// Carries out the commands that are here.
+    pub fn obey(&mut self) {
+        while let Ok(command) = self.inbox.try_recv() {
+            command(self);
+            self.report_notices();
         }
-        true
     }
 
-    fn report_notices(&self, notices: &mut Vec<Notice>) {
+    /// Takes a job.
+    pub fn add_job(&mut self, job: JobId, spec: ShardSpec) {
+        if let Err(error) = self.core.add_job(job, spec) {
+            self.report(Report::JobFailed { job, reason: error.to_string() });
+        }
+    }
+
+    /// Takes a worker's link. `weights` is this core's part of the worker's own weights window, where it has one.
+    pub fn add_worker(
+        &mut self,
+        job: JobId,
+        rank: u32,
+        gradients: Arc<RecvWindow>,
+        weights: Option<Spans>,
+        endpoint: any::Endpoint,
+    ) {
+        let report = match self.core.add_worker(job, rank, gradients, weights, endpoint) {
+            Ok(()) => Report::Attached { job, rank },
+            Err(error) => Report::WorkerGone { job, rank, reason: error.to_string() },
+        };
+        self.report(report);
+    }
+
+    /// Lets go of a worker.
+    pub fn remove_worker(&mut self, job: JobId, rank: u32) {
+        self.core.remove_worker(job, rank, &mut self.notices);
+        self.report_notices();
+        self.report(Report::Removed { job, rank });
+    }
+
+    /// Ends the thread.
+    pub fn stop(&mut self) {
+        self.stops = true;
+    }
+
+    fn report_notices(&mut self) {
         let mut skipped: Option<(JobId, u64)> = None;
-        for notice in notices.drain(..) {
-            self.report(match notice {
+        for notice in self.notices.drain(..) {
+            let report = match notice {
                 // All are of one job: they follow from one command, or from the end of one worker.
                 Notice::Skipped { job, .. } => {
                     skipped = Some((job, skipped.map_or(1, |(_, chunks)| chunks + 1)));
@@ -281,7 +229,8 @@ impl<P: Port> CoreThread<P> {
                 Notice::WorkerGone { job, rank, reason } => Report::WorkerGone { job, rank, reason },
                 Notice::Snapshot { job, taken } => Report::Snapshot { job, core: self.number, taken },
                 Notice::JobFailed { job, reason } => Report::JobFailed { job, reason },
-            });
+            };
+            let _ = self.reports.send(report);
         }
         if let Some((job, chunks)) = skipped {
             self.report(Report::Skipped { job, chunks });

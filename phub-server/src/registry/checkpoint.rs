@@ -20,7 +20,6 @@ use super::cut::{JobEnded, Purpose};
 use super::hubs::agreement::{is_needed, may_write};
 use super::job::Job;
 use super::{Refusal, Registry, on_thread};
-use crate::cores::Command;
 
 /// How long a request waits for the round in flight, while workers compute.
 pub(super) const ROUND_LIMIT: Duration = Duration::from_secs(30);
@@ -90,8 +89,8 @@ impl Drop for Collected {
         let Some(registry) = self.registry.upgrade() else { return }; // the cores are gone, too
         let mut parts = self.parts.drain(..);
         for &core in &self.cores {
-            let values = parts.next().map(|part| part.values);
-            registry.cores[core].send(Command::GiveBack { job: self.job, values });
+            let (job, values) = (self.job, parts.next().map(|part| part.values));
+            registry.cores[core].tell(move |thread| thread.core.give_back(job, values));
         }
         registry.freed.notify_waiters();
     }
@@ -222,7 +221,10 @@ impl Registry {
         job.checkpoints.asked += 1;
         let occasion = Occasion::Asked(job.checkpoints.asked);
         job.checkpoints.collecting.push(self.collecting(job.id, occasion, before, done));
-        self.command(job, |job| Command::TakeSnapshot { job, occasion, before });
+        let id = job.id;
+        self.command(job, move |thread| {
+            thread.core.take_snapshot(id, occasion, before, &mut thread.notices);
+        });
     }
 
     /// A job's state before the round that is furthest ahead.
@@ -345,61 +347,76 @@ pub(super) fn overdue(before: Round) -> String {
     )
 }
 
-/// However a snapshot ends, the cores hear of it.
+/// However a snapshot ends, the cores hear of it: they can take the next one.
 #[cfg(test)]
 mod tests {
-    use fabric::Slab;
-    use pbox_core::ChunkId;
+    use pbox_core::Notice;
 
     use super::*;
-    use crate::registry::test_bed::{self as bed, Inbox};
+    use crate::cores::CoreThread;
+    use crate::registry::test_bed;
 
     /// A hub without a directory for checkpoints, with one job.
-    fn registry() -> (Arc<Registry>, Inbox) {
-        let (registry, inbox) = bed::registry();
-        bed::runtime().block_on(registry.join("job".into(), bed::request())).unwrap();
-        (registry, inbox)
+    fn registry() -> (Arc<Registry>, CoreThread) {
+        let (registry, mut core) = test_bed::registry();
+        test_bed::runtime().block_on(registry.join("job".into(), test_bed::request())).unwrap();
+        core.obey();
+        (registry, core)
     }
 
-    fn collected(registry: &Arc<Registry>, values: usize) -> Collected {
+    /// The core's part of a snapshot that it takes now.
+    fn part(core: &mut CoreThread) -> Result<SnapshotPart, String> {
+        core.core.take_snapshot(JobId(0), Occasion::Asked(1), Round(0), &mut core.notices);
+        match core.notices.pop() {
+            Some(Notice::Snapshot { taken, .. }) => taken.part,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A snapshot that is not done: the core can take no other one.
+    fn collected(registry: &Arc<Registry>, core: &mut CoreThread) -> Collected {
         let mut collected = registry.collecting(JobId(0), Occasion::Asked(1), Round(1), None).collected;
         collected.cores.push(0);
-        let values = Slab::zeroed("test", values).unwrap();
-        collected.parts.push(SnapshotPart { chunks: vec![ChunkId(0)], values });
+        collected.parts.push(part(core).unwrap());
+        assert!(part(core).unwrap_err().contains("not written yet"));
+        core.obey();
+        assert!(part(core).is_err());
         collected
     }
 
-    /// Values that a core has got back, if it has heard of any.
-    fn given_back(inbox: &Inbox) -> Option<Option<usize>> {
-        inbox.try_iter().find_map(|command| match command {
-            Command::GiveBack { job: JobId(0), values } => Some(values.map(|slab| slab.as_slice().len())),
-            _ => None,
-        })
+    fn save(registry: &Arc<Registry>, collected: Collected) -> Result<CheckpointReply, String> {
+        test_bed::runtime().block_on(registry.save(collected))
     }
 
-    fn save(registry: &Arc<Registry>, collected: Collected) -> Result<CheckpointReply, String> {
-        bed::runtime().block_on(registry.save(collected))
+    #[track_caller]
+    fn assert_heard(core: &mut CoreThread) {
+        core.obey();
+        part(core).unwrap();
     }
 
     #[test]
     fn a_core_hears_of_a_snapshot_that_nobody_writes() {
-        let (registry, inbox) = registry();
-        drop(collected(&registry, 16));
-        assert_eq!(given_back(&inbox), Some(Some(16)));
+        let (registry, mut core) = registry();
+        drop(collected(&registry, &mut core));
+        assert_heard(&mut core);
     }
 
     #[test]
     fn a_core_hears_of_a_snapshot_that_is_none() {
-        let (registry, inbox) = registry();
-        assert!(save(&registry, collected(&registry, 15)).unwrap_err().contains("15 values"));
-        assert_eq!(given_back(&inbox), Some(None));
+        let (registry, mut core) = registry();
+        let mut collected = collected(&registry, &mut core);
+        collected.parts[0].values = fabric::Slab::zeroed("test", 15).unwrap();
+        assert!(save(&registry, collected).unwrap_err().contains("15 values"));
+        assert_heard(&mut core);
     }
 
     #[test]
     fn a_core_hears_of_a_snapshot_whose_writer_panicked() {
-        let (registry, inbox) = registry();
-        let why = save(&registry, collected(&registry, 16)).unwrap_err(); // there is no store
-        assert_eq!(given_back(&inbox), Some(None));
-        assert_eq!(registry.of_job(JobId(0), |job| job.checkpoints.error.clone()).unwrap(), Some(why));
+        let (registry, mut core) = registry();
+        let collected = collected(&registry, &mut core);
+        let why = save(&registry, collected).unwrap_err(); // there is no store
+        assert_heard(&mut core);
+        let error = registry.of_job(JobId(0), |job| job.checkpoints.error.clone());
+        assert_eq!(error.unwrap(), Some(why));
     }
 }

@@ -20,7 +20,7 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use super::hubs::Peers;
 use super::job::Job;
 use super::{Refusal, Registry};
-use crate::cores::Command;
+use crate::cores::CoreThread;
 
 /// The job ended meanwhile. Its workers have been told why.
 #[derive(Debug)]
@@ -168,34 +168,36 @@ impl Registry {
 
     /// Holds a job on this hub's cores. Returns the highest round of its chunks here.
     pub(super) async fn hold(&self, id: JobId) -> Result<Option<Round>, JobEnded> {
-        let fronts = self.ask(id, |job, done| Command::Hold { job, done }).await?;
+        let fronts = self.ask(id, move |thread| thread.core.hold(id)).await?;
         Ok(fronts.into_iter().flatten().map(|front| front.highest).max())
     }
 
     /// Releases a job on this hub's cores.
     pub(super) async fn release(&self, id: JobId, from: Round, admitted: Arc<[u32]>) -> Result<(), JobEnded> {
-        let command = |job, done| Command::Release { job, from, admitted: Arc::clone(&admitted), done };
-        self.ask(id, command).await.map(|_| ())
+        let release =
+            move |thread: &mut CoreThread| thread.core.release(id, from, &admitted, &mut thread.notices);
+        self.ask(id, release).await.map(|_| ())
     }
 
     /// Asks every core of a job, and waits for all answers.
-    async fn ask<T>(
+    async fn ask<T: Send + 'static>(
         &self,
         id: JobId,
-        command: impl Fn(JobId, oneshot::Sender<T>) -> Command<fabric::any::Endpoint>,
+        ask: impl FnOnce(&mut CoreThread) -> T + Clone + Send + 'static,
     ) -> Result<Vec<T>, JobEnded> {
-        answers(self.of_job(id, |job| self.ask_cores(job, command))?).await
+        let asked = self.of_job(id, |job| self.ask_cores(job, ask))?;
+        answers(asked).await
     }
 
     /// Asks every core of a job. Under the lock.
-    pub(super) fn ask_cores<T>(
+    pub(super) fn ask_cores<T: Send + 'static>(
         &self,
         job: &Job,
-        command: impl Fn(JobId, oneshot::Sender<T>) -> Command<fabric::any::Endpoint>,
+        ask: impl FnOnce(&mut CoreThread) -> T + Clone + Send + 'static,
     ) -> Vec<oneshot::Receiver<T>> {
         let ask = |&core: &usize| {
-            let (done, answer) = oneshot::channel();
-            self.cores[core].send(command(job.id, done));
+            let (ask, (done, answer)) = (ask.clone(), oneshot::channel());
+            self.cores[core].tell(move |thread| drop(done.send(ask(thread))));
             answer
         };
         job.cores.numbers.iter().map(ask).collect()

@@ -69,7 +69,7 @@ pub(crate) struct Cores {
     /// Their numbers, in the order of the placement.
     pub numbers: Vec<usize>,
     /// The placement of the hub's chunks on these cores.
-    pub placement: Arc<Placement>,
+    pub placement: Placement,
     /// For each of all the hub's cores, the posts that a link to it must hold; 0 for a core without chunks of the job.
     pub capacities: Vec<u32>,
     /// How many of the cores own chunks: all, unless the job has fewer chunks than cores.
@@ -84,10 +84,11 @@ pub(crate) struct Job {
     /// What the first worker asked for. The others must ask for the same.
     pub terms: Arc<JobTerms>,
     pub wire: Wire,
-    pub cores: Cores,
+    pub cores: Arc<Cores>,
     /// The weights: the window of all workers, or with SSP and ASP the hub's own. `None` once the job has failed.
     pub weights: Option<Arc<SendWindow>>,
     pub members: Vec<Option<Member>>,
+    pub failed_at: Option<Instant>,
     /// The round that it began with.
     pub first_round: Round,
     /// Held during a cut: there is one cut at a time.
@@ -106,7 +107,7 @@ impl Job {
         name: String,
         terms: Arc<JobTerms>,
         wire: Wire,
-        cores: Cores,
+        cores: Arc<Cores>,
         weights: Arc<SendWindow>,
         hubs: Hubs,
         restored: Option<&Restored>,
@@ -124,6 +125,7 @@ impl Job {
             cores,
             weights: Some(weights),
             members: (0..workers).map(|_| None).collect(),
+            failed_at: None,
             first_round: restored.map_or(Round(0), Restored::round),
             cutting: Arc::default(),
             learning_rates,
@@ -353,12 +355,12 @@ impl Job {
 
     /// Ends the job for all its workers.
     pub fn fail(&mut self, reason: &str) {
-        self.weights = None;
+        (self.weights, self.failed_at) = (None, Some(Instant::now()));
         self.publish(|news| news.state = JobState::Failed { reason: reason.to_owned() });
     }
 
     pub fn failed(&self) -> bool {
-        matches!(self.state(), JobState::Failed { .. })
+        self.failed_at.is_some()
     }
 
     pub fn state(&self) -> JobState {

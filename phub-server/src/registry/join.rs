@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Spans, any};
 use pbox_core::control::{JobState, JoinReply, JoinRequest, check_job_name};
-use pbox_core::{JobId, Placement, Round, Share, Wire};
+use pbox_core::{JobId, Round, Share, Wire};
 
 use super::hubs::Secret;
-use super::job::Job;
+use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry, Token};
-use crate::cores::{Command, pin};
+use crate::cores::pin;
 
 /// What a connection of the data path needs once its token is known.
 #[derive(Debug)]
@@ -20,19 +20,16 @@ pub(crate) struct Admission {
     pub weights: Arc<SendWindow>,
     /// Each core's part of the weights, if the worker has its own weights window.
     own: Vec<Option<Spans>>,
-    wire: Wire,
-    placement: Arc<Placement>,
-    /// The hub's cores that have chunks of the job, by their number.
-    cores: Vec<usize>,
-    pub window_bytes: usize,
-    pub capacities: Vec<u32>,
+    pub wire: Wire,
+    /// The hub's cores that have chunks of the job.
+    pub cores: Arc<Cores>,
 }
 
 impl Registry {
     /// Lets a worker in. The first worker of a name makes the job. A worker that comes back may be here before the hub has
     /// noticed that its former self is gone: if the job goes on without lost workers, the join waits for that.
     pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
-        check_request(&name, &request)?;
+        check_request(&name, &request).map_err(Refusal::Bad)?;
         let asked = Arc::new((name, request));
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
@@ -109,16 +106,16 @@ impl Registry {
 
     /// What a connection with this token gets. A token is good for one connection.
     pub fn admission(&self, token: Token) -> Result<Admission, String> {
-        let (mut admission, own_weights) = self.shared_admission(token)?;
-        if own_weights {
+        let mut admission = self.shared_admission(token)?;
+        if admission.wire.has_own_weights() {
             // Outside the lock: the window is as large as the model.
-            let (weights, own) = admission.placement.weights_window(&admission.wire).map_err(|error| {
+            let own = admission.cores.placement.weights_window(&admission.wire).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
                 // The token was good for one connection.
                 self.lose(&mut self.lock(), admission.job, admission.rank, &reason);
                 reason
             })?;
-            (admission.weights, admission.own) = (weights, own.into_iter().map(Some).collect());
+            (admission.weights, admission.own) = (own.0, own.1.into_iter().map(Some).collect());
         }
         Ok(admission)
     }
@@ -126,16 +123,15 @@ impl Registry {
     /// Allocates a worker's window, if it is the hub's memory, on the nodes of the cores that will read it. The handshake's
     /// thread moves from core to core for this.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
-        let Admission { cores, wire, placement, .. } = admission;
-        let spans = placement.spans_by_core(wire);
-        for (&core, spans) in cores.iter().zip(spans) {
+        let Cores { numbers, placement, .. } = &*admission.cores;
+        for (&core, spans) in numbers.iter().zip(placement.spans_by_core(&admission.wire)) {
             pin(self.cores[core].lane.cpu);
             spans.into_iter().for_each(|span| window.populate(span));
         }
     }
 
-    /// An admission with the job's weights, and whether this worker needs its own weights window.
-    fn shared_admission(&self, token: Token) -> Result<(Admission, bool), String> {
+    /// An admission with the job's weights, which may not be the worker's.
+    fn shared_admission(&self, token: Token) -> Result<Admission, String> {
         let mut inner = self.lock();
         let &(id, rank) = inner.tokens.get(&token).ok_or("the token is not one of this hub's; join first")?;
         let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
@@ -144,19 +140,9 @@ impl Registry {
             _ => format!("job {:?} has ended", job.name),
         })?;
         job.connect(rank)?;
-        let admission = Admission {
-            token,
-            job: id,
-            rank,
-            weights,
-            own: job.cores.numbers.iter().map(|_| None).collect(),
-            wire: job.wire.clone(),
-            placement: Arc::clone(&job.cores.placement),
-            cores: job.cores.numbers.clone(),
-            window_bytes: job.wire.window_bytes(),
-            capacities: job.cores.capacities.clone(),
-        };
-        Ok((admission, job.wire.has_own_weights()))
+        let (wire, cores) = (job.wire.clone(), Arc::clone(&job.cores));
+        let own = cores.numbers.iter().map(|_| None).collect();
+        Ok(Admission { token, job: id, rank, weights, own, wire, cores })
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
@@ -165,34 +151,26 @@ impl Registry {
         let inner = self.lock();
         let Some(job) = inner.tokens.get(&admission.token).map(|(id, _)| &inner.jobs[id]) else { return };
         for ((&core, endpoint), weights) in job.cores.numbers.iter().zip(endpoints).zip(admission.own) {
-            self.cores[core].send(Command::AddWorker {
-                job: admission.job,
-                rank: admission.rank,
-                gradients: Arc::clone(&gradients),
-                weights,
-                endpoint: Box::new(endpoint),
-            });
+            let (id, rank, gradients) = (admission.job, admission.rank, Arc::clone(&gradients));
+            self.cores[core].tell(move |thread| thread.add_worker(id, rank, gradients, weights, endpoint));
         }
     }
 }
 
-fn check_request(name: &str, request: &JoinRequest) -> Result<(), Refusal> {
-    check_job_name(name).map_err(|error| Refusal::Bad(error.to_string()))?;
+fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
+    check_job_name(name).map_err(|error| error.to_string())?;
     let JoinRequest { rank, hub, ref terms, .. } = *request;
-    terms.check().map_err(|error| Refusal::Bad(error.to_string()))?;
+    terms.check().map_err(|error| error.to_string())?;
     if rank >= terms.workers {
-        return Err(Refusal::Bad(format!(
-            "rank {rank} of {} workers: ranks go from 0 to {}",
-            terms.workers,
-            terms.workers - 1
-        )));
+        let last = terms.workers - 1;
+        return Err(format!("rank {rank} of {} workers: ranks go from 0 to {last}", terms.workers));
     }
     if hub >= terms.hubs {
-        return Err(Refusal::Bad(format!("hub {hub} of {}: hubs are numbered from 0", terms.hubs)));
+        return Err(format!("hub {hub} of {}: hubs are numbered from 0", terms.hubs));
     }
-    check_peers(request).map_err(Refusal::Bad)?;
+    check_peers(request)?;
     if request.state_before.is_some() {
-        check_state(request).map_err(Refusal::Bad)?;
+        check_state(request)?;
     }
     Ok(())
 }

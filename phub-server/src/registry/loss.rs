@@ -8,7 +8,6 @@ use pbox_core::control::JobState;
 
 use super::job::Job;
 use super::{Inner, KEEP_FAILED, Registry};
-use crate::cores::Command;
 
 impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
@@ -25,7 +24,7 @@ impl Registry {
         job.lost(rank);
         let told =
             format!("job {:?} goes on without this worker: {reason}; join again to take part", job.name);
-        self.command(job, |job| Command::RemoveWorker { job, rank });
+        self.command(job, move |thread| thread.remove_worker(id, rank));
         job.forget_arrival(rank);
         if let Some(worker) = job.worker(rank) {
             self.tell_lost(job, worker, reason);
@@ -38,8 +37,7 @@ impl Registry {
         tracing::warn!(job = job.name, reason, "job failed");
         job.fail(reason);
         inner.names.remove(&job.name);
-        inner.failed_at.insert(id, Instant::now());
-        self.command(job, |job| Command::RemoveJob { job });
+        self.command(job, move |thread| thread.core.remove_job(id));
         // Joins may wait for the job's name, or for one of its ranks.
         self.freed.notify_waiters();
     }
@@ -65,16 +63,10 @@ impl Registry {
         for (id, rank, reason) in silent {
             self.lose(&mut inner, id, rank, &reason);
         }
-        let Inner { jobs, tokens, lost, failed_at, .. } = &mut *inner;
+        let Inner { jobs, tokens, lost, .. } = &mut *inner;
         lost.retain(|_, (until, _)| now < *until);
-        failed_at.retain(|id, &mut at| {
-            let keep = now - at < KEEP_FAILED;
-            if !keep {
-                jobs.remove(id);
-                tokens.retain(|_, (job, _)| job != id);
-            }
-            keep
-        });
+        jobs.retain(|_, job| job.failed_at.is_none_or(|at| now - at < KEEP_FAILED));
+        tokens.retain(|_, (job, _)| jobs.contains_key(job));
     }
 
     /// Fails every job and admits no more.

@@ -13,7 +13,6 @@ use pbox_core::{JobId, JobTerms, Layout, Placement, ShardSpec, Wire};
 
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
-use crate::cores::Command;
 use crate::cores::lanes::{self, Lane};
 
 /// The load that a job will put on the hub's cores, while it is being made.
@@ -96,7 +95,7 @@ impl Registry {
         for shard in &mut shards {
             (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
         }
-        let cores = Cores { numbers, placement: Arc::new(placement), capacities, owners };
+        let cores = Arc::new(Cores { numbers, placement, capacities, owners });
         let name = name.to_owned();
         let job = Job::new(making.id, name, terms, wire, cores, weights, hubs, restored.as_deref());
         Ok(Made { job, shards })
@@ -105,7 +104,8 @@ impl Registry {
     /// Adds the job, and sends its cores their shards.
     pub(super) fn begin(&self, inner: &mut Inner, Made { job, shards }: Made) {
         for (&core, spec) in job.cores.numbers.iter().zip(shards) {
-            self.cores[core].send(Command::AddJob { job: job.id, spec: Box::new(spec) });
+            let id = job.id;
+            self.cores[core].tell(move |thread| thread.add_job(id, spec));
         }
         inner.names.insert(job.name.clone(), job.id);
         inner.jobs.insert(job.id, job);

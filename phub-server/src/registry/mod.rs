@@ -30,7 +30,6 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use fabric::any;
 use pbox_core::control::{
     CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, PROTOCOL, TransportAddress,
 };
@@ -39,12 +38,11 @@ use pbox_core::{JobId, Round};
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::checkpoint::CheckpointStore;
-use crate::cores::{Command, CoreHandle, Report};
+use crate::cores::{CoreHandle, CoreThread, Report};
 use cut::answers;
 use job::{Arrival, Job};
 
 pub use checkpoint::Unsaved;
-pub(crate) use join::Admission;
 pub(crate) use state::Sent;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
@@ -85,7 +83,6 @@ struct Inner {
     tokens: HashMap<Token, (JobId, u32)>,
     /// Tokens of workers that jobs continued without: until when the hub remembers them, and why they were removed.
     lost: HashMap<Token, (Instant, String)>,
-    failed_at: HashMap<JobId, Instant>,
     next_job: u64,
     stopping: bool,
     /// Workers that have not been told yet that the hub stops.
@@ -103,7 +100,7 @@ pub(crate) struct Registry {
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
     unsaved: Unsaved,
-    cores: Vec<CoreHandle<any::Endpoint>>,
+    cores: Vec<CoreHandle>,
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
@@ -113,7 +110,7 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub fn new(
-        cores: Vec<CoreHandle<any::Endpoint>>,
+        cores: Vec<CoreHandle>,
         kernels: &'static Kernels,
         transports: Vec<TransportAddress>,
         heartbeat_limit: Duration,
@@ -208,9 +205,9 @@ impl Registry {
         }
     }
 
-    /// Sends every core of a job a command.
-    fn command(&self, job: &Job, command: impl Fn(JobId) -> Command<any::Endpoint>) {
-        job.cores.numbers.iter().for_each(|&core| self.cores[core].send(command(job.id)));
+    /// Tells every core of a job what to do.
+    fn command(&self, job: &Job, command: impl FnOnce(&mut CoreThread) + Clone + Send + 'static) {
+        job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command.clone()));
     }
 
     /// A worker lives. Returns its job's news from now on.
@@ -256,12 +253,12 @@ impl Registry {
         job.forget_arrival(rank);
         if job.left(rank, round) {
             tracing::info!(job = job.name, "job ended: all workers left");
-            self.command(job, |job| Command::RemoveJob { job });
+            self.command(job, move |thread| thread.core.remove_job(id));
             let job = inner.jobs.remove(&id).expect("found above");
             inner.names.remove(&job.name);
             self.freed.notify_waiters();
         } else {
-            self.command(job, |job| Command::RemoveWorker { job, rank });
+            self.command(job, move |thread| thread.remove_worker(id, rank));
         }
         inner.forget(id, rank, None);
         Ok(())
@@ -278,7 +275,8 @@ impl Registry {
             let (job, rank) = inner.member(job, &token)?;
             job.learning_rates.change(from, rate);
             tracing::info!(job = job.name, rank, rate, from_round = from.0, "learning rate changes");
-            self.ask_cores(job, |job, done| Command::SetLearningRate { job, from, rate, done })
+            let id = job.id;
+            self.ask_cores(job, move |thread| thread.core.set_learning_rate(id, from, rate))
         };
         answers(asked).await?;
         Ok(())
@@ -286,14 +284,14 @@ impl Registry {
 
     /// Stops the core threads and waits for them.
     pub fn stop_cores(mut self) {
-        self.cores.iter().for_each(|core| core.send(Command::Stop));
+        self.cores.iter().for_each(|core| core.tell(CoreThread::stop));
         self.cores.iter_mut().for_each(CoreHandle::join);
     }
 
     /// What the hub is, and what it has done so far.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
-        let core = |core: &CoreHandle<any::Endpoint>| CoreReply {
+        let core = |core: &CoreHandle| CoreReply {
             cpu: core.lane.cpu,
             nic: core.lane.nic.as_ref().map(|nic| nic.device.clone()),
             chunks: core.meters.chunks.load(Relaxed),

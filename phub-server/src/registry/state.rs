@@ -15,16 +15,14 @@ use axum::body::Bytes;
 use fabric::Slab;
 use http_body_util::channel::{Channel, Sender};
 use pbox_core::control::StateReply;
-use pbox_core::{JobId, Piece, Restored, RestoredKey, Round, Snapshot};
+use pbox_core::{JobId, Piece, Restored, RestoredKey, Round};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 use zerocopy::IntoBytes;
 
 use super::checkpoint::ROUND_LIMIT;
 use super::job::{Arrival, Job};
-use super::{Refusal, Registry};
+use super::{Refusal, Registry, on_thread};
 use crate::checkpoint::{Image, check_keys};
-use crate::cores::Command;
 
 /// Pieces of a state on their way to a client, beside the piece that is being made.
 const PIECES: usize = 1;
@@ -119,11 +117,8 @@ impl Registry {
         let arrival = self.of_job(id, |job| {
             tracing::info!(job = job.name, round = round.0, "begins with the state that worker 0 brought");
             let restored = Arc::new(restored(job, round, values));
-            self.command(job, |id| Command::Restore {
-                job: id,
-                layout: Arc::clone(job.wire.layout()),
-                restored: Arc::clone(&restored),
-            });
+            let (of_cores, layout) = (Arc::clone(&restored), Arc::clone(job.wire.layout()));
+            self.command(job, move |thread| thread.core.restore(id, &layout, &of_cores));
             job.begin_with(&restored)
         });
         if let Arrival::Complete(ranks) = arrival? {
@@ -152,34 +147,24 @@ impl Registry {
         can_have?.map_err(conflict)?;
         let mut collected = self.collect(id, ROUND_LIMIT).await.map_err(conflict)?;
         let (name, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
-        let (tell, told) = oneshot::channel();
         let (sink, pieces) = Channel::new(PIECES);
         let sink = Sink { pieces: sink, runtime: Handle::current(), begun: Instant::now(), sent: 0 };
+        let job = name.clone();
+        // Also on a thread: a job may have a million keys.
+        let image = on_thread("phub-state", move || Image::new(&job, snapshot)).await;
+        let image = image.map_err(Refusal::Exhausted)?;
+        let mut image = image.map_err(|error| conflict(error.to_string()))?;
+        let bytes = image.bytes();
         let send = move || {
-            send(&name, &snapshot, tell, sink);
-            collected.give_back(snapshot);
+            match image.write_to(sink) {
+                Ok(()) => tracing::info!(job = name, bytes, "state sent"),
+                Err(error) => tracing::warn!(job = name, %error, "state not sent"),
+            }
+            collected.give_back(image.into_snapshot());
         };
-        let spawned = std::thread::Builder::new().name("phub-state".into()).spawn(send);
-        spawned.map_err(|error| Refusal::Exhausted(format!("no thread to send the state: {error}")))?;
-        let bytes =
-            told.await.map_err(|_| Refusal::Exhausted("sending the state failed; see the log".into()))?;
-        Ok(Sent { bytes: bytes.map_err(Refusal::Conflict)?, pieces })
-    }
-}
-
-/// Sends a state, on its own thread, because it waits for the client.
-fn send(name: &str, snapshot: &Snapshot, tell: oneshot::Sender<Result<u64, String>>, sink: Sink) {
-    let image = match Image::new(name, snapshot) {
-        Ok(image) => image,
-        Err(error) => return drop(tell.send(Err(format!("job {name:?}: {error}")))),
-    };
-    let bytes = image.bytes();
-    if tell.send(Ok(bytes)).is_err() {
-        return; // the client is gone
-    }
-    match image.write_to(sink) {
-        Ok(()) => tracing::info!(job = name, round = snapshot.round().0, bytes, "state sent"),
-        Err(error) => tracing::warn!(job = name, %error, "state not sent"),
+        // It waits for the client.
+        tokio::spawn(on_thread("phub-state", send));
+        Ok(Sent { bytes, pieces })
     }
 }
 

@@ -1,25 +1,25 @@
 //! For the registry's tests: a registry whose only core has no thread, and a worker's request.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use fabric::any;
 use pbox_core::control::{JoinRequest, PROTOCOL};
 use pbox_core::kernels::Kernels;
 use pbox_core::{JobTerms, Key, Optimizer};
+use tokio::sync::mpsc::unbounded_channel;
 
 use super::Registry;
-use crate::cores::{Command, CoreHandle};
+use crate::cores::{CoreThread, Lane};
 
-/// The core's commands.
-pub type Inbox = Receiver<Command<any::Endpoint>>;
-
-pub fn registry() -> (Arc<Registry>, Inbox) {
-    let (core, inbox) = CoreHandle::idle(0);
-    let limit = Duration::from_secs(30);
-    let registry = Registry::new(vec![core], Kernels::detect(), Vec::new(), limit, None, None);
-    (Arc::new(registry), inbox)
+/// The registry, and what its core's thread would own.
+pub fn registry() -> (Arc<Registry>, CoreThread) {
+    let (_, mut ports) = any::group(1, None).unwrap();
+    let lane = Lane { cpu: 0, nic: None };
+    let (core, start) = CoreThread::new(0, lane, ports.remove(0), unbounded_channel().0);
+    let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
+    let registry = Registry::new(vec![core], kernels, Vec::new(), limit, None, None);
+    (Arc::new(registry), start(kernels))
 }
 
 /// The only worker of a job of one chunk with 16 elements.

@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 
-use crate::client::{Address, AskError};
+use crate::client::Address;
 use agreement::{Arrivals, Files, Follower, StaleCut};
 
 /// What proves that a request is of a hub of the job. Only its workers and hubs know it.
@@ -229,7 +229,7 @@ impl Peers {
         results.into_iter().map(|(_, result)| result).collect()
     }
 
-    fn unanswered(&self, hub: u32, what: &str, error: &AskError) -> String {
+    fn unanswered(&self, hub: u32, what: &str, error: &str) -> String {
         format!(
             "hub {hub} of the job, at {}, was asked to {what}: {error} (the hubs of a job must reach each other at the \
              addresses that its workers have)",
