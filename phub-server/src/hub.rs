@@ -9,7 +9,8 @@ use fabric::any::{self, ConnectError, Listener, Transport};
 use fabric::{shm, tcp, verbs};
 use pbox_core::control::TransportAddress;
 use pbox_core::kernels::Kernels;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 use topology::Host;
 
@@ -41,12 +42,12 @@ const STOP_LIMIT: Duration = Duration::from_secs(3);
 pub struct Hub {
     address: SocketAddr,
     registry: Option<Arc<Registry>>,
-    /// To the control thread.
-    reports: UnboundedSender<Report>,
     listeners: Vec<Arc<Listener>>,
     rendezvous: Vec<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
     stop_control: Option<oneshot::Sender<()>>,
+    /// Of the control thread.
+    runtime: Handle,
     unsaved: Unsaved,
 }
 
@@ -80,7 +81,10 @@ impl Hub {
         });
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
         let (limit, every) = (settings.heartbeat_limit(), settings.checkpoint_every);
-        let registry = Arc::new(Registry::new(cores, kernels, transports, limit, store, every));
+        let control = control_runtime()?;
+        let runtime = control.handle().clone();
+        let registry = Registry::new(cores, kernels, transports, limit, store, every, runtime.clone());
+        let registry = Arc::new(registry);
         let unsaved = registry.unsaved();
         let rendezvous = |listener: &Arc<Listener>| {
             rendezvous::start(Arc::clone(listener), group.clone(), Arc::downgrade(&registry))
@@ -91,7 +95,7 @@ impl Hub {
             let registry = Arc::clone(&registry);
             std::thread::Builder::new()
                 .name("phub-control".into())
-                .spawn(move || run_control(socket, registry, limits, inbox, stopped))?
+                .spawn(move || run_control(control, socket, registry, limits, inbox, stopped))?
         };
         if !fabric::shared_huge_pages() {
             tracing::info!(
@@ -103,11 +107,11 @@ impl Hub {
         Ok(Hub {
             address,
             registry: Some(registry),
-            reports,
             listeners,
             rendezvous,
             control: Some(control),
             stop_control: Some(stop_control),
+            runtime,
             unsaved,
         })
     }
@@ -130,8 +134,8 @@ impl Hub {
     fn shut_down(&mut self, reason: &str) {
         let Some(registry) = self.registry.take() else { return };
         tracing::info!(reason, "hub stops");
-        let (done, saved) = std::sync::mpsc::channel();
-        if self.reports.send(Report::SaveAll { done }).is_ok() && saved.recv_timeout(SAVE_LIMIT).is_err() {
+        let save = async { tokio::time::timeout(SAVE_LIMIT, registry.checkpoint_all()).await };
+        if self.runtime.block_on(save).is_err() {
             tracing::warn!("checkpoints were not written within {SAVE_LIMIT:?}");
         }
         registry.stop(reason);
@@ -199,21 +203,23 @@ fn open_data_paths(
     Ok((listeners, addresses))
 }
 
+fn control_runtime() -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(JOINS_AT_ONCE)
+        .thread_name("phub-join")
+        .thread_keep_alive(JOIN_THREAD_IDLE)
+        .build()
+}
+
 fn run_control(
+    runtime: Runtime,
     socket: std::net::TcpListener,
     registry: Arc<Registry>,
     limits: ControlLimits,
     mut reports: UnboundedReceiver<Report>,
     stopped: oneshot::Receiver<()>,
 ) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(JOINS_AT_ONCE)
-        .thread_name("phub-join")
-        .thread_keep_alive(JOIN_THREAD_IDLE)
-        .build()
-        .expect("a runtime needs an epoll and an eventfd");
-    registry.runs_on(runtime.handle().clone());
     runtime.block_on(async {
         let socket = tokio::net::TcpListener::from_std(socket).expect("the socket is non-blocking");
         let router = control::router(Arc::clone(&registry), limits);

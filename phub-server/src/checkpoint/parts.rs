@@ -23,17 +23,17 @@ pub struct PartOf<'a> {
 }
 
 impl CheckpointStore {
-    /// The rounds that there are parts of, ascending.
+    /// The rounds that there are parts of, ascending; none for the whole of a job, which has one file.
     ///
     /// # Errors
     /// When the job has checkpoints here that are not of this share: a job is not begun anew in silence.
     pub fn rounds(&self, job: &str, share: Share) -> Result<Vec<Round>, CheckpointError> {
         let own = self.path(job)?;
-        if own.exists() {
+        if !share.is_whole() && own.exists() {
             return Err(CheckpointError::OtherShape { path: own, share });
         }
         let parts = self.parts(job)?;
-        if let Some(other) = parts.iter().find(|part| !part.is_of(share)) {
+        if let Some(other) = parts.iter().find(|part| share.is_whole() || !part.is_of(share)) {
             return Err(CheckpointError::OtherShape { path: self.file(&other.file()), share });
         }
         let mut rounds: Vec<Round> = parts.into_iter().map(|part| part.round).collect();
@@ -96,15 +96,5 @@ impl CheckpointStore {
             Ok(parts)
         };
         names().map_err(|error| self.failed("looking for parts of checkpoints", error))
-    }
-
-    /// A job of one hub has no parts here: a job is not begun anew in silence.
-    pub(super) fn check_no_parts(&self, job: &str) -> Result<(), CheckpointError> {
-        match self.parts(job)?.first() {
-            Some(part) => {
-                Err(CheckpointError::OtherShape { path: self.file(&part.file()), share: Share::WHOLE })
-            }
-            None => Ok(()),
-        }
     }
 }

@@ -106,7 +106,7 @@ impl CheckpointStore {
         optimizer: &Optimizer,
     ) -> Result<Option<Restored>, CheckpointError> {
         let path = self.path(job)?;
-        self.check_no_parts(job)?;
+        self.rounds(job, Share::WHOLE)?;
         self.load_file(path, job, keys, optimizer, None)
     }
 

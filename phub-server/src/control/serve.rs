@@ -2,17 +2,16 @@
 //! control thread. Must not know the requests.
 
 use std::io;
-use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::sync::oneshot;
 
 use super::limits::ControlLimits;
 
@@ -27,6 +26,8 @@ const TURNED_AWAY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: a
 connection: close\r\ncontent-length: 83\r\n\r\n\
 {\"error\": \"the hub's control port has all the connections it can have; try again\"}\n";
 
+type Connection = http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Router>>;
+
 /// Serves until `stopped`, and then until all open requests are answered.
 pub(crate) async fn serve(
     socket: TcpListener,
@@ -34,20 +35,22 @@ pub(crate) async fn serve(
     limits: ControlLimits,
     mut stopped: oneshot::Receiver<()>,
 ) {
-    let mut connections = JoinSet::new();
-    let (stop, stopping) = watch::channel(());
-    let mut turned_away = Seldom::default();
-    let mut failed = Seldom::default();
+    let connections = GracefulShutdown::new();
+    let (mut turned_away, mut failed) = (Seldom::default(), Seldom::default());
     loop {
         tokio::select! {
             accepted = socket.accept() => match accepted {
+                Ok((stream, _)) if connections.count() < limits.connections => {
+                    let connection = connections.watch(connection(stream, router.clone(), limits));
+                    tokio::spawn(async {
+                        if let Err(error) = connection.await {
+                            tracing::debug!(%error, "a connection to the control port ended");
+                        }
+                    });
+                }
                 Ok((stream, _)) => {
-                    while connections.try_join_next().is_some() {}
-                    if connections.len() < limits.connections {
-                        connections.spawn(connection(stream, router.clone(), limits, stopping.clone()));
-                        continue;
-                    }
-                    turn_away(&stream);
+                    // As far as the socket takes it at once: the hub does not wait for a refused client.
+                    let _ = stream.try_write(TURNED_AWAY);
                     if let Some(times) = turned_away.count() {
                         tracing::warn!(
                             times,
@@ -67,44 +70,21 @@ pub(crate) async fn serve(
             },
             // Shutdown requested, also if the sender is gone.
             _ = &mut stopped => break,
-            Some(_) = connections.join_next() => {}
         }
     }
     drop(socket);
-    drop(stop);
-    while connections.join_next().await.is_some() {}
+    connections.shutdown().await;
 }
 
-async fn connection(
-    stream: TcpStream,
-    router: Router,
-    limits: ControlLimits,
-    mut stopping: watch::Receiver<()>,
-) {
+fn connection(stream: TcpStream, router: Router, limits: ControlLimits) -> Connection {
     // Answers are right without these options, and a socket that refuses them is about to close.
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_tcp_user_timeout(&stream, limits.unread.as_millis() as u32);
-    let connection = http1::Builder::new()
+    http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.headers)
         .max_buf_size(BUFFER_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let mut connection = pin!(connection);
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        _ = stopping.changed() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "a connection to the control port ended");
-    }
-}
-
-/// Sends the reason, as far as the socket takes it at once: the hub does not wait for a refused client.
-fn turn_away(stream: &TcpStream) {
-    let _ = stream.try_write(TURNED_AWAY);
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
 }
 
 /// Counts an event that may happen often, for a log line now and then.

@@ -38,8 +38,6 @@ pub(crate) enum Report {
     Skipped { job: JobId, chunks: u64 },
     /// The core cannot take the job, or cannot continue it.
     JobFailed { job: JobId, reason: String },
-    /// The hub stops: write the checkpoints that can be written. This comes from the hub, through the same channel.
-    SaveAll { done: std::sync::mpsc::Sender<()> },
     /// The thread has ended, by a bug of the hub.
     CorePanicked { cpu: u32 },
 }

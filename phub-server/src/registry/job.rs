@@ -17,8 +17,6 @@ use super::hubs::Hubs;
 /// A worker that joined.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// It has connected to the data path.
-    connected: bool,
     /// The number of cores that have its link. For a member that is going: of cores that have not let go of it yet.
     cores: usize,
     /// When its last heartbeat came.
@@ -31,7 +29,9 @@ pub(crate) struct Member {
 /// How a member stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// Joined, and does not take part yet.
+    /// Joined.
+    Joined,
+    /// Has connected to the data path, and does not take part yet.
     Coming,
     /// Takes part.
     Here,
@@ -185,8 +185,7 @@ impl Job {
     /// A worker has joined.
     pub fn add_member(&mut self, rank: u32, worker: u64) {
         let heard = Instant::now();
-        self.members[rank as usize] =
-            Some(Member { connected: false, cores: 0, heard, worker, standing: Standing::Coming });
+        self.members[rank as usize] = Some(Member { cores: 0, heard, worker, standing: Standing::Joined });
     }
 
     /// What names a rank's worker at all hubs of the job.
@@ -202,8 +201,8 @@ impl Job {
     /// A worker connects to the data path. Only once, because a rank has one link to each core.
     pub fn connect(&mut self, rank: u32) -> Result<(), String> {
         match &mut self.members[rank as usize] {
-            Some(member) if !member.connected => {
-                member.connected = true;
+            Some(member) if member.standing == Standing::Joined => {
+                member.standing = Standing::Coming;
                 Ok(())
             }
             _ => Err(format!(
@@ -341,7 +340,7 @@ impl Job {
 
     /// Whether the worker is a member that has not left.
     pub fn has(&self, rank: u32) -> bool {
-        self.stands(rank, &[Standing::Coming, Standing::Here])
+        self.stands(rank, &[Standing::Joined, Standing::Coming, Standing::Here])
     }
 
     /// Whether a worker other than `rank` takes part.

@@ -27,7 +27,7 @@ mod test_bed;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{
@@ -35,6 +35,7 @@ use pbox_core::control::{
 };
 use pbox_core::kernels::Kernels;
 use pbox_core::{JobId, Round};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::checkpoint::CheckpointStore;
@@ -104,8 +105,8 @@ pub(crate) struct Registry {
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
-    /// The control thread's, once it runs.
-    runtime: OnceLock<tokio::runtime::Handle>,
+    /// The control thread's.
+    runtime: Handle,
 }
 
 impl Registry {
@@ -116,6 +117,7 @@ impl Registry {
         heartbeat_limit: Duration,
         store: Option<CheckpointStore>,
         checkpoint_every: Option<NonZeroU32>,
+        runtime: Handle,
     ) -> Self {
         Registry {
             inner: Mutex::default(),
@@ -128,13 +130,8 @@ impl Registry {
             kernels,
             transports,
             heartbeat_limit,
-            runtime: OnceLock::new(),
+            runtime,
         }
-    }
-
-    /// The control thread runs: from here on other hubs can be asked.
-    pub fn runs_on(&self, runtime: tokio::runtime::Handle) {
-        let _ = self.runtime.set(runtime);
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -178,13 +175,6 @@ impl Registry {
                 if let Some(job) = inner.jobs.get_mut(&job) {
                     self.taken(job, core, taken);
                 }
-            }
-            Report::SaveAll { done } => {
-                let registry = Arc::clone(self);
-                tokio::spawn(async move {
-                    registry.checkpoint_all().await;
-                    let _ = done.send(());
-                });
             }
             Report::Skipped { job, chunks } => {
                 if let Some(job) = inner.jobs.get(&job) {

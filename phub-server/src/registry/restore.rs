@@ -118,8 +118,7 @@ impl Registry {
 
     /// The rounds that every other hub has a part of.
     fn ask_for_rounds(&self, peers: &Arc<Peers>) -> Result<Vec<(u32, Vec<Round>)>, String> {
-        let runtime = self.runtime.get().ok_or("the hub is not up yet")?;
-        let replies = runtime.block_on(peers.at_once(peers.others(), Peers::parts));
+        let replies = self.runtime.block_on(peers.at_once(peers.others(), Peers::parts));
         let here = self.checkpoint_every.map(NonZeroU32::get);
         let mut files = Vec::new();
         for (hub, reply) in peers.others().zip(replies) {

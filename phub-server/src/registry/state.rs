@@ -148,7 +148,7 @@ impl Registry {
         let mut collected = self.collect(id, ROUND_LIMIT).await.map_err(conflict)?;
         let (name, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
         let (sink, pieces) = Channel::new(PIECES);
-        let sink = Sink { pieces: sink, runtime: Handle::current(), begun: Instant::now(), sent: 0 };
+        let sink = Sink { pieces: sink, runtime: self.runtime.clone(), begun: Instant::now(), sent: 0 };
         let job = name.clone();
         // Also on a thread: a job may have a million keys.
         let image = on_thread("phub-state", move || Image::new(&job, snapshot)).await;

@@ -18,7 +18,8 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
     let lane = Lane { cpu: 0, nic: None };
     let (core, start) = CoreThread::new(0, lane, ports.remove(0), unbounded_channel().0);
     let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
-    let registry = Registry::new(vec![core], kernels, Vec::new(), limit, None, None);
+    let registry =
+        Registry::new(vec![core], kernels, Vec::new(), limit, None, None, runtime().handle().clone());
     (Arc::new(registry), start(kernels))
 }
 

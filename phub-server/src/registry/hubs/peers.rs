@@ -184,10 +184,9 @@ impl Registry {
     /// Tells the other hubs that a worker is lost: hub 0 all of them, another hub hub 0. Nobody waits for it: what is not
     /// told, each hub sees itself a little later.
     pub(crate) fn tell_lost(&self, job: &Job, worker: u64, reason: &str) {
-        let Some(runtime) = self.runtime.get() else { return };
         let peers = Arc::clone(&job.hubs.peers);
         let request = LostRequest { secret: peers.secret.show(), worker, reason: reason.to_owned() };
-        runtime.spawn(async move {
+        self.runtime.spawn(async move {
             let what = "go on without a worker";
             let told = match peers.own {
                 0 => peers.ask_all::<Value>("lost", what, request).await,
