@@ -87,7 +87,8 @@ impl Hub {
         let registry = Arc::new(registry);
         let unsaved = registry.unsaved();
         let rendezvous = |listener: &Arc<Listener>| {
-            rendezvous::start(Arc::clone(listener), group.clone(), Arc::downgrade(&registry))
+            let registry = Arc::downgrade(&registry);
+            rendezvous::start(Arc::clone(listener), group.clone(), registry, runtime.clone())
         };
         let rendezvous = listeners.iter().map(rendezvous).collect::<std::io::Result<_>>()?;
         let (stop_control, stopped) = oneshot::channel();

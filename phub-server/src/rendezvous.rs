@@ -2,12 +2,14 @@
 //! cores. Each handshake has its own thread, so that a slow handshake delays nobody else. The number of handshakes is
 //! bounded; further connections wait in the listener's backlog.
 
-use fabric::PlannedLink;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use fabric::PlannedLink;
 use fabric::any::{Accepted, Group, Listener};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 use crate::cores::Report;
 use crate::registry::Registry;
@@ -26,10 +28,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) fn start(
     listener: Arc<Listener>,
     group: Group,
-    registry: std::sync::Weak<Registry>,
+    registry: Weak<Registry>,
+    runtime: Handle,
 ) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("phub-rendezvous".into()).spawn(move || {
-        let slots = Arc::new(Slots::default());
+        let slots = Arc::new(Semaphore::new(MAX_HANDSHAKES));
         loop {
             match listener.accept() {
                 Ok(None) => return,
@@ -39,10 +42,12 @@ pub(crate) fn start(
                 }
                 Ok(Some(accepted)) => {
                     let (group, registry) = (group.clone(), registry.clone());
-                    let slot = Slot::take(&slots);
+                    let slot = runtime.block_on(Arc::clone(&slots).acquire_owned());
+                    let is_crowded = slots.available_permits() < MAX_HANDSHAKES / 2;
+                    let limit = if is_crowded { CROWDED_LIMIT } else { HANDSHAKE_LIMIT };
                     let spawned =
                         std::thread::Builder::new().name("phub-handshake".into()).spawn(move || {
-                            handshake(accepted, slot.limit, &group, &registry);
+                            handshake(accepted, limit, &group, &registry);
                             drop(slot);
                         });
                     if let Err(error) = spawned {
@@ -54,41 +59,7 @@ pub(crate) fn start(
     })
 }
 
-/// The number of open handshakes.
-#[derive(Debug, Default)]
-struct Slots {
-    taken: Mutex<usize>,
-    freed: Condvar,
-}
-
-/// The right to make one handshake.
-struct Slot {
-    slots: Arc<Slots>,
-    /// How long the peer may be silent.
-    limit: Duration,
-}
-
-impl Slot {
-    /// Waits for a free slot.
-    fn take(slots: &Arc<Slots>) -> Self {
-        let taken = slots.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let full = |taken: &mut usize| *taken >= MAX_HANDSHAKES;
-        let waited = slots.freed.wait_while(taken, full);
-        let mut taken = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
-        let limit = if *taken < MAX_HANDSHAKES / 2 { HANDSHAKE_LIMIT } else { CROWDED_LIMIT };
-        *taken += 1;
-        Slot { slots: Arc::clone(slots), limit }
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        *self.slots.taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) -= 1;
-        self.slots.freed.notify_one();
-    }
-}
-
-fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &std::sync::Weak<Registry>) {
+fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &Weak<Registry>) {
     let hello = match accepted.hello(limit) {
         Ok(Some(hello)) => hello,
         Ok(None) => return, // the peer's other connections have not come yet

@@ -73,11 +73,11 @@ impl CoreHandle {
         reports: UnboundedSender<Report>,
     ) -> std::io::Result<Self> {
         let cpu = lane.cpu;
-        let (mut handle, start) = CoreThread::new(number, lane, port, reports.clone());
+        let (mut handle, thread) = CoreThread::new(number, lane, port, kernels, reports.clone());
         handle.thread =
             Some(std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
                 pin(cpu);
-                if catch_unwind(AssertUnwindSafe(|| start(kernels).run(idle))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| thread.run(idle))).is_err() {
                     let _ = reports.send(Report::CorePanicked { cpu });
                 }
             })?);
@@ -123,28 +123,26 @@ pub(crate) struct CoreThread {
 }
 
 impl CoreThread {
-    /// The two ends of a core thread. Its own end is made on the thread: memory of a core is near it.
+    /// The two ends of a core thread.
     pub fn new(
         number: usize,
         lane: Lane,
         port: any::Port,
+        kernels: &'static Kernels,
         reports: UnboundedSender<Report>,
-    ) -> (CoreHandle, impl FnOnce(&'static Kernels) -> Self + Send) {
+    ) -> (CoreHandle, Self) {
         let (commands, inbox) = channel();
         let (mail, meters) = (Arc::new(AtomicBool::new(false)), Arc::new(Meters::default()));
-        let (waker, thread) = (port.waker(), None);
-        let (of_thread, of_meters) = (Arc::clone(&mail), Arc::clone(&meters));
-        let start = move |kernels| CoreThread {
-            core: Core::new(port, kernels),
-            notices: Vec::new(),
-            number,
-            inbox,
-            mail: of_thread,
-            meters: of_meters,
-            reports,
-            stops: false,
+        let (waker, core) = (port.waker(), Core::new(port, kernels));
+        let handle = CoreHandle {
+            lane,
+            meters: Arc::clone(&meters),
+            commands,
+            mail: Arc::clone(&mail),
+            waker,
+            thread: None,
         };
-        (CoreHandle { lane, meters, commands, mail, waker, thread }, start)
+        (handle, CoreThread { core, notices: Vec::new(), number, inbox, mail, meters, reports, stops: false })
     }
 
     fn run(mut self, policy: IdlePolicy) {

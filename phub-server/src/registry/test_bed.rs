@@ -16,11 +16,11 @@ use crate::cores::{CoreThread, Lane};
 pub fn registry() -> (Arc<Registry>, CoreThread) {
     let (_, mut ports) = any::group(1, None).unwrap();
     let lane = Lane { cpu: 0, nic: None };
-    let (core, start) = CoreThread::new(0, lane, ports.remove(0), unbounded_channel().0);
     let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
+    let (core, thread) = CoreThread::new(0, lane, ports.remove(0), kernels, unbounded_channel().0);
     let registry =
         Registry::new(vec![core], kernels, Vec::new(), limit, None, None, runtime().handle().clone());
-    (Arc::new(registry), start(kernels))
+    (Arc::new(registry), thread)
 }
 
 /// The only worker of a job of one chunk with 16 elements.

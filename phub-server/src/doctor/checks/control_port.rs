@@ -108,11 +108,11 @@ fn running(listen: SocketAddr, hub: &HubReply) -> Check {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use crate::doctor::check::Verdict;
 
-    pub(in crate::doctor::checks) fn hub(version: &str, protocol: u32) -> Seen {
+    fn hub(version: &str, protocol: u32) -> Seen {
         let (kernels, version) = ("scalar".into(), version.into());
         let (transports, cores, jobs) = (vec![], vec![], vec![]);
         Seen::Hub(Box::new(HubReply { protocol, version, kernels, rss_bytes: 0, transports, cores, jobs }))

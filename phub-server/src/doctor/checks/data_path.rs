@@ -121,14 +121,15 @@ fn judge(name: &str, at: &str, control: &Seen, error: Option<std::io::Error>) ->
 mod tests {
     use super::*;
     use crate::doctor::check::Verdict;
-    use crate::doctor::checks::control_port::tests::hub;
 
     #[test]
     fn what_a_running_hub_holds_is_no_failure() {
         let judge = |seen: &Seen, kind: ErrorKind| {
             judge("TCP data path", "10.0.0.1:80", seen, Some(kind.into())).verdict
         };
-        let hub = hub("0.0.9", 1);
+        let reply =
+            r#"{"protocol":1,"version":"1","kernels":"","rss_bytes":0,"transports":[],"cores":[],"jobs":[]}"#;
+        let hub = Seen::Hub(serde_json::from_str(reply).unwrap());
         assert_eq!(judge(&hub, ErrorKind::AddrInUse), Verdict::Note);
         assert_eq!(judge(&Seen::Free, ErrorKind::AddrInUse), Verdict::Fail);
         assert_eq!(judge(&hub, ErrorKind::PermissionDenied), Verdict::Fail);
