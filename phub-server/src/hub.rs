@@ -34,9 +34,6 @@ const SAVE_LIMIT: Duration = Duration::from_secs(3600);
 const JOINS_AT_ONCE: usize = 2;
 /// How long a thread for joins waits for the next join: the workers of a job come together.
 const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
-/// How long a stop waits for open requests.
-const STOP_LIMIT: Duration = Duration::from_secs(3);
-
 /// A running hub. Dropping it stops it.
 #[derive(Debug)]
 pub struct Hub {
@@ -237,16 +234,7 @@ fn run_control(
                 sweeping.sweep();
             }
         });
-        let (stop_serving, serving_stopped) = oneshot::channel();
-        let limit = async {
-            let _ = stopped.await;
-            let _ = stop_serving.send(());
-            tokio::time::sleep(STOP_LIMIT).await;
-        };
-        tokio::select! {
-            () = control::serve(socket, router, limits, serving_stopped) => {}
-            () = limit => tracing::warn!("some requests did not end in {STOP_LIMIT:?}"),
-        }
+        control::serve(socket, router, limits, stopped).await;
     });
     // Ends the tasks, which hold references to the registry.
     runtime.shutdown_timeout(Duration::ZERO);

@@ -12,6 +12,7 @@ use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::limits::ControlLimits;
 
@@ -19,6 +20,8 @@ use super::limits::ControlLimits;
 const BUFFER_BYTES: usize = 64 << 10;
 /// The pause when descriptors have run out. No event says when there are some again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a stop waits for open requests.
+const STOP_LIMIT: Duration = Duration::from_secs(3);
 /// How often the log mentions what happens to every connection of a flood.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
@@ -28,7 +31,7 @@ connection: close\r\ncontent-length: 83\r\n\r\n\
 
 type Connection = http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Router>>;
 
-/// Serves until `stopped`, and then until all open requests are answered.
+/// Serves until `stopped`, and then until open requests are answered.
 pub(crate) async fn serve(
     socket: TcpListener,
     router: Router,
@@ -73,7 +76,9 @@ pub(crate) async fn serve(
         }
     }
     drop(socket);
-    connections.shutdown().await;
+    if timeout(STOP_LIMIT, connections.shutdown()).await.is_err() {
+        tracing::warn!("some requests did not end in {STOP_LIMIT:?}");
+    }
 }
 
 fn connection(stream: TcpStream, router: Router, limits: ControlLimits) -> Connection {

@@ -4,6 +4,7 @@
 use std::fs::read_to_string;
 
 use rustix::process::{Resource, Rlimit, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 use topology::cpulist;
 
 /// Locked memory.
@@ -22,22 +23,14 @@ pub(crate) struct Memlock {
 impl Memlock {
     pub fn read() -> Self {
         let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
-        let status = read_to_string("/proc/self/status").unwrap_or_default();
         let map = read_to_string("/proc/self/uid_map").unwrap_or_default();
         Memlock {
             limit: current,
             hard: maximum,
-            capable: has_ipc_lock(&status),
+            capable: capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::IPC_LOCK)),
             first_namespace: map.split_whitespace().eq(["0", "0", "4294967295"]),
         }
     }
-}
-
-/// From the capabilities in /proc/PID/status.
-fn has_ipc_lock(status: &str) -> bool {
-    const CAP_IPC_LOCK: u32 = 14;
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0) >> CAP_IPC_LOCK & 1 == 1
 }
 
 /// Huge pages.
@@ -149,9 +142,6 @@ mod tests {
     fn the_kernels_words_are_read() {
         assert_eq!(chosen("always within_size advise [never] deny force\n").as_deref(), Some("never"));
         assert_eq!(chosen("garbage"), None);
-        assert!(has_ipc_lock("Name:\tx\nCapEff:\t000001ffffffffff\n"));
-        assert!(!has_ipc_lock("CapEff:\t000001ffffffbfff\n"));
-        assert!(!has_ipc_lock(""));
     }
 
     #[test]

@@ -104,7 +104,6 @@ pub(crate) struct Job {
 impl Job {
     pub fn new(
         id: JobId,
-        name: String,
         terms: Arc<JobTerms>,
         wire: Wire,
         cores: Arc<Cores>,
@@ -119,7 +118,7 @@ impl Job {
         let news = HeartbeatReply { version: 1, state, members: Vec::new(), left: Vec::new() };
         Job {
             id,
-            name,
+            name: hubs.peers.job.clone(),
             terms,
             wire,
             cores,
@@ -162,7 +161,10 @@ impl Job {
             }
         }
         match self.members[rank as usize] {
-            Some(_) => Err(self.taken(rank)),
+            Some(_) => Err(format!(
+                "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
+                terms.workers - 1
+            )),
             None => Ok(()),
         }
     }
@@ -171,15 +173,6 @@ impl Job {
     pub fn may_become_free(&self, rank: u32) -> bool {
         let taken = self.members.get(rank as usize).is_some_and(Option::is_some);
         taken && self.goes_on() && self.state() == JobState::Running
-    }
-
-    /// Says why a worker cannot have this rank.
-    pub fn taken(&self, rank: u32) -> String {
-        format!(
-            "rank {rank} of job {:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
-            self.name,
-            self.terms.workers - 1
-        )
     }
 
     /// A worker has joined.

@@ -96,8 +96,7 @@ impl Registry {
             (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
         }
         let cores = Arc::new(Cores { numbers, placement, capacities, owners });
-        let name = name.to_owned();
-        let job = Job::new(making.id, name, terms, wire, cores, weights, hubs, restored.as_deref());
+        let job = Job::new(making.id, terms, wire, cores, weights, hubs, restored.as_deref());
         Ok(Made { job, shards })
     }
 

@@ -9,7 +9,7 @@
 //! | `make`, `restore` | make a job for its first worker, with its checkpoint |
 //! | `loss` | loses workers, fails jobs |
 //! | `cut` | stops a running job between two rounds |
-//! | `checkpoint` | brings a job's state to its file |
+//! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `state` | takes the state that rank 0 brings, sends the state to clients |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
@@ -21,6 +21,7 @@ mod join;
 mod loss;
 mod make;
 mod restore;
+mod snapshot;
 mod state;
 #[cfg(test)]
 mod test_bed;

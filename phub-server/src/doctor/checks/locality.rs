@@ -58,15 +58,11 @@ fn unknown_nodes(host: &Host, plan: &Plan) -> Vec<String> {
 
 /// The cpus, ascending, whose NICs are all on another socket.
 fn far_cores(host: &Host, plan: &Plan) -> Vec<u32> {
-    let mut far = Vec::new();
-    for core in plan.cores() {
-        let is_far = |&nic: &topology::NicId| {
-            host.nic(nic).is_some_and(|nic| nic.socket.is_some_and(|socket| socket != core.socket))
-        };
-        if !core.nics.is_empty() && core.nics.iter().all(is_far) {
-            far.push(core.cpu.0);
-        }
-    }
+    let is_far = |core: &&topology::PlacedCore| {
+        let mut nics = core.nics.iter().filter_map(|&nic| host.nic(nic)).peekable();
+        nics.peek().is_some() && nics.all(|nic| nic.socket.is_some_and(|socket| socket != core.socket))
+    };
+    let mut far: Vec<u32> = plan.cores().iter().filter(is_far).map(|core| core.cpu.0).collect();
     far.sort_unstable();
     far
 }

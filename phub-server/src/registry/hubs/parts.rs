@@ -4,32 +4,16 @@
 //! asked for is taken at a cut of all hubs.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use pbox_core::control::{CheckpointReply, CheckpointRequest, PartState, WrittenReply, WrittenRequest};
+use pbox_core::control::{PartState, WrittenReply, WrittenRequest};
 use pbox_core::{JobId, Round};
 use tokio::time::Instant;
 
 use super::Peers;
 use crate::registry::Registry;
-use crate::registry::checkpoint::overdue;
-
-/// How long another hub waits for hub 0 to have a checkpoint written: a terabyte takes this long on a slow disk.
-const WRITE_LIMIT: Duration = Duration::from_secs(3600);
+use crate::registry::snapshot::overdue;
 
 impl Registry {
-    /// Has hub 0 write a checkpoint of a job, where this is another one of its hubs.
-    pub(crate) async fn checkpoint_at_lead(
-        &self,
-        peers: &Peers,
-        limit: Duration,
-    ) -> Result<CheckpointReply, String> {
-        let lead = Peers { limit: limit + WRITE_LIMIT, ..peers.clone() };
-        let request =
-            CheckpointRequest { secret: lead.secret.show(), round_limit_ms: limit.as_millis() as u64 };
-        lead.ask(0, "checkpoint", "write a checkpoint", &request).await
-    }
-
     /// Hub 0 waits until the other hubs have written their parts, or cannot; the bytes of these parts. Until the deadline
     /// their chunks must have come to the round. Round 0 has no checkpoint: it stands for the parts that are under way now.
     /// Another hub has nothing to wait for.

@@ -1,0 +1,263 @@
+//! Snapshots: the cores' parts of a job's state, which come in one by one and are put together.
+//!
+//! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must
+//! hear of the end of every snapshot, however it ends: a [`Collected`] that is dropped tells them.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use pbox_core::control::PartState;
+use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
+use tokio::sync::oneshot;
+
+use super::Registry;
+use super::cut::{JobEnded, Purpose};
+use super::job::Job;
+
+/// A snapshot whose parts are still coming in.
+#[derive(Debug)]
+pub(super) struct Collecting {
+    occasion: Occasion,
+    collected: Collected,
+    /// Cores that have answered.
+    answers: usize,
+    refused: Option<String>,
+    /// The request that waits for it.
+    done: Option<oneshot::Sender<Result<Collected, String>>>,
+}
+
+/// The parts of a snapshot, each with its core. When this is dropped, nobody will write the snapshot any more, and the cores
+/// get the memory of their parts back.
+#[derive(Debug)]
+pub(super) struct Collected {
+    registry: Weak<Registry>,
+    pub job: JobId,
+    pub before: Round,
+    cores: Vec<usize>,
+    parts: Vec<SnapshotPart>,
+}
+
+impl Collected {
+    /// The snapshot that was made of the parts is not needed any more.
+    pub(super) fn give_back(mut self, snapshot: Snapshot) {
+        self.parts = snapshot.into_parts();
+    }
+}
+
+impl Drop for Collected {
+    fn drop(&mut self) {
+        let Some(registry) = self.registry.upgrade() else { return }; // the cores are gone, too
+        let mut parts = self.parts.drain(..);
+        for &core in &self.cores {
+            let (job, values) = (self.job, parts.next().map(|part| part.values));
+            registry.cores[core].tell(move |thread| thread.core.give_back(job, values));
+        }
+        registry.freed.notify_waiters();
+    }
+}
+
+impl Registry {
+    /// A core has taken its part of a snapshot, or cannot take it.
+    pub(super) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
+        let Taken { occasion, before, part } = taken;
+        let (id, collecting) = (job.id, &mut job.checkpoints.collecting);
+        let place = collecting.iter().position(|one| one.occasion == occasion).unwrap_or_else(|| {
+            collecting.push(self.collecting(id, occasion, before, None));
+            collecting.len() - 1
+        });
+        let one = &mut collecting[place];
+        one.answers += 1;
+        match part {
+            Ok(part) => {
+                one.collected.cores.push(core);
+                one.collected.parts.push(part);
+            }
+            Err(why) => one.refused = Some(why),
+        }
+        if one.answers < job.cores.owners {
+            return;
+        }
+        let Collecting { collected, refused, done, .. } = collecting.swap_remove(place);
+        match (refused, done) {
+            (None, None) => {
+                let registry = Arc::clone(self);
+                // Errors are kept, and in the log.
+                tokio::spawn(async move { registry.save_everywhere(collected, None).await });
+            }
+            (None, Some(done)) => drop(done.send(Ok(collected))), // nobody waits any more if the client is gone
+            (Some(why), done) => {
+                drop(collected);
+                job.checkpoints.part.send_replace((before, PartState::Failed(why.clone())));
+                let asked = done.is_some_and(|done| done.send(Err(why.clone())).is_ok());
+                if !asked {
+                    tracing::warn!(job = job.name, round = before.0, why, "checkpoint skipped");
+                }
+            }
+        }
+    }
+
+    fn collecting(
+        self: &Arc<Self>,
+        job: JobId,
+        occasion: Occasion,
+        before: Round,
+        done: Option<oneshot::Sender<Result<Collected, String>>>,
+    ) -> Collecting {
+        let registry = Arc::downgrade(self); // which has it among its jobs
+        let collected = Collected { registry, job, before, cores: Vec::new(), parts: Vec::new() };
+        Collecting { occasion, collected, answers: 0, refused: None, done }
+    }
+
+    /// Asks the cores of a held job for its state.
+    pub(super) fn take_snapshot(
+        self: &Arc<Self>,
+        job: &mut Job,
+        before: Round,
+        done: Option<oneshot::Sender<Result<Collected, String>>>,
+    ) {
+        job.checkpoints.asked += 1;
+        let occasion = Occasion::Asked(job.checkpoints.asked);
+        job.checkpoints.collecting.push(self.collecting(job.id, occasion, before, done));
+        let id = job.id;
+        self.command(job, move |thread| {
+            thread.core.take_snapshot(id, occasion, before, &mut thread.notices);
+        });
+    }
+
+    /// A job's state before the round that is furthest ahead.
+    pub(super) async fn collect(self: &Arc<Self>, id: JobId, limit: Duration) -> Result<Collected, String> {
+        let deadline = tokio::time::Instant::now() + limit;
+        loop {
+            let saved = self.freed.notified();
+            tokio::pin!(saved);
+            saved.as_mut().enable(); // before the request, so that no wake-up is missed
+            // A hub skips a checkpoint while it writes the one before. What is wrong with a hub shows at the cut.
+            let _ = self.follow_parts(id, Round(0), Some(deadline)).await;
+            let (before, parts) = self.ask_for_snapshot(id).await?;
+            let collected = tokio::time::timeout_at(deadline, parts).await.map_err(|_| overdue(before))?;
+            match collected.map_err(|_| JobEnded)? {
+                Ok(collected) => return Ok(collected),
+                // Another snapshot is being written. Try again after it.
+                Err(why) => tokio::time::timeout_at(deadline, saved).await.map_err(|_| why)?,
+            }
+        }
+    }
+
+    /// Cuts the job before the round that is furthest ahead, and asks the cores for the state there.
+    async fn ask_for_snapshot(
+        self: &Arc<Self>,
+        id: JobId,
+    ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), String> {
+        let held = self.hold_everywhere(id).await?;
+        let before = held.front.unwrap_or_default();
+        let (done, parts) = oneshot::channel();
+        let has_state = before > Round(0);
+        if has_state {
+            // A job that ended meanwhile says so at its release.
+            let _ = self.of_job(id, |job| self.take_snapshot(job, before, Some(done)));
+        }
+        let purpose = if has_state { Purpose::Snapshot } else { Purpose::Nothing };
+        self.release_everywhere(id, held, before, &purpose).await?;
+        match has_state {
+            true => Ok((before, parts)),
+            false => {
+                Err("its state cannot be had: it has no weights yet, because no round is over".to_owned())
+            }
+        }
+    }
+
+    /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
+    pub(super) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
+        let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
+        let (name, layout, pieces, optimizer, rates) = self.of_job(collected.job, |job| {
+            let rates = job.learning_rates.changes_from(before);
+            let layout = Arc::clone(job.wire.layout());
+            (job.name.clone(), layout, job.hubs.pieces.clone(), job.terms.optimizer, rates)
+        })?;
+        let snapshot = Snapshot::of_share(layout, pieces, optimizer, before, rates, parts);
+        Ok((name, snapshot.map_err(|error| error.to_string())?))
+    }
+}
+
+pub(super) fn overdue(before: Round) -> String {
+    let round = before.0.saturating_sub(1);
+    format!(
+        "its state cannot be had: round {round} did not end in time, because not all workers have pushed all of it"
+    )
+}
+
+/// However a snapshot ends, the cores hear of it: they can take the next one.
+#[cfg(test)]
+mod tests {
+    use pbox_core::Notice;
+
+    use pbox_core::control::CheckpointReply;
+
+    use super::*;
+    use crate::cores::CoreThread;
+    use crate::registry::test_bed;
+
+    /// A hub without a directory for checkpoints, with one job.
+    fn registry() -> (Arc<Registry>, CoreThread) {
+        let (registry, mut core) = test_bed::registry();
+        test_bed::runtime().block_on(registry.join("job".into(), test_bed::request())).unwrap();
+        core.obey();
+        (registry, core)
+    }
+
+    /// The core's part of a snapshot that it takes now.
+    fn part(core: &mut CoreThread) -> Result<SnapshotPart, String> {
+        core.core.take_snapshot(JobId(0), Occasion::Asked(1), Round(0), &mut core.notices);
+        match core.notices.pop() {
+            Some(Notice::Snapshot { taken, .. }) => taken.part,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A snapshot that is not done: the core can take no other one.
+    fn collected(registry: &Arc<Registry>, core: &mut CoreThread) -> Collected {
+        let mut collected = registry.collecting(JobId(0), Occasion::Asked(1), Round(1), None).collected;
+        collected.cores.push(0);
+        collected.parts.push(part(core).unwrap());
+        assert!(part(core).unwrap_err().contains("not written yet"));
+        core.obey();
+        assert!(part(core).is_err());
+        collected
+    }
+
+    fn save(registry: &Arc<Registry>, collected: Collected) -> Result<CheckpointReply, String> {
+        test_bed::runtime().block_on(registry.save(collected))
+    }
+
+    #[track_caller]
+    fn assert_heard(core: &mut CoreThread) {
+        core.obey();
+        part(core).unwrap();
+    }
+
+    #[test]
+    fn a_core_hears_of_a_snapshot_that_nobody_writes() {
+        let (registry, mut core) = registry();
+        drop(collected(&registry, &mut core));
+        assert_heard(&mut core);
+    }
+
+    #[test]
+    fn a_core_hears_of_a_snapshot_that_is_none() {
+        let (registry, mut core) = registry();
+        let mut collected = collected(&registry, &mut core);
+        collected.parts[0].values = fabric::Slab::zeroed("test", 15).unwrap();
+        assert!(save(&registry, collected).unwrap_err().contains("15 values"));
+        assert_heard(&mut core);
+    }
+
+    #[test]
+    fn a_core_hears_of_a_snapshot_whose_writer_panicked() {
+        let (registry, mut core) = registry();
+        let collected = collected(&registry, &mut core);
+        let why = save(&registry, collected).unwrap_err(); // there is no store
+        assert_heard(&mut core);
+        let error = registry.of_job(JobId(0), |job| job.checkpoints.error.clone());
+        assert_eq!(error.unwrap(), Some(why));
+    }
+}
