@@ -9,7 +9,7 @@ use fabric::any::{self, ConnectError, Listener, Transport};
 use fabric::{shm, tcp, verbs};
 use pbox_core::control::TransportAddress;
 use pbox_core::kernels::Kernels;
-use tokio::runtime::{Handle, Runtime};
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 use topology::Host;
@@ -27,8 +27,6 @@ use crate::settings::HubSettings;
 const SWEEP: Duration = Duration::from_millis(200);
 /// How long a stop waits until each worker has been told why, in the answer to its heartbeat. Dead workers never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
-/// How long a stop waits for checkpoints. A terabyte takes this long on a slow disk.
-const SAVE_LIMIT: Duration = Duration::from_secs(3600);
 /// How many joins are read and checked at the same time; the others wait. Each may hold a manifest of a million keys, and
 /// the control thread needs a core, too.
 const JOINS_AT_ONCE: usize = 2;
@@ -43,9 +41,6 @@ pub struct Hub {
     rendezvous: Vec<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
     stop_control: Option<oneshot::Sender<()>>,
-    /// Of the control thread.
-    runtime: Handle,
-    unsaved: Unsaved,
 }
 
 impl Hub {
@@ -82,7 +77,6 @@ impl Hub {
         let runtime = control.handle().clone();
         let registry = Registry::new(cores, kernels, transports, limit, store, every, runtime.clone());
         let registry = Arc::new(registry);
-        let unsaved = registry.unsaved();
         let rendezvous = |listener: &Arc<Listener>| {
             let registry = Arc::downgrade(&registry);
             rendezvous::start(Arc::clone(listener), group.clone(), registry, runtime.clone())
@@ -109,8 +103,6 @@ impl Hub {
             rendezvous,
             control: Some(control),
             stop_control: Some(stop_control),
-            runtime,
-            unsaved,
         })
     }
 
@@ -121,7 +113,7 @@ impl Hub {
 
     /// The checkpoints that a stop must still write, once it has begun.
     pub fn unsaved(&self) -> Unsaved {
-        self.unsaved.clone()
+        self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved()
     }
 
     /// Writes the checkpoints that can be written, tells all workers that the hub stops and why, and ends all threads.
@@ -132,10 +124,7 @@ impl Hub {
     fn shut_down(&mut self, reason: &str) {
         let Some(registry) = self.registry.take() else { return };
         tracing::info!(reason, "hub stops");
-        let save = async { tokio::time::timeout(SAVE_LIMIT, registry.checkpoint_all()).await };
-        if self.runtime.block_on(save).is_err() {
-            tracing::warn!("checkpoints were not written within {SAVE_LIMIT:?}");
-        }
+        registry.save_all();
         registry.stop(reason);
         self.listeners.iter().for_each(|listener| listener.stop());
         registry.wait_until_all_told(TELL_LIMIT);

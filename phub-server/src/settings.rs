@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::Parser;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
 use topology::{CoreChoice, CpuId};
@@ -13,7 +14,7 @@ use topology::{CoreChoice, CpuId};
 use crate::idle_choice::IdleChoice;
 
 /// Settings of `phub-server serve`.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Parser)]
 pub struct HubSettings {
     /// Address of the control port. It has no password yet: keep it on a network that you trust.
     /// Port 0 takes a free port and prints it.
@@ -67,12 +68,7 @@ pub struct HubSettings {
 /// The settings of `phub-server serve` without arguments: the defaults above, and the environment.
 impl Default for HubSettings {
     fn default() -> Self {
-        #[derive(clap::Parser)]
-        struct Nothing {
-            #[command(flatten)]
-            settings: HubSettings,
-        }
-        <Nothing as clap::Parser>::parse_from(["phub-server"]).settings
+        Self::parse_from(["phub-server"])
     }
 }
 

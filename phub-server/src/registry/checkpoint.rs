@@ -24,7 +24,8 @@ pub(super) const ROUND_LIMIT: Duration = Duration::from_secs(30);
 /// The same at a stop of the hub: perhaps nobody pushes any more.
 const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(2);
 
-/// How long another hub waits for hub 0 to have a checkpoint written: a terabyte takes this long on a slow disk.
+/// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a
+/// slow disk.
 const WRITE_LIMIT: Duration = Duration::from_secs(3600);
 
 /// The checkpoints of one job.
@@ -68,8 +69,15 @@ impl Registry {
         written.map_err(|why| Refusal::Exhausted(format!("job {name:?}: {why}")))
     }
 
-    /// Writes the checkpoints that can be written before the hub stops.
-    pub async fn checkpoint_all(self: &Arc<Self>) {
+    /// Writes the checkpoints that can be written before the hub stops. Not on the control thread.
+    pub fn save_all(self: &Arc<Self>) {
+        let save = async { tokio::time::timeout(WRITE_LIMIT, self.checkpoint_all()).await };
+        if self.runtime.block_on(save).is_err() {
+            tracing::warn!("checkpoints were not written within {WRITE_LIMIT:?}");
+        }
+    }
+
+    async fn checkpoint_all(self: &Arc<Self>) {
         if self.store.is_none() {
             return;
         }

@@ -150,20 +150,15 @@ impl Registry {
     ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), String> {
         let held = self.hold_everywhere(id).await?;
         let before = held.front.unwrap_or_default();
+        if before == Round(0) {
+            self.release_everywhere(id, held, before, &Purpose::Nothing).await?;
+            return Err("its state cannot be had: it has no weights yet, because no round is over".to_owned());
+        }
         let (done, parts) = oneshot::channel();
-        let has_state = before > Round(0);
-        if has_state {
-            // A job that ended meanwhile says so at its release.
-            let _ = self.of_job(id, |job| self.take_snapshot(job, before, Some(done)));
-        }
-        let purpose = if has_state { Purpose::Snapshot } else { Purpose::Nothing };
-        self.release_everywhere(id, held, before, &purpose).await?;
-        match has_state {
-            true => Ok((before, parts)),
-            false => {
-                Err("its state cannot be had: it has no weights yet, because no round is over".to_owned())
-            }
-        }
+        // A job that ended meanwhile says so at its release.
+        let _ = self.of_job(id, |job| self.take_snapshot(job, before, Some(done)));
+        self.release_everywhere(id, held, before, &Purpose::Snapshot).await?;
+        Ok((before, parts))
     }
 
     /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
