@@ -132,10 +132,8 @@ impl FromStr for CoreSelection {
         }
         let mut cpus = Vec::new();
         for part in text.split(',').filter(|part| !part.trim().is_empty()) {
-            let (first, last) = match part.split_once('-') {
-                Some((first, last)) => (number(first)?, number(last)?),
-                None => (number(part)?, number(part)?),
-            };
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (number(first)?, number(last)?);
             if last < first || last - first > 4096 {
                 return Err(format!("{part:?} is no range of cpus; the lower number comes first"));
             }

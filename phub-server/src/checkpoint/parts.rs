@@ -86,15 +86,10 @@ impl CheckpointStore {
     }
 
     fn parts(&self, job: &str) -> Result<Vec<PartName>, CheckpointError> {
-        let names = || -> std::io::Result<Vec<PartName>> {
-            let mut parts = Vec::new();
-            for entry in std::fs::read_dir(self.dir())? {
-                let name = entry?.file_name();
-                let part = name.to_str().and_then(PartName::parse);
-                parts.extend(part.filter(|part| part.job == job));
-            }
-            Ok(parts)
-        };
-        names().map_err(|error| self.failed("looking for parts of checkpoints", error))
+        let entries =
+            std::fs::read_dir(self.dir()).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+        let entries = entries.map_err(|error| self.failed("looking for parts of checkpoints", error))?;
+        let parts = entries.iter().filter_map(|entry| PartName::parse(entry.file_name().to_str()?));
+        Ok(parts.filter(|part| part.job == job).collect())
     }
 }
