@@ -1,10 +1,34 @@
-//! What the messages of all handshakes have in common. Pure.
+//! What all handshakes have in common: what they yield, and the parts of their messages.
 //!
-//! The bytes come from outside: memory is allocated only for bytes that have come.
+//! The bytes come from outside: memory is allocated only for bytes that have come. No input or output here.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
+use crate::memory::RecvWindow;
 use crate::plan::{LinkPorts, MAX_PORTS};
+
+/// What a handshake yields: the window that the peer writes, and the links.
+#[derive(Debug)]
+pub struct Joined<E> {
+    /// The window that the peer writes.
+    pub recv: Arc<RecvWindow>,
+    /// The links in the order of the plan.
+    pub endpoints: Vec<E>,
+    /// Which NICs the links go over, and why, in words. Empty when there is no choice.
+    pub paths: Vec<String>,
+}
+
+impl<E> Joined<E> {
+    pub(crate) fn new(recv: Arc<RecvWindow>, endpoints: Vec<E>) -> Self {
+        Joined { recv, endpoints, paths: Vec::new() }
+    }
+
+    pub(crate) fn map<T>(self, endpoint: impl Fn(E) -> T) -> Joined<T> {
+        let Joined { recv, endpoints, paths } = self;
+        Joined { recv, endpoints: endpoints.into_iter().map(endpoint).collect(), paths }
+    }
+}
 
 /// What follows the first bytes of a message, which name the handshake and its version.
 pub(crate) fn body<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<&'a [u8], String> {

@@ -30,6 +30,7 @@ pub mod tcp;
 pub mod verbs;
 mod watch;
 
+pub use handshake::Joined;
 pub use ids::{Imm, LinkId, Span};
 pub use plan::{LinkPorts, PlannedLink, PortId};
 pub use port::{Arrival, CloseReason, Closed, Port, Posted, Until};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use fabric::any::{Address, Endpoint, Group, Joined, Listener, Port, connect, group};
+use fabric::any::{Address, Endpoint, Group, Listener, Port, connect, group};
 use fabric::conformance::{Bed, End, Local, Meeting, Peer, Shape};
-use fabric::{PlannedLink, RecvWindow, SendWindow, shm, tcp};
+use fabric::{Joined, PlannedLink, RecvWindow, SendWindow, shm, tcp};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -78,14 +78,14 @@ impl Listeners {
     }
 }
 
-fn welcome(listener: &Listener, group: &Group, window: &Arc<SendWindow>, shape: Shape) -> Joined {
+fn welcome(listener: &Listener, group: &Group, window: &Arc<SendWindow>, shape: Shape) -> Joined<Endpoint> {
     let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap().expect("its only connection");
     hello
         .welcome(group, window, shape.window_bytes(), &PlannedLink::of_one_port(&[shape.capacity]), |_| ())
         .unwrap()
 }
 
-fn join(address: &Address, group: &Group, window: &Arc<SendWindow>, shape: Shape) -> Joined {
+fn join(address: &Address, group: &Group, window: &Arc<SendWindow>, shape: Shape) -> Joined<Endpoint> {
     connect(
         address,
         [1; 16],
@@ -98,7 +98,7 @@ fn join(address: &Address, group: &Group, window: &Arc<SendWindow>, shape: Shape
     .unwrap()
 }
 
-fn only_link(mut joined: Joined) -> (Endpoint, Arc<RecvWindow>) {
+fn only_link(mut joined: Joined<Endpoint>) -> (Endpoint, Arc<RecvWindow>) {
     assert_eq!(joined.endpoints.len(), 1);
     (joined.endpoints.remove(0), joined.recv)
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
-use fabric::tcp::{ConnectError, Hello, Joined, Listener, Port, connect};
-use fabric::{Arrival, CloseReason, Imm, PlannedLink, Port as _, Posted, SendWindow, Span, Until};
+use fabric::tcp::{ConnectError, Endpoint, Hello, Listener, Port, connect};
+use fabric::{Arrival, CloseReason, Imm, Joined, PlannedLink, Port as _, Posted, SendWindow, Span, Until};
 
 const WINDOW: usize = 4096;
 const LONG: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ impl Hub {
         self.listener.accept().unwrap().unwrap().hello(LONG)
     }
 
-    fn welcome(&self, hello: Hello) -> Joined {
+    fn welcome(&self, hello: Hello) -> Joined<Endpoint> {
         hello.welcome(&self.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ()).unwrap()
     }
 

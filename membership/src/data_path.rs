@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::any::{self, Address, Joined, Transport};
+use fabric::Joined;
+use fabric::any::{self, Address, Transport};
 use fabric::verbs::{self, Device, NicList, NicOptions};
 use fabric::{PlannedLink, PortId, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
@@ -209,7 +210,7 @@ impl<'a> Route<'a> {
         &self,
         window: &Arc<SendWindow>,
         deadline: Instant,
-    ) -> Result<(Joined, Way), MemberError> {
+    ) -> Result<(Joined<any::Endpoint>, Way), MemberError> {
         let (wanted, offered) = (self.ports.transport, &self.hub.reply.transports);
         let mut tried = Vec::new();
         for offer in offered {

@@ -115,7 +115,7 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
         let mut joined = hello
             .welcome(&group, &window, wire.window_bytes(), &PlannedLink::of_one_port(&placement.capacities()))
             .unwrap();
-        core.add_worker(JobId(0), rank, Arc::new(joined.recv), own, joined.endpoints.remove(0)).unwrap();
+        core.add_worker(JobId(0), rank, joined.recv, own, joined.endpoints.remove(0)).unwrap();
     }
     let ranks: Vec<u32> = (0..WORKERS).collect();
     core.release(JobId(0), Round(0), &ranks, &mut Vec::new());

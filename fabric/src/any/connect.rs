@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::port::{Endpoint, Port};
 use super::sleeping::{Alarm, fds};
+use crate::handshake::Joined;
 use crate::memory::{RecvWindow, SendWindow};
 use crate::plan::PlannedLink;
 use crate::port::Port as _;
@@ -75,46 +76,6 @@ pub enum Address {
     Tcp(Vec<SocketAddr>),
     /// RDMA: where its handshake is, over TCP.
     Verbs(SocketAddr),
-}
-
-/// What a handshake yields: the window that the peer writes, and the links.
-#[derive(Debug)]
-pub struct Joined {
-    /// The window that the peer writes.
-    pub recv: Arc<RecvWindow>,
-    /// The links in the order of the plan.
-    pub endpoints: Vec<Endpoint>,
-    /// Which NICs the links go over, and why, in words. Empty when there is no choice.
-    pub paths: Vec<String>,
-}
-
-impl From<shm::Joined> for Joined {
-    fn from(joined: shm::Joined) -> Self {
-        let endpoints = joined.endpoints.into_iter().map(Endpoint::Shm).collect();
-        Joined { recv: Arc::new(joined.recv), endpoints, paths: Vec::new() }
-    }
-}
-
-impl From<tcp::Joined> for Joined {
-    fn from(joined: tcp::Joined) -> Self {
-        let endpoints = joined.endpoints.into_iter().map(Endpoint::Tcp).collect();
-        Joined { recv: joined.recv, endpoints, paths: Vec::new() }
-    }
-}
-
-impl From<verbs::Joined> for Joined {
-    fn from(joined: verbs::Joined) -> Self {
-        let endpoints = joined.endpoints.into_iter().map(Endpoint::Verbs).collect();
-        let path = |pairing: verbs::Pairing| {
-            let verbs::Pairing { port, hub, worker, reason, .. } = pairing;
-            format!("the hub's port {port}, {hub}, with this worker's {worker}: {reason}")
-        };
-        Joined {
-            recv: Arc::new(joined.recv),
-            endpoints,
-            paths: joined.pairings.into_iter().map(path).collect(),
-        }
-    }
 }
 
 /// A hub's socket for one transport.
@@ -210,13 +171,13 @@ impl Hello {
         recv_bytes: usize,
         plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
-    ) -> Result<Joined, ConnectError> {
+    ) -> Result<Joined<Endpoint>, ConnectError> {
         Ok(match self {
-            Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, plan)?.into(),
-            Hello::Tcp(hello) => hello.welcome(ours, recv_bytes, plan, place)?.into(),
+            Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, plan)?.map(Endpoint::Shm),
+            Hello::Tcp(hello) => hello.welcome(ours, recv_bytes, plan, place)?.map(Endpoint::Tcp),
             Hello::Verbs(hello) => {
                 let group = group.verbs.as_ref().expect("a listener for RDMA has a group with RDMA");
-                hello.welcome(group, ours, recv_bytes, plan, place)?.into()
+                hello.welcome(group, ours, recv_bytes, plan, place)?.map(Endpoint::Verbs)
             }
         })
     }
@@ -231,13 +192,17 @@ pub fn connect(
     recv_bytes: usize,
     plan: &[PlannedLink],
     timeout: Duration,
-) -> Result<Joined, ConnectError> {
+) -> Result<Joined<Endpoint>, ConnectError> {
     Ok(match address {
-        Address::Shm(name) => shm::connect(name, token, &group.shm, ours, recv_bytes, plan, timeout)?.into(),
-        Address::Tcp(addresses) => tcp::connect(addresses, token, ours, recv_bytes, plan, timeout)?.into(),
+        Address::Shm(name) => {
+            shm::connect(name, token, &group.shm, ours, recv_bytes, plan, timeout)?.map(Endpoint::Shm)
+        }
+        Address::Tcp(addresses) => {
+            tcp::connect(addresses, token, ours, recv_bytes, plan, timeout)?.map(Endpoint::Tcp)
+        }
         Address::Verbs(address) => {
             let group = group.verbs.as_ref().expect("a connection by RDMA needs a group with RDMA");
-            verbs::connect(*address, token, group, ours, recv_bytes, plan, timeout)?.into()
+            verbs::connect(*address, token, group, ours, recv_bytes, plan, timeout)?.map(Endpoint::Verbs)
         }
     })
 }

@@ -23,6 +23,7 @@ use super::group::Group;
 use super::message::{HelloMessage, ReplyMessage, receive, send};
 use super::port::Endpoint;
 use crate::connection::{Alarm, Connection};
+use crate::handshake::Joined;
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, MAX_PORTS, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
@@ -53,15 +54,6 @@ pub enum ConnectError {
     /// A window could not be opened.
     #[error(transparent)]
     Window(#[from] WindowError),
-}
-
-/// What a handshake yields: a view of the peer's window, and the links.
-#[derive(Debug)]
-pub struct Joined {
-    /// The window that the peer writes.
-    pub recv: RecvWindow,
-    /// The links in the order of the plan.
-    pub endpoints: Vec<Endpoint>,
 }
 
 /// The hub's socket: an abstract name, which the kernel forgets with the last holder.
@@ -166,7 +158,7 @@ impl Hello {
         ours: &SendWindow,
         recv_bytes: usize,
         plan: &[PlannedLink],
-    ) -> Result<Joined, ConnectError> {
+    ) -> Result<Joined<Endpoint>, ConnectError> {
         let Hello { socket, message, window, bells } = self;
         let opened = open(group, &socket, &message, window, bells, recv_bytes, plan);
         let (joined, words) = opened.inspect_err(|error| {
@@ -189,7 +181,7 @@ fn open(
     bells: OwnedFd,
     recv_bytes: usize,
     plan: &[PlannedLink],
-) -> Result<(Joined, Arc<Words>), ConnectError> {
+) -> Result<(Joined<Endpoint>, Arc<Words>), ConnectError> {
     check_ports(&message.links, plan).map_err(ConnectError::Nonsense)?;
     if message.send_bytes < recv_bytes as u64 {
         return Err(WindowError::TooSmall { expected: recv_bytes, seen: message.send_bytes }.into());
@@ -205,7 +197,7 @@ fn open(
         Endpoint::new(Arc::clone(&connection), port, down, up, peer_bell)
     };
     let endpoints = rings(&words, plan).into_iter().zip(&message.links).map(endpoint).collect();
-    Ok((Joined { recv, endpoints }, words))
+    Ok((Joined::new(Arc::new(recv), endpoints), words))
 }
 
 /// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and the links are those of `plan`.
@@ -217,7 +209,7 @@ pub fn connect(
     recv_bytes: usize,
     plan: &[PlannedLink],
     timeout: Duration,
-) -> Result<Joined, ConnectError> {
+) -> Result<Joined<Endpoint>, ConnectError> {
     let socket = dial(address, timeout)?;
     let (send_bytes, ports) = (ours.bytes() as u64, group.ports.len() as u32);
     let hello = HelloMessage { token, send_bytes, ports, links: ports_of(plan) };
@@ -253,7 +245,7 @@ pub(super) fn welcomed(
     group: &Arc<Group>,
     recv_bytes: usize,
     plan: &[PlannedLink],
-) -> Result<Joined, ConnectError> {
+) -> Result<Joined<Endpoint>, ConnectError> {
     let ports = match ReplyMessage::decode(&bytes).map_err(ConnectError::Nonsense)? {
         ReplyMessage::Refused(why) => return Err(ConnectError::Refused(why)),
         ReplyMessage::Welcome { ports, .. } => ports as usize,
@@ -275,7 +267,7 @@ pub(super) fn welcomed(
         Endpoint::new(Arc::clone(&connection), port, up, down, peer_bell)
     };
     let endpoints = rings(&words, plan).into_iter().zip(plan).map(endpoint).collect();
-    Ok(Joined { recv, endpoints })
+    Ok(Joined::new(Arc::new(recv), endpoints))
 }
 
 /// The connection of these ports of the group.

@@ -4,9 +4,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connect::{Accepted, ConnectError, Joined, welcomed};
+use super::Endpoint;
+use super::connect::{Accepted, ConnectError, welcomed};
 use super::group::Group;
 use super::message::{HelloMessage, ReplyMessage, receive};
+use crate::handshake::Joined;
 use crate::plan::PlannedLink;
 
 /// The hub's end of a socket pair.
@@ -20,7 +22,7 @@ pub fn welcome(
     group: &Arc<Group>,
     recv_bytes: usize,
     plan: &[PlannedLink],
-) -> Result<Joined, ConnectError> {
+) -> Result<Joined<Endpoint>, ConnectError> {
     let answer = receive(socket.as_fd(), Duration::from_secs(1))
         .map_err(|error| ConnectError::Nonsense(error.to_string()))?;
     welcomed(answer, socket, group, recv_bytes, plan)

@@ -30,6 +30,6 @@ mod port;
 #[cfg(test)]
 mod tests;
 
-pub use connect::{Accepted, ConnectError, Hello, Joined, Listener, connect};
+pub use connect::{Accepted, ConnectError, Hello, Listener, connect};
 pub use group::Group;
 pub use port::{Endpoint, Port, group};

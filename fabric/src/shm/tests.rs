@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{Joined, Listener, Port, connect, group};
+use super::{Endpoint, Listener, Port, connect, group};
 use crate::conformance::Watchdog;
+use crate::handshake::Joined;
 use crate::memory::SendWindow;
 use crate::port::{Arrival, CloseReason, Posted, Until};
 use crate::ring::Cells;
@@ -14,7 +15,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const NOTHING: Span = Span { offset: 0, bytes: 0 };
 
 /// A hub's port and a worker's, joined by one link with room for four posts.
-fn pair(address: &str) -> ((Port, Joined), (Port, Joined)) {
+fn pair(address: &str) -> ((Port, Joined<Endpoint>), (Port, Joined<Endpoint>)) {
     let address = format!("phub-unit-{}-{address}", std::process::id());
     let listener = Listener::bind(&address).unwrap();
     let end = || {

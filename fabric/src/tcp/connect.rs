@@ -21,6 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::io::{UNSENT_BYTES, limit_unsent};
 use super::link::Endpoint;
 use super::message::{HelloMessage, ReplyMessage, Verdict};
+use crate::handshake::Joined;
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, check_ports};
 
@@ -55,15 +56,6 @@ pub enum ConnectError {
     /// The window could not be made, or is too small.
     #[error(transparent)]
     Window(#[from] WindowError),
-}
-
-/// What a handshake yields: the window that the peer writes, and the links.
-#[derive(Debug)]
-pub struct Joined {
-    /// The window that the peer writes.
-    pub recv: Arc<RecvWindow>,
-    /// The links in the order of the plan.
-    pub endpoints: Vec<Endpoint>,
 }
 
 /// The hub's socket, and the workers whose connections have not all come.
@@ -211,7 +203,7 @@ impl Hello {
         recv_bytes: usize,
         plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
-    ) -> Result<Joined, ConnectError> {
+    ) -> Result<Joined<Endpoint>, ConnectError> {
         let made = self.check(recv_bytes, plan).and_then(|()| Ok(RecvWindow::local(recv_bytes)?));
         let recv = made.inspect_err(|error| {
             self.links.iter_mut().for_each(|(socket, _)| refuse(socket, &error.to_string()));
@@ -249,7 +241,7 @@ pub fn connect(
     recv_bytes: usize,
     plan: &[PlannedLink],
     timeout: Duration,
-) -> Result<Joined, ConnectError> {
+) -> Result<Joined<Endpoint>, ConnectError> {
     let addresses: Vec<SocketAddr> = plan.iter().map(|link| addresses[link.ports.hub.index()]).collect();
     let recv = Arc::new(RecvWindow::local(recv_bytes)?);
     let mut sockets = Vec::with_capacity(addresses.len());
@@ -296,14 +288,14 @@ fn joined(
     ours: &Arc<SendWindow>,
     recv: Arc<RecvWindow>,
     plan: &[PlannedLink],
-) -> Result<Joined, ConnectError> {
+) -> Result<Joined<Endpoint>, ConnectError> {
     let endpoints = sockets.into_iter().zip(plan).map(|(socket, link)| {
         socket.set_nonblocking(true)?;
         Ok(Endpoint::new(OwnedFd::from(socket), Arc::clone(ours), Arc::clone(&recv), link.capacity))
     });
     let endpoints: io::Result<_> = endpoints.collect();
     let endpoints = endpoints.map_err(|error| ConnectError::Nonsense(format!("a socket: {error}")))?;
-    Ok(Joined { recv, endpoints })
+    Ok(Joined::new(recv, endpoints))
 }
 
 /// Sets the options of a connection of the data path.

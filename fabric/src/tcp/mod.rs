@@ -26,6 +26,6 @@ mod message;
 mod outgoing;
 mod port;
 
-pub use connect::{Accepted, ConnectError, Hello, Joined, Listener, connect};
+pub use connect::{Accepted, ConnectError, Hello, Listener, connect};
 pub use link::Endpoint;
 pub use port::Port;

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::VerbsError;
-use super::handshake::connect::{ConnectError, Joined, Listener, connect};
+use super::handshake::connect::{ConnectError, Listener, connect};
 use super::nic::NicOptions;
-use super::port::{Port, group, worker_group};
+use super::port::{Endpoint, Port, group, worker_group};
+use crate::handshake::Joined;
 use crate::ids::{Imm, LinkId, Span};
 use crate::memory::{RecvWindow, SendWindow, Spans, WindowError};
 use crate::plan::PlannedLink;
@@ -123,13 +124,13 @@ fn window(bytes: usize, spans: &[Span]) -> Result<(Arc<SendWindow>, Spans), Wind
 struct End {
     port: Port,
     link: LinkId,
-    recv: RecvWindow,
+    recv: Arc<RecvWindow>,
     spans: Spans,
     device: String,
 }
 
 impl End {
-    fn new(mut port: Port, mut joined: Joined, spans: Spans, nic: &NicOptions) -> Self {
+    fn new(mut port: Port, mut joined: Joined<Endpoint>, spans: Spans, nic: &NicOptions) -> Self {
         let link = port.attach(joined.endpoints.remove(0));
         End { port, link, recv: joined.recv, spans, device: nic.device.clone() }
     }

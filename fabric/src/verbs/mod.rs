@@ -42,10 +42,9 @@ pub use handles::error::{CreateError, DeviceError, ModifyError};
 pub use handles::library::LibraryError;
 pub use handles::region::RegisterError;
 pub use handles::work::Tally;
-pub use handshake::connect::{Accepted, ConnectError, Hello, Joined, Listener, connect};
+pub use handshake::connect::{Accepted, ConnectError, Hello, Listener, connect};
 #[doc(hidden)]
 pub use handshake::fuzzing;
-pub use handshake::pairing::Pairing;
 pub use loopback::{Loopback, LoopbackError, loopback};
 pub use nic::{Nic, NicOptions};
 pub use nic_list::{NicList, ParseNicListError};

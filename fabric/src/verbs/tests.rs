@@ -35,7 +35,7 @@ fn device() -> Option<NicOptions> {
 
 struct End {
     port: Port,
-    recv: RecvWindow,
+    recv: Arc<RecvWindow>,
     spans: Spans,
     /// Not attached yet.
     endpoints: Vec<Endpoint>,

@@ -84,7 +84,7 @@ impl Transport for Verbs {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
         let token = hello.token();
         let joined = hello.welcome(group, ours, bytes, plan, |_| ()).unwrap();
-        (token, (Arc::new(joined.recv), joined.endpoints))
+        (token, (joined.recv, joined.endpoints))
     }
 
     fn connect(
@@ -97,6 +97,6 @@ impl Transport for Verbs {
     ) -> Joined<Port> {
         let address = address.parse().unwrap();
         let joined = connect(address, token, group, ours, bytes, plan, TIMEOUT).unwrap();
-        (Arc::new(joined.recv), joined.endpoints)
+        (joined.recv, joined.endpoints)
     }
 }

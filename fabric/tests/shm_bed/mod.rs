@@ -48,7 +48,7 @@ impl Transport for Shm {
         let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
         let token = hello.token();
         let joined = hello.welcome(group, ours, bytes, plan).unwrap();
-        (token, (Arc::new(joined.recv), joined.endpoints))
+        (token, (joined.recv, joined.endpoints))
     }
 
     fn connect(
@@ -60,6 +60,6 @@ impl Transport for Shm {
         plan: &[PlannedLink],
     ) -> Joined<Port> {
         let joined = connect(address, token, group, ours, bytes, plan, TIMEOUT).unwrap();
-        (Arc::new(joined.recv), joined.endpoints)
+        (joined.recv, joined.endpoints)
     }
 }

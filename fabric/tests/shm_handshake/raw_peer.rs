@@ -5,7 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use fabric::shm::{ConnectError, Joined, connect, group};
+use fabric::Joined;
+use fabric::shm::{ConnectError, Endpoint, connect, group};
 use fabric::{PlannedLink, SendWindow};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{IoSlice, IoSliceMut};
@@ -22,7 +23,7 @@ pub const BELL_BYTES: u64 = 128;
 pub const RINGS_BYTES: u64 = 2 * (3 * 128 + 128);
 
 /// A real worker's attempt to connect.
-pub fn join(address: &str, token: [u8; 16], timeout: Duration) -> Result<Joined, ConnectError> {
+pub fn join(address: &str, token: [u8; 16], timeout: Duration) -> Result<Joined<Endpoint>, ConnectError> {
     let (group, _ports) = group(1).unwrap();
     connect(
         address,

@@ -120,7 +120,7 @@ fn admit(
     ours: &Ours,
     socket: OwnedFd,
     raw: &RawPeer,
-) -> Result<fabric::shm::Joined, fabric::shm::ConnectError> {
+) -> Result<fabric::Joined<fabric::shm::Endpoint>, fabric::shm::ConnectError> {
     let joined = fuzzing::accepted(socket).hello(TIMEOUT).and_then(|hello| {
         hello.welcome(&ours.group, &ours.window, WINDOW, &PlannedLink::of_one_port(&[CAPACITY]))
     });

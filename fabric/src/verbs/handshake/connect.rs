@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use super::join;
 use super::message::Message;
-use super::pairing::Pairing;
 use super::stream::MessageStream;
+use crate::handshake::Joined;
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, check_ports, ports_of};
 use crate::verbs::error::VerbsError;
@@ -58,17 +58,6 @@ pub enum ConnectError {
     /// A NIC failed.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-}
-
-/// What a handshake yields: the window that the peer writes, and the links.
-#[derive(Debug)]
-pub struct Joined {
-    /// The window that the peer writes, here.
-    pub recv: RecvWindow,
-    /// The links in the order of the plan.
-    pub endpoints: Vec<Endpoint>,
-    /// Which NICs they go over, and why, in the same order.
-    pub pairings: Vec<Pairing>,
 }
 
 /// The hub's socket.
@@ -171,7 +160,7 @@ impl Hello {
         recv_bytes: usize,
         plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
-    ) -> Result<Joined, ConnectError> {
+    ) -> Result<Joined<Endpoint>, ConnectError> {
         let Hello { mut stream, send_bytes, links, .. } = self;
         if let Err(why) = check_ports(&links, plan) {
             return Err(refuse(&mut stream, ConnectError::Nonsense(why)));
@@ -197,7 +186,7 @@ pub fn connect(
     recv_bytes: usize,
     plan: &[PlannedLink],
     timeout: Duration,
-) -> Result<Joined, ConnectError> {
+) -> Result<Joined<Endpoint>, ConnectError> {
     let dial = |error| ConnectError::Socket { doing: "connecting", address, error };
     let mut stream = MessageStream::connect(address, timeout).map_err(dial)?;
     let hello = Message::Hello { token, send_bytes: ours.bytes() as u64, links: ports_of(plan) };

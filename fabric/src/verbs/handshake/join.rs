@@ -7,11 +7,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::connect::{ConnectError, Joined};
+use super::connect::ConnectError;
 use super::message::{LinkEnd, Links, Message};
 use super::pairing::{Candidates, Pairing, pair};
 use super::stream::MessageStream;
 use crate::connection::{Alarm, Connection};
+use crate::handshake::Joined;
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{PlannedLink, ports_with_links};
 use crate::verbs::address::Address;
@@ -34,7 +35,11 @@ pub(in crate::verbs) struct Parts {
 
 impl Parts {
     /// Adds the socket, which the watch looks after from now on.
-    pub fn watched(self, group: &Arc<Group>, stream: MessageStream) -> Result<Joined, ConnectError> {
+    pub fn watched(
+        self,
+        group: &Arc<Group>,
+        stream: MessageStream,
+    ) -> Result<Joined<Endpoint>, ConnectError> {
         let Parts { recv, links, pairings, peer } = self;
         let mut ports: Vec<Arc<dyn Alarm>> = Vec::new();
         let mut known: Vec<*const PortState> = Vec::new();
@@ -50,7 +55,11 @@ impl Parts {
             .into_iter()
             .map(|(port, link)| Endpoint::new(Arc::clone(&connection), port, link, peer.clone()))
             .collect();
-        Ok(Joined { recv, endpoints, pairings })
+        Ok(Joined {
+            recv: Arc::new(recv),
+            endpoints,
+            paths: pairings.iter().map(Pairing::to_string).collect(),
+        })
     }
 }
 

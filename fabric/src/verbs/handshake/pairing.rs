@@ -1,10 +1,12 @@
 //! Which NIC of the joiner each link goes over. Pure; the joiner computes it.
 
+use std::fmt;
+
 use crate::verbs::address::Address;
 
 /// One hub port's partner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pairing {
+pub(in crate::verbs) struct Pairing {
     /// The hub's port, by its number in the group.
     pub port: usize,
     /// Number of the worker's NIC.
@@ -15,6 +17,13 @@ pub struct Pairing {
     pub worker: Address,
     /// Why these two, in words.
     pub reason: String,
+}
+
+impl fmt::Display for Pairing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pairing { port, hub, worker, reason, .. } = self;
+        write!(f, "the hub's port {port}, {hub}, with this worker's {worker}: {reason}")
+    }
 }
 
 /// A link that needs a NIC of the joiner: the port of the hub, and the NICs of the joiner's port.
