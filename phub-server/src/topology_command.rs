@@ -1,10 +1,12 @@
-//! `phub-server topology`: this machine or another, and where a job's chunks would go.
+//! `phub-server topology`: this machine or another, and where a job's chunks would go, as text and as a picture (as PHub's
+//! figure 2).
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::ops::Range;
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Layout};
 use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
@@ -44,10 +46,14 @@ pub struct TopologyArgs {
     /// Do not use these NICs.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     except_nics: Vec<String>,
+
+    /// Also draw the machine and the plan into this file.
+    #[arg(long, value_name = "FILE.svg")]
+    svg: Option<PathBuf>,
 }
 
 impl TopologyArgs {
-    /// Prints the machine and the plan.
+    /// Prints the text, and writes the picture if a file for it is named.
     pub fn run(&self) -> anyhow::Result<()> {
         let host = match (&self.xml, &self.synthetic) {
             (Some(path), _) => Host::from_xml(path)?,
@@ -66,7 +72,15 @@ impl TopologyArgs {
         };
         text.insert_str(0, &render::text(&host, plan.as_ref(), "run"));
         if plan.is_none() {
-            text.push_str("\nAdd --model resnet50 to see where its chunks would go.\n");
+            text.push_str(
+                "\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n",
+            );
+        }
+        if let Some(path) = &self.svg {
+            std::fs::write(path, render::svg(&host, plan.as_ref(), "run")).with_context(|| {
+                format!("cannot write {}: the directory must exist and be yours to write", path.display())
+            })?;
+            let _ = writeln!(text, "\nPicture: {}", path.display());
         }
         // A closed pipe is no error: the reader has seen enough.
         let mut out = std::io::stdout();

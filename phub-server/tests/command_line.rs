@@ -114,6 +114,24 @@ fn topology_of_what_cannot_be_placed() {
 }
 
 #[test]
+fn pictures_that_cannot_be_written() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing").join("host.svg");
+    for path in [missing.as_path(), dir.path()] {
+        let path = path.to_str().unwrap();
+        let error = failure(&["topology", "--synthetic", "sockets:1", "--svg", path]);
+        says(error, &["cannot write", path]);
+    }
+    let good = dir.path().join("host.svg");
+    let arguments = ["topology", "--synthetic", "sockets:1 cores:2", "--svg", good.to_str().unwrap()];
+    let output = phub_server(&arguments).output().unwrap();
+    assert!(output.status.success());
+    says(String::from_utf8_lossy(&output.stdout), &["Picture", good.to_str().unwrap()]);
+    assert!(std::fs::read_to_string(&good).unwrap().contains("<svg"));
+}
+
+#[test]
 fn commands_that_do_not_exist() {
     let _watchdog = Watchdog::start();
     says(failure(&["serv"]), &["serv", "unrecognized", "serve"]);

@@ -3,7 +3,7 @@
 //! ```text
 //!   live (hwloc + sysfs) ─┐
 //!   live (sysfs only)    ─┤            ┌─ place ──> Plan ─┐
-//!   XML file of lstopo   ─┼──> Host ───┤                  ├──> render::text
+//!   XML file of lstopo   ─┼──> Host ───┤                  ├──> render::{text, svg}
 //!   synthetic string     ─┘            └──────────────────┘
 //! ```
 //!

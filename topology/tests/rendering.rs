@@ -1,4 +1,4 @@
-//! The text shows all of the machine and of the plan.
+//! Pictures and text are complete and well-formed, and pictures stay within their page.
 
 use topology::{CoreChoice, Host, Plan, Request, place, render};
 
@@ -9,8 +9,40 @@ fn planned(description: &str, cores: CoreChoice) -> (Host, Plan) {
     (host, plan)
 }
 
+/// Every tag closes, and text has no stray markup.
+fn assert_well_formed(svg: &str) {
+    let mut open = Vec::new();
+    for tag in svg.split('<').skip(1) {
+        let (tag, text) = tag.split_once('>').expect("a tag ends");
+        assert!(!text.contains('>'), "{text}");
+        match tag.strip_prefix('/') {
+            Some(name) => assert_eq!(open.pop(), Some(name)),
+            None if tag.ends_with('/') => {}
+            None => open.push(tag.split(' ').next().unwrap()),
+        }
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+    }
+    assert!(open.is_empty());
+}
+
+fn number(tag: &str, name: &str) -> f64 {
+    let start = tag.find(&format!(" {name}=\"")).unwrap() + name.len() + 3;
+    tag[start..].split('"').next().unwrap().parse().unwrap()
+}
+
+/// Every rectangle lies within the page.
+fn assert_inside(svg: &str) {
+    let page = svg.split('>').next().unwrap();
+    let (width, height) = (number(page, "width"), number(page, "height"));
+    for tag in svg.split("<rect ").skip(2).map(|rest| format!(" {rest}")) {
+        let (x, y) = (number(&tag, "x"), number(&tag, "y"));
+        assert!(x >= 0.0 && y >= 0.0);
+        assert!(x + number(&tag, "width") <= width && y + number(&tag, "height") <= height, "{tag}");
+    }
+}
+
 #[test]
-fn machines_small_and_large_are_shown() {
+fn pictures_of_machines_small_and_large_are_well_formed() {
     for (description, cores) in [
         ("cores:1", CoreChoice::EveryCore),
         ("sockets:2 cores:10 threads:2 nics:5 nic_gbps:56", CoreChoice::Count(20)),
@@ -21,11 +53,31 @@ fn machines_small_and_large_are_shown() {
     ] {
         let (host, plan) = planned(description, cores);
         for plan in [Some(&plan), None] {
+            let svg = render::svg(&host, plan, "chunk");
+            assert_well_formed(&svg);
+            assert_inside(&svg);
             let text = render::text(&host, plan, "chunk");
             assert!(text.lines().all(|line| line == line.trim_end()));
-            assert!(host.nics.iter().all(|nic| text.contains(&format!("NIC {}:", nic.name))));
+        }
+        let svg = render::svg(&host, Some(&plan), "chunk");
+        for core in plan.cores() {
+            assert!(svg.contains(&format!(">cpu {}<", core.cpu.0)));
+        }
+        for nic in plan.nics() {
+            assert!(svg.contains(&format!(">{}<", nic.name)));
         }
     }
+}
+
+#[test]
+fn names_from_outside_cannot_become_markup() {
+    let (mut host, _) = planned("cores:1 nics:1", CoreChoice::EveryCore);
+    host.name = Some("<script>alert(1)</script>&\u{0}".into());
+    host.nics[0].name = "\"><g>".into();
+    let plan = place(&host, &Request::new(&[1])).unwrap();
+    let svg = render::svg(&host, Some(&plan), "item");
+    assert_well_formed(&svg);
+    assert!(!svg.contains("<script") && !svg.contains('\u{0}'));
 }
 
 #[test]

@@ -1,21 +1,23 @@
-//! Descriptions of machines. Every machine that is accepted can be placed on, and shown.
+//! Descriptions of machines. Every machine that is accepted can be placed on, and drawn.
 
 pub mod text;
 pub mod xml;
 
 use topology::{Host, Request, place, render};
 
-/// Larger machines are valid, but showing them takes long.
-const SHOWN_PARTS_LIMIT: usize = 128;
-/// Places some weights on a machine, and shows the machine and the plan.
+/// Larger machines are valid, but drawing them takes long.
+const DRAWN_PARTS_LIMIT: usize = 128;
+
+/// Places some weights on a machine, and draws the machine and the plan.
 fn check_placement(host: &Host) {
     assert!(!host.cpus.is_empty(), "a machine without cpus was accepted");
-    if host.cpus.len() > SHOWN_PARTS_LIMIT || host.nics.len() > SHOWN_PARTS_LIMIT {
+    if host.cpus.len() > DRAWN_PARTS_LIMIT || host.nics.len() > DRAWN_PARTS_LIMIT {
         return;
     }
     let weights = [4096, 1, 32768, 32768, 7];
     if let Ok(plan) = place(host, &Request::new(&weights)) {
         render::text(host, Some(&plan), "item");
+        render::svg(host, Some(&plan), "item");
     }
     render::text(host, None, "item");
 }

@@ -1,6 +1,6 @@
-//! A host and a plan for people, as text for a terminal.
+//! Host and plan as text for a terminal.
 //!
-//! Pure. Must not know how plans are made, nor what an item is: the caller gives the noun.
+//! Must not know how the plan was made.
 
 use crate::amount::{self, count};
 use crate::cpulist;
@@ -116,7 +116,7 @@ fn nic_line(nic: &Nic) -> String {
 }
 
 /// `56 Gb/s`; `<= 64 Gb/s` if only the PCI link's speed is known.
-fn speed(nic: &Nic) -> String {
+pub fn speed(nic: &Nic) -> String {
     match nic.speed {
         None => "speed unknown".to_owned(),
         Some(speed) => {
