@@ -22,7 +22,7 @@ pub(in crate::verbs) struct Pairing {
 impl fmt::Display for Pairing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Pairing { port, hub, worker, reason, .. } = self;
-        write!(f, "the hub's port {port}, {hub}, with this worker's {worker}: {reason}")
+        write!(f, "the hub's port {port}, {hub}, with this end's {worker}: {reason}")
     }
 }
 
