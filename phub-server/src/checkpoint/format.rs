@@ -83,7 +83,7 @@ pub(super) struct Metadata {
 }
 
 impl Metadata {
-    fn of(job: &str, snapshot: &Snapshot, share: Option<Share>) -> Self {
+    fn of(job: &str, snapshot: &Snapshot, share: Share) -> Self {
         let rates: Vec<(Round, f32)> = snapshot.learning_rates().to_vec();
         Metadata {
             digest: String::from_utf8_lossy(&NO_DIGEST).into_owned(),
@@ -93,8 +93,7 @@ impl Metadata {
             optimizer: json(snapshot.optimizer()),
             learning_rates: json(&rates),
             multipliers: json(&multipliers(snapshot.layout().keys())),
-            share: share
-                .map(|share| json(&FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()))),
+            share: FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()).as_ref().map(json),
             program: concat!("phub-server ", env!("CARGO_PKG_VERSION")).to_owned(),
         }
     }
@@ -110,12 +109,14 @@ pub(super) struct FileShare {
 }
 
 impl FileShare {
-    pub fn new(share: Share, keys: &[Key], pieces: &[Piece]) -> Self {
+    /// `None` for a whole job.
+    pub fn new(share: Share, keys: &[Key], pieces: &[Piece]) -> Option<Self> {
         let parts = pieces.iter().filter(|piece| !is_whole(piece, keys));
         let pieces = parts.map(|Piece { key, elements, .. }| {
             (keys[key.index()].name.clone(), [elements.start, elements.end])
         });
-        FileShare { hub: share.hub, hubs: share.hubs, pieces: pieces.collect() }
+        let whose = FileShare { hub: share.hub, hubs: share.hubs, pieces: pieces.collect() };
+        (!share.is_whole()).then_some(whose)
     }
 }
 
@@ -204,7 +205,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub fn new(job: &str, snapshot: &Snapshot, share: Option<Share>) -> Result<Self, UnusableKeys> {
+    pub fn new(job: &str, snapshot: &Snapshot, share: Share) -> Result<Self, UnusableKeys> {
         let pieces = snapshot.pieces().iter().map(of_piece);
         let entries = entries(snapshot.layout().keys(), snapshot.optimizer(), pieces)?;
         let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot, share)));

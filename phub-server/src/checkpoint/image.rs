@@ -7,7 +7,7 @@
 
 use std::io::{self, Write};
 
-use pbox_core::Snapshot;
+use pbox_core::{Share, Snapshot};
 
 use super::error::UnusableKeys;
 use super::format::{DIGEST_AT, DIGEST_BYTES, Plan, digest_text};
@@ -23,7 +23,7 @@ pub struct Image {
 impl Image {
     /// The file of a job with this name.
     pub fn new(job: &str, snapshot: Snapshot) -> Result<Self, UnusableKeys> {
-        Ok(Image { plan: Plan::new(job, &snapshot, None)?, snapshot })
+        Ok(Image { plan: Plan::new(job, &snapshot, Share::WHOLE)?, snapshot })
     }
 
     /// Its length.
@@ -64,7 +64,7 @@ mod tests {
         let snapshot = Snapshot::new(layout, optimizer, Round(3), vec![(Round(0), 0.5)], parts).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
-        store.save("job", &snapshot).unwrap();
+        store.save("job", Share::WHOLE, &snapshot).unwrap();
         let mut image = Image::new("job", snapshot).unwrap();
         let (bytes, mut sent) = (image.bytes(), Vec::new());
         image.write_to(&mut sent).unwrap();

@@ -5,7 +5,9 @@
 //!
 //! Shared by the threads that save and load. Must not know other hubs.
 
-use pbox_core::{Key, Optimizer, Piece, Restored, Round, Share, Snapshot};
+use std::path::PathBuf;
+
+use pbox_core::{Key, Optimizer, Piece, Restored, Round, Share};
 
 use super::error::CheckpointError;
 use super::part_name::PartName;
@@ -49,7 +51,7 @@ impl CheckpointStore {
         keys: &[Key],
         optimizer: &Optimizer,
     ) -> Result<Restored, CheckpointError> {
-        let path = self.file(&PartName::new(part.job, round, part.share).file());
+        let path = self.file_of(part.job, part.share, round)?;
         let restored = self.load_file(path.clone(), part.job, keys, optimizer, Some(part))?;
         let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let restored =
@@ -60,11 +62,10 @@ impl CheckpointStore {
         }
     }
 
-    /// Writes the part of the snapshot's round; returns the length of its file.
-    pub fn save_part(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
-        self.path(job)?; // checks the name
-        let path = self.file(&PartName::new(job, snapshot.round(), share).file());
-        self.save_file(path, job, snapshot, Some(share))
+    /// The file of a job, or of a share's part of a round.
+    pub(super) fn file_of(&self, job: &str, share: Share, round: Round) -> Result<PathBuf, CheckpointError> {
+        let whole = self.path(job)?; // checks the name
+        Ok(if share.is_whole() { whole } else { self.file(&PartName::new(job, round, share).file()) })
     }
 
     /// Removes the parts of all rounds that `keep` does not want; returns those that are left, ascending.
@@ -77,7 +78,7 @@ impl CheckpointStore {
         let rounds = self.rounds(job, share)?;
         let (kept, gone): (Vec<Round>, Vec<Round>) = rounds.into_iter().partition(|&round| keep(round));
         for round in gone {
-            let path = self.file(&PartName::new(job, round, share).file());
+            let path = self.file_of(job, share, round)?;
             std::fs::remove_file(&path)
                 .map_err(|error| self.failed("removing a part that is not needed", error))?;
             tracing::debug!(job, round = round.0, "removed {}", path.display());

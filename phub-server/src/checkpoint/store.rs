@@ -125,7 +125,7 @@ impl CheckpointStore {
             None => entries(keys, optimizer, whole(keys)),
         };
         let entries = entries.map_err(unusable)?;
-        let share = part.map(|PartOf { share, pieces, .. }| FileShare::new(share, keys, pieces));
+        let share = part.and_then(|PartOf { share, pieces, .. }| FileShare::new(share, keys, pieces));
         // Look before opening: to open a FIFO would wait for its writer.
         match std::fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -149,24 +149,14 @@ impl CheckpointStore {
         }
     }
 
-    /// Makes `snapshot` the job's checkpoint, and returns the length of its file. When this returns, the file is on the disk.
-    /// An error says what has happened to the file before it: nothing, unless the very last step failed.
-    pub fn save(&self, job: &str, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
-        self.save_file(self.path(job)?, job, snapshot, None)
-    }
-
-    /// Makes `snapshot` the file at `path`; `share` says whose part it is, where it is not the whole job.
-    pub(super) fn save_file(
-        &self,
-        path: PathBuf,
-        job: &str,
-        snapshot: &Snapshot,
-        share: Option<Share>,
-    ) -> Result<u64, CheckpointError> {
+    /// Makes `snapshot` the checkpoint of a job, or the share's part of its round, and returns the length of the file. When
+    /// this returns, the file is on the disk. An error says what has happened to the file before it: nothing, unless the
+    /// very last step failed.
+    pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
+        let path = self.file_of(job, share, snapshot.round())?;
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
         let plan = Plan::new(job, snapshot, share).map_err(unusable)?;
-        let temporary = self.temporary(job);
-        write::replace(&self.dir, &path, temporary, &plan, snapshot)?;
+        write::replace(&self.dir, &path, self.temporary(job), &plan, snapshot)?;
         Ok(plan.file_bytes)
     }
 

@@ -16,18 +16,6 @@ pub(crate) enum Verdict {
     Fail,
 }
 
-impl Verdict {
-    /// The word for people. A failure stands out.
-    pub fn word(self) -> &'static str {
-        match self {
-            Verdict::Pass => "pass",
-            Verdict::Note => "note",
-            Verdict::Warn => "warn",
-            Verdict::Fail => "FAIL",
-        }
-    }
-}
-
 /// One line of the doctor's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {

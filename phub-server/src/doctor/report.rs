@@ -84,12 +84,12 @@ fn say(text: &str) {
 }
 
 fn line(check: &Check, colours: bool) -> String {
-    let word = check.verdict.word();
-    let colour = match check.verdict {
-        Verdict::Pass => "32",
-        Verdict::Note => "2",
-        Verdict::Warn => "33",
-        Verdict::Fail => "1;31",
+    // A failure stands out.
+    let (word, colour) = match check.verdict {
+        Verdict::Pass => ("pass", "32"),
+        Verdict::Note => ("note", "2"),
+        Verdict::Warn => ("warn", "33"),
+        Verdict::Fail => ("FAIL", "1;31"),
     };
     let word = if colours { format!("\x1b[{colour}m{word}\x1b[0m") } else { word.to_owned() };
     let mut lines = check.seen.lines();

@@ -152,21 +152,19 @@ impl Registry {
         let store = self.store.as_ref().expect("snapshots are taken where there is a store");
         let (share, rounds, whole) =
             self.of_job(id, |job| (job.hubs.share, job.hubs.rounds.clone(), job.hubs.whole.clone()))?;
-        let start = Instant::now();
-        let bytes = if share.is_whole() {
-            store.save(name, snapshot)?
-        } else if may_write(&whole, &rounds) {
-            let bytes = store.save_part(name, share, snapshot)?;
-            let kept = store.keep_parts(name, share, |round| is_needed(&whole, round))?;
-            let _ = self.of_job(id, |job| job.hubs.has_files(share.hub, kept));
-            bytes
-        } else {
+        if !share.is_whole() && !may_write(&whole, &rounds) {
             return Err(format!(
                 "another hub of the job has not written its part of the rounds {:?}, which wait here for it; see the log \
                  of hub 0",
                 rounds.iter().map(|round| round.0).collect::<Vec<_>>()
             ));
-        };
+        }
+        let start = Instant::now();
+        let bytes = store.save(name, share, snapshot)?;
+        if !share.is_whole() {
+            let kept = store.keep_parts(name, share, |round| is_needed(&whole, round))?;
+            let _ = self.of_job(id, |job| job.hubs.has_files(share.hub, kept));
+        }
         let milliseconds = start.elapsed().as_millis() as u64;
         Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds })
     }

@@ -18,8 +18,8 @@ pub(crate) struct Admission {
     pub job: JobId,
     pub rank: u32,
     pub weights: Arc<SendWindow>,
-    /// Each core's part of the weights, if the worker has its own weights window.
-    own: Vec<Option<Spans>>,
+    /// Each core's part of the weights; empty unless the worker has its own weights window.
+    own: Vec<Spans>,
     pub wire: Wire,
     /// The hub's cores that have chunks of the job.
     pub cores: Arc<Cores>,
@@ -115,7 +115,7 @@ impl Registry {
                 self.lose(&mut self.lock(), admission.job, admission.rank, &reason);
                 reason
             })?;
-            (admission.weights, admission.own) = (own.0, own.1.into_iter().map(Some).collect());
+            (admission.weights, admission.own) = own;
         }
         Ok(admission)
     }
@@ -141,8 +141,7 @@ impl Registry {
         })?;
         job.connect(rank)?;
         let (wire, cores) = (job.wire.clone(), Arc::clone(&job.cores));
-        let own = cores.numbers.iter().map(|_| None).collect();
-        Ok(Admission { token, job: id, rank, weights, own, wire, cores })
+        Ok(Admission { token, job: id, rank, weights, own: Vec::new(), wire, cores })
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
@@ -150,8 +149,10 @@ impl Registry {
         // Under the lock, so that a command to remove the worker comes after its links.
         let inner = self.lock();
         let Some(job) = inner.tokens.get(&admission.token).map(|(id, _)| &inner.jobs[id]) else { return };
-        for ((&core, endpoint), weights) in job.cores.numbers.iter().zip(endpoints).zip(admission.own) {
+        let mut own = admission.own.into_iter();
+        for (&core, endpoint) in job.cores.numbers.iter().zip(endpoints) {
             let (id, rank, gradients) = (admission.job, admission.rank, Arc::clone(&gradients));
+            let weights = own.next();
             self.cores[core].tell(move |thread| thread.add_worker(id, rank, gradients, weights, endpoint));
         }
     }

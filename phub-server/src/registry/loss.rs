@@ -85,7 +85,7 @@ impl Registry {
     /// A worker is being told that its job failed.
     pub fn told(&self, job: &str, token: &str) {
         let mut inner = self.lock();
-        if let Ok(member) = inner.find(job, token) {
+        if let Ok(member) = inner.member(job, token).map(|(job, rank)| (job.id, rank)) {
             inner.untold.remove(&member);
             self.told.notify_all();
         }

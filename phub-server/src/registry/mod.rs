@@ -303,24 +303,20 @@ impl Registry {
 }
 
 impl Inner {
-    fn find(&self, job: &str, token: &str) -> Result<(JobId, u32), Refusal> {
+    /// The worker with this token, and its job.
+    fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
         let token = u128::from_str_radix(token, 16).unwrap_or(0).to_be_bytes();
         if let Some((_, why)) = self.lost.get(&token) {
             return Err(Refusal::Gone(why.clone()));
         }
-        match self.tokens.get(&token) {
-            Some(&(id, rank)) if self.jobs[&id].name == job => Ok((id, rank)),
-            _ => Err(Refusal::Gone(format!(
+        let (id, rank) = self.tokens.get(&token).copied().unzip();
+        match id.and_then(|id| self.jobs.get_mut(&id)).filter(|of| of.name == job).zip(rank) {
+            Some(member) => Ok(member),
+            None => Err(Refusal::Gone(format!(
                 "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
                 KEEP_FAILED.as_secs()
             ))),
         }
-    }
-
-    /// The worker with this token, and its job.
-    fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
-        let (id, rank) = self.find(job, token)?;
-        Ok((self.jobs.get_mut(&id).expect("tokens name jobs that exist"), rank))
     }
 
     /// The job of this name that has not failed.

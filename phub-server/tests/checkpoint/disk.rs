@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use pbox_core::{Key, Round};
+use pbox_core::{Key, Round, Share};
 use phub_server::checkpoint::CheckpointStore;
 
 use super::children::{child, prepared, shell_with_mounts, succeeds};
@@ -26,9 +26,9 @@ fn a_full_disk_keeps_the_former_checkpoint() {
 /// The part of the test above that runs where the disk is.
 pub fn on_a_small_disk(dir: &Path) {
     let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
-    let bytes = store.save("job", &job.snapshot(Round(1))).unwrap();
+    let bytes = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap();
     // Room for one, not for two.
-    let error = store.save("job", &job.snapshot(Round(2))).unwrap_err();
+    let error = store.save("job", Share::WHOLE, &job.snapshot(Round(2))).unwrap_err();
     let needed = format!("{bytes} bytes needed");
     let words =
         ["job.safetensors", "reserving", &needed, " free there", "No space left", "as it was", "free space"];
@@ -36,7 +36,7 @@ pub fn on_a_small_disk(dir: &Path) {
     assert_eq!(files(dir), ["job.safetensors"]);
     job.check(&job.load(&store, "job").unwrap(), Round(1));
     std::fs::remove_file(store.path("job").unwrap()).unwrap();
-    store.save("job", &job.snapshot(Round(2))).unwrap();
+    store.save("job", Share::WHOLE, &job.snapshot(Round(2))).unwrap();
     job.check(&job.load(&store, "job").unwrap(), Round(2));
 }
 
@@ -65,8 +65,8 @@ fn a_limit_on_file_sizes_is_an_error_and_no_signal() {
 
 pub fn under_a_size_limit(dir: &Path) {
     let (store, small) = (CheckpointStore::open(dir).unwrap(), Job::small(SGD));
-    store.save("job", &small.snapshot(Round(1))).unwrap();
-    let error = store.save("job", &job().snapshot(Round(2))).unwrap_err();
+    store.save("job", Share::WHOLE, &small.snapshot(Round(1))).unwrap();
+    let error = store.save("job", Share::WHOLE, &job().snapshot(Round(2))).unwrap_err();
     says(error, &["job.safetensors", "limit on file sizes", "ulimit -f", "as it was"]);
     assert_eq!(files(dir), ["job.safetensors"]);
     small.check(&small.load(&store, "job").unwrap(), Round(1));
@@ -112,7 +112,7 @@ fn a_checkpoint_that_cannot_be_replaced_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let (store, job) = (CheckpointStore::open(dir.path()).unwrap(), Job::small(SGD));
     std::fs::create_dir(store.path("job").unwrap()).unwrap();
-    let error = store.save("job", &job.snapshot(Round(1))).unwrap_err();
+    let error = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap_err();
     says(error, &["job.safetensors", "renaming", "Is a directory"]);
     assert_eq!(files(dir.path()), ["job.safetensors"]);
     says(job.refusal(&store, "job"), &["job.safetensors", "not a regular file"]);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use fabric::conformance::Watchdog;
-use pbox_core::{Key, Round};
+use pbox_core::{Key, Round, Share};
 use phub_server::checkpoint::CheckpointStore;
 
 use super::children::child;
@@ -59,7 +59,7 @@ pub fn save_for_ever(dir: &Path) {
     let mut round = job.load(&store, "job").map_or(Round(0), |restored| restored.round());
     loop {
         round = round.next();
-        store.save("job", &job.snapshot(round)).unwrap();
+        store.save("job", Share::WHOLE, &job.snapshot(round)).unwrap();
         println!("@{}", round.0);
     }
 }

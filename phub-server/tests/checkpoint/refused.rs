@@ -1,6 +1,6 @@
 //! Files that are damaged, foreign, or of another job: each is refused, with words that help.
 
-use pbox_core::{Key, Optimizer, Round};
+use pbox_core::{Key, Optimizer, Round, Share};
 use phub_server::checkpoint::{CheckpointStore, DecodeError, decode};
 use proptest::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
@@ -154,7 +154,7 @@ fn another_jobs_checkpoint_is_refused_with_the_difference() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     let saved = Job::small(SGD);
-    store.save("job", &saved.snapshot(Round(5))).unwrap();
+    store.save("job", Share::WHOLE, &saved.snapshot(Round(5))).unwrap();
     let refusal = |change: fn(&mut Job)| {
         let mut job = saved.clone();
         change(&mut job);
@@ -180,7 +180,7 @@ fn keys_that_collide_with_the_files_own_names_are_refused() {
     let store = CheckpointStore::open(dir.path()).unwrap();
     for name in ["__metadata__", "optimizer/momentum_buffer/a", "optimizer/"] {
         let job = Job::new(vec![Key::f32("a", [1]), Key::f32(name, [1])], SGD);
-        let saved = store.save("job", &job.snapshot(Round(1))).unwrap_err();
+        let saved = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap_err();
         says(saved, &["job \"job\"", name, "rename it"]);
         says(job.refusal(&store, "job"), &["job \"job\"", name, "rename it"]);
     }
@@ -188,6 +188,6 @@ fn keys_that_collide_with_the_files_own_names_are_refused() {
     let job = Job::new(vec![Key::f32("x".repeat(1010), [1])], ADAM);
     says(job.refusal(&store, "job"), &["optimizer's state", "shorten it"]);
     let job = Job::new(vec![Key::f32("optimizer.exp_avg", [1])], ADAM);
-    store.save("job", &job.snapshot(Round(1))).unwrap();
+    store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap();
     job.check(&job.load(&store, "job").unwrap(), Round(1));
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 
-use pbox_core::{Key, KeyId, Optimizer, Round, Tensor};
+use pbox_core::{Key, KeyId, Optimizer, Round, Share, Tensor};
 use phub_server::checkpoint::CheckpointStore;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -72,7 +72,7 @@ proptest! {
     fn every_bit_comes_back(job in jobs(), round in 1000u32..) {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
-        let bytes = store.save("job", &job.snapshot(Round(round))).unwrap();
+        let bytes = store.save("job", Share::WHOLE, &job.snapshot(Round(round))).unwrap();
         job.check(&job.load(&store, "job").unwrap(), Round(round));
         let file = std::fs::read(store.path("job").unwrap()).unwrap();
         prop_assert_eq!(file.len() as u64, bytes);
@@ -87,7 +87,7 @@ fn pieces_of_the_file_do_not_show() {
     let job = Job { chunk_bytes: 32 * 1024, cores: 3, ..Job::new(keys, ADAM) };
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
-    store.save("job", &job.snapshot(Round(9))).unwrap();
+    store.save("job", Share::WHOLE, &job.snapshot(Round(9))).unwrap();
     job.check(&job.load(&store, "job").unwrap(), Round(9));
     check_with_the_library(&job, &std::fs::read(store.path("job").unwrap()).unwrap(), Round(9));
 }
@@ -120,8 +120,8 @@ fn a_job_has_one_checkpoint_its_last() {
     let (sgd, adam) = (Job::small(SGD), Job::small(ADAM));
     assert!(sgd.load(&store, "sgd").is_none());
     for round in [Round(1), Round(2)] {
-        store.save("sgd", &sgd.snapshot(round)).unwrap();
-        store.save("..", &adam.snapshot(round.next())).unwrap();
+        store.save("sgd", Share::WHOLE, &sgd.snapshot(round)).unwrap();
+        store.save("..", Share::WHOLE, &adam.snapshot(round.next())).unwrap();
     }
     sgd.check(&sgd.load(&store, "sgd").unwrap(), Round(2));
     adam.check(&adam.load(&store, "..").unwrap(), Round(3));
@@ -135,7 +135,7 @@ fn a_copy_under_another_name_is_that_jobs_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     let mut job = Job::small(ADAM);
-    store.save("old", &job.snapshot(Round(7))).unwrap();
+    store.save("old", Share::WHOLE, &job.snapshot(Round(7))).unwrap();
     std::fs::copy(store.path("old").unwrap(), store.path("new").unwrap()).unwrap();
     job.check(&job.load(&store, "new").unwrap(), Round(7));
     // Other chunks and cores are no difference.

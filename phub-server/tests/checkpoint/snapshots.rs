@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fabric::Slab;
 use pbox_core::{
-    ChunkId, Key, KeyId, Layout, Optimizer, Placement, Restored, Round, Snapshot, SnapshotPart, Tensor,
+    ChunkId, Key, KeyId, Layout, Optimizer, Placement, Restored, Round, Share, Snapshot, SnapshotPart, Tensor,
 };
 use phub_server::checkpoint::CheckpointStore;
 
@@ -75,7 +75,7 @@ impl Job {
     pub fn bytes(&self) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
-        store.save("job", &self.snapshot(Round(5))).unwrap();
+        store.save("job", Share::WHOLE, &self.snapshot(Round(5))).unwrap();
         std::fs::read(store.path("job").unwrap()).unwrap()
     }
 

@@ -97,12 +97,13 @@ fn running(listen: SocketAddr, hub: &HubReply) -> Check {
         ways.join(", ")
     );
     let ours = env!("CARGO_PKG_VERSION");
+    let fix = format!("run hub and workers of one version ({ours} is this one)");
     if hub.protocol != PROTOCOL {
         let seen = format!("{seen}; its protocol is {}, this program's {PROTOCOL}", hub.protocol);
-        return Check::fail(NAME, seen, format!("run hub and workers of one version ({ours} is this one)"));
+        return Check::fail(NAME, seen, fix);
     }
     if hub.version != ours {
-        return Check::warn(NAME, seen, format!("run hub and workers of one version ({ours} is this one)"));
+        return Check::warn(NAME, seen, fix);
     }
     Check::pass(NAME, seen)
 }

@@ -79,7 +79,7 @@ pub(crate) struct Hubs {
     /// Hub 0's: which hub has which files.
     files: Files,
     /// The others': the cuts of hub 0, and what keeps other cuts from beginning here meanwhile.
-    held: Follower,
+    pub held: Follower,
     lease: Option<OwnedMutexGuard<()>>,
 }
 
@@ -134,11 +134,6 @@ impl Hubs {
     pub fn release(&mut self, cut: u64) -> Result<Option<OwnedMutexGuard<()>>, StaleCut> {
         self.held.release(cut)?;
         Ok(self.lease.take())
-    }
-
-    /// Whether a cut has begun here and not ended.
-    pub fn is_held_by(&self, cut: u64) -> bool {
-        self.held.is_held_by(cut)
     }
 
     /// A hub's files are these now.

@@ -76,7 +76,8 @@ impl Registry {
         // Hub 0 asks all hubs to hold, then to release, and waits so long for each.
         let limit = 3 * self.heartbeat_limit;
         tokio::time::sleep(limit).await;
-        let overdue = |job: &mut Job| job.hubs.is_held_by(cut).then(|| job.hubs.peers.name(0).to_owned());
+        let overdue =
+            |job: &mut Job| job.hubs.held.is_held_by(cut).then(|| job.hubs.peers.name(0).to_owned());
         if let Ok(Some(lead)) = self.of_job(id, overdue) {
             let reason = format!(
                 "hub 0 of the job, at {lead}, holds its rounds and did not let them go on within {:.1} s: it hangs, was \
