@@ -19,7 +19,6 @@ use rustix::process::{Resource, getrlimit};
 use topology::{Host, NicChoice, NicKind};
 
 use crate::cores::lanes::{self, OnNics};
-use crate::error::HubError;
 use crate::model_source::ModelSource;
 use crate::settings::HubSettings;
 use check::{Check, Verdict};
@@ -103,7 +102,7 @@ fn subject(settings: &HubSettings, job: &Job) -> String {
         "phub-server {}: a hub at {} by {}, for {name} with {workers} workers",
         env!("CARGO_PKG_VERSION"),
         settings.listen,
-        if ways.is_empty() { "nothing".to_owned() } else { ways.join(", ") }
+        ways.join(", ")
     )
 }
 
@@ -217,9 +216,5 @@ fn check_ways(report: &mut Report, settings: &HubSettings, rdma: &Rdma) {
     }
     if rdma.plan.is_some() {
         report.add(data_path::handshake(settings, &seen));
-    }
-    if !Transport::ALL.into_iter().any(|way| settings.offers(way)) {
-        let fix = "leave --transports out to offer all";
-        report.add(Check::fail("transports", HubError::NoTransport.to_string(), fix));
     }
 }
