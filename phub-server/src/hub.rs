@@ -72,7 +72,8 @@ impl Hub {
             CoreHandle::start(number, lane, port, kernels, idle, reports.clone())
         });
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
-        let (limit, every) = (settings.heartbeat_limit(), settings.checkpoint_every);
+        let limit = Duration::from_secs(settings.heartbeat_limit_s);
+        let every = settings.checkpoint_every;
         let control = control_runtime()?;
         let runtime = control.handle().clone();
         let registry = Registry::new(cores, kernels, transports, limit, store, every, runtime.clone());
@@ -113,7 +114,7 @@ impl Hub {
 
     /// The checkpoints that a stop must still write, once it has begun.
     pub fn unsaved(&self) -> Unsaved {
-        self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved()
+        self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved.clone()
     }
 
     /// Writes the checkpoints that can be written, tells all workers that the hub stops and why, and ends all threads.
@@ -163,21 +164,20 @@ fn open_data_paths(
                 // Unique on this machine while the process lives. It goes with the process.
                 let address = format!("phub-{}-{}", std::process::id(), control.port());
                 let listener = shm::Listener::bind(&address).map_err(ConnectError::from)?;
-                let address = TransportAddress::Shm { machine: any::machine(), address };
-                (Listener::Shm(listener), address)
+                (Listener::Shm(listener), TransportAddress::Shm { machine: any::machine(), address })
             }
             Transport::Verbs if !has_rdma => continue,
             Transport::Verbs => {
                 let listener = verbs::Listener::bind(settings.handshake(control.ip()));
                 let listener = listener.map_err(ConnectError::from)?;
-                let address = TransportAddress::Verbs { address: listener.address() };
-                (Listener::Verbs(listener), address)
+                let address = listener.address();
+                (Listener::Verbs(listener), TransportAddress::Verbs { address })
             }
             Transport::Tcp => {
                 let listener = tcp::Listener::bind(settings.data_path(control.ip()));
                 let listener = listener.map_err(ConnectError::from)?;
-                let address = TransportAddress::Tcp { addresses: vec![listener.address(); ports] };
-                (Listener::Tcp(listener), address)
+                let addresses = vec![listener.address(); ports];
+                (Listener::Tcp(listener), TransportAddress::Tcp { addresses })
             }
         };
         tracing::info!(%transport, ?address, "data path");

@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::Parser;
 use fabric::any::Transport;
@@ -90,11 +89,6 @@ impl HubSettings {
             address.set_port(address.port().saturating_add(1));
         }
         address
-    }
-
-    /// How long a worker may be silent.
-    pub fn heartbeat_limit(&self) -> Duration {
-        Duration::from_secs(self.heartbeat_limit_s)
     }
 }
 

@@ -101,7 +101,8 @@ pub(crate) struct Registry {
     freed: Notify,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
-    unsaved: Unsaved,
+    /// The checkpoints that a stop must still write.
+    pub unsaved: Unsaved,
     cores: Vec<CoreHandle>,
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
@@ -137,11 +138,6 @@ impl Registry {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// The checkpoints that a stop must still write.
-    pub fn unsaved(&self) -> Unsaved {
-        self.unsaved.clone()
     }
 
     /// How long the hub holds a heartbeat when there are no news. A living worker's next heartbeat then comes well within the

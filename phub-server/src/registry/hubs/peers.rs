@@ -26,10 +26,8 @@ use crate::registry::checkpoint::ROUND_LIMIT;
 use crate::registry::job::Job;
 use crate::registry::{Refusal, Registry, on_thread};
 
-impl From<StaleCut> for Refusal {
-    fn from(error: StaleCut) -> Self {
-        Refusal::Conflict(error.to_string())
-    }
+fn stale(error: StaleCut) -> Refusal {
+    Refusal::Conflict(error.to_string())
 }
 
 impl Registry {
@@ -65,7 +63,7 @@ impl Registry {
         let cut = request.cut;
         let cutting = self.of_job(id, |job| Arc::clone(&job.cutting))?;
         let lease = cutting.lock_owned().await;
-        self.of_job(id, |job| job.hubs.hold(cut, lease))??;
+        self.of_job(id, |job| job.hubs.hold(cut, lease))?.map_err(stale)?;
         let front = self.hold(id).await?;
         tokio::spawn(self.end_overdue(id, cut));
         Ok(HoldReply { front })
@@ -95,7 +93,7 @@ impl Registry {
         request: ReleaseRequest,
     ) -> Result<(), Refusal> {
         let ReleaseRequest { cut, from, admitted, snapshot, .. } = request;
-        let _lease = self.of_job(id, |job| job.hubs.release(cut))??;
+        let _lease = self.of_job(id, |job| job.hubs.release(cut))?.map_err(stale)?;
         let ranks: Arc<[u32]> =
             self.of_job(id, |job| admitted.iter().filter_map(|&worker| job.rank(worker)).collect())?;
         if snapshot {
