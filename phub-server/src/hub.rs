@@ -11,7 +11,7 @@ use pbox_core::control::TransportAddress;
 use pbox_core::kernels::Kernels;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use topology::Host;
 
 use crate::checkpoint::CheckpointStore;
@@ -19,7 +19,7 @@ use crate::control::{self, ControlLimits};
 use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report};
 use crate::error::HubError;
-use crate::registry::{Registry, Unsaved};
+use crate::registry::Registry;
 use crate::rendezvous;
 use crate::settings::HubSettings;
 
@@ -72,8 +72,8 @@ impl Hub {
             CoreHandle::start(number, lane, port, kernels, idle, reports.clone())
         });
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
-        let limit = Duration::from_secs(settings.heartbeat_limit_s);
         let every = settings.checkpoint_every;
+        let limit = Duration::from_secs(settings.heartbeat_limit_s);
         let control = control_runtime()?;
         let runtime = control.handle().clone();
         let registry = Registry::new(cores, kernels, transports, limit, store, every, runtime.clone());
@@ -112,9 +112,9 @@ impl Hub {
         self.address
     }
 
-    /// The checkpoints that a stop must still write, once it has begun.
-    pub fn unsaved(&self) -> Unsaved {
-        self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved.clone()
+    /// The jobs whose checkpoints a stop must still write, once it has begun.
+    pub fn unsaved(&self) -> watch::Receiver<Vec<String>> {
+        self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved.subscribe()
     }
 
     /// Writes the checkpoints that can be written, tells all workers that the hub stops and why, and ends all threads.

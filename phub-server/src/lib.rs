@@ -35,5 +35,4 @@ pub use exit::exit_code;
 pub use hub::Hub;
 pub use idle_choice::IdleChoice;
 pub use open_files::raise_open_files;
-pub use registry::Unsaved;
 pub use settings::{CoreSelection, HubSettings};

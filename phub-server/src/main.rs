@@ -86,7 +86,7 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     runtime.block_on(async {
         tokio::select! {
             stopped = stopped => stopped.context("stopping the hub failed; see the log"),
-            signal = next_signal() => Err(cut_short(signal, &unsaved.names())),
+            signal = next_signal() => Err(cut_short(signal, &unsaved.borrow())),
         }
     })
 }

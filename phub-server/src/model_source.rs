@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use pbox_core::Key;
 use pbox_core::manifest::{self, ManifestError};
-use pbox_core::models::{self, MODELS};
+use pbox_core::models;
 
 /// A model by name, or by a file.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -41,7 +41,6 @@ impl ModelSource {
 
     /// As [`keys`](Self::keys), with a default model.
     pub fn keys_or(&self, default: &str) -> anyhow::Result<(String, Vec<Key>)> {
-        debug_assert!(MODELS.contains(&default));
         match self.keys()? {
             Some(found) => Ok(found),
             None => Ok((default.to_owned(), models::model(default)?.keys)),

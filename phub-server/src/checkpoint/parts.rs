@@ -87,8 +87,7 @@ impl CheckpointStore {
     }
 
     fn parts(&self, job: &str) -> Result<Vec<PartName>, CheckpointError> {
-        let entries =
-            std::fs::read_dir(self.dir()).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+        let entries = std::fs::read_dir(&self.dir).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
         let entries = entries.map_err(|error| self.failed("looking for parts of checkpoints", error))?;
         let parts = entries.iter().filter_map(|entry| PartName::parse(entry.file_name().to_str()?));
         Ok(parts.filter(|part| part.job == job).collect())

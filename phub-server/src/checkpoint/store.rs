@@ -36,7 +36,7 @@ const TEMPORARY: &str = ".phub-tmp";
 /// A directory of checkpoints, which no other hub uses at the same time.
 #[derive(Debug)]
 pub struct CheckpointStore {
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     /// The lock lasts while this file is open. A killed hub releases it, too.
     _lock: File,
 }
@@ -74,11 +74,6 @@ impl CheckpointStore {
         // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
         Ok(store)
-    }
-
-    /// The directory.
-    pub(super) fn dir(&self) -> &Path {
-        &self.dir
     }
 
     /// A file of the directory.

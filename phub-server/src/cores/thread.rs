@@ -241,13 +241,9 @@ impl CoreThread {
         let tally = self.core.tally();
         self.meters.chunks.store(tally.chunks, Ordering::Relaxed);
         self.meters.chunk_bytes.store(tally.chunk_bytes, Ordering::Relaxed);
-        self.meters.busy_ns.store(nanos(clock.busy), Ordering::Relaxed);
-        self.meters.waiting_ns.store(nanos(clock.waiting), Ordering::Relaxed);
+        self.meters.busy_ns.store(clock.busy.as_nanos() as u64, Ordering::Relaxed);
+        self.meters.waiting_ns.store(clock.waiting.as_nanos() as u64, Ordering::Relaxed);
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    time.as_nanos() as u64
 }
 
 /// Splits a thread's time into work and waiting. Reads the clock when one turns into the other, and now and then in

@@ -6,7 +6,7 @@
 //!   the job's or hub's end ----+
 //! ```
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{CheckpointReply, CheckpointRequest, JobState, PartState};
@@ -41,21 +41,6 @@ pub(crate) struct Checkpoints {
     pub part: watch::Sender<(Round, PartState)>,
 }
 
-/// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
-#[derive(Clone, Debug, Default)]
-pub struct Unsaved(Arc<Mutex<Vec<String>>>);
-
-impl Unsaved {
-    /// Their names.
-    pub fn names(&self) -> Vec<String> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
 impl Registry {
     /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
     pub async fn checkpoint(self: &Arc<Self>, name: &str) -> Result<CheckpointReply, Refusal> {
@@ -84,10 +69,10 @@ impl Registry {
         let running = |job: &&Job| job.state() == JobState::Running;
         let named = |job: &Job| (job.id, job.name.clone());
         let jobs: Vec<(JobId, String)> = self.lock().jobs.values().filter(running).map(named).collect();
-        *self.unsaved.lock() = jobs.iter().map(|(_, name)| name.clone()).collect();
+        self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());
         for (id, job) in jobs {
             match self.checkpoint_job(id, ROUND_LIMIT_AT_STOP).await {
-                Ok(_) => self.unsaved.lock().retain(|name| *name != job),
+                Ok(_) => self.unsaved.send_modify(|names| names.retain(|name| *name != job)),
                 Err(why) => tracing::warn!(job, why, "no checkpoint at the stop"),
             }
         }

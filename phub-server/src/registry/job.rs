@@ -98,7 +98,7 @@ pub(crate) struct Job {
     pub checkpoints: Checkpoints,
     pub hubs: Hubs,
     brought: Brought,
-    news: watch::Sender<HeartbeatReply>,
+    pub news: watch::Sender<HeartbeatReply>,
 }
 
 impl Job {
@@ -357,11 +357,6 @@ impl Job {
 
     pub fn state(&self) -> JobState {
         self.news.borrow().state.clone()
-    }
-
-    /// The news from now on.
-    pub fn subscribe(&self) -> watch::Receiver<HeartbeatReply> {
-        self.news.subscribe()
     }
 
     fn publish(&self, change: impl FnOnce(&mut HeartbeatReply)) {

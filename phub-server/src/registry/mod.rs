@@ -44,7 +44,6 @@ use crate::cores::{CoreHandle, CoreThread, Report};
 use cut::answers;
 use job::{Arrival, Job};
 
-pub use checkpoint::Unsaved;
 pub(crate) use state::Sent;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
@@ -101,8 +100,8 @@ pub(crate) struct Registry {
     freed: Notify,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
-    /// The checkpoints that a stop must still write.
-    pub unsaved: Unsaved,
+    /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
+    pub unsaved: watch::Sender<Vec<String>>,
     cores: Vec<CoreHandle>,
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
@@ -127,7 +126,7 @@ impl Registry {
             freed: Notify::new(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
-            unsaved: Unsaved::default(),
+            unsaved: watch::Sender::default(),
             cores,
             kernels,
             transports,
@@ -204,7 +203,7 @@ impl Registry {
         if let Some(member) = &mut job.members[rank as usize] {
             member.heard = Instant::now();
         }
-        Ok(job.subscribe())
+        Ok(job.news.subscribe())
     }
 
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint.
