@@ -4,7 +4,7 @@
 
 use std::io::{IsTerminal, Write as _};
 
-use serde::Serialize;
+use serde_json::json;
 
 use super::check::{Check, Verdict};
 
@@ -35,15 +35,6 @@ pub(crate) struct Report {
     checks: Vec<Check>,
 }
 
-/// The object.
-#[derive(Serialize)]
-struct Json<'a> {
-    version: &'static str,
-    subject: &'a str,
-    verdict: Verdict,
-    checks: &'a [Check],
-}
-
 impl Report {
     /// A report without checks. `subject` is the hub and the job that are checked.
     pub fn new(form: Form, subject: String) -> Self {
@@ -68,9 +59,10 @@ impl Report {
         match self.form {
             Form::Text { .. } => say(&format!("\n{}\n", summary(&self.checks))),
             Form::Json => {
-                let Report { subject, checks, .. } = &self;
-                let json = Json { version: env!("CARGO_PKG_VERSION"), subject, verdict, checks };
-                say(&(serde_json::to_string(&json).expect("checks are plain data") + "\n"));
+                let (version, subject, checks) = (env!("CARGO_PKG_VERSION"), &self.subject, &self.checks);
+                let object =
+                    json!({"version": version, "subject": subject, "verdict": verdict, "checks": checks});
+                say(&format!("{object}\n"));
             }
         }
         verdict
