@@ -4,9 +4,8 @@
 //!   poll -> (link, imm) -> shard of the link's job -> last one in? -> sum + step -> post to all -> flush
 //! ```
 //!
-//! Owned by one pinned thread; generic over the transport. A turn takes no lock, performs no atomic
-//! read-modify-write, allocates nothing and makes no system call, except what waking a sleeping worker
-//! needs.
+//! Owned by one pinned thread; generic over the transport. A turn takes no lock, performs no atomic read-modify-write,
+//! allocates nothing and makes no system call, except what waking a sleeping worker needs.
 
 use std::sync::Arc;
 
