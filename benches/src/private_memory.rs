@@ -83,7 +83,7 @@ impl<E: Element> PrivateMemory<E> {
     /// Bytes that a pass reads and writes. State and weights that are stepped count twice.
     pub fn bytes_moved(&self) -> u64 {
         let optimizer = &self.optimizer;
-        let window = self.weights.as_slice().len() * size_of::<f32>();
+        let window = size_of_val(self.weights.as_slice());
         let stepped_in_place = optimizer.keeps_weights()
             && optimizer.kept_per_element(E::DTYPE) == optimizer.state_per_element();
         let windows = self.gradients.len() + 1 + usize::from(stepped_in_place);
