@@ -262,7 +262,7 @@ const COLD: [&str; 14] = [
     "Port>::detach",
     // A chunk that is copied into a snapshot, whose memory is mapped when the first one is.
     "::copy_to_snapshot",
-    "Part::report_snapshots",
+    "JobShard::report_snapshots",
     // Where cores meet to select what Slim-DP sends, three times in so many rounds.
     "slim::board::Board::",
     "::do_duties",

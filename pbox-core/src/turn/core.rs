@@ -7,6 +7,7 @@
 //! Owned by one pinned thread; generic over the transport. A turn takes no lock, performs no atomic read-modify-write,
 //! allocates nothing and makes no system call, except what waking a sleeping worker needs.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, MapError, Port, RecvWindow, Slab, SpanError, Spans};
@@ -27,17 +28,17 @@ const ARRIVALS_PER_TURN: usize = 64;
 /// The worker at the other end of a link.
 #[derive(Clone, Copy, Debug)]
 struct Member {
-    /// Place of the job's first part in `parts`.
-    part: usize,
+    /// Place of the job's first shard in `shards`.
+    shard: usize,
     rank: u32,
 }
 
 /// A shard of a job, and the links of the job's workers.
-struct Part {
+struct JobShard {
     id: JobId,
     shard: Shard,
     replies: Replies,
-    /// Place of the next part of the same job, which has other chunks.
+    /// Place of the next shard of the same job, which has other chunks.
     next: Option<usize>,
 }
 
@@ -48,7 +49,7 @@ struct Part {
 pub struct Core<P: Port> {
     port: P,
     kernels: &'static Kernels,
-    parts: Vec<Option<Part>>,
+    shards: Vec<Option<JobShard>>,
     members: Vec<Option<Member>>,
     /// Links of dropped workers, to detach in the next turn: only then has the owner sent the notice on its way. A detached
     /// link ends the worker's connection, and another core that saw that end could be the first to report, without the cause.
@@ -59,10 +60,10 @@ pub struct Core<P: Port> {
     tally: Tally,
 }
 
-/// `at_work!(part, port, kernels, shard => work)`: the same work for a part whose shard is of any mode.
+/// `at_work!(entry, port, kernels, shard => work)`: the same work for a shard of any mode.
 macro_rules! at_work {
-    ($part:expr, $port:expr, $kernels:expr, $shard:ident => $work:expr) => {{
-        let Part { shard, replies, .. } = $part;
+    ($entry:expr, $port:expr, $kernels:expr, $shard:ident => $work:expr) => {{
+        let JobShard { shard, replies, .. } = $entry;
         of_mode!(shard, shard => {
             let mut $shard = AtWork { port: $port, kernels: $kernels, shard, replies };
             $work
@@ -76,7 +77,7 @@ impl<P: Port> Core<P> {
         Core {
             port,
             kernels,
-            parts: Vec::new(),
+            shards: Vec::new(),
             members: Vec::new(),
             dropped: Vec::new(),
             has_duties: false,
@@ -86,8 +87,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Makes a shard of a job, whose memory it allocates and touches: on the core's thread. A key's chunks are in one
-    /// shard. All shards of a job are there before its workers come with [`add_worker`](Self::add_worker); these take
-    /// part when they are admitted by [`release`](Self::release).
+    /// shard. Workers come [later](Self::add_worker), and take part when [`release`](Self::release) admits them.
     ///
     /// # Errors
     /// When there is no memory.
@@ -95,15 +95,15 @@ impl<P: Port> Core<P> {
         let terms = Arc::clone(&spec.terms);
         let shard = Shard::new(spec, self.port.waker())?;
         let replies = Replies::new(&terms, of_mode!(&shard, shard => shard.keys()));
-        // Behind the job's other parts.
-        let from = self.parts.iter().rposition(|part| part.as_ref().is_some_and(|part| part.id == id));
-        let free = (from.unwrap_or(0)..self.parts.len()).find(|&place| self.parts[place].is_none());
-        let place = free.unwrap_or(self.parts.len());
-        if let Some(last) = from.and_then(|last| self.parts[last].as_mut()) {
+        // Behind the job's other shards.
+        let from = self.shards.iter_mut().rposition(|entry| of_job(entry, id).is_some());
+        let free = (from.unwrap_or(0)..self.shards.len()).find(|&place| self.shards[place].is_none());
+        let place = free.unwrap_or(self.shards.len());
+        if let Some(last) = from.and_then(|last| self.shards[last].as_mut()) {
             last.next = Some(place);
         }
-        self.parts.resize_with(self.parts.len().max(place + 1), || None);
-        self.parts[place] = Some(Part { id, shard, replies, next: None });
+        self.shards.resize_with(self.shards.len().max(place + 1), || None);
+        self.shards[place] = Some(JobShard { id, shard, replies, next: None });
         Ok(())
     }
 
@@ -117,31 +117,31 @@ impl<P: Port> Core<P> {
         own: impl IntoIterator<Item = Spans>,
         endpoint: P::Endpoint,
     ) -> Result<(), SpanError> {
-        let of_job = |part: &Option<Part>| part.as_ref().is_some_and(|part| part.id == id);
-        let Some(first) = self.parts.iter().position(of_job) else { return Ok(()) }; // the job ended meanwhile
+        let first = self.shards.iter_mut().position(|entry| of_job(entry, id).is_some());
+        let Some(first) = first else { return Ok(()) }; // the job ended meanwhile
         let mut own = own.into_iter();
-        for part in self.parts_of(id) {
-            of_mode!(&mut part.shard, shard => shard.add_worker(rank, Arc::clone(&gradients), own.next()))?;
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.add_worker(rank, Arc::clone(&gradients), own.next()))?;
         }
         // One link a rank: two would be one worker that pushes twice.
         if let Some(former) = self.unlink(id, rank) {
             self.port.detach(former);
         }
         let link = self.port.attach(endpoint);
-        for part in self.parts[first..].iter_mut().flatten().filter(|part| part.id == id) {
+        for entry in self.shards.iter_mut().filter_map(|entry| of_job(entry, id)) {
             let (credit, chunks) =
-                of_mode!(&part.shard, shard => (shard.terms.level.credit().at_first(), shard.keys().len()));
-            part.replies.attach(rank, link);
+                of_mode!(&entry.shard, shard => (shard.terms.level.credit().at_first(), shard.keys().len()));
+            entry.replies.attach(rank, link);
             if credit.is_some() {
                 // Answers beyond it wait here, in the order of the job's schedule.
-                part.replies.make_room(rank, chunks);
+                entry.replies.make_room(rank, chunks);
                 self.port.set_credit(link, credit);
             }
         }
         if self.members.len() <= link.index() {
             self.members.resize(link.index() + 1, None);
         }
-        self.members[link.index()] = Some(Member { part: first, rank });
+        self.members[link.index()] = Some(Member { shard: first, rank });
         Ok(())
     }
 
@@ -150,9 +150,9 @@ impl<P: Port> Core<P> {
         if let Some(link) = self.unlink(id, rank) {
             self.port.detach(link);
         }
-        for place in 0..self.parts.len() {
-            let Some(part) = self.parts[place].as_mut().filter(|part| part.id == id) else { continue };
-            match of_mode!(&mut part.shard, shard => shard.goes_on().then(|| shard.remove_worker(rank))) {
+        for place in 0..self.shards.len() {
+            let Some(entry) = of_job(&mut self.shards[place], id) else { continue };
+            match of_mode!(&mut entry.shard, shard => shard.goes_on().then(|| shard.remove_worker(rank))) {
                 None => {}
                 Some(Ok(())) => self.settle(place, notices),
                 Some(Err(reason)) => return notices.push(Notice::JobFailed { job: id, reason }),
@@ -163,8 +163,8 @@ impl<P: Port> Core<P> {
     /// Holds a job's rounds until [`release`](Self::release), and says which are in flight; `None`
     /// when this core has no chunk of it.
     pub fn hold(&mut self, id: JobId) -> Option<Front> {
-        let fronts = self.parts_of(id).filter_map(|part| {
-            of_mode!(&mut part.shard, shard => {
+        let fronts = self.shards_of(id).filter_map(|entry| {
+            of_mode!(&mut entry.shard, shard => {
                 shard.hold();
                 shard.front()
             })
@@ -175,10 +175,10 @@ impl<P: Port> Core<P> {
     /// Lets a job's rounds go on, with `admitted` taking part from round `from` on: no chunk may be
     /// past it. They are sent the weights of the round before, now or when they are there.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
-        for place in 0..self.parts.len() {
-            let Core { parts, port, kernels, .. } = self;
-            let Some(part) = parts[place].as_mut().filter(|part| part.id == id) else { continue };
-            at_work!(part, port, kernels, work => {
+        for place in 0..self.shards.len() {
+            let Core { shards, port, kernels, .. } = self;
+            let Some(entry) = of_job(&mut shards[place], id) else { continue };
+            at_work!(entry, port, kernels, work => {
                 work.shard.release();
                 for &rank in admitted {
                     if work.replies.link(rank).is_none() && work.shard.goes_on() {
@@ -200,32 +200,31 @@ impl<P: Port> Core<P> {
 
     /// Has a job, in which nobody takes part yet, begin with a state.
     pub fn restore(&mut self, id: JobId, layout: &Layout, restored: &Restored) {
-        for part in self.parts_of(id) {
-            of_mode!(&mut part.shard, shard => shard.restore(layout, restored));
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.restore(layout, restored));
         }
     }
 
-    /// Takes a snapshot of a job's state before a round that no chunk is past, while the job is
-    /// [held](Self::hold).
+    /// Takes a snapshot of a job's state before a round that no chunk is past, while the job is [held](Self::hold).
     pub fn take_snapshot(&mut self, id: JobId, occasion: Occasion, before: Round, notices: &mut Vec<Notice>) {
-        let Some(part) = self.parts_of(id).next() else { return };
-        of_mode!(&mut part.shard, shard => shard.take_snapshot(occasion, before));
-        part.report_snapshots(notices);
+        let Some(entry) = self.shards_of(id).next() else { return };
+        of_mode!(&mut entry.shard, shard => shard.take_snapshot(occasion, before));
+        entry.report_snapshots(notices);
     }
 
     /// A snapshot's part is written, or will not be; its memory comes back, unless it is lost.
     pub fn give_back(&mut self, id: JobId, values: Option<Slab>) {
-        if let Some(part) = self.parts_of(id).next() {
-            of_mode!(&mut part.shard, shard => shard.give_back(values));
+        if let Some(entry) = self.shards_of(id).next() {
+            of_mode!(&mut entry.shard, shard => shard.give_back(values));
         }
     }
 
     /// Ends a job: its links are detached, its memory is freed.
     pub fn remove_job(&mut self, id: JobId) {
-        for place in 0..self.parts.len() {
-            let Some(part) = self.parts[place].take_if(|part| part.id == id) else { continue };
-            for link in part.replies.links() {
-                // Another part may have had the link, too.
+        for place in 0..self.shards.len() {
+            let ended = self.shards[place].take_if(|entry| entry.id == id);
+            for link in ended.into_iter().flat_map(|entry| entry.replies.links()) {
+                // Another shard of the job may have had the link, too.
                 if self.members[link.index()].take().is_some() {
                     self.port.detach(link);
                 }
@@ -235,13 +234,12 @@ impl<P: Port> Core<P> {
 
     /// Changes a job's learning rate from a round on.
     pub fn set_learning_rate(&mut self, id: JobId, from: Round, rate: f32) {
-        for part in self.parts_of(id) {
-            of_mode!(&mut part.shard, shard => shard.set_learning_rate(from, rate));
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.set_learning_rate(from, rate));
         }
     }
 
-    /// One look at the port, and all that follows. True when there was work. The notices are to be
-    /// sent on their way before the next turn.
+    /// One look at the port, and all that follows. True when there was work. Send the notices on before the next turn.
     #[inline(never)] // its machine code is inspected by a test for locked instructions
     pub fn turn(&mut self, notices: &mut Vec<Notice>) -> bool {
         while let Some(link) = self.dropped.pop() {
@@ -252,20 +250,20 @@ impl<P: Port> Core<P> {
         for index in 0..count {
             let Arrival { link, imm } = self.arrivals[index];
             // A link dropped earlier in this turn may still have arrivals in the batch.
-            let Some(Member { part: mut place, rank }) = self.members[link.index()] else { continue };
+            let Some(Member { shard: mut place, rank }) = self.members[link.index()] else { continue };
             let immediate = Immediate::decode(imm);
             loop {
-                let part = self.parts[place].as_mut().expect("a member's job is there");
+                let entry = self.shards[place].as_mut().expect("a member's job is there");
                 let done =
-                    at_work!(part, &mut self.port, self.kernels, work => work.take_arrival(rank, immediate));
-                match (done, part.next) {
+                    at_work!(entry, &mut self.port, self.kernels, work => work.take_arrival(rank, immediate));
+                match (done, entry.next) {
                     (Ok(None), _) => {}
                     (Ok(done), _) => self.follow(place, done, notices),
                     (Err(Violation::NotOurs { .. }), Some(next)) => {
                         place = next;
                         continue;
                     }
-                    (Err(violation), _) => self.drop_worker(place, rank, violation.to_string(), notices),
+                    (Err(violation), _) => self.drop_worker(place, rank, &violation, notices),
                 }
                 break;
             }
@@ -273,9 +271,7 @@ impl<P: Port> Core<P> {
         self.tally.arrivals += count as u64;
         while let Some(closed) = self.port.closed() {
             match self.members.get(closed.link.index()).copied().flatten() {
-                Some(Member { part, rank }) => {
-                    self.drop_worker(part, rank, closed.reason.to_string(), notices)
-                }
+                Some(Member { shard, rank }) => self.drop_worker(shard, rank, &closed.reason, notices),
                 None if self.dropped.contains(&closed.link) => {}
                 None => self.port.detach(closed.link),
             }
@@ -296,14 +292,14 @@ impl<P: Port> Core<P> {
     /// What follows from answers that were posted, and from the steps before them.
     #[inline]
     fn follow(&mut self, place: usize, done: Option<Done>, notices: &mut Vec<Notice>) {
-        let part = self.parts[place].as_mut().expect("its answers were posted");
+        let entry = self.shards[place].as_mut().expect("its answers were posted");
         if let Some(Done { steps, bytes, has_task }) = done {
             self.tally.chunks += u64::from(steps);
             self.tally.chunk_bytes += u64::from(steps) * bytes as u64;
             self.has_duties |= has_task;
         }
-        self.has_duties |= part.replies.has_waiting();
-        if part.replies.has_broken() {
+        self.has_duties |= entry.replies.has_waiting();
+        if entry.replies.has_broken() {
             self.drop_broken(place, notices);
         }
     }
@@ -311,9 +307,9 @@ impl<P: Port> Core<P> {
     /// Finishes all chunks of a shard that can go on without an arrival.
     fn settle(&mut self, place: usize, notices: &mut Vec<Notice>) {
         let mut next = 0;
-        while let Some(part) = &mut self.parts[place] {
-            let job = part.id;
-            let done = at_work!(part, &mut self.port, self.kernels, work => {
+        while let Some(entry) = &mut self.shards[place] {
+            let job = entry.id;
+            let done = at_work!(entry, &mut self.port, self.kernels, work => {
                 let Some((finished, after)) = work.shard.settle(work.kernels, next) else { break };
                 next = after;
                 if finished.skipped > 0 {
@@ -324,8 +320,8 @@ impl<P: Port> Core<P> {
             });
             self.follow(place, Some(done), notices);
         }
-        if let Some(part) = &mut self.parts[place] {
-            part.report_snapshots(notices);
+        if let Some(entry) = &mut self.shards[place] {
+            entry.report_snapshots(notices);
         }
     }
 
@@ -336,10 +332,10 @@ impl<P: Port> Core<P> {
     fn do_duties(&mut self, notices: &mut Vec<Notice>) -> bool {
         let (mut worked, mut ended) = (false, Vec::new());
         self.has_duties = false;
-        for (place, part) in self.parts.iter_mut().enumerate() {
-            let Some(part) = part else { continue };
-            part.report_snapshots(notices);
-            let Part { shard, replies, .. } = part;
+        for (place, entry) in self.shards.iter_mut().enumerate() {
+            let Some(entry) = entry else { continue };
+            entry.report_snapshots(notices);
+            let JobShard { shard, replies, .. } = entry;
             worked |= replies.post_waiting(&mut self.port) > 0;
             let (had_task, has_task) = of_mode!(shard, shard => {
                 let had_task = shard.has_task();
@@ -356,37 +352,42 @@ impl<P: Port> Core<P> {
         worked
     }
 
-    /// A job's parts, the first first.
-    fn parts_of(&mut self, id: JobId) -> impl Iterator<Item = &mut Part> {
-        self.parts.iter_mut().flatten().filter(move |part| part.id == id)
+    /// A job's shards, the first first.
+    fn shards_of(&mut self, id: JobId) -> impl Iterator<Item = &mut JobShard> {
+        self.shards.iter_mut().filter_map(move |entry| of_job(entry, id))
     }
 
-    /// Removes a worker from the links of all its job's parts.
+    /// Removes a worker from the links of all its job's shards.
     fn unlink(&mut self, id: JobId, rank: u32) -> Option<LinkId> {
-        let link = self.parts_of(id).filter_map(|part| part.replies.detach(rank)).last()?;
+        let link = self.shards_of(id).filter_map(|entry| entry.replies.detach(rank)).last()?;
         self.members[link.index()] = None;
         Some(link)
     }
 
     #[cold]
     fn drop_broken(&mut self, place: usize, notices: &mut Vec<Notice>) {
-        let part = self.parts[place].as_mut().expect("its answers were posted");
-        for (rank, violation) in part.replies.take_broken() {
-            self.drop_worker(place, rank, violation.to_string(), notices);
+        let entry = self.shards[place].as_mut().expect("its answers were posted");
+        for (rank, violation) in entry.replies.take_broken() {
+            self.drop_worker(place, rank, &violation, notices);
         }
     }
 
     #[cold]
-    fn drop_worker(&mut self, place: usize, rank: u32, reason: String, notices: &mut Vec<Notice>) {
-        let job = self.parts[place].as_ref().expect("a member's job is there").id;
+    fn drop_worker(&mut self, place: usize, rank: u32, reason: &dyn Display, notices: &mut Vec<Notice>) {
+        let job = self.shards[place].as_ref().expect("a member's job is there").id;
         if let Some(link) = self.unlink(job, rank) {
             self.dropped.push(link);
-            notices.push(Notice::WorkerGone { job, rank, reason });
+            notices.push(Notice::WorkerGone { job, rank, reason: reason.to_string() });
         }
     }
 }
 
-impl Part {
+/// The shard at a place, if it is of this job.
+fn of_job(entry: &mut Option<JobShard>, id: JobId) -> Option<&mut JobShard> {
+    entry.as_mut().filter(|entry| entry.id == id)
+}
+
+impl JobShard {
     /// What came of snapshots. Once a snapshot, not once a chunk.
     #[cold]
     fn report_snapshots(&mut self, notices: &mut Vec<Notice>) {
