@@ -307,6 +307,7 @@ fn turns_hold_no_locked_instruction_and_no_system_call() {
         "Encoder::encode",
         "Port>::post",
         "Port>::flush",
+        "isa::avx512::sum",
         "isa::avx512::work",
         "isa::avx2::work",
         "isa::scalar::work",

@@ -89,12 +89,12 @@ impl Kernels {
             "the kept values match the slots"
         );
         match optimizer {
-            Optimizer::Average => self.work(Sum::<E, Average>::new(step, slots, window, kept)),
-            Optimizer::Sgd { .. } => self.work(Sum::<E, Sgd>::new(step, slots, window, kept)),
-            Optimizer::Momentum { .. } => self.work(Sum::<E, Momentum>::new(step, slots, window, kept)),
-            Optimizer::Nesterov { .. } => self.work(Sum::<E, Nesterov>::new(step, slots, window, kept)),
-            Optimizer::Adam { .. } => self.work(Sum::<E, Adam>::new(step, slots, window, kept)),
-            Optimizer::AdamW { .. } => self.work(Sum::<E, AdamW>::new(step, slots, window, kept)),
+            Optimizer::Average => self.sum::<E, Average>(step, slots, window, kept),
+            Optimizer::Sgd { .. } => self.sum::<E, Sgd>(step, slots, window, kept),
+            Optimizer::Momentum { .. } => self.sum::<E, Momentum>(step, slots, window, kept),
+            Optimizer::Nesterov { .. } => self.sum::<E, Nesterov>(step, slots, window, kept),
+            Optimizer::Adam { .. } => self.sum::<E, Adam>(step, slots, window, kept),
+            Optimizer::AdamW { .. } => self.sum::<E, AdamW>(step, slots, window, kept),
         }
     }
 
@@ -114,6 +114,23 @@ impl Kernels {
     pub fn narrow<E: Element>(&self, values: &[f32], elements: &mut [E]) {
         assert_eq!(values.len(), elements.len(), "a place for each value");
         self.work(Narrow { values, elements });
+    }
+
+    /// The slices are parameters up to the function that is compiled for the instruction set, not fields of some work:
+    /// so the compiler knows there that they do not overlap.
+    fn sum<E: Element, R: Rule>(&self, step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32]) {
+        match self.set {
+            // SAFETY: only `available` hands out kernels, after it detected their instruction set.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => unsafe { isa::avx512::sum::<E, R>(step, slots, window, kept) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => unsafe { isa::avx2::sum::<E, R>(step, slots, window, kept) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::Neon => unsafe { isa::neon::sum::<E, R>(step, slots, window, kept) },
+            InstructionSet::Scalar => isa::scalar::sum::<E, R>(step, slots, window, kept),
+        }
     }
 
     /// Does work that is compiled for the instruction set. `codec` and `slim` define other work than sums.
@@ -136,31 +153,6 @@ impl Kernels {
 impl std::fmt::Debug for Kernels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Kernels").field(&self.name).finish()
-    }
-}
-
-/// The sum and the step of one chunk.
-struct Sum<'a, E, R> {
-    step: &'a Step,
-    slots: &'a Slots<'a, E>,
-    window: &'a mut [E],
-    kept: &'a mut [f32],
-    _rule: PhantomData<R>,
-}
-
-impl<'a, E, R> Sum<'a, E, R> {
-    #[inline(always)]
-    fn new(step: &'a Step, slots: &'a Slots<E>, window: &'a mut [E], kept: &'a mut [f32]) -> Self {
-        Sum { step, slots, window, kept, _rule: PhantomData }
-    }
-}
-
-impl<E: Element, R: Rule> Work for Sum<'_, E, R> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Converter>(self, isa: I) {
-        body::run::<E, R, _>(E::converter(isa), self.step, self.slots, self.window, self.kept);
     }
 }
 

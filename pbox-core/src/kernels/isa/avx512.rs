@@ -7,17 +7,29 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Convert, Work, pairs};
+use crate::kernels::rule::Rule;
+use crate::kernels::{Element, Slots, Step, body};
 
 /// Rounds to the nearest, ties to even, in any mode of the processor.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// Proves that the processor has the instruction set: only `work` makes such a value.
+/// Proves that the processor has the instruction set: only `work` and `sum` make such a value.
 #[derive(Clone, Copy)]
 struct Avx512(());
 
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {
     work.run(Avx512(()))
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(in crate::kernels) fn sum<E: Element, R: Rule>(
+    step: &Step,
+    slots: &Slots<E>,
+    window: &mut [E],
+    kept: &mut [f32],
+) {
+    body::run::<E, R, _>(E::converter(Avx512(())), step, slots, window, kept);
 }
 
 pairs!(

@@ -8,14 +8,26 @@ use std::arch::asm;
 use half::{bf16, f16};
 
 use super::{Convert, Work, pairs};
+use crate::kernels::rule::Rule;
+use crate::kernels::{Element, Slots, Step, body};
 
-/// Proves that the processor has the instruction set: only `work` makes such a value.
+/// Proves that the processor has the instruction set: only `work` and `sum` make such a value.
 #[derive(Clone, Copy)]
 struct Neon(());
 
 #[target_feature(enable = "neon")]
 pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {
     work.run(Neon(()))
+}
+
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn sum<E: Element, R: Rule>(
+    step: &Step,
+    slots: &Slots<E>,
+    window: &mut [E],
+    kept: &mut [f32],
+) {
+    body::run::<E, R, _>(E::converter(Neon(())), step, slots, window, kept);
 }
 
 pairs!(Neon, F32x8, float32x4_t, 8, vdupq_n_f32, vaddq_f32, vsubq_f32, vmulq_f32, vdivq_f32, vsqrtq_f32);

@@ -4,7 +4,8 @@
 use std::ops::{Add, Div, Mul, Sub};
 
 use super::{Convert, Isa, Vector, Work};
-use crate::kernels::Element;
+use crate::kernels::rule::Rule;
+use crate::kernels::{Element, Slots, Step, body};
 
 /// Plain arithmetic on `N` numbers.
 #[derive(Clone, Copy)]
@@ -14,6 +15,16 @@ pub(in crate::kernels) struct Scalar<const N: usize>;
 #[inline(never)]
 pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {
     work.run(Scalar::<8>)
+}
+
+#[inline(never)]
+pub(in crate::kernels) fn sum<E: Element, R: Rule>(
+    step: &Step,
+    slots: &Slots<E>,
+    window: &mut [E],
+    kept: &mut [f32],
+) {
+    body::run::<E, R, _>(E::converter(Scalar::<8>), step, slots, window, kept);
 }
 
 /// `N` numbers.
