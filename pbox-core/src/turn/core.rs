@@ -160,8 +160,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Holds a job's rounds until [`release`](Self::release), and says which are in flight; `None`
-    /// when this core has no chunk of it.
+    /// Holds a job's rounds until [`release`](Self::release). Returns the rounds in flight; `None` without chunks.
     pub fn hold(&mut self, id: JobId) -> Option<Front> {
         let fronts = self.shards_of(id).filter_map(|entry| {
             of_mode!(&mut entry.shard, shard => {
@@ -172,8 +171,8 @@ impl<P: Port> Core<P> {
         fronts.reduce(|a, b| Front { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) })
     }
 
-    /// Lets a job's rounds go on, with `admitted` taking part from round `from` on: no chunk may be
-    /// past it. They are sent the weights of the round before, now or when they are there.
+    /// Lets a job's rounds go on. The workers in `admitted` take part from round `from` on, which no chunk may be past.
+    /// They are sent the weights of the round before, now or when they are there.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         for place in 0..self.shards.len() {
             let Core { shards, port, kernels, .. } = self;

@@ -50,8 +50,7 @@ pub(crate) trait Pace: Sized {
     /// Worker `rank` takes part from round `from` on, which no chunk is past. Settle every chunk afterwards.
     fn admit(&mut self, rank: u32, from: Round);
 
-    /// Worker `rank` takes part no more. What it pushed that is not stepped does not count. Settle every chunk
-    /// afterwards.
+    /// Worker `rank` no longer takes part. Its pushes that are not stepped do not count. Settle every chunk afterwards.
     fn remove(&mut self, rank: u32);
 
     /// The round in flight of the chunk at a place.
@@ -78,7 +77,7 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// A push counts, which is in its [turn](Self::check). When a step follows from it, the step is made.
+    /// Counts a push of a worker whose [turn](Self::check) it is. Makes the step that follows from it, if one follows.
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -87,7 +86,7 @@ pub(crate) trait Pace: Sized {
         round: Round,
     ) -> Option<Finished>;
 
-    /// Does for a chunk what it was held from, or what follows from a changed roster.
+    /// Does the work for a chunk that a hold delayed or that a changed roster calls for.
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
 }
 

@@ -11,7 +11,8 @@ use crate::kernels::{Element, Slots, Step, body};
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Scalar<const N: usize>;
 
-/// A function of its own, as for the other instruction sets: its callers stay small.
+// Functions of their own, as for the other instruction sets: their callers stay small.
+
 #[inline(never)]
 pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {
     work.run(Scalar::<8>)

@@ -1,3 +1,5 @@
+//! Learning rates by round, settings that are refused, defaults, and powers against the library.
+
 use super::*;
 
 #[test]

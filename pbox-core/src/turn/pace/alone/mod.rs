@@ -152,14 +152,14 @@ impl Pace for Clocks {
         }
     }
 
-    /// As if it had pushed every round before.
+    /// The worker counts as having pushed every round before.
     fn admit(&mut self, rank: u32, from: Round) {
         self.first[rank as usize] = from;
         let standing = if from > Round(0) { Standing::Waiting } else { Standing::Idle };
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
     }
 
-    /// Until every chunk is settled, the chunks' rounds stand still.
+    /// The chunks' rounds stand still until every chunk is settled.
     fn remove(&mut self, rank: u32) {
         self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
     }

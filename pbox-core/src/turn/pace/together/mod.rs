@@ -127,7 +127,7 @@ impl Pace for Arrivals {
         Ok(round)
     }
 
-    /// Who takes part in the next round is sent the weights of this one.
+    /// A worker that takes part in the next round gets the weights of this one.
     #[inline]
     fn answer_due(&mut self, finished: &Finished, rank: u32) -> Option<Round> {
         self.roster.has(rank, finished.round.next()).then_some(finished.round)
@@ -173,7 +173,7 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
     shard.finished(place, round, 1)
 }
 
-/// All who took part in a chunk's round are gone, and others wait for its end, who come after it: they are sent the
+/// All workers that took part in a chunk's round are gone, and workers of a later round wait for its end. These get the
 /// weights as they are.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let skipped = shard.pace.skip_deserted(place);
