@@ -35,7 +35,7 @@ impl Control {
         Control { agent, timeout, hub: hub.to_owned(), job: job.to_owned() }
     }
 
-    /// As this, with another time limit.
+    /// The same control port, asked with another time limit.
     pub fn within(&self, timeout: Duration) -> Self {
         Self::new(&self.hub, &self.job, timeout)
     }

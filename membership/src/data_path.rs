@@ -30,7 +30,7 @@ pub struct Way {
 
 /// The ports at which a member's links end.
 pub struct Ports {
-    /// What they connect by.
+    /// The group of transports that the ports belong to.
     pub group: any::Group,
     /// The ports of the group that get links: the first core of each hub has its link at the first of them, the next
     /// core at the next, and so on in turn.
@@ -169,7 +169,7 @@ struct Route<'a> {
     hub: &'a LetIn,
     ports: &'a Ports,
     token: [u8; 16],
-    /// Of its share on its cores.
+    /// Placement of the hub's share on its cores.
     placement: Placement,
     plan: Vec<PlannedLink>,
 }

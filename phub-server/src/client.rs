@@ -1,6 +1,7 @@
 //! Asks a hub's control port: for another hub of a job, or for the doctor.
 //!
-//! A connection for each request: hubs ask each other seldom. Runs on the runtime of whoever asks. Must not know jobs.
+//! Each request has a connection of its own, because hubs ask each other seldom. Runs on the caller's runtime. Must not
+//! know jobs.
 
 use std::error::Error;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -39,7 +40,7 @@ impl Address {
         Address { name: name.to_owned(), resolved }
     }
 
-    /// `POST`s a request, and waits so long for the answer. An error says why none came.
+    /// `POST`s a request, and waits for the answer at most for `limit`. An error says why no answer came.
     pub async fn post<R: DeserializeOwned>(
         &self,
         path: &str,

@@ -41,9 +41,9 @@ impl Default for ControlLimits {
             // request is on its way.
             headers: Duration::from_secs(20),
             body_stall: Duration::from_secs(10),
-            // A modem was faster. The longest join takes four hours at this rate, and may.
+            // The slowest rate at which a body may come. The longest join takes four hours at this rate.
             body_bytes_per_s: 16 << 10,
-            // Its end was cut off, or does not read.
+            // The client was cut off, or it does not read.
             unread: Duration::from_secs(30),
             // A worker has two: this is enough for two jobs with the most workers.
             connections: (descriptors / 2).min(4096) as usize,

@@ -86,7 +86,7 @@ fn done(reply: &impl Serialize) -> Answer {
     Ok(json(StatusCode::OK, reply))
 }
 
-/// There is nothing more to say.
+/// A reply without content.
 fn nothing(result: Result<(), Refusal>) -> Answer {
     result?;
     done(&serde_json::json!({}))
@@ -96,7 +96,7 @@ fn no_such_page() -> Answer {
     Err(Refusal::Gone("no such page; GET / lists what there is".into()))
 }
 
-/// Does what was asked to its end, also if whoever asked hangs up: a job must not stay held.
+/// Carries out a request to its end, even if the client hangs up: a job must not stay held.
 async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {

@@ -13,7 +13,7 @@ use super::{Answer, Desk, done, nothing, to_its_end};
 
 const VERBS: [&str; 6] = ["hold", "release", "written", "arrived", "lost", "checkpoint"];
 
-/// What every request of a hub has.
+/// The parts that every request of a hub has.
 #[derive(Deserialize)]
 struct Shown {
     secret: String,

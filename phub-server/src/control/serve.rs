@@ -52,7 +52,7 @@ pub(crate) async fn serve(
                     });
                 }
                 Ok((stream, _)) => {
-                    // As far as the socket takes it at once: the hub does not wait for a refused client.
+                    // The hub sends what the socket takes at once. It does not wait for a refused client.
                     let _ = stream.try_write(TURNED_AWAY);
                     if let Some(times) = turned_away.count() {
                         tracing::warn!(

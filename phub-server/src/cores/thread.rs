@@ -20,7 +20,7 @@ use super::Lane;
 /// Turns between two publications of the meters while work never stops.
 const TURNS_PER_PUBLICATION: u32 = 1024;
 
-/// What a core thread does between two turns, when it is told to.
+/// Work that a core thread is told to do between two turns.
 pub(crate) type Command = Box<dyn FnOnce(&mut CoreThread) + Send>;
 
 /// What a core thread reports. There are few reports for each worker and job, and their number bounds the channel.
@@ -109,10 +109,10 @@ pub(crate) fn pin(cpu: u32) {
     }
 }
 
-/// What a core thread owns. Commands see it between two turns.
+/// The things that a core thread owns. Commands see them between two turns.
 pub(crate) struct CoreThread {
     pub core: Core<any::Port>,
-    /// What is to be reported.
+    /// Notices that are not reported yet.
     pub notices: Vec<Notice>,
     number: usize,
     inbox: Receiver<Command>,
@@ -201,7 +201,7 @@ impl CoreThread {
         self.report(report);
     }
 
-    /// Lets go of a worker.
+    /// Removes a worker's link.
     pub fn remove_worker(&mut self, job: JobId, rank: u32) {
         self.core.remove_worker(job, rank, &mut self.notices);
         self.report_notices();

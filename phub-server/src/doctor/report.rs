@@ -76,7 +76,7 @@ fn say(text: &str) {
 }
 
 fn line(check: &Check, colours: bool) -> String {
-    // A failure stands out.
+    // Failures are printed so that they stand out.
     let (word, colour) = match check.verdict {
         Verdict::Pass => ("pass", "32"),
         Verdict::Note => ("note", "2"),

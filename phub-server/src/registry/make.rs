@@ -177,7 +177,7 @@ fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool) -> Result<(), St
     ))
 }
 
-/// While a job is made, its name is taken, and nobody else waits.
+/// The name of a job is taken while the job is made. Other jobs do not wait for it.
 #[cfg(test)]
 mod tests {
     use std::future::Future;
@@ -193,7 +193,7 @@ mod tests {
             let making = registry.reserve(&mut registry.lock(), "job");
             registry.join("another".into(), request()).await.unwrap();
             let mut join = pin!(registry.join("job".into(), request()));
-            // Each look is one on the thread for joins.
+            // Each look at the disk is made on a thread for joins.
             for _ in 0..3 {
                 let look = registry.join("another".into(), request()).await;
                 look.expect_err("its rank is taken");

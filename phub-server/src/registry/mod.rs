@@ -60,9 +60,9 @@ pub(crate) enum Refusal {
     Busy(String),
     /// There is no such job, token or page.
     Gone(String),
-    /// Its body is too long.
+    /// The body of the request is too long.
     TooLarge(String),
-    /// Its body does not come.
+    /// The body of the request does not come.
     Stalled(String),
     /// The hub lacks memory, disk or threads.
     Exhausted(String),
@@ -106,7 +106,7 @@ pub(crate) struct Registry {
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
-    /// The control thread's.
+    /// Used by the control thread alone.
     runtime: Handle,
 }
 
@@ -209,7 +209,7 @@ impl Registry {
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint.
     pub async fn leave(self: &Arc<Self>, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
         let last = self.lock().member(job, token).map(|(job, rank)| {
-            // Of several hubs, hub 0 has all write: a worker leaves it first.
+            // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
             (is_last && job.hubs.leads()).then_some(job.id)
         })?;
@@ -336,7 +336,8 @@ async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, String> {
     let (done, result) = oneshot::channel();
-    // What the work owns goes before its result is seen: a hub that stops needs the last reference to the registry.
+    // The work's own values are dropped before its result is seen: a hub that stops needs the last reference to the
+    // registry.
     let run = move || drop(done.send(work()));
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     spawned.map_err(|error| format!("no thread {name}: {error}"))?;

@@ -62,7 +62,7 @@ impl Registry {
         let restored = match &self.store {
             Some(store) if share.is_whole() => store.load(name, &terms.keys, &terms.optimizer),
             Some(store) if first_round > Round(0) => {
-                // No later round is whole; the job writes these rounds again.
+                // No later round is whole. The job writes the later rounds again.
                 files.iter_mut().for_each(|(_, rounds)| rounds.retain(|&round| round <= first_round));
                 load(store, part, first_round, terms).map(Some)
             }

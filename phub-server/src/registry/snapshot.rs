@@ -1,7 +1,7 @@
 //! Snapshots: the cores' parts of a job's state, which come in one by one and are put together.
 //!
-//! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must
-//! hear of the end of every snapshot, however it ends: a [`Collected`] that is dropped tells them.
+//! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must be told of the
+//! end of every snapshot, however it ends. A [`Collected`] that is dropped tells them.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -181,7 +181,7 @@ pub(super) fn overdue(before: Round) -> String {
     )
 }
 
-/// However a snapshot ends, the cores hear of it: they can take the next one.
+/// The cores are told of the end of every snapshot, so that they can take the next one.
 #[cfg(test)]
 mod tests {
     use pbox_core::Notice;
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// A snapshot that is not done: the core can take no other one.
+    /// A snapshot that is not done. Until its end the core cannot take another one.
     fn collected(registry: &Arc<Registry>, core: &mut CoreThread) -> Collected {
         let mut collected = registry.collecting(JobId(0), Occasion::Asked(1), Round(1), None).collected;
         collected.cores.push(0);

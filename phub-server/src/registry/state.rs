@@ -55,7 +55,7 @@ impl Coming {
     }
 }
 
-/// A state as from a checkpoint: it has the order of a checkpoint's values.
+/// A state with its values in the order of a checkpoint.
 fn restored(job: &Job, before: Round, values: Slab) -> Restored {
     let (pieces, optimizer) = (&job.hubs.pieces, &job.terms.optimizer);
     let all: usize = pieces.iter().map(|piece| piece.elements.len()).sum();
@@ -150,7 +150,7 @@ impl Registry {
         let (sink, pieces) = Channel::new(PIECES);
         let sink = Sink { pieces: sink, runtime: self.runtime.clone(), begun: Instant::now(), sent: 0 };
         let job = name.clone();
-        // Also on a thread: a job may have a million keys.
+        // On a thread of its own, because a job may have a million keys.
         let image = on_thread("phub-state", move || Image::new(&job, snapshot)).await;
         let image = image.map_err(Refusal::Exhausted)?;
         let mut image = image.map_err(|error| conflict(error.to_string()))?;
@@ -162,7 +162,7 @@ impl Registry {
             }
             collected.give_back(image.into_snapshot());
         };
-        // It waits for the client.
+        // The thread waits for the client.
         tokio::spawn(on_thread("phub-state", send));
         Ok(Sent { bytes, pieces })
     }

@@ -284,13 +284,13 @@ impl Drop for Background {
     }
 }
 
-/// Why the session's thread told nothing.
+/// The reason why the session's thread did not answer.
 enum NotTold {
     Ended,
     Interrupted,
 }
 
-/// Waits for what the session's thread tells.
+/// Waits for the answer of the session's thread.
 fn receive<T>(told: &Receiver<T>, interrupted: &mut dyn FnMut() -> bool) -> Result<T, NotTold> {
     loop {
         match told.recv_timeout(ASK) {

@@ -157,7 +157,7 @@ impl Shared {
     }
 }
 
-/// The callers' part.
+/// The part that callers change.
 impl Shared {
     pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
         let (mut state, open) = self.look(key)?;

@@ -1,7 +1,7 @@
 //! Keys between pushes: their gradients and weights, lent to the caller while none is under way; where a worker begins;
 //! what is still owed, and what has crossed.
 //!
-//! The exchange's, on the worker's thread. On the `unsafe` list: reading the weights window.
+//! Part of the exchange, on the worker's thread. On the `unsafe` list: reading the weights window.
 //!
 //! A worker that joins a job with weights begins as if it had pushed the round before its first one: every key is
 //! under way until its weights are there.
@@ -77,7 +77,7 @@ impl<P: Port> Exchange<P> {
         self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
     }
 
-    /// As `check_idle`, and the key is of type `E`.
+    /// Checks that the key is idle, and that its type is `E`.
     fn check_idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
         self.check_idle(key, doing)?;
         let Key { name, dtype, .. } = &self.layout.keys()[key.index()];

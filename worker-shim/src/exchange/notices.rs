@@ -1,7 +1,7 @@
 //! Arrivals that are no plain answer: notices of a schedule that pulls, demands for another push, answers that come
 //! before the first round is known, and what breaks the protocol.
 //!
-//! The exchange's, on the worker's thread. Knows that keys are pulled, not which ones together.
+//! Part of the exchange, on the worker's thread. Knows that keys are pulled, not which ones together.
 
 use fabric::{LinkId, Port};
 use pbox_core::{ChunkId, Immediate, KeyId};
@@ -14,7 +14,7 @@ use super::exchange::{Awaited, Exchange, KeyState, Urgent};
 pub(super) enum Pulls {
     /// The exchange, at once.
     AtOnce,
-    /// Its owner, who also says when keys are handed out. The notices that it has not taken yet, each by its key.
+    /// Notices that the exchange's owner has not taken yet, each by its key. The owner also says when keys are handed out.
     ByOwner(Vec<KeyId>),
 }
 

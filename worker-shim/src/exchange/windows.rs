@@ -38,7 +38,7 @@ pub enum WeightsMode {
 enum Gradients {
     /// In the window, in place; a span for each key.
     Window(Spans),
-    /// In the coder's memory; frames leave.
+    /// The values are in the coder's memory, and frames cross.
     Framed(Box<Coder>),
 }
 
@@ -102,7 +102,7 @@ impl Windows {
         Ok(Windows { layout, gradients, weights, private })
     }
 
-    /// What encodes and decodes, if frames cross and not the values themselves.
+    /// Encodes and decodes, if frames cross instead of values.
     pub(crate) fn coder(&self) -> Option<&Coder> {
         match &self.gradients {
             Gradients::Window(_) => None,

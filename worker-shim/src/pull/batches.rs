@@ -47,7 +47,7 @@ struct Batch {
     keys: Vec<KeyId>,
     /// Slices that the hub has not given notice of.
     unnoticed: usize,
-    /// How many of its keys, from the first on, are there.
+    /// The number of its keys that are there, counted from the first.
     whole: usize,
 }
 

@@ -27,7 +27,7 @@ use tokio::task::JoinSet;
 use crate::client::Address;
 use agreement::{Arrivals, Files, Follower, StaleCut};
 
-/// What proves that a request is of a hub of the job. Only its workers and hubs know it.
+/// Proves that a request comes from a hub of the job. Only the job's workers and hubs know the secret.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(pub [u8; 16]);
 
@@ -39,7 +39,7 @@ impl Secret {
         Some(Secret(number.to_be_bytes()))
     }
 
-    /// Whether a request shows it. Takes as long whichever digit is wrong.
+    /// Whether a request shows the secret. The time does not depend on which digit is wrong.
     pub fn is(&self, shown: &str) -> bool {
         let Some(Secret(shown)) = Secret::parse(shown) else { return false };
         self.0.iter().zip(shown).fold(0, |differing, (ours, theirs)| differing | (ours ^ theirs)) == 0
@@ -71,14 +71,14 @@ pub(crate) struct Hubs {
     pub rounds: Vec<Round>,
     /// Which rounds are whole, as far as this hub knows: hub 0 tells the others.
     pub whole: WholeRounds,
-    /// Hub 0's: how many cuts it has begun, and how many workers it has let in.
+    /// At hub 0: the number of cuts that it has begun, and of workers that it has admitted.
     cuts: u64,
     workers: u64,
-    /// Hub 0's: which newcomers are at which hubs.
+    /// At hub 0: which newcomers have arrived at which hubs.
     pub arrivals: Arrivals,
-    /// Hub 0's: which hub has which files.
+    /// At hub 0: which hub has which files.
     files: Files,
-    /// The others': the cuts of hub 0, and what keeps other cuts from beginning here meanwhile.
+    /// At the other hubs: the cuts of hub 0, and the lock that keeps other cuts from beginning here meanwhile.
     pub held: Follower,
     lease: Option<OwnedMutexGuard<()>>,
 }
@@ -114,7 +114,7 @@ impl Hubs {
         Pass { secret, worker, first_round, checkpoints }
     }
 
-    /// Hub 0 begins a cut; its number.
+    /// Hub 0 begins a cut. Returns the cut's number.
     pub fn next_cut(&mut self) -> u64 {
         self.cuts += 1;
         self.cuts
@@ -130,13 +130,13 @@ impl Hubs {
         Ok(())
     }
 
-    /// The cut is over; what kept others from beginning is to be dropped when the job goes on.
+    /// The cut is over. Returns the lock that kept other cuts from beginning: drop it when the job goes on.
     pub fn release(&mut self, cut: u64) -> Result<Option<OwnedMutexGuard<()>>, StaleCut> {
         self.held.release(cut)?;
         Ok(self.lease.take())
     }
 
-    /// A hub's files are these now.
+    /// Notes which files a hub has now.
     pub fn has_files(&mut self, hub: u32, rounds: Vec<Round>) {
         if hub == self.share.hub {
             self.rounds.clone_from(&rounds);
@@ -174,7 +174,7 @@ impl Peers {
         &self.addresses[hub as usize].name
     }
 
-    /// Asks one hub; `what` it is asked to do, for the error.
+    /// Asks one hub. `what` says in an error what the hub was asked to do.
     pub async fn ask<R: DeserializeOwned>(
         &self,
         hub: u32,

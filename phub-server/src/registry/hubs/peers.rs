@@ -8,7 +8,7 @@
 //! | lost: the job goes on without a worker | any hub, hub 0 tells all | hub 0, then the others |
 //! | checkpoint: cut the job and have all write | the others | hub 0 |
 //!
-//! On the control thread. A request is carried out also when whoever asked hangs up meanwhile: a job must not stay held.
+//! On the control thread. A request is carried out even if the client hangs up meanwhile: a job must not stay held.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn stale(error: StaleCut) -> Refusal {
 }
 
 impl Registry {
-    /// The job of this name, if the request shows its secret. A stranger learns nothing of what is here.
+    /// The job of this name, if the request shows its secret. A stranger does not learn which jobs are here.
     pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
         let id = inner.names.get(name).filter(|id| inner.jobs[id].hubs.peers.secret.is(secret));
@@ -71,7 +71,7 @@ impl Registry {
 
     /// Fails a job that hub 0 holds and does not release.
     async fn end_overdue(self: Arc<Self>, id: JobId, cut: u64) {
-        // Hub 0 asks all hubs to hold, then to release, and waits so long for each.
+        // Hub 0 asks all hubs to hold and then to release, and waits for each answer at most this long.
         let limit = 3 * self.heartbeat_limit;
         tokio::time::sleep(limit).await;
         let overdue =
@@ -167,7 +167,7 @@ impl Registry {
         });
     }
 
-    /// Another hub has lost a worker: so has this one.
+    /// Another hub has lost a worker, so this hub gives the worker up, too.
     pub fn lost_elsewhere(&self, id: JobId, request: LostRequest) -> Result<(), Refusal> {
         self.lose_worker(id, request.worker, |_| request.reason);
         Ok(())
@@ -180,8 +180,8 @@ impl Registry {
         }
     }
 
-    /// Tells the other hubs that a worker is lost: hub 0 all of them, another hub hub 0. Nobody waits for it: what is not
-    /// told, each hub sees itself a little later.
+    /// Tells the other hubs that a worker is lost: hub 0 tells all of them, any other hub tells hub 0. Nobody waits for the
+    /// answers: a hub that is not told sees the loss by itself a little later.
     pub(crate) fn tell_lost(&self, job: &Job, worker: u64, reason: &str) {
         let peers = Arc::clone(&job.hubs.peers);
         let request = LostRequest { secret: peers.secret.show(), worker, reason: reason.to_owned() };
