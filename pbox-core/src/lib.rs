@@ -23,16 +23,17 @@ mod wire;
 
 pub use job::{
     Compression, Consistency, Credit, InvalidCompression, InvalidTerms, JobTerms, LevelTerms, MAX_HUBS,
-    MAX_WORKERS, NotACompression, NotAConsistency, NotACredit, NotASchedule, OnLoss, SPLIT_ABOVE, Schedule,
+    MAX_WORKERS, Members, NotACompression, NotAConsistency, NotACredit, NotASchedule, OnLoss, SPLIT_ABOVE,
+    Schedule,
 };
 pub use kernels::{Ablate, Element, InvalidOptimizer, LearningRates, Optimizer, oracle};
 pub use layout::{
     Chunk, ChunkId, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError, MAX_CHUNKS,
     Round, manifest,
 };
-pub use place::{Piece, Placement, Share, Slice, Slices, runs};
+pub use place::{Below, Piece, Placement, Share, Slice, Slices, runs};
 pub use snapshot::{
     Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
 };
-pub use turn::{Core, Front, JobId, Notice, SendQueue, ShardSpec, Tally, Violation};
-pub use wire::{Answer, Codecs, Frames, Framing, Wire, frame, merge};
+pub use turn::{AboveSpec, Core, Front, JobId, Notice, SendQueue, ShardSpec, Tally, Violation};
+pub use wire::{Answer, Codecs, Frames, Framing, Wire, counted, frame, merge};

@@ -113,7 +113,12 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
             }
         };
         let mut joined = hello
-            .welcome(&group, &window, wire.window_bytes(), &PlannedLink::of_one_port(&placement.capacities()))
+            .welcome(
+                &group,
+                &window,
+                wire.gradient_window_bytes(),
+                &PlannedLink::of_one_port(&placement.capacities()),
+            )
             .unwrap();
         core.add_worker(JobId(0), rank, joined.recv, own, joined.endpoints.remove(0)).unwrap();
     }
@@ -126,8 +131,8 @@ fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
 fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
     let wire = job.wire();
     let chunks = wire.layout().chunks().len() as u32;
-    let spans = (0..chunks).map(|chunk| wire.span(ChunkId(chunk))).collect();
-    let window = SendWindow::new(wire.window_bytes()).unwrap();
+    let spans = (0..chunks).map(|chunk| wire.gradient_span(ChunkId(chunk))).collect();
+    let window = SendWindow::new(wire.gradient_window_bytes()).unwrap();
     let (window, mut spans) = window.split(vec![spans]).unwrap();
     let (group, mut ports) = group(1).unwrap();
     let mut joined = shm::connect(
@@ -135,7 +140,7 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
         [0; 16],
         &group,
         &window,
-        wire.window_bytes(),
+        wire.gradient_window_bytes(),
         &PlannedLink::of_one_port(&[chunks]),
         TIMEOUT,
     )
@@ -146,7 +151,7 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
     for round in (0..rounds).map(Round) {
         for chunk in (0..chunks).map(ChunkId) {
             write_frame(&wire, chunk, round, spans[0].elements_mut(chunk.index()));
-            let posted = port.post(link, wire.span(chunk), Immediate::new(chunk, round).encode());
+            let posted = port.post(link, wire.gradient_span(chunk), Immediate::new(chunk, round).encode());
             assert_eq!(posted, Posted::Accepted);
         }
         port.flush();

@@ -74,7 +74,7 @@ fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &Weak
         }
     };
     let plan = PlannedLink::of_one_port(&admission.cores.capacities);
-    let (weights, window_bytes) = (&admission.weights, admission.wire.window_bytes());
+    let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
     match hello.welcome(group, weights, window_bytes, &plan, |window| registry.populate(&admission, window)) {
         Ok(joined) => registry.attach(admission, joined.recv, joined.endpoints),
         Err(error) => {

@@ -130,7 +130,7 @@ impl Far {
         let net = Net::new(1, Faults::NONE);
         let (gradients, spans) = Windows::gradients(&wire).unwrap();
         let (window, mut weights) = placement.weights_window(&wire).unwrap();
-        let local = || Arc::new(RecvWindow::local(wire.window_bytes()).unwrap());
+        let local = || Arc::new(RecvWindow::local(wire.weights_window_bytes()).unwrap());
         let (here, there) = (local(), local());
         let ours = sim::Windows { send: gradients, recv: Arc::clone(&here) };
         let (end, far) = net.link(ours, sim::Windows { send: window, recv: there }, 1);
@@ -149,7 +149,7 @@ impl Far {
         while self.hub.poll(&mut [Arrival::default()]) == 0 {}
         write(self.weights.elements_mut(0));
         let imm = Immediate::new(ChunkId(0), Round(round)).encode();
-        assert_eq!(self.hub.post(self.link, self.wire.span(ChunkId(0)), imm), Posted::Accepted);
+        assert_eq!(self.hub.post(self.link, self.wire.weights_span(ChunkId(0)), imm), Posted::Accepted);
         self.hub.flush();
         while !self.worker.is_ready(KeyId(0)) {
             self.worker.progress().map_err(|error| error.to_string())?;

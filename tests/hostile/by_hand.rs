@@ -49,8 +49,8 @@ impl ByHand {
         let placement = Placement::new(&layout, reply.cores.len());
         let chunks = 0..layout.chunks().len() as u32;
         let wire = Wire::new(layout, &request.terms);
-        let window = SendWindow::new(wire.window_bytes()).unwrap();
-        let spans = chunks.map(|chunk| wire.span(ChunkId(chunk))).collect();
+        let window = SendWindow::new(wire.gradient_window_bytes()).unwrap();
+        let spans = chunks.map(|chunk| wire.gradient_span(ChunkId(chunk))).collect();
         let (window, mut spans) = window.split(vec![spans]).unwrap();
         let rdma = (transport == Transport::Verbs).then(all_nics);
         let (group, mut ports) = any::group(1, rdma).unwrap();
@@ -62,7 +62,8 @@ impl ByHand {
         };
         let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
         let plan = PlannedLink::of_one_port(&placement.capacities());
-        let joined = any::connect(&address, token, &group, &window, wire.window_bytes(), &plan, TIMEOUT)?;
+        let joined =
+            any::connect(&address, token, &group, &window, wire.weights_window_bytes(), &plan, TIMEOUT)?;
         let mut port = ports.remove(0);
         let links = joined.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
         let (gradient, _windows) = (spans.remove(0), (window, joined.recv));

@@ -23,7 +23,7 @@ fn connect(reply: JoinReply) -> Result<ByHand, ConnectError> {
 
 /// Posts any immediate to any core, with the bytes of chunk 0.
 fn post(attacker: &mut ByHand, core: usize, chunk: u32, round: u32) {
-    attacker.post(core, attacker.wire.span(ChunkId(0)), chunk, round);
+    attacker.post(core, attacker.wire.gradient_span(ChunkId(0)), chunk, round);
 }
 
 /// Attacks a hub that has another job, and returns the error of the other worker of the attacked job.

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs)] // no user reads this crate
 
+pub mod levels;
 pub mod model;
 pub mod program;
 pub mod race;

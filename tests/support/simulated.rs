@@ -96,9 +96,9 @@ impl Simulated {
         let shards =
             placement.chunks_by_core().into_iter().flat_map(|chunks| dealt(layout, &chunks, terms.shards));
         let shards: Vec<Vec<ChunkId>> = shards.collect();
-        let spans = |chunks: &Vec<ChunkId>| chunks.iter().map(|&chunk| wire.span(chunk)).collect();
+        let spans = |chunks: &Vec<ChunkId>| chunks.iter().map(|&chunk| wire.weights_span(chunk)).collect();
         let (weights, claims) =
-            SendWindow::new(wire.window_bytes())?.split(shards.iter().map(spans).collect())?;
+            SendWindow::new(wire.weights_window_bytes())?.split(shards.iter().map(spans).collect())?;
         let mut specs = ShardSpec::of_cores(&job, &wire, shards.into_iter().zip(claims)).into_iter();
         let mut hub = Vec::new();
         for _ in 0..placement.cores() {
@@ -139,8 +139,8 @@ impl Simulated {
         let LevelTerms { schedule, slice_bytes, .. } = self.terms.job.level;
         let layout = wire.layout();
         let (gradients, spans) = Windows::gradients(wire)?;
-        let at_hub = Arc::new(RecvWindow::local(wire.window_bytes())?);
-        let at_worker = Arc::new(RecvWindow::local(wire.window_bytes())?);
+        let at_hub = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
+        let at_worker = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
         let (weights, own) = if wire.has_own_weights() {
             let (weights, own) = placement.weights_window(wire)?;
             (weights, own.into_iter().map(Some).collect())
@@ -224,7 +224,7 @@ impl Simulated {
     /// set. A push of the whole chunk has no such set, and is read all the same.
     pub fn corrupt_signature(&self, rank: u32, chunk: ChunkId) {
         let end = self.ends[rank as usize][self.placement.owner(chunk)];
-        self.net.flip_next(end, self.wire.span(chunk).offset + HEADER_BYTES);
+        self.net.flip_next(end, self.wire.weights_span(chunk).offset + HEADER_BYTES);
     }
 
     /// Removes a worker from all cores, as the registry does when a core has lost it.

@@ -87,9 +87,9 @@ impl Trouble {
     pub fn name_end(self, ended: &Result<(), String>, notices: &[Notice]) -> &'static str {
         let said = |words: &str| {
             notices.iter().any(|notice| match notice {
-                Notice::WorkerGone { reason, .. } | Notice::JobFailed { reason, .. } => {
-                    reason.contains(words)
-                }
+                Notice::WorkerGone { reason, .. }
+                | Notice::AboveGone { reason, .. }
+                | Notice::JobFailed { reason, .. } => reason.contains(words),
                 Notice::Snapshot { .. } | Notice::Skipped { .. } => false,
             })
         };

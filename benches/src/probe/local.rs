@@ -134,7 +134,7 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
     let of_a_worker =
         of_a_worker + if matches!(args.transport, Some(Transport::Tcp | Transport::Verbs)) { 2 } else { 0 };
     let copies = of_a_worker * args.workers + 1;
-    let windows = u64::from(copies) * wire.window_bytes() as u64;
+    let windows = u64::from(copies) * wire.weights_window_bytes() as u64;
     let kept = wire.kept_bytes(&args.optimizer);
     let limit = u64::from(args.workers + 1) * layout.window_bytes() as u64 + kept;
     let needed = windows + kept + if args.has_limit() { limit } else { 0 };

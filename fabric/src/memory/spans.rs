@@ -115,6 +115,14 @@ impl RecvWindow {
         Ok(RecvWindow { mapping, bytes, local: true })
     }
 
+    /// A window that a transport writes for one peer and that other peers read: that of a hub between the hub above and its
+    /// workers. Nobody else at this end can write it, because it is never split.
+    pub fn shown(window: SendWindow) -> (Arc<SendWindow>, Self) {
+        let mapping = Arc::clone(window.mapping());
+        let recv = RecvWindow { mapping, bytes: window.bytes(), local: true };
+        (Arc::new(window), recv)
+    }
+
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -280,6 +288,16 @@ mod tests {
         owned[0].elements_mut::<f32>(0).fill(3.0);
         // SAFETY: one thread, no writer while the slice lives.
         assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [3.0; 32]);
+    }
+
+    #[test]
+    fn what_a_transport_writes_into_a_shown_window_other_peers_see() {
+        let (window, recv) = RecvWindow::shown(SendWindow::new(4096).unwrap());
+        let view = RecvWindow::open(window.fd(), 4096).unwrap();
+        // SAFETY: the window is local; the array is as long as the span; nobody reads meanwhile.
+        unsafe { recv.write(span(64, 4), [1u8, 2, 3, 4].as_ptr()) }.unwrap();
+        // SAFETY: one thread, no writer while the slice lives.
+        assert_eq!(unsafe { view.elements::<u8>(span(64, 4)) }.unwrap(), [1, 2, 3, 4]);
     }
 
     #[test]

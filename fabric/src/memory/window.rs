@@ -63,7 +63,7 @@ pub enum WindowError {
 /// The window that this end writes and the peer reads.
 #[derive(Debug)]
 pub struct SendWindow {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     bytes: usize,
     huge: bool,
     fd: OwnedFd,
@@ -85,7 +85,7 @@ impl SendWindow {
         let fd = memfd_create("phub-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(memfd("memfd_create"))?;
         ftruncate(&fd, bytes.max(1) as u64).map_err(memfd("ftruncate"))?;
-        let mapping = Mapping::shared("a window", fd.as_fd(), bytes, Access::ReadWrite)?;
+        let mapping = Arc::new(Mapping::shared("a window", fd.as_fd(), bytes, Access::ReadWrite)?);
         fcntl_add_seals(&fd, SEALS).map_err(memfd("adding seals"))?;
         Ok(SendWindow { mapping, bytes, huge: false, fd })
     }
@@ -103,6 +103,11 @@ impl SendWindow {
     /// The memfd, to be passed to a peer on this machine.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// The memory itself.
+    pub(super) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
     }
 
     /// The first byte, for the owners of spans.

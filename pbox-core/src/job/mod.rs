@@ -5,6 +5,7 @@
 mod compression;
 mod consistency;
 mod credit;
+mod members;
 mod on_loss;
 mod refused;
 mod schedule;
@@ -13,6 +14,7 @@ mod terms;
 pub use compression::{Compression, InvalidCompression, NotACompression};
 pub use consistency::{Consistency, NotAConsistency};
 pub use credit::{Credit, NotACredit};
+pub use members::Members;
 pub use on_loss::OnLoss;
 pub use refused::Refused;
 pub use schedule::{NotASchedule, Schedule};

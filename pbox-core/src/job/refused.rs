@@ -7,8 +7,12 @@
 //! | Slim-DP | schedules by layer | a push may have to come again, so a layer is never whole |
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
+//! | hubs as members | Slim-DP | it needs each worker's own steps |
+//! | hubs as members | a codec | not built yet |
+//! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
 
 use super::compression::Compression;
+use super::members::Members;
 use super::on_loss::OnLoss;
 use super::terms::JobTerms;
 
@@ -29,6 +33,9 @@ enum Term {
     StepsAlone,
     ByLayer,
     Continue,
+    HubsBelow,
+    Codec,
+    Pulls,
 }
 
 const TABLE: &[(Term, Term, &str)] = &[
@@ -58,6 +65,9 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::Average,
         "a mean is of all workers' gradients of one round; use bsp, or an optimizer that keeps weights",
     ),
+    (Term::HubsBelow, Term::SlimDp, "it needs each worker's own steps; use a level without it"),
+    (Term::HubsBelow, Term::Codec, "sums between hubs cross as they are; leave out the compression"),
+    (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
 ];
 
 /// Checks that no two terms of a job exclude each other.
@@ -80,6 +90,9 @@ impl Term {
             }
             Term::ByLayer => (level.schedule.by_layer(), format!("schedule {}", level.schedule)),
             Term::Continue => (*on_loss == OnLoss::Continue, "on_loss continue".to_owned()),
+            Term::HubsBelow => (level.members == Members::Hubs, "members hubs".to_owned()),
+            Term::Codec => (matches!(level.compression, Some(Compression::Codec(_))), "a codec".to_owned()),
+            Term::Pulls => (level.schedule.pulls(), format!("schedule {}", level.schedule)),
         };
         has.then_some(spoken)
     }

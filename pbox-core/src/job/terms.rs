@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::compression::{Compression, InvalidCompression};
 use super::consistency::Consistency;
 use super::credit::Credit;
+use super::members::Members;
 use super::on_loss::OnLoss;
 use super::refused::{self, Refused};
 use super::schedule::Schedule;
@@ -29,7 +30,7 @@ pub const SPLIT_ABOVE: u64 = 1_000_000;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTerms {
-    /// Number of workers; ranks go from 0 to below it.
+    /// Number of workers, or of hubs below; ranks go from 0 to below it.
     pub workers: u32,
     /// Size of a chunk in bytes.
     #[serde(default = "default_chunk_bytes")]
@@ -83,6 +84,9 @@ pub struct LevelTerms {
     /// ([`Credit::default_of`]), 1 MiB with [`Schedule::P3`], any number with the others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credit: Option<Credit>,
+    /// What pushes here: workers, or hubs below. Default workers.
+    #[serde(skip_serializing_if = "is_default")]
+    pub members: Members,
 }
 
 /// Terms that no job can have.
@@ -192,7 +196,7 @@ impl JobTerms {
             level,
             ..
         } = self;
-        let LevelTerms { consistency, compression, schedule, slice_bytes, .. } = level;
+        let LevelTerms { consistency, compression, schedule, slice_bytes, members, .. } = level;
         let or = |value: Option<String>, default: &str| value.unwrap_or_else(|| default.to_owned());
         vec![
             ("workers", workers.to_string()),
@@ -206,6 +210,7 @@ impl JobTerms {
             ("schedule", schedule.to_string()),
             ("slice_bytes", or(slice_bytes.map(|bytes| bytes.to_string()), "one chunk")),
             ("credit", level.credit().to_string()),
+            ("members", format!("{members:?}")),
             ("hubs", hubs.to_string()),
             ("split_above", split_above.to_string()),
             ("cores", or(cores.map(|cores| cores.to_string()), "all")),

@@ -75,6 +75,16 @@ impl Placement {
         all
     }
 
+    /// A placement with these owners, by chunk.
+    pub(super) fn of_owners(owners: Vec<u32>, cores: usize) -> Self {
+        Placement { owners, cores }
+    }
+
+    /// Number of the layout's chunks.
+    pub(super) fn chunks(&self) -> usize {
+        self.owners.len()
+    }
+
     /// The core that owns a chunk. The chunk must not belong to another hub.
     pub fn owner(&self, chunk: ChunkId) -> usize {
         self.owners[chunk.index()] as usize
@@ -103,7 +113,7 @@ impl Placement {
     /// [`chunks_by_core`](Self::chunks_by_core). A hub with a share uses only its own part.
     pub fn weights_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let make = if self.owners.contains(&ELSEWHERE) { SendWindow::sparse } else { SendWindow::new };
-        let window = make(wire.window_bytes())?;
+        let window = make(wire.weights_window_bytes())?;
         Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
     }
 
@@ -113,13 +123,13 @@ impl Placement {
         if wire.framing().is_none() || !wire.has_own_weights() {
             return self.weights_window(wire);
         }
-        let window = SendWindow::sparse(wire.window_bytes())?;
+        let window = SendWindow::sparse(wire.weights_window_bytes())?;
         Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
     }
 
     /// Where each core's chunks lie in a window of the placed layout.
     pub fn spans_by_core(&self, wire: &Wire) -> Vec<Vec<Span>> {
-        let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| wire.span(id)).collect();
+        let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| wire.weights_span(id)).collect();
         self.chunks_by_core().into_iter().map(spans).collect()
     }
 

@@ -18,6 +18,7 @@ use super::replies::{AtWork, Done, Replies};
 use super::shard::Front;
 use super::spec::ShardSpec;
 use super::violation::Violation;
+use crate::job::LevelTerms;
 use crate::kernels::Kernels;
 use crate::layout::{Immediate, Layout, Round};
 use crate::snapshot::{Occasion, Restored};
@@ -25,11 +26,12 @@ use crate::snapshot::{Occasion, Restored};
 /// How many arrivals one turn looks at: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
 
-/// The worker at the other end of a link.
+/// The other end of a link.
 #[derive(Clone, Copy, Debug)]
 struct Member {
     /// Place of the job's first shard in `shards`.
     shard: usize,
+    /// The worker's; behind the workers' ranks come the numbers of links that lead up.
     rank: u32,
 }
 
@@ -93,8 +95,9 @@ impl<P: Port> Core<P> {
     /// When there is no memory.
     pub fn add_job(&mut self, id: JobId, spec: ShardSpec) -> Result<(), MapError> {
         let terms = Arc::clone(&spec.terms);
+        let above = spec.above.as_ref().map(|above| (above.level.schedule, above.ways));
         let shard = Shard::new(spec, self.port.waker())?;
-        let replies = Replies::new(&terms, of_mode!(&shard, shard => shard.keys()));
+        let replies = Replies::new(&terms, above, of_mode!(&shard, shard => shard.keys()));
         // Behind the job's other shards.
         let from = self.shards.iter_mut().rposition(|entry| of_job(entry, id).is_some());
         let free = (from.unwrap_or(0)..self.shards.len()).find(|&place| self.shards[place].is_none());
@@ -127,22 +130,54 @@ impl<P: Port> Core<P> {
         if let Some(former) = self.unlink(id, rank) {
             self.port.detach(former);
         }
+        let terms = of_mode!(&self.shards[first].as_ref().expect("found above").shard, shard => &shard.terms);
+        let credit = terms.level.credit().at_first();
+        self.attach(id, Member { shard: first, rank }, endpoint, credit);
+        Ok(())
+    }
+
+    /// Attaches the links of a job's shard that lead up to hubs above, in the order of their numbers. `level` is that of
+    /// these links. Call it once, before [`begin_below`](Self::begin_below).
+    pub fn add_above(
+        &mut self,
+        id: JobId,
+        level: &LevelTerms,
+        endpoints: impl IntoIterator<Item = P::Endpoint>,
+    ) {
+        let Some(first) = self.shards.iter_mut().position(|entry| of_job(entry, id).is_some()) else {
+            return;
+        };
+        let entry = self.shards[first].as_ref().expect("just found");
+        let workers = of_mode!(&entry.shard, shard => shard.terms.workers);
+        for (rank, endpoint) in (workers..).zip(endpoints) {
+            self.attach(id, Member { shard: first, rank }, endpoint, level.credit().at_first());
+        }
+    }
+
+    /// Has a job below other hubs, in which nobody takes part yet, begin with the round from which this hub takes part
+    /// there.
+    pub fn begin_below(&mut self, id: JobId, first: Round) {
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.begin_at(first));
+        }
+    }
+
+    /// Attaches a link of a job that has none of this number.
+    fn attach(&mut self, id: JobId, member: Member, endpoint: P::Endpoint, credit: Option<usize>) {
         let link = self.port.attach(endpoint);
         for entry in self.shards.iter_mut().filter_map(|entry| of_job(entry, id)) {
-            let (credit, chunks) =
-                of_mode!(&entry.shard, shard => (shard.terms.level.credit().at_first(), shard.keys().len()));
-            entry.replies.attach(rank, link);
+            entry.replies.attach(member.rank, link);
             if credit.is_some() {
-                // Answers beyond it wait here, in the order of the job's schedule.
-                entry.replies.make_room(rank, chunks);
+                // Chunks beyond it wait here, in the order of the level's schedule.
+                let chunks = of_mode!(&entry.shard, shard => shard.keys().len());
+                entry.replies.make_room(member.rank, chunks);
                 self.port.set_credit(link, credit);
             }
         }
         if self.members.len() <= link.index() {
             self.members.resize(link.index() + 1, None);
         }
-        self.members[link.index()] = Some(Member { shard: first, rank });
-        Ok(())
+        self.members[link.index()] = Some(member);
     }
 
     /// Detaches a worker that left or was lost. Its job's rounds wait for it, or go on without it.
@@ -373,10 +408,15 @@ impl<P: Port> Core<P> {
 
     #[cold]
     fn drop_worker(&mut self, place: usize, rank: u32, reason: &dyn Display, notices: &mut Vec<Notice>) {
-        let job = self.shards[place].as_ref().expect("a member's job is there").id;
+        let entry = self.shards[place].as_ref().expect("a member's job is there");
+        let (job, leads_up) = (entry.id, entry.replies.leads_up(rank));
         if let Some(link) = self.unlink(job, rank) {
             self.dropped.push(link);
-            notices.push(Notice::WorkerGone { job, rank, reason: reason.to_string() });
+            let reason = reason.to_string();
+            notices.push(match leads_up {
+                true => Notice::AboveGone { job, reason },
+                false => Notice::WorkerGone { job, rank, reason },
+            });
         }
     }
 }

@@ -4,14 +4,16 @@ use std::task::Waker;
 
 use fabric::MapError;
 
-use super::pace::{Arrivals, Clocks};
+use super::pace::{Arrivals, Clocks, Relayed};
 use super::shard::ShardOf;
-use super::spec::ShardSpec;
-use crate::job::Compression;
+use super::spec::{AboveSpec, ShardSpec};
+use crate::job::{Compression, Members};
+use crate::kernels::Optimizer;
 use crate::layout::Round;
 use crate::weights::{
-    Alone, Bare, BareSlots, Chunk, Coded, CodedAlone, CodedForAll, CodedForEach, FrameSum, HubWeights,
-    RawForAll, RawForEach, Slim, SlimPushes, SlimReply, Staged,
+    Alone, Bare, BareSlots, BelowHubs, BetweenHubs, Chunk, Coded, CodedAlone, CodedForAll, CodedForEach,
+    CountedSlots, FrameSum, HubWeights, Hubs, HubsAlone, RawForAll, RawForEach, Relay, Slim, SlimPushes,
+    SlimReply, Staged,
 };
 
 /// A shard in one of the modes: its pace, and the types of its stages.
@@ -21,6 +23,10 @@ pub(super) enum Shard {
     Coded(ShardOf<Arrivals, Coded>),
     CodedAlone(ShardOf<Clocks, CodedAlone>),
     Slim(ShardOf<Arrivals, Slim>),
+    Hubs(ShardOf<Arrivals, Hubs>),
+    HubsAlone(ShardOf<Clocks, HubsAlone>),
+    BelowHubs(ShardOf<Relayed, BelowHubs>),
+    BetweenHubs(ShardOf<Relayed, BetweenHubs>),
 }
 
 /// `of_mode!(shard, name => work)`: the same work for a shard of any mode.
@@ -32,6 +38,10 @@ macro_rules! of_mode {
             $crate::turn::mode::Shard::Coded($name) => $work,
             $crate::turn::mode::Shard::CodedAlone($name) => $work,
             $crate::turn::mode::Shard::Slim($name) => $work,
+            $crate::turn::mode::Shard::Hubs($name) => $work,
+            $crate::turn::mode::Shard::HubsAlone($name) => $work,
+            $crate::turn::mode::Shard::BelowHubs($name) => $work,
+            $crate::turn::mode::Shard::BetweenHubs($name) => $work,
         }
     };
 }
@@ -42,23 +52,66 @@ impl Shard {
     /// Allocates and touches the shard's own memory: call it on the thread that owns the core. `waker` wakes that
     /// thread.
     pub fn new(spec: ShardSpec, waker: Waker) -> Result<Self, MapError> {
-        let ShardSpec { terms, wire, chunks, mut weights, restored, snapshot_every, board } = spec;
+        let ShardSpec { terms, wire, chunks, mut weights, restored, snapshot_every, above, board } = spec;
         let (terms, wire, restored) = (&terms, &wire, restored.as_deref());
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
-        let (of_chunks, workers) = (Chunk::of_shard(terms, wire, &chunks), terms.workers);
+        let workers = terms.workers;
+        let together = || Arrivals::new(chunks.len(), workers);
+        let apart = || Clocks::new(terms.level.consistency, chunks.len(), workers);
+        if wire.framing().is_none() {
+            (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
+        }
+        if let Some(AboveSpec { counts, posts, links, keeps_first, .. }) = above {
+            let of_chunks = Chunk::of_shard(&Optimizer::Average, wire, &chunks);
+            let reply = Relay::new(workers, posts, counts, keeps_first && terms.optimizer.keeps_weights());
+            let pace = Relayed::new(workers, links);
+            return Ok(match terms.level.members {
+                Members::Workers => {
+                    let read = BareSlots::new(terms.ablate);
+                    let stages = Staged::summing(terms, of_chunks, read, weights, reply)?;
+                    Shard::BelowHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
+                }
+                Members::Hubs => {
+                    let read = CountedSlots::new(terms.ablate, terms.optimizer.keeps_weights());
+                    let stages = Staged::summing(terms, of_chunks, read, weights, reply)?;
+                    Shard::BetweenHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
+                }
+            });
+        }
+        let of_chunks = Chunk::of_shard(&terms.optimizer, wire, &chunks);
         let alone = terms.level.consistency.steps_alone();
         let framed = wire.framing().map(|framing| (framing, framing.codecs(), terms.level.compression));
         Ok(match framed {
-            None => {
-                (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
-                let read = BareSlots::new(terms.ablate);
+            None if terms.level.members == Members::Hubs => {
+                let read = CountedSlots::new(terms.ablate, terms.optimizer.keeps_weights());
                 if alone {
-                    let reply = RawForEach::new(workers);
-                    let stages = Staged::new(terms, of_chunks, read, weights, reply)?;
-                    Shard::Alone(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
+                    let stages = Staged::new(terms, of_chunks, read, weights, RawForEach::new(workers))?;
+                    let pace = apart();
+                    Shard::HubsAlone(ShardOf::new(
+                        pace,
+                        stages,
+                        terms,
+                        wire,
+                        chunks,
+                        restored,
+                        snapshot_every,
+                    ))
                 } else {
                     let stages = Staged::new(terms, of_chunks, read, weights, RawForAll)?;
-                    Shard::Bare(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
+                    let pace = together();
+                    Shard::Hubs(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
+                }
+            }
+            None => {
+                let read = BareSlots::new(terms.ablate);
+                if alone {
+                    let stages = Staged::new(terms, of_chunks, read, weights, RawForEach::new(workers))?;
+                    let pace = apart();
+                    Shard::Alone(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
+                } else {
+                    let stages = Staged::new(terms, of_chunks, read, weights, RawForAll)?;
+                    let pace = together();
+                    Shard::Bare(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
                 }
             }
             Some((framing, Some(codecs), _)) => {
@@ -67,7 +120,16 @@ impl Shard {
                     let reply = CodedForEach::new(framing, codecs.answer, &of_chunks, workers)?;
                     let own = HubWeights::new(&of_chunks)?;
                     let stages = Staged::new(terms, of_chunks, read, own, reply)?;
-                    Shard::CodedAlone(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
+                    let pace = apart();
+                    Shard::CodedAlone(ShardOf::new(
+                        pace,
+                        stages,
+                        terms,
+                        wire,
+                        chunks,
+                        restored,
+                        snapshot_every,
+                    ))
                 } else {
                     let own = match framing.keeps_weights() {
                         true => HubWeights::new(&of_chunks)?,
@@ -75,7 +137,8 @@ impl Shard {
                     };
                     let reply = CodedForAll::new(framing, codecs.answer, &of_chunks, weights)?;
                     let stages = Staged::new(terms, of_chunks, read, own, reply)?;
-                    Shard::Coded(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
+                    let pace = together();
+                    Shard::Coded(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
                 }
             }
             Some((framing, None, Some(Compression::Slim(slim)))) => {
@@ -86,7 +149,8 @@ impl Shard {
                 let own = HubWeights::new(&of_chunks)?;
                 let reply = SlimReply::new(framing, slim, board, first.max(Round(1)), workers, &of_chunks)?;
                 let stages = Staged::new(terms, of_chunks, read, own, reply)?;
-                Shard::Slim(ShardOf::new(stages, terms, wire, chunks, restored, snapshot_every))
+                let pace = together();
+                Shard::Slim(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
             }
             Some((_, None, _)) => unreachable!("a codec's frames have its codecs"),
         })

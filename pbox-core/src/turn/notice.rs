@@ -32,6 +32,13 @@ pub enum Notice {
         /// Why, in words.
         reason: String,
     },
+    /// A link to a hub above ended; it is detached in the next turn.
+    AboveGone {
+        /// The job.
+        job: JobId,
+        /// Why, in words.
+        reason: String,
+    },
     /// A snapshot's part is taken, or cannot be.
     Snapshot {
         /// Its job.

@@ -45,13 +45,17 @@ impl Done {
     const POSTED: Done = Done { steps: 0, bytes: 0, has_task: false };
 }
 
-/// The links of a job's workers to a core, and the answers that wait for them.
+/// The links of a job's shard, and the chunks that wait for them: to its workers, numbered by rank, and behind them those
+/// that lead up to hubs above.
 #[derive(Debug)]
 pub(super) struct Replies {
+    workers: u32,
     schedule: Schedule,
-    /// By rank.
+    /// In which order sums go up, if there are hubs above.
+    schedule_above: Option<Schedule>,
+    /// By number.
     links: Vec<Option<LinkId>>,
-    /// By rank; a queue has no room when the link has no credit.
+    /// By number; a queue has no room when the link has no credit.
     queues: Vec<SendQueue<Answer>>,
     /// Answers in all queues.
     waiting: usize,
@@ -62,13 +66,16 @@ pub(super) struct Replies {
 }
 
 impl Replies {
-    /// Replies without links.
-    pub fn new(terms: &JobTerms, keys: &[KeyId]) -> Self {
+    /// Replies without links. `above` is the schedule of the level above and the number of links that lead up.
+    pub fn new(terms: &JobTerms, above: Option<(Schedule, u32)>, keys: &[KeyId]) -> Self {
         let (schedule, workers) = (terms.level.schedule, terms.workers);
+        let links = (workers + above.map_or(0, |(_, ways)| ways)) as usize;
         Replies {
+            workers,
             schedule,
-            links: vec![None; workers as usize],
-            queues: vec![SendQueue::new(0); workers as usize],
+            schedule_above: above.map(|(schedule, _)| schedule),
+            links: vec![None; links],
+            queues: vec![SendQueue::new(0); links],
             waiting: 0,
             parts: schedule.by_layer().then(|| LayerParts::new(keys, workers, schedule.pulls())),
             broken: Vec::new(),
@@ -80,12 +87,26 @@ impl Replies {
         self.links[rank as usize] = Some(link);
     }
 
+    /// Whether a link of this number leads up.
+    pub fn leads_up(&self, rank: u32) -> bool {
+        rank >= self.workers
+    }
+
+    /// The parts of layers, where answers to this link wait for them.
+    #[inline]
+    fn parts(&mut self, rank: u32) -> Option<&mut LayerParts> {
+        let workers = self.workers;
+        self.parts.as_mut().filter(|_| rank < workers)
+    }
+
     /// Removes the link of a worker that is gone.
     pub fn detach(&mut self, rank: u32) -> Option<LinkId> {
         let queue = &mut self.queues[rank as usize];
         self.waiting -= queue.len();
         queue.clear();
-        self.parts.iter_mut().for_each(|parts| parts.forget(rank));
+        if let Some(parts) = self.parts(rank) {
+            parts.forget(rank);
+        }
         self.links[rank as usize].take()
     }
 
@@ -127,7 +148,8 @@ impl Replies {
     /// shows that the worker does not.
     #[cold]
     fn keep(&mut self, key: KeyId, rank: u32, answer: Answer) {
-        match self.queues[rank as usize].push(self.schedule.priority(key), answer) {
+        let schedule = self.schedule_above.filter(|_| self.leads_up(rank)).unwrap_or(self.schedule);
+        match self.queues[rank as usize].push(schedule.priority(key), answer) {
             true => self.waiting += 1,
             false => self.broken.push((rank, Violation::RingFull)),
         }
@@ -208,9 +230,10 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
     /// part, or when the worker pulls the part.
     #[inline]
     pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
-        match &mut self.replies.parts {
+        let is_there = self.replies.links[rank as usize].is_some();
+        match self.replies.parts(rank) {
             None => self.answer(place, rank, round),
-            Some(parts) if self.replies.links[rank as usize].is_some() => {
+            Some(parts) if is_there => {
                 let ready = parts.ready(place, rank);
                 self.reply_by_layer(ready, place, rank, round);
             }
@@ -236,7 +259,7 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
     /// chunk of the part and the round before, as control messages do.
     #[cold]
     fn pull(&mut self, rank: u32, immediate: Immediate) -> bool {
-        let Some(parts) = &mut self.replies.parts else { return false };
+        let Some(parts) = self.replies.parts(rank) else { return false };
         let Some(place) = self.shard.place(immediate.chunk) else { return false };
         // A part is whole for the worker only after a round.
         let round = Round(self.shard.pace.next_round(place, rank).0.wrapping_sub(1));

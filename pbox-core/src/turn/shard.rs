@@ -13,7 +13,7 @@ use std::sync::Arc;
 use fabric::{RecvWindow, Slab, Span, SpanError, Spans};
 
 use super::violation::Violation;
-use crate::job::{Consistency, JobTerms, OnLoss};
+use crate::job::{JobTerms, OnLoss};
 use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, Taken};
@@ -43,15 +43,23 @@ pub(crate) enum OutOfTurn {
 }
 
 /// Which workers have pushed what. Plain memory, no atomics.
+///
+/// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above come behind. Where
+/// a method takes a rank, only the pace of a hub below others is given other numbers.
 pub(crate) trait Pace: Sized {
     /// All chunks begin with round `first`, and nobody takes part.
-    fn new(consistency: Consistency, chunks: usize, workers: u32, first: Round) -> Self;
+    fn begin_at(&mut self, first: Round);
 
     /// Worker `rank` takes part from round `from` on, which no chunk is past. Settle every chunk afterwards.
     fn admit(&mut self, rank: u32, from: Round);
 
     /// Worker `rank` no longer takes part. Its pushes that are not stepped do not count. Settle every chunk afterwards.
     fn remove(&mut self, rank: u32);
+
+    /// A round in flight that nobody is left to push, if the job cannot go on without it.
+    fn abandoned(&self) -> Option<Round> {
+        None
+    }
 
     /// The round in flight of the chunk at a place.
     fn round(&self, place: usize) -> Round;
@@ -75,6 +83,12 @@ pub(crate) trait Pace: Sized {
     /// all. Newcomers who step alone are answered when the chunk settles.
     fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
         false
+    }
+
+    /// Whether a post by the link of this number is a push, and not an answer from above.
+    #[inline]
+    fn is_push(&self, _rank: u32) -> bool {
+        true
     }
 
     /// Counts a push of a worker whose [turn](Self::check) it is. Makes the step that follows from it, if one follows.
@@ -117,7 +131,7 @@ pub(crate) struct Finished {
     pub steps: u32,
     /// Rounds that ended without a step, because no worker is left to push them.
     pub skipped: u32,
-    /// The chunk goes to the workers in this range whose answer is [due](Pace::answer_due).
+    /// The chunk goes to the links in this range whose answer is [due](Pace::answer_due): to workers, or up.
     pub ranks: Range<u32>,
 }
 
@@ -134,6 +148,7 @@ pub(crate) enum Arrived {
 
 impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn new(
+        pace: P,
         stages: Staged<M>,
         terms: &Arc<JobTerms>,
         wire: &Wire,
@@ -146,7 +161,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (0..).zip(&chunks).for_each(|(place, id)| places[id.index()] = Some(place));
         let values = stages.chunks().last().map_or(0, |last| last.in_snapshot.end);
         let mut shard = ShardOf {
-            pace: P::new(terms.level.consistency, chunks.len(), terms.workers, Round(0)),
+            pace,
             stages,
             held: false,
             deserted: false,
@@ -165,7 +180,12 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let first = restored.round();
         self.stages.restore(layout, restored);
-        self.pace = P::new(self.terms.level.consistency, self.keys.len(), self.terms.workers, first);
+        self.begin_at(first);
+    }
+
+    /// The job begins with this round, and not with round 0. No worker takes part yet.
+    pub fn begin_at(&mut self, first: Round) {
+        self.pace.begin_at(first);
         self.snapshots.begin_at(first);
     }
 
@@ -250,7 +270,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     ///
     /// # Errors
     /// When the broadcast of the weights is not complete: possibly no other worker has them. From then on no chunk is
-    /// stepped and no worker gets an answer: the remaining workers would broadcast other weights.
+    /// stepped and no worker gets an answer: the remaining workers would broadcast other weights. Below other hubs also
+    /// when nobody is left to push a round, for whose sum the hub above waits.
     pub fn remove_worker(&mut self, rank: u32) -> Result<(), String> {
         self.pace.remove(rank);
         self.stages.remove_worker(rank);
@@ -259,7 +280,12 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
                 (self.held, self.deserted) = (true, true);
                 Err(format!("worker {rank} is gone before all had the first weights"))
             }
-            _ => Ok(()),
+            _ => match self.pace.abandoned() {
+                Some(round) => {
+                    Err(format!("with worker {rank} all are gone that could push round {}", round.0))
+                }
+                None => Ok(()),
+            },
         }
     }
 
@@ -317,7 +343,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let wrong = |wrong| Violation::new(immediate, wrong);
         let round = self.pace.check(place, rank, immediate.round_bits).map_err(wrong)?;
         let lies = |why| Violation::Frame { chunk, round, why };
-        if !self.stages.check_push(place, rank, round).map_err(lies)? {
+        if self.pace.is_push(rank) && !self.stages.check_push(place, rank, round).map_err(lies)? {
             return Ok(Arrived::Unread(round));
         }
         Ok(P::take_push(self, kernels, place, rank, round).map_or(Arrived::Noted, Arrived::Finished))

@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use fabric::Spans;
+use fabric::{Span, Spans};
 
-use crate::job::{Compression, JobTerms};
+use crate::job::{Compression, JobTerms, LevelTerms};
 use crate::layout::ChunkId;
 use crate::slim::Board;
 use crate::snapshot::Restored;
@@ -21,14 +21,33 @@ pub struct ShardSpec {
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
     /// The spans of these chunks in the job's weights, in the same order: with BSP the window that all
-    /// workers read, otherwise one that only the hub sees.
+    /// workers read, below other hubs the values in the window of sums, otherwise a window that only the hub sees.
     pub weights: Spans,
     /// The state to go on with; without one, weights and state are zero and round 0 begins.
     pub restored: Option<Arc<Restored>>,
     /// A snapshot is due every so many rounds.
     pub snapshot_every: Option<NonZeroU32>,
+    /// The hubs above, which step, when this hub is below others.
+    pub above: Option<AboveSpec>,
     /// In a job with Slim-DP: where the hub's cores meet to select the significant set.
     pub(super) board: Option<Arc<Board>>,
+}
+
+/// The way of one core's sums to the hubs above.
+#[derive(Debug)]
+pub struct AboveSpec {
+    /// What both levels agree on for the links between them.
+    pub level: LevelTerms,
+    /// The [line](crate::counted::line) of each chunk there, in the same order.
+    pub counts: Spans,
+    /// The whole places of the chunks there, in the same order: what is posted.
+    pub posts: Vec<Span>,
+    /// Which of the core's links that lead up each chunk's sums take, in the same order.
+    pub links: Vec<u32>,
+    /// How many links of the core lead up.
+    pub ways: u32,
+    /// The job's first weights are those of another hub's workers.
+    pub keeps_first: bool,
 }
 
 impl ShardSpec {
@@ -45,6 +64,7 @@ impl ShardSpec {
             weights,
             restored: None,
             snapshot_every: None,
+            above: None,
             board: None,
         };
         let mut specs: Vec<ShardSpec> = cores.into_iter().map(spec).collect();

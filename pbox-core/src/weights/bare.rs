@@ -41,7 +41,7 @@ impl Read for BareSlots {
         _: &Chunk,
         _: usize,
         _: Round,
-        pushes: Pushes<impl Iterator<Item = u32>>,
+        pushes: Pushes<impl Iterator<Item = u32> + Clone>,
         then: impl FnOnce(&Slots<E>, u32),
     ) {
         let slots = pushes.slots::<E>();
@@ -162,6 +162,22 @@ pub(crate) struct Pushes<'a, I> {
 }
 
 impl<'a, I: Iterator<Item = u32>> Pushes<'a, I> {
+    /// The first so many bytes of each push.
+    #[inline]
+    pub fn first(mut self, bytes: usize) -> Self {
+        self.span.bytes = bytes;
+        self
+    }
+
+    /// Each push, in the order of the ranks.
+    pub fn bytes(&self) -> impl Iterator<Item = &[u8]>
+    where
+        I: Clone,
+    {
+        let Pushes { gradients, ranks, span } = self;
+        ranks.clone().map(|rank| Push { gradients, rank, span: *span }.bytes())
+    }
+
     /// Each worker's rank and push, in the order of the ranks.
     pub fn each(self) -> impl Iterator<Item = (u32, &'a [u8])> {
         let Pushes { gradients, ranks, span } = self;

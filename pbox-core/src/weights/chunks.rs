@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use fabric::Span;
 
-use crate::job::JobTerms;
+use crate::kernels::Optimizer;
 use crate::layout::{ChunkId, Dtype};
 use crate::wire::Wire;
 
@@ -14,7 +14,9 @@ use crate::wire::Wire;
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub id: ChunkId,
-    /// Its place in the windows.
+    /// Its place in gradient windows.
+    pub push: Span,
+    /// Its place in weights windows.
     pub span: Span,
     /// The length of its values there, without frames.
     pub bytes: usize,
@@ -30,9 +32,9 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// The chunks with these ids.
-    pub fn of_shard(terms: &JobTerms, wire: &Wire, ids: &[ChunkId]) -> Vec<Chunk> {
-        let (layout, optimizer) = (wire.layout(), &terms.optimizer);
+    /// The chunks with these ids, in a shard that keeps what this optimizer needs.
+    pub fn of_shard(optimizer: &Optimizer, wire: &Wire, ids: &[ChunkId]) -> Vec<Chunk> {
+        let layout = wire.layout();
         let (mut kept, mut values) = (0, 0);
         let chunk = |&id| {
             let chunk = layout.chunk(id);
@@ -44,7 +46,8 @@ impl Chunk {
             kept += elements * optimizer.kept_per_element(dtype);
             Chunk {
                 id,
-                span: wire.span(id),
+                push: wire.gradient_span(id),
+                span: wire.weights_span(id),
                 bytes: chunk.span.bytes,
                 elements,
                 dtype,

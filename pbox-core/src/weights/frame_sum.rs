@@ -53,7 +53,7 @@ impl Read for FrameSum {
         chunk: &Chunk,
         _: usize,
         _: Round,
-        pushes: Pushes<impl Iterator<Item = u32>>,
+        pushes: Pushes<impl Iterator<Item = u32> + Clone>,
         then: impl FnOnce(&Slots<E>, u32),
     ) {
         let frames = self.framing.frames(chunk.id);

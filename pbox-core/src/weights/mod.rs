@@ -7,6 +7,9 @@
 //!   codec, BSP            decoded frames   the hub's own f32                shared, coded
 //!   codec, SSP or ASP     decoded frames   the hub's own f32                each worker's own, coded
 //!   Slim-DP               decoded frames   the hub's own f32                each worker's own, coded
+//!   hubs below            bare sums        as BSP, or as SSP and ASP        as there
+//!   below other hubs      bare slots       the window that they read        from the window that they write
+//!   between hubs          bare sums        the window that those above read as there
 //! ```
 //!
 //! A mode is a row: a [`Mode`] with one type for each stage, chosen when the shard is made, so that no stage asks for
@@ -16,9 +19,11 @@
 mod bare;
 mod chunks;
 mod coded;
+mod counted;
 mod frame_sum;
 mod own;
 mod private;
+mod relay;
 mod shadow;
 mod slim;
 #[allow(unsafe_code)]
@@ -34,9 +39,11 @@ use bare::{Push, Pushes};
 pub(crate) use bare::{BareSlots, RawForAll};
 pub(crate) use chunks::Chunk;
 pub(crate) use coded::{CodedForAll, CodedForEach};
+pub(crate) use counted::CountedSlots;
 pub(crate) use frame_sum::FrameSum;
 pub(crate) use own::RawForEach;
 pub(crate) use private::HubWeights;
+pub(crate) use relay::Relay;
 pub(crate) use slim::{SlimPushes, SlimReply};
 pub(crate) use staged::Staged;
 
@@ -65,6 +72,10 @@ mode!(/** SSP and ASP. */ Alone: BareSlots, Spans, RawForEach);
 mode!(/** A codec, in BSP. */ Coded: FrameSum, HubWeights, CodedForAll);
 mode!(/** A codec, in SSP and ASP. */ CodedAlone: FrameSum, HubWeights, CodedForEach);
 mode!(/** Slim-DP. */ Slim: SlimPushes, HubWeights, SlimReply);
+mode!(/** BSP of hubs below. */ Hubs: CountedSlots, Spans, RawForAll);
+mode!(/** SSP and ASP of hubs below. */ HubsAlone: CountedSlots, Spans, RawForEach);
+mode!(/** BSP below other hubs, which step. */ BelowHubs: BareSlots, Spans, Relay);
+mode!(/** The same of hubs below. */ BetweenHubs: CountedSlots, Spans, Relay);
 
 /// The first stage: workers' pushes become slots that a kernel can sum.
 pub(crate) trait Read {
@@ -88,7 +99,7 @@ pub(crate) trait Read {
         chunk: &Chunk,
         place: usize,
         round: Round,
-        pushes: Pushes<impl Iterator<Item = u32>>,
+        pushes: Pushes<impl Iterator<Item = u32> + Clone>,
         then: impl FnOnce(&Slots<E>, u32),
     );
 }

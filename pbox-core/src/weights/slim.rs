@@ -113,7 +113,7 @@ impl Read for SlimPushes {
         chunk: &Chunk,
         place: usize,
         round: Round,
-        pushes: Pushes<impl Iterator<Item = u32>>,
+        pushes: Pushes<impl Iterator<Item = u32> + Clone>,
         then: impl FnOnce(&Slots<E>, u32),
     ) {
         let SlimPushes { slim, framing, significant, words, only_first, sum, pushed, ignored } = self;

@@ -41,6 +41,18 @@ impl<M: Mode> Staged<M> {
         Ok(Staged { chunks, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
     }
 
+    /// The same without an optimizer: a step writes the sum.
+    pub fn summing(
+        terms: &JobTerms,
+        chunks: Vec<Chunk>,
+        read: M::Read,
+        weights: M::Weights,
+        reply: M::Reply,
+    ) -> Result<Self, MapError> {
+        let steps = Steps::sums(terms)?;
+        Ok(Staged { chunks, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
+    }
+
     /// The chunks, by place.
     #[inline]
     pub fn chunks(&self) -> &[Chunk] {
@@ -53,7 +65,7 @@ impl<M: Mode> Staged<M> {
         let chunk = &self.chunks[place];
         // SAFETY: the worker has posted this chunk, and gets no answer before this returns. If it writes all the
         // same, the result is read as bytes, and every byte is a value.
-        self.read.check(chunk, place, round, unsafe { self.gradients.push(rank, chunk.span) })
+        self.read.check(chunk, place, round, unsafe { self.gradients.push(rank, chunk.push) })
     }
 
     /// Sums the pushes of `ranks` and steps a chunk in `round`. `number` counts the chunk's steps from 1. In round 0,
@@ -66,7 +78,7 @@ impl<M: Mode> Staged<M> {
         &mut self,
         kernels: &Kernels,
         place: usize,
-        mut ranks: impl Iterator<Item = u32>,
+        mut ranks: impl Iterator<Item = u32> + Clone,
         round: Round,
         number: Round,
     ) {
@@ -75,10 +87,10 @@ impl<M: Mode> Staged<M> {
         let mut workers = 0;
         typed!(chunk.dtype, E => {
             let weights = weights.elements_mut::<E>(place);
-            if round == Round(0) && steps.keeps_weights() {
+            if round == Round(0) && steps.broadcasts() {
                 let Some(first) = ranks.next() else { return };
                 // SAFETY: the caller guarantees it.
-                read.begin(chunk, unsafe { gradients.push(first, chunk.span) }, weights);
+                read.begin(chunk, unsafe { gradients.push(first, chunk.push) }, weights);
                 steps.begin(chunk, weights);
             } else {
                 let step = |slots: &Slots<E>, count| {
@@ -86,7 +98,7 @@ impl<M: Mode> Staged<M> {
                     steps.run(kernels, chunk, slots, count, weights, round, number);
                 };
                 // SAFETY: the caller guarantees it.
-                let pushes = unsafe { gradients.pushes(ranks, chunk.span) };
+                let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
                 read.sum(kernels, chunk, place, round, pushes, step);
             }
         });
@@ -107,7 +119,7 @@ impl<M: Mode> Staged<M> {
         gradients: Arc<RecvWindow>,
         own: Option<Spans>,
     ) -> Result<(), SpanError> {
-        self.gradients.add(rank, gradients, self.chunks.iter().map(|chunk| chunk.span))?;
+        self.gradients.add(rank, gradients, self.chunks.iter().map(|chunk| chunk.push))?;
         self.reply.add_worker(&self.chunks, &self.weights, rank, own);
         Ok(())
     }
@@ -167,15 +179,35 @@ impl<M: Mode> Staged<M> {
 /// Steps a shard's chunks.
 #[derive(Debug)]
 struct Steps {
+    /// What is kept is for this optimizer.
     optimizer: Optimizer,
-    /// `None` when the job leaves out both sum and step.
-    rule: Option<Optimizer>,
+    broadcasts: bool,
+    rule: Rule,
     rates: LearningRates,
     /// By chunk, in f32: master weights, when the hub's weights are coarser, then optimizer state.
     kept: Slab,
 }
 
+/// What a step does with a sum.
+#[derive(Debug)]
+enum Rule {
+    /// Nothing: the job leaves out both sum and step.
+    Nothing,
+    /// The sum takes the place of the weights.
+    Sum,
+    Step(Optimizer),
+}
+
 impl Steps {
+    /// Steps of a shard that posts its sums to a hub above.
+    fn sums(terms: &JobTerms) -> Result<Self, MapError> {
+        let JobTerms { ablate, .. } = terms;
+        let rule = if ablate.optimize && ablate.aggregate { Rule::Nothing } else { Rule::Sum };
+        let kept = Slab::zeroed("nothing beside the sums", 0)?;
+        let broadcasts = terms.optimizer.keeps_weights();
+        Ok(Steps { optimizer: Optimizer::Average, broadcasts, rule, rates: LearningRates::new(0.0), kept })
+    }
+
     /// Allocates and touches memory: call it on the thread that owns the core.
     fn new(terms: &JobTerms, chunks: &[Chunk]) -> Result<Self, MapError> {
         let optimizer = terms.optimizer;
@@ -183,15 +215,21 @@ impl Steps {
         let mut kept = Slab::zeroed("master weights and optimizer state", chunks.iter().map(of).sum())?;
         kept.as_mut_slice().fill(0.0);
         let rule = match terms.ablate {
-            Ablate { optimize: true, aggregate: true } => None,
-            Ablate { optimize: true, aggregate: false } => Some(Optimizer::Average),
-            _ => Some(optimizer),
+            Ablate { optimize: true, aggregate: true } => Rule::Nothing,
+            Ablate { optimize: true, aggregate: false } => Rule::Step(Optimizer::Average),
+            _ => Rule::Step(optimizer),
         };
-        Ok(Steps { optimizer, rule, rates: LearningRates::new(optimizer.learning_rate()), kept })
+        let (broadcasts, rates) = (optimizer.keeps_weights(), LearningRates::new(optimizer.learning_rate()));
+        Ok(Steps { optimizer, broadcasts, rule, rates, kept })
     }
 
     /// Whether round 0 is a broadcast of the first weights.
     #[inline]
+    fn broadcasts(&self) -> bool {
+        self.broadcasts
+    }
+
+    /// Whether a checkpoint has values of this shard.
     fn keeps_weights(&self) -> bool {
         self.optimizer.keeps_weights()
     }
@@ -210,7 +248,11 @@ impl Steps {
         round: Round,
         number: Round,
     ) {
-        let Some(rule) = &self.rule else { return };
+        let (rule, workers) = match &self.rule {
+            Rule::Nothing => return,
+            Rule::Sum => (&Optimizer::Average, 1), // divided by the hub that steps
+            Rule::Step(rule) => (rule, workers),
+        };
         let step = Step::new(rule, workers, number, self.rates.at(round), chunk.lr_mult, chunk.wd_mult);
         let kept =
             &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];

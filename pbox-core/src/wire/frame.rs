@@ -8,6 +8,7 @@
 //! Pure functions of bytes, at both ends. The codec or the key's type defines the payload. Every function is total:
 //! the bytes belong to another process, and may change while they are read.
 
+use super::counted::MAX_GRADIENTS;
 use crate::codec::PayloadError;
 use crate::slim;
 
@@ -51,6 +52,9 @@ pub enum FrameError {
 
     #[error("its frame holds {0}")]
     Slim(#[from] slim::SlimPayloadError),
+
+    #[error("its sum says that {seen} gradients are in it, expected 1 to {MAX_GRADIENTS}")]
+    Count { seen: u32 },
 }
 
 /// Writes the header of a frame.

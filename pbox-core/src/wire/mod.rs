@@ -10,7 +10,15 @@
 //!
 //! There are two frames because all workers of a machine read the same window. A worker that joins a running job gets
 //! a raw frame while others may still read the coded frame.
+//!
+//! Where the members of a level are hubs, each chunk of a gradient window is a sum, with its [count](counted) behind it:
+//!
+//! ```text
+//!   chunk 0               chunk 1
+//!   [values      ][count ][values      ][count ]     aligned to 64 bytes; a count has a cache line
+//! ```
 
+pub mod counted;
 pub mod frame;
 mod merge;
 
@@ -23,7 +31,7 @@ use fabric::Span;
 use zerocopy::FromBytes;
 
 use crate::codec::{Codec, Draw};
-use crate::job::{Compression, InvalidTerms, JobTerms};
+use crate::job::{Compression, InvalidTerms, JobTerms, Members};
 use crate::kernels::{Element, Optimizer, typed};
 use crate::layout::{ChunkId, Dtype, Key, KeyId, Layout, Round};
 use crate::slim;
@@ -40,6 +48,7 @@ const HUB: u32 = u32::MAX;
 pub struct Wire {
     layout: Arc<Layout>,
     framing: Option<Arc<Framing>>,
+    members: Members,
     has_own_weights: bool,
 }
 
@@ -82,14 +91,14 @@ pub struct Frames {
 impl Wire {
     /// Bare values, in windows that are laid out as the model is.
     pub fn plain(layout: Arc<Layout>) -> Self {
-        Wire { layout, framing: None, has_own_weights: false }
+        Wire { layout, framing: None, members: Members::Workers, has_own_weights: false }
     }
 
     /// The wire of a job with these terms, whose model has this layout.
     pub fn new(layout: Arc<Layout>, terms: &JobTerms) -> Self {
         let framing = |compression| Arc::new(Framing::new(&layout, terms, compression));
         let framing = terms.level.compression.map(framing);
-        Wire { layout, framing, has_own_weights: terms.has_own_weights() }
+        Wire { layout, framing, members: terms.level.members, has_own_weights: terms.has_own_weights() }
     }
 
     /// Like [`new`](Self::new), with the layout that the terms give.
@@ -116,17 +125,38 @@ impl Wire {
         self.framing.as_ref()
     }
 
-    /// Size of a window.
-    pub fn window_bytes(&self) -> usize {
+    /// Size of a weights window.
+    pub fn weights_window_bytes(&self) -> usize {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
     }
 
-    /// A chunk's place in the windows; panics beyond the last.
-    pub fn span(&self, chunk: ChunkId) -> Span {
+    /// Size of a gradient window.
+    pub fn gradient_window_bytes(&self) -> usize {
+        match self.members {
+            Members::Workers => self.weights_window_bytes(),
+            Members::Hubs => counted::window_bytes(&self.layout),
+        }
+    }
+
+    /// A chunk's place in weights windows; panics beyond the last.
+    pub fn weights_span(&self, chunk: ChunkId) -> Span {
         match &self.framing {
             None => self.layout.chunk(chunk).span,
             Some(framing) => framing.frames(chunk).span,
         }
+    }
+
+    /// A chunk's place in gradient windows; panics beyond the last.
+    pub fn gradient_span(&self, chunk: ChunkId) -> Span {
+        match self.members {
+            Members::Workers => self.weights_span(chunk),
+            Members::Hubs => counted::span(&self.layout, chunk),
+        }
+    }
+
+    /// What pushes here.
+    pub fn members(&self) -> Members {
+        self.members
     }
 
     /// Bytes that the hub keeps beside the windows: optimizer state, weights that no window holds, and with
@@ -297,8 +327,11 @@ mod tests {
     fn without_compression_a_window_is_the_layout() {
         let layout = Arc::new(Layout::new(vec![Key::f32("a", [3]), Key::f32("b", [100])], 128).unwrap());
         let wire = Wire::plain(Arc::clone(&layout));
-        assert_eq!(wire.window_bytes(), layout.window_bytes());
-        assert!((0..5).map(ChunkId).all(|chunk| wire.span(chunk) == layout.chunk(chunk).span));
+        assert_eq!(wire.weights_window_bytes(), layout.window_bytes());
+        assert_eq!(wire.gradient_window_bytes(), layout.window_bytes());
+        let bare =
+            |chunk| [wire.weights_span(chunk), wire.gradient_span(chunk)] == [layout.chunk(chunk).span; 2];
+        assert!((0..5).map(ChunkId).all(bare));
     }
 
     #[test]
@@ -341,7 +374,7 @@ mod tests {
                 }
                 prop_assert!(end <= frames.span.end().unwrap());
             }
-            prop_assert!(end <= wire.window_bytes());
+            prop_assert!(end <= wire.weights_window_bytes());
         }
     }
 }

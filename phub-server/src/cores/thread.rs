@@ -32,6 +32,8 @@ pub(crate) enum Report {
     Removed { job: JobId, rank: u32 },
     /// The worker's link ended.
     WorkerGone { job: JobId, rank: u32, reason: String },
+    /// A link to a hub above ended.
+    AboveGone { job: JobId, reason: String },
     /// This core's part of a snapshot is taken, or cannot be taken.
     Snapshot { job: JobId, core: usize, taken: Taken },
     /// This many of the core's chunks skipped rounds whose workers are all gone.
@@ -223,6 +225,7 @@ impl CoreThread {
                     continue;
                 }
                 Notice::WorkerGone { job, rank, reason } => Report::WorkerGone { job, rank, reason },
+                Notice::AboveGone { job, reason } => Report::AboveGone { job, reason },
                 Notice::Snapshot { job, taken } => Report::Snapshot { job, core: self.number, taken },
                 Notice::JobFailed { job, reason } => Report::JobFailed { job, reason },
             };

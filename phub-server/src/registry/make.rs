@@ -152,11 +152,13 @@ impl Registry {
 /// them is what the workers have.
 fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool) -> Result<(), String> {
     let (layout, own_weights) = (wire.layout(), wire.has_own_weights());
-    let of_a_worker = 1 + u64::from(own_weights);
+    let bytes = |windows: u64, bytes: usize| windows.saturating_mul(bytes as u64);
+    let workers = u64::from(terms.workers);
+    let of_workers = if own_weights { workers } else { 0 };
     // Frames are no place for the hub's own weights.
     let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
-    let windows = u64::from(terms.workers) * of_a_worker + of_the_job;
-    let windows = windows.saturating_mul(wire.window_bytes() as u64);
+    let windows = bytes(workers, wire.gradient_window_bytes())
+        .saturating_add(bytes(of_workers + of_the_job, wire.weights_window_bytes()));
     let of_a_snapshot = 4 * layout.parameters() * terms.optimizer.saved_per_element() as u64;
     let snapshots = if snapshots { of_a_snapshot } else { 0 };
     let of_all = windows.saturating_add(wire.kept_bytes(&terms.optimizer)).saturating_add(snapshots);

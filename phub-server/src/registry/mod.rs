@@ -178,6 +178,9 @@ impl Registry {
                     tracing::warn!(job = job.name, chunks, why, "chunks keep their weights for these rounds");
                 }
             }
+            Report::AboveGone { job, reason } => {
+                self.fail(&mut inner, job, &format!("the link to a hub above is gone: {reason}"));
+            }
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
                 drop(inner);

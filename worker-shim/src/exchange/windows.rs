@@ -57,9 +57,11 @@ impl Windows {
         let layout = wire.layout();
         let spans = match wire.framing() {
             None => (0..layout.keys().len() as u32).map(|key| layout.key_span(KeyId(key))).collect(),
-            Some(_) => (0..layout.chunks().len() as u32).map(|chunk| wire.span(ChunkId(chunk))).collect(),
+            Some(_) => {
+                (0..layout.chunks().len() as u32).map(|chunk| wire.gradient_span(ChunkId(chunk))).collect()
+            }
         };
-        let split = SendWindow::new(wire.window_bytes())?.split(vec![spans]);
+        let split = SendWindow::new(wire.gradient_window_bytes())?.split(vec![spans]);
         let (window, mut spans) = split.expect("keys and frames are disjoint, aligned and inside");
         Ok((window, spans.remove(0)))
     }
@@ -78,7 +80,7 @@ impl Windows {
         mode: WeightsMode,
     ) -> Result<Self, WindowError> {
         let layout = Arc::clone(wire.layout());
-        let expected = wire.window_bytes();
+        let expected = wire.weights_window_bytes();
         for window in &weights {
             if window.bytes() < expected {
                 return Err(WindowError::TooSmall { expected, seen: window.bytes() as u64 });

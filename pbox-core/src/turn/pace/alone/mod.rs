@@ -60,6 +60,20 @@ struct State {
 }
 
 impl Clocks {
+    /// All chunks begin with round 0, and nobody takes part.
+    pub fn new(consistency: Consistency, chunks: usize, workers: u32) -> Self {
+        let ranks = workers as usize;
+        let absent = Clock { next: Round(0), standing: Standing::Absent };
+        let state = State { slowest: Round(0), count: 0, steps: 0 };
+        Clocks {
+            consistency,
+            ranks,
+            first: vec![Round(0); ranks],
+            clocks: vec![absent; chunks * ranks],
+            chunks: vec![state; chunks],
+        }
+    }
+
     fn of_rank(&mut self, rank: u32) -> impl Iterator<Item = &mut Clock> {
         self.clocks.iter_mut().skip(rank as usize).step_by(self.ranks)
     }
@@ -140,16 +154,11 @@ impl Clocks {
 impl Pace for Clocks {
     /// A job that goes on from a checkpoint counts as having made a step for each of its workers in every round but
     /// the broadcast.
-    fn new(consistency: Consistency, chunks: usize, workers: u32, first: Round) -> Self {
-        let steps = first.0.saturating_sub(1).saturating_mul(workers);
-        let absent = Clock { next: first, standing: Standing::Absent };
-        Clocks {
-            consistency,
-            ranks: workers as usize,
-            first: vec![first; workers as usize],
-            clocks: vec![absent; chunks * workers as usize],
-            chunks: vec![State { slowest: first, count: 0, steps }; chunks],
-        }
+    fn begin_at(&mut self, first: Round) {
+        let steps = first.0.saturating_sub(1).saturating_mul(self.ranks as u32);
+        self.first.fill(first);
+        self.clocks.fill(Clock { next: first, standing: Standing::Absent });
+        self.chunks.fill(State { slowest: first, count: 0, steps });
     }
 
     /// The worker counts as having pushed every round before.

@@ -21,7 +21,7 @@ fn ssp(staleness: u32) -> Consistency {
 }
 
 fn clocks(consistency: Consistency, ranks: u32) -> Clocks {
-    let mut clocks = Clocks::new(consistency, 1, ranks, Round(0));
+    let mut clocks = Clocks::new(consistency, 1, ranks);
     (0..ranks).for_each(|rank| clocks.admit(rank, Round(0)));
     clocks.find_slowest(0);
     clocks
@@ -93,14 +93,15 @@ fn one_that_may_be_answered_waits_until_it_is() {
 
 #[test]
 fn steps_are_counted_from_where_a_checkpoint_was() {
-    let begun = Clocks::new(Consistency::Asp, 1, 3, Round(0));
+    let begun = Clocks::new(Consistency::Asp, 1, 3);
     assert_eq!(begun.next_step(0), Round(1));
     let mut clocks = clocks(Consistency::Asp, 3);
     (0..3).for_each(|rank| drop(push(&mut clocks, rank, 0)));
     assert_eq!(clocks.next_step(0), Round(1), "the broadcast is no step");
     push(&mut clocks, 1, 1);
     assert_eq!(clocks.next_step(0), Round(2));
-    let restored = Clocks::new(Consistency::Asp, 1, 3, Round(5));
+    let mut restored = Clocks::new(Consistency::Asp, 1, 3);
+    restored.begin_at(Round(5));
     assert_eq!(restored.next_step(0), Round(13), "rounds 1 to 4 of three workers are behind it");
 }
 

@@ -4,11 +4,10 @@
 //!
 //! On the `unsafe` list: the call of the step.
 
-use crate::job::Consistency;
 use crate::kernels::Kernels;
 use crate::layout::Round;
 use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf};
-use crate::weights::{Mode, Reply};
+use crate::weights::{Mode, Reply, Staged};
 
 /// Arrival state of a shard's chunks.
 #[derive(Debug)]
@@ -28,10 +27,21 @@ struct State {
 }
 
 impl Arrivals {
+    /// All chunks begin with round 0, and nobody takes part.
+    pub fn new(chunks: usize, workers: u32) -> Self {
+        let words_per_chunk = workers.div_ceil(64) as usize;
+        Arrivals {
+            roster: Roster::new(workers),
+            words_per_chunk,
+            bits: vec![0; chunks * words_per_chunk],
+            chunks: vec![State { round: Round(0), count: 0 }; chunks],
+        }
+    }
+
     /// Notes that `rank`'s slot of chunk `index` is in; it [must be](Self::check) the rank's turn. Returns true when
     /// the slot was the last of its round.
     #[inline]
-    fn note(&mut self, index: usize, rank: u32) -> bool {
+    pub fn note(&mut self, index: usize, rank: u32) -> bool {
         let (word, bit) = self.bit(index, rank);
         self.bits[word] |= bit;
         let state = &mut self.chunks[index];
@@ -45,7 +55,7 @@ impl Arrivals {
     }
 
     /// Whether the slots of all workers that take part are in.
-    fn is_whole(&self, index: usize) -> bool {
+    pub fn is_whole(&self, index: usize) -> bool {
         let State { round, count } = self.chunks[index];
         count > 0 && count == self.roster.size(round)
     }
@@ -59,9 +69,23 @@ impl Arrivals {
         next.0 - round.0
     }
 
+    /// The first round in which a worker takes part; `None` without workers.
+    pub fn first_round_with_workers(&self) -> Option<Round> {
+        self.roster.lowest()
+    }
+
+    /// The step of a whole chunk.
+    #[inline]
+    pub fn step<M: Mode>(&self, stages: &mut Staged<M>, kernels: &Kernels, place: usize) {
+        debug_assert!(self.is_whole(place));
+        let round = self.round(place);
+        // SAFETY: all who take part have pushed this chunk, and are answered after this function.
+        unsafe { stages.step(kernels, place, self.roster.ranks(round), round, round) };
+    }
+
     /// Moves a whole chunk on to its next round.
     #[inline]
-    fn advance(&mut self, index: usize) {
+    pub fn advance(&mut self, index: usize) {
         self.bits[index * self.words_per_chunk..][..self.words_per_chunk].fill(0);
         let state = &mut self.chunks[index];
         *state = State { round: state.round.next(), count: 0 };
@@ -69,14 +93,10 @@ impl Arrivals {
 }
 
 impl Pace for Arrivals {
-    fn new(_: Consistency, chunks: usize, workers: u32, first: Round) -> Self {
-        let words_per_chunk = workers.div_ceil(64) as usize;
-        Arrivals {
-            roster: Roster::new(workers),
-            words_per_chunk,
-            bits: vec![0; chunks * words_per_chunk],
-            chunks: vec![State { round: first, count: 0 }; chunks],
-        }
+    fn begin_at(&mut self, first: Round) {
+        self.roster = Roster::new(self.roster.from.len() as u32);
+        self.bits.fill(0);
+        self.chunks.fill(State { round: first, count: 0 });
     }
 
     fn admit(&mut self, rank: u32, from: Round) {
@@ -163,8 +183,7 @@ impl Pace for Arrivals {
 fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.round(place);
-    // SAFETY: all who take part have pushed this chunk, and are answered after this function.
-    unsafe { stages.step(kernels, place, pace.roster.ranks(round), round, round) };
+    pace.step(stages, kernels, place);
     if pace.roster.has_newcomers(round.next()) {
         stages.greet(place);
     }
@@ -230,8 +249,12 @@ impl Roster {
 
     /// For a round in which no worker takes part: the first round after it with a worker.
     fn first_after(&self, round: Round) -> Option<Round> {
-        let first = || self.from.iter().flatten().min().copied();
-        if self.size(round) > 0 { None } else { first() }
+        if self.size(round) > 0 { None } else { self.lowest() }
+    }
+
+    /// The first round in which a worker takes part; `None` without workers.
+    fn lowest(&self) -> Option<Round> {
+        self.from.iter().flatten().min().copied()
     }
 
     /// Whether `rank` takes part in a round.
@@ -253,7 +276,7 @@ impl Roster {
     }
 
     /// The ranks that take part in a round, ascending.
-    fn ranks(&self, round: Round) -> impl Iterator<Item = u32> {
+    fn ranks(&self, round: Round) -> impl Iterator<Item = u32> + Clone {
         (0u32..)
             .zip(&self.from)
             .filter(move |(_, from)| from.is_some_and(|from| from <= round))

@@ -10,7 +10,7 @@ impl Arrivals {
 }
 
 fn arrivals(chunks: usize, ranks: u32) -> Arrivals {
-    let mut arrivals = Arrivals::new(Consistency::Bsp, chunks, ranks, Round(0));
+    let mut arrivals = Arrivals::new(chunks, ranks);
     (0..ranks).for_each(|rank| arrivals.admit(rank, Round(0)));
     arrivals
 }

@@ -1,0 +1,14 @@
+//! What the members of a level are.
+
+use serde::{Deserialize, Serialize};
+
+/// What pushes to the hubs of a level.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Members {
+    /// Workers: a push is a gradient.
+    #[default]
+    Workers,
+    /// Hubs below: a push is a sum of gradients, and says how many there are in it.
+    Hubs,
+}

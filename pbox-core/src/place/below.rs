@@ -1,0 +1,83 @@
+//! The placement of a hub below other hubs. Pure; the hub and its workers compute the same.
+//!
+//! ```text
+//!   above:  hub A  core 0  core 1  core 2     hub B  core 0  core 1
+//!                    |       |       |                 |       |
+//!   below:         core 0  core 1  core 0            core 0  core 1      two cores
+//! ```
+//!
+//! Core numbers are kept, so that a core has few links that lead up, and all chunks of one of them.
+
+use super::placement::Placement;
+use crate::layout::ChunkId;
+
+/// Where the chunks are at a hub below other hubs, and by which link their sums go up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Below {
+    /// On this hub's cores.
+    pub placement: Placement,
+    /// By core of this hub: the cores above to which it has a link, by their numbers in
+    /// [`Placement::over_hubs`], ascending.
+    pub ways: Vec<Vec<usize>>,
+    /// By chunk: which of the links of its core here its sums take.
+    links: Vec<u32>,
+}
+
+impl Below {
+    /// For a hub with so many cores, at least 1, below hubs with these placements of their shares.
+    pub fn new(above: &[Placement], cores: usize) -> Self {
+        let all = Placement::over_hubs(above);
+        let here = above.iter().flat_map(|hub| (0..hub.cores()).map(|core| core % cores));
+        let mut ways = vec![Vec::new(); cores];
+        // By core above: its core here, and the number of the link there.
+        let mut link_to = Vec::with_capacity(all.cores());
+        for (core_above, core) in here.enumerate() {
+            link_to.push((core as u32, ways[core].len() as u32));
+            ways[core].push(core_above);
+        }
+        let of_chunk = |chunk| link_to[all.owner(chunk)];
+        let chunks = || (0..all.chunks() as u32).map(ChunkId);
+        let placement = Placement::of_owners(chunks().map(|chunk| of_chunk(chunk).0).collect(), cores);
+        Below { placement, ways, links: chunks().map(|chunk| of_chunk(chunk).1).collect() }
+    }
+
+    /// By which of the links of its core here a chunk's sums go up.
+    pub fn link(&self, chunk: ChunkId) -> u32 {
+        self.links[chunk.index()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{SPLIT_ABOVE, Schedule};
+    use crate::layout::{Key, Layout};
+    use crate::place::Share;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn each_link_leads_to_the_owner_above(
+            sizes in proptest::collection::vec(1u64..5000, 1..12),
+            above in proptest::collection::vec(1usize..6, 1..4),
+            cores in 1usize..6,
+        ) {
+            let keys = sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
+            let layout = Layout::new(keys, 256).unwrap();
+            let hubs = above.len() as u32;
+            let share = |hub| Share { hub, hubs, split_above: SPLIT_ABOVE };
+            let shares = above.iter().zip(0..).map(|(&cores, hub)| {
+                Placement::of_share(&layout, Schedule::Sliced, share(hub), cores)
+            });
+            let shares: Vec<Placement> = shares.collect();
+            let (below, all) = (Below::new(&shares, cores), Placement::over_hubs(&shares));
+            for chunk in (0..layout.chunks().len() as u32).map(ChunkId) {
+                let core = below.placement.owner(chunk);
+                prop_assert_eq!(below.ways[core][below.link(chunk) as usize], all.owner(chunk));
+            }
+            let mut ways: Vec<usize> = below.ways.concat();
+            ways.sort_unstable();
+            prop_assert_eq!(ways, (0..all.cores()).collect::<Vec<_>>(), "each core above has one link");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Workers that step together, at a hub below other hubs: the last push of a round sends the chunk's sum up, and all are
+//! answered when the answer comes down.
+//!
+//! ```text
+//!   Gathering --last push: sum, post up--> Asked --answer from above--> Answered --post down--> Gathering, next round
+//! ```
+//!
+//! While the shard is held, no sum goes up, and an answer that came waits. Owned by the core.
+
+use super::Arrivals;
+use crate::kernels::Kernels;
+use crate::layout::Round;
+use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf};
+use crate::weights::Mode;
+
+/// Arrivals of pushes from below and of answers from above.
+#[derive(Debug)]
+pub(crate) struct Relayed {
+    below: Arrivals,
+    workers: u32,
+    /// By place: the number of the link that the chunk's sums go up by.
+    way_up: Vec<u32>,
+    /// By place.
+    above: Vec<Above>,
+}
+
+/// What a chunk waits for from the hub above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Above {
+    /// Nothing: the workers push.
+    Gathering,
+    /// The answer of a round.
+    Asked(Round),
+    /// The answer of this round is here.
+    Answered(Round),
+}
+
+impl Relayed {
+    /// All chunks begin with round 0, and nobody takes part. The sums of each chunk go up by the link of this number.
+    pub fn new(workers: u32, way_up: Vec<u32>) -> Self {
+        let (chunks, below) = (way_up.len(), Arrivals::new(way_up.len(), workers));
+        Relayed { below, workers, way_up, above: vec![Above::Gathering; chunks] }
+    }
+}
+
+impl Pace for Relayed {
+    /// A hub that comes to a running job first waits for the weights of the round before.
+    fn begin_at(&mut self, first: Round) {
+        self.below.begin_at(first);
+        let before = first.0.checked_sub(1).map(Round);
+        self.above.fill(before.map_or(Above::Gathering, Above::Asked));
+    }
+
+    fn admit(&mut self, rank: u32, from: Round) {
+        self.below.admit(rank, from);
+    }
+
+    fn remove(&mut self, rank: u32) {
+        self.below.remove(rank);
+    }
+
+    /// The hub above waits for this hub's sum of every round.
+    fn abandoned(&self) -> Option<Round> {
+        let lowest = (0..self.above.len()).map(|place| self.round(place)).min()?;
+        self.below.first_round_with_workers().is_some_and(|first| first > lowest).then_some(lowest)
+    }
+
+    /// The round that a chunk's next sum is of: no worker can join a round whose sum has gone up.
+    #[inline]
+    fn round(&self, place: usize) -> Round {
+        let round = self.below.round(place);
+        match self.above[place] {
+            Above::Asked(up) | Above::Answered(up) => round.max(up.next()),
+            Above::Gathering => round,
+        }
+    }
+
+    #[inline]
+    fn next_round(&self, place: usize, rank: u32) -> Round {
+        self.below.next_round(place, rank)
+    }
+
+    #[inline]
+    fn first_round(&self, link: u32) -> Round {
+        if self.is_push(link) { self.below.first_round(link) } else { Round(0) }
+    }
+
+    #[inline]
+    fn check(&self, place: usize, link: u32, round_bits: u8) -> Result<Round, OutOfTurn> {
+        if self.is_push(link) {
+            return self.below.check(place, link, round_bits);
+        }
+        match self.above[place] {
+            Above::Asked(round) if link == self.way_up[place] && round.low_bits() == round_bits => Ok(round),
+            Above::Asked(expected) => Err(OutOfTurn::OtherRound { expected }),
+            Above::Answered(round) => Err(OutOfTurn::Again(round)),
+            Above::Gathering => Err(OutOfTurn::NotYet(self.below.round(place))),
+        }
+    }
+
+    #[inline]
+    fn is_push(&self, link: u32) -> bool {
+        link < self.workers
+    }
+
+    #[inline]
+    fn answer_due(&mut self, finished: &Finished, link: u32) -> Option<Round> {
+        if self.is_push(link) { self.below.answer_due(finished, link) } else { Some(finished.round) }
+    }
+
+    fn has_finished_before(&self, place: usize, from: Round) -> bool {
+        // A chunk that waits for the weights of the round before is answered when they come.
+        let begins =
+            matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);
+        self.below.has_finished_before(place, from) && !begins
+    }
+
+    #[inline]
+    fn take_push<M: Mode>(
+        shard: &mut ShardOf<Self, M>,
+        kernels: &Kernels,
+        place: usize,
+        link: u32,
+        round: Round,
+    ) -> Option<Finished> {
+        let pace = &mut shard.pace;
+        if !pace.is_push(link) {
+            pace.above[place] = Above::Answered(round);
+        } else if !pace.below.note(place, link) {
+            return None;
+        }
+        if shard.held { None } else { Self::settle(shard, kernels, place) }
+    }
+
+    fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
+        let ShardOf { pace, stages, .. } = shard;
+        match pace.above[place] {
+            Above::Gathering if pace.below.is_whole(place) => {
+                let (round, way_up) = (pace.below.round(place), pace.way_up[place]);
+                pace.below.step(stages, kernels, place);
+                pace.above[place] = Above::Asked(round);
+                Some(Finished { ranks: way_up..way_up + 1, ..shard.finished(place, round, 1) })
+            }
+            Above::Gathering | Above::Asked(_) => None,
+            Above::Answered(round) => {
+                pace.above[place] = Above::Gathering;
+                if round == pace.below.round(place) {
+                    pace.below.advance(place);
+                }
+                Some(shard.finished(place, round, 0))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

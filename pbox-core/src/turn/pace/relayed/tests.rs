@@ -1,0 +1,69 @@
+//! What a chunk takes from above and from below, by examples.
+
+use super::*;
+
+const FROM_ABOVE: u32 = 2;
+
+/// Two workers and one chunk, whose sums go up by the first of two ways.
+fn relayed(first: Round) -> Relayed {
+    let mut pace = Relayed::new(2, vec![FROM_ABOVE]);
+    pace.begin_at(first);
+    (0..2).for_each(|rank| pace.admit(rank, first));
+    pace
+}
+
+#[test]
+fn an_answer_that_nobody_asked_for_is_refused() {
+    let mut pace = relayed(Round(0));
+    assert_eq!(pace.check(0, FROM_ABOVE, 0), Err(OutOfTurn::NotYet(Round(0))));
+    pace.above[0] = Above::Asked(Round(0));
+    assert_eq!(pace.check(0, FROM_ABOVE, 1), Err(OutOfTurn::OtherRound { expected: Round(0) }));
+    assert_eq!(
+        pace.check(0, FROM_ABOVE + 1, 0),
+        Err(OutOfTurn::OtherRound { expected: Round(0) }),
+        "another core above"
+    );
+    assert_eq!(pace.check(0, FROM_ABOVE, 0), Ok(Round(0)));
+    pace.above[0] = Above::Answered(Round(0));
+    assert_eq!(pace.check(0, FROM_ABOVE, 0), Err(OutOfTurn::Again(Round(0))));
+}
+
+#[test]
+fn a_push_counts_as_at_a_hub_that_steps() {
+    let mut pace = relayed(Round(0));
+    assert_eq!(pace.check(0, 1, 0), Ok(Round(0)));
+    assert!(!pace.below.note(0, 1));
+    assert_eq!(pace.check(0, 1, 0), Err(OutOfTurn::Again(Round(0))));
+    assert!(pace.below.note(0, 0));
+}
+
+#[test]
+fn a_hub_that_comes_later_waits_for_the_weights_of_the_round_before() {
+    let pace = relayed(Round(7));
+    assert_eq!((pace.round(0), pace.check(0, FROM_ABOVE, 6)), (Round(7), Ok(Round(6))));
+    assert!(!pace.has_finished_before(0, Round(7)), "its workers are answered when the weights come");
+}
+
+#[test]
+fn a_round_is_abandoned_when_its_last_worker_goes_and_another_comes_later() {
+    let mut pace = Relayed::new(2, vec![FROM_ABOVE]);
+    pace.admit(0, Round(0));
+    pace.admit(1, Round(1));
+    assert_eq!(pace.abandoned(), None);
+    pace.above[0] = Above::Asked(Round(0));
+    pace.remove(0);
+    assert_eq!(pace.abandoned(), None, "worker 1 pushes the next round");
+    pace.above[0] = Above::Gathering;
+    assert_eq!(pace.abandoned(), Some(Round(0)));
+    pace.remove(1);
+    assert_eq!(pace.abandoned(), None, "a job without workers ends anyway");
+}
+
+#[test]
+fn nobody_joins_a_round_whose_sum_has_gone_up() {
+    let mut pace = relayed(Round(3));
+    pace.above[0] = Above::Gathering;
+    assert_eq!(pace.round(0), Round(3));
+    pace.above[0] = Above::Asked(Round(3));
+    assert_eq!(pace.round(0), Round(4));
+}

@@ -1,0 +1,55 @@
+//! Sums that hubs below pushed: bare slots, each with the number of gradients in it.
+
+use zerocopy::FromBytes;
+
+use super::Read;
+use super::bare::{Push, Pushes};
+use super::chunks::Chunk;
+use crate::kernels::{Ablate, Element, Kernels, Slots};
+use crate::layout::Round;
+use crate::wire::counted;
+use crate::wire::frame::FrameError;
+
+/// Reads sums: the kernel adds them where they are, in the order of the hubs.
+#[derive(Debug)]
+pub(crate) struct CountedSlots {
+    /// Slots that are read: all, or 1 when the job leaves out the sum.
+    most: usize,
+    /// Round 0 has weights, and no sums.
+    broadcasts: bool,
+}
+
+impl CountedSlots {
+    pub fn new(ablate: Ablate, broadcasts: bool) -> Self {
+        CountedSlots { most: if ablate.aggregate { 1 } else { usize::MAX }, broadcasts }
+    }
+}
+
+impl Read for CountedSlots {
+    #[inline]
+    fn check(&self, _: &Chunk, _: usize, round: Round, push: Push) -> Result<bool, FrameError> {
+        if round == Round(0) && self.broadcasts {
+            return Ok(true);
+        }
+        counted::read(push.bytes()).map(|_| true).map_err(|seen| FrameError::Count { seen })
+    }
+
+    fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]) {
+        let values = &push.bytes()[..chunk.bytes];
+        weights.copy_from_slice(<[E]>::ref_from_bytes(values).expect("whole elements, on 64 bytes"));
+    }
+
+    fn sum<E: Element>(
+        &mut self,
+        _: &Kernels,
+        chunk: &Chunk,
+        _: usize,
+        _: Round,
+        pushes: Pushes<impl Iterator<Item = u32> + Clone>,
+        then: impl FnOnce(&Slots<E>, u32),
+    ) {
+        // Total: another process owns the counts, and may have changed them since they were checked.
+        let gradients = pushes.bytes().map(|bytes| counted::read(bytes).unwrap_or(1)).sum();
+        then(&pushes.first(chunk.bytes).slots::<E>().at_most(self.most), gradients);
+    }
+}

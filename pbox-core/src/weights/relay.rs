@@ -1,0 +1,48 @@
+//! The reply of a hub below other hubs. It posts two things: a sum to the hub above, from the window that the step
+//! writes, and the answer to the workers, from the window that the hub above writes. Nothing is copied.
+
+use fabric::{Span, Spans};
+
+use super::chunks::Chunk;
+use super::{Reply, Stepped, To};
+use crate::kernels::Kernels;
+use crate::layout::Round;
+
+/// Posts sums up and answers down.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    /// Links of a higher number lead up.
+    workers: u32,
+    /// By place: the chunk's sum and its count, in the window that the hub above reads.
+    sums: Vec<Span>,
+    /// By place: the count.
+    counts: Spans,
+    /// The job's first weights are those of another hub's workers: from here the hub above reads none.
+    keeps_first: bool,
+}
+
+impl Relay {
+    pub fn new(workers: u32, sums: Vec<Span>, counts: Spans, keeps_first: bool) -> Self {
+        Relay { workers, sums, counts, keeps_first }
+    }
+}
+
+impl<R> Reply<R, Spans> for Relay {
+    #[inline]
+    fn answer(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &Spans, to: To) -> Span {
+        if to.rank < self.workers {
+            return chunk.span;
+        }
+        let sum = self.sums[place];
+        if to.round == Round(0) && self.keeps_first { Span { bytes: 0, ..sum } } else { sum }
+    }
+
+    fn add_worker(&mut self, _: &[Chunk], _: &Spans, _: u32, own: Option<Spans>) {
+        assert!(own.is_none(), "all workers read one window");
+    }
+
+    #[inline]
+    fn prepare(&mut self, stepped: Stepped, _: &mut R, _: &Spans) {
+        self.counts.elements_mut::<u32>(stepped.place)[0] = stepped.workers.to_le();
+    }
+}

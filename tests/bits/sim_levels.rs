@@ -1,0 +1,353 @@
+//! Thousands of small trees of hubs with random faults: every weight that a worker may read is the oracle's, which sums on
+//! each machine first, and every run ends with all its rounds or with an error that names what went wrong.
+//!
+//! A seed decides everything: the tree of two or three levels, model, cores, optimizer, schedules, credit, the network's
+//! faults, and when workers and hubs die and come back. A failure prints its seed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fabric::sim::{Net, seeds};
+use hub_tests::levels::{Levels, Shape, Terms};
+use hub_tests::trouble::{Dice, Trouble};
+use hub_tests::values::{mix, rounded, same_bits};
+use pbox_core::oracle::{self, Step};
+use pbox_core::{
+    Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer, Round, Schedule,
+};
+
+const TREES: u64 = 10_000;
+
+/// A run is over after this many steps without work: more than the longest delay.
+const PATIENCE: u32 = 200;
+
+/// More steps than any run needs.
+const MANY: u32 = 20_000;
+
+/// The number of ends that `name_end` tells apart.
+const ENDS: usize = 8;
+
+struct Tree {
+    dice: Dice,
+    trouble: Trouble,
+    layout: Arc<Layout>,
+    shape: Vec<Shape>,
+    rounds: u32,
+    /// The weights by round, key and element.
+    expected: Vec<Vec<Vec<f32>>>,
+    job: Levels,
+}
+
+/// Two levels, or three.
+fn shape(dice: &mut Dice) -> Vec<Shape> {
+    let machine = |dice: &mut Dice| Shape::Hub(vec![Shape::Worker; dice.from(1..=3) as usize]);
+    let rack = |dice: &mut Dice| (0..dice.from(1..=3)).map(|_| machine(dice)).collect::<Vec<_>>();
+    match dice.below(3) {
+        0 => (0..dice.from(1..=2)).map(|_| Shape::Hub(rack(dice))).collect(),
+        _ => rack(dice),
+    }
+}
+
+fn depth(shape: &[Shape]) -> usize {
+    shape
+        .iter()
+        .map(|below| if let Shape::Hub(below) = below { 1 + depth(below) } else { 1 })
+        .max()
+        .unwrap_or(0)
+}
+
+fn workers(shape: &[Shape]) -> u32 {
+    shape.iter().map(|below| if let Shape::Hub(below) = below { workers(below) } else { 1 }).sum()
+}
+
+fn optimizer(dice: &mut Dice) -> Optimizer {
+    let (learning_rate, weight_decay, momentum) = (0.125, 0.01, 0.9);
+    let (beta1, beta2, epsilon) = (0.9, 0.99, 1e-6);
+    match dice.below(4) {
+        0 => Optimizer::Average,
+        1 => Optimizer::Sgd { learning_rate, weight_decay },
+        2 => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+        _ => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+    }
+}
+
+impl Tree {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let trouble = Trouble::from_seed(seed);
+        let keys = (0..dice.from(1..=4)).map(|key| {
+            let dtype = [Dtype::F32, Dtype::F32, Dtype::F16, Dtype::BF16][dice.below(4) as usize];
+            Key::new(dtype, format!("key {key}"), [dice.from(1..=80)])
+        });
+        let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
+        let (shape, optimizer) = (shape(&mut dice), optimizer(&mut dice));
+        let depth = depth(&shape);
+        let mut job = JobTerms::new(1, Vec::new(), optimizer);
+        (job.on_loss, job.hubs) = (trouble.on_loss(), dice.from(1..=2) as u32);
+        let mut level = |level: usize| {
+            // Between hubs nobody pulls.
+            let schedules = if level + 1 < depth { 3 } else { 4 };
+            let schedules: Vec<Schedule> =
+                Schedule::ALL.into_iter().filter(|s| !s.pulls()).take(schedules).collect();
+            LevelTerms {
+                schedule: schedules[dice.below(schedules.len() as u64) as usize],
+                slice_bytes: Some(dice.from(64..=512) as usize),
+                credit: Some(match dice.below(3) {
+                    0 => Credit::None,
+                    _ => Credit::Bytes(dice.from(1..=600) as usize),
+                }),
+                ..LevelTerms::default()
+            }
+        };
+        let levels = (0..depth).map(&mut level).collect();
+        let cores = (0..dice.from(1..=6)).map(|_| dice.from(1..=3) as usize).collect();
+        let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
+        let faults = trouble.faults(&mut dice);
+        let rounds = dice.from(1..=4) as u32;
+        let terms = Terms { job, levels, cores, worker_credit };
+        let expected = expected(&layout, optimizer, trouble, &shape, rounds);
+        let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
+        Tree { dice, trouble, layout, shape, rounds, expected, job }
+    }
+
+    fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
+        (0..self.layout.keys().len() as u32).map(KeyId)
+    }
+
+    fn living(&self) -> impl Iterator<Item = usize> {
+        (0..self.job.workers.len()).filter(|&worker| self.job.is_alive(worker))
+    }
+
+    /// Runs until all living workers have done all rounds, or nothing moves any more, or there is an error.
+    fn run(&mut self) -> Result<(), String> {
+        let mut idle = 0;
+        for step in 0.. {
+            if idle >= PATIENCE || self.is_done() {
+                break;
+            }
+            assert!(step < MANY, "steps without end: {}", self.waiting_keys());
+            // From here on nothing is broken, so that the living workers can finish.
+            if step < MANY / 10 {
+                self.strike();
+            }
+            for worker in 0..self.job.workers.len() {
+                if self.job.is_alive(worker) && self.dice.below(3) > 0 {
+                    self.work(worker)?;
+                }
+            }
+            idle = if self.job.step().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
+        }
+        if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
+    }
+
+    /// Kills a worker or a hub, or has one come back. Worker 0 and the hubs above it stay where the job goes on without
+    /// others.
+    fn strike(&mut self) {
+        let begun = |key| self.living().all(|worker| self.job.workers[worker].exchange.round(key).0 > 0);
+        let begun = self.keys().all(begun);
+        let worker = self.dice.below(self.job.workers.len() as u64) as usize;
+        let hub = self.dice.below(self.job.nodes.len() as u64) as usize;
+        match self.trouble {
+            Trouble::None | Trouble::Posts => {}
+            Trouble::Death if self.dice.below(60) > 0 || self.living().count() < self.job.workers.len() => {}
+            Trouble::Death if self.dice.below(2) == 0 => self.job.kill(worker),
+            Trouble::Death => self.job.kill_hub(hub),
+            Trouble::ComingAndGoing if !begun || self.dice.below(15) > 0 => {}
+            Trouble::ComingAndGoing if self.dice.below(2) == 0 => {
+                let hub_lives = self.job.is_hub_alive(self.job.workers[worker].node);
+                match self.job.is_alive(worker) {
+                    true if worker > 0 => self.job.kill(worker),
+                    false if hub_lives => self.job.rejoin(worker).unwrap(),
+                    _ => {}
+                }
+            }
+            Trouble::ComingAndGoing => {
+                let mut stays = Some(self.job.workers[0].node);
+                while let Some(node) = stays {
+                    if node == hub {
+                        return;
+                    }
+                    stays = self.job.above(node);
+                }
+                let above_lives = self.job.above(hub).is_some_and(|above| self.job.is_hub_alive(above));
+                match self.job.is_hub_alive(hub) {
+                    true => self.job.kill_machine(hub),
+                    false if above_lives && self.job.has_workers(hub) => self.job.rejoin_hub(hub).unwrap(),
+                    false => {}
+                }
+            }
+        }
+    }
+
+    /// A worker that waits for nothing checks all weights and pushes its next round. Other workers check the weights that
+    /// they have.
+    fn work(&mut self, number: usize) -> Result<(), String> {
+        let exchange = &mut self.job.workers[number].exchange;
+        for (id, key) in (0..).map(KeyId).zip(self.layout.keys()).filter(|(id, _)| exchange.is_ready(*id)) {
+            if let Some(before) = exchange.round(id).0.checked_sub(1) {
+                let what = format!("worker {number}, round {before}, key {}", id.0);
+                same_bits(what, &read(exchange, id, key.dtype), &self.expected[before as usize][id.index()]);
+            }
+        }
+        if exchange.first_under_way().is_some() || exchange.round(KeyId(0)).0 > self.rounds {
+            return Ok(());
+        }
+        let round = exchange.round(KeyId(0));
+        let mut keys: Vec<KeyId> = (0..self.layout.keys().len() as u32).map(KeyId).collect();
+        let first = self.dice.below(keys.len() as u64) as usize;
+        keys.rotate_left(first);
+        for id in keys {
+            let dtype = self.layout.keys()[id.index()].dtype;
+            write(exchange, id, dtype, |i| value(self.trouble, number as u32, round, id, i));
+            exchange.push(id).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        let done = |key| {
+            self.living().all(|worker| {
+                let exchange = &self.job.workers[worker].exchange;
+                exchange.round(key).0 > self.rounds && exchange.is_ready(key)
+            })
+        };
+        self.living().count() > 0 && self.keys().all(done)
+    }
+
+    fn waiting_keys(&self) -> String {
+        let waits = |worker: usize| {
+            let exchange = &self.job.workers[worker].exchange;
+            let key = exchange.first_under_way()?;
+            Some(format!("worker {worker} waits for key {} in round {}", key.0, exchange.round(key).0))
+        };
+        self.living().find_map(waits).unwrap_or_else(|| "nobody waits, and not all is done".into())
+    }
+
+    /// Names the end of a run.
+    ///
+    /// # Panics
+    /// When the run may not end like this.
+    fn name_end(&self, ended: &Result<(), String>) -> &'static str {
+        let said = |words: &str| {
+            self.job.notices.iter().any(|(_, notice)| match notice {
+                Notice::WorkerGone { reason, .. }
+                | Notice::AboveGone { reason, .. }
+                | Notice::JobFailed { reason, .. } => reason.contains(words),
+                Notice::Snapshot { .. } | Notice::Skipped { .. } => false,
+            })
+        };
+        let above_gone =
+            || self.job.notices.iter().any(|(_, notice)| matches!(notice, Notice::AboveGone { .. }));
+        match (self.trouble, ended) {
+            (Trouble::None | Trouble::ComingAndGoing, Ok(())) => "whole",
+            (Trouble::None | Trouble::ComingAndGoing, Err(error)) => {
+                panic!("{:?}: {error}, {:?}, {:?}", self.trouble, self.shape, self.job.notices)
+            }
+            (Trouble::Posts | Trouble::Death, Ok(())) => "whole in spite of trouble",
+            (Trouble::Posts, Err(_)) if said("pushed chunk") => "a hub saw a repeat",
+            (Trouble::Posts, Err(error)) if error.contains("broke the protocol") => "a worker saw a repeat",
+            (Trouble::Posts, Err(error)) if error.contains("waits for") => "a post is missing",
+            (Trouble::Death, Err(_)) if above_gone() => "a hub above is gone",
+            (Trouble::Death, Err(_)) if said("link") => "a worker or a hub below is gone",
+            (Trouble::Death, Err(error)) if error.contains("closed") => "a worker's hub is gone",
+            (trouble, Err(error)) => panic!("{trouble:?}: {error}, {:?}", self.job.notices),
+        }
+    }
+}
+
+fn read(exchange: &worker_shim::Exchange<fabric::sim::Port>, key: KeyId, dtype: Dtype) -> Vec<f32> {
+    match dtype {
+        Dtype::F32 => exchange.weights::<f32>(key).unwrap().to_vec(),
+        Dtype::F16 => exchange.weights::<half::f16>(key).unwrap().iter().map(|w| w.to_f32()).collect(),
+        Dtype::BF16 => exchange.weights::<half::bf16>(key).unwrap().iter().map(|w| w.to_f32()).collect(),
+    }
+}
+
+fn write(
+    exchange: &mut worker_shim::Exchange<fabric::sim::Port>,
+    key: KeyId,
+    dtype: Dtype,
+    value: impl Fn(usize) -> f32,
+) {
+    macro_rules! fill {
+        ($E:ty, $from:expr) => {{
+            let slots = exchange.gradient_mut::<$E>(key).unwrap().iter_mut().enumerate();
+            slots.for_each(|(i, slot)| *slot = $from(value(i)));
+        }};
+    }
+    match dtype {
+        Dtype::F32 => fill!(f32, |value| value),
+        Dtype::F16 => fill!(half::f16, half::f16::from_f32),
+        Dtype::BF16 => fill!(half::bf16, half::bf16::from_f32),
+    }
+}
+
+/// Whole numbers that are the mean of themselves in f32, and whose sums are exact in bf16, for up to 18 of them.
+const EXACT: [f32; 5] = [1.0, 2.0, 4.0, 8.0, 9.0];
+
+/// What a worker pushes. If workers come and go, all push the same number, whose mean does not depend on who takes part.
+fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
+    let worker = if trouble.on_loss() == OnLoss::Continue { 0 } else { worker };
+    let mixed =
+        mix(u64::from(worker) << 48 | u64::from(round.0) << 32 | u64::from(key.0) << 16 | element as u64);
+    if trouble.on_loss() == OnLoss::Continue {
+        let whole = EXACT[mixed as usize % EXACT.len()];
+        return if mixed & 64 == 0 { whole } else { -whole };
+    }
+    ((mixed % 255) as f32 - 127.0) / 37.0
+}
+
+/// The oracle's weights after each round. Each hub sums what is below it, in order, in the type of the key.
+fn expected(
+    layout: &Layout,
+    optimizer: Optimizer,
+    trouble: Trouble,
+    shape: &[Shape],
+    rounds: u32,
+) -> Vec<Vec<Vec<f32>>> {
+    let workers = workers(shape);
+    let mut by_round = vec![Vec::new(); rounds as usize + 1];
+    for (id, key) in (0..).map(KeyId).zip(layout.keys()) {
+        let elements = key.elements().unwrap() as usize;
+        let (mut master, mut states) = (vec![0.0f32; elements], vec![[0.0; 2]; elements]);
+        for (round, weights) in (0..).map(Round).zip(&mut by_round) {
+            for (i, (master, state)) in master.iter_mut().zip(&mut states).enumerate() {
+                let pushed = |worker| rounded(key.dtype, value(trouble, worker, round, id, i));
+                if round == Round(0) && optimizer.keeps_weights() {
+                    *master = pushed(0);
+                    continue;
+                }
+                let sum = sum(shape, &mut 0, key.dtype, &pushed);
+                let step = Step::new(&optimizer, workers, round, optimizer.learning_rate(), 1.0, 1.0);
+                oracle::step(&optimizer, &step, sum, master, state);
+            }
+            weights.push(master.iter().map(|&weight| rounded(key.dtype, weight)).collect());
+        }
+    }
+    by_round
+}
+
+/// The sum of what is below a hub. `next` is the number of its first worker.
+fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, pushed: &impl Fn(u32) -> f32) -> f32 {
+    oracle::sum(below.iter().map(|shape| match shape {
+        Shape::Hub(below) => rounded(dtype, sum(below, next, dtype, pushed)),
+        Shape::Worker => {
+            *next += 1;
+            pushed(*next - 1)
+        }
+    }))
+}
+
+#[test]
+fn weights_are_the_oracles_or_the_run_ends_with_a_named_error() {
+    let mut ends = BTreeMap::<&str, u32>::new();
+    for seed in seeds(TREES) {
+        let mut tree = Tree::new(seed);
+        let ended = tree.run();
+        *ends.entry(tree.name_end(&ended)).or_default() += 1;
+    }
+    eprintln!("{ends:?}");
+    if std::env::var_os("PHUB_SIM_SEED").is_none() {
+        assert_eq!(ends.len(), ENDS, "every way to end was seen: {ends:?}");
+    }
+}

@@ -1,0 +1,400 @@
+//! Hubs below hubs over the simulated transport, in one thread: a tree whose root steps and whose leaves are workers. The
+//! caller makes every step, and a seed decides the rest.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use fabric::sim::{self, EndId, Net};
+use fabric::{RecvWindow, SendWindow};
+use pbox_core::kernels::Kernels;
+use pbox_core::{
+    AboveSpec, Below, ChunkId, Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, OnLoss, Placement,
+    Round, ShardSpec, Share, Slices, Wire, counted,
+};
+use worker_shim::{Exchange, ExchangeError, WeightsMode, Windows};
+
+/// The only job.
+const JOB: JobId = JobId(0);
+
+/// What is below a hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shape {
+    Worker,
+    Hub(Vec<Shape>),
+}
+
+/// The terms of a tree.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// The job's terms at the root, whose number of hubs is that of the root. Its model, its members and its level are not
+    /// used.
+    pub job: JobTerms,
+    /// The terms of each level, that of the root first.
+    pub levels: Vec<LevelTerms>,
+    /// The number of cores of each hub, in the order in which hubs are made; the last is that of all others.
+    pub cores: Vec<usize>,
+    /// The credit of each link at a worker, in bytes.
+    pub worker_credit: Option<usize>,
+}
+
+/// A hub, or the hubs of the root together.
+pub struct Node {
+    terms: Arc<JobTerms>,
+    wire: Wire,
+    /// Of each hub.
+    shares: Vec<Placement>,
+    placement: Placement,
+    weights: Arc<SendWindow>,
+    cores: Vec<Core<sim::Port>>,
+    /// The hub above, and this hub's rank there.
+    above: Option<(usize, u32)>,
+    /// By rank.
+    members: Vec<Member>,
+    cores_of_a_hub: usize,
+    depth: usize,
+    alive: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Member {
+    Worker(usize),
+    Hub(usize),
+}
+
+/// A worker, and where it is.
+pub struct Worker {
+    pub exchange: Exchange<sim::Port>,
+    pub node: usize,
+    rank: u32,
+    ends: Vec<EndId>,
+    alive: bool,
+}
+
+/// A tree of hubs, and its workers.
+pub struct Levels {
+    net: Net,
+    layout: Arc<Layout>,
+    terms: Terms,
+    /// The root first.
+    pub nodes: Vec<Node>,
+    /// In the order of the tree.
+    pub workers: Vec<Worker>,
+    /// The notices of all nodes so far, each with its node.
+    pub notices: Vec<(usize, Notice)>,
+}
+
+impl Levels {
+    /// Connects a tree over `net`.
+    pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms, root: &[Shape]) -> Result<Self> {
+        let layout = Arc::clone(layout);
+        let (nodes, workers, notices) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tree = Levels { net, layout, terms, nodes, workers, notices };
+        tree.add(root, None, 0)?;
+        tree.begin(0, Round(0))?;
+        Ok(tree)
+    }
+
+    /// Adds a hub with what is below it. Returns its number.
+    fn add(&mut self, below: &[Shape], above: Option<(usize, u32)>, depth: usize) -> Result<usize> {
+        let number = self.nodes.len();
+        let cores = *self.terms.cores.get(number).or(self.terms.cores.last()).expect("cores of hubs");
+        let has_hubs = below.iter().any(|shape| *shape != Shape::Worker);
+        let members = if has_hubs { Members::Hubs } else { Members::Workers };
+        let level = LevelTerms { members, ..self.terms.levels[depth] };
+        let hubs = if above.is_none() { self.terms.job.hubs } else { 1 };
+        let terms = JobTerms {
+            workers: below.len() as u32,
+            keys: self.layout.keys().to_vec(),
+            chunk_bytes: self.layout.chunk_bytes(),
+            level,
+            hubs,
+            ..self.terms.job.clone()
+        };
+        let node = self.make(Arc::new(terms), above, cores, depth)?;
+        self.nodes.push(node);
+        for (rank, shape) in (0..).zip(below) {
+            let member = match shape {
+                Shape::Hub(below) => Member::Hub(self.add(below, Some((number, rank)), depth + 1)?),
+                Shape::Worker => {
+                    let (exchange, ends) = self.connect(number, rank)?;
+                    self.workers.push(Worker { exchange, node: number, rank, ends, alive: true });
+                    Member::Worker(self.workers.len() - 1)
+                }
+            };
+            self.nodes[number].members.push(member);
+        }
+        Ok(number)
+    }
+
+    /// A hub without members. Below another, it is connected to it.
+    fn make(
+        &mut self,
+        terms: Arc<JobTerms>,
+        above: Option<(usize, u32)>,
+        cores_of_a_hub: usize,
+        depth: usize,
+    ) -> Result<Node> {
+        let wire = Wire::new(Arc::clone(&self.layout), &terms);
+        let node = |shares, placement, weights, cores| Node {
+            terms: Arc::clone(&terms),
+            wire: wire.clone(),
+            shares,
+            placement,
+            weights,
+            cores,
+            above,
+            members: Vec::new(),
+            cores_of_a_hub,
+            depth,
+            alive: true,
+        };
+        let core = |spec| {
+            let mut core = Core::new(self.net.port(), Kernels::detect());
+            core.add_job(JOB, spec)?;
+            Ok(core)
+        };
+        let Some((parent, rank)) = above else {
+            let share = |hub| {
+                let share = Share::of_hub(&terms, hub);
+                Placement::of_share(&self.layout, terms.level.schedule, share, cores_of_a_hub)
+            };
+            let shares: Vec<Placement> = (0..terms.hubs).map(share).collect();
+            let placement = Placement::over_hubs(&shares);
+            let (weights, spans) = placement.job_window(&wire)?;
+            let specs = ShardSpec::of_cores(&terms, &wire, placement.chunks_by_core().into_iter().zip(spans));
+            let cores = specs.into_iter().map(core).collect::<Result<_>>()?;
+            return Ok(node(shares, placement, weights, cores));
+        };
+        let below = Below::new(&self.nodes[parent].shares, cores_of_a_hub);
+        let chunks = below.placement.chunks_by_core();
+        let wire_above = self.nodes[parent].wire.clone();
+        let post = |&chunk: &ChunkId| wire_above.gradient_span(chunk);
+        let values = |&chunk: &ChunkId| fabric::Span {
+            offset: wire_above.gradient_span(chunk).offset,
+            bytes: self.layout.chunk(chunk).span.bytes,
+        };
+        let line = |chunk: &ChunkId| counted::line(post(chunk));
+        let of_cores = chunks.iter().map(|chunks| chunks.iter().map(values).collect());
+        let of_lines = chunks.iter().map(|chunks| chunks.iter().map(line).collect());
+        let sums = SendWindow::new(wire_above.gradient_window_bytes())?;
+        let (sums, mut spans) = sums.split(of_cores.chain(of_lines).collect())?;
+        let counts = spans.split_off(chunks.len());
+        let mut specs = ShardSpec::of_cores(&terms, &wire, chunks.into_iter().zip(spans));
+        let level = self.nodes[parent].terms.level;
+        for ((spec, counts), ways) in specs.iter_mut().zip(counts).zip(&below.ways) {
+            let posts = spec.chunks.iter().map(post).collect();
+            let links = spec.chunks.iter().map(|&chunk| terms.workers + below.link(chunk)).collect();
+            let (ways, keeps_first) = (ways.len() as u32, rank > 0);
+            spec.above = Some(AboveSpec { level, counts, posts, links, ways, keeps_first });
+        }
+        let mut cores: Vec<Core<sim::Port>> = specs.into_iter().map(core).collect::<Result<_>>()?;
+        let (weights, recv) = RecvWindow::shown(SendWindow::new(wire.weights_window_bytes())?);
+        let endpoints = self.link(parent, rank, &sums, &Arc::new(recv))?;
+        let mut endpoints: Vec<Option<sim::Endpoint>> = endpoints.into_iter().map(Some).collect();
+        for (core, ways) in cores.iter_mut().zip(&below.ways) {
+            let endpoints = ways.iter().map(|&way| endpoints[way].take().expect("each has one way"));
+            core.add_above(JOB, &level, endpoints.collect::<Vec<_>>());
+        }
+        Ok(node(vec![below.placement.clone()], below.placement, weights, cores))
+    }
+
+    /// Links a member's windows to all cores of a node. Returns the member's endpoints.
+    fn link(
+        &mut self,
+        node: usize,
+        rank: u32,
+        send: &Arc<SendWindow>,
+        recv: &Arc<RecvWindow>,
+    ) -> Result<Vec<sim::Endpoint>> {
+        let Node { wire, placement, weights, cores, .. } = &mut self.nodes[node];
+        let at_hub = Arc::new(RecvWindow::local(wire.gradient_window_bytes())?);
+        let (weights, own) = if wire.has_own_weights() {
+            let (weights, own) = placement.weights_window(wire)?;
+            (weights, own.into_iter().map(Some).collect())
+        } else {
+            (Arc::clone(weights), cores.iter().map(|_| None).collect::<Vec<_>>())
+        };
+        let mut endpoints = Vec::new();
+        for ((core, capacity), own) in cores.iter_mut().zip(placement.capacities()).zip(own) {
+            let member = sim::Windows { send: Arc::clone(send), recv: Arc::clone(recv) };
+            let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
+            let (to_hub, to_member) = self.net.link(member, hub, capacity.max(1));
+            endpoints.push(to_hub);
+            core.add_worker(JOB, rank, Arc::clone(&at_hub), own, to_member)?;
+        }
+        Ok(endpoints)
+    }
+
+    /// Connects a worker. Returns its exchange and its ends of the links.
+    fn connect(&mut self, node: usize, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
+        let Node { wire, placement, terms, .. } = &self.nodes[node];
+        let (wire, placement, level) = (wire.clone(), placement.clone(), terms.level);
+        let (gradients, spans) = Windows::gradients(&wire)?;
+        let recv = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
+        let endpoints = self.link(node, rank, &gradients, &recv)?;
+        let ends = endpoints.iter().map(sim::Endpoint::id).collect();
+        let windows = Windows::new(&wire, rank, spans, vec![recv; placement.cores()], WeightsMode::Shared)?;
+        let slice_bytes = level.slice_bytes.unwrap_or(self.layout.chunk_bytes());
+        let slices = Slices::new(&self.layout, &placement, level.schedule, slice_bytes);
+        let mut exchange =
+            Exchange::new(self.net.port(), endpoints, Arc::clone(&self.layout), windows, slices);
+        exchange.set_credit(self.terms.worker_credit);
+        Ok((exchange, ends))
+    }
+
+    /// Lets all members of a node and below take part from a round on, as the registries of its hubs do.
+    fn begin(&mut self, node: usize, from: Round) -> Result<()> {
+        if self.nodes[node].above.is_some() {
+            self.nodes[node].cores.iter_mut().for_each(|core| core.begin_below(JOB, from));
+        }
+        let members = self.nodes[node].members.clone();
+        let from = self.admit(node, &(0..members.len() as u32).collect::<Vec<_>>());
+        for member in members {
+            match member {
+                Member::Hub(below) => self.begin(below, from)?,
+                Member::Worker(worker) => self.workers[worker].exchange.begin(from)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets members of a node take part from the next cut on. Returns its round.
+    fn admit(&mut self, node: usize, ranks: &[u32]) -> Round {
+        let mut notices = Vec::new();
+        let cores = &mut self.nodes[node].cores;
+        let fronts = cores.iter_mut().filter_map(|core| core.hold(JOB));
+        let from = fronts.map(|front| front.highest).max().unwrap_or_default();
+        cores.iter_mut().for_each(|core| core.release(JOB, from, ranks, &mut notices));
+        self.notices.extend(notices.into_iter().map(|notice| (node, notice)));
+        from
+    }
+
+    /// Kills a worker: its links end without a goodbye.
+    pub fn kill(&mut self, worker: usize) {
+        self.workers[worker].alive = false;
+        self.workers[worker].ends.iter().for_each(|&end| self.net.kill(end));
+    }
+
+    /// Kills a hub: all its links end.
+    pub fn kill_hub(&mut self, node: usize) {
+        self.nodes[node].alive = false;
+        self.nodes[node].cores.clear();
+    }
+
+    /// Kills a hub and all below.
+    pub fn kill_machine(&mut self, node: usize) {
+        self.kill_hub(node);
+        for member in self.nodes[node].members.clone() {
+            match member {
+                Member::Worker(worker) => self.kill(worker),
+                Member::Hub(below) => self.kill_machine(below),
+            }
+        }
+    }
+
+    /// A worker that was killed comes back to its hub.
+    pub fn rejoin(&mut self, worker: usize) -> Result<()> {
+        let Worker { node, rank, .. } = self.workers[worker];
+        self.remove(node, rank);
+        let (exchange, ends) = self.connect(node, rank)?;
+        self.workers[worker] = Worker { exchange, node, rank, ends, alive: true };
+        let from = self.admit(node, &[rank]);
+        self.workers[worker].exchange.begin(from)?;
+        Ok(())
+    }
+
+    /// A hub of workers that was killed comes back with all its workers.
+    pub fn rejoin_hub(&mut self, node: usize) -> Result<()> {
+        let Node { above, cores_of_a_hub, depth, .. } = self.nodes[node];
+        let (parent, rank) = above.expect("the root does not come back");
+        self.remove(parent, rank);
+        let made = self.make(Arc::clone(&self.nodes[node].terms), above, cores_of_a_hub, depth)?;
+        let members = std::mem::replace(&mut self.nodes[node], made).members;
+        for (rank, member) in (0..).zip(members) {
+            let Member::Worker(worker) = member else { panic!("a hub of workers") };
+            let (exchange, ends) = self.connect(node, rank)?;
+            self.workers[worker] = Worker { exchange, node, rank, ends, alive: true };
+            self.nodes[node].members.push(member);
+        }
+        let from = self.admit(parent, &[rank]);
+        self.begin(node, from)
+    }
+
+    /// Removes a member from all cores of a node, as the registry does when a core has lost it.
+    fn remove(&mut self, node: usize, rank: u32) {
+        let mut notices = Vec::new();
+        self.nodes[node].cores.iter_mut().for_each(|core| core.remove_worker(JOB, rank, &mut notices));
+        self.notices.extend(notices.into_iter().map(|notice| (node, notice)));
+    }
+
+    /// Whether a worker lives.
+    pub fn is_alive(&self, worker: usize) -> bool {
+        self.workers[worker].alive
+    }
+
+    /// Whether a hub lives.
+    pub fn is_hub_alive(&self, node: usize) -> bool {
+        self.nodes[node].alive
+    }
+
+    /// Whether a node's members are workers.
+    pub fn has_workers(&self, node: usize) -> bool {
+        matches!(self.nodes[node].members[..], [Member::Worker(_), ..])
+    }
+
+    /// The number of the hub above a node.
+    pub fn above(&self, node: usize) -> Option<usize> {
+        self.nodes[node].above.map(|(above, _)| above)
+    }
+
+    /// Every core and every living worker works once. True if anything happened.
+    pub fn step(&mut self) -> Result<bool, ExchangeError> {
+        let mut worked = false;
+        for number in 0..self.nodes.len() {
+            let node = &mut self.nodes[number];
+            if !node.alive {
+                continue;
+            }
+            let mut notices = Vec::new();
+            for core in &mut node.cores {
+                worked |= core.turn(&mut notices);
+            }
+            for notice in notices {
+                self.follow(number, &notice);
+                self.notices.push((number, notice));
+            }
+        }
+        for worker in self.workers.iter_mut().filter(|worker| worker.alive) {
+            worked |= worker.exchange.progress()? > 0;
+        }
+        Ok(worked)
+    }
+
+    /// Does what a hub's registry does: goes on without a lost member, or ends the job here.
+    fn follow(&mut self, node: usize, notice: &Notice) {
+        match *notice {
+            Notice::Snapshot { .. } | Notice::Skipped { .. } => {}
+            Notice::WorkerGone { rank, .. } if self.terms.job.on_loss == OnLoss::Continue => {
+                let heard = self.notices.len();
+                self.remove(node, rank);
+                let failed = |(_, notice): &(usize, Notice)| matches!(notice, Notice::JobFailed { .. });
+                let alone = !self.nodes[node].members.iter().any(|member| self.lives(*member));
+                if alone || self.notices[heard..].iter().any(failed) {
+                    self.kill_machine(node);
+                }
+            }
+            // Other workers of this hub could not go on elsewhere.
+            _ if self.terms.job.on_loss == OnLoss::Continue => self.kill_machine(node),
+            Notice::WorkerGone { .. } | Notice::AboveGone { .. } | Notice::JobFailed { .. } => {
+                self.kill_hub(node);
+            }
+        }
+    }
+
+    fn lives(&self, member: Member) -> bool {
+        match member {
+            Member::Worker(worker) => self.workers[worker].alive,
+            Member::Hub(node) => self.nodes[node].alive,
+        }
+    }
+}
