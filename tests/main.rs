@@ -5,6 +5,7 @@ mod bits;
 mod checkpoints;
 mod faults;
 mod hostile;
+mod levels;
 mod membership;
 mod order;
 mod processes;

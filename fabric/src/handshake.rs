@@ -5,8 +5,35 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use crate::memory::RecvWindow;
+use crate::memory::{RecvWindow, WindowError};
 use crate::plan::{LinkPorts, MAX_PORTS};
+
+/// The window for what the hub of a connection posts.
+#[derive(Clone, Debug)]
+pub enum Receive {
+    /// The hub's own pages, where memory is shared; otherwise new memory. It has so many bytes.
+    New(usize),
+    /// This window, which other peers read.
+    Into(Arc<RecvWindow>),
+}
+
+impl Receive {
+    /// Size of the window.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Receive::New(bytes) => *bytes,
+            Receive::Into(window) => window.bytes(),
+        }
+    }
+
+    /// The window as memory of this end.
+    pub(crate) fn local(self) -> Result<Arc<RecvWindow>, WindowError> {
+        match self {
+            Receive::New(bytes) => Ok(Arc::new(RecvWindow::local(bytes)?)),
+            Receive::Into(window) => Ok(window),
+        }
+    }
+}
 
 /// What a handshake yields: the window that the peer writes, and the links.
 #[derive(Debug)]

@@ -30,7 +30,7 @@ pub mod tcp;
 pub mod verbs;
 mod watch;
 
-pub use handshake::Joined;
+pub use handshake::{Joined, Receive};
 pub use ids::{Imm, LinkId, Span};
 pub use plan::{LinkPorts, PlannedLink, PortId};
 pub use port::{Arrival, CloseReason, Closed, Port, Posted, Until};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fabric::any::{Address, Endpoint, Group, Listener, Port, connect, group};
 use fabric::conformance::{Bed, End, Local, Meeting, Peer, Shape};
-use fabric::{Joined, PlannedLink, RecvWindow, SendWindow, shm, tcp};
+use fabric::{Joined, PlannedLink, Receive, RecvWindow, SendWindow, shm, tcp};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -91,7 +91,7 @@ fn join(address: &Address, group: &Group, window: &Arc<SendWindow>, shape: Shape
         [1; 16],
         group,
         window,
-        shape.window_bytes(),
+        Receive::New(shape.window_bytes()),
         &PlannedLink::of_one_port(&[shape.capacity]),
         TIMEOUT,
     )

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fabric::conformance::{Joined, Role, Transport};
 use fabric::tcp::{Listener, Port, connect};
-use fabric::{PlannedLink, SendWindow};
+use fabric::{PlannedLink, Receive, SendWindow};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -68,7 +68,7 @@ impl Transport for Tcp {
     ) -> Joined<Port> {
         let ports = plan.iter().map(|link| link.ports.hub.index() + 1).max().unwrap();
         let addresses = vec![address.parse().unwrap(); ports];
-        let joined = connect(&addresses, token, ours, bytes, plan, TIMEOUT).unwrap();
+        let joined = connect(&addresses, token, ours, Receive::New(bytes), plan, TIMEOUT).unwrap();
         (joined.recv, joined.endpoints)
     }
 }

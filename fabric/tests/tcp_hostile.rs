@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use fabric::tcp::{ConnectError, Endpoint, Hello, Listener, Port, connect};
-use fabric::{Arrival, CloseReason, Imm, Joined, PlannedLink, Port as _, Posted, SendWindow, Span, Until};
+use fabric::{
+    Arrival, CloseReason, Imm, Joined, PlannedLink, Port as _, Posted, Receive, SendWindow, Span, Until,
+};
 
 const WINDOW: usize = 4096;
 const LONG: Duration = Duration::from_secs(30);
@@ -73,9 +75,15 @@ impl Hub {
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || {
                 let window = Arc::new(SendWindow::new(WINDOW).unwrap());
-                let joined =
-                    connect(&[address], TOKEN, &window, WINDOW, &PlannedLink::of_one_port(&[8]), LONG)
-                        .unwrap();
+                let joined = connect(
+                    &[address],
+                    TOKEN,
+                    &window,
+                    Receive::New(WINDOW),
+                    &PlannedLink::of_one_port(&[8]),
+                    LONG,
+                )
+                .unwrap();
                 let mut port = Port::new().unwrap();
                 let link = joined.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).next().unwrap();
                 assert_eq!(port.post(link, Span { offset: 64, bytes: 64 }, Imm(5)), Posted::Accepted);
@@ -233,7 +241,8 @@ fn windows_of_other_sizes_are_refused() {
     std::thread::scope(|scope| {
         let worker = scope.spawn(move || {
             let window = Arc::new(SendWindow::new(64).unwrap());
-            connect(&[address], TOKEN, &window, WINDOW, &PlannedLink::of_one_port(&[8]), LONG).map(|_| ())
+            connect(&[address], TOKEN, &window, Receive::New(WINDOW), &PlannedLink::of_one_port(&[8]), LONG)
+                .map(|_| ())
         });
         let hello = hub.hello().unwrap().unwrap();
         let error = hello
@@ -260,7 +269,7 @@ fn a_stopped_listener_says_so() {
         &[listener.address()],
         TOKEN,
         &Arc::new(SendWindow::new(64).unwrap()),
-        64,
+        Receive::New(64),
         &PlannedLink::of_one_port(&[1]),
         SHORT,
     );

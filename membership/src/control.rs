@@ -52,9 +52,9 @@ impl Control {
         self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
     }
 
-    /// Says that the member with this token leaves from a round on.
-    pub fn leave(&self, token: &str, round: Round) -> Result<(), MemberError> {
-        let request = LeaveRequest { token: token.to_owned(), round };
+    /// Says that the member with this token leaves from a round on: in good order, or because of a failure.
+    pub fn leave(&self, token: &str, round: Round, failed: Option<String>) -> Result<(), MemberError> {
+        let request = LeaveRequest { token: token.to_owned(), round, failed };
         self.post("leave", "leave", &request).map(|_: serde_json::Value| ())
     }
 

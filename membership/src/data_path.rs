@@ -10,7 +10,7 @@ use std::time::Instant;
 use fabric::Joined;
 use fabric::any::{self, Address, Transport};
 use fabric::verbs::{self, Device, NicList, NicOptions};
-use fabric::{PlannedLink, PortId, RecvWindow, SendWindow};
+use fabric::{PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Layout, Placement, Schedule};
 
@@ -75,7 +75,8 @@ impl Ports {
     }
 }
 
-/// Connects `window` to each hub by the best transport that leads there, with links that end at `ports`.
+/// Connects `window` to each hub by the best transport that leads there, with links that end at `ports`. What the hubs post
+/// goes to `receive`.
 ///
 /// # Errors
 /// When a hub places chunks differently, when no transport leads to it, and when a hub that is reached refuses.
@@ -84,6 +85,7 @@ pub fn open(
     schedule: Schedule,
     layout: &Layout,
     window: &Arc<SendWindow>,
+    receive: &Receive,
     ports: &Ports,
     deadline: Instant,
 ) -> Result<DataPath, MemberError> {
@@ -99,7 +101,7 @@ pub fn open(
         cores: Vec::new(),
     };
     for route in &routes {
-        let (joined, way) = route.connect_by_the_best_way(window, deadline)?;
+        let (joined, way) = route.connect_by_the_best_way(window, receive, deadline)?;
         let begin = path.endpoints.len();
         path.cores.push(begin..begin + route.plan.len());
         path.ports.extend(route.plan.iter().map(|link| link.ports.joiner));
@@ -181,23 +183,13 @@ impl<'a> Route<'a> {
         schedule: Schedule,
         ports: &'a Ports,
     ) -> Result<Self, MemberError> {
-        let LetIn { control, share, reply, .. } = hub;
+        let LetIn { control, reply, .. } = hub;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
         let token =
             token_bytes(&reply.token).ok_or_else(|| nonsense(format!("the token {:?}", reply.token)))?;
-        let cores = &reply.cores;
-        if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
-            return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
-        }
-        let placement = Placement::of_share(layout, schedule, *share, cores.len());
-        let (theirs, ours) = (&reply.placement, placement.digest());
-        if *theirs != ours {
-            return Err(nonsense(format!(
-                "a placement of its share with digest {theirs}, which has {ours} here"
-            )));
-        }
+        let placement = hub.placement(schedule, layout)?;
         let mut capacities = vec![0; reply.ports as usize];
-        for (&core, capacity) in cores.iter().zip(placement.capacities()) {
+        for (&core, capacity) in reply.cores.iter().zip(placement.capacities()) {
             capacities[core as usize] = capacity.max(1);
         }
         let plan = PlannedLink::dealt(&capacities, &ports.dealt_to);
@@ -209,17 +201,18 @@ impl<'a> Route<'a> {
     fn connect_by_the_best_way(
         &self,
         window: &Arc<SendWindow>,
+        receive: &Receive,
         deadline: Instant,
     ) -> Result<(Joined<any::Endpoint>, Way), MemberError> {
         let (wanted, offered) = (self.ports.transport, &self.hub.reply.transports);
         let mut tried = Vec::new();
         for offer in offered {
             let transport = offer.transport();
-            let why_not = match self.way_by(offer) {
+            let why_not = match self.way_by(offer, receive) {
                 Ok((address, why)) => {
                     let limit = deadline.saturating_duration_since(Instant::now());
-                    let (group, bytes) = (&self.ports.group, window.bytes());
-                    match any::connect(&address, self.token, group, window, bytes, &self.plan, limit) {
+                    let (group, receive) = (&self.ports.group, receive.clone());
+                    match any::connect(&address, self.token, group, window, receive, &self.plan, limit) {
                         Ok(mut joined) => {
                             let paths = std::mem::take(&mut joined.paths);
                             tried.push(why.to_owned());
@@ -241,11 +234,14 @@ impl<'a> Route<'a> {
     }
 
     /// The address that an offer leads to from here and why it is chosen, or why it leads nowhere.
-    fn way_by(&self, offer: &TransportAddress) -> Result<(Address, &'static str), String> {
+    fn way_by(&self, offer: &TransportAddress, receive: &Receive) -> Result<(Address, &'static str), String> {
         if self.ports.transport.is_some_and(|wanted| wanted != offer.transport()) {
             return Err("not the one that was asked for".into());
         }
         match offer {
+            TransportAddress::Shm { .. } if matches!(receive, Receive::Into(_)) => {
+                Err("a hub shows its workers memory of its own, and not that of a hub above".into())
+            }
             TransportAddress::Shm { machine, address } => {
                 is_near(machine, address)?;
                 Ok((Address::Shm(address.clone()), "the hub is on this machine"))

@@ -40,7 +40,7 @@ pub(crate) struct Heartbeat {
 impl Heartbeat {
     /// Starts the thread. `limit` is how long the hub may be silent.
     pub fn start(control: Control, token: String, limit: Duration, waker: Waker) -> std::io::Result<Self> {
-        let state = JobState::Gathering { missing: Vec::new() };
+        let state = JobState::Gathering { missing: Vec::new(), machines: Vec::new() };
         let reply = HeartbeatReply { version: 0, state, members: Vec::new(), left: Vec::new() };
         let news = News { reply, lost: None };
         let shared = Arc::new(Shared { news: Mutex::new(news), changed: Condvar::new() });

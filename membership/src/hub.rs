@@ -3,7 +3,7 @@
 
 use std::io::Read;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pbox_core::Round;
 use pbox_core::control::{JobState, Left, StateReply};
@@ -27,21 +27,49 @@ pub struct Hub {
     pub state_bytes: Option<u64>,
 }
 
-/// The round from which a rank takes part at all hubs of its job, or the ranks that they still wait for.
-pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Vec<u32>> {
+/// The members that the hubs of a job still wait for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// The ranks of members of the hubs.
+    pub ranks: Vec<u32>,
+    /// Where none is missing: the machines whose hubs have not joined above.
+    pub machines: Vec<u32>,
+}
+
+impl Missing {
+    /// What a worker of so many waits for, in words.
+    pub fn spoken(&self, workers: u32) -> String {
+        match self {
+            Missing { ranks, machines } if ranks.is_empty() && !machines.is_empty() => {
+                format!("the hub of machine(s) {machines:?} to join the hubs above")
+            }
+            Missing { ranks, .. } => format!("worker(s) {ranks:?} of {workers} to join"),
+        }
+    }
+}
+
+/// The round from which a rank takes part at all hubs of its job, or the members that they still wait for.
+pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
     let (mut from, mut waits_for) = (Round(0), None);
     for hub in hubs {
         let news = hub.heartbeat.news();
         match (news.reply.members.iter().find(|member| member.rank == rank), &news.reply.state) {
             (Some(member), _) => from = from.max(member.from),
-            (None, JobState::Gathering { missing }) => waits_for = Some(missing.clone()),
-            (None, _) => waits_for = Some(vec![rank]),
+            (None, JobState::Gathering { missing, machines }) => {
+                waits_for = Some(Missing { ranks: missing.clone(), machines: machines.clone() });
+            }
+            (None, _) => waits_for = Some(Missing { ranks: vec![rank], machines: Vec::new() }),
         }
     }
     waits_for.map_or(Ok(from), Err)
 }
 
 impl Hub {
+    /// The address of its control port.
+    pub fn address(&self) -> &str {
+        &self.control.hub
+    }
+
     /// The ranks that take part now, ascending.
     pub fn members(&self) -> Vec<u32> {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
@@ -104,11 +132,19 @@ impl Hub {
         reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
     }
 
+    /// Says within `limit` that this member's own job has failed, and why.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    pub fn fail(&self, reason: &str, limit: Duration) -> Result<(), MemberError> {
+        self.control.within(limit).leave(&self.token, Round(0), Some(reason.to_owned()))
+    }
+
     /// Leaves the job there, from this round on.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
     pub fn leave(&self, round: Round) -> Result<(), MemberError> {
-        self.control.leave(&self.token, round).map_err(|error| self.lost_if_unreachable(error))
+        self.control.leave(&self.token, round, None).map_err(|error| self.lost_if_unreachable(error))
     }
 }

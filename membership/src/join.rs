@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use pbox_core::control::{JoinReply, JoinRequest, Peers};
-use pbox_core::{MAX_HUBS, Round, Share};
+use pbox_core::{Above, Below, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
 
 use crate::control::Control;
 use crate::error::MemberError;
@@ -81,6 +81,37 @@ impl LetIn {
         Ok(LetIn { control, share, reply, farewell })
     }
 
+    /// How many cores the job has there.
+    pub fn cores(&self) -> u32 {
+        self.reply.cores.len() as u32
+    }
+
+    /// How the hubs above this hub place chunks, where it is below others.
+    pub fn above(&self) -> Option<&Above> {
+        self.reply.above.as_ref()
+    }
+
+    /// Where its chunks are, as it says and as is computed here.
+    pub(crate) fn placement(&self, schedule: Schedule, layout: &Layout) -> Result<Placement, MemberError> {
+        let LetIn { control, share, reply, .. } = self;
+        let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
+        let cores = &reply.cores;
+        if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
+            return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
+        }
+        let placement = match &reply.above {
+            None => Placement::of_share(layout, schedule, *share, cores.len()),
+            Some(above) => Below::new(&above.placements(layout).map_err(nonsense)?, cores.len()).placement,
+        };
+        let (theirs, ours) = (&reply.placement, placement.digest());
+        if *theirs != ours {
+            return Err(nonsense(format!(
+                "a placement of its share with digest {theirs}, which has {ours} here"
+            )));
+        }
+        Ok(placement)
+    }
+
     /// The links are made: from here on the hub is told that this member lives. `cores` are the hub's in the
     /// placement. Each piece of news wakes `waker`.
     ///
@@ -102,10 +133,22 @@ impl LetIn {
     }
 }
 
+/// Where the chunks are at each of these hubs.
+///
+/// # Errors
+/// When a hub places chunks differently.
+pub fn placements(
+    hubs: &[LetIn],
+    schedule: Schedule,
+    layout: &Layout,
+) -> Result<Vec<Placement>, MemberError> {
+    hubs.iter().map(|hub| hub.placement(schedule, layout)).collect()
+}
+
 impl Drop for LetIn {
     fn drop(&mut self) {
         if let Some(control) = &self.farewell {
-            let _ = control.leave(&self.reply.token, Round(0));
+            let _ = control.leave(&self.reply.token, Round(0), None);
         }
     }
 }

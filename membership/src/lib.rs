@@ -20,5 +20,5 @@ mod join;
 
 pub use data_path::{DataPath, Ports, Way, open};
 pub use error::MemberError;
-pub use hub::{Hub, takes_part};
-pub use join::{LetIn, hub_addresses, join_all};
+pub use hub::{Hub, Missing, takes_part};
+pub use join::{LetIn, hub_addresses, join_all, placements};

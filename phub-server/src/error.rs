@@ -29,6 +29,9 @@ pub enum HubError {
     /// The directory of checkpoints cannot be used.
     #[error(transparent)]
     Checkpoints(#[from] CheckpointError),
+    /// The list of hubs above cannot be used.
+    #[error("--above: {0}")]
+    Above(#[from] membership::MemberError),
     /// The data path cannot be opened.
     #[error("opening the data path: {0}")]
     DataPath(#[from] ConnectError),

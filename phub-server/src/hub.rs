@@ -19,7 +19,7 @@ use crate::control::{self, ControlLimits};
 use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report};
 use crate::error::HubError;
-use crate::registry::Registry;
+use crate::registry::{HubsAbove, Parts, Registry};
 use crate::rendezvous;
 use crate::settings::HubSettings;
 
@@ -72,12 +72,18 @@ impl Hub {
             CoreHandle::start(number, lane, port, kernels, idle, reports.clone())
         });
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
-        let every = settings.checkpoint_every;
-        let limit = Duration::from_secs(settings.heartbeat_limit_s);
         let control = control_runtime()?;
         let runtime = control.handle().clone();
-        let registry = Registry::new(cores, kernels, transports, limit, store, every, runtime.clone());
-        let registry = Arc::new(registry);
+        let registry = Registry::new(Parts {
+            cores,
+            kernels,
+            transports,
+            heartbeat_limit: Duration::from_secs(settings.heartbeat_limit_s),
+            store,
+            checkpoint_every: settings.checkpoint_every,
+            above: hubs_above(settings, &group, has_rdma)?,
+            runtime: runtime.clone(),
+        });
         let rendezvous = |listener: &Arc<Listener>| {
             let registry = Arc::downgrade(&registry);
             rendezvous::start(Arc::clone(listener), group.clone(), registry, runtime.clone())
@@ -147,6 +153,19 @@ impl Drop for Hub {
     fn drop(&mut self) {
         self.shut_down("the hub was dropped");
     }
+}
+
+/// The hubs above, if the settings name some.
+fn hubs_above(
+    settings: &HubSettings,
+    group: &any::Group,
+    has_rdma: bool,
+) -> Result<Option<HubsAbove>, HubError> {
+    let (Some(hubs), Some(machine)) = (&settings.above, settings.machine) else { return Ok(None) };
+    let addresses: Vec<String> = membership::hub_addresses(hubs)?.into_iter().map(str::to_owned).collect();
+    tracing::info!(above = ?addresses, machine = machine.number, of = machine.of, "sums go up to other hubs");
+    let rdma = if has_rdma { Ok(()) } else { Err("this hub has no RDMA".to_owned()) };
+    Ok(Some(HubsAbove { addresses, machine, group: group.clone(), rdma }))
 }
 
 /// A listener for each transport, and the address that workers get.

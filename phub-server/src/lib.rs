@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod above;
 pub mod checkpoint;
 mod client;
 mod control;
@@ -29,6 +30,7 @@ mod rendezvous;
 mod settings;
 pub mod topology_command;
 
+pub use above::Machine;
 pub use control::ControlLimits;
 pub use error::HubError;
 pub use exit::exit_code;

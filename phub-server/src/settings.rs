@@ -10,6 +10,7 @@ use fabric::any::Transport;
 use fabric::verbs::NicList;
 use topology::{CoreChoice, CpuId};
 
+use crate::above::Machine;
 use crate::idle_choice::IdleChoice;
 
 /// Settings of `phub-server serve`.
@@ -62,6 +63,22 @@ pub struct HubSettings {
     /// and the optimizer's state.
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
+
+    /// Hubs above this hub: host:port of each, with commas between them. This hub then sums what its own workers push,
+    /// sends one stream of sums up, and hands down what comes back. The hubs above step, keep the optimizer's state and
+    /// write the checkpoints.
+    #[arg(
+        long,
+        env = "PHUB_ABOVE",
+        value_name = "HOSTS",
+        requires = "machine",
+        conflicts_with = "checkpoints"
+    )]
+    pub above: Option<String>,
+
+    /// The number of this hub among the hubs below the same hubs, from 0, and how many there are: 1/4.
+    #[arg(long, env = "PHUB_MACHINE", value_name = "N/COUNT", requires = "above")]
+    pub machine: Option<Machine>,
 }
 
 /// The settings of `phub-server serve` without arguments: the defaults above, and the environment.

@@ -110,7 +110,7 @@ fn a_hub_killed_while_workers_gather_is_named() {
 fn until_missing(address: &str, ranks: &[u32]) {
     hub_tests::program::until("the others have joined", || {
         let jobs = describe(address).jobs;
-        matches!(&jobs[..], [JobReply { state: JobState::Gathering { missing }, .. }] if missing == ranks)
+        matches!(&jobs[..], [JobReply { state: JobState::Gathering { missing, .. }, .. }] if missing == ranks)
     });
 }
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use fabric::any::{self, Address, Transport};
 use fabric::verbs::{self, NicOptions};
-use fabric::{Arrival, LinkId, PlannedLink, Port as _, Posted, RecvWindow, SendWindow, Span, Spans, Until};
+use fabric::{
+    Arrival, LinkId, PlannedLink, Port as _, Posted, Receive, RecvWindow, SendWindow, Span, Spans, Until,
+};
 use hub_tests::{join_by_hand, post_json, push_all, says};
 use pbox_core::control::{
     HeartbeatReply, HeartbeatRequest, JobState, JoinReply, JoinRequest, TransportAddress,
@@ -62,8 +64,15 @@ impl ByHand {
         };
         let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
         let plan = PlannedLink::of_one_port(&placement.capacities());
-        let joined =
-            any::connect(&address, token, &group, &window, wire.weights_window_bytes(), &plan, TIMEOUT)?;
+        let joined = any::connect(
+            &address,
+            token,
+            &group,
+            &window,
+            Receive::New(wire.weights_window_bytes()),
+            &plan,
+            TIMEOUT,
+        )?;
         let mut port = ports.remove(0);
         let links = joined.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
         let (gradient, _windows) = (spans.remove(0), (window, joined.recv));

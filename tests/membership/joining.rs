@@ -264,7 +264,7 @@ fn requests_need_the_token_of_a_member() {
     let (status, news) = post_json(&hub, "/v1/jobs/job/heartbeat", &json!({"token": reply.token, "seen": 0}));
     assert_eq!(status, 200);
     let news: HeartbeatReply = serde_json::from_str(&news).unwrap();
-    assert_eq!(news.state, JobState::Gathering { missing: vec![0, 1] });
+    assert_eq!(news.state, JobState::Gathering { missing: vec![0, 1], machines: Vec::new() });
 }
 
 #[test]

@@ -18,7 +18,7 @@ use fabric::IdlePolicy;
 use fabric::any::Transport;
 use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, PROTOCOL, TransportAddress};
 use pbox_core::{JobTerms, Key, KeyId, Optimizer};
-use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice};
+use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice, Machine};
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
 
@@ -41,6 +41,13 @@ pub fn hub_with_limit(cores: usize, heartbeat_limit_s: u64) -> Hub {
 /// A hub with other limits for the clients of its control port.
 pub fn hub_with(cores: usize, limits: ControlLimits) -> Hub {
     Hub::start_with(&settings(cores, PATIENT_S), limits).expect("a hub starts on a free port")
+}
+
+/// A hub with one core below other hubs, as machine `number` of `of`.
+pub fn hub_below(above: &str, number: u32, of: u32) -> Hub {
+    let machine = Some(Machine { number, of });
+    let settings = HubSettings { above: Some(above.to_owned()), machine, ..settings(1, PATIENT_S) };
+    Hub::start(&settings).expect("a hub starts on a free port")
 }
 
 /// The settings of these hubs.
@@ -147,7 +154,15 @@ pub fn says(error: impl std::fmt::Display, words: &[&str]) {
 /// The join request of a worker of the small model.
 pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(workers, small_model(), SGD) };
-    JoinRequest { protocol: PROTOCOL, rank, hub: 0, peers: None, state_before: None, terms }
+    JoinRequest {
+        protocol: PROTOCOL,
+        rank,
+        hub: 0,
+        through: Vec::new(),
+        peers: None,
+        state_before: None,
+        terms,
+    }
 }
 
 /// Posts any body to the control port. Returns status and body of the reply.

@@ -11,8 +11,8 @@ use fabric::any::Transport;
 use fabric::verbs::NicList;
 use pbox_core::Credit;
 use pbox_core::{
-    Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, JobTerms, Key, LevelTerms, Optimizer,
-    Schedule,
+    Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, JobTerms, Key, LevelTerms, Members,
+    Optimizer, Schedule,
 };
 use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, HubSettings, IdleChoice};
@@ -240,6 +240,7 @@ impl Args {
             schedule: self.schedule(),
             slice_bytes: self.slice_bytes,
             credit: self.credit,
+            members: Members::Workers,
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::port::{Endpoint, Port};
 use super::sleeping::{Alarm, fds};
-use crate::handshake::Joined;
+use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow};
 use crate::plan::PlannedLink;
 use crate::port::Port as _;
@@ -184,25 +184,31 @@ impl Hello {
 }
 
 /// Connects to a hub. `ours` is sent to the hub, and the links are those of `plan`.
+///
+/// # Panics
+/// When the hub is on shared memory, and its window is to be received [into](Receive::Into) another.
 pub fn connect(
     address: &Address,
     token: [u8; 16],
     group: &Group,
     ours: &Arc<SendWindow>,
-    recv_bytes: usize,
+    receive: Receive,
     plan: &[PlannedLink],
     timeout: Duration,
 ) -> Result<Joined<Endpoint>, ConnectError> {
     Ok(match address {
         Address::Shm(name) => {
-            shm::connect(name, token, &group.shm, ours, recv_bytes, plan, timeout)?.map(Endpoint::Shm)
+            let Receive::New(bytes) = receive else {
+                panic!("on shared memory the hub's pages are received")
+            };
+            shm::connect(name, token, &group.shm, ours, bytes, plan, timeout)?.map(Endpoint::Shm)
         }
         Address::Tcp(addresses) => {
-            tcp::connect(addresses, token, ours, recv_bytes, plan, timeout)?.map(Endpoint::Tcp)
+            tcp::connect(addresses, token, ours, receive, plan, timeout)?.map(Endpoint::Tcp)
         }
         Address::Verbs(address) => {
             let group = group.verbs.as_ref().expect("a connection by RDMA needs a group with RDMA");
-            verbs::connect(*address, token, group, ours, recv_bytes, plan, timeout)?.map(Endpoint::Verbs)
+            verbs::connect(*address, token, group, ours, receive, plan, timeout)?.map(Endpoint::Verbs)
         }
     })
 }

@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::io::{UNSENT_BYTES, limit_unsent};
 use super::link::Endpoint;
 use super::message::{HelloMessage, ReplyMessage, Verdict};
-use crate::handshake::Joined;
+use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, check_ports};
 
@@ -238,12 +238,12 @@ pub fn connect(
     addresses: &[SocketAddr],
     token: [u8; 16],
     ours: &Arc<SendWindow>,
-    recv_bytes: usize,
+    receive: Receive,
     plan: &[PlannedLink],
     timeout: Duration,
 ) -> Result<Joined<Endpoint>, ConnectError> {
     let addresses: Vec<SocketAddr> = plan.iter().map(|link| addresses[link.ports.hub.index()]).collect();
-    let recv = Arc::new(RecvWindow::local(recv_bytes)?);
+    let recv = receive.local()?;
     let mut sockets = Vec::with_capacity(addresses.len());
     for (link, &address) in addresses.iter().enumerate() {
         let fail = |doing| move |error| socket_error(doing, address, error);
@@ -254,7 +254,7 @@ pub fn connect(
         sockets.push(socket);
     }
     for (socket, &address) in sockets.iter_mut().zip(&addresses) {
-        answered(socket, address, recv_bytes, timeout)?;
+        answered(socket, address, recv.bytes(), timeout)?;
     }
     joined(sockets, ours, recv, plan)
 }

@@ -11,7 +11,7 @@ use super::error::VerbsError;
 use super::handshake::connect::{ConnectError, Listener, connect};
 use super::nic::NicOptions;
 use super::port::{Endpoint, Port, group, worker_group};
-use crate::handshake::Joined;
+use crate::handshake::{Joined, Receive};
 use crate::ids::{Imm, LinkId, Span};
 use crate::memory::{RecvWindow, SendWindow, Spans, WindowError};
 use crate::plan::PlannedLink;
@@ -96,8 +96,9 @@ pub fn loopback(nic: &NicOptions, bytes: usize) -> Result<Loopback, LoopbackErro
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
     let address = listener.address();
     let (hub_joined, worker_joined) = std::thread::scope(|scope| {
-        let worker =
-            scope.spawn(|| connect(address, [0; 16], &worker_group, &worker_window, bytes, &links, TIMEOUT));
+        let worker = scope.spawn(|| {
+            connect(address, [0; 16], &worker_group, &worker_window, Receive::New(bytes), &links, TIMEOUT)
+        });
         let hub = listener.accept().and_then(|accepted| {
             let hello = accepted.expect("nobody stops the listener").hello(TIMEOUT)?;
             hello.welcome(&hub_group, &hub_window, bytes, &links, |_| ())

@@ -14,7 +14,7 @@ use super::*;
 use crate::conformance::Watchdog;
 use crate::memory::{RecvWindow, SendWindow, Spans};
 use crate::port::{Arrival, CloseReason, Posted, Until};
-use crate::{Imm, LinkId, PlannedLink, Port as _, Span};
+use crate::{Imm, LinkId, PlannedLink, Port as _, Receive, Span};
 
 const LONG: Duration = Duration::from_secs(30);
 const CHUNK: usize = 4096;
@@ -65,7 +65,7 @@ fn meet(nic: &NicOptions, workers: usize, capacity: u32) -> (End, Vec<End>) {
                     [0; 16],
                     &group,
                     &window,
-                    BYTES,
+                    Receive::New(BYTES),
                     &PlannedLink::of_one_port(&[capacity]),
                     LONG,
                 )

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fabric::conformance::{Joined, Role, Transport};
 use fabric::verbs::{Group, Listener, NicOptions, Port, connect, group, worker_group};
-use fabric::{PlannedLink, SendWindow};
+use fabric::{PlannedLink, Receive, SendWindow};
 
 /// Names devices, with commas between them.
 const DEVICES: &str = "PHUB_TEST_DEVICE";
@@ -96,7 +96,7 @@ impl Transport for Verbs {
         plan: &[PlannedLink],
     ) -> Joined<Port> {
         let address = address.parse().unwrap();
-        let joined = connect(address, token, group, ours, bytes, plan, TIMEOUT).unwrap();
+        let joined = connect(address, token, group, ours, Receive::New(bytes), plan, TIMEOUT).unwrap();
         (joined.recv, joined.endpoints)
     }
 }

@@ -19,9 +19,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::JobTerms;
 use crate::layout::Round;
+use crate::place::Above;
 
 /// Version of the control protocol. Both ends must have the same.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// The longest name of a job.
 pub const MAX_JOB_NAME_BYTES: usize = 64;
@@ -55,6 +56,10 @@ pub struct JoinRequest {
     /// The number of this hub among the job's hubs, from 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hub: u32,
+    /// Of a hub below: the [`HubReply::id`] of each hub through which the job came, so that no circle of hubs waits for
+    /// itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub through: Vec<String>,
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
@@ -80,6 +85,9 @@ pub struct JoinReply {
     pub cores: Vec<u32>,
     /// [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
     pub placement: String,
+    /// The hubs above, where the hub is below others: they decide on the placement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub above: Option<Above>,
     /// How many cores the hub has in all.
     pub ports: u32,
     /// The address of the data path, for each transport that the hub offers.
@@ -185,6 +193,9 @@ pub enum JobState {
     Gathering {
         /// Their ranks.
         missing: Vec<u32>,
+        /// When none is missing here: the machines whose hubs have not joined at the hubs above.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        machines: Vec<u32>,
     },
     /// All workers have joined.
     Running,
@@ -203,6 +214,9 @@ pub struct LeaveRequest {
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
+    /// Of a hub below whose job has failed: why. The job fails here, too, or goes on without that machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }
 
 /// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. The hub replies when every core has it.
@@ -231,6 +245,9 @@ pub struct HubReply {
     pub protocol: u32,
     /// Version of the program.
     pub version: String,
+    /// Names this start of the hub: 32 hexadecimal digits.
+    #[serde(default)]
+    pub id: String,
     /// Instruction set of its kernels.
     pub kernels: String,
     /// Resident memory of the hub's process, in bytes.
@@ -271,6 +288,9 @@ pub struct JobReply {
     pub state: JobState,
     /// Its workers.
     pub workers: u32,
+    /// The control ports of the hubs above, where the sums go.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub above: Vec<String>,
     /// Its keys.
     pub keys: usize,
     /// Bytes of its model.

@@ -11,6 +11,15 @@
 //! | hubs as members | a codec | not built yet |
 //! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
 
+//!
+//! A second table has the terms of workers whose hub is below other hubs:
+//!
+//! | term | why |
+//! | --- | --- |
+//! | SSP, ASP | a sum that goes up is of all workers' gradients of one round |
+//! | a codec, Slim-DP | not built yet |
+//! | several hubs | the workers of a machine have one hub |
+
 use super::compression::Compression;
 use super::members::Members;
 use super::on_loss::OnLoss;
@@ -36,6 +45,7 @@ enum Term {
     HubsBelow,
     Codec,
     Pulls,
+    SeveralHubs,
 }
 
 const TABLE: &[(Term, Term, &str)] = &[
@@ -70,6 +80,24 @@ const TABLE: &[(Term, Term, &str)] = &[
     (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
 ];
 
+const BELOW: &[(Term, &str)] = &[
+    (Term::StepsAlone, "a sum that goes up is of all workers' gradients of one round; use bsp"),
+    (Term::SlimDp, "it needs each worker's own steps; use a hub that is below none"),
+    (
+        Term::Codec,
+        "sums between hubs cross as they are; leave out the compression, or use a hub that is below none",
+    ),
+    (Term::SeveralHubs, "the workers of a machine have one hub; name that alone"),
+];
+
+/// Checks the terms of workers whose hub is below other hubs.
+pub(super) fn check_below(terms: &JobTerms) -> Result<(), Refused> {
+    let refused = |&(other, why): &(Term, &'static str)| {
+        Some(Refused { one: "a hub below other hubs".to_owned(), other: other.spoken(terms)?, why })
+    };
+    BELOW.iter().find_map(refused).map_or(Ok(()), Err)
+}
+
 /// Checks that no two terms of a job exclude each other.
 pub(super) fn check(terms: &JobTerms) -> Result<(), Refused> {
     let refused = |&(one, other, why): &(Term, Term, &'static str)| {
@@ -92,6 +120,7 @@ impl Term {
             Term::Continue => (*on_loss == OnLoss::Continue, "on_loss continue".to_owned()),
             Term::HubsBelow => (level.members == Members::Hubs, "members hubs".to_owned()),
             Term::Codec => (matches!(level.compression, Some(Compression::Codec(_))), "a codec".to_owned()),
+            Term::SeveralHubs => (terms.hubs > 1, format!("{} hubs", terms.hubs)),
             Term::Pulls => (level.schedule.pulls(), format!("schedule {}", level.schedule)),
         };
         has.then_some(spoken)

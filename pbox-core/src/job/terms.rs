@@ -170,6 +170,17 @@ impl JobTerms {
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
     }
 
+    /// The terms of this job at so many hubs above, for one of `machines` hubs below them.
+    ///
+    /// # Errors
+    /// When the job cannot be relayed.
+    pub fn above(&self, hubs: u32, machines: u32) -> Result<JobTerms, Refused> {
+        refused::check_below(self)?;
+        let schedule = if self.level.schedule.pulls() { Schedule::default() } else { self.level.schedule };
+        let level = LevelTerms { schedule, members: Members::Hubs, ..self.level };
+        Ok(JobTerms { workers: machines, hubs, cores: None, level, ..self.clone() })
+    }
+
     /// The first term in which `theirs` differs from these.
     pub fn first_difference(&self, theirs: &JobTerms) -> Option<Difference> {
         let pairs = self.spoken().into_iter().zip(theirs.spoken());

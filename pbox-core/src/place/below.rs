@@ -8,8 +8,57 @@
 //!
 //! Core numbers are kept, so that a core has few links that lead up, and all chunks of one of them.
 
+use serde::{Deserialize, Serialize};
+
 use super::placement::Placement;
-use crate::layout::ChunkId;
+use super::share::Share;
+use crate::job::{MAX_HUBS, Schedule};
+use crate::layout::{ChunkId, Layout};
+
+/// The most cores of a hub.
+const MAX_CORES: u32 = 4096;
+
+/// How the hubs above a hub place chunks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Above {
+    /// The schedule of the level.
+    pub schedule: Schedule,
+    /// [`JobTerms::split_above`](crate::JobTerms::split_above).
+    pub split_above: u64,
+    /// How many cores the job has at each hub.
+    pub cores: Vec<u32>,
+    /// The hubs above these hubs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub above: Option<Box<Above>>,
+}
+
+impl Above {
+    /// The placement of each hub's share.
+    ///
+    /// # Errors
+    /// When no hubs can be so.
+    pub fn placements(&self, layout: &Layout) -> Result<Vec<Placement>, String> {
+        let Above { schedule, split_above, cores, above } = self;
+        let hubs = cores.len() as u32;
+        if !(1..=MAX_HUBS).contains(&hubs) || !cores.iter().all(|cores| (1..=MAX_CORES).contains(cores)) {
+            return Err(format!(
+                "hubs above with {cores:?} cores: expected 1 to {MAX_HUBS} hubs of 1 to {MAX_CORES}"
+            ));
+        }
+        let share = |hub| Share { hub, hubs, split_above: *split_above };
+        match above {
+            None => Ok((0..)
+                .zip(cores)
+                .map(|(hub, &cores)| Placement::of_share(layout, *schedule, share(hub), cores as usize))
+                .collect()),
+            Some(further) if hubs == 1 => {
+                Ok(vec![Below::new(&further.placements(layout)?, cores[0] as usize).placement])
+            }
+            Some(_) => Err(format!("{hubs} hubs that are below others: expected 1")),
+        }
+    }
+}
 
 /// Where the chunks are at a hub below other hubs, and by which link their sums go up.
 #[derive(Clone, Debug, PartialEq, Eq)]

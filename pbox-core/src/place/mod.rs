@@ -5,7 +5,7 @@ mod placement;
 mod share;
 mod slices;
 
-pub use below::Below;
+pub use below::{Above, Below};
 pub use placement::{Placement, runs};
 pub use share::{Piece, Share};
 pub use slices::{Slice, Slices};

@@ -156,8 +156,8 @@ async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request:
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let LeaveRequest { token, round } = desk.small("leave", request).await?;
-    nothing(to_its_end(async move { desk.registry.leave(&job, &token, round).await }).await)
+    let LeaveRequest { token, round, failed } = desk.small("leave", request).await?;
+    nothing(to_its_end(async move { desk.registry.leave(&job, &token, round, failed).await }).await)
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Response {

@@ -44,13 +44,20 @@ pub(crate) struct Checkpoints {
 impl Registry {
     /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
     pub async fn checkpoint(self: &Arc<Self>, name: &str) -> Result<CheckpointReply, Refusal> {
+        let id = self.lock().named(name);
+        let above = id.as_ref().ok().and_then(|&id| self.of_job(id, |job| job.above.clone()).ok()).flatten();
+        if let Some(above) = above {
+            let written = on_thread("phub-above", move || above.checkpoint()).await;
+            return written
+                .map_err(Refusal::Exhausted)?
+                .map_err(|error| Refusal::Conflict(error.to_string()));
+        }
         if self.store.is_none() {
             return Err(Refusal::Conflict(
                 "this hub writes no checkpoints: start it with --checkpoints DIRECTORY".into(),
             ));
         }
-        let id = self.lock().named(name)?;
-        let written = self.checkpoint_job(id, ROUND_LIMIT).await;
+        let written = self.checkpoint_job(id?, ROUND_LIMIT).await;
         written.map_err(|why| Refusal::Exhausted(format!("job {name:?}: {why}")))
     }
 

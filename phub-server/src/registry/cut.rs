@@ -86,7 +86,12 @@ impl Registry {
 
     async fn admit_at_cut(self: &Arc<Self>, id: JobId, ranks: &Arc<[u32]>) -> Result<(), String> {
         let begins = |job: &mut Job| (job.first_round, matches!(job.state(), JobState::Gathering { .. }));
-        let (first_round, begins) = self.of_job(id, begins)?;
+        let (mut first_round, begins) = self.of_job(id, begins)?;
+        if begins && let Some(first) = self.takes_part_above(id).await? {
+            self.ask(id, move |thread| thread.core.begin_below(id, first)).await?;
+            self.of_job(id, |job| job.first_round = first)?;
+            first_round = first;
+        }
         // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
         let held = if begins { self.hold_here(id).await? } else { self.hold_everywhere(id).await? };
         let from = held.front.unwrap_or(first_round).max(first_round);

@@ -11,6 +11,7 @@ use pbox_core::job::Difference;
 use pbox_core::{JobId, JobTerms, LearningRates, OnLoss, Placement, Restored, Round, Wire};
 use tokio::sync::watch;
 
+use super::above::JoinedAbove;
 use super::checkpoint::Checkpoints;
 use super::hubs::Hubs;
 
@@ -97,6 +98,8 @@ pub(crate) struct Job {
     pub learning_rates: LearningRates,
     pub checkpoints: Checkpoints,
     pub hubs: Hubs,
+    /// The hubs above, until the job fails.
+    pub above: Option<Arc<JoinedAbove>>,
     brought: Brought,
     pub news: watch::Sender<HeartbeatReply>,
 }
@@ -109,12 +112,13 @@ impl Job {
         cores: Arc<Cores>,
         weights: Arc<SendWindow>,
         hubs: Hubs,
+        above: Option<Arc<JoinedAbove>>,
         restored: Option<&Restored>,
     ) -> Self {
         let workers = terms.workers;
         let at_start = || LearningRates::new(terms.optimizer.learning_rate());
         let learning_rates = restored.map_or_else(at_start, Restored::learning_rates);
-        let state = JobState::Gathering { missing: (0..workers).collect() };
+        let state = JobState::Gathering { missing: (0..workers).collect(), machines: Vec::new() };
         let news = HeartbeatReply { version: 1, state, members: Vec::new(), left: Vec::new() };
         Job {
             id,
@@ -130,6 +134,7 @@ impl Job {
             learning_rates,
             checkpoints: Checkpoints::default(),
             hubs,
+            above,
             brought: Brought::Nothing,
             news: watch::Sender::new(news),
         }
@@ -230,8 +235,16 @@ impl Job {
         let ranks = (0u32..).zip(&self.members);
         let missing: Vec<u32> = ranks.filter(|&(rank, m)| !there(rank, m)).map(|(rank, _)| rank).collect();
         let complete = missing.is_empty();
-        self.publish(|news| news.state = JobState::Gathering { missing });
+        self.publish(|news| news.state = JobState::Gathering { missing, machines: Vec::new() });
         if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
+    }
+
+    /// All workers are here, and at the hubs above these machines are missing.
+    pub fn wait_for_machines(&self, machines: Vec<u32>) {
+        let state = JobState::Gathering { missing: Vec::new(), machines };
+        if self.state() != state {
+            self.publish(|news| news.state = state);
+        }
     }
 
     /// Rank 0 offers a state. Returns how many bytes the job wants, if it has no state of its own.
@@ -371,6 +384,7 @@ impl Job {
             name: self.name.clone(),
             state: self.state(),
             workers: self.terms.workers,
+            above: self.above.as_ref().map_or_else(Vec::new, |above| above.addresses()),
             keys: self.wire.layout().keys().len(),
             model_bytes: self.wire.layout().model_bytes(),
             checkpoint: self.checkpoints.last.clone(),

@@ -6,6 +6,7 @@ use fabric::{RecvWindow, SendWindow, Spans, any};
 use pbox_core::control::{JobState, JoinReply, JoinRequest, check_job_name};
 use pbox_core::{JobId, Round, Share, Wire};
 
+use super::above::MAX_DEPTH;
 use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry, Token};
@@ -30,6 +31,13 @@ impl Registry {
     /// noticed that its former self is gone: if the job goes on without lost workers, the join waits for that.
     pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
         check_request(&name, &request).map_err(Refusal::Bad)?;
+        if request.through.contains(&self.id) {
+            return Err(Refusal::Conflict(format!(
+                "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
+                 circle; the hub at the top has no --above",
+                request.through.len()
+            )));
+        }
         let asked = Arc::new((name, request));
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
@@ -52,7 +60,7 @@ impl Registry {
     }
 
     /// `None` while another thread makes the job.
-    fn try_join(&self, name: &str, request: &JoinRequest) -> Result<Option<JoinReply>, Refusal> {
+    fn try_join(self: &Arc<Self>, name: &str, request: &JoinRequest) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
         if inner.making.contains_key(name) {
             return Ok(None);
@@ -96,6 +104,7 @@ impl Registry {
             token: format!("{:032x}", u128::from_be_bytes(token)),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
             placement: job.cores.placement.digest(),
+            above: job.above.as_ref().map(|above| above.placed.clone()),
             ports: self.cores.len() as u32,
             transports: self.transports.clone(),
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
@@ -170,6 +179,12 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
         return Err(format!("hub {hub} of {}: hubs are numbered from 0", terms.hubs));
     }
     check_peers(request)?;
+    if request.through.len() > MAX_DEPTH {
+        return Err(format!(
+            "the job came through {} hubs, at most {MAX_DEPTH} are allowed",
+            request.through.len()
+        ));
+    }
     if request.state_before.is_some() {
         check_state(request)?;
     }

@@ -1,11 +1,13 @@
 //! How workers are lost and jobs fail: by a core's report, by silence, or because the hub stops; and how long a stop waits
 //! until the workers know. Under the registry's lock.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pbox_core::JobId;
 use pbox_core::control::JobState;
 
+use super::above::JoinedAbove;
 use super::job::Job;
 use super::{Inner, KEEP_FAILED, Registry};
 
@@ -37,9 +39,29 @@ impl Registry {
         tracing::warn!(job = job.name, reason, "job failed");
         job.fail(reason);
         inner.names.remove(&job.name);
-        self.command(job, move |thread| thread.core.remove_job(id));
+        match job.above.take() {
+            Some(above) if above.end().is_none() => self.fail_above(job, above, reason),
+            _ => self.command(job, move |thread| thread.core.remove_job(id)),
+        }
         // Joins may wait for the job's name, or for one of its ranks.
         self.freed.notify_waiters();
+    }
+
+    /// Tells the hubs above why a job failed here, and then closes its links: a closed link alone does not say why.
+    fn fail_above(&self, job: &Job, above: Arc<JoinedAbove>, reason: &str) {
+        let (registry, id, reason) = (self.me.clone(), job.id, reason.to_owned());
+        let tell = move || {
+            above.fail(&reason);
+            drop(above);
+            let Some(registry) = registry.upgrade() else { return };
+            if let Some(job) = registry.lock().jobs.get(&id) {
+                registry.command(job, move |thread| thread.core.remove_job(id));
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(tell) {
+            tracing::warn!(%error, "no thread to tell the hubs above why the job failed here");
+            self.command(job, move |thread| thread.core.remove_job(id));
+        }
     }
 
     /// Removes workers that were silent too long, and forgets old failures.

@@ -9,8 +9,9 @@
 use std::sync::Arc;
 
 use pbox_core::control::JoinRequest;
-use pbox_core::{JobId, JobTerms, Layout, Placement, ShardSpec, Wire};
+use pbox_core::{JobId, JobTerms, Layout, LevelTerms, Placement, ShardSpec, Wire};
 
+use super::above::{HubsAbove, MadeAbove, WaysUp};
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
 use crate::cores::lanes::{self, Lane};
@@ -55,6 +56,8 @@ impl Drop for Making<'_> {
 pub(super) struct Made {
     job: Job,
     shards: Vec<ShardSpec>,
+    /// The links that lead up, by core, if there are hubs above.
+    above: Option<(LevelTerms, WaysUp)>,
 }
 
 impl Registry {
@@ -70,17 +73,19 @@ impl Registry {
     pub(super) fn make(&self, making: &Making, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
         let terms = &request.terms;
         let wire = Wire::of_terms(terms).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
-        check_memory(&wire, terms, self.checkpoint_every.is_some())
+        check_memory(&wire, terms, self.checkpoint_every.is_some(), self.above.is_some())
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
+        let join = |above: &HubsAbove| above.join(name, request, &self.id, self.heartbeat_limit);
+        let let_in = self.above.as_ref().map(join).transpose()?;
         let (restored, hubs) = self.restore(name, request, wire.layout())?;
         let layout = wire.layout();
         let numbers = self.choose_cores(name, layout, terms);
-        let placement = Placement::of_share(layout, terms.level.schedule, hubs.share, numbers.len());
-        let chunks = placement.chunks_by_core();
-        let owners = chunks.iter().filter(|chunks| !chunks.is_empty()).count();
-        let (weights, claims) = placement
-            .job_window(&wire)
-            .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
+        let below = let_in.as_ref().map(|let_in| let_in.place(numbers.len())).transpose()?;
+        let placement = match &below {
+            None => Placement::of_share(layout, terms.level.schedule, hubs.share, numbers.len()),
+            Some(below) => below.placement.clone(),
+        };
+        let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
         let mut capacities = vec![0; self.cores.len()];
         for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
             capacities[core] = capacity.max(1);
@@ -91,20 +96,42 @@ impl Registry {
             optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
         let (terms, restored) = (Arc::new(terms.clone()), restored.map(Arc::new));
-        let mut shards = ShardSpec::of_cores(&terms, &wire, chunks.into_iter().zip(claims));
+        let (weights, mut shards, joined, ways) = match (&self.above, let_in, &below) {
+            (Some(above), Some(let_in), Some(below)) => {
+                let made = above.link(let_in, &terms, &wire, below, &numbers, self.heartbeat_limit)?;
+                let MadeAbove { joined, weights, shards, level, ways } = made;
+                (weights, shards, Some(Arc::new(joined)), Some((level, ways)))
+            }
+            _ => {
+                let (weights, claims) = placement
+                    .job_window(&wire)
+                    .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
+                let chunks = placement.chunks_by_core();
+                let shards = ShardSpec::of_cores(&terms, &wire, chunks.into_iter().zip(claims));
+                (weights, shards, None, None)
+            }
+        };
         for shard in &mut shards {
             (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
         }
         let cores = Arc::new(Cores { numbers, placement, capacities, owners });
-        let job = Job::new(making.id, terms, wire, cores, weights, hubs, restored.as_deref());
-        Ok(Made { job, shards })
+        let job = Job::new(making.id, terms, wire, cores, weights, hubs, joined, restored.as_deref());
+        Ok(Made { job, shards, above: ways })
     }
 
     /// Adds the job, and sends its cores their shards.
-    pub(super) fn begin(&self, inner: &mut Inner, Made { job, shards }: Made) {
+    pub(super) fn begin(&self, inner: &mut Inner, Made { job, shards, above }: Made) {
+        let id = job.id;
         for (&core, spec) in job.cores.numbers.iter().zip(shards) {
-            let id = job.id;
             self.cores[core].tell(move |thread| thread.add_job(id, spec));
+        }
+        if let Some((level, ways)) = above {
+            for (&core, ways) in job.cores.numbers.iter().zip(ways) {
+                self.cores[core].tell(move |thread| thread.core.add_above(id, &level, ways));
+            }
+        }
+        if let Some(above) = &job.above {
+            self.listen_above(id, above.news.clone());
         }
         inner.names.insert(job.name.clone(), job.id);
         inner.jobs.insert(job.id, job);
@@ -150,18 +177,20 @@ impl Registry {
 /// snapshots of them where these are taken all the time, and every worker's window, or windows, where the
 /// weights are its own; they are all of this machine's memory. With compression the windows are of frames, and beside
 /// them is what the workers have.
-fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool) -> Result<(), String> {
+fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool, is_below: bool) -> Result<(), String> {
     let (layout, own_weights) = (wire.layout(), wire.has_own_weights());
     let bytes = |windows: u64, bytes: usize| windows.saturating_mul(bytes as u64);
     let workers = u64::from(terms.workers);
     let of_workers = if own_weights { workers } else { 0 };
     // Frames are no place for the hub's own weights.
     let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
-    let windows = bytes(workers, wire.gradient_window_bytes())
+    // Below other hubs, sums have a window, and what the optimizer keeps is above.
+    let kept = if is_below { 0 } else { wire.kept_bytes(&terms.optimizer) };
+    let windows = bytes(workers + u64::from(is_below), wire.gradient_window_bytes())
         .saturating_add(bytes(of_workers + of_the_job, wire.weights_window_bytes()));
     let of_a_snapshot = 4 * layout.parameters() * terms.optimizer.saved_per_element() as u64;
     let snapshots = if snapshots { of_a_snapshot } else { 0 };
-    let of_all = windows.saturating_add(wire.kept_bytes(&terms.optimizer)).saturating_add(snapshots);
+    let of_all = windows.saturating_add(kept).saturating_add(snapshots);
     // Of the whole windows, the hub touches its share.
     let needed = of_all / u64::from(terms.hubs);
     let available = fabric::available_bytes().unwrap_or(u64::MAX);

@@ -11,8 +11,10 @@
 //! | `cut` | stops a running job between two rounds |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `state` | takes the state that rank 0 brings, sends the state to clients |
+//! | `above` | a job whose sums go up to other hubs |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
+mod above;
 mod checkpoint;
 mod cut;
 mod hubs;
@@ -28,7 +30,7 @@ mod test_bed;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{
@@ -44,6 +46,7 @@ use crate::cores::{CoreHandle, CoreThread, Report};
 use cut::answers;
 use job::{Arrival, Job};
 
+pub(crate) use above::HubsAbove;
 pub(crate) use state::Sent;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
@@ -90,9 +93,26 @@ struct Inner {
     untold: HashSet<(JobId, u32)>,
 }
 
+/// What a registry is made of.
+pub(crate) struct Parts {
+    pub cores: Vec<CoreHandle>,
+    pub kernels: &'static Kernels,
+    pub transports: Vec<TransportAddress>,
+    pub heartbeat_limit: Duration,
+    pub store: Option<CheckpointStore>,
+    pub checkpoint_every: Option<NonZeroU32>,
+    pub above: Option<HubsAbove>,
+    pub runtime: Handle,
+}
+
 /// All jobs of the hub.
 #[derive(Debug)]
 pub(crate) struct Registry {
+    me: Weak<Registry>,
+    /// Names this start of the hub.
+    id: String,
+    /// The hubs above, if there are any.
+    above: Option<HubsAbove>,
     inner: Mutex<Inner>,
     /// A worker left `untold`.
     told: Condvar,
@@ -111,16 +131,13 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    pub fn new(
-        cores: Vec<CoreHandle>,
-        kernels: &'static Kernels,
-        transports: Vec<TransportAddress>,
-        heartbeat_limit: Duration,
-        store: Option<CheckpointStore>,
-        checkpoint_every: Option<NonZeroU32>,
-        runtime: Handle,
-    ) -> Self {
-        Registry {
+    pub fn new(parts: Parts) -> Arc<Self> {
+        let Parts { cores, kernels, transports, heartbeat_limit, store, checkpoint_every, above, runtime } =
+            parts;
+        Arc::new_cyclic(|me| Registry {
+            me: me.clone(),
+            id: format!("{:032x}", u128::from_be_bytes(join::new_token().unwrap_or_default())),
+            above,
             inner: Mutex::default(),
             told: Condvar::new(),
             freed: Notify::new(),
@@ -132,7 +149,7 @@ impl Registry {
             transports,
             heartbeat_limit,
             runtime,
-        }
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -179,7 +196,8 @@ impl Registry {
                 }
             }
             Report::AboveGone { job, reason } => {
-                self.fail(&mut inner, job, &format!("the link to a hub above is gone: {reason}"));
+                drop(inner);
+                self.lost_above(job, reason);
             }
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
@@ -210,12 +228,31 @@ impl Registry {
     }
 
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint.
-    pub async fn leave(self: &Arc<Self>, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
-        let last = self.lock().member(job, token).map(|(job, rank)| {
+    pub async fn leave(
+        self: &Arc<Self>,
+        job: &str,
+        token: &str,
+        round: Round,
+        failed: Option<String>,
+    ) -> Result<(), Refusal> {
+        if let Some(why) = failed {
+            let mut inner = self.lock();
+            let (id, rank) = inner.member(job, token).map(|(job, rank)| (job.id, rank))?;
+            self.lose(&mut inner, id, rank, &format!("machine {rank}: {why}"));
+            return Ok(());
+        }
+        let (last, above) = self.lock().member(job, token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
-            (is_last && job.hubs.leads()).then_some(job.id)
+            ((is_last && job.hubs.leads()).then_some(job.id), job.above.clone().filter(|_| is_last))
         })?;
+        if let Some(above) = above {
+            // Before the links close: a closed link alone is a loss.
+            let left = on_thread("phub-above", move || above.leave(round)).await;
+            if let Err(why) = left.and_then(|left| left.map_err(|error| error.to_string())) {
+                tracing::warn!(job, why, "the hubs above were not told that the job ended here");
+            }
+        }
         if let Some(id) = last.filter(|_| self.store.is_some())
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {
@@ -229,7 +266,7 @@ impl Registry {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
         let id = job.id;
-        if let JobState::Gathering { missing } = job.state() {
+        if let JobState::Gathering { missing, .. } = job.state() {
             let reason = format!("worker {rank} gave up waiting for worker(s) {missing:?}");
             self.fail(&mut inner, id, &reason);
             return Ok(());
@@ -253,11 +290,39 @@ impl Registry {
         Ok(())
     }
 
+    /// A link that leads up ended. If the hub above lives, its news say why.
+    fn lost_above(&self, id: JobId, reason: String) {
+        let Ok(Some(above)) = self.of_job(id, |job| job.above.clone()) else { return };
+        let registry = self.me.clone();
+        let look = move || {
+            let why =
+                above.wait_for_end().unwrap_or_else(|| format!("a link to a hub above is gone: {reason}"));
+            drop(above);
+            if let Some(registry) = registry.upgrade() {
+                registry.fail(&mut registry.lock(), id, &why);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(look) {
+            self.fail(
+                &mut self.lock(),
+                id,
+                &format!("a link to a hub above is gone, and no thread asks why: {error}"),
+            );
+        }
+    }
+
     /// Changes a job's learning rate. Returns when every core has the new rate.
     pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
         let LearningRateRequest { token, learning_rate: rate, from_round: from } = request;
         if !rate.is_finite() {
             return Err(Refusal::Bad(format!("learning rate {rate}: expected a finite number")));
+        }
+        let above = self.lock().member(job, &token)?.0.above.clone();
+        if let Some(above) = above {
+            let changed = on_thread("phub-above", move || above.set_learning_rate(rate, from)).await;
+            return changed
+                .map_err(Refusal::Exhausted)?
+                .map_err(|error| Refusal::Conflict(error.to_string()));
         }
         let asked = {
             let mut inner = self.lock();
@@ -290,6 +355,7 @@ impl Registry {
         };
         HubReply {
             protocol: PROTOCOL,
+            id: self.id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernels: self.kernels.name().to_owned(),
             rss_bytes: fabric::resident_bytes().unwrap_or(0),

@@ -9,7 +9,7 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{JobTerms, Key, Optimizer};
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::Registry;
+use super::{Parts, Registry};
 use crate::cores::{CoreThread, Lane};
 
 /// The registry, and what its core's thread would own.
@@ -18,16 +18,32 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
     let lane = Lane { cpu: 0, nic: None };
     let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
     let (core, thread) = CoreThread::new(0, lane, ports.remove(0), kernels, unbounded_channel().0);
-    let registry =
-        Registry::new(vec![core], kernels, Vec::new(), limit, None, None, runtime().handle().clone());
-    (Arc::new(registry), thread)
+    let parts = Parts {
+        cores: vec![core],
+        kernels,
+        transports: Vec::new(),
+        heartbeat_limit: limit,
+        store: None,
+        checkpoint_every: None,
+        above: None,
+        runtime: runtime().handle().clone(),
+    };
+    (Registry::new(parts), thread)
 }
 
 /// The only worker of a job of one chunk with 16 elements.
 pub fn request() -> JoinRequest {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(1, vec![Key::f32("a", [16])], optimizer) };
-    JoinRequest { protocol: PROTOCOL, rank: 0, hub: 0, peers: None, state_before: None, terms }
+    JoinRequest {
+        protocol: PROTOCOL,
+        rank: 0,
+        hub: 0,
+        through: Vec::new(),
+        peers: None,
+        state_before: None,
+        terms,
+    }
 }
 
 pub fn runtime() -> tokio::runtime::Runtime {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fabric::WindowError;
-use membership::MemberError;
+use membership::{MemberError, Missing};
 use pbox_core::InvalidTerms;
 use pbox_core::control::InvalidJobName;
 
@@ -37,15 +37,15 @@ pub enum SessionError {
     Window(#[from] WindowError),
     /// Other workers did not join in time.
     #[error(
-        "job {job:?}: waited {waited:?} for worker(s) {missing:?} of {workers} to join; start them, or raise the join limit"
+        "job {job:?}: waited {waited:?} for {}; start them, or raise the join limit", missing.spoken(*workers)
     )]
     Missing {
         /// The job.
         job: String,
         /// How long this worker waited.
         waited: Duration,
-        /// The ranks that are missing.
-        missing: Vec<u32>,
+        /// The members that are missing.
+        missing: Missing,
         /// How many workers the job has.
         workers: u32,
     },

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::{Port, Until};
+use fabric::{Port, Receive, Until};
 use membership::{DataPath, Hub, Ports};
 use pbox_core::control::{JoinRequest, PROTOCOL, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
@@ -48,6 +48,7 @@ impl Session {
             protocol: PROTOCOL,
             rank: config.rank,
             hub: 0,
+            through: Vec::new(),
             peers: None,
             state_before: state.as_ref().map(|state| state.before),
             terms: config.terms.clone(),
@@ -56,8 +57,9 @@ impl Session {
         let (window, gradients) = Windows::gradients(&wire)?;
         let (ports, port) = Ports::one(&let_in, config.transport, config.nics.as_ref())?;
         let schedule = config.terms.level.schedule;
+        let receive = Receive::New(wire.weights_window_bytes());
         let DataPath { endpoints, received, placement, ways, cores, .. } =
-            membership::open(&let_in, schedule, wire.layout(), &window, &ports, deadline)?;
+            membership::open(&let_in, schedule, wire.layout(), &window, &receive, &ports, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;

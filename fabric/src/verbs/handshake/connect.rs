@@ -21,7 +21,7 @@ use std::time::Duration;
 use super::join;
 use super::message::Message;
 use super::stream::MessageStream;
-use crate::handshake::Joined;
+use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, check_ports, ports_of};
 use crate::verbs::error::VerbsError;
@@ -176,14 +176,14 @@ impl Hello {
     }
 }
 
-/// Connects to a hub's [`Listener`]. Posts of this end come from `ours`, a window of `recv_bytes` is made for the hub's
-/// posts, and the links are those of `plan`. `timeout` is for each step.
+/// Connects to a hub's [`Listener`]. Posts of this end come from `ours`, the hub's posts go to `receive`, and the links are
+/// those of `plan`. `timeout` is for each step.
 pub fn connect(
     address: SocketAddr,
     token: [u8; 16],
     group: &Arc<Group>,
     ours: &Arc<SendWindow>,
-    recv_bytes: usize,
+    receive: Receive,
     plan: &[PlannedLink],
     timeout: Duration,
 ) -> Result<Joined<Endpoint>, ConnectError> {
@@ -192,7 +192,7 @@ pub fn connect(
     let hello = Message::Hello { token, send_bytes: ours.bytes() as u64, links: ports_of(plan) };
     let talk = |error| ConnectError::Socket { doing: "sending the hello", address, error };
     stream.send(&hello).map_err(talk)?;
-    match join::connect(&mut stream, address, group, ours, recv_bytes, plan) {
+    match join::connect(&mut stream, address, group, ours, receive, plan) {
         Ok(parts) => parts.watched(group, stream),
         Err(error) => Err(refuse(&mut stream, error)),
     }

@@ -12,7 +12,7 @@ use super::message::{LinkEnd, Links, Message};
 use super::pairing::{Candidates, Pairing, pair};
 use super::stream::MessageStream;
 use crate::connection::{Alarm, Connection};
-use crate::handshake::Joined;
+use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{PlannedLink, ports_with_links};
 use crate::verbs::address::Address;
@@ -27,7 +27,7 @@ use crate::verbs::port::registered::Registered;
 
 /// A connection without its socket.
 pub(in crate::verbs) struct Parts {
-    recv: RecvWindow,
+    recv: Arc<RecvWindow>,
     links: Vec<(Arc<PortState>, Link)>,
     pairings: Vec<Pairing>,
     peer: String,
@@ -55,11 +55,7 @@ impl Parts {
             .into_iter()
             .map(|(port, link)| Endpoint::new(Arc::clone(&connection), port, link, peer.clone()))
             .collect();
-        Ok(Joined {
-            recv: Arc::new(recv),
-            endpoints,
-            paths: pairings.iter().map(Pairing::to_string).collect(),
-        })
+        Ok(Joined { recv, endpoints, paths: pairings.iter().map(Pairing::to_string).collect() })
     }
 }
 
@@ -76,7 +72,7 @@ pub(in crate::verbs) fn welcome(
         group.ports.iter().map(|port| port.own.rails[0].nic.address.clone()).collect();
     let ports = Message::Ports { send_bytes: ours.bytes() as u64, ports: addresses.clone() };
     stream.send(&ports).map_err(talking)?;
-    let recv = RecvWindow::local(recv_bytes)?;
+    let recv = Arc::new(RecvWindow::local(recv_bytes)?);
     place(&recv);
     let mut windows = Windows::new(ours, &recv);
     let mut opened = Vec::new();
@@ -111,21 +107,21 @@ pub(in crate::verbs) fn connect(
     address: SocketAddr,
     group: &Arc<Group>,
     ours: &Arc<SendWindow>,
-    recv_bytes: usize,
+    receive: Receive,
     plan: &[PlannedLink],
 ) -> Result<Parts, ConnectError> {
     let waiting = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => talking(error),
         _ => ConnectError::Socket { doing: "waiting for the welcome", address, error },
     };
-    let hub = expect_ports(stream.receive().map_err(waiting)?, recv_bytes, plan)?;
+    let hub = expect_ports(stream.receive().map_err(waiting)?, receive.bytes(), plan)?;
     let own = OwnNics::of_group(group);
     let candidates = plan.iter().map(|link| Candidates {
         hub_port: link.ports.hub.index(),
         nics: &own.by_port[link.ports.joiner.index()],
     });
     let pairings = pair(&hub, candidates, &own.addresses).map_err(ConnectError::NoPath)?;
-    let recv = RecvWindow::local(recv_bytes)?;
+    let recv = receive.local()?;
     let mut windows = Windows::new(ours, &recv);
     let (mut opened, mut ends) = (Vec::new(), Vec::new());
     for (link, &Pairing { nic, .. }) in plan.iter().zip(&pairings) {

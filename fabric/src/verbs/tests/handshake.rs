@@ -140,9 +140,17 @@ fn queues_grow_with_the_links_up_to_what_the_nic_has() {
             let _ = hello.welcome(&group, &window().0, BYTES, &PlannedLink::of_one_port(&[1 << 30]), |_| ());
         });
         let (group, _port) = worker_group(std::slice::from_ref(&nic)).unwrap();
-        connect(address, [0; 16], &group, &window().0, BYTES, &PlannedLink::of_one_port(&[1 << 30]), LONG)
-            .unwrap_err()
-            .to_string()
+        connect(
+            address,
+            [0; 16],
+            &group,
+            &window().0,
+            Receive::New(BYTES),
+            &PlannedLink::of_one_port(&[1 << 30]),
+            LONG,
+        )
+        .unwrap_err()
+        .to_string()
     });
     assert!(error.contains("the device's maximum is") && error.contains("larger chunks"), "{error}");
 }

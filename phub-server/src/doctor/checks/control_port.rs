@@ -114,9 +114,18 @@ mod tests {
     use crate::doctor::check::Verdict;
 
     fn hub(version: &str, protocol: u32) -> Seen {
-        let (kernels, version) = ("scalar".into(), version.into());
+        let (kernels, version, id) = ("scalar".into(), version.into(), String::new());
         let (transports, cores, jobs) = (vec![], vec![], vec![]);
-        Seen::Hub(Box::new(HubReply { protocol, version, kernels, rss_bytes: 0, transports, cores, jobs }))
+        Seen::Hub(Box::new(HubReply {
+            protocol,
+            version,
+            id,
+            kernels,
+            rss_bytes: 0,
+            transports,
+            cores,
+            jobs,
+        }))
     }
 
     #[test]

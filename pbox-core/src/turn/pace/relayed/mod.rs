@@ -5,7 +5,7 @@
 //!   Gathering --last push: sum, post up--> Asked --answer from above--> Answered --post down--> Gathering, next round
 //! ```
 //!
-//! While the shard is held, no sum goes up, and an answer that came waits. Owned by the core.
+//! A hub that comes to a running job first gets the weights of the round before its own first round. While the shard is held, no sum goes up, and an answer that came waits. Owned by the core.
 
 use super::Arrivals;
 use crate::kernels::Kernels;
@@ -27,6 +27,8 @@ pub(crate) struct Relayed {
 /// What a chunk waits for from the hub above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Above {
+    /// The round with which the job begins. Weights may come before it is known: this is the end of their round's number.
+    Joining(Option<u8>),
     /// Nothing: the workers push.
     Gathering,
     /// The answer of a round.
@@ -36,10 +38,10 @@ enum Above {
 }
 
 impl Relayed {
-    /// All chunks begin with round 0, and nobody takes part. The sums of each chunk go up by the link of this number.
+    /// Nobody takes part. The sums of each chunk go up by the link of this number.
     pub fn new(workers: u32, way_up: Vec<u32>) -> Self {
         let (chunks, below) = (way_up.len(), Arrivals::new(way_up.len(), workers));
-        Relayed { below, workers, way_up, above: vec![Above::Gathering; chunks] }
+        Relayed { below, workers, way_up, above: vec![Above::Joining(None); chunks] }
     }
 }
 
@@ -48,7 +50,15 @@ impl Pace for Relayed {
     fn begin_at(&mut self, first: Round) {
         self.below.begin_at(first);
         let before = first.0.checked_sub(1).map(Round);
-        self.above.fill(before.map_or(Above::Gathering, Above::Asked));
+        for above in &mut self.above {
+            *above = match (before, *above) {
+                (None, _) => Above::Gathering,
+                (Some(before), Above::Joining(Some(bits))) if bits == before.low_bits() => {
+                    Above::Answered(before)
+                }
+                (Some(before), _) => Above::Asked(before),
+            }
+        }
     }
 
     fn admit(&mut self, rank: u32, from: Round) {
@@ -71,7 +81,7 @@ impl Pace for Relayed {
         let round = self.below.round(place);
         match self.above[place] {
             Above::Asked(up) | Above::Answered(up) => round.max(up.next()),
-            Above::Gathering => round,
+            Above::Gathering | Above::Joining(_) => round,
         }
     }
 
@@ -93,8 +103,9 @@ impl Pace for Relayed {
         match self.above[place] {
             Above::Asked(round) if link == self.way_up[place] && round.low_bits() == round_bits => Ok(round),
             Above::Asked(expected) => Err(OutOfTurn::OtherRound { expected }),
+            Above::Joining(None) if link == self.way_up[place] => Ok(Round(u32::from(round_bits))),
             Above::Answered(round) => Err(OutOfTurn::Again(round)),
-            Above::Gathering => Err(OutOfTurn::NotYet(self.below.round(place))),
+            Above::Gathering | Above::Joining(_) => Err(OutOfTurn::NotYet(self.below.round(place))),
         }
     }
 
@@ -125,7 +136,10 @@ impl Pace for Relayed {
     ) -> Option<Finished> {
         let pace = &mut shard.pace;
         if !pace.is_push(link) {
-            pace.above[place] = Above::Answered(round);
+            pace.above[place] = match pace.above[place] {
+                Above::Joining(_) => Above::Joining(Some(round.low_bits())),
+                _ => Above::Answered(round),
+            };
         } else if !pace.below.note(place, link) {
             return None;
         }
@@ -141,7 +155,7 @@ impl Pace for Relayed {
                 pace.above[place] = Above::Asked(round);
                 Some(Finished { ranks: way_up..way_up + 1, ..shard.finished(place, round, 1) })
             }
-            Above::Gathering | Above::Asked(_) => None,
+            Above::Joining(_) | Above::Gathering | Above::Asked(_) => None,
             Above::Answered(round) => {
                 pace.above[place] = Above::Gathering;
                 if round == pace.below.round(place) {

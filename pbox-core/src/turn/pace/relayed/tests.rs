@@ -67,3 +67,13 @@ fn nobody_joins_a_round_whose_sum_has_gone_up() {
     pace.above[0] = Above::Asked(Round(3));
     assert_eq!(pace.round(0), Round(4));
 }
+
+#[test]
+fn weights_may_come_before_the_first_round_is_known() {
+    let mut pace = Relayed::new(2, vec![FROM_ABOVE]);
+    assert_eq!(pace.check(0, FROM_ABOVE, 6), Ok(Round(6)));
+    pace.above[0] = Above::Joining(Some(6));
+    assert!(pace.check(0, FROM_ABOVE, 6).is_err(), "once");
+    pace.begin_at(Round(256 + 7));
+    assert_eq!(pace.above[0], Above::Answered(Round(256 + 6)));
+}

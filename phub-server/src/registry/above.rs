@@ -1,0 +1,293 @@
+//! A job at a hub below other hubs: this hub is a member of the job at the hubs above, one for all its workers.
+//!
+//! ```text
+//!   workers --join--> this hub --join, as machine 1 of 4--> hubs above
+//!           <- placement: where the hubs above have each chunk -
+//!   the job fails here   --leave, why-->      it fails there, or goes on without this machine
+//!   the job fails there  --heartbeat-->       it fails here, with the same words
+//! ```
+//!
+//! Knows no worker.
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use fabric::any;
+use fabric::{PortId, Receive, RecvWindow, SendWindow, Span};
+use membership::{Hub, LetIn, MemberError, Missing, Ports};
+use pbox_core::control::{JoinRequest, LearningRateRequest, PROTOCOL};
+use pbox_core::{
+    Above, AboveSpec, Below, ChunkId, JobId, JobTerms, LevelTerms, Round, ShardSpec, Wire, counted,
+};
+use tokio::sync::watch;
+
+use super::{Refusal, Registry};
+use crate::above::Machine;
+
+/// The most hubs through which a job may come.
+pub(super) const MAX_DEPTH: usize = 16;
+
+/// Time limit for telling the hubs above why a job failed here.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
+
+/// How this hub reaches the hubs above.
+#[derive(Debug)]
+pub(crate) struct HubsAbove {
+    pub addresses: Vec<String>,
+    pub machine: Machine,
+    /// The transports of this hub's ports.
+    pub group: any::Group,
+    /// Whether they have RDMA, else why not.
+    pub rdma: Result<(), String>,
+}
+
+/// The hubs above let this hub into a job; the links are not made.
+pub(super) struct LetInAbove {
+    hubs: Vec<LetIn>,
+    terms: JobTerms,
+    wire: Wire,
+    placed: Above,
+}
+
+/// A job's links to the hubs above, by core of this hub.
+pub(super) type WaysUp = Vec<Vec<any::Endpoint>>;
+
+/// The parts of a job that are made with its links to the hubs above.
+pub(super) struct MadeAbove {
+    pub joined: JoinedAbove,
+    /// The window that the hubs above write and the workers read.
+    pub weights: Arc<SendWindow>,
+    pub shards: Vec<ShardSpec>,
+    pub level: LevelTerms,
+    pub ways: WaysUp,
+}
+
+/// A job's membership at the hubs above.
+#[derive(Debug)]
+pub(crate) struct JoinedAbove {
+    hubs: Vec<Hub>,
+    machine: Machine,
+    /// How the hubs above place chunks.
+    pub placed: Above,
+    /// Changes with each piece of news.
+    pub news: watch::Receiver<()>,
+}
+
+struct Bell(watch::Sender<()>);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.send_replace(());
+    }
+}
+
+impl HubsAbove {
+    /// Joins the job above.
+    pub(super) fn join(
+        &self,
+        name: &str,
+        request: &JoinRequest,
+        id: &str,
+        limit: Duration,
+    ) -> Result<LetInAbove, Refusal> {
+        let refused = |why: String| Refusal::Bad(format!("job {name:?}: {why}"));
+        if request.state_before.is_some() {
+            return Err(refused(
+                "this hub is below other hubs and keeps no state: leave state_before out".into(),
+            ));
+        }
+        let (Machine { number, of }, hubs) = (self.machine, self.addresses.len() as u32);
+        let terms = request.terms.above(hubs, of).map_err(|error| refused(error.to_string()))?;
+        terms.check().map_err(|error| refused(format!("at the hubs above: {error}")))?;
+        let wire = Wire::of_terms(&terms).map_err(|error| refused(error.to_string()))?;
+        let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
+        let request = JoinRequest {
+            protocol: PROTOCOL,
+            rank: number,
+            hub: 0,
+            through,
+            peers: None,
+            state_before: None,
+            terms: terms.clone(),
+        };
+        let addresses: Vec<&str> = self.addresses.iter().map(String::as_str).collect();
+        let hubs = membership::join_all(&addresses, name, limit, &request).map_err(not_joined)?;
+        let placed = Above {
+            schedule: terms.level.schedule,
+            split_above: terms.split_above,
+            cores: hubs.iter().map(LetIn::cores).collect(),
+            above: hubs[0].above().cloned().map(Box::new),
+        };
+        Ok(LetInAbove { hubs, terms, wire, placed })
+    }
+
+    /// Makes the windows of a job between these hubs and its workers, and the links that lead up. `numbers` are the job's
+    /// cores here.
+    pub(super) fn link(
+        &self,
+        let_in: LetInAbove,
+        terms: &Arc<JobTerms>,
+        wire: &Wire,
+        below: &Below,
+        numbers: &[usize],
+        limit: Duration,
+    ) -> Result<MadeAbove, Refusal> {
+        let exhausted = |what: &str, error: String| Refusal::Exhausted(format!("{what}: {error}"));
+        let LetInAbove { hubs, terms: terms_above, wire: wire_above, placed } = let_in;
+        let chunks = below.placement.chunks_by_core();
+        let post = |&chunk: &ChunkId| wire_above.gradient_span(chunk);
+        let values = |chunk: &ChunkId| Span { bytes: wire.layout().chunk(*chunk).span.bytes, ..post(chunk) };
+        let line = |chunk: &ChunkId| counted::line(post(chunk));
+        let of_cores = chunks.iter().map(|chunks| chunks.iter().map(values).collect());
+        let of_counts = chunks.iter().map(|chunks| chunks.iter().map(line).collect());
+        let sums = SendWindow::new(wire_above.gradient_window_bytes())
+            .map_err(|error| exhausted("the window of sums", error.to_string()))?;
+        let (sums, mut spans) =
+            sums.split(of_cores.chain(of_counts).collect()).expect("sums and counts are disjoint");
+        let counts = spans.split_off(chunks.len());
+        let mut shards = ShardSpec::of_cores(terms, wire, chunks.into_iter().zip(spans));
+        let level = terms_above.level;
+        for ((spec, counts), ways) in shards.iter_mut().zip(counts).zip(&below.ways) {
+            let posts = spec.chunks.iter().map(post).collect();
+            let links = spec.chunks.iter().map(|&chunk| terms.workers + below.link(chunk)).collect();
+            let (ways, keeps_first) = (ways.len() as u32, self.machine.number > 0);
+            spec.above = Some(AboveSpec { level, counts, posts, links, ways, keeps_first });
+        }
+        let weights = SendWindow::new(wire.weights_window_bytes())
+            .map_err(|error| exhausted("the window of weights", error.to_string()))?;
+        let (weights, recv) = RecvWindow::shown(weights);
+        let dealt_to = numbers.iter().map(|&number| PortId(number as u16)).collect();
+        let ports = Ports { group: self.group.clone(), dealt_to, rdma: self.rdma.clone(), transport: None };
+        let (schedule, deadline) = (level.schedule, Instant::now() + limit);
+        let receive = Receive::Into(Arc::new(recv));
+        let path = membership::open(&hubs, schedule, wire.layout(), &sums, &receive, &ports, deadline)
+            .map_err(not_joined)?;
+        for (way, hub) in path.ways.iter().zip(&self.addresses) {
+            tracing::info!(hub, transport = %way.transport, reason = way.reason, "sums go up");
+        }
+        let (rung, news) = watch::channel(());
+        let bell = Waker::from(Arc::new(Bell(rung)));
+        let kept = hubs.into_iter().zip(path.cores).map(|(hub, cores)| hub.keep(cores, bell.clone()));
+        let hubs = kept.collect::<Result<Vec<Hub>, _>>().map_err(not_joined)?;
+        let mut endpoints: Vec<Option<any::Endpoint>> = path.endpoints.into_iter().map(Some).collect();
+        let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| endpoints[way].take()).collect();
+        let ways = below.ways.iter().map(of_core).collect();
+        let joined = JoinedAbove { hubs, machine: self.machine, placed, news };
+        Ok(MadeAbove { joined, weights, shards, level, ways })
+    }
+}
+
+impl LetInAbove {
+    /// Where the chunks are on so many cores of this hub.
+    pub fn place(&self, cores: usize) -> Result<Below, Refusal> {
+        let (schedule, layout) = (self.terms.level.schedule, self.wire.layout());
+        let above = membership::placements(&self.hubs, schedule, layout).map_err(not_joined)?;
+        Ok(Below::new(&above, cores))
+    }
+}
+
+impl JoinedAbove {
+    /// The addresses of the hubs.
+    pub fn addresses(&self) -> Vec<String> {
+        self.hubs.iter().map(|hub| hub.address().to_owned()).collect()
+    }
+
+    /// The round from which this hub takes part at the hubs above, or who is missing there.
+    pub fn takes_part(&self) -> Result<Round, Missing> {
+        membership::takes_part(&self.hubs, self.machine.number)
+    }
+
+    /// Why the job cannot go on, if news from above say so.
+    pub fn end(&self) -> Option<String> {
+        self.hubs.iter().find_map(Hub::end).map(reason_of)
+    }
+
+    /// Why a link that leads up ended: the hubs above may say it soon.
+    pub fn wait_for_end(&self) -> Option<String> {
+        let deadline = Instant::now() + FAREWELL_LIMIT;
+        self.hubs.iter().find_map(|hub| hub.wait_for_end(deadline)).map(reason_of)
+    }
+
+    /// Tells the hubs above that the job failed here. May wait for them.
+    pub fn fail(&self, reason: &str) {
+        for hub in &self.hubs {
+            if let Err(error) = hub.fail(reason, FAREWELL_LIMIT) {
+                tracing::warn!(%error, "a hub above was not told that the job failed here");
+            }
+        }
+    }
+
+    /// Leaves the job above, from a round on. May wait for the hubs.
+    pub fn leave(&self, round: Round) -> Result<(), MemberError> {
+        self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)
+    }
+
+    /// Changes the learning rate above. May wait for the hubs.
+    pub fn set_learning_rate(&self, learning_rate: f32, from_round: Round) -> Result<(), MemberError> {
+        self.hubs.iter().try_for_each(|hub| {
+            let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
+            hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
+        })
+    }
+
+    /// Has the hubs above write a checkpoint. May wait for them.
+    pub fn checkpoint(&self) -> Result<pbox_core::control::CheckpointReply, MemberError> {
+        self.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({}))
+    }
+}
+
+/// Why a membership above ended, in words for the workers here.
+fn reason_of(end: MemberError) -> String {
+    match end {
+        MemberError::JobFailed { reason, .. } => reason,
+        other => other.to_string(),
+    }
+}
+
+/// What a hub above refuses, this hub refuses.
+fn not_joined(error: MemberError) -> Refusal {
+    match error {
+        MemberError::Refused { .. } => Refusal::Conflict(error.to_string()),
+        error => Refusal::Exhausted(format!("this hub is below other hubs: {error}")),
+    }
+}
+
+impl Registry {
+    /// Looks at the news from above whenever there are some, until the job ends.
+    pub(super) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
+        let registry = self.me.clone();
+        self.runtime.spawn(async move {
+            while registry.upgrade().is_some_and(|registry| registry.lives_above(id)) {
+                if news.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Whether a job is still whole above. If it is not, it fails here.
+    fn lives_above(&self, id: JobId) -> bool {
+        let mut inner = self.lock();
+        let Some(above) = inner.jobs.get(&id).and_then(|job| job.above.clone()) else { return false };
+        let end = above.end();
+        if let Some(reason) = &end {
+            self.fail(&mut inner, id, reason);
+        }
+        end.is_none()
+    }
+
+    /// Waits until this hub takes part above. Returns its first round there; `None` when no hubs are above.
+    pub(super) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
+        loop {
+            let Some(above) = self.of_job(id, |job| job.above.clone())? else { return Ok(None) };
+            let mut news = above.news.clone();
+            match above.takes_part() {
+                Ok(round) => return Ok(Some(round)),
+                Err(Missing { ranks, .. }) => self.of_job(id, |job| job.wait_for_machines(ranks))?,
+            }
+            drop(above);
+            news.changed().await.map_err(|_| "the job ended meanwhile".to_owned())?;
+        }
+    }
+}

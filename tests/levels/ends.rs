@@ -1,0 +1,213 @@
+//! What ends a job on several machines is named to the workers of all of them, with its machine; and wrong settings of hubs
+//! are refused by name, in bounded time.
+
+use std::time::Duration;
+
+use fabric::conformance::Watchdog;
+use hub_tests::{
+    NOWHERE, SGD, addresses, config_at, describe, hub, hub_below, on_threads, push_all, ready_all, refused,
+    says, settings,
+};
+use pbox_core::OnLoss;
+use phub_server::{Hub, HubSettings, Machine};
+use worker_shim::{Session, SessionError};
+
+use super::{Machines, on_machines};
+
+/// Sessions of all workers after the broadcast, by machine and rank.
+fn ready(machines: &Machines, workers: u32, on_loss: OnLoss) -> Vec<Vec<Session>> {
+    on_machines(machines.below.len() as u32, workers, |machine, rank, _| {
+        let mut config = config_at(&machines.address(machine), "job", rank, workers);
+        config.terms.on_loss = on_loss;
+        let mut session = Session::join(config).unwrap_or_else(|error| panic!("{machine}, {rank}: {error}"));
+        session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+        session
+    })
+}
+
+/// A round of these sessions, each on its own thread, in which every gradient is `gradient`.
+fn round<'a>(
+    sessions: impl IntoIterator<Item = &'a mut Session>,
+    gradient: f32,
+) -> Vec<Result<f32, SessionError>> {
+    let round = |session: &mut Session| {
+        for key in session.keys() {
+            session.gradient_mut::<f32>(key)?.fill(gradient);
+            session.push(key)?;
+        }
+        session.wait_all()?;
+        Ok(session.weights::<f32>(hub_tests::FIRST)?[0])
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            sessions.into_iter().map(|session| scope.spawn(move || round(session))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_lost_worker_is_named_on_all_machines_with_its_machine() {
+    let _watchdog = Watchdog::start();
+    let machines = Machines::start(1, 2);
+    let mut sessions = ready(&machines, 2, OnLoss::Stop);
+    drop(sessions[1].remove(0)); // it does not leave: its links close
+    let told: Vec<_> =
+        round(sessions.iter_mut().flatten(), 1.0).into_iter().map(Result::unwrap_err).collect();
+    let words = ["\"job\" failed", "worker 0 is gone", "machine 1: worker 0 is gone"];
+    for (at, error) in told.iter().enumerate() {
+        says(error, if at < 2 { &words } else { &words[..2] });
+    }
+}
+
+#[test]
+fn a_job_goes_on_without_a_lost_worker_and_its_mean_is_of_those_left() {
+    let _watchdog = Watchdog::start();
+    let machines = Machines::start(1, 2);
+    let mut sessions = ready(&machines, 2, OnLoss::Continue);
+    drop(sessions[1].remove(1));
+    // SGD with rate 0.5: the mean is 1, however many push. A mean that were divided by 4 would be 0.75.
+    for weight in round(sessions.iter_mut().flatten(), 1.0) {
+        assert_eq!(weight.unwrap(), 0.5);
+    }
+    // The machine's last worker goes: the other machine goes on.
+    drop(sessions.remove(1));
+    for weight in round(sessions.iter_mut().flatten(), 1.0) {
+        assert_eq!(weight.unwrap(), 0.0);
+    }
+    // A worker comes back to the other machine's hub, which joins the running job anew.
+    let job = describe(&machines.address(0)).jobs.remove(0);
+    assert_eq!(job.above, vec![machines.top[0].address().to_string()]);
+    let hub = machines.address(1);
+    std::thread::scope(|scope| {
+        let coming = scope.spawn(|| {
+            on_threads(2, |rank| {
+                let mut config = config_at(&hub, "job", rank, 2);
+                config.terms.on_loss = OnLoss::Continue;
+                Session::join(config).unwrap()
+            })
+        });
+        let mut back = coming.join().unwrap();
+        let all = sessions.iter_mut().flatten().chain(&mut back);
+        for weight in round(all, 1.0) {
+            assert_eq!(weight.unwrap(), -0.5, "newcomers have the weights of the others");
+        }
+    });
+}
+
+#[test]
+fn a_hub_that_stops_is_named_on_all_machines() {
+    let _watchdog = Watchdog::start();
+    let mut machines = Machines::start(1, 2);
+    let mut sessions = ready(&machines, 1, OnLoss::Stop);
+    machines.below.remove(1).stop("the operator said so");
+    for told in round(sessions.iter_mut().flatten(), 1.0) {
+        says(told.unwrap_err(), &["\"job\" failed", "the operator said so"]);
+    }
+    let mut sessions = ready(&Machines::start(1, 1), 1, OnLoss::Stop);
+    says(round(sessions.iter_mut().flatten(), 1.0).remove(0).unwrap_err(), &["\"job\"", "hub"]);
+}
+
+#[test]
+fn the_top_that_stops_is_named_on_all_machines() {
+    let _watchdog = Watchdog::start();
+    let mut machines = Machines::start(1, 2);
+    let mut sessions = ready(&machines, 1, OnLoss::Stop);
+    machines.top.remove(0).stop("the operator said so");
+    for told in round(sessions.iter_mut().flatten(), 1.0) {
+        says(told.unwrap_err(), &["\"job\" failed", "the operator said so"]);
+    }
+}
+
+#[test]
+fn a_machine_that_does_not_come_is_named() {
+    let _watchdog = Watchdog::start();
+    let top = hub(1);
+    let below = hub_below(&top.address().to_string(), 1, 3);
+    let mut config = config_at(&below.address().to_string(), "job", 0, 1);
+    config.join_limit = Duration::from_millis(700);
+    says(refused(config), &["the hub of machine(s) [0, 2]", "to join the hubs above"]);
+}
+
+#[test]
+fn hubs_that_are_above_each_other_are_refused() {
+    let _watchdog = Watchdog::start();
+    // A port that is free now: the first hub is told the address of the second one before that listens.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let first = hub_below(&free.to_string(), 0, 1);
+    let machine = Some(Machine { number: 0, of: 1 });
+    let second =
+        HubSettings { listen: free, above: Some(first.address().to_string()), machine, ..settings(1, 30) };
+    let second = Hub::start(&second).unwrap();
+    for hub in [&first, &second] {
+        says(refused(config_at(&hub.address().to_string(), "job", 0, 1)), &["circle", "--above"]);
+    }
+}
+
+#[test]
+fn wrong_settings_are_named() {
+    let _watchdog = Watchdog::start();
+    // Two hubs with one number.
+    let top = hub(1);
+    let top = top.address().to_string();
+    let (first, twin) = (hub_below(&top, 0, 2), hub_below(&top, 0, 2));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut config = config_at(&first.address().to_string(), "job", 0, 1);
+            config.join_limit = Duration::from_secs(3);
+            refused(config)
+        });
+        while describe(&top).jobs.is_empty() {
+            std::thread::yield_now();
+        }
+        says(
+            refused(config_at(&twin.address().to_string(), "job", 0, 1)),
+            &["rank 0 of job \"job\" is taken"],
+        );
+        says(waiting.join().unwrap(), &["machine(s) [1]"]);
+    });
+    // Nobody is above.
+    let lost = hub_below(NOWHERE, 0, 1);
+    says(refused(config_at(&lost.address().to_string(), "job", 0, 1)), &["below other hubs", NOWHERE]);
+    // Terms that machines do not share.
+    let machines = Machines::start(1, 2);
+    let _first = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut config = config_at(&machines.address(0), "other", 0, 1);
+            config.join_limit = Duration::from_secs(3);
+            refused(config)
+        });
+        while describe(&machines.top[0].address().to_string()).jobs.is_empty() {
+            std::thread::yield_now();
+        }
+        let mut config = config_at(&machines.address(1), "other", 0, 1);
+        config.terms.seed = 5;
+        says(refused(config), &["\"other\" has seed 0", "asks for 5"]);
+        other.join().unwrap()
+    });
+    // Terms that no hub relays.
+    let mut config = config_at(&machines.address(0), "job", 0, 1);
+    config.terms.level.consistency = "ssp:2".parse().unwrap();
+    says(refused(config), &["a hub below other hubs", "ssp"]);
+    let list = addresses([&machines.below[0], &machines.below[1]]);
+    says(refused(config_at(&list, "job", 0, 1)), &["a hub below other hubs with 2 hubs"]);
+}
+
+/// The level that is not there costs nothing: a job at the top may have workers of its own while others come from below.
+#[test]
+fn the_top_serves_flat_jobs_beside() {
+    let _watchdog = Watchdog::start();
+    let machines = Machines::start(1, 1);
+    let mut below = ready(&machines, 1, OnLoss::Stop);
+    let top = machines.top[0].address().to_string();
+    let mut flat = ready_all(2, |rank| config_at(&top, "flat", rank, 2));
+    assert_eq!(flat[0].members(), [0, 1]);
+    std::thread::scope(|scope| {
+        for session in &mut flat {
+            scope.spawn(|| {
+                push_all(session).unwrap();
+                session.wait_all().unwrap();
+            });
+        }
+    });
+    assert_eq!(round(below.iter_mut().flatten(), 1.0).remove(0).unwrap(), 0.5, "{SGD:?}");
+}

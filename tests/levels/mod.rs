@@ -1,0 +1,43 @@
+//! Hubs below hubs: the workers of a machine push to the hub beside them, which sends one sum up.
+
+mod ends;
+mod weights;
+
+use std::sync::Barrier;
+
+use hub_tests::{addresses, hub, hub_below};
+use phub_server::Hub;
+
+/// Hubs at the top, and machines below them with a hub each.
+struct Machines {
+    /// Dropped last: a hub that stops first fails the jobs of the others.
+    below: Vec<Hub>,
+    top: Vec<Hub>,
+}
+
+impl Machines {
+    /// So many hubs at the top, with two cores each, and so many machines.
+    fn start(tops: u32, machines: u32) -> Self {
+        let top: Vec<Hub> = (0..tops).map(|_| hub(2)).collect();
+        let list = addresses(&top);
+        let below = (0..machines).map(|machine| hub_below(&list, machine, machines)).collect();
+        Machines { below, top }
+    }
+
+    /// The hub beside a machine's workers.
+    fn address(&self, machine: u32) -> String {
+        self.below[machine as usize].address().to_string()
+    }
+}
+
+/// Runs each machine's workers, each on its own thread. Returns their results by machine and rank.
+fn on_machines<T: Send>(
+    machines: u32,
+    workers: u32,
+    worker: impl Fn(u32, u32, &Barrier) -> T + Sync,
+) -> Vec<Vec<T>> {
+    let barrier = Barrier::new((machines * workers) as usize);
+    let flat = hub_tests::on_threads(machines * workers, |at| worker(at / workers, at % workers, &barrier));
+    let mut flat = flat.into_iter();
+    (0..machines).map(|_| flat.by_ref().take(workers as usize).collect()).collect()
+}
