@@ -52,6 +52,12 @@ impl Control {
         self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
     }
 
+    /// `GET /v1/health`.
+    pub fn check_health(&self) -> Result<(), MemberError> {
+        let response = self.agent.get(format!("http://{}/v1/health", self.hub)).call();
+        response.map(|_| ()).map_err(|error| self.unreachable(error))
+    }
+
     /// Says that the member with this token leaves from a round on: in good order, or because of a failure.
     pub fn leave(&self, token: &str, round: Round, failed: Option<String>) -> Result<(), MemberError> {
         let request = LeaveRequest { token: token.to_owned(), round, failed };

@@ -75,8 +75,8 @@ impl Ports {
     }
 }
 
-/// Connects `window` to each hub by the best transport that leads there, with links that end at `ports`. What the hubs post
-/// goes to `receive`.
+/// Connects `window` to each hub by the best transport that leads there, with links that end at `ports`. What each hub
+/// posts goes to `receive` of its number.
 ///
 /// # Errors
 /// When a hub places chunks differently, when no transport leads to it, and when a hub that is reached refuses.
@@ -85,7 +85,7 @@ pub fn open(
     schedule: Schedule,
     layout: &Layout,
     window: &Arc<SendWindow>,
-    receive: &Receive,
+    receive: impl Fn(usize) -> Receive,
     ports: &Ports,
     deadline: Instant,
 ) -> Result<DataPath, MemberError> {
@@ -100,8 +100,8 @@ pub fn open(
         ways: Vec::new(),
         cores: Vec::new(),
     };
-    for route in &routes {
-        let (joined, way) = route.connect_by_the_best_way(window, receive, deadline)?;
+    for (hub, route) in routes.iter().enumerate() {
+        let (joined, way) = route.connect_by_the_best_way(window, &receive(hub), deadline)?;
         let begin = path.endpoints.len();
         path.cores.push(begin..begin + route.plan.len());
         path.ports.extend(route.plan.iter().map(|link| link.ports.joiner));

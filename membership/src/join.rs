@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pbox_core::control::{JoinReply, JoinRequest, Peers};
 use pbox_core::{Above, Below, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
@@ -16,6 +16,10 @@ use crate::hub::Hub;
 
 /// Time limit for telling a hub that a member which it let in does not come.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
+
+/// Time limit for asking a hub whether it is there, and the pause before it is asked again.
+const HEALTH_LIMIT: Duration = Duration::from_secs(2);
+const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 
 /// The addresses in a list of hubs: each `host:port`, with commas between them.
 ///
@@ -34,6 +38,24 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
         return wrong(format!("{} is there twice", twice.1));
     }
     Ok(hubs)
+}
+
+/// Waits until each of these hubs answers.
+///
+/// # Errors
+/// When one does not until the deadline.
+pub fn wait_for(addresses: &[&str], deadline: Instant) -> Result<(), MemberError> {
+    for address in addresses {
+        let control = Control::new(address, "", HEALTH_LIMIT);
+        while let Err(error) = control.check_health() {
+            if Instant::now() >= deadline {
+                return Err(error);
+            }
+            // Nothing tells when a program on another machine begins to listen.
+            std::thread::sleep(HEALTH_PAUSE);
+        }
+    }
+    Ok(())
 }
 
 /// Joins a job at each of its hubs. `request` is for the first hub; each hub is told its own number.

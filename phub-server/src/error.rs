@@ -32,6 +32,16 @@ pub enum HubError {
     /// The list of hubs above cannot be used.
     #[error("--above: {0}")]
     Above(#[from] membership::MemberError),
+    /// The list of a mesh does not fit.
+    #[error(
+        "--mesh names {hubs} hubs and --machine says {machines} machines: a mesh has a hub on each machine"
+    )]
+    Mesh {
+        /// Hubs in the list.
+        hubs: usize,
+        /// How many machines there are said to be.
+        machines: u32,
+    },
     /// The data path cannot be opened.
     #[error("opening the data path: {0}")]
     DataPath(#[from] ConnectError),

@@ -161,11 +161,19 @@ fn hubs_above(
     group: &any::Group,
     has_rdma: bool,
 ) -> Result<Option<HubsAbove>, HubError> {
-    let (Some(hubs), Some(machine)) = (&settings.above, settings.machine) else { return Ok(None) };
+    let hubs = settings.above.as_ref().or(settings.mesh.as_ref());
+    let (Some(hubs), Some(machine)) = (hubs, settings.machine) else { return Ok(None) };
     let addresses: Vec<String> = membership::hub_addresses(hubs)?.into_iter().map(str::to_owned).collect();
-    tracing::info!(above = ?addresses, machine = machine.number, of = machine.of, "sums go up to other hubs");
+    let is_mesh = settings.mesh.is_some();
+    if is_mesh && addresses.len() != machine.of as usize {
+        return Err(HubError::Mesh { hubs: addresses.len(), machines: machine.of });
+    }
+    tracing::info!(hubs = ?addresses, machine = machine.number, of = machine.of, is_mesh, "sums go up to other hubs");
     let rdma = if has_rdma { Ok(()) } else { Err("this hub has no RDMA".to_owned()) };
-    Ok(Some(HubsAbove { addresses, machine, group: group.clone(), rdma }))
+    let own = is_mesh.then_some(machine.number as usize);
+    let start_limit = Duration::from_secs(settings.above_limit_s);
+    let limit = Duration::from_secs(settings.heartbeat_limit_s);
+    Ok(Some(HubsAbove { addresses, machine, limit, start_limit, own, group: group.clone(), rdma }))
 }
 
 /// A listener for each transport, and the address that workers get.

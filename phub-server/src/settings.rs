@@ -72,13 +72,23 @@ pub struct HubSettings {
         env = "PHUB_ABOVE",
         value_name = "HOSTS",
         requires = "machine",
-        conflicts_with = "checkpoints"
+        conflicts_with_all = ["checkpoints", "mesh"]
     )]
     pub above: Option<String>,
 
-    /// The number of this hub among the hubs below the same hubs, from 0, and how many there are: 1/4.
-    #[arg(long, env = "PHUB_MACHINE", value_name = "N/COUNT", requires = "above")]
+    /// The hubs of all machines of a mesh, in the order of the machines: host:port of each, with commas between them. Each
+    /// machine's hub owns its share of the chunks, sums what its own workers push, and sends the others' shares to them. A
+    /// machine then sends and receives 2(n-1)/n of a model a round, whatever the number of its workers.
+    #[arg(long, env = "PHUB_MESH", value_name = "HOSTS", requires = "machine")]
+    pub mesh: Option<String>,
+
+    /// The number of this hub among the hubs below the same hubs, or in its mesh, from 0, and how many there are: 1/4.
+    #[arg(long, env = "PHUB_MACHINE", value_name = "N/COUNT")]
     pub machine: Option<Machine>,
+
+    /// How many seconds the first worker of a job waits for hubs above, or of the mesh, that do not answer yet.
+    #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS")]
+    pub above_limit_s: u64,
 }
 
 /// The settings of `phub-server serve` without arguments: the defaults above, and the environment.

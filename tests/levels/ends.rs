@@ -48,8 +48,13 @@ fn round<'a>(
 #[test]
 fn a_lost_worker_is_named_on_all_machines_with_its_machine() {
     let _watchdog = Watchdog::start();
-    let machines = Machines::start(1, 2);
-    let mut sessions = ready(&machines, 2, OnLoss::Stop);
+    for machines in [Machines::start(1, 2), Machines::mesh(2)] {
+        lose_a_worker(&machines);
+    }
+}
+
+fn lose_a_worker(machines: &Machines) {
+    let mut sessions = ready(machines, 2, OnLoss::Stop);
     drop(sessions[1].remove(0)); // it does not leave: its links close
     let told: Vec<_> =
         round(sessions.iter_mut().flatten(), 1.0).into_iter().map(Result::unwrap_err).collect();
@@ -92,6 +97,22 @@ fn a_job_goes_on_without_a_lost_worker_and_its_mean_is_of_those_left() {
             assert_eq!(weight.unwrap(), -0.5, "newcomers have the weights of the others");
         }
     });
+}
+
+/// Its share of the weights is gone, so the job cannot go on without a machine of a mesh; without a worker it can.
+#[test]
+fn a_mesh_goes_on_without_a_worker_and_ends_without_a_machine() {
+    let _watchdog = Watchdog::start();
+    let mut machines = Machines::mesh(2);
+    let mut sessions = ready(&machines, 2, OnLoss::Continue);
+    drop(sessions[1].remove(1));
+    for weight in round(sessions.iter_mut().flatten(), 1.0) {
+        assert_eq!(weight.unwrap(), 0.5);
+    }
+    machines.below.remove(1).stop("the operator said so");
+    for told in round(sessions.iter_mut().flatten(), 1.0) {
+        says(told.unwrap_err(), &["\"job\" failed", "the operator said so"]);
+    }
 }
 
 #[test]
@@ -161,12 +182,14 @@ fn wrong_settings_are_named() {
         }
         says(
             refused(config_at(&twin.address().to_string(), "job", 0, 1)),
-            &["rank 0 of job \"job\" is taken"],
+            &["rank 0 of job \"job.above\" is taken"],
         );
         says(waiting.join().unwrap(), &["machine(s) [1]"]);
     });
     // Nobody is above.
-    let lost = hub_below(NOWHERE, 0, 1);
+    let (above, machine) = (Some(NOWHERE.to_owned()), Some(Machine { number: 0, of: 1 }));
+    let lost = HubSettings { above, machine, above_limit_s: 1, ..settings(1, 30) };
+    let lost = Hub::start(&lost).unwrap();
     says(refused(config_at(&lost.address().to_string(), "job", 0, 1)), &["below other hubs", NOWHERE]);
     // Terms that machines do not share.
     let machines = Machines::start(1, 2);
@@ -181,7 +204,7 @@ fn wrong_settings_are_named() {
         }
         let mut config = config_at(&machines.address(1), "other", 0, 1);
         config.terms.seed = 5;
-        says(refused(config), &["\"other\" has seed 0", "asks for 5"]);
+        says(refused(config), &["\"other.above\" has seed 0", "asks for 5"]);
         other.join().unwrap()
     });
     // Terms that no hub relays.

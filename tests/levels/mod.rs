@@ -5,7 +5,7 @@ mod weights;
 
 use std::sync::Barrier;
 
-use hub_tests::{addresses, hub, hub_below};
+use hub_tests::{addresses, hub, hub_below, mesh};
 use phub_server::Hub;
 
 /// Hubs at the top, and machines below them with a hub each.
@@ -22,6 +22,11 @@ impl Machines {
         let list = addresses(&top);
         let below = (0..machines).map(|machine| hub_below(&list, machine, machines)).collect();
         Machines { below, top }
+    }
+
+    /// Machines whose hubs own a share each.
+    fn mesh(machines: u32) -> Self {
+        Machines { below: mesh(machines, 2), top: Vec::new() }
     }
 
     /// The hub beside a machine's workers.

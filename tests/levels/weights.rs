@@ -108,10 +108,28 @@ fn machines_below_one_hub_and_below_two() {
 }
 
 #[test]
+fn a_mesh_of_two_and_of_three() {
+    let _watchdog = Watchdog::start();
+    for (machines, workers, optimizer) in [(2, 2, NESTEROV), (3, 1, ADAMW), (2, 1, Optimizer::Average)] {
+        let mesh = Machines::mesh(machines);
+        on_machines(machines, workers, |machine, rank, _| {
+            let mut config = config_at(&mesh.address(machine), "job", rank, workers);
+            config.terms.optimizer = optimizer;
+            let session = Session::join(config).unwrap();
+            let shape = vec![workers; machines as usize];
+            train(session, &small_model(), optimizer, number(machine, workers, rank), &shape);
+        });
+        for hub in &mesh.below {
+            assert!(describe(&hub.address().to_string()).jobs.is_empty(), "both jobs ended in good order");
+        }
+    }
+}
+
+#[test]
 fn every_schedule_and_credit() {
     let _watchdog = Watchdog::start();
-    let machines = Machines::start(1, 2);
-    for schedule in Schedule::ALL {
+    let above = [Machines::start(1, 2), Machines::mesh(2)];
+    for (machines, schedule) in above.iter().flat_map(|machines| Schedule::ALL.map(|each| (machines, each))) {
         on_machines(2, 2, |machine, rank, _| {
             let mut config = config_at(&machines.address(machine), "job", rank, 2);
             config.terms.optimizer = NESTEROV;

@@ -26,8 +26,8 @@ fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
     let ends = Ports { group, dealt_to, rdma, transport: Some(transport) };
     let let_in = membership::join_all(&[hub], job, LIMIT, &request).unwrap();
     let (schedule, deadline) = (request.terms.level.schedule, Instant::now() + LIMIT);
-    let receive = Receive::New(layout.window_bytes());
-    let path = membership::open(&let_in, schedule, &layout, &window, &receive, &ends, deadline).unwrap();
+    let receive = |_| Receive::New(layout.window_bytes());
+    let path = membership::open(&let_in, schedule, &layout, &window, receive, &ends, deadline).unwrap();
     assert_eq!(path.ports, ends.dealt_to[..path.endpoints.len()], "core by core, in the order of the list");
     let attach = |(endpoint, port): (_, &PortId)| ports[port.index()].attach(endpoint);
     let links: Vec<LinkId> = path.endpoints.into_iter().zip(&path.ports).map(attach).collect();

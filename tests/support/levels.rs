@@ -188,7 +188,8 @@ impl Levels {
             spec.above = Some(AboveSpec { level, counts, posts, links, ways, keeps_first });
         }
         let mut cores: Vec<Core<sim::Port>> = specs.into_iter().map(core).collect::<Result<_>>()?;
-        let (weights, recv) = RecvWindow::shown(SendWindow::new(wire.weights_window_bytes())?);
+        let weights = Arc::new(SendWindow::new(wire.weights_window_bytes())?);
+        let recv = RecvWindow::shown(&weights);
         let endpoints = self.link(parent, rank, &sums, &Arc::new(recv))?;
         let mut endpoints: Vec<Option<sim::Endpoint>> = endpoints.into_iter().map(Some).collect();
         for (core, ways) in cores.iter_mut().zip(&below.ways) {

@@ -50,6 +50,20 @@ pub fn hub_below(above: &str, number: u32, of: u32) -> Hub {
     Hub::start(&settings).expect("a hub starts on a free port")
 }
 
+/// The hubs of a mesh of so many machines, with so many cores each.
+pub fn mesh(machines: u32, cores: usize) -> Vec<Hub> {
+    // Each hub is told the addresses of all before it listens, so their ports are chosen here.
+    let free = |_| std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+    let addresses: Vec<_> = (0..machines).map(|machine| free(machine).expect("a free port")).collect();
+    let list = addresses.iter().map(|address| address.to_string()).collect::<Vec<_>>().join(",");
+    let hub = |(number, &listen): (u32, _)| {
+        let (mesh, machine) = (Some(list.clone()), Some(Machine { number, of: machines }));
+        let settings = HubSettings { listen, mesh, machine, ..settings(cores, PATIENT_S) };
+        Hub::start(&settings).expect("a hub starts on a free port")
+    };
+    (0..).zip(&addresses).map(hub).collect()
+}
+
 /// The settings of these hubs.
 pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
     HubSettings {

@@ -84,6 +84,8 @@ pub struct RecvWindow {
     bytes: usize,
     /// Memory of this end, which a transport may write; otherwise a read-only view.
     local: bool,
+    /// The window that this memory is shown by, whose owners write spans of it.
+    shown: Option<Arc<SendWindow>>,
 }
 
 impl RecvWindow {
@@ -106,21 +108,20 @@ impl RecvWindow {
             return Err(WindowError::TooSmall { expected: bytes, seen });
         }
         let mapping = Mapping::shared("a peer's window", fd, bytes, Access::Read)?;
-        Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false })
+        Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false, shown: None })
     }
 
     /// Memory of this end, for transports that copy the bytes over.
     pub fn local(bytes: usize) -> Result<Self, WindowError> {
         let mapping = Arc::new(Mapping::private("a receive window", bytes)?);
-        Ok(RecvWindow { mapping, bytes, local: true })
+        Ok(RecvWindow { mapping, bytes, local: true, shown: None })
     }
 
-    /// A window that a transport writes for one peer and that other peers read: that of a hub between the hub above and its
-    /// workers. Nobody else at this end can write it, because it is never split.
-    pub fn shown(window: SendWindow) -> (Arc<SendWindow>, Self) {
-        let mapping = Arc::clone(window.mapping());
-        let recv = RecvWindow { mapping, bytes: window.bytes(), local: true };
-        (Arc::new(window), recv)
+    /// The memory of a window that other peers read: what this end receives is shown to them. For a hub between hubs above
+    /// and its workers. Spans that an owner at this end writes are not received into.
+    pub fn shown(window: &Arc<SendWindow>) -> Self {
+        let (mapping, bytes) = (Arc::clone(window.mapping()), window.bytes());
+        RecvWindow { mapping, bytes, local: true, shown: Some(Arc::clone(window)) }
     }
 
     /// Size in bytes.
@@ -184,9 +185,11 @@ impl RecvWindow {
         }
     }
 
-    /// Where a span lies, for a transport to write; `None` if it is out of bounds or the memory is not this end's.
+    /// Where a span lies, for a transport to write; `None` if it is out of bounds, if the memory is not this end's, and if
+    /// an owner at this end writes there.
     pub(crate) fn place(&self, span: Span) -> Option<*mut u8> {
-        let inside = self.local && span.end()? <= self.bytes;
+        let is_owned = || self.shown.as_ref().is_some_and(|window| window.owns(span));
+        let inside = self.local && span.end()? <= self.bytes && !is_owned();
         inside.then(|| self.mapping.as_ptr().wrapping_add(span.offset))
     }
 
@@ -196,13 +199,9 @@ impl RecvWindow {
     /// The window is [`local`](Self::local); `source` is readable for `span.bytes`; and by the
     /// protocol nobody reads the span until the transport has shown the post's immediate.
     pub(crate) unsafe fn write(&self, span: Span, source: *const u8) -> Result<(), SpanError> {
-        match span.end() {
-            Some(end) if end <= self.bytes => {}
-            _ => return Err(SpanError::OutOfBounds { span, bytes: self.bytes }),
-        }
-        // SAFETY: in bounds by the check above, writable because the window is local, and the rest
-        // is the caller's word.
-        unsafe { std::ptr::copy_nonoverlapping(source, self.mapping.as_ptr().add(span.offset), span.bytes) };
+        let place = self.place(span).ok_or(SpanError::OutOfBounds { span, bytes: self.bytes })?;
+        // SAFETY: in bounds and writable by `place`, and the rest is the caller's word.
+        unsafe { std::ptr::copy_nonoverlapping(source, place, span.bytes) };
         Ok(())
     }
 }
@@ -292,12 +291,20 @@ mod tests {
 
     #[test]
     fn what_a_transport_writes_into_a_shown_window_other_peers_see() {
-        let (window, recv) = RecvWindow::shown(SendWindow::new(4096).unwrap());
+        let (window, mut owned) = SendWindow::new(4096).unwrap().split(vec![vec![span(256, 64)]]).unwrap();
+        let recv = RecvWindow::shown(&window);
         let view = RecvWindow::open(window.fd(), 4096).unwrap();
         // SAFETY: the window is local; the array is as long as the span; nobody reads meanwhile.
         unsafe { recv.write(span(64, 4), [1u8, 2, 3, 4].as_ptr()) }.unwrap();
         // SAFETY: one thread, no writer while the slice lives.
         assert_eq!(unsafe { view.elements::<u8>(span(64, 4)) }.unwrap(), [1, 2, 3, 4]);
+        owned[0].elements_mut::<u8>(0).fill(9);
+        for (offset, bytes) in [(256, 4), (200, 57), (319, 1), (128, 1024)] {
+            assert_eq!(recv.place(span(offset, bytes)), None, "{offset}: an owner at this end writes there");
+        }
+        assert!(
+            [(192, 64), (320, 64), (256, 0)].iter().all(|&(at, bytes)| recv.place(span(at, bytes)).is_some())
+        );
     }
 
     #[test]

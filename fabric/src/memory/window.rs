@@ -67,6 +67,8 @@ pub struct SendWindow {
     bytes: usize,
     huge: bool,
     fd: OwnedFd,
+    /// The spans that owners at this end write, ascending.
+    owned: Box<[Span]>,
 }
 
 impl SendWindow {
@@ -87,7 +89,7 @@ impl SendWindow {
         ftruncate(&fd, bytes.max(1) as u64).map_err(memfd("ftruncate"))?;
         let mapping = Arc::new(Mapping::shared("a window", fd.as_fd(), bytes, Access::ReadWrite)?);
         fcntl_add_seals(&fd, SEALS).map_err(memfd("adding seals"))?;
-        Ok(SendWindow { mapping, bytes, huge: false, fd })
+        Ok(SendWindow { mapping, bytes, huge: false, fd, owned: Box::default() })
     }
 
     /// Whether it has huge pages, except for a rest that is smaller than one.
@@ -110,6 +112,12 @@ impl SendWindow {
         &self.mapping
     }
 
+    /// Whether an owner at this end writes a part of a span.
+    pub(super) fn owns(&self, span: Span) -> bool {
+        let next = self.owned.partition_point(|owned| owned.offset + owned.bytes <= span.offset);
+        span.bytes > 0 && self.owned.get(next).is_some_and(|owned| owned.offset < span.offset + span.bytes)
+    }
+
     /// The first byte, for the owners of spans.
     pub(super) fn start(&self) -> *mut u8 {
         self.mapping.as_ptr()
@@ -123,7 +131,7 @@ impl SendWindow {
     /// Gives each owner its own spans to write: one list of spans for each owner, all disjoint. The
     /// only check of disjointness is here, so that writing a span needs none. The method takes the
     /// window, so that there is no second split.
-    pub fn split(self, owners: Vec<Vec<Span>>) -> Result<(Arc<Self>, Vec<Spans>), SpanError> {
+    pub fn split(mut self, owners: Vec<Vec<Span>>) -> Result<(Arc<Self>, Vec<Spans>), SpanError> {
         let mut all: Vec<Span> = owners.iter().flatten().copied().collect();
         for &span in &all {
             check(span, self.bytes)?;
@@ -138,6 +146,8 @@ impl SendWindow {
             }
             highest = Some(span);
         }
+        all.retain(|span| span.bytes > 0);
+        self.owned = all.into();
         let window = Arc::new(self);
         let owned = owners.into_iter().map(|spans| Spans::new(&window, spans)).collect();
         Ok((window, owned))

@@ -99,6 +99,13 @@ impl Incoming {
                         .expect("there are enough bytes");
                     self.start += HEADER;
                     let (span, imm) = header.check(self.window.bytes()).map_err(Broken::Frame)?;
+                    if self.window.place(span).is_none() {
+                        let Span { offset, bytes } = span;
+                        let why = format!(
+                            "a frame of {bytes} bytes for offset {offset}, which this end writes itself"
+                        );
+                        return Err(Broken::Frame(why));
+                    }
                     self.beyond = if span.bytes >= LARGE { HEADER } else { BUFFER };
                     self.frame = Some((span, imm));
                 }

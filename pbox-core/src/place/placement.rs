@@ -114,7 +114,9 @@ impl Placement {
     pub fn weights_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let make = if self.owners.contains(&ELSEWHERE) { SendWindow::sparse } else { SendWindow::new };
         let window = make(wire.weights_window_bytes())?;
-        Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
+        Ok(window
+            .split(self.spans_by_core(|id| wire.weights_span(id)))
+            .expect("chunks are disjoint in the windows"))
     }
 
     /// Like [`weights_window`](Self::weights_window), for the job. When each worker has its own weights and they are
@@ -124,12 +126,22 @@ impl Placement {
             return self.weights_window(wire);
         }
         let window = SendWindow::sparse(wire.weights_window_bytes())?;
-        Ok(window.split(self.spans_by_core(wire)).expect("chunks are disjoint in the windows"))
+        Ok(window
+            .split(self.spans_by_core(|id| wire.weights_span(id)))
+            .expect("chunks are disjoint in the windows"))
     }
 
-    /// Where each core's chunks lie in a window of the placed layout.
-    pub fn spans_by_core(&self, wire: &Wire) -> Vec<Vec<Span>> {
-        let spans = |ids: Vec<ChunkId>| ids.iter().map(|&id| wire.weights_span(id)).collect();
+    /// Like [`job_window`](Self::job_window), for a hub with a share whose workers read all chunks in the window.
+    pub fn shown_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
+        let window = SendWindow::new(wire.weights_window_bytes())?;
+        Ok(window
+            .split(self.spans_by_core(|id| wire.weights_span(id)))
+            .expect("chunks are disjoint in the windows"))
+    }
+
+    /// Where each core's chunks lie, by the place of each chunk.
+    pub fn spans_by_core(&self, place: impl Fn(ChunkId) -> Span) -> Vec<Vec<Span>> {
+        let spans = |ids: Vec<ChunkId>| ids.into_iter().map(&place).collect();
         self.chunks_by_core().into_iter().map(spans).collect()
     }
 

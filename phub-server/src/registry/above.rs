@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, Span};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
-use pbox_core::control::{JoinRequest, LearningRateRequest, PROTOCOL};
+use pbox_core::control::{JoinRequest, LearningRateRequest, PROTOCOL, check_job_name};
 use pbox_core::{
-    Above, AboveSpec, Below, ChunkId, JobId, JobTerms, LevelTerms, Round, ShardSpec, Wire, counted,
+    Above, AboveSpec, Below, ChunkId, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, Wire, counted,
 };
 use tokio::sync::watch;
 
@@ -31,11 +31,22 @@ pub(super) const MAX_DEPTH: usize = 16;
 /// Time limit for telling the hubs above why a job failed here.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 
+/// The name of a job at the hubs above. In a mesh both jobs are at one hub.
+pub(super) fn name_above(name: &str) -> String {
+    format!("{name}.above")
+}
+
 /// How this hub reaches the hubs above.
 #[derive(Debug)]
 pub(crate) struct HubsAbove {
     pub addresses: Vec<String>,
     pub machine: Machine,
+    /// Time limit of each request to them.
+    pub limit: Duration,
+    /// How long they may take to start.
+    pub start_limit: Duration,
+    /// In a mesh, this hub's number among the hubs above: it owns a share itself.
+    pub own: Option<usize>,
     /// The transports of this hub's ports.
     pub group: any::Group,
     /// Whether they have RDMA, else why not.
@@ -83,14 +94,13 @@ impl Wake for Bell {
 }
 
 impl HubsAbove {
+    /// Whether the sums of a job with these terms go up. In a mesh, a job of hubs is at its top here.
+    pub(super) fn relays(&self, terms: &JobTerms) -> bool {
+        self.own.is_none() || terms.level.members == Members::Workers
+    }
+
     /// Joins the job above.
-    pub(super) fn join(
-        &self,
-        name: &str,
-        request: &JoinRequest,
-        id: &str,
-        limit: Duration,
-    ) -> Result<LetInAbove, Refusal> {
+    pub(super) fn join(&self, name: &str, request: &JoinRequest, id: &str) -> Result<LetInAbove, Refusal> {
         let refused = |why: String| Refusal::Bad(format!("job {name:?}: {why}"));
         if request.state_before.is_some() {
             return Err(refused(
@@ -111,8 +121,11 @@ impl HubsAbove {
             state_before: None,
             terms: terms.clone(),
         };
+        let name = name_above(name);
+        check_job_name(&name).map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let addresses: Vec<&str> = self.addresses.iter().map(String::as_str).collect();
-        let hubs = membership::join_all(&addresses, name, limit, &request).map_err(not_joined)?;
+        membership::wait_for(&addresses, Instant::now() + self.start_limit).map_err(not_joined)?;
+        let hubs = membership::join_all(&addresses, &name, self.limit, &request).map_err(not_joined)?;
         let placed = Above {
             schedule: terms.level.schedule,
             split_above: terms.split_above,
@@ -123,7 +136,7 @@ impl HubsAbove {
     }
 
     /// Makes the windows of a job between these hubs and its workers, and the links that lead up. `numbers` are the job's
-    /// cores here.
+    /// cores here. `shown` is the window that the workers read, if there is one: in a mesh that of this hub's share.
     pub(super) fn link(
         &self,
         let_in: LetInAbove,
@@ -131,7 +144,7 @@ impl HubsAbove {
         wire: &Wire,
         below: &Below,
         numbers: &[usize],
-        limit: Duration,
+        shown: Option<Arc<SendWindow>>,
     ) -> Result<MadeAbove, Refusal> {
         let exhausted = |what: &str, error: String| Refusal::Exhausted(format!("{what}: {error}"));
         let LetInAbove { hubs, terms: terms_above, wire: wire_above, placed } = let_in;
@@ -154,14 +167,21 @@ impl HubsAbove {
             let (ways, keeps_first) = (ways.len() as u32, self.machine.number > 0);
             spec.above = Some(AboveSpec { level, counts, posts, links, ways, keeps_first });
         }
-        let weights = SendWindow::new(wire.weights_window_bytes())
-            .map_err(|error| exhausted("the window of weights", error.to_string()))?;
-        let (weights, recv) = RecvWindow::shown(weights);
+        let weights = match shown {
+            Some(shown) => shown,
+            None => SendWindow::new(wire.weights_window_bytes())
+                .map(Arc::new)
+                .map_err(|error| exhausted("the window of weights", error.to_string()))?,
+        };
+        let recv = Arc::new(RecvWindow::shown(&weights));
         let dealt_to = numbers.iter().map(|&number| PortId(number as u16)).collect();
         let ports = Ports { group: self.group.clone(), dealt_to, rdma: self.rdma.clone(), transport: None };
-        let (schedule, deadline) = (level.schedule, Instant::now() + limit);
-        let receive = Receive::Into(Arc::new(recv));
-        let path = membership::open(&hubs, schedule, wire.layout(), &sums, &receive, &ports, deadline)
+        let (schedule, deadline) = (level.schedule, Instant::now() + self.limit);
+        let receive = |hub| match self.own == Some(hub) {
+            true => Receive::New(wire.weights_window_bytes()), // the same pages
+            false => Receive::Into(Arc::clone(&recv)),
+        };
+        let path = membership::open(&hubs, schedule, wire.layout(), &sums, receive, &ports, deadline)
             .map_err(not_joined)?;
         for (way, hub) in path.ways.iter().zip(&self.addresses) {
             tracing::info!(hub, transport = %way.transport, reason = way.reason, "sums go up");

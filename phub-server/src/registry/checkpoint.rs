@@ -73,7 +73,7 @@ impl Registry {
         if self.store.is_none() {
             return;
         }
-        let running = |job: &&Job| job.state() == JobState::Running;
+        let running = |job: &&Job| job.state() == JobState::Running && job.above.is_none();
         let named = |job: &Job| (job.id, job.name.clone());
         let jobs: Vec<(JobId, String)> = self.lock().jobs.values().filter(running).map(named).collect();
         self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());

@@ -112,7 +112,6 @@ impl Job {
         cores: Arc<Cores>,
         weights: Arc<SendWindow>,
         hubs: Hubs,
-        above: Option<Arc<JoinedAbove>>,
         restored: Option<&Restored>,
     ) -> Self {
         let workers = terms.workers;
@@ -134,7 +133,7 @@ impl Job {
             learning_rates,
             checkpoints: Checkpoints::default(),
             hubs,
-            above,
+            above: None,
             brought: Brought::Nothing,
             news: watch::Sender::new(news),
         }

@@ -9,7 +9,7 @@ use pbox_core::{JobId, Round, Share, Wire};
 use super::above::MAX_DEPTH;
 use super::hubs::Secret;
 use super::job::{Cores, Job};
-use super::{Inner, Refusal, Registry, Token};
+use super::{Inner, Refusal, Registry, Token, on_thread};
 use crate::cores::pin;
 
 /// What a connection of the data path needs once its token is known.
@@ -31,7 +31,8 @@ impl Registry {
     /// noticed that its former self is gone: if the job goes on without lost workers, the join waits for that.
     pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
         check_request(&name, &request).map_err(Refusal::Bad)?;
-        if request.through.contains(&self.id) {
+        let relays = self.above.as_ref().is_some_and(|above| above.relays(&request.terms));
+        if relays && request.through.contains(&self.id) {
             return Err(Refusal::Conflict(format!(
                 "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
                  circle; the hub at the top has no --above",
@@ -46,9 +47,16 @@ impl Registry {
             freed.as_mut().enable(); // before `try_join`, so that no wake-up is missed
             // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
-            let joining = tokio::task::spawn_blocking(move || registry.try_join(&asked.0, &asked.1));
-            let answer =
-                joining.await.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())));
+            let joining = move || registry.try_join(&asked.0, &asked.1);
+            let answer = match relays {
+                // The threads for joins are few. This join waits for joins at other hubs, or at this hub itself.
+                true => {
+                    on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(Refusal::Exhausted(why)))
+                }
+                false => tokio::task::spawn_blocking(joining)
+                    .await
+                    .unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into()))),
+            };
             match answer {
                 // The thread that makes the job wakes this one. The worker's own limit ends the wait.
                 Ok(None) => freed.await,
@@ -133,7 +141,9 @@ impl Registry {
     /// thread moves from core to core for this.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
         let Cores { numbers, placement, .. } = &*admission.cores;
-        for (&core, spans) in numbers.iter().zip(placement.spans_by_core(&admission.wire)) {
+        for (&core, spans) in
+            numbers.iter().zip(placement.spans_by_core(|chunk| admission.wire.gradient_span(chunk)))
+        {
             pin(self.cores[core].lane.cpu);
             spans.into_iter().for_each(|span| window.populate(span));
         }

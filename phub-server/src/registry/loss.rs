@@ -40,7 +40,7 @@ impl Registry {
         job.fail(reason);
         inner.names.remove(&job.name);
         match job.above.take() {
-            Some(above) if above.end().is_none() => self.fail_above(job, above, reason),
+            Some(above) if above.end().is_none() => self.fail_above(inner, id, above, reason),
             _ => self.command(job, move |thread| thread.core.remove_job(id)),
         }
         // Joins may wait for the job's name, or for one of its ranks.
@@ -48,20 +48,28 @@ impl Registry {
     }
 
     /// Tells the hubs above why a job failed here, and then closes its links: a closed link alone does not say why.
-    fn fail_above(&self, job: &Job, above: Arc<JoinedAbove>, reason: &str) {
-        let (registry, id, reason) = (self.me.clone(), job.id, reason.to_owned());
+    fn fail_above(&self, inner: &mut Inner, id: JobId, above: Arc<JoinedAbove>, reason: &str) {
+        inner.untold_above.insert(id);
+        let (registry, reason) = (self.me.clone(), reason.to_owned());
         let tell = move || {
             above.fail(&reason);
             drop(above);
-            let Some(registry) = registry.upgrade() else { return };
-            if let Some(job) = registry.lock().jobs.get(&id) {
-                registry.command(job, move |thread| thread.core.remove_job(id));
+            if let Some(registry) = registry.upgrade() {
+                registry.told_above(&mut registry.lock(), id);
             }
         };
         if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(tell) {
             tracing::warn!(%error, "no thread to tell the hubs above why the job failed here");
+            self.told_above(inner, id);
+        }
+    }
+
+    fn told_above(&self, inner: &mut Inner, id: JobId) {
+        if let Some(job) = inner.jobs.get(&id) {
             self.command(job, move |thread| thread.core.remove_job(id));
         }
+        inner.untold_above.remove(&id);
+        self.told.notify_all();
     }
 
     /// Removes workers that were silent too long, and forgets old failures.
@@ -113,9 +121,9 @@ impl Registry {
         }
     }
 
-    /// Waits until every worker has been told that the hub stops; those that are dead never ask.
+    /// Waits until every worker, and the hubs above, have been told that the hub stops; those that are dead never ask.
     pub fn wait_until_all_told(&self, limit: Duration) {
-        let untold = |inner: &mut Inner| !inner.untold.is_empty();
+        let untold = |inner: &mut Inner| !inner.untold.is_empty() || !inner.untold_above.is_empty();
         drop(self.told.wait_timeout_while(self.lock(), limit, untold));
     }
 }

@@ -8,10 +8,11 @@
 
 use std::sync::Arc;
 
+use fabric::SendWindow;
 use pbox_core::control::JoinRequest;
 use pbox_core::{JobId, JobTerms, Layout, LevelTerms, Placement, ShardSpec, Wire};
 
-use super::above::{HubsAbove, MadeAbove, WaysUp};
+use super::above::{HubsAbove, MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
 use crate::cores::lanes::{self, Lane};
@@ -73,10 +74,11 @@ impl Registry {
     pub(super) fn make(&self, making: &Making, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
         let terms = &request.terms;
         let wire = Wire::of_terms(terms).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
-        check_memory(&wire, terms, self.checkpoint_every.is_some(), self.above.is_some())
+        let above = self.above.as_ref().filter(|above| above.relays(terms));
+        check_memory(&wire, terms, self.checkpoint_every.is_some(), above.is_some())
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
-        let join = |above: &HubsAbove| above.join(name, request, &self.id, self.heartbeat_limit);
-        let let_in = self.above.as_ref().map(join).transpose()?;
+        let join = |above: &HubsAbove| above.join(name, request, &self.id);
+        let let_in = above.map(join).transpose()?;
         let (restored, hubs) = self.restore(name, request, wire.layout())?;
         let layout = wire.layout();
         let numbers = self.choose_cores(name, layout, terms);
@@ -96,16 +98,21 @@ impl Registry {
             optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
         let (terms, restored) = (Arc::new(terms.clone()), restored.map(Arc::new));
-        let (weights, mut shards, joined, ways) = match (&self.above, let_in, &below) {
+        let (weights, mut shards, joined, ways) = match (above, let_in, &below) {
             (Some(above), Some(let_in), Some(below)) => {
-                let made = above.link(let_in, &terms, &wire, below, &numbers, self.heartbeat_limit)?;
+                let shown = above.own.map(|_| self.weights_of(&name_above(name))).transpose()?;
+                let made = above.link(let_in, &terms, &wire, below, &numbers, shown)?;
                 let MadeAbove { joined, weights, shards, level, ways } = made;
                 (weights, shards, Some(Arc::new(joined)), Some((level, ways)))
             }
             _ => {
-                let (weights, claims) = placement
-                    .job_window(&wire)
-                    .map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
+                // In a mesh, the workers of this machine read all chunks in the window of this hub's share.
+                let made = match self.above {
+                    Some(_) => placement.shown_window(&wire),
+                    None => placement.job_window(&wire),
+                };
+                let (weights, claims) =
+                    made.map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
                 let chunks = placement.chunks_by_core();
                 let shards = ShardSpec::of_cores(&terms, &wire, chunks.into_iter().zip(claims));
                 (weights, shards, None, None)
@@ -115,8 +122,16 @@ impl Registry {
             (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
         }
         let cores = Arc::new(Cores { numbers, placement, capacities, owners });
-        let job = Job::new(making.id, terms, wire, cores, weights, hubs, joined, restored.as_deref());
+        let mut job = Job::new(making.id, terms, wire, cores, weights, hubs, restored.as_deref());
+        job.above = joined;
         Ok(Made { job, shards, above: ways })
+    }
+
+    /// The weights of the job of this name.
+    fn weights_of(&self, name: &str) -> Result<Arc<SendWindow>, Refusal> {
+        let inner = self.lock();
+        let weights = inner.jobs[&inner.named(name)?].weights.clone();
+        weights.ok_or_else(|| Refusal::Gone(format!("job {name:?} has failed")))
     }
 
     /// Adds the job, and sends its cores their shards.

@@ -43,6 +43,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{CoreHandle, CoreThread, Report};
+use above::JoinedAbove;
 use cut::answers;
 use job::{Arrival, Job};
 
@@ -91,6 +92,8 @@ struct Inner {
     stopping: bool,
     /// Workers that have not been told yet that the hub stops.
     untold: HashSet<(JobId, u32)>,
+    /// Jobs whose failure the hubs above have not been told yet.
+    untold_above: HashSet<JobId>,
 }
 
 /// What a registry is made of.
@@ -114,7 +117,7 @@ pub(crate) struct Registry {
     /// The hubs above, if there are any.
     above: Option<HubsAbove>,
     inner: Mutex<Inner>,
-    /// A worker left `untold`.
+    /// A worker left `untold`, or a job `untold_above`.
     told: Condvar,
     /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made.
     freed: Notify,
@@ -241,53 +244,69 @@ impl Registry {
             self.lose(&mut inner, id, rank, &format!("machine {rank}: {why}"));
             return Ok(());
         }
-        let (last, above) = self.lock().member(job, token).map(|(job, rank)| {
+        let last = self.lock().member(job, token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
-            ((is_last && job.hubs.leads()).then_some(job.id), job.above.clone().filter(|_| is_last))
+            (is_last && job.hubs.leads() && job.above.is_none()).then_some(job.id)
         })?;
-        if let Some(above) = above {
-            // Before the links close: a closed link alone is a loss.
-            let left = on_thread("phub-above", move || above.leave(round)).await;
-            if let Err(why) = left.and_then(|left| left.map_err(|error| error.to_string())) {
-                tracing::warn!(job, why, "the hubs above were not told that the job ended here");
-            }
-        }
         if let Some(id) = last.filter(|_| self.store.is_some())
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {
             tracing::warn!(job, why, "no checkpoint at the job's end");
         }
-        self.leave_now(job, token, round)
+        if let Some((id, above)) = self.leave_now(job, token, round)? {
+            // Before the links close: a closed link alone is a loss.
+            let left = on_thread("phub-above", move || above.leave(round)).await;
+            if let Err(why) = left.and_then(|left| left.map_err(|error| error.to_string())) {
+                tracing::warn!(job, why, "the hubs above were not told that the job ended here");
+            }
+            self.end(&mut self.lock(), id);
+        }
+        Ok(())
     }
 
-    /// If others still gather, the job fails: it cannot begin without this worker.
-    fn leave_now(&self, job: &str, token: &str, round: Round) -> Result<(), Refusal> {
+    /// If others still gather, the job fails: it cannot begin without this worker. Returns a job that ends when this hub
+    /// has left it above.
+    fn leave_now(
+        &self,
+        job: &str,
+        token: &str,
+        round: Round,
+    ) -> Result<Option<(JobId, Arc<JoinedAbove>)>, Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
         let id = job.id;
         if let JobState::Gathering { missing, .. } = job.state() {
             let reason = format!("worker {rank} gave up waiting for worker(s) {missing:?}");
             self.fail(&mut inner, id, &reason);
-            return Ok(());
+            return Ok(None);
         }
         if job.failed() {
             // There is nothing to leave. Another job may have the name by now.
-            return Ok(());
+            return Ok(None);
         }
         tracing::info!(job = job.name, rank, round = round.0, "worker left");
         job.forget_arrival(rank);
-        if job.left(rank, round) {
-            tracing::info!(job = job.name, "job ended: all workers left");
-            self.command(job, move |thread| thread.core.remove_job(id));
-            let job = inner.jobs.remove(&id).expect("found above");
-            inner.names.remove(&job.name);
-            self.freed.notify_waiters();
-        } else {
+        let is_last = job.left(rank, round);
+        let above = job.above.take_if(|_| is_last);
+        if !is_last {
             self.command(job, move |thread| thread.remove_worker(id, rank));
+        } else if above.is_none() {
+            self.end(&mut inner, id);
         }
         inner.forget(id, rank, None);
-        Ok(())
+        Ok(above.map(|above| (id, above)))
+    }
+
+    /// Ends a job that all workers have left.
+    fn end(&self, inner: &mut Inner, id: JobId) {
+        let Some(job) = inner.jobs.remove(&id) else { return };
+        tracing::info!(job = job.name, "job ended: all workers left");
+        self.command(&job, move |thread| thread.core.remove_job(id));
+        if inner.names.get(&job.name) == Some(&id) {
+            inner.names.remove(&job.name);
+        }
+        self.freed.notify_waiters();
     }
 
     /// A link that leads up ended. If the hub above lives, its news say why.
