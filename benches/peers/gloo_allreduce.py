@@ -114,6 +114,10 @@ class Rank:
         weights.add_(scratch.add_(momentum, alpha=MOMENTUM), alpha=-LEARNING_RATE)
 
 
+def run_here(number, settings, store, threads):
+    run_rank(settings.first + number, settings, settings.elements, store, threads)
+
+
 def run_rank(rank, settings, elements, store, threads):
     torch.set_num_threads(threads)
     dist.init_process_group("gloo", f"file://{store}", LIMIT, settings.workers, rank)
@@ -155,14 +159,20 @@ def main():
     parser.set_defaults(workers=4, rounds=20, warmup=3, elements=25557032, piece=2**31 - 1, interfaces=1, threads=None)
     for name in ["workers", "rounds", "warmup", "elements", "piece", "interfaces", "threads"]:
         parser.add_argument(f"--{name}", type=whole, metavar="N")
+    # Ranks of other machines are started there, with the same store.
+    parser.add_argument("--here", type=whole, metavar="N")
+    parser.add_argument("--first", type=int, default=0, metavar="RANK")
+    parser.add_argument("--store", metavar="FILE")
+    parser.add_argument("--interface", default="lo", metavar="NAME")
     settings = parser.parse_args()
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
     # The host's own name may not resolve. For each interface in the list gloo adds a connection between
     # two ranks, and two threads to each rank.
-    os.environ["GLOO_SOCKET_IFNAME"] = ",".join(["lo"] * settings.interfaces)
+    os.environ["GLOO_SOCKET_IFNAME"] = ",".join([settings.interface] * settings.interfaces)
     with tempfile.TemporaryDirectory() as directory:
-        arguments = (settings, settings.elements, os.path.join(directory, "store"), threads)
-        torch.multiprocessing.start_processes(run_rank, arguments, settings.workers, start_method="fork")
+        store = settings.store or os.path.join(directory, "store")
+        here = settings.here or settings.workers
+        torch.multiprocessing.start_processes(run_here, (settings, store, threads), here, start_method="fork")
 
 
 if __name__ == "__main__":

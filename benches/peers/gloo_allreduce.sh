@@ -16,6 +16,12 @@ usage: gloo_allreduce.sh [--ready] [OPTION...]
   --warmup N        rounds before them                                  (3)
   --interfaces N    how often gloo is given the loopback interface: connections between two ranks (1)
   --threads N       torch threads of a rank                             (cores / ranks, at least 1)
+
+For ranks on several machines, the same command on each, with:
+  --here N          ranks on this machine                               (all)
+  --first RANK      the first of them                                   (0)
+  --store FILE      a file that all machines see, and that is not there yet
+  --interface NAME  the wire                                            (lo)
 END_OF_USAGE
 }
 

@@ -18,3 +18,5 @@ cd "$here"
 python3 -B -m unittest -v test_figures test_rig
 cd ibatch
 python3 -B -m unittest -v test_ibatch
+cd ../levels
+python3 -B -m unittest -v test_levels

@@ -1,6 +1,7 @@
 #!/bin/sh
 # `make figures` runs this: P3's experiments on links of a limited rate, between network namespaces
-# (docs/figures/schedules.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs iBatch's.
+# (docs/figures/schedules.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs iBatch's,
+# `run.sh levels` hubs above hubs (docs/levels.md).
 # Pictures need matplotlib, which this script installs in a virtual environment under target/.
 #
 # It runs in its own network, mount and process namespaces. When this script ends, also by Ctrl-C or SIGKILL, the kernel
@@ -14,6 +15,11 @@ if [ "${1:-}" = ibatch ]; then
     measure=$here/ibatch/measure.py tell=$here/ibatch/model.py draw=$here/ibatch/plot.py
     shift
 fi
+if [ "${1:-}" = levels ]; then
+    measure=$here/levels/measure.py tell=
+    shift
+    set -- --no-pictures "$@"
+fi
 case " $* " in *" --help "* | *" -h "*) exec python3 -B "$measure" --help ;; esac
 sh "$here/../rig/ready.sh" || exit 1
 if [ -z "${PHUB_FIGURES_BINARIES:-}" ]; then
@@ -25,7 +31,7 @@ set -- --binaries "${PHUB_FIGURES_BINARIES:-${CARGO_TARGET_DIR:-target}/release}
 # shellcheck disable=SC2016
 setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child --mount-proc sh -c '
     mount -t tmpfs none /run/netns && exec python3 "$@"' figures "$measure" "$@"
-python3 -B "$tell" "$@"
+if [ -n "$tell" ]; then python3 -B "$tell" "$@"; fi
 case " $* " in *" --no-pictures "*) exit 0 ;; esac
 venv=target/figures-venv
 if ! "$venv/bin/python" -c "import matplotlib" 2>/dev/null; then

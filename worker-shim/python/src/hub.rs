@@ -17,6 +17,9 @@ pub struct Hub {
     owner: u32,
 }
 
+/// The default of `phub-server serve`.
+const ABOVE_LIMIT_S: u64 = 30;
+
 const IDLE: [(&str, IdleChoice); 4] = [
     ("auto", IdleChoice::Auto),
     ("spin", IdleChoice::Spin),
@@ -29,7 +32,7 @@ impl Hub {
     /// Starts a hub; when it returns, workers can join.
     #[new]
     #[pyo3(signature = (listen, transports, data_listen, nics, cores, idle, heartbeat_limit_s, checkpoints,
-                        checkpoint_every))]
+                        checkpoint_every, above, mesh, machine))]
     #[allow(clippy::too_many_arguments)] // one for each setting; Python names them
     fn new(
         py: Python<'_>,
@@ -42,6 +45,9 @@ impl Hub {
         heartbeat_limit_s: u64,
         checkpoints: Option<std::path::PathBuf>,
         checkpoint_every: Option<std::num::NonZeroU32>,
+        above: Option<String>,
+        mesh: Option<String>,
+        machine: Option<&str>,
     ) -> PyResult<Self> {
         let named = |names: Vec<String>| names.iter().map(|name| parse("transport", name)).collect();
         let settings = HubSettings {
@@ -54,6 +60,10 @@ impl Hub {
             heartbeat_limit_s,
             checkpoints,
             checkpoint_every,
+            above,
+            mesh,
+            machine: machine.map(|text| parse("machine", text)).transpose()?,
+            above_limit_s: ABOVE_LIMIT_S,
         };
         let hub = py
             .detach(|| phub_server::Hub::start(&settings))

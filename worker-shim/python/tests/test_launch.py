@@ -36,6 +36,18 @@ import phub
             },
             (1, 2, "10.0.0.9:9000", None),
         ),
+        # A hub on each machine: the place on the machine counts.
+        (
+            {
+                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+                **{"MASTER_ADDR": "a", "MASTER_PORT": "1", "PHUB_LEVELS": "machine"},
+            },
+            (1, 4, "127.0.0.1:7077", None),
+        ),
+        (
+            {"PHUB_RANK": "1", "PHUB_WORLD_SIZE": "2", "PHUB_LEVELS": "machine", "PHUB_HUB": "here:1"},
+            (1, 2, "here:1", None),
+        ),
     ],
 )
 def test_launchers(environment, expected):
@@ -62,6 +74,11 @@ def test_a_restart_under_torchrun_is_another_job():
 def test_an_environment_that_makes_no_sense():
     with pytest.raises(phub.SettingsError, match="RANK is 'x'; expected a number"):
         phub.worker({"RANK": "x", "WORLD_SIZE": "2"})
+    with pytest.raises(phub.SettingsError, match="PHUB_LEVELS is 'two'; expected flat or machine"):
+        phub.worker({"PHUB_LEVELS": "two"})
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "PHUB_LEVELS": "machine"}
+    with pytest.raises(phub.SettingsError, match="SLURM_NTASKS_PER_NODE is ''"):
+        phub.worker(slurm)
     with pytest.raises(phub.SettingsError, match="rank 2 of 2"):
         phub.worker({"RANK": "2", "WORLD_SIZE": "2"})
 

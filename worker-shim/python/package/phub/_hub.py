@@ -56,6 +56,9 @@ def serve(
     heartbeat_limit: int = 10,
     checkpoints: Optional[Union[str, "os.PathLike[str]"]] = None,
     checkpoint_every: Optional[int] = None,
+    above: Optional[str] = None,
+    mesh: Optional[str] = None,
+    machine: Optional[str] = None,
 ) -> Hub:
     """Starts a hub in this process; when this returns, workers can join.
 
@@ -72,6 +75,9 @@ def serve(
         heartbeat_limit: the hub declares a worker dead after so many seconds without a heartbeat.
         checkpoints: directory of checkpoints; default none.
         checkpoint_every: also writes a checkpoint every so many rounds.
+        above: "host:port,..." of the hubs above this one, which then sends one sum up for all its workers.
+        mesh: "host:port,..." of the hubs of all machines, in their order; each owns a share.
+        machine: with `above` or `mesh`, the number of this hub and how many there are: "0/2".
 
     Raises:
         SettingsError: a setting is wrong.
@@ -88,6 +94,9 @@ def serve(
             heartbeat_limit_s=heartbeat_limit,
             checkpoints=None if checkpoints is None else os.fspath(checkpoints),
             checkpoint_every=checkpoint_every,
+            above=above,
+            mesh=mesh,
+            machine=machine,
         )
     )
 

@@ -17,6 +17,14 @@ _LAUNCHERS = (
     ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
     ("DMLC", "DMLC_WORKER_ID", "DMLC_NUM_WORKER"),
 )
+# A launcher's names for a process's place on its machine.
+_ON_MACHINE = {
+    "torchrun": ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "Open MPI": ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "Slurm": ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+}
+# The hub of a machine, if the environment names none.
+_BESIDE = "127.0.0.1:7077"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +51,27 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     hub at `MASTER_ADDR`, on `PHUB_PORT` or a port that follows from `MASTER_PORT`. A process without a launcher starts
     a hub for itself.
 
+    With `PHUB_LEVELS=machine` each machine has a hub that is below others or in a mesh (`phub-server serve --mesh`). Then
+    the place is that among the workers of this machine, and the hub is `PHUB_HUB` or 127.0.0.1:7077.
+
     Raises:
         SettingsError: the launcher's environment is wrong.
     """
     env = os.environ if environment is None else environment
     rank, world_size, launcher = 0, 1, ""
+    levels = env.get("PHUB_LEVELS", "flat")
+    if levels not in ("flat", "machine"):
+        raise SettingsError(f"environment: PHUB_LEVELS is {levels!r}; expected flat or machine")
     for name, rank_name, size_name in _LAUNCHERS:
         if rank_name in env and size_name in env:
-            rank, world_size, launcher = _number(env, rank_name), _number(env, size_name), name
+            launcher, names = name, (rank_name, size_name)
+            if levels == "machine":
+                names = _ON_MACHINE.get(name, names)
+            rank, world_size = (_number(env, each) for each in names)
             break
     if rank >= world_size:
         raise SettingsError(f"{launcher}: rank {rank} of {world_size} workers: expected a rank below that")
-    hub = env.get("PHUB_HUB")
+    hub = env.get("PHUB_HUB", _BESIDE if levels == "machine" else None)
     if hub is None and "DMLC_PS_ROOT_URI" in env:
         hub = f"{env['DMLC_PS_ROOT_URI']}:{_number(env, 'DMLC_PS_ROOT_PORT')}"
     serve_at = "127.0.0.1:0" if hub is None and not launcher else None

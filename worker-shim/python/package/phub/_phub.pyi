@@ -103,6 +103,9 @@ class Hub:
         heartbeat_limit_s: int,
         checkpoints: str | None,
         checkpoint_every: int | None,
+        above: str | None,
+        mesh: str | None,
+        machine: str | None,
     ) -> Hub: ...
     @property
     def address(self) -> str: ...

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Measures hubs above hubs on machines made of namespaces, beside gloo's all-reduce over the same ranks on the same
+links. `tools/figures/run.sh levels` starts it. Needs PyTorch for gloo; without it that row is missing."""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "rig")]
+
+from figures import common_options, run_main  # noqa: E402
+from machines import MTU, Machines  # noqa: E402
+from run import Failed, attend  # noqa: E402
+from table import spread  # noqa: E402
+
+PORT = 7077
+# What a socket may queue in its link.
+SOCKET_BYTES = 256 << 10
+# The share of a frame that is not header, with TCP's time stamps.
+GOODPUT = (MTU - 52) / (MTU + 14)
+GLOO = os.path.join(HERE, "..", "..", "..", "benches", "peers", "gloo_allreduce.sh")
+SHAPES = ["mesh", "flat", "gloo", "gloo-buckets"]
+# Elements of an all-reduce: all in one call, or as DistributedDataParallel has them in its buckets of 25 MiB.
+PIECES = {"gloo": None, "gloo-buckets": 6553600}
+
+
+class Result:
+    """One run: seconds of its median round, bytes of the model, and what each machine sent and received."""
+
+    def __init__(self, round_s, model_bytes, sent, received):
+        self.round_s, self.model_bytes, self.sent, self.received = round_s, model_bytes, sent, received
+
+    def share_of_bound(self, machines, mbit):
+        """Of the rounds a second that the links allow, if each machine sends and receives 2(n-1)/n of the model."""
+        return bound_s(self.model_bytes, machines, mbit) / self.round_s
+
+
+def bound_s(model_bytes, machines, mbit):
+    """Seconds of a round in which each link carries only what it must, and headers."""
+    return volume(model_bytes, machines) * 8 / (mbit * 1e6 * GOODPUT)
+
+
+def volume(model_bytes, machines):
+    """Bytes that a machine must send in a round, and receive: each for the others' shares, and its own share to the others."""
+    return 2 * (machines - 1) / machines * model_bytes
+
+
+def wire(machines):
+    """What each machine has sent and received so far, in bytes of frames."""
+    def counter(machine, name):
+        path = f"/sys/class/net/eth0/statistics/{name}_bytes"
+        return int(subprocess.run(machines.inside(machine, ["cat", path]), capture_output=True, check=True).stdout)
+
+    count = range(machines.count)
+    return [counter(machine, "tx") for machine in count], [counter(machine, "rx") for machine in count]
+
+
+@contextlib.contextmanager
+def processes():
+    """Starts processes, all of which are killed at the end."""
+    started = []
+
+    def start(machines, machine, command, **more):
+        command = machines.inside(machine, [str(word) for word in command])
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **more)
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.communicate()
+
+
+def run_hubs(machines, binaries, workers, shape, rounds, options):
+    """A run with a hub on each machine: a mesh, or hubs that share a flat job."""
+    count = machines.count
+    addresses = ",".join(f"{machines.address(machine)}:{PORT}" for machine in range(count))
+    with processes() as start:
+        hubs = []
+        for machine in range(count):
+            command = [f"{binaries}/phub-server", "serve", "--listen", f"{machines.address(machine)}:{PORT}", "--idle", "sleep"]
+            mesh = ["--mesh", addresses, "--machine", f"{machine}/{count}"] if shape == "mesh" else []
+            hubs.append(start(machines, machine, command + mesh, stderr=subprocess.DEVNULL))
+        for hub in hubs:
+            if b"control port" not in hub.stdout.readline():
+                raise Failed(f"a hub ended before it listened (exit status {hub.wait()})")
+        before = wire(machines)
+        probes = []
+        for machine in range(count):
+            for rank in range(workers):
+                probe = [f"{binaries}/phub-probe", "--json", "--rounds", rounds, *options]
+                if shape == "mesh":
+                    place = ["--hub", f"{machines.address(machine)}:{PORT}", "--workers", workers, "--rank", rank]
+                else:
+                    place = ["--hub", addresses, "--workers", count * workers, "--rank", machine * workers + rank]
+                probes.append(start(machines, machine, probe + place, stderr=subprocess.PIPE))
+        reports = attend(probes)
+        after = wire(machines)
+    sent, received = ([end - begin for begin, end in zip(*both)] for both in zip(before, after))
+    round_s = statistics.median(report["round_ms_p50"] for report in reports) / 1000
+    return Result(round_s, reports[0]["model_bytes"], sent, received)
+
+
+def run_gloo(machines, workers, rounds, elements, piece):
+    """gloo's all-reduce over as many ranks, in pieces of so many elements that are all in flight at once."""
+    count, pieces = machines.count, ["--piece", piece] if piece else []
+    with processes() as start, tempfile.TemporaryDirectory() as directory:
+        before = wire(machines)
+        ranks = [
+            start(machines, machine, [GLOO, "--workers", count * workers, "--here", workers, "--first", machine * workers,
+                                      "--store", os.path.join(directory, "store"), "--interface", "eth0", "--threads", 1,
+                                      "--elements", elements, "--rounds", rounds, "--warmup", 1, *pieces], stderr=subprocess.PIPE)
+            for machine in range(count)
+        ]
+        said = [process.communicate()[0] for process in ranks]
+        if any(process.returncode for process in ranks):
+            raise Failed("gloo: a rank failed")
+        after = wire(machines)
+    sent, received = ([end - begin for begin, end in zip(*both)] for both in zip(before, after))
+    return Result(json.loads(said[0])["median_round_seconds"], 4 * elements, sent, received)
+
+
+def has_gloo():
+    """Whether gloo's all-reduce can run here."""
+    return subprocess.run([GLOO, "--ready"], capture_output=True, check=False).returncode == 0
+
+
+def main():
+    """Measures all shapes in turn, as often as asked, and prints a table."""
+    parser = common_options("tools/figures/run.sh levels", __doc__)
+    parser.add_argument("--machines", type=int, default=2, metavar="N", help="machines, a hub on each (2)")
+    parser.add_argument("--workers", type=int, default=4, metavar="N", help="workers of each machine (4)")
+    parser.add_argument("--mbit", type=float, default=1000, metavar="N", help="rate of each machine's link, Mb/s (1000)")
+    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds of a run (6)")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s")
+    parser.add_argument("--model", default="resnet50", help="the probe's model (resnet50)")
+    parser.add_argument("--schedule", default="sliced", help="of the workers and their hubs (sliced)")
+    args = parser.parse_args()
+    shapes = [shape for shape in args.shapes.split(",") if shape not in PIECES or has_gloo()]
+    results = {shape: [] for shape in shapes}
+    machines = Machines(args.machines)
+    machines.limit([args.mbit] * args.machines, SOCKET_BYTES)
+    options = ["--model", args.model, "--schedule", args.schedule]
+    for _ in range(args.repeats):
+        for shape in shapes:
+            if shape in PIECES:
+                known = next(result for of in results.values() for result in of)
+                result = run_gloo(machines, args.workers, args.rounds, known.model_bytes // 4, PIECES[shape])
+            else:
+                result = run_hubs(machines, args.binaries, args.workers, shape, args.rounds, options)
+            results[shape].append(result)
+            print(f"{shape}: {1 / result.round_s:.3f} rounds/s", flush=True)
+    say(args, results)
+
+
+def say(args, results):
+    """The table of docs/levels.md: medians, lowest and highest."""
+    print(f"\n{args.machines} machines x {args.workers} workers, {args.mbit:g} Mb/s, {args.model}, {args.schedule}")
+    print("\n| shape | rounds a second | of the links' bound |")
+    print("| --- | --- | --- |")
+    for shape, runs in results.items():
+        rates = spread((1 / run.round_s for run in runs), ".3f")
+        shares = spread((run.share_of_bound(args.machines, args.mbit) for run in runs), ".3f")
+        print(f"| {shape} | {rates} | {shares} |")
+    for shape in [shape for shape in results if shape != "mesh" and "mesh" in results]:
+        times = [other.round_s / mesh.round_s for other, mesh in zip(results[shape], results["mesh"])]
+        print(f"\nmesh over {shape}: {spread(times, '.2f')}")
+
+
+if __name__ == "__main__":
+    run_main("levels", main)

@@ -1,0 +1,62 @@
+"""Hubs above hubs on the rig: what a machine's wire carries. Without root and built binaries it skips, with a message."""
+
+import os
+import subprocess
+import sys
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RIG = os.path.join(HERE, "..", "..", "rig", "ready.sh")
+IN_NAMESPACES = """
+    mount -t tmpfs none /run/netns && exec python3 -B "$@"
+"""
+BINARIES = os.environ.get("PHUB_FIGURES_BINARIES")
+
+
+class Formulas(unittest.TestCase):
+    def test_a_machine_sends_each_share_but_its_own_up_and_its_own_down(self):
+        from measure import volume
+
+        self.assertEqual([volume(100, machines) for machines in (1, 2, 4)], [0, 100, 150])
+
+    def test_the_bound_is_the_volume_over_the_link_with_headers(self):
+        from measure import GOODPUT, bound_s
+
+        self.assertAlmostEqual(bound_s(125e6, 2, 1000) * GOODPUT, 1)
+
+
+@unittest.skipIf(BINARIES is None or subprocess.run(["sh", RIG], capture_output=True, check=False).returncode != 0,
+                 "the rig is not there")
+class Wire(unittest.TestCase):
+    def test_a_machine_sends_and_receives_one_stream_whatever_its_workers(self):
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child",
+                   "--mount-proc", "sh", "-c", IN_NAMESPACES, "levels", os.path.abspath(__file__), "count", BINARIES]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        shares = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
+        self.assertEqual([workers for workers, _, _ in shares], [1, 2, 4, 8])
+        for workers, least, most in shares:
+            self.assertLess(most, 1.02, f"{workers} workers: of 2(n-1)/n of the model, each way and round")
+            self.assertGreater(least, 0.99, f"{workers} workers: too few bytes to be true")
+
+
+def count(binaries):
+    """Prints for each number of workers what a machine sends and receives in a round, as a share of what it must."""
+    from measure import SOCKET_BYTES, Machines, run_hubs, volume
+
+    machines = Machines(2)
+    machines.limit([4000, 4000], SOCKET_BYTES)
+    for workers in (1, 2, 4, 8):
+        # The difference of two runs has no joins and no broadcast.
+        few, many = (run_hubs(machines, binaries, workers, "mesh", rounds, ["--model", "googlenet"]) for rounds in (2, 10))
+        must = 8 * volume(few.model_bytes, 2)
+        shares = [(b - a) / must for a, b in zip(few.sent + few.received, many.sent + many.received)]
+        print(workers, min(shares), max(shares), flush=True)
+
+
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    if sys.argv[1:2] == ["count"]:
+        count(sys.argv[2])
+    else:
+        unittest.main()
