@@ -32,7 +32,7 @@ pub struct Hub {
 pub struct Missing {
     /// The ranks of members of the hubs.
     pub ranks: Vec<u32>,
-    /// Where none is missing: the machines whose hubs have not joined above.
+    /// Where none is missing: the machines whose hubs are not ready above.
     pub machines: Vec<u32>,
 }
 
@@ -41,7 +41,7 @@ impl Missing {
     pub fn spoken(&self, workers: u32) -> String {
         match self {
             Missing { ranks, machines } if ranks.is_empty() && !machines.is_empty() => {
-                format!("the hub of machine(s) {machines:?} to join the hubs above")
+                format!("machine(s) {machines:?}, where the hub or some workers are missing")
             }
             Missing { ranks, .. } => format!("worker(s) {ranks:?} of {workers} to join"),
         }

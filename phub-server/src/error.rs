@@ -32,6 +32,11 @@ pub enum HubError {
     /// The list of hubs above cannot be used.
     #[error("--above: {0}")]
     Above(#[from] membership::MemberError),
+    /// A machine of nothing.
+    #[error(
+        "--machine says which machine this is, and neither --above nor --mesh says where the other hubs are"
+    )]
+    Alone,
     /// The list of a mesh does not fit.
     #[error(
         "--mesh names {hubs} hubs and --machine says {machines} machines: a mesh has a hub on each machine"

@@ -162,7 +162,11 @@ fn hubs_above(
     has_rdma: bool,
 ) -> Result<Option<HubsAbove>, HubError> {
     let hubs = settings.above.as_ref().or(settings.mesh.as_ref());
-    let (Some(hubs), Some(machine)) = (hubs, settings.machine) else { return Ok(None) };
+    let (hubs, machine) = match (hubs, settings.machine) {
+        (Some(hubs), Some(machine)) => (hubs, machine),
+        (None, Some(_)) => return Err(HubError::Alone),
+        (_, None) => return Ok(None),
+    };
     let addresses: Vec<String> = membership::hub_addresses(hubs)?.into_iter().map(str::to_owned).collect();
     let is_mesh = settings.mesh.is_some();
     if is_mesh && addresses.len() != machine.of as usize {

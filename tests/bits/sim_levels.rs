@@ -1,7 +1,7 @@
 //! Thousands of small trees of hubs with random faults: every weight that a worker may read is the oracle's, which sums on
 //! each machine first, and every run ends with all its rounds or with an error that names what went wrong.
 //!
-//! A seed decides everything: the tree of two or three levels, model, cores, optimizer, schedules, credit, the network's
+//! A seed decides everything: the tree of two or three levels, or the mesh, model, cores, optimizer, schedules, credit, the network's
 //! faults, and when workers and hubs die and come back. A failure prints its seed.
 
 use std::collections::BTreeMap;
@@ -28,6 +28,8 @@ const MANY: u32 = 20_000;
 const ENDS: usize = 8;
 
 struct Tree {
+    /// A machine of a mesh cannot be lost.
+    mesh: bool,
     dice: Dice,
     trouble: Trouble,
     layout: Arc<Layout>,
@@ -81,6 +83,7 @@ impl Tree {
         });
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let (shape, optimizer) = (shape(&mut dice), optimizer(&mut dice));
+        let mesh = depth(&shape) == 2 && dice.below(3) == 0;
         let depth = depth(&shape);
         let mut job = JobTerms::new(1, Vec::new(), optimizer);
         (job.on_loss, job.hubs) = (trouble.on_loss(), dice.from(1..=2) as u32);
@@ -104,10 +107,10 @@ impl Tree {
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
-        let terms = Terms { job, levels, cores, worker_credit };
+        let terms = Terms { job, levels, cores, worker_credit, mesh };
         let expected = expected(&layout, optimizer, trouble, &shape, rounds);
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
-        Tree { dice, trouble, layout, shape, rounds, expected, job }
+        Tree { mesh, dice, trouble, layout, shape, rounds, expected, job }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -149,18 +152,21 @@ impl Tree {
         let hub = self.dice.below(self.job.nodes.len() as u64) as usize;
         match self.trouble {
             Trouble::None | Trouble::Posts => {}
-            Trouble::Death if self.dice.below(60) > 0 || self.living().count() < self.job.workers.len() => {}
+            Trouble::Death if self.dice.below(60) > 0 || !self.is_whole() => {}
             Trouble::Death if self.dice.below(2) == 0 => self.job.kill(worker),
             Trouble::Death => self.job.kill_hub(hub),
             Trouble::ComingAndGoing if !begun || self.dice.below(15) > 0 => {}
             Trouble::ComingAndGoing if self.dice.below(2) == 0 => {
                 let hub_lives = self.job.is_hub_alive(self.job.workers[worker].node);
                 match self.job.is_alive(worker) {
+                    // A machine of a mesh that has no worker left ends the job.
+                    true if self.mesh && self.job.workers[worker].rank == 0 => {}
                     true if worker > 0 => self.job.kill(worker),
                     false if hub_lives => self.job.rejoin(worker).unwrap(),
                     _ => {}
                 }
             }
+            Trouble::ComingAndGoing if self.mesh => {}
             Trouble::ComingAndGoing => {
                 let mut stays = Some(self.job.workers[0].node);
                 while let Some(node) = stays {
@@ -177,6 +183,12 @@ impl Tree {
                 }
             }
         }
+    }
+
+    /// Whether nobody has died.
+    fn is_whole(&self) -> bool {
+        let hubs = (0..self.job.nodes.len()).all(|hub| self.job.is_hub_alive(hub));
+        hubs && self.living().count() == self.job.workers.len()
     }
 
     /// A worker that waits for nothing checks all weights and pushes its next round. Other workers check the weights that

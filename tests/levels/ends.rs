@@ -146,7 +146,34 @@ fn a_machine_that_does_not_come_is_named() {
     let below = hub_below(&top.address().to_string(), 1, 3);
     let mut config = config_at(&below.address().to_string(), "job", 0, 1);
     config.join_limit = Duration::from_millis(700);
-    says(refused(config), &["the hub of machine(s) [0, 2]", "to join the hubs above"]);
+    says(refused(config), &["machine(s) [0, 2]", "the hub or some workers are missing"]);
+}
+
+/// A machine is there when all its workers are.
+#[test]
+fn a_worker_that_does_not_come_is_named_on_its_machine_and_its_machine_on_the_others() {
+    let _watchdog = Watchdog::start();
+    let machines = Machines::mesh(2);
+    std::thread::scope(|scope| {
+        let incomplete = scope.spawn(|| {
+            let mut config = config_at(&machines.address(1), "job", 0, 2);
+            config.join_limit = Duration::from_secs(1);
+            refused(config)
+        });
+        let complete = scope.spawn(|| refused(config_at(&machines.address(0), "job", 0, 1)));
+        says(incomplete.join().unwrap(), &["waited 1s for worker(s) [1] of 2 to join"]);
+        says(
+            complete.join().unwrap(),
+            &["machine 1: worker 0 gave up waiting for worker(s) [1] of 2 to join"],
+        );
+    });
+    std::thread::scope(|scope| {
+        let incomplete = scope.spawn(|| refused(config_at(&machines.address(1), "late", 0, 2)));
+        let mut config = config_at(&machines.address(0), "late", 0, 1);
+        config.join_limit = Duration::from_secs(1);
+        says(refused(config), &["waited 1s for machine(s) [1], where the hub or some workers are missing"]);
+        says(incomplete.join().unwrap(), &["machine 0: worker 0 gave up waiting for machine(s) [1]"]);
+    });
 }
 
 #[test]

@@ -13,8 +13,9 @@ use pbox_core::{
 };
 use worker_shim::{Exchange, ExchangeError, WeightsMode, Windows};
 
-/// The only job.
+/// The job at every hub, and in a mesh its name at the top, where both are on the same cores.
 const JOB: JobId = JobId(0);
+const ABOVE: JobId = JobId(1);
 
 /// What is below a hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,10 +32,13 @@ pub struct Terms {
     pub job: JobTerms,
     /// The terms of each level, that of the root first.
     pub levels: Vec<LevelTerms>,
-    /// The number of cores of each hub, in the order in which hubs are made; the last is that of all others.
+    /// The number of cores of each hub, in the order in which hubs are made; the last is that of all others. In a mesh all
+    /// have the first.
     pub cores: Vec<usize>,
     /// The credit of each link at a worker, in bytes.
     pub worker_credit: Option<usize>,
+    /// The machines' hubs are the root: each owns a share.
+    pub mesh: bool,
 }
 
 /// A hub, or the hubs of the root together.
@@ -44,8 +48,11 @@ pub struct Node {
     /// Of each hub.
     shares: Vec<Placement>,
     placement: Placement,
-    weights: Arc<SendWindow>,
-    cores: Vec<Core<sim::Port>>,
+    /// By hub: the window that its members read, or in a mesh those of one machine.
+    weights: Vec<Arc<SendWindow>>,
+    job: JobId,
+    /// Their numbers among the cores of all hubs.
+    cores: Vec<usize>,
     /// The hub above, and this hub's rank there.
     above: Option<(usize, u32)>,
     /// By rank.
@@ -65,7 +72,7 @@ enum Member {
 pub struct Worker {
     pub exchange: Exchange<sim::Port>,
     pub node: usize,
-    rank: u32,
+    pub rank: u32,
     ends: Vec<EndId>,
     alive: bool,
 }
@@ -75,6 +82,8 @@ pub struct Levels {
     net: Net,
     layout: Arc<Layout>,
     terms: Terms,
+    /// The cores of all hubs, as long as they live.
+    cores: Vec<Option<Core<sim::Port>>>,
     /// The root first.
     pub nodes: Vec<Node>,
     /// In the order of the tree.
@@ -88,7 +97,7 @@ impl Levels {
     pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms, root: &[Shape]) -> Result<Self> {
         let layout = Arc::clone(layout);
         let (nodes, workers, notices) = (Vec::new(), Vec::new(), Vec::new());
-        let mut tree = Levels { net, layout, terms, nodes, workers, notices };
+        let mut tree = Levels { net, layout, terms, cores: Vec::new(), nodes, workers, notices };
         tree.add(root, None, 0)?;
         tree.begin(0, Round(0))?;
         Ok(tree)
@@ -97,11 +106,16 @@ impl Levels {
     /// Adds a hub with what is below it. Returns its number.
     fn add(&mut self, below: &[Shape], above: Option<(usize, u32)>, depth: usize) -> Result<usize> {
         let number = self.nodes.len();
-        let cores = *self.terms.cores.get(number).or(self.terms.cores.last()).expect("cores of hubs");
+        let of_number = if self.terms.mesh { 0 } else { number };
+        let cores = *self.terms.cores.get(of_number).or(self.terms.cores.last()).expect("cores of hubs");
         let has_hubs = below.iter().any(|shape| *shape != Shape::Worker);
         let members = if has_hubs { Members::Hubs } else { Members::Workers };
         let level = LevelTerms { members, ..self.terms.levels[depth] };
-        let hubs = if above.is_none() { self.terms.job.hubs } else { 1 };
+        let hubs = match above {
+            None if self.terms.mesh => below.len() as u32,
+            None => self.terms.job.hubs,
+            Some(_) => 1,
+        };
         let terms = JobTerms {
             workers: below.len() as u32,
             keys: self.layout.keys().to_vec(),
@@ -135,23 +149,19 @@ impl Levels {
         depth: usize,
     ) -> Result<Node> {
         let wire = Wire::new(Arc::clone(&self.layout), &terms);
-        let node = |shares, placement, weights, cores| Node {
+        let node = |shares, placement, weights, job, cores| Node {
             terms: Arc::clone(&terms),
             wire: wire.clone(),
             shares,
             placement,
             weights,
+            job,
             cores,
             above,
             members: Vec::new(),
             cores_of_a_hub,
             depth,
             alive: true,
-        };
-        let core = |spec| {
-            let mut core = Core::new(self.net.port(), Kernels::detect());
-            core.add_job(JOB, spec)?;
-            Ok(core)
         };
         let Some((parent, rank)) = above else {
             let share = |hub| {
@@ -160,10 +170,18 @@ impl Levels {
             };
             let shares: Vec<Placement> = (0..terms.hubs).map(share).collect();
             let placement = Placement::over_hubs(&shares);
-            let (weights, spans) = placement.job_window(&wire)?;
-            let specs = ShardSpec::of_cores(&terms, &wire, placement.chunks_by_core().into_iter().zip(spans));
-            let cores = specs.into_iter().map(core).collect::<Result<_>>()?;
-            return Ok(node(shares, placement, weights, cores));
+            let job = if self.terms.mesh { ABOVE } else { JOB };
+            let (mut weights, mut cores) = (Vec::new(), Vec::new());
+            for share in &shares {
+                let (window, spans) = share.shown_window(&wire)?;
+                let specs = ShardSpec::of_cores(&terms, &wire, share.chunks_by_core().into_iter().zip(spans));
+                weights.push(window);
+                for spec in specs {
+                    cores.push(self.new_core());
+                    self.core(*cores.last().expect("just pushed")).add_job(job, spec)?;
+                }
+            }
+            return Ok(node(shares, placement, weights, job, cores));
         };
         let below = Below::new(&self.nodes[parent].shares, cores_of_a_hub);
         let chunks = below.placement.chunks_by_core();
@@ -187,41 +205,72 @@ impl Levels {
             let (ways, keeps_first) = (ways.len() as u32, rank > 0);
             spec.above = Some(AboveSpec { level, counts, posts, links, ways, keeps_first });
         }
-        let mut cores: Vec<Core<sim::Port>> = specs.into_iter().map(core).collect::<Result<_>>()?;
-        let weights = Arc::new(SendWindow::new(wire.weights_window_bytes())?);
-        let recv = RecvWindow::shown(&weights);
-        let endpoints = self.link(parent, rank, &sums, &Arc::new(recv))?;
-        let mut endpoints: Vec<Option<sim::Endpoint>> = endpoints.into_iter().map(Some).collect();
-        for (core, ways) in cores.iter_mut().zip(&below.ways) {
-            let endpoints = ways.iter().map(|&way| endpoints[way].take().expect("each has one way"));
-            core.add_above(JOB, &level, endpoints.collect::<Vec<_>>());
+        // In a mesh, a machine's hub is the hub above of the same number.
+        let own = self.terms.mesh.then_some(rank as usize);
+        let cores: Vec<usize> = match own {
+            Some(own) => self.nodes[parent].cores[own * cores_of_a_hub..][..cores_of_a_hub].to_vec(),
+            None => (0..cores_of_a_hub).map(|_| self.new_core()).collect(),
+        };
+        for (&core, spec) in cores.iter().zip(specs) {
+            self.core(core).add_job(JOB, spec)?;
         }
-        Ok(node(vec![below.placement.clone()], below.placement, weights, cores))
+        let weights = match own {
+            Some(own) => Arc::clone(&self.nodes[parent].weights[own]),
+            None => Arc::new(SendWindow::new(wire.weights_window_bytes())?),
+        };
+        let shown = Arc::new(RecvWindow::shown(&weights));
+        let received = |hub| match own == Some(hub) {
+            true => Ok(Arc::new(RecvWindow::local(wire.weights_window_bytes())?)),
+            false => Ok(Arc::clone(&shown)),
+        };
+        let endpoints = self.link(parent, rank, &sums, received)?;
+        let mut endpoints: Vec<Option<sim::Endpoint>> = endpoints.into_iter().map(Some).collect();
+        for (&core, ways) in cores.iter().zip(&below.ways) {
+            let endpoints = ways.iter().map(|&way| endpoints[way].take().expect("each has one way"));
+            let endpoints: Vec<sim::Endpoint> = endpoints.collect();
+            self.core(core).add_above(JOB, &level, endpoints);
+        }
+        Ok(node(vec![below.placement.clone()], below.placement, vec![weights], JOB, cores))
     }
 
-    /// Links a member's windows to all cores of a node. Returns the member's endpoints.
+    fn new_core(&mut self) -> usize {
+        self.cores.push(Some(Core::new(self.net.port(), Kernels::detect())));
+        self.cores.len() - 1
+    }
+
+    fn core(&mut self, number: usize) -> &mut Core<sim::Port> {
+        self.cores[number].as_mut().expect("a core that lives")
+    }
+
+    /// The living cores of a node.
+    fn cores_of(&mut self, node: usize) -> impl Iterator<Item = &mut Core<sim::Port>> {
+        let of_node = &self.nodes[node].cores;
+        let cores = self.cores.iter_mut().enumerate().filter(|(number, _)| of_node.contains(number));
+        cores.filter_map(|(_, core)| core.as_mut())
+    }
+
+    /// Links a member's windows to all cores of a node; `recv` says by hub what the member receives into. Returns the
+    /// member's endpoints.
     fn link(
         &mut self,
         node: usize,
         rank: u32,
         send: &Arc<SendWindow>,
-        recv: &Arc<RecvWindow>,
+        recv: impl Fn(usize) -> Result<Arc<RecvWindow>>,
     ) -> Result<Vec<sim::Endpoint>> {
-        let Node { wire, placement, weights, cores, .. } = &mut self.nodes[node];
+        let Node { wire, placement, weights, job, cores, .. } = &self.nodes[node];
+        let cores_of_a_hub = cores.len() / weights.len();
         let at_hub = Arc::new(RecvWindow::local(wire.gradient_window_bytes())?);
-        let (weights, own) = if wire.has_own_weights() {
-            let (weights, own) = placement.weights_window(wire)?;
-            (weights, own.into_iter().map(Some).collect())
-        } else {
-            (Arc::clone(weights), cores.iter().map(|_| None).collect::<Vec<_>>())
-        };
         let mut endpoints = Vec::new();
-        for ((core, capacity), own) in cores.iter_mut().zip(placement.capacities()).zip(own) {
-            let member = sim::Windows { send: Arc::clone(send), recv: Arc::clone(recv) };
-            let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
-            let (to_hub, to_member) = self.net.link(member, hub, capacity.max(1));
+        for (place, (&core, capacity)) in cores.iter().zip(placement.capacities()).enumerate() {
+            let hub = place / cores_of_a_hub;
+            let member = sim::Windows { send: Arc::clone(send), recv: recv(hub)? };
+            let of_hub = sim::Windows { send: Arc::clone(&weights[hub]), recv: Arc::clone(&at_hub) };
+            let (to_hub, to_member) = self.net.link(member, of_hub, capacity.max(1));
             endpoints.push(to_hub);
-            core.add_worker(JOB, rank, Arc::clone(&at_hub), own, to_member)?;
+            if let Some(core) = &mut self.cores[core] {
+                core.add_worker(*job, rank, Arc::clone(&at_hub), None, to_member)?;
+            }
         }
         Ok(endpoints)
     }
@@ -232,7 +281,7 @@ impl Levels {
         let (wire, placement, level) = (wire.clone(), placement.clone(), terms.level);
         let (gradients, spans) = Windows::gradients(&wire)?;
         let recv = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
-        let endpoints = self.link(node, rank, &gradients, &recv)?;
+        let endpoints = self.link(node, rank, &gradients, |_| Ok(Arc::clone(&recv)))?;
         let ends = endpoints.iter().map(sim::Endpoint::id).collect();
         let windows = Windows::new(&wire, rank, spans, vec![recv; placement.cores()], WeightsMode::Shared)?;
         let slice_bytes = level.slice_bytes.unwrap_or(self.layout.chunk_bytes());
@@ -246,7 +295,7 @@ impl Levels {
     /// Lets all members of a node and below take part from a round on, as the registries of its hubs do.
     fn begin(&mut self, node: usize, from: Round) -> Result<()> {
         if self.nodes[node].above.is_some() {
-            self.nodes[node].cores.iter_mut().for_each(|core| core.begin_below(JOB, from));
+            self.cores_of(node).for_each(|core| core.begin_below(JOB, from));
         }
         let members = self.nodes[node].members.clone();
         let from = self.admit(node, &(0..members.len() as u32).collect::<Vec<_>>());
@@ -262,10 +311,10 @@ impl Levels {
     /// Lets members of a node take part from the next cut on. Returns its round.
     fn admit(&mut self, node: usize, ranks: &[u32]) -> Round {
         let mut notices = Vec::new();
-        let cores = &mut self.nodes[node].cores;
-        let fronts = cores.iter_mut().filter_map(|core| core.hold(JOB));
+        let job = self.nodes[node].job;
+        let fronts = self.cores_of(node).filter_map(|core| core.hold(job));
         let from = fronts.map(|front| front.highest).max().unwrap_or_default();
-        cores.iter_mut().for_each(|core| core.release(JOB, from, ranks, &mut notices));
+        self.cores_of(node).for_each(|core| core.release(job, from, ranks, &mut notices));
         self.notices.extend(notices.into_iter().map(|notice| (node, notice)));
         from
     }
@@ -279,7 +328,9 @@ impl Levels {
     /// Kills a hub: all its links end.
     pub fn kill_hub(&mut self, node: usize) {
         self.nodes[node].alive = false;
-        self.nodes[node].cores.clear();
+        for number in self.nodes[node].cores.clone() {
+            self.cores[number] = None;
+        }
     }
 
     /// Kills a hub and all below.
@@ -324,7 +375,8 @@ impl Levels {
     /// Removes a member from all cores of a node, as the registry does when a core has lost it.
     fn remove(&mut self, node: usize, rank: u32) {
         let mut notices = Vec::new();
-        self.nodes[node].cores.iter_mut().for_each(|core| core.remove_worker(JOB, rank, &mut notices));
+        let job = self.nodes[node].job;
+        self.cores_of(node).for_each(|core| core.remove_worker(job, rank, &mut notices));
         self.notices.extend(notices.into_iter().map(|notice| (node, notice)));
     }
 
@@ -351,24 +403,34 @@ impl Levels {
     /// Every core and every living worker works once. True if anything happened.
     pub fn step(&mut self) -> Result<bool, ExchangeError> {
         let mut worked = false;
-        for number in 0..self.nodes.len() {
-            let node = &mut self.nodes[number];
-            if !node.alive {
-                continue;
-            }
+        for core in 0..self.cores.len() {
             let mut notices = Vec::new();
-            for core in &mut node.cores {
-                worked |= core.turn(&mut notices);
-            }
+            worked |= self.cores[core].as_mut().is_some_and(|core| core.turn(&mut notices));
             for notice in notices {
-                self.follow(number, &notice);
-                self.notices.push((number, notice));
+                let node = self.node_of(core, &notice);
+                if self.nodes[node].alive {
+                    self.follow(node, &notice);
+                }
+                self.notices.push((node, notice));
             }
         }
         for worker in self.workers.iter_mut().filter(|worker| worker.alive) {
             worked |= worker.exchange.progress()? > 0;
         }
         Ok(worked)
+    }
+
+    /// The node that a core's notice is about.
+    fn node_of(&self, core: usize, notice: &Notice) -> usize {
+        let job = match notice {
+            Notice::WorkerGone { job, .. }
+            | Notice::AboveGone { job, .. }
+            | Notice::Snapshot { job, .. }
+            | Notice::Skipped { job, .. }
+            | Notice::JobFailed { job, .. } => *job,
+        };
+        let of_core = |node: &Node| node.job == job && node.cores.contains(&core);
+        self.nodes.iter().position(of_core).expect("a core's job is a node's")
     }
 
     /// Does what a hub's registry does: goes on without a lost member, or ends the job here.

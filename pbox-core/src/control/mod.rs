@@ -193,7 +193,7 @@ pub enum JobState {
     Gathering {
         /// Their ranks.
         missing: Vec<u32>,
-        /// When none is missing here: the machines whose hubs have not joined at the hubs above.
+        /// When none is missing here: the machines whose hubs are not ready at the hubs above.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         machines: Vec<u32>,
     },
@@ -204,6 +204,14 @@ pub enum JobState {
         /// The reason, which names the rank.
         reason: String,
     },
+}
+
+/// `POST /v1/jobs/{job}/ready`: all members of a hub below are there, and it may take part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadyRequest {
+    /// From the join.
+    pub token: String,
 }
 
 /// `POST /v1/jobs/{job}/leave`: the worker is done.

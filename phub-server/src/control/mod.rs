@@ -16,7 +16,7 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use pbox_core::control::{
-    ErrorReply, HeartbeatRequest, JobState, LeaveRequest, ParseError, parse, parse_join,
+    ErrorReply, HeartbeatRequest, JobState, LeaveRequest, ParseError, ReadyRequest, parse, parse_join,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -38,6 +38,7 @@ POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
 POST /v1/jobs/{job}/state?token=... rank 0 brings the state that a new job begins with
+POST /v1/jobs/{job}/ready           all members of a hub below are there
 POST /v1/jobs/{job}/leave           a worker is done
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}   the rounds whose checkpoint this hub has a part of
 POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job, with its secret
@@ -74,6 +75,7 @@ pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
         .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
         .route("/v1/jobs/{job}/state", get(state).post(bring_state))
+        .route("/v1/jobs/{job}/ready", post(ready))
         .route("/v1/jobs/{job}/leave", post(leave))
         .merge(peers::routes())
         .fallback(async || no_such_page())
@@ -153,6 +155,11 @@ async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request:
         coming.append(&part);
     }
     done(&registry.begin_with(coming)?)
+}
+
+async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let ReadyRequest { token } = desk.small("ready", request).await?;
+    nothing(desk.registry.ready(&job, &token))
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

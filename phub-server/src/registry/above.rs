@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, Span};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
-use pbox_core::control::{JoinRequest, LearningRateRequest, PROTOCOL, check_job_name};
+use pbox_core::control::{JoinRequest, LearningRateRequest, PROTOCOL, ReadyRequest, check_job_name};
 use pbox_core::{
     Above, AboveSpec, Below, ChunkId, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, Wire, counted,
 };
 use tokio::sync::watch;
 
-use super::{Refusal, Registry};
+use super::{Refusal, Registry, on_thread};
 use crate::above::Machine;
 
 /// The most hubs through which a job may come.
@@ -218,6 +218,14 @@ impl JoinedAbove {
         membership::takes_part(&self.hubs, self.machine.number)
     }
 
+    /// All workers of this hub are there. May wait for the hubs above.
+    pub fn say_ready(&self) -> Result<(), MemberError> {
+        self.hubs.iter().try_for_each(|hub| {
+            let request = ReadyRequest { token: hub.token.clone() };
+            hub.post("ready", "take part", &request).map(|_: serde_json::Value| ())
+        })
+    }
+
     /// Why the job cannot go on, if news from above say so.
     pub fn end(&self) -> Option<String> {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
@@ -297,8 +305,11 @@ impl Registry {
         end.is_none()
     }
 
-    /// Waits until this hub takes part above. Returns its first round there; `None` when no hubs are above.
+    /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are above.
     pub(super) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
+        let Some(above) = self.of_job(id, |job| job.above.clone())? else { return Ok(None) };
+        let said = on_thread("phub-above", move || above.say_ready()).await?;
+        said.map_err(|error| error.to_string())?;
         loop {
             let Some(above) = self.of_job(id, |job| job.above.clone())? else { return Ok(None) };
             let mut news = above.news.clone();

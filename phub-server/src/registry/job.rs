@@ -8,7 +8,7 @@ use std::time::Instant;
 use fabric::SendWindow;
 use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking};
 use pbox_core::job::Difference;
-use pbox_core::{JobId, JobTerms, LearningRates, OnLoss, Placement, Restored, Round, Wire};
+use pbox_core::{JobId, JobTerms, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire};
 use tokio::sync::watch;
 
 use super::above::JoinedAbove;
@@ -24,6 +24,8 @@ pub(crate) struct Member {
     pub heard: Instant,
     /// Names it at all hubs of the job.
     worker: u64,
+    /// Of a hub below: whether all its own members are there. A worker is always ready.
+    ready: bool,
     standing: Standing,
 }
 
@@ -181,8 +183,9 @@ impl Job {
 
     /// A worker has joined.
     pub fn add_member(&mut self, rank: u32, worker: u64) {
-        let heard = Instant::now();
-        self.members[rank as usize] = Some(Member { cores: 0, heard, worker, standing: Standing::Joined });
+        let (heard, ready) = (Instant::now(), self.terms.level.members == Members::Workers);
+        self.members[rank as usize] =
+            Some(Member { cores: 0, heard, worker, ready, standing: Standing::Joined });
     }
 
     /// What names a rank's worker at all hubs of the job.
@@ -211,10 +214,26 @@ impl Job {
 
     /// A core has a worker's link.
     pub fn attached(&mut self, rank: u32) -> Arrival {
+        if let Some(member) = &mut self.members[rank as usize] {
+            member.cores += 1;
+        }
+        self.arrived(rank)
+    }
+
+    /// All members of a hub below are there.
+    pub fn ready(&mut self, rank: u32) -> Arrival {
+        if let Some(member) = &mut self.members[rank as usize] {
+            member.ready = true;
+        }
+        self.arrived(rank)
+    }
+
+    /// What follows when a member may have all that it needs.
+    fn arrived(&mut self, rank: u32) -> Arrival {
         let cores = self.cores.numbers.len();
-        let Some(member) = &mut self.members[rank as usize] else { return Arrival::Waiting };
-        member.cores += 1;
-        if member.standing != Standing::Coming || member.cores < cores {
+        let is_there =
+            |member: &Member| member.ready && member.standing == Standing::Coming && member.cores >= cores;
+        if !self.members[rank as usize].as_ref().is_some_and(is_there) {
             return Arrival::Waiting;
         }
         match self.state() {
@@ -229,7 +248,7 @@ impl Job {
         let cores = self.cores.numbers.len();
         let there = |rank: u32, member: &Option<Member>| {
             let with_state = rank > 0 || self.brought == Brought::Nothing;
-            with_state && member.as_ref().is_some_and(|m| m.cores >= cores)
+            with_state && member.as_ref().is_some_and(|m| m.ready && m.cores >= cores)
         };
         let ranks = (0u32..).zip(&self.members);
         let missing: Vec<u32> = ranks.filter(|&(rank, m)| !there(rank, m)).map(|(rank, _)| rank).collect();

@@ -33,6 +33,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use membership::Missing;
 use pbox_core::control::{
     CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, PROTOCOL, TransportAddress,
 };
@@ -171,12 +172,7 @@ impl Registry {
         match report {
             Report::Attached { job, rank } => {
                 let arrival = inner.jobs.get_mut(&job).map(|job| job.attached(rank));
-                match arrival.unwrap_or(Arrival::Waiting) {
-                    Arrival::Waiting => {}
-                    Arrival::Complete(ranks) => self.admit(job, ranks),
-                    // It takes part when its links are at all hubs of its job.
-                    Arrival::Newcomer(rank) => self.tell_arrived(&inner.jobs[&job], rank),
-                }
+                self.follow_arrival(&inner, job, arrival.unwrap_or(Arrival::Waiting));
             }
             Report::Removed { job, rank } => {
                 if let Some(job) = inner.jobs.get_mut(&job) {
@@ -213,6 +209,25 @@ impl Registry {
                 self.stop(&reason);
             }
         }
+    }
+
+    /// Does what follows from an arrival.
+    fn follow_arrival(self: &Arc<Self>, inner: &Inner, job: JobId, arrival: Arrival) {
+        match arrival {
+            Arrival::Waiting => {}
+            Arrival::Complete(ranks) => self.admit(job, ranks),
+            // It takes part when its links are at all hubs of its job.
+            Arrival::Newcomer(rank) => self.tell_arrived(&inner.jobs[&job], rank),
+        }
+    }
+
+    /// All members of a hub below are there.
+    pub fn ready(self: &Arc<Self>, job: &str, token: &str) -> Result<(), Refusal> {
+        let mut inner = self.lock();
+        let (job, rank) = inner.member(job, token)?;
+        let (id, arrival) = (job.id, job.ready(rank));
+        self.follow_arrival(&inner, id, arrival);
+        Ok(())
     }
 
     /// Tells every core of a job what to do.
@@ -276,8 +291,9 @@ impl Registry {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
         let id = job.id;
-        if let JobState::Gathering { missing, .. } = job.state() {
-            let reason = format!("worker {rank} gave up waiting for worker(s) {missing:?}");
+        if let JobState::Gathering { missing, machines } = job.state() {
+            let missing = Missing { ranks: missing, machines }.spoken(job.terms.workers);
+            let reason = format!("worker {rank} gave up waiting for {missing}");
             self.fail(&mut inner, id, &reason);
             return Ok(None);
         }
