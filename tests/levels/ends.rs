@@ -10,9 +10,11 @@ use hub_tests::{
 };
 use pbox_core::OnLoss;
 use phub_server::{Hub, HubSettings, Machine};
+use rustix::process::Signal;
 use worker_shim::{Session, SessionError};
 
 use super::{Machines, on_machines};
+use crate::processes::hub::start_hub;
 
 /// Sessions of all workers after the broadcast, by machine and rank.
 fn ready(machines: &Machines, workers: u32, on_loss: OnLoss) -> Vec<Vec<Session>> {
@@ -126,6 +128,25 @@ fn a_hub_that_stops_is_named_on_all_machines() {
     }
     let mut sessions = ready(&Machines::start(1, 1), 1, OnLoss::Stop);
     says(round(sessions.iter_mut().flatten(), 1.0).remove(0).unwrap_err(), &["\"job\"", "hub"]);
+}
+
+#[test]
+fn a_hub_that_is_killed_is_named_on_the_other_machines() {
+    let _watchdog = Watchdog::start();
+    let top = hub(1);
+    let above = top.address().to_string();
+    let here = hub_below(&above, 0, 2);
+    let (other, address) = start_hub(&[("PHUB_ABOVE", &above), ("PHUB_MACHINE", "1/2")]);
+    let hubs = [here.address().to_string(), address];
+    let mut sessions = on_threads(2, |machine| {
+        let mut session = Session::join(config_at(&hubs[machine as usize], "job", 0, 1)).unwrap();
+        session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+        session
+    });
+    other.signal(Signal::KILL);
+    let told: Vec<_> = round(&mut sessions, 1.0).into_iter().map(Result::unwrap_err).collect();
+    says(&told[0], &["\"job\" failed", "the hub of machine 1 is gone", "exited or was killed"]);
+    says(&told[1], &["\"job\"", "lost the hub"]);
 }
 
 #[test]

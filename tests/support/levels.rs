@@ -8,8 +8,8 @@ use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    AboveSpec, Below, ChunkId, Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, OnLoss, Placement,
-    Round, ShardSpec, Share, Slices, Wire, counted,
+    Below, Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, OnLoss, Placement, Round, ShardSpec,
+    Share, Slices, Wire,
 };
 use worker_shim::{Exchange, ExchangeError, WeightsMode, Windows};
 
@@ -184,27 +184,9 @@ impl Levels {
             return Ok(node(shares, placement, weights, job, cores));
         };
         let below = Below::new(&self.nodes[parent].shares, cores_of_a_hub);
-        let chunks = below.placement.chunks_by_core();
-        let wire_above = self.nodes[parent].wire.clone();
-        let post = |&chunk: &ChunkId| wire_above.gradient_span(chunk);
-        let values = |&chunk: &ChunkId| fabric::Span {
-            offset: wire_above.gradient_span(chunk).offset,
-            bytes: self.layout.chunk(chunk).span.bytes,
-        };
-        let line = |chunk: &ChunkId| counted::line(post(chunk));
-        let of_cores = chunks.iter().map(|chunks| chunks.iter().map(values).collect());
-        let of_lines = chunks.iter().map(|chunks| chunks.iter().map(line).collect());
-        let sums = SendWindow::new(wire_above.gradient_window_bytes())?;
-        let (sums, mut spans) = sums.split(of_cores.chain(of_lines).collect())?;
-        let counts = spans.split_off(chunks.len());
-        let mut specs = ShardSpec::of_cores(&terms, &wire, chunks.into_iter().zip(spans));
-        let level = self.nodes[parent].terms.level;
-        for ((spec, counts), ways) in specs.iter_mut().zip(counts).zip(&below.ways) {
-            let posts = spec.chunks.iter().map(post).collect();
-            let links = spec.chunks.iter().map(|&chunk| terms.workers + below.link(chunk)).collect();
-            let (ways, keeps_first) = (ways.len() as u32, rank > 0);
-            spec.above = Some(AboveSpec { level, counts, posts, links, ways, keeps_first });
-        }
+        let (level, wire_above) = (self.nodes[parent].terms.level, self.nodes[parent].wire.clone());
+        let (sums, specs) =
+            ShardSpec::of_cores_below((&terms, &wire), (level, &wire_above), &below, rank > 0)?;
         // In a mesh, a machine's hub is the hub above of the same number.
         let own = self.terms.mesh.then_some(rank as usize);
         let cores: Vec<usize> = match own {

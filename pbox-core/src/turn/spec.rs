@@ -3,13 +3,14 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use fabric::{Span, Spans};
+use fabric::{SendWindow, Span, Spans, WindowError};
 
 use crate::job::{Compression, JobTerms, LevelTerms};
 use crate::layout::ChunkId;
+use crate::place::Below;
 use crate::slim::Board;
 use crate::snapshot::Restored;
-use crate::wire::Wire;
+use crate::wire::{Wire, counted};
 
 /// One core's part of a job, before it is made.
 #[derive(Debug)]
@@ -28,21 +29,21 @@ pub struct ShardSpec {
     /// A snapshot is due every so many rounds.
     pub snapshot_every: Option<NonZeroU32>,
     /// The hubs above, which step, when this hub is below others.
-    pub above: Option<AboveSpec>,
+    pub(super) above: Option<AboveSpec>,
     /// In a job with Slim-DP: where the hub's cores meet to select the significant set.
     pub(super) board: Option<Arc<Board>>,
 }
 
 /// The way of one core's sums to the hubs above.
 #[derive(Debug)]
-pub struct AboveSpec {
+pub(super) struct AboveSpec {
     /// What both levels agree on for the links between them.
     pub level: LevelTerms,
-    /// The [line](crate::counted::line) of each chunk there, in the same order.
+    /// The [line](counted::line) of each chunk in the window of sums, in the order of the chunks.
     pub counts: Spans,
-    /// The whole places of the chunks there, in the same order: what is posted.
+    /// The places of the chunks there, in the same order: what is posted.
     pub posts: Vec<Span>,
-    /// Which of the core's links that lead up each chunk's sums take, in the same order.
+    /// The numbers of the links by which the chunks' sums go up, in the same order.
     pub links: Vec<u32>,
     /// How many links of the core lead up.
     pub ways: u32,
@@ -51,6 +52,39 @@ pub struct AboveSpec {
 }
 
 impl ShardSpec {
+    /// The shards of a job's cores at a hub below others, and the window of sums that the hubs above read. `here` and
+    /// `above` are what is agreed on for the links below and for those that lead up. `keeps_first`: the job's first weights are those of another
+    /// hub's workers.
+    ///
+    /// # Errors
+    /// When there is no memory for the window.
+    pub fn of_cores_below(
+        here: (&Arc<JobTerms>, &Wire),
+        above: (LevelTerms, &Wire),
+        below: &Below,
+        keeps_first: bool,
+    ) -> Result<(Arc<SendWindow>, Vec<ShardSpec>), WindowError> {
+        let ((terms, wire), (level, wire_above)) = (here, above);
+        let chunks = below.placement.chunks_by_core();
+        let post = |&chunk: &ChunkId| wire_above.gradient_span(chunk);
+        let values = |chunk: &ChunkId| Span { bytes: wire.layout().chunk(*chunk).span.bytes, ..post(chunk) };
+        let line = |chunk: &ChunkId| counted::line(post(chunk));
+        let of_values = chunks.iter().map(|chunks| chunks.iter().map(values).collect());
+        let of_counts = chunks.iter().map(|chunks| chunks.iter().map(line).collect());
+        let sums = SendWindow::new(wire_above.gradient_window_bytes())?;
+        let split = sums.split(of_values.chain(of_counts).collect());
+        let (sums, mut spans) = split.expect("sums and counts are disjoint, aligned and inside");
+        let counts = spans.split_off(chunks.len());
+        let mut specs = Self::of_cores(terms, wire, chunks.into_iter().zip(spans));
+        for ((spec, counts), ways) in specs.iter_mut().zip(counts).zip(&below.ways) {
+            let posts = spec.chunks.iter().map(post).collect();
+            let links = spec.chunks.iter().map(|&chunk| terms.workers + below.link(chunk)).collect();
+            spec.above =
+                Some(AboveSpec { level, counts, posts, links, ways: ways.len() as u32, keeps_first });
+        }
+        Ok((sums, specs))
+    }
+
     /// The shards of a job's cores: each core with its chunks, ascending, and its part of the job's weights window.
     pub fn of_cores(
         terms: &Arc<JobTerms>,

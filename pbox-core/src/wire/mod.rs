@@ -18,7 +18,7 @@
 //!   [values      ][count ][values      ][count ]     aligned to 64 bytes; a count has a cache line
 //! ```
 
-pub mod counted;
+pub(crate) mod counted;
 pub mod frame;
 mod merge;
 

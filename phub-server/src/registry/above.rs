@@ -14,12 +14,10 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use fabric::any;
-use fabric::{PortId, Receive, RecvWindow, SendWindow, Span};
+use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{JoinRequest, LearningRateRequest, PROTOCOL, ReadyRequest, check_job_name};
-use pbox_core::{
-    Above, AboveSpec, Below, ChunkId, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, Wire, counted,
-};
+use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, Wire};
 use tokio::sync::watch;
 
 use super::{Refusal, Registry, on_thread};
@@ -146,32 +144,15 @@ impl HubsAbove {
         numbers: &[usize],
         shown: Option<Arc<SendWindow>>,
     ) -> Result<MadeAbove, Refusal> {
-        let exhausted = |what: &str, error: String| Refusal::Exhausted(format!("{what}: {error}"));
+        let exhausted = |error: WindowError| Refusal::Exhausted(format!("a job below other hubs: {error}"));
         let LetInAbove { hubs, terms: terms_above, wire: wire_above, placed } = let_in;
-        let chunks = below.placement.chunks_by_core();
-        let post = |&chunk: &ChunkId| wire_above.gradient_span(chunk);
-        let values = |chunk: &ChunkId| Span { bytes: wire.layout().chunk(*chunk).span.bytes, ..post(chunk) };
-        let line = |chunk: &ChunkId| counted::line(post(chunk));
-        let of_cores = chunks.iter().map(|chunks| chunks.iter().map(values).collect());
-        let of_counts = chunks.iter().map(|chunks| chunks.iter().map(line).collect());
-        let sums = SendWindow::new(wire_above.gradient_window_bytes())
-            .map_err(|error| exhausted("the window of sums", error.to_string()))?;
-        let (sums, mut spans) =
-            sums.split(of_cores.chain(of_counts).collect()).expect("sums and counts are disjoint");
-        let counts = spans.split_off(chunks.len());
-        let mut shards = ShardSpec::of_cores(terms, wire, chunks.into_iter().zip(spans));
-        let level = terms_above.level;
-        for ((spec, counts), ways) in shards.iter_mut().zip(counts).zip(&below.ways) {
-            let posts = spec.chunks.iter().map(post).collect();
-            let links = spec.chunks.iter().map(|&chunk| terms.workers + below.link(chunk)).collect();
-            let (ways, keeps_first) = (ways.len() as u32, self.machine.number > 0);
-            spec.above = Some(AboveSpec { level, counts, posts, links, ways, keeps_first });
-        }
+        let (level, keeps_first) = (terms_above.level, self.machine.number > 0);
+        let (sums, shards) =
+            ShardSpec::of_cores_below((terms, wire), (level, &wire_above), below, keeps_first)
+                .map_err(exhausted)?;
         let weights = match shown {
             Some(shown) => shown,
-            None => SendWindow::new(wire.weights_window_bytes())
-                .map(Arc::new)
-                .map_err(|error| exhausted("the window of weights", error.to_string()))?,
+            None => Arc::new(SendWindow::new(wire.weights_window_bytes()).map_err(exhausted)?),
         };
         let recv = Arc::new(RecvWindow::shown(&weights));
         let dealt_to = numbers.iter().map(|&number| PortId(number as u16)).collect();
@@ -305,14 +286,17 @@ impl Registry {
         end.is_none()
     }
 
-    /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are above.
+    /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are
+    /// above.
     pub(super) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
         let Some(above) = self.of_job(id, |job| job.above.clone())? else { return Ok(None) };
+        let mut news = above.news.clone();
         let said = on_thread("phub-above", move || above.say_ready()).await?;
         said.map_err(|error| error.to_string())?;
         loop {
+            // News that come from here on end the wait below.
+            news.borrow_and_update();
             let Some(above) = self.of_job(id, |job| job.above.clone())? else { return Ok(None) };
-            let mut news = above.news.clone();
             match above.takes_part() {
                 Ok(round) => return Ok(Some(round)),
                 Err(Missing { ranks, .. }) => self.of_job(id, |job| job.wait_for_machines(ranks))?,

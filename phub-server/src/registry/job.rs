@@ -188,6 +188,14 @@ impl Job {
             Some(Member { cores: 0, heard, worker, ready, standing: Standing::Joined });
     }
 
+    /// A member, in words.
+    pub fn spoken(&self, rank: u32) -> String {
+        match self.terms.level.members {
+            Members::Workers => format!("worker {rank}"),
+            Members::Hubs => format!("the hub of machine {rank}"),
+        }
+    }
+
     /// What names a rank's worker at all hubs of the job.
     pub fn worker(&self, rank: u32) -> Option<u64> {
         self.members[rank as usize].as_ref().map(|member| member.worker)

@@ -84,8 +84,8 @@ impl Registry {
                 let silence = now - member.heard;
                 if silence > limit {
                     silent.push((job.id, rank, format!(
-                        "worker {rank} was silent for {:.1} s, the limit is {:.1} s: it hangs, was stopped, or was cut off",
-                        silence.as_secs_f64(), limit.as_secs_f64()
+                        "{} was silent for {:.1} s, the limit is {:.1} s: it hangs, was stopped, or was cut off",
+                        job.spoken(rank), silence.as_secs_f64(), limit.as_secs_f64()
                     )));
                 }
             }

@@ -181,7 +181,8 @@ impl Registry {
                 }
             }
             Report::WorkerGone { job, rank, reason } => {
-                self.lose(&mut inner, job, rank, &format!("worker {rank} is gone: {reason}"));
+                let Some(member) = inner.jobs.get(&job).map(|job| job.spoken(rank)) else { return };
+                self.lose(&mut inner, job, rank, &format!("{member} is gone: {reason}"));
             }
             Report::Snapshot { job, core, taken } => {
                 if let Some(job) = inner.jobs.get_mut(&job) {
