@@ -48,7 +48,7 @@ pub(super) fn hub_to_kill(dir: &Path) -> (Program, String) {
 }
 
 /// Gradients of ones: the weights after round `r` are `1 - r / 2`.
-pub(super) fn rounds(session: &mut Session, count: u32) -> Result<(), SessionError> {
+pub(crate) fn rounds(session: &mut Session, count: u32) -> Result<(), SessionError> {
     for _ in 0..count {
         session.keys().try_for_each(|key| session.gradient_mut(key).map(|gradient| gradient.fill(1.0)))?;
         push_all(session)?;
@@ -58,7 +58,7 @@ pub(super) fn rounds(session: &mut Session, count: u32) -> Result<(), SessionErr
 }
 
 #[track_caller]
-pub(super) fn weights_are(session: &Session, value: f32) {
+pub(crate) fn weights_are(session: &Session, value: f32) {
     for key in session.keys() {
         let weights = session.weights::<f32>(key).unwrap();
         assert!(weights.iter().all(|&weight| weight == value), "key {key:?}: {weights:?}, expected {value}");

@@ -1,6 +1,6 @@
 //! A job goes on from what was saved: a checkpoint file, or a state that a client fetched.
 
-mod checkpoint;
+pub(crate) mod checkpoint;
 mod compressed;
 mod making;
 mod over_hubs;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use hub_tests::{
-    NOWHERE, SGD, addresses, config_at, describe, hub, hub_below, on_threads, push_all, ready_all, refused,
-    says, settings,
+    NOWHERE, SGD, addresses, config_at, describe, free_address, hub, hub_below, on_threads, push_all,
+    ready_all, refused, says, settings,
 };
 use pbox_core::OnLoss;
 use phub_server::{Hub, HubSettings, Machine};
@@ -15,6 +15,9 @@ use worker_shim::{Session, SessionError};
 
 use super::{Machines, on_machines};
 use crate::processes::hub::start_hub;
+
+/// How long a worker waits for others that never come: long enough for its own join on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sessions of all workers after the broadcast, by machine and rank.
 fn ready(machines: &Machines, workers: u32, on_loss: OnLoss) -> Vec<Vec<Session>> {
@@ -52,6 +55,11 @@ fn a_lost_worker_is_named_on_all_machines_with_its_machine() {
     let _watchdog = Watchdog::start();
     for machines in [Machines::start(1, 2), Machines::mesh(2)] {
         lose_a_worker(&machines);
+        // A job of the same name begins anew.
+        let mut sessions = ready(&machines, 2, OnLoss::Stop);
+        for weight in round(sessions.iter_mut().flatten(), 1.0) {
+            assert_eq!(weight.unwrap(), 0.5);
+        }
     }
 }
 
@@ -166,7 +174,7 @@ fn a_machine_that_does_not_come_is_named() {
     let top = hub(1);
     let below = hub_below(&top.address().to_string(), 1, 3);
     let mut config = config_at(&below.address().to_string(), "job", 0, 1);
-    config.join_limit = Duration::from_millis(700);
+    config.join_limit = PATIENCE;
     says(refused(config), &["machine(s) [0, 2]", "the hub or some workers are missing"]);
 }
 
@@ -178,11 +186,11 @@ fn a_worker_that_does_not_come_is_named_on_its_machine_and_its_machine_on_the_ot
     std::thread::scope(|scope| {
         let incomplete = scope.spawn(|| {
             let mut config = config_at(&machines.address(1), "job", 0, 2);
-            config.join_limit = Duration::from_secs(1);
+            config.join_limit = PATIENCE;
             refused(config)
         });
         let complete = scope.spawn(|| refused(config_at(&machines.address(0), "job", 0, 1)));
-        says(incomplete.join().unwrap(), &["waited 1s for worker(s) [1] of 2 to join"]);
+        says(incomplete.join().unwrap(), &["waited 5s for worker(s) [1] of 2 to join"]);
         says(
             complete.join().unwrap(),
             &["machine 1: worker 0 gave up waiting for worker(s) [1] of 2 to join"],
@@ -191,8 +199,8 @@ fn a_worker_that_does_not_come_is_named_on_its_machine_and_its_machine_on_the_ot
     std::thread::scope(|scope| {
         let incomplete = scope.spawn(|| refused(config_at(&machines.address(1), "late", 0, 2)));
         let mut config = config_at(&machines.address(0), "late", 0, 1);
-        config.join_limit = Duration::from_secs(1);
-        says(refused(config), &["waited 1s for machine(s) [1], where the hub or some workers are missing"]);
+        config.join_limit = PATIENCE;
+        says(refused(config), &["waited 5s for machine(s) [1], where the hub or some workers are missing"]);
         says(incomplete.join().unwrap(), &["machine 0: worker 0 gave up waiting for machine(s) [1]"]);
     });
 }
@@ -200,8 +208,7 @@ fn a_worker_that_does_not_come_is_named_on_its_machine_and_its_machine_on_the_ot
 #[test]
 fn hubs_that_are_above_each_other_are_refused() {
     let _watchdog = Watchdog::start();
-    // A port that is free now: the first hub is told the address of the second one before that listens.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = free_address();
     let first = hub_below(&free.to_string(), 0, 1);
     let machine = Some(Machine { number: 0, of: 1 });
     let second =
@@ -222,7 +229,7 @@ fn wrong_settings_are_named() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let mut config = config_at(&first.address().to_string(), "job", 0, 1);
-            config.join_limit = Duration::from_secs(3);
+            config.join_limit = PATIENCE;
             refused(config)
         });
         while describe(&top).jobs.is_empty() {
@@ -244,7 +251,7 @@ fn wrong_settings_are_named() {
     let _first = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             let mut config = config_at(&machines.address(0), "other", 0, 1);
-            config.join_limit = Duration::from_secs(3);
+            config.join_limit = PATIENCE;
             refused(config)
         });
         while describe(&machines.top[0].address().to_string()).jobs.is_empty() {

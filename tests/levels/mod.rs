@@ -1,5 +1,6 @@
 //! Hubs below hubs: the workers of a machine push to the hub beside them, which sends one sum up.
 
+mod checkpoints;
 mod ends;
 mod weights;
 

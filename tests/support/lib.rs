@@ -14,6 +14,9 @@ pub mod trouble;
 pub mod usage;
 pub mod values;
 
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use fabric::IdlePolicy;
 use fabric::any::Transport;
 use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, PROTOCOL, TransportAddress};
@@ -52,16 +55,34 @@ pub fn hub_below(above: &str, number: u32, of: u32) -> Hub {
 
 /// The hubs of a mesh of so many machines, with so many cores each.
 pub fn mesh(machines: u32, cores: usize) -> Vec<Hub> {
-    // Each hub is told the addresses of all before it listens, so their ports are chosen here.
-    let free = |_| std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
-    let addresses: Vec<_> = (0..machines).map(|machine| free(machine).expect("a free port")).collect();
+    mesh_with(machines, |_| settings(cores, PATIENT_S))
+}
+
+/// The hubs of a mesh, with the settings of each machine.
+pub fn mesh_with(machines: u32, settings: impl Fn(u32) -> HubSettings) -> Vec<Hub> {
+    let addresses: Vec<_> = (0..machines).map(|_| free_address()).collect();
     let list = addresses.iter().map(|address| address.to_string()).collect::<Vec<_>>().join(",");
     let hub = |(number, &listen): (u32, _)| {
         let (mesh, machine) = (Some(list.clone()), Some(Machine { number, of: machines }));
-        let settings = HubSettings { listen, mesh, machine, ..settings(cores, PATIENT_S) };
+        let settings = HubSettings { listen, mesh, machine, ..settings(number) };
         Hub::start(&settings).expect("a hub starts on a free port")
     };
     (0..).zip(&addresses).map(hub).collect()
+}
+
+/// An address for a hub whose peers are told it before it listens. Nobody else gets its port: the kernel gives only higher
+/// ones to sockets that ask for any.
+pub fn free_address() -> SocketAddr {
+    const PORTS: std::ops::Range<u32> = 10_000..32_000;
+    static USED: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(97);
+    let address = || {
+        let number = first.wrapping_add(USED.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32;
+        SocketAddr::from(([127, 0, 0, 1], (PORTS.start + number) as u16))
+    };
+    std::iter::repeat_with(address)
+        .find(|&address| std::net::TcpListener::bind(address).is_ok())
+        .expect("the ports do not end")
 }
 
 /// The settings of these hubs.

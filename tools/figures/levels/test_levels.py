@@ -6,7 +6,9 @@ import sys
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-RIG = os.path.join(HERE, "..", "..", "rig", "ready.sh")
+# Binaries may be named from here.
+ROOT = os.path.join(HERE, "..", "..", "..")
+RIG = os.path.join(ROOT, "tools", "rig", "ready.sh")
 IN_NAMESPACES = """
     mount -t tmpfs none /run/netns && exec python3 -B "$@"
 """
@@ -31,7 +33,7 @@ class Wire(unittest.TestCase):
     def test_a_machine_sends_and_receives_one_stream_whatever_its_workers(self):
         command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child",
                    "--mount-proc", "sh", "-c", IN_NAMESPACES, "levels", os.path.abspath(__file__), "count", BINARIES]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
         self.assertEqual(done.returncode, 0, done.stderr)
         shares = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
         self.assertEqual([workers for workers, _, _ in shares], [1, 2, 4, 8])

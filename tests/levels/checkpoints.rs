@@ -1,0 +1,51 @@
+//! Checkpoints are written at the top only, and a job on several machines goes on from them.
+
+use fabric::conformance::Watchdog;
+use hub_tests::{PATIENT_S, config_at, mesh_with, settings};
+use phub_server::HubSettings;
+use worker_shim::Session;
+
+use super::{Machines, on_machines};
+use crate::checkpoints::checkpoint::{rounds, weights_are};
+
+/// A mesh of two machines with a directory of checkpoints each.
+fn mesh(dirs: &[tempfile::TempDir]) -> Machines {
+    let with_checkpoints = |machine: u32| HubSettings {
+        checkpoints: Some(dirs[machine as usize].path().to_owned()),
+        ..settings(1, PATIENT_S)
+    };
+    Machines { below: mesh_with(2, with_checkpoints), top: Vec::new() }
+}
+
+#[test]
+fn a_mesh_goes_on_from_its_checkpoint() {
+    let _watchdog = Watchdog::start();
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let life = |first: u32, asks: bool| {
+        let machines = mesh(&dirs);
+        on_machines(2, 2, |machine, rank, barrier| {
+            let mut session = Session::join(config_at(&machines.address(machine), "job", rank, 2)).unwrap();
+            if first == 0 {
+                session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+            }
+            assert_eq!(session.next_round().0, first + 1);
+            rounds(&mut session, 4).unwrap();
+            weights_are(&mut session, 1.0 - (first + 4) as f32 / 2.0);
+            barrier.wait();
+            if asks && machine == 1 && rank == 0 {
+                assert_eq!(session.checkpoint().unwrap().round.0, first + 5);
+            }
+            barrier.wait();
+            session.leave().unwrap();
+        });
+    };
+    life(0, true);
+    life(4, false);
+    for dir in &dirs {
+        let names = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+        let of_jobs = || names.iter().filter(|name| name.ends_with(".safetensors"));
+        assert!(of_jobs().all(|name| name.starts_with("job.above@")), "{names:?}");
+        assert!(names.iter().any(|name| name.starts_with("job.above@9")), "{names:?}");
+    }
+}
