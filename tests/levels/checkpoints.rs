@@ -30,7 +30,7 @@ fn a_mesh_goes_on_from_its_checkpoint() {
             }
             assert_eq!(session.next_round().0, first + 1);
             rounds(&mut session, 4).unwrap();
-            weights_are(&mut session, 1.0 - (first + 4) as f32 / 2.0);
+            weights_are(&session, 1.0 - (first + 4) as f32 / 2.0);
             barrier.wait();
             if asks && machine == 1 && rank == 0 {
                 assert_eq!(session.checkpoint().unwrap().round.0, first + 5);
