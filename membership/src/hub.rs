@@ -28,7 +28,7 @@ pub struct Hub {
 }
 
 /// The members that the hubs of a job still wait for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
     /// The ranks of members of the hubs.
     pub ranks: Vec<u32>,
@@ -95,6 +95,14 @@ impl Hub {
     /// As [`end`](Self::end); waits for news that hold such an error until `deadline`.
     pub fn wait_for_end(&self, deadline: Instant) -> Option<MemberError> {
         self.heartbeat.wait_for(deadline, |news| self.end_by(news))
+    }
+
+    /// Whether its control port answers within `limit`.
+    ///
+    /// # Errors
+    /// When the hub is lost.
+    pub fn check_health(&self, limit: Duration) -> Result<(), MemberError> {
+        self.control.within(limit).check_health().map_err(|error| self.lost_if_unreachable(error))
     }
 
     /// The error that says that the hub is lost.

@@ -13,7 +13,6 @@
 
 #![forbid(unsafe_code)]
 
-mod above;
 pub mod checkpoint;
 mod client;
 mod control;
@@ -30,11 +29,10 @@ mod rendezvous;
 mod settings;
 pub mod topology_command;
 
-pub use above::Machine;
 pub use control::ControlLimits;
 pub use error::HubError;
 pub use exit::exit_code;
 pub use hub::Hub;
 pub use idle_choice::IdleChoice;
 pub use open_files::raise_open_files;
-pub use settings::{CoreSelection, HubSettings};
+pub use settings::{CoreSelection, HubSettings, Machine};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use fabric::sim::{Net, seeds};
 use hub_tests::levels::{Levels, Shape, Terms};
-use hub_tests::trouble::{Dice, Trouble};
+use hub_tests::trouble::{Dice, Trouble, optimizer};
 use hub_tests::values::{mix, rounded, same_bits};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{
@@ -60,17 +60,6 @@ fn depth(shape: &[Shape]) -> usize {
 
 fn workers(shape: &[Shape]) -> u32 {
     shape.iter().map(|below| if let Shape::Hub(below) = below { workers(below) } else { 1 }).sum()
-}
-
-fn optimizer(dice: &mut Dice) -> Optimizer {
-    let (learning_rate, weight_decay, momentum) = (0.125, 0.01, 0.9);
-    let (beta1, beta2, epsilon) = (0.9, 0.99, 1e-6);
-    match dice.below(4) {
-        0 => Optimizer::Average,
-        1 => Optimizer::Sgd { learning_rate, weight_decay },
-        2 => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
-        _ => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
-    }
 }
 
 impl Tree {

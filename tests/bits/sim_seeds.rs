@@ -10,14 +10,12 @@ use std::sync::Arc;
 
 use fabric::sim::{Net, seeds};
 use hub_tests::simulated::{Simulated, Terms};
-use hub_tests::trouble::{Dice, ENDS, Strike, Trouble};
+use hub_tests::trouble::{Dice, ENDS, Strike, Trouble, optimizer};
 use hub_tests::values::{mix, rounded, same_bits};
 use pbox_core::OnLoss;
 use pbox_core::codec::Codec;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{
-    ChunkId, Compression, Credit, Dtype, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule,
-};
+use pbox_core::{ChunkId, Compression, Credit, Dtype, Key, KeyId, Layout, Notice, Round, Schedule};
 
 const CLUSTERS: u64 = 5_000;
 /// A run is over after this many steps without work: more than the longest delay.
@@ -167,19 +165,6 @@ impl Cluster {
             Some(format!("worker {rank} waits for {name:?} in round {}", worker.round(key).0))
         };
         self.living().find_map(waits).unwrap_or_else(|| "nobody waits, and not all is done".into())
-    }
-}
-
-fn optimizer(dice: &mut Dice) -> Optimizer {
-    let (learning_rate, weight_decay, momentum) = (0.125, 0.01, 0.9);
-    let (beta1, beta2, epsilon) = (0.9, 0.99, 1e-6);
-    match dice.below(6) {
-        0 => Optimizer::Average,
-        1 => Optimizer::Sgd { learning_rate, weight_decay },
-        2 => Optimizer::Momentum { learning_rate, weight_decay, momentum },
-        3 => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
-        4 => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
-        _ => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
     }
 }
 

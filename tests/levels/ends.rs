@@ -109,6 +109,19 @@ fn a_job_goes_on_without_a_lost_worker_and_its_mean_is_of_those_left() {
     });
 }
 
+#[test]
+fn a_top_that_is_killed_is_named_on_all_machines() {
+    let _watchdog = Watchdog::start();
+    let (top, above) = start_hub(&[]);
+    let below: Vec<Hub> = (0..2).map(|machine| hub_below(&above, machine, 2)).collect();
+    let machines = Machines { below, top: Vec::new() };
+    let mut sessions = ready(&machines, 1, OnLoss::Stop);
+    top.signal(Signal::KILL);
+    for told in round(sessions.iter_mut().flatten(), 1.0) {
+        says(told.unwrap_err(), &["\"job\" failed", "hub", &above]);
+    }
+}
+
 /// Its share of the weights is gone, so the job cannot go on without a machine of a mesh; without a worker it can.
 #[test]
 fn a_mesh_goes_on_without_a_worker_and_ends_without_a_machine() {

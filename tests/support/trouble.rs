@@ -2,8 +2,7 @@
 
 use crate::simulated::Simulated;
 use fabric::sim::{Faults, Rate};
-use pbox_core::Notice;
-use pbox_core::OnLoss;
+use pbox_core::{Notice, OnLoss, Optimizer};
 
 use super::values::mix;
 
@@ -22,6 +21,20 @@ impl Dice {
 
     pub fn from(&mut self, range: std::ops::RangeInclusive<u64>) -> u64 {
         range.start() + self.below(range.end() - range.start() + 1)
+    }
+}
+
+/// Any optimizer.
+pub fn optimizer(dice: &mut Dice) -> Optimizer {
+    let (learning_rate, weight_decay, momentum) = (0.125, 0.01, 0.9);
+    let (beta1, beta2, epsilon) = (0.9, 0.99, 1e-6);
+    match dice.below(6) {
+        0 => Optimizer::Average,
+        1 => Optimizer::Sgd { learning_rate, weight_decay },
+        2 => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+        3 => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+        4 => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
+        _ => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
     }
 }
 

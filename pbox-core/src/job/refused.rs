@@ -1,4 +1,4 @@
-//! Terms that exclude each other, by meaning. This table is the only place that refuses a combination.
+//! Terms that exclude each other, by meaning. The tables of this file are the only place that refuses a combination.
 //!
 //! | term | with | why |
 //! | --- | --- | --- |
@@ -10,14 +10,14 @@
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
 //! | hubs as members | a codec | not built yet |
 //! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
-
 //!
 //! A second table has the terms of workers whose hub is below other hubs:
 //!
 //! | term | why |
 //! | --- | --- |
 //! | SSP, ASP | a sum that goes up is of all workers' gradients of one round |
-//! | a codec, Slim-DP | not built yet |
+//! | Slim-DP | it needs each worker's own steps |
+//! | a codec | not built yet |
 //! | several hubs | the workers of a machine have one hub |
 
 use super::compression::Compression;

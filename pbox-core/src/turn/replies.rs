@@ -230,14 +230,14 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
     /// part, or when the worker pulls the part.
     #[inline]
     pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
-        let is_there = self.replies.links[rank as usize].is_some();
-        match self.replies.parts(rank) {
-            None => self.answer(place, rank, round),
-            Some(parts) if is_there => {
-                let ready = parts.ready(place, rank);
-                self.reply_by_layer(ready, place, rank, round);
-            }
-            Some(_) => {}
+        if self.replies.parts(rank).is_none() {
+            return self.answer(place, rank, round);
+        }
+        if self.replies.links[rank as usize].is_some()
+            && let Some(parts) = self.replies.parts(rank)
+        {
+            let ready = parts.ready(place, rank);
+            self.reply_by_layer(ready, place, rank, round);
         }
     }
 

@@ -154,11 +154,6 @@ impl Wire {
         }
     }
 
-    /// What pushes here.
-    pub fn members(&self) -> Members {
-        self.members
-    }
-
     /// Bytes that the hub keeps beside the windows: optimizer state, weights that no window holds, and with
     /// compression a copy of the workers' weights.
     pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {

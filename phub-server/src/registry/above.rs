@@ -21,7 +21,7 @@ use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, Shard
 use tokio::sync::watch;
 
 use super::{Refusal, Registry, on_thread};
-use crate::above::Machine;
+use crate::settings::Machine;
 
 /// The most hubs through which a job may come.
 pub(super) const MAX_DEPTH: usize = 16;
@@ -212,10 +212,16 @@ impl JoinedAbove {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
     }
 
-    /// Why a link that leads up ended: the hubs above may say it soon.
-    pub fn wait_for_end(&self) -> Option<String> {
+    /// Why a link that leads up ended, of which this hub saw only `symptom`. A hub above that lives says it soon. May wait
+    /// for the hubs.
+    pub fn explain(&self, symptom: &str) -> String {
         let deadline = Instant::now() + FAREWELL_LIMIT;
-        self.hubs.iter().find_map(|hub| hub.wait_for_end(deadline)).map(reason_of)
+        let told = || self.hubs.iter().find_map(|hub| hub.wait_for_end(deadline));
+        let lost = || self.hubs.iter().find_map(|hub| hub.check_health(FAREWELL_LIMIT).err());
+        match told().or_else(lost) {
+            Some(end) => reason_of(end),
+            None => format!("a link to the hubs above at {} is gone: {symptom}", self.addresses().join(", ")),
+        }
     }
 
     /// Tells the hubs above that the job failed here. May wait for them.
@@ -284,6 +290,26 @@ impl Registry {
             self.fail(&mut inner, id, reason);
         }
         end.is_none()
+    }
+
+    /// A link that leads up ended. If the hub above lives, its news say why.
+    pub(super) fn lost_above(&self, id: JobId, reason: String) {
+        let Ok(Some(above)) = self.of_job(id, |job| job.above.clone()) else { return };
+        let registry = self.me.clone();
+        let look = move || {
+            let why = above.explain(&reason);
+            drop(above);
+            if let Some(registry) = registry.upgrade() {
+                registry.fail(&mut registry.lock(), id, &why);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(look) {
+            self.fail(
+                &mut self.lock(),
+                id,
+                &format!("a link to a hub above is gone, and no thread asks why: {error}"),
+            );
+        }
     }
 
     /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are

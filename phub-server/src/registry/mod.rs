@@ -326,27 +326,6 @@ impl Registry {
         self.freed.notify_waiters();
     }
 
-    /// A link that leads up ended. If the hub above lives, its news say why.
-    fn lost_above(&self, id: JobId, reason: String) {
-        let Ok(Some(above)) = self.of_job(id, |job| job.above.clone()) else { return };
-        let registry = self.me.clone();
-        let look = move || {
-            let why =
-                above.wait_for_end().unwrap_or_else(|| format!("a link to a hub above is gone: {reason}"));
-            drop(above);
-            if let Some(registry) = registry.upgrade() {
-                registry.fail(&mut registry.lock(), id, &why);
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(look) {
-            self.fail(
-                &mut self.lock(),
-                id,
-                &format!("a link to a hub above is gone, and no thread asks why: {error}"),
-            );
-        }
-    }
-
     /// Changes a job's learning rate. Returns when every core has the new rate.
     pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
         let LearningRateRequest { token, learning_rate: rate, from_round: from } = request;

@@ -1,11 +1,12 @@
-//! Workers that step together, at a hub below other hubs: the last push of a round sends the chunk's sum up, and all are
-//! answered when the answer comes down.
+//! Workers that step together, at a hub below other hubs (PHub, figure 5): the last push of a round sends the chunk's sum
+//! up, and all are answered when the answer comes down.
 //!
 //! ```text
 //!   Gathering --last push: sum, post up--> Asked --answer from above--> Answered --post down--> Gathering, next round
 //! ```
 //!
-//! A hub that comes to a running job first gets the weights of the round before its own first round. While the shard is held, no sum goes up, and an answer that came waits. Owned by the core.
+//! A hub that comes to a running job first gets the weights of the round before its own first round. While the shard is
+//! held, no sum goes up, and an answer that came waits. Owned by the core.
 
 use super::Arrivals;
 use crate::kernels::Kernels;
