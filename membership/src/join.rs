@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{JoinReply, JoinRequest, Peers};
+use pbox_core::control::{JoinReply, JoinRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers};
 use pbox_core::{Above, Below, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
 
 use crate::control::Control;
@@ -56,6 +56,28 @@ pub fn wait_for(addresses: &[&str], deadline: Instant) -> Result<(), MemberError
         }
     }
     Ok(())
+}
+
+/// Tells the first machine's hub of a mesh where this machine's hub is, and waits for the others. Returns the addresses of
+/// the hubs of all machines.
+///
+/// # Errors
+/// When a machine is missing at the deadline, or there are two of a number.
+pub fn meet(mesh: &Mesh, job: &str, address: String, deadline: Instant) -> Result<Vec<String>, MemberError> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let wait_ms = left.as_millis() as u64;
+    let request = MeetRequest { protocol: PROTOCOL, machine: mesh.machine, address, wait_ms };
+    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT); // so that the hub can say which machine is missing
+    let MeetReply { hubs } = control.post("meet", "wait for the hubs of the other machines", &request)?;
+    let list = hubs.join(",");
+    match hub_addresses(&list) {
+        Ok(each) if each.len() == mesh.machine.of as usize => Ok(hubs),
+        _ => Err(MemberError::Nonsense {
+            hub: mesh.meet.clone(),
+            what: "meet",
+            saw: format!("the hubs {list:?} of {} machines", mesh.machine.of),
+        }),
+    }
 }
 
 /// Joins a job at each of its hubs. `request` is for the first hub; each hub is told its own number.

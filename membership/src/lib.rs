@@ -21,4 +21,4 @@ mod join;
 pub use data_path::{DataPath, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, takes_part};
-pub use join::{LetIn, hub_addresses, join_all, placements, wait_for};
+pub use join::{LetIn, hub_addresses, join_all, meet, placements, wait_for};

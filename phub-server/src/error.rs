@@ -33,19 +33,16 @@ pub enum HubError {
     #[error("--above: {0}")]
     Above(#[from] membership::MemberError),
     /// A machine of nothing.
-    #[error(
-        "--machine says which machine this is, and neither --above nor --mesh says where the other hubs are"
-    )]
+    #[error("--machine says which machine this is, and no --above says where the hubs above are")]
     Alone,
-    /// The list of a mesh does not fit.
+    /// No network interface has this name.
     #[error(
-        "--mesh names {hubs} hubs and --machine says {machines} machines: a mesh has a hub on each machine"
+        "--interface, or NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, names no interface that has an address; this machine has: {}",
+        .there_are.join(", ")
     )]
-    Mesh {
-        /// Hubs in the list.
-        hubs: usize,
-        /// How many machines there are said to be.
-        machines: u32,
+    NoInterface {
+        /// The interfaces of this machine.
+        there_are: Vec<String>,
     },
     /// The data path cannot be opened.
     #[error("opening the data path: {0}")]

@@ -2,9 +2,15 @@
 
 use std::process::ExitCode;
 
-/// Prints an error with its causes to stderr. It ignores `RUST_BACKTRACE`: the message is for users, not for programmers.
+/// The end of a program: prints an error with its causes to stderr.
 pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
-    let Err(error) = result else { return ExitCode::SUCCESS };
+    if succeeds(program, result) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints an error with its causes to stderr. It ignores `RUST_BACKTRACE`: the message is for users, not for programmers.
+/// Returns whether there was none.
+pub(crate) fn succeeds(program: &str, result: anyhow::Result<()>) -> bool {
+    let Err(error) = result else { return true };
     eprintln!("{program}: {error}");
     let mut said = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -14,5 +20,5 @@ pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
         }
         said = cause;
     }
-    ExitCode::FAILURE
+    false
 }

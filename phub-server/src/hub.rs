@@ -12,6 +12,7 @@ use pbox_core::kernels::Kernels;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{oneshot, watch};
+use tokio::time::timeout_at;
 use topology::Host;
 
 use crate::checkpoint::CheckpointStore;
@@ -19,7 +20,8 @@ use crate::control::{self, ControlLimits};
 use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report};
 use crate::error::HubError;
-use crate::registry::{HubsAbove, Parts, Registry};
+use crate::interface;
+use crate::registry::{HubsAbove, Parts, Registry, Up};
 use crate::rendezvous;
 use crate::settings::HubSettings;
 
@@ -81,7 +83,7 @@ impl Hub {
             heartbeat_limit: Duration::from_secs(settings.heartbeat_limit_s),
             store,
             checkpoint_every: settings.checkpoint_every,
-            above: hubs_above(settings, &group, has_rdma)?,
+            up: up(settings, &group, has_rdma, address)?,
             runtime: runtime.clone(),
         });
         let rendezvous = |listener: &Arc<Listener>| {
@@ -123,6 +125,27 @@ impl Hub {
         self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved.subscribe()
     }
 
+    /// Ends when there has been no job for so long. Does not hold the hub.
+    pub fn unused_for(&self, limit: Duration) -> impl Future<Output = ()> + use<> {
+        let registry = self.registry.as_ref().expect("a hub that stops is nobody's any more");
+        let mut since = registry.unused_since.subscribe();
+        async move {
+            loop {
+                let unused = *since.borrow_and_update();
+                let changed = match unused {
+                    None => since.changed().await,
+                    Some(unused) => match timeout_at((unused + limit).into(), since.changed()).await {
+                        Err(_) => return,
+                        Ok(changed) => changed,
+                    },
+                };
+                if changed.is_err() {
+                    return; // the hub stops
+                }
+            }
+        }
+    }
+
     /// Writes the checkpoints that can be written, tells all workers that the hub stops and why, and ends all threads.
     pub fn stop(mut self, reason: &str) {
         self.shut_down(reason);
@@ -155,29 +178,31 @@ impl Drop for Hub {
     }
 }
 
-/// The hubs above, if the settings name some.
-fn hubs_above(
+/// How this hub reaches other hubs.
+fn up(
     settings: &HubSettings,
     group: &any::Group,
     has_rdma: bool,
-) -> Result<Option<HubsAbove>, HubError> {
-    let hubs = settings.above.as_ref().or(settings.mesh.as_ref());
-    let (hubs, machine) = match (hubs, settings.machine) {
-        (Some(hubs), Some(machine)) => (hubs, machine),
+    control: SocketAddr,
+) -> Result<Up, HubError> {
+    let above = match (&settings.above, settings.machine) {
         (None, Some(_)) => return Err(HubError::Alone),
-        (_, None) => return Ok(None),
+        (Some(hubs), Some(machine)) => {
+            let hubs = membership::hub_addresses(hubs)?.into_iter().map(str::to_owned).collect();
+            tracing::info!(?hubs, %machine, "sums go up to other hubs");
+            Some(HubsAbove { hubs, machine, own: None })
+        }
+        (_, None) => None,
     };
-    let addresses: Vec<String> = membership::hub_addresses(hubs)?.into_iter().map(str::to_owned).collect();
-    let is_mesh = settings.mesh.is_some();
-    if is_mesh && addresses.len() != machine.of as usize {
-        return Err(HubError::Mesh { hubs: addresses.len(), machines: machine.of });
-    }
-    tracing::info!(hubs = ?addresses, machine = machine.number, of = machine.of, is_mesh, "sums go up to other hubs");
-    let rdma = if has_rdma { Ok(()) } else { Err("this hub has no RDMA".to_owned()) };
-    let own = is_mesh.then_some(machine.number as usize);
-    let start_limit = Duration::from_secs(settings.above_limit_s);
-    let limit = Duration::from_secs(settings.heartbeat_limit_s);
-    Ok(Some(HubsAbove { addresses, machine, limit, start_limit, own, group: group.clone(), rdma }))
+    Ok(Up {
+        above,
+        control,
+        interface: interface::address(settings.interface.as_ref())?,
+        limit: Duration::from_secs(settings.heartbeat_limit_s),
+        start_limit: Duration::from_secs(settings.above_limit_s),
+        group: group.clone(),
+        rdma: if has_rdma { Ok(()) } else { Err("this hub has no RDMA".to_owned()) },
+    })
 }
 
 /// A listener for each transport, and the address that workers get.

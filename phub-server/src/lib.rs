@@ -15,6 +15,7 @@
 
 pub mod checkpoint;
 mod client;
+pub mod command;
 mod control;
 mod cores;
 pub mod doctor;
@@ -22,6 +23,7 @@ mod error;
 mod exit;
 mod hub;
 mod idle_choice;
+mod interface;
 pub mod model_source;
 mod open_files;
 mod registry;
@@ -35,4 +37,5 @@ pub use exit::exit_code;
 pub use hub::Hub;
 pub use idle_choice::IdleChoice;
 pub use open_files::raise_open_files;
-pub use settings::{CoreSelection, HubSettings, Machine};
+pub use pbox_core::control::Machine;
+pub use settings::{CoreSelection, HubSettings};

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use clap::Parser;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
+use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
 use crate::idle_choice::IdleChoice;
@@ -37,9 +38,9 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
 
-    /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: one cpu of every physical
-    /// core that this process may use.
-    #[arg(long, env = "PHUB_CORES", value_name = "N|LIST")]
+    /// Cores that sum and step: a number, cpus like 0,2,4-7, or `half` of the physical cores, which leaves the others to
+    /// workers on this machine. Default: one cpu of every physical core that this process may use.
+    #[arg(long, env = "PHUB_CORES", value_name = "N|LIST|half")]
     pub cores: Option<CoreSelection>,
 
     /// How a core waits when nothing arrives. `sleep` leaves the core at once, `spin` stays some
@@ -65,29 +66,33 @@ pub struct HubSettings {
 
     /// Hubs above this hub: host:port of each, with commas between them. This hub then sums what its own workers push,
     /// sends one stream of sums up, and hands down what comes back. The hubs above step, keep the optimizer's state and
-    /// write the checkpoints.
+    /// write the checkpoints. A mesh needs no setting here: its workers ask for it.
     #[arg(
         long,
         env = "PHUB_ABOVE",
         value_name = "HOSTS",
         requires = "machine",
-        conflicts_with_all = ["checkpoints", "mesh"]
+        conflicts_with = "checkpoints"
     )]
     pub above: Option<String>,
 
-    /// The hubs of all machines of a mesh, in the order of the machines: host:port of each, with commas between them. Each
-    /// machine's hub owns its share of the chunks, sums what its own workers push, and sends the others' shares to them. A
-    /// machine then sends and receives 2(n-1)/n of a model a round, whatever the number of its workers.
-    #[arg(long, env = "PHUB_MESH", value_name = "HOSTS", requires = "machine")]
-    pub mesh: Option<String>,
-
-    /// The number of this hub among the hubs below the same hubs, or in its mesh, from 0, and how many there are: 1/4.
+    /// The number of this hub among the hubs below the same hubs, from 0, and how many there are: 1/4.
     #[arg(long, env = "PHUB_MACHINE", value_name = "N/COUNT")]
     pub machine: Option<Machine>,
+
+    /// The network interface by which the hubs of other machines of a mesh reach this hub, such as eth1, in the form of
+    /// --nics. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME are read if this is not given. Default: the address of --listen;
+    /// if that is 0.0.0.0, the interface that leads to the first machine.
+    #[arg(long, env = "PHUB_INTERFACE", value_name = "NAME")]
+    pub interface: Option<NicList>,
 
     /// How many seconds the first worker of a job waits for hubs above, or of the mesh, that do not answer yet.
     #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS")]
     pub above_limit_s: u64,
+
+    /// End when there has been no job for this many seconds. Default: run until a signal.
+    #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS")]
+    pub unused_limit_s: Option<u64>,
 }
 
 /// The settings of `phub-server serve` without arguments: the defaults above, and the environment.
@@ -121,6 +126,8 @@ impl HubSettings {
 /// `--cores`: how many, or which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CoreSelection {
+    /// Half of the physical cores, at least one.
+    Half,
     /// This many cpus, chosen by the placement.
     Count(usize),
     /// Exactly these cpus.
@@ -132,6 +139,7 @@ impl CoreSelection {
     pub fn choice(selection: Option<&Self>) -> CoreChoice {
         match selection {
             None => CoreChoice::EveryCore,
+            Some(CoreSelection::Half) => CoreChoice::HalfOfTheCores,
             Some(CoreSelection::Count(count)) => CoreChoice::Count(*count),
             Some(CoreSelection::Cpus(cpus)) => CoreChoice::Cpus(cpus.clone()),
         }
@@ -144,9 +152,12 @@ impl FromStr for CoreSelection {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |part: &str| {
             part.trim().parse::<u32>().map_err(|_| {
-                format!("{part:?} is no cpu number; give a count like 4, or a list like 0,2,4-7")
+                format!("{part:?} is no cpu number; give a count like 4, a list like 0,2,4-7, or half")
             })
         };
+        if text == "half" {
+            return Ok(CoreSelection::Half);
+        }
         if !text.contains([',', '-']) {
             return Ok(CoreSelection::Count(number(text)? as usize));
         }
@@ -163,49 +174,18 @@ impl FromStr for CoreSelection {
     }
 }
 
-/// `--machine`: the number of this hub among those below the same hubs, and how many there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine {
-    /// From 0.
-    pub number: u32,
-    /// How many there are.
-    pub of: u32,
-}
-
-impl FromStr for Machine {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || format!("{text:?}: expected a number from 0 and how many there are, like 1/4");
-        let (number, of) = text.split_once('/').ok_or_else(expected)?;
-        let parse = |part: &str| part.trim().parse::<u32>().map_err(|_| expected());
-        let machine = Machine { number: parse(number)?, of: parse(of)? };
-        if machine.number >= machine.of {
-            return Err(format!("{text:?}: the machines go from 0 to below their number"));
-        }
-        Ok(machine)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn cores_are_a_count_or_a_list() {
+        assert_eq!("half".parse(), Ok(CoreSelection::Half));
         assert_eq!("4".parse(), Ok(CoreSelection::Count(4)));
         let cpus = [0, 2, 4, 5, 6].map(CpuId).to_vec();
         assert_eq!("0,2,4-6".parse(), Ok(CoreSelection::Cpus(cpus)));
         assert_eq!("3,".parse(), Ok(CoreSelection::Cpus(vec![CpuId(3)])));
         assert!("6-4".parse::<CoreSelection>().is_err());
         assert!("four".parse::<CoreSelection>().unwrap_err().contains("four"));
-    }
-
-    #[test]
-    fn a_machine_is_a_number_below_another() {
-        assert_eq!("1/4".parse(), Ok(Machine { number: 1, of: 4 }));
-        for wrong in ["4/4", "1", "1/", "-1/2", "a/b", "0/0"] {
-            assert!(wrong.parse::<Machine>().unwrap_err().contains(wrong), "{wrong}");
-        }
     }
 }

@@ -103,7 +103,7 @@ fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     let names: Vec<String> = (0..10).map(|job| format!("job-{job}")).collect();
     let sessions: Vec<Session> = names.iter().map(|name| between_two_keys(&hub.address, name)).collect();
     hub.signal(Signal::TERM);
-    let said = |line: &String| line.contains("SIGTERM") && line.contains("a second signal");
+    let said = |line: &String| line.contains("SIGTERM") && line.contains("another signal");
     assert!(log.by_ref().map_while(Result::ok).any(|line| said(&line)), "the first signal says so");
     // From here on there are checkpoints to write.
     assert!(log.by_ref().map_while(Result::ok).any(|line| line.contains("no checkpoint at the stop")));

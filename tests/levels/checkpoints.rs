@@ -1,8 +1,8 @@
 //! Checkpoints are written at the top only, and a job on several machines goes on from them.
 
 use fabric::conformance::Watchdog;
-use hub_tests::{PATIENT_S, config_at, mesh_with, settings};
-use phub_server::HubSettings;
+use hub_tests::{PATIENT_S, settings};
+use phub_server::{Hub, HubSettings};
 use worker_shim::Session;
 
 use super::{Machines, on_machines};
@@ -10,11 +10,11 @@ use crate::checkpoints::checkpoint::{rounds, weights_are};
 
 /// A mesh of two machines with a directory of checkpoints each.
 fn mesh(dirs: &[tempfile::TempDir]) -> Machines {
-    let with_checkpoints = |machine: u32| HubSettings {
-        checkpoints: Some(dirs[machine as usize].path().to_owned()),
-        ..settings(1, PATIENT_S)
+    let hub = |dir: &tempfile::TempDir| {
+        let checkpoints = Some(dir.path().to_owned());
+        Hub::start(&HubSettings { checkpoints, ..settings(1, PATIENT_S) }).unwrap()
     };
-    Machines { below: mesh_with(2, with_checkpoints), top: Vec::new() }
+    Machines { below: dirs.iter().map(hub).collect(), top: Vec::new(), is_mesh: true }
 }
 
 #[test]
@@ -24,7 +24,7 @@ fn a_mesh_goes_on_from_its_checkpoint() {
     let life = |first: u32, asks: bool| {
         let machines = mesh(&dirs);
         on_machines(2, 2, |machine, rank, barrier| {
-            let mut session = Session::join(config_at(&machines.address(machine), "job", rank, 2)).unwrap();
+            let mut session = Session::join(machines.config(machine, "job", rank, 2)).unwrap();
             if first == 0 {
                 session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
             }

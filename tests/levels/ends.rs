@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Sessions of all workers after the broadcast, by machine and rank.
 fn ready(machines: &Machines, workers: u32, on_loss: OnLoss) -> Vec<Vec<Session>> {
     on_machines(machines.below.len() as u32, workers, |machine, rank, _| {
-        let mut config = config_at(&machines.address(machine), "job", rank, workers);
+        let mut config = machines.config(machine, "job", rank, workers);
         config.terms.on_loss = on_loss;
         let mut session = Session::join(config).unwrap_or_else(|error| panic!("{machine}, {rank}: {error}"));
         session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
@@ -114,7 +114,7 @@ fn a_top_that_is_killed_is_named_on_all_machines() {
     let _watchdog = Watchdog::start();
     let (top, above) = start_hub(&[]);
     let below: Vec<Hub> = (0..2).map(|machine| hub_below(&above, machine, 2)).collect();
-    let machines = Machines { below, top: Vec::new() };
+    let machines = Machines { below, top: Vec::new(), is_mesh: false };
     let mut sessions = ready(&machines, 1, OnLoss::Stop);
     top.signal(Signal::KILL);
     for told in round(sessions.iter_mut().flatten(), 1.0) {
@@ -198,11 +198,11 @@ fn a_worker_that_does_not_come_is_named_on_its_machine_and_its_machine_on_the_ot
     let machines = Machines::mesh(2);
     std::thread::scope(|scope| {
         let incomplete = scope.spawn(|| {
-            let mut config = config_at(&machines.address(1), "job", 0, 2);
+            let mut config = machines.config(1, "job", 0, 2);
             config.join_limit = PATIENCE;
             refused(config)
         });
-        let complete = scope.spawn(|| refused(config_at(&machines.address(0), "job", 0, 1)));
+        let complete = scope.spawn(|| refused(machines.config(0, "job", 0, 1)));
         says(incomplete.join().unwrap(), &["waited 5s for worker(s) [1] of 2 to join"]);
         says(
             complete.join().unwrap(),
@@ -210,8 +210,8 @@ fn a_worker_that_does_not_come_is_named_on_its_machine_and_its_machine_on_the_ot
         );
     });
     std::thread::scope(|scope| {
-        let incomplete = scope.spawn(|| refused(config_at(&machines.address(1), "late", 0, 2)));
-        let mut config = config_at(&machines.address(0), "late", 0, 1);
+        let incomplete = scope.spawn(|| refused(machines.config(1, "late", 0, 2)));
+        let mut config = machines.config(0, "late", 0, 1);
         config.join_limit = PATIENCE;
         says(refused(config), &["waited 5s for machine(s) [1], where the hub or some workers are missing"]);
         says(incomplete.join().unwrap(), &["machine 0: worker 0 gave up waiting for machine(s) [1]"]);
@@ -263,24 +263,75 @@ fn wrong_settings_are_named() {
     let machines = Machines::start(1, 2);
     let _first = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            let mut config = config_at(&machines.address(0), "other", 0, 1);
+            let mut config = machines.config(0, "other", 0, 1);
             config.join_limit = PATIENCE;
             refused(config)
         });
         while describe(&machines.top[0].address().to_string()).jobs.is_empty() {
             std::thread::yield_now();
         }
-        let mut config = config_at(&machines.address(1), "other", 0, 1);
+        let mut config = machines.config(1, "other", 0, 1);
         config.terms.seed = 5;
         says(refused(config), &["\"other.above\" has seed 0", "asks for 5"]);
         other.join().unwrap()
     });
     // Terms that no hub relays.
-    let mut config = config_at(&machines.address(0), "job", 0, 1);
+    let mut config = machines.config(0, "job", 0, 1);
     config.terms.level.consistency = "ssp:2".parse().unwrap();
     says(refused(config), &["a hub below other hubs", "ssp"]);
     let list = addresses([&machines.below[0], &machines.below[1]]);
     says(refused(config_at(&list, "job", 0, 1)), &["a hub below other hubs with 2 hubs"]);
+}
+
+#[test]
+fn machines_that_do_not_meet_are_named() {
+    let _watchdog = Watchdog::start();
+    let impatient = HubSettings { above_limit_s: 1, ..settings(1, 30) };
+    let machines = Machines {
+        below: (0..2).map(|_| Hub::start(&impatient).unwrap()).collect(),
+        top: Vec::new(),
+        is_mesh: true,
+    };
+    says(refused(machines.config(0, "job", 0, 1)), &["machine(s) [1] of 2", "within 1.0 s"]);
+    let of = |machine: &str, meet: &str| {
+        let mut config = machines.config(0, "job", 0, 1);
+        config.mesh = Some(format!("{machine}@{meet}").parse().unwrap());
+        config
+    };
+    says(refused(of("1/2", NOWHERE)), &["cannot reach", NOWHERE]);
+    // Both machines say that they are the first.
+    let meet = machines.address(0);
+    std::thread::scope(|scope| {
+        let twins = machines.below.iter().map(|hub| {
+            let mut config = of("0/2", &meet);
+            config.hub = hub.address().to_string();
+            scope.spawn(move || refused(config))
+        });
+        let told: Vec<_> =
+            twins.collect::<Vec<_>>().into_iter().map(|twin| twin.join().unwrap().to_string()).collect();
+        assert!(told.iter().any(|told| told.contains("both say that they are machine 0/2")), "{told:?}");
+        assert!(told.iter().any(|told| told.contains("machine(s) [1] of 2")), "{told:?}");
+    });
+    // The workers of a machine do not agree.
+    let alone = |rank, mesh: &str| {
+        let mut config = of(mesh, &meet);
+        (config.rank, config.terms.workers, config.join_limit) = (rank, 2, PATIENCE);
+        refused(config)
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| alone(0, "0/1"));
+        while describe(&meet).jobs.is_empty() {
+            std::thread::yield_now();
+        }
+        let other = format!("0/2@{meet}");
+        says(alone(1, "0/2"), &["has the mesh 0/1", "asks for the mesh", &other]);
+        first.join().unwrap();
+    });
+    // A hub that is below others already.
+    let below = hub_below(&meet, 0, 1);
+    let mut config = of("0/1", &meet);
+    config.hub = below.address().to_string();
+    says(refused(config), &["asks for a mesh", "is below the hubs at", "--above"]);
 }
 
 /// The level that is not there costs nothing: a job at the top may have workers of its own while others come from below.

@@ -6,14 +6,17 @@ mod weights;
 
 use std::sync::Barrier;
 
-use hub_tests::{addresses, hub, hub_below, mesh};
-use phub_server::Hub;
+use hub_tests::{addresses, config_at, hub, hub_below};
+use pbox_core::control::Mesh;
+use phub_server::{Hub, Machine};
+use worker_shim::SessionConfig;
 
 /// Hubs at the top, and machines below them with a hub each.
 struct Machines {
     /// Dropped last: a hub that stops first fails the jobs of the others.
     below: Vec<Hub>,
     top: Vec<Hub>,
+    is_mesh: bool,
 }
 
 impl Machines {
@@ -22,12 +25,22 @@ impl Machines {
         let top: Vec<Hub> = (0..tops).map(|_| hub(2)).collect();
         let list = addresses(&top);
         let below = (0..machines).map(|machine| hub_below(&list, machine, machines)).collect();
-        Machines { below, top }
+        Machines { below, top, is_mesh: false }
     }
 
     /// Machines whose hubs own a share each.
     fn mesh(machines: u32) -> Self {
-        Machines { below: mesh(machines, 2), top: Vec::new() }
+        Machines { below: (0..machines).map(|_| hub(2)).collect(), top: Vec::new(), is_mesh: true }
+    }
+
+    /// The settings of a worker on a machine.
+    fn config(&self, machine: u32, job: &str, rank: u32, workers: u32) -> SessionConfig {
+        let mut config = config_at(&self.address(machine), job, rank, workers);
+        if self.is_mesh {
+            let machine = Machine { number: machine, of: self.below.len() as u32 };
+            config.mesh = Some(Mesh { machine, meet: self.address(0) });
+        }
+        config
     }
 
     /// The hub beside a machine's workers.

@@ -96,7 +96,7 @@ fn machines_below_one_hub_and_below_two() {
     for (tops, optimizer) in [(1, NESTEROV), (2, ADAMW), (1, Optimizer::Average)] {
         let machines = Machines::start(tops, 2);
         on_machines(2, 2, |machine, rank, _| {
-            let mut config = config_at(&machines.address(machine), "job", rank, 2);
+            let mut config = machines.config(machine, "job", rank, 2);
             config.terms.optimizer = optimizer;
             let session = Session::join(config).unwrap();
             train(session, &small_model(), optimizer, number(machine, 2, rank), &[2, 2]);
@@ -113,7 +113,7 @@ fn a_mesh_of_two_and_of_three() {
     for (machines, workers, optimizer) in [(2, 2, NESTEROV), (3, 1, ADAMW), (2, 1, Optimizer::Average)] {
         let mesh = Machines::mesh(machines);
         on_machines(machines, workers, |machine, rank, _| {
-            let mut config = config_at(&mesh.address(machine), "job", rank, workers);
+            let mut config = mesh.config(machine, "job", rank, workers);
             config.terms.optimizer = optimizer;
             let session = Session::join(config).unwrap();
             let shape = vec![workers; machines as usize];
@@ -131,7 +131,7 @@ fn every_schedule_and_credit() {
     let above = [Machines::start(1, 2), Machines::mesh(2)];
     for (machines, schedule) in above.iter().flat_map(|machines| Schedule::ALL.map(|each| (machines, each))) {
         on_machines(2, 2, |machine, rank, _| {
-            let mut config = config_at(&machines.address(machine), "job", rank, 2);
+            let mut config = machines.config(machine, "job", rank, 2);
             config.terms.optimizer = NESTEROV;
             config.terms.level.schedule = schedule;
             config.terms.level.credit = "128".parse().ok();

@@ -53,23 +53,6 @@ pub fn hub_below(above: &str, number: u32, of: u32) -> Hub {
     Hub::start(&settings).expect("a hub starts on a free port")
 }
 
-/// The hubs of a mesh of so many machines, with so many cores each.
-pub fn mesh(machines: u32, cores: usize) -> Vec<Hub> {
-    mesh_with(machines, |_| settings(cores, PATIENT_S))
-}
-
-/// The hubs of a mesh, with the settings of each machine.
-pub fn mesh_with(machines: u32, settings: impl Fn(u32) -> HubSettings) -> Vec<Hub> {
-    let addresses: Vec<_> = (0..machines).map(|_| free_address()).collect();
-    let list = addresses.iter().map(|address| address.to_string()).collect::<Vec<_>>().join(",");
-    let hub = |(number, &listen): (u32, _)| {
-        let (mesh, machine) = (Some(list.clone()), Some(Machine { number, of: machines }));
-        let settings = HubSettings { listen, mesh, machine, ..settings(number) };
-        Hub::start(&settings).expect("a hub starts on a free port")
-    };
-    (0..).zip(&addresses).map(hub).collect()
-}
-
 /// An address for a hub whose peers are told it before it listens. Nobody else gets its port: the kernel gives only higher
 /// ones to sockets that ask for any.
 pub fn free_address() -> SocketAddr {
@@ -194,6 +177,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         rank,
         hub: 0,
         through: Vec::new(),
+        mesh: None,
         peers: None,
         state_before: None,
         terms,

@@ -27,6 +27,7 @@ fn any_choice(host: &Host) -> impl Strategy<Value = CoreChoice> + use<> {
     let ids: Vec<CpuId> = host.cpus.iter().map(|cpu| cpu.id).collect();
     prop_oneof![
         Just(CoreChoice::EveryCore),
+        Just(CoreChoice::HalfOfTheCores),
         (1..=ids.len()).prop_map(CoreChoice::Count),
         (1..=ids.len(), Just(ids).prop_shuffle()).prop_map(|(n, ids)| CoreChoice::Cpus(ids[..n].to_vec())),
     ]

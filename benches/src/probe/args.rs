@@ -10,6 +10,7 @@ use fabric::IdlePolicy;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
 use pbox_core::Credit;
+use pbox_core::control::Mesh;
 use pbox_core::{
     Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, JobTerms, Key, LevelTerms, Members,
     Optimizer, Schedule,
@@ -131,6 +132,11 @@ pub struct Args {
     /// This worker's number, from 0, with --hub.
     #[arg(long, value_name = "R", requires = "hub")]
     pub rank: Option<u32>,
+
+    /// With --hub and a hub on each machine: this machine's number, how many there are, and the first machine's hub, like
+    /// 1/4@10.0.0.1:7077. The hubs are then a mesh, and --rank and --workers are those on this machine.
+    #[arg(long, value_name = "N/COUNT@HOST:PORT", requires = "hub")]
+    pub mesh: Option<Mesh>,
 
     /// Name of the job, with --hub.
     #[arg(long, default_value = "probe", value_name = "NAME")]
@@ -262,6 +268,7 @@ impl Args {
         let mut config = SessionConfig::new(hub, &*self.job, rank, self.workers, Vec::new(), self.optimizer);
         config.terms = self.terms(keys);
         config.pull = self.pull.pull(plan);
+        config.mesh = self.mesh.clone();
         config.transport = self.transport;
         config.nics = self.nics.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);

@@ -3,10 +3,12 @@
 //! Plain data, spoken by both roles and by people with `curl`; `docs/protocol.md` shows examples.
 //! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
 
+mod mesh;
 mod parse;
 mod peers;
 
-pub use parse::{ParseError, parse, parse_join};
+pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
+pub use parse::{ParseError, parse, parse_join, parse_versioned};
 pub use peers::{
     ArrivedRequest, CheckpointRequest, HoldReply, HoldRequest, LostRequest, PartState, PartsReply, Pass,
     Peers, ReleaseRequest, WholeRounds, WrittenReply, WrittenRequest,
@@ -22,7 +24,7 @@ use crate::layout::Round;
 use crate::place::Above;
 
 /// Version of the control protocol. Both ends must have the same.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 
 /// The longest name of a job.
 pub const MAX_JOB_NAME_BYTES: usize = 64;
@@ -60,6 +62,9 @@ pub struct JoinRequest {
     /// itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub through: Vec<String>,
+    /// The mesh of hubs on several machines that this hub belongs to in this job, if it belongs to one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<Mesh>,
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,

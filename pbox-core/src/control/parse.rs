@@ -25,7 +25,7 @@ pub enum ParseError {
     },
     /// Its sender speaks another version of the protocol.
     #[error(
-        "this hub speaks protocol {PROTOCOL}, the worker {}; install the same version at both ends",
+        "this hub speaks protocol {PROTOCOL}, the other end {}; install the same version at both ends",
         seen.map_or("none".to_owned(), |seen| seen.to_string())
     )]
     Protocol {
@@ -39,8 +39,13 @@ pub fn parse<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, 
     serde_json::from_slice(body).map_err(|error| malformed(what, &error))
 }
 
-/// Parses a join. The version comes first: a request of another version may have other fields.
+/// Parses a join.
 pub fn parse_join(body: &[u8]) -> Result<JoinRequest, ParseError> {
+    parse_versioned("join", body)
+}
+
+/// Parses a request that names its version. The version comes first: a request of another version may have other fields.
+pub fn parse_versioned<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object")]
     struct Version<'a> {
@@ -48,9 +53,9 @@ pub fn parse_join(body: &[u8]) -> Result<JoinRequest, ParseError> {
         #[serde(borrow)]
         protocol: Option<&'a RawValue>,
     }
-    let version: Version = serde_json::from_slice(body).map_err(|error| malformed("join", &error))?;
+    let version: Version = serde_json::from_slice(body).map_err(|error| malformed(what, &error))?;
     match version.protocol.and_then(|version| version.get().parse::<u64>().ok()) {
-        Some(protocol) if protocol == u64::from(PROTOCOL) => parse("join", body),
+        Some(protocol) if protocol == u64::from(PROTOCOL) => parse(what, body),
         seen => Err(ParseError::Protocol { seen }),
     }
 }

@@ -11,4 +11,14 @@ pub enum Members {
     Workers,
     /// Hubs below: a push is a sum of gradients, and says how many there are in it.
     Hubs,
+    /// The same, and each of these hubs is also a hub of this level: it owns a share, and its workers read all chunks in
+    /// the window of that share.
+    Mesh,
+}
+
+impl Members {
+    /// Whether a push is a sum of gradients.
+    pub fn are_hubs(self) -> bool {
+        self != Members::Workers
+    }
 }

@@ -21,7 +21,6 @@
 //! | several hubs | the workers of a machine have one hub |
 
 use super::compression::Compression;
-use super::members::Members;
 use super::on_loss::OnLoss;
 use super::terms::JobTerms;
 
@@ -118,7 +117,7 @@ impl Term {
             }
             Term::ByLayer => (level.schedule.by_layer(), format!("schedule {}", level.schedule)),
             Term::Continue => (*on_loss == OnLoss::Continue, "on_loss continue".to_owned()),
-            Term::HubsBelow => (level.members == Members::Hubs, "members hubs".to_owned()),
+            Term::HubsBelow => (level.members.are_hubs(), "members hubs".to_owned()),
             Term::Codec => (matches!(level.compression, Some(Compression::Codec(_))), "a codec".to_owned()),
             Term::SeveralHubs => (terms.hubs > 1, format!("{} hubs", terms.hubs)),
             Term::Pulls => (level.schedule.pulls(), format!("schedule {}", level.schedule)),

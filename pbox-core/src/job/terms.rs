@@ -170,14 +170,22 @@ impl JobTerms {
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
     }
 
+    /// Whether this job can be relayed to hubs above.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn check_below(&self) -> Result<(), Refused> {
+        refused::check_below(self)
+    }
+
     /// The terms of this job at so many hubs above, for one of `machines` hubs below them.
     ///
     /// # Errors
     /// When the job cannot be relayed.
-    pub fn above(&self, hubs: u32, machines: u32) -> Result<JobTerms, Refused> {
+    pub fn above(&self, members: Members, hubs: u32, machines: u32) -> Result<JobTerms, Refused> {
         refused::check_below(self)?;
         let schedule = if self.level.schedule.pulls() { Schedule::default() } else { self.level.schedule };
-        let level = LevelTerms { schedule, members: Members::Hubs, ..self.level };
+        let level = LevelTerms { schedule, members, ..self.level };
         Ok(JobTerms { workers: machines, hubs, cores: None, level, ..self.clone() })
     }
 

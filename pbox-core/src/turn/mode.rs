@@ -71,7 +71,7 @@ impl Shard {
                     let stages = Staged::summing(terms, of_chunks, read, weights, reply)?;
                     Shard::BelowHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
-                Members::Hubs => {
+                Members::Hubs | Members::Mesh => {
                     let read = CountedSlots::new(terms.ablate, terms.optimizer.keeps_weights());
                     let stages = Staged::summing(terms, of_chunks, read, weights, reply)?;
                     Shard::BetweenHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
@@ -82,7 +82,7 @@ impl Shard {
         let alone = terms.level.consistency.steps_alone();
         let framed = wire.framing().map(|framing| (framing, framing.codecs(), terms.level.compression));
         Ok(match framed {
-            None if terms.level.members == Members::Hubs => {
+            None if terms.level.members.are_hubs() => {
                 let read = CountedSlots::new(terms.ablate, terms.optimizer.keeps_weights());
                 if alone {
                     let stages = Staged::new(terms, of_chunks, read, weights, RawForEach::new(workers))?;

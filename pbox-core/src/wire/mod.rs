@@ -134,7 +134,7 @@ impl Wire {
     pub fn gradient_window_bytes(&self) -> usize {
         match self.members {
             Members::Workers => self.weights_window_bytes(),
-            Members::Hubs => counted::window_bytes(&self.layout),
+            Members::Hubs | Members::Mesh => counted::window_bytes(&self.layout),
         }
     }
 
@@ -150,7 +150,7 @@ impl Wire {
     pub fn gradient_span(&self, chunk: ChunkId) -> Span {
         match self.members {
             Members::Workers => self.weights_span(chunk),
-            Members::Hubs => counted::span(&self.layout, chunk),
+            Members::Hubs | Members::Mesh => counted::span(&self.layout, chunk),
         }
     }
 

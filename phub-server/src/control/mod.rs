@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use pbox_core::control::{
     ErrorReply, HeartbeatRequest, JobState, LeaveRequest, ParseError, ReadyRequest, parse, parse_join,
+    parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -38,6 +39,7 @@ POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
 POST /v1/jobs/{job}/state?token=... rank 0 brings the state that a new job begins with
+POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addresses
 POST /v1/jobs/{job}/ready           all members of a hub below are there
 POST /v1/jobs/{job}/leave           a worker is done
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}   the rounds whose checkpoint this hub has a part of
@@ -75,6 +77,7 @@ pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
         .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
         .route("/v1/jobs/{job}/state", get(state).post(bring_state))
+        .route("/v1/jobs/{job}/meet", post(meet))
         .route("/v1/jobs/{job}/ready", post(ready))
         .route("/v1/jobs/{job}/leave", post(leave))
         .merge(peers::routes())
@@ -155,6 +158,11 @@ async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request:
         coming.append(&part);
     }
     done(&registry.begin_with(coming)?)
+}
+
+async fn meet(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let received = desk.read(desk.limits.small_bytes, request).await?;
+    done(&desk.registry.meetings.meet(&job, parse_versioned("meet", &received.bytes)?).await?)
 }
 
 async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

@@ -9,6 +9,7 @@
 //!
 //! Knows no worker.
 
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
@@ -16,12 +17,13 @@ use std::time::{Duration, Instant};
 use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
-use pbox_core::control::{JoinRequest, LearningRateRequest, PROTOCOL, ReadyRequest, check_job_name};
+use pbox_core::control::{
+    JoinRequest, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, check_job_name,
+};
 use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, Wire};
 use tokio::sync::watch;
 
 use super::{Refusal, Registry, on_thread};
-use crate::settings::Machine;
 
 /// The most hubs through which a job may come.
 pub(super) const MAX_DEPTH: usize = 16;
@@ -34,25 +36,38 @@ pub(super) fn name_above(name: &str) -> String {
     format!("{name}.above")
 }
 
-/// How this hub reaches the hubs above.
+/// How this hub reaches other hubs.
 #[derive(Debug)]
-pub(crate) struct HubsAbove {
-    pub addresses: Vec<String>,
-    pub machine: Machine,
+pub(crate) struct Up {
+    /// The hubs above each job here, if the settings name some.
+    pub above: Option<HubsAbove>,
+    /// The control port of this hub.
+    pub control: SocketAddr,
+    /// The address of the interface by which hubs of other machines reach it, if the settings name an interface.
+    pub interface: Option<IpAddr>,
     /// Time limit of each request to them.
     pub limit: Duration,
     /// How long they may take to start.
     pub start_limit: Duration,
-    /// In a mesh, this hub's number among the hubs above: it owns a share itself.
-    pub own: Option<usize>,
     /// The transports of this hub's ports.
     pub group: any::Group,
     /// Whether they have RDMA, else why not.
     pub rdma: Result<(), String>,
 }
 
+/// The hubs above a job.
+#[derive(Clone, Debug)]
+pub(crate) struct HubsAbove {
+    pub hubs: Vec<String>,
+    /// This hub's machine, as the hubs above know it.
+    pub machine: Machine,
+    /// In a mesh, this hub's number among the hubs above: it owns a share itself.
+    pub own: Option<usize>,
+}
+
 /// The hubs above let this hub into a job; the links are not made.
 pub(super) struct LetInAbove {
+    above: HubsAbove,
     hubs: Vec<LetIn>,
     terms: JobTerms,
     wire: Wire,
@@ -91,10 +106,55 @@ impl Wake for Bell {
     }
 }
 
-impl HubsAbove {
-    /// Whether the sums of a job with these terms go up. In a mesh, a job of hubs is at its top here.
-    pub(super) fn relays(&self, terms: &JobTerms) -> bool {
-        self.own.is_none() || terms.level.members == Members::Workers
+impl Up {
+    /// Whether the sums of a job go up.
+    pub(super) fn relays(&self, request: &JoinRequest) -> bool {
+        request.mesh.is_some() || self.above.is_some() && request.terms.level.members != Members::Mesh
+    }
+
+    /// The hubs above a job. In a mesh, waits until they have met.
+    fn of_job(&self, name: &str, request: &JoinRequest, deadline: Instant) -> Result<HubsAbove, Refusal> {
+        let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
+        let mesh = match (&request.mesh, &self.above) {
+            (None, above) => return Ok(above.clone().expect("a job that is relayed has hubs above")),
+            (Some(_), Some(above)) => {
+                let hubs = above.hubs.join(", ");
+                return Err(conflict(format!(
+                    "it asks for a mesh, and this hub is below the hubs at {hubs}; leave the mesh out, or start the hub \
+                     without --above"
+                )));
+            }
+            (Some(mesh), None) => mesh,
+        };
+        membership::wait_for(&[&mesh.meet], deadline).map_err(not_joined)?;
+        let address = self.address_for(mesh).map_err(conflict)?;
+        let hubs = membership::meet(mesh, name, address, deadline).map_err(not_joined)?;
+        Ok(HubsAbove { hubs, machine: mesh.machine, own: Some(mesh.machine.number as usize) })
+    }
+
+    /// The address of this hub's control port for the hubs of a mesh.
+    fn address_for(&self, mesh: &Mesh) -> Result<String, String> {
+        let meet = || {
+            let connected =
+                TcpStream::connect(&mesh.meet).and_then(|to| Ok((to.local_addr()?, to.peer_addr()?)));
+            connected.map_err(|error| format!("connecting to the first machine at {}: {error}", mesh.meet))
+        };
+        let ip = match (self.interface, self.control.ip()) {
+            (Some(ip), _) => ip,
+            // All know the first machine by this address, which may be a name that leads elsewhere on the machine itself.
+            (None, _) if mesh.machine.number == 0 => return Ok(mesh.meet.clone()),
+            (None, ip) if ip.is_unspecified() => meet()?.0.ip(),
+            (None, ip) if ip.is_loopback() && !meet()?.1.ip().is_loopback() => {
+                return Err(format!(
+                    "this hub listens on {}, where the hubs of other machines do not reach it; start it with --listen \
+                     0.0.0.0:{}",
+                    self.control,
+                    self.control.port()
+                ));
+            }
+            (None, ip) => ip,
+        };
+        Ok(SocketAddr::new(ip, self.control.port()).to_string())
     }
 
     /// Joins the job above.
@@ -105,8 +165,12 @@ impl HubsAbove {
                 "this hub is below other hubs and keeps no state: leave state_before out".into(),
             ));
         }
-        let (Machine { number, of }, hubs) = (self.machine, self.addresses.len() as u32);
-        let terms = request.terms.above(hubs, of).map_err(|error| refused(error.to_string()))?;
+        let deadline = Instant::now() + self.start_limit;
+        request.terms.check_below().map_err(|error| refused(error.to_string()))?;
+        let above = self.of_job(name, request, deadline)?;
+        let (Machine { number, of }, hubs) = (above.machine, above.hubs.len() as u32);
+        let members = if above.own.is_some() { Members::Mesh } else { Members::Hubs };
+        let terms = request.terms.above(members, hubs, of).map_err(|error| refused(error.to_string()))?;
         terms.check().map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let wire = Wire::of_terms(&terms).map_err(|error| refused(error.to_string()))?;
         let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
@@ -115,14 +179,15 @@ impl HubsAbove {
             rank: number,
             hub: 0,
             through,
+            mesh: None,
             peers: None,
             state_before: None,
             terms: terms.clone(),
         };
         let name = name_above(name);
         check_job_name(&name).map_err(|error| refused(format!("at the hubs above: {error}")))?;
-        let addresses: Vec<&str> = self.addresses.iter().map(String::as_str).collect();
-        membership::wait_for(&addresses, Instant::now() + self.start_limit).map_err(not_joined)?;
+        let addresses: Vec<&str> = above.hubs.iter().map(String::as_str).collect();
+        membership::wait_for(&addresses, deadline).map_err(not_joined)?;
         let hubs = membership::join_all(&addresses, &name, self.limit, &request).map_err(not_joined)?;
         let placed = Above {
             schedule: terms.level.schedule,
@@ -130,7 +195,7 @@ impl HubsAbove {
             cores: hubs.iter().map(LetIn::cores).collect(),
             above: hubs[0].above().cloned().map(Box::new),
         };
-        Ok(LetInAbove { hubs, terms, wire, placed })
+        Ok(LetInAbove { above, hubs, terms, wire, placed })
     }
 
     /// Makes the windows of a job between these hubs and its workers, and the links that lead up. `numbers` are the job's
@@ -145,8 +210,8 @@ impl HubsAbove {
         shown: Option<Arc<SendWindow>>,
     ) -> Result<MadeAbove, Refusal> {
         let exhausted = |error: WindowError| Refusal::Exhausted(format!("a job below other hubs: {error}"));
-        let LetInAbove { hubs, terms: terms_above, wire: wire_above, placed } = let_in;
-        let (level, keeps_first) = (terms_above.level, self.machine.number > 0);
+        let LetInAbove { above, hubs, terms: terms_above, wire: wire_above, placed } = let_in;
+        let (level, keeps_first) = (terms_above.level, above.machine.number > 0);
         let (sums, shards) =
             ShardSpec::of_cores_below((terms, wire), (level, &wire_above), below, keeps_first)
                 .map_err(exhausted)?;
@@ -158,13 +223,13 @@ impl HubsAbove {
         let dealt_to = numbers.iter().map(|&number| PortId(number as u16)).collect();
         let ports = Ports { group: self.group.clone(), dealt_to, rdma: self.rdma.clone(), transport: None };
         let (schedule, deadline) = (level.schedule, Instant::now() + self.limit);
-        let receive = |hub| match self.own == Some(hub) {
+        let receive = |hub| match above.own == Some(hub) {
             true => Receive::New(wire.weights_window_bytes()), // the same pages
             false => Receive::Into(Arc::clone(&recv)),
         };
         let path = membership::open(&hubs, schedule, wire.layout(), &sums, receive, &ports, deadline)
             .map_err(not_joined)?;
-        for (way, hub) in path.ways.iter().zip(&self.addresses) {
+        for (way, hub) in path.ways.iter().zip(&above.hubs) {
             tracing::info!(hub, transport = %way.transport, reason = way.reason, "sums go up");
         }
         let (rung, news) = watch::channel(());
@@ -174,12 +239,17 @@ impl HubsAbove {
         let mut endpoints: Vec<Option<any::Endpoint>> = path.endpoints.into_iter().map(Some).collect();
         let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| endpoints[way].take()).collect();
         let ways = below.ways.iter().map(of_core).collect();
-        let joined = JoinedAbove { hubs, machine: self.machine, placed, news };
+        let joined = JoinedAbove { hubs, machine: above.machine, placed, news };
         Ok(MadeAbove { joined, weights, shards, level, ways })
     }
 }
 
 impl LetInAbove {
+    /// Whether this hub owns a share of the job above.
+    pub fn is_mesh(&self) -> bool {
+        self.above.own.is_some()
+    }
+
     /// Where the chunks are on so many cores of this hub.
     pub fn place(&self, cores: usize) -> Result<Below, Refusal> {
         let (schedule, layout) = (self.terms.level.schedule, self.wire.layout());

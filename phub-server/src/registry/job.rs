@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::SendWindow;
-use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking};
+use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking, Mesh};
 use pbox_core::job::Difference;
 use pbox_core::{JobId, JobTerms, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire};
 use tokio::sync::watch;
@@ -102,6 +102,8 @@ pub(crate) struct Job {
     pub hubs: Hubs,
     /// The hubs above, until the job fails.
     pub above: Option<Arc<JoinedAbove>>,
+    /// The mesh that its workers ask for.
+    pub mesh: Option<Mesh>,
     brought: Brought,
     pub news: watch::Sender<HeartbeatReply>,
 }
@@ -136,6 +138,7 @@ impl Job {
             checkpoints: Checkpoints::default(),
             hubs,
             above: None,
+            mesh: None,
             brought: Brought::Nothing,
             news: watch::Sender::new(news),
         }
@@ -166,6 +169,16 @@ impl Job {
                 ));
             }
         }
+        if request.mesh != self.mesh {
+            let spoken = |mesh: &Option<Mesh>| {
+                mesh.as_ref().map_or("no mesh".to_owned(), |mesh| format!("the mesh {mesh}"))
+            };
+            return Err(format!(
+                "job {name:?} has {} at this hub, worker {rank} asks for {}; all workers of a machine must ask for the same",
+                spoken(&self.mesh),
+                spoken(&request.mesh)
+            ));
+        }
         match self.members[rank as usize] {
             Some(_) => Err(format!(
                 "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
@@ -192,7 +205,7 @@ impl Job {
     pub fn spoken(&self, rank: u32) -> String {
         match self.terms.level.members {
             Members::Workers => format!("worker {rank}"),
-            Members::Hubs => format!("the hub of machine {rank}"),
+            Members::Hubs | Members::Mesh => format!("the hub of machine {rank}"),
         }
     }
 

@@ -31,7 +31,7 @@ impl Registry {
     /// noticed that its former self is gone: if the job goes on without lost workers, the join waits for that.
     pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
         check_request(&name, &request).map_err(Refusal::Bad)?;
-        let relays = self.above.as_ref().is_some_and(|above| above.relays(&request.terms));
+        let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {
             return Err(Refusal::Conflict(format!(
                 "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \

@@ -72,7 +72,7 @@ impl Registry {
         self.told.notify_all();
     }
 
-    /// Removes workers that were silent too long, and forgets old failures.
+    /// Removes workers that were silent too long, forgets old failures, and sees whether there are jobs.
     pub fn sweep(&self) {
         let mut inner = self.lock();
         let now = Instant::now();
@@ -97,6 +97,14 @@ impl Registry {
         lost.retain(|_, (until, _)| now < *until);
         jobs.retain(|_, job| job.failed_at.is_none_or(|at| now - at < KEEP_FAILED));
         tokens.retain(|_, (job, _)| jobs.contains_key(job));
+        let is_used = jobs.values().any(|job| !job.failed())
+            || !inner.making.is_empty()
+            || self.meetings.are_under_way();
+        self.unused_since.send_if_modified(|since| {
+            let was_used = since.is_none();
+            *since = if is_used { None } else { since.or(Some(now)) };
+            was_used != is_used
+        });
     }
 
     /// Fails every job and admits no more.

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use fabric::SendWindow;
 use pbox_core::control::JoinRequest;
-use pbox_core::{JobId, JobTerms, Layout, LevelTerms, Placement, ShardSpec, Wire};
+use pbox_core::{JobId, JobTerms, Layout, LevelTerms, Members, Placement, ShardSpec, Wire};
 
-use super::above::{HubsAbove, MadeAbove, WaysUp, name_above};
+use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
 use crate::cores::lanes::{self, Lane};
@@ -74,11 +74,10 @@ impl Registry {
     pub(super) fn make(&self, making: &Making, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
         let terms = &request.terms;
         let wire = Wire::of_terms(terms).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
-        let above = self.above.as_ref().filter(|above| above.relays(terms));
-        check_memory(&wire, terms, self.checkpoint_every.is_some(), above.is_some())
+        let relays = self.up.relays(request);
+        check_memory(&wire, terms, self.checkpoint_every.is_some(), relays)
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
-        let join = |above: &HubsAbove| above.join(name, request, &self.id);
-        let let_in = above.map(join).transpose()?;
+        let let_in = relays.then(|| self.up.join(name, request, &self.id)).transpose()?;
         let (restored, hubs) = self.restore(name, request, wire.layout())?;
         let layout = wire.layout();
         let numbers = self.choose_cores(name, layout, terms);
@@ -98,18 +97,18 @@ impl Registry {
             optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
         let (terms, restored) = (Arc::new(terms.clone()), restored.map(Arc::new));
-        let (weights, mut shards, joined, ways) = match (above, let_in, &below) {
-            (Some(above), Some(let_in), Some(below)) => {
-                let shown = above.own.map(|_| self.weights_of(&name_above(name))).transpose()?;
-                let made = above.link(let_in, &terms, &wire, below, &numbers, shown)?;
+        let (weights, mut shards, joined, ways) = match (let_in, &below) {
+            (Some(let_in), Some(below)) => {
+                let shown = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
+                let made = self.up.link(let_in, &terms, &wire, below, &numbers, shown)?;
                 let MadeAbove { joined, weights, shards, level, ways } = made;
                 (weights, shards, Some(Arc::new(joined)), Some((level, ways)))
             }
             _ => {
                 // In a mesh, the workers of this machine read all chunks in the window of this hub's share.
-                let made = match self.above {
-                    Some(_) => placement.shown_window(&wire),
-                    None => placement.job_window(&wire),
+                let made = match terms.level.members {
+                    Members::Mesh => placement.shown_window(&wire),
+                    Members::Workers | Members::Hubs => placement.job_window(&wire),
                 };
                 let (weights, claims) =
                     made.map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
@@ -123,7 +122,7 @@ impl Registry {
         }
         let cores = Arc::new(Cores { numbers, placement, capacities, owners });
         let mut job = Job::new(making.id, terms, wire, cores, weights, hubs, restored.as_deref());
-        job.above = joined;
+        (job.above, job.mesh) = (joined, request.mesh.clone());
         Ok(Made { job, shards, above: ways })
     }
 

@@ -12,6 +12,7 @@
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `state` | takes the state that rank 0 brings, sends the state to clients |
 //! | `above` | a job whose sums go up to other hubs |
+//! | `meeting` | hubs of a mesh learn each other's addresses |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
 mod above;
@@ -22,6 +23,7 @@ mod job;
 mod join;
 mod loss;
 mod make;
+mod meeting;
 mod restore;
 mod snapshot;
 mod state;
@@ -47,8 +49,9 @@ use crate::cores::{CoreHandle, CoreThread, Report};
 use above::JoinedAbove;
 use cut::answers;
 use job::{Arrival, Job};
+use meeting::Meetings;
 
-pub(crate) use above::HubsAbove;
+pub(crate) use above::{HubsAbove, Up};
 pub(crate) use state::Sent;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
@@ -105,7 +108,7 @@ pub(crate) struct Parts {
     pub heartbeat_limit: Duration,
     pub store: Option<CheckpointStore>,
     pub checkpoint_every: Option<NonZeroU32>,
-    pub above: Option<HubsAbove>,
+    pub up: Up,
     pub runtime: Handle,
 }
 
@@ -115,8 +118,10 @@ pub(crate) struct Registry {
     me: Weak<Registry>,
     /// Names this start of the hub.
     id: String,
-    /// The hubs above, if there are any.
-    above: Option<HubsAbove>,
+    /// How this hub reaches other hubs.
+    up: Up,
+    /// The hubs of meshes that learn each other's addresses here.
+    pub meetings: Meetings,
     inner: Mutex<Inner>,
     /// A worker left `untold`, or a job `untold_above`.
     told: Condvar,
@@ -124,6 +129,8 @@ pub(crate) struct Registry {
     freed: Notify,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
+    /// Since when there has been no job.
+    pub unused_since: watch::Sender<Option<Instant>>,
     /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
     cores: Vec<CoreHandle>,
@@ -136,17 +143,19 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub fn new(parts: Parts) -> Arc<Self> {
-        let Parts { cores, kernels, transports, heartbeat_limit, store, checkpoint_every, above, runtime } =
+        let Parts { cores, kernels, transports, heartbeat_limit, store, checkpoint_every, up, runtime } =
             parts;
         Arc::new_cyclic(|me| Registry {
             me: me.clone(),
             id: format!("{:032x}", u128::from_be_bytes(join::new_token().unwrap_or_default())),
-            above,
+            up,
+            meetings: Meetings::default(),
             inner: Mutex::default(),
             told: Condvar::new(),
             freed: Notify::new(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
+            unused_since: watch::Sender::new(Some(Instant::now())),
             unsaved: watch::Sender::default(),
             cores,
             kernels,

@@ -9,15 +9,24 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{JobTerms, Key, Optimizer};
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::{Parts, Registry};
+use super::{Parts, Registry, Up};
 use crate::cores::{CoreThread, Lane};
 
 /// The registry, and what its core's thread would own.
 pub fn registry() -> (Arc<Registry>, CoreThread) {
-    let (_, mut ports) = any::group(1, None).unwrap();
+    let (group, mut ports) = any::group(1, None).unwrap();
     let lane = Lane { cpu: 0, nic: None };
     let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
     let (core, thread) = CoreThread::new(0, lane, ports.remove(0), kernels, unbounded_channel().0);
+    let up = Up {
+        above: None,
+        control: ([127, 0, 0, 1], 1).into(),
+        interface: None,
+        limit,
+        start_limit: limit,
+        group,
+        rdma: Ok(()),
+    };
     let parts = Parts {
         cores: vec![core],
         kernels,
@@ -25,7 +34,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
         heartbeat_limit: limit,
         store: None,
         checkpoint_every: None,
-        above: None,
+        up,
         runtime: runtime().handle().clone(),
     };
     (Registry::new(parts), thread)
@@ -40,6 +49,7 @@ pub fn request() -> JoinRequest {
         rank: 0,
         hub: 0,
         through: Vec::new(),
+        mesh: None,
         peers: None,
         state_before: None,
         terms,

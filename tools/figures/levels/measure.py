@@ -88,8 +88,7 @@ def run_hubs(machines, binaries, workers, shape, rounds, options):
         hubs = []
         for machine in range(count):
             command = [f"{binaries}/phub-server", "serve", "--listen", f"{machines.address(machine)}:{PORT}", "--idle", "sleep"]
-            mesh = ["--mesh", addresses, "--machine", f"{machine}/{count}"] if shape == "mesh" else []
-            hubs.append(start(machines, machine, command + mesh, stderr=subprocess.DEVNULL))
+            hubs.append(start(machines, machine, command, stderr=subprocess.DEVNULL))
         for hub in hubs:
             if b"control port" not in hub.stdout.readline():
                 raise Failed(f"a hub ended before it listened (exit status {hub.wait()})")
@@ -99,7 +98,8 @@ def run_hubs(machines, binaries, workers, shape, rounds, options):
             for rank in range(workers):
                 probe = [f"{binaries}/phub-probe", "--json", "--rounds", rounds, *options]
                 if shape == "mesh":
-                    place = ["--hub", f"{machines.address(machine)}:{PORT}", "--workers", workers, "--rank", rank]
+                    place = ["--hub", f"{machines.address(machine)}:{PORT}", "--workers", workers, "--rank", rank,
+                             "--mesh", f"{machine}/{count}@{machines.address(0)}:{PORT}"]
                 else:
                     place = ["--hub", addresses, "--workers", count * workers, "--rank", machine * workers + rank]
                 probes.append(start(machines, machine, probe + place, stderr=subprocess.PIPE))

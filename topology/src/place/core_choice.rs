@@ -27,6 +27,10 @@ pub fn choose(
             let mut seen = BTreeSet::new();
             allowed.iter().filter(|cpu| seen.insert(cpu.core)).map(|&cpu| cpu.clone()).collect()
         }
+        CoreChoice::HalfOfTheCores => {
+            let cores = allowed.iter().map(|cpu| cpu.core).collect::<BTreeSet<_>>().len();
+            spread(&allowed, (cores / 2).max(1), nics, reasons)
+        }
         CoreChoice::Count(0) => return Err(PlaceError::NoCores),
         CoreChoice::Count(count) if *count > allowed.len() => {
             return Err(PlaceError::TooManyCores { asked: *count, allowed: allowed.len() });

@@ -45,6 +45,9 @@ pub enum CoreChoice {
     /// One cpu of every physical core that this process may run on.
     #[default]
     EveryCore,
+    /// One cpu of half of these cores, at least one: the others are for workers on the same host. Spread as a
+    /// [`Count`](Self::Count) is.
+    HalfOfTheCores,
     /// This many cpus, spread over the nodes in proportion to the speed of their NICs. Each node with NICs gets
     /// its first cpu before any gets a second. One cpu of each physical core comes first, then their siblings.
     Count(usize),

@@ -32,7 +32,7 @@ impl Hub {
     /// Starts a hub; when it returns, workers can join.
     #[new]
     #[pyo3(signature = (listen, transports, data_listen, nics, cores, idle, heartbeat_limit_s, checkpoints,
-                        checkpoint_every, above, mesh, machine))]
+                        checkpoint_every, above, machine, interface))]
     #[allow(clippy::too_many_arguments)] // one for each setting; Python names them
     fn new(
         py: Python<'_>,
@@ -46,8 +46,8 @@ impl Hub {
         checkpoints: Option<std::path::PathBuf>,
         checkpoint_every: Option<std::num::NonZeroU32>,
         above: Option<String>,
-        mesh: Option<String>,
         machine: Option<&str>,
+        interface: Option<&str>,
     ) -> PyResult<Self> {
         let named = |names: Vec<String>| names.iter().map(|name| parse("transport", name)).collect();
         let settings = HubSettings {
@@ -61,9 +61,10 @@ impl Hub {
             checkpoints,
             checkpoint_every,
             above,
-            mesh,
             machine: machine.map(|text| parse("machine", text)).transpose()?,
+            interface: interface.map(|text| parse("interface", text)).transpose()?,
             above_limit_s: ABOVE_LIMIT_S,
+            unused_limit_s: None,
         };
         let hub = py
             .detach(|| phub_server::Hub::start(&settings))

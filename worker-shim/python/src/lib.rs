@@ -15,6 +15,12 @@ mod window;
 
 use pyo3::prelude::*;
 
+/// `phub-server` with these arguments, of which the first is its name. Returns whether all went well.
+#[pyfunction]
+fn run_server(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> bool {
+    py.detach(|| phub_server::command::run(arguments))
+}
+
 /// The native part of `phub`.
 #[pymodule]
 fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -22,5 +28,7 @@ fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Session>()?;
     module.add_class::<window::Window>()?;
     module.add_class::<hub::Hub>()?;
+    module.add_function(wrap_pyfunction!(session::refused_below, module)?)?;
+    module.add_function(wrap_pyfunction!(run_server, module)?)?;
     errors::add_to(module)
 }

@@ -44,6 +44,20 @@ fn interruptible<R: Send>(
     }
 }
 
+/// Why a session with these settings cannot go through a hub that is below others, if it cannot.
+#[pyfunction]
+pub fn refused_below(settings: Vec<(String, String)>) -> PyResult<Option<String>> {
+    let config = with_settings(SessionConfig::new("", "", 0, 1, Vec::new(), Optimizer::Average), settings)?;
+    Ok(config.terms.check_below().err().map(|error| error.to_string()))
+}
+
+fn with_settings(mut config: SessionConfig, settings: Vec<(String, String)>) -> PyResult<SessionConfig> {
+    for (name, value) in settings {
+        config.set(&name, &value).map_err(|error| SettingsError::new_err(error.to_string()))?;
+    }
+    Ok(config)
+}
+
 fn key((name, shape, dtype, lr_mult, wd_mult): KeyTuple) -> PyResult<Key> {
     let dtypes = [Dtype::F32, Dtype::F16, Dtype::BF16].map(|dtype| (dtype.name(), dtype));
     let dtype = choice(&format!("key {name:?}: type"), &dtype, &dtypes)?;
@@ -70,10 +84,8 @@ impl Session {
         let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
         let optimizer: Optimizer = serde_json::from_str(optimizer)
             .map_err(|error| SettingsError::new_err(format!("optimizer {optimizer}: {error}")))?;
-        let mut config = SessionConfig::new(hub, job, rank, world_size, keys, optimizer);
-        for (name, value) in settings {
-            config.set(&name, &value).map_err(|error| SettingsError::new_err(error.to_string()))?;
-        }
+        let config = SessionConfig::new(hub, job, rank, world_size, keys, optimizer);
+        let mut config = with_settings(config, settings)?;
         config.pull.iter_mut().for_each(|pull| pull.layers = layers(&pull_layers));
         // With Slim-DP, values that are not sent stay as the worker writes them.
         let keeps_own = config.terms.level.compression.is_some_and(|each| each.has_own_answers());

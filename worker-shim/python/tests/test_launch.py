@@ -5,6 +5,7 @@ import socket
 import pytest
 
 import phub
+from phub import _hub, _phub
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,14 @@ import phub
         ),
         ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4, None, None)),
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_JOB_ID": "77"}, (5, 6, None, None)),
+        # Without a place on its machine, no machines are told apart.
+        (
+            {
+                **{"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_JOB_ID": "300", "SLURM_STEP_ID": "1"},
+                "SLURM_JOB_NODELIST": "gpu[07-09,12],cpu1",
+            },
+            (5, 6, None, "gpu07:19264"),
+        ),
         (
             {
                 "DMLC_WORKER_ID": "1",
@@ -36,23 +45,81 @@ import phub
             },
             (1, 2, "10.0.0.9:9000", None),
         ),
-        # A hub on each machine: the place on the machine counts.
-        (
-            {
-                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
-                **{"MASTER_ADDR": "a", "MASTER_PORT": "1", "PHUB_LEVELS": "machine"},
-            },
-            (1, 4, "127.0.0.1:7077", None),
-        ),
-        (
-            {"PHUB_RANK": "1", "PHUB_WORLD_SIZE": "2", "PHUB_LEVELS": "machine", "PHUB_HUB": "here:1"},
-            (1, 2, "here:1", None),
-        ),
     ],
 )
 def test_launchers(environment, expected):
     worker = phub.worker(environment)
     assert (worker.rank, worker.world_size, worker.hub, worker.serve_at) == expected
+
+
+TORCHRUN = {
+    **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+    **{"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
+}
+OPEN_MPI = {
+    **{"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+}
+SLURM = {
+    **{"SLURM_PROCID": "5", "SLURM_NTASKS": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NNODES": "2"},
+    **{"SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"},
+}
+
+
+@pytest.mark.parametrize(
+    "environment, expected",
+    [
+        # Number, of; rank and workers there; the machine's hub; mesh.
+        (TORCHRUN, (1, 2, 1, 4, "127.0.0.1:29502", "1/2@10.0.0.1:29501")),
+        ({**OPEN_MPI, "MASTER_ADDR": "a", "MASTER_PORT": "29500"}, (1, 2, 1, 4, "127.0.0.1:29502", "1/2@a:29501")),
+        (SLURM, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
+        # On one machine, without a name of the first, by wish, or with a hub of one's own: rank 0's hub, or that.
+        ({**TORCHRUN, "WORLD_SIZE": "4", "RANK": "1", "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}, None),
+        (OPEN_MPI, None),
+        ({**TORCHRUN, "PHUB_LEVELS": "flat"}, None),
+        ({**TORCHRUN, "PHUB_HUB": "box:7077"}, None),
+        # Ranks that go round the machines tell nothing of the machine.
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"},
+            None,
+        ),
+        # Hubs that run already, below others or in a mesh.
+        ({**TORCHRUN, "PHUB_LEVELS": "machine"}, (1, 2, 1, 4, "127.0.0.1:7077", None)),
+        (
+            {**TORCHRUN, "PHUB_LEVELS": "machine", "PHUB_HUB": "here:1", "PHUB_MESH": "1/2@a:1"},
+            (1, 2, 1, 4, "here:1", "1/2@a:1"),
+        ),
+    ],
+)
+def test_machines(environment, expected):
+    worker = phub.worker(environment)
+    place = worker.machine
+    assert worker.rank == int(environment.get("RANK", 5))  # among all workers, also where each machine has a hub
+    seen = place and (place.number, place.of, place.rank, place.world_size, place.hub, place.mesh)
+    assert seen == expected
+
+
+def test_a_hub_beside_the_workers_outlives_them_and_ends_when_it_is_not_used(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = "127.0.0.1:{}".format(free.getsockname()[1])
+    monkeypatch.setenv("PHUB_UNUSED_LIMIT_S", "2")
+    for _ in range(2):
+        _hub.serve_beside(address)  # the second call finds the hub of the first
+    [hub] = _hub._BESIDE
+    with phub.Session(address, 0, 1, keys={"only": (3,)}, optimizer=phub.Average()) as session:
+        assert session.average({"only": [1, 2, 3]})["only"].tolist() == [1, 2, 3]
+    assert hub.wait(timeout=60) == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(phub.HubStartError, match="already in use.*PHUB_PORT"):
+            _hub.serve_beside("127.0.0.1:{}".format(taken.getsockname()[1]))
+
+
+def test_terms_that_no_mesh_has_use_one_hub_at_rank_0():
+    assert _phub.refused_below([]) is None
+    assert "codec" in _phub.refused_below([("compression", "qsgd:8:512")])
+    with pytest.raises(phub.SettingsError, match="schedule"):
+        _phub.refused_below([("schedule", "x")])
 
 
 def test_a_port_that_is_taken_is_named_with_the_way_out(monkeypatch):
@@ -74,11 +141,12 @@ def test_a_restart_under_torchrun_is_another_job():
 def test_an_environment_that_makes_no_sense():
     with pytest.raises(phub.SettingsError, match="RANK is 'x'; expected a number"):
         phub.worker({"RANK": "x", "WORLD_SIZE": "2"})
-    with pytest.raises(phub.SettingsError, match="PHUB_LEVELS is 'two'; expected flat or machine"):
+    with pytest.raises(phub.SettingsError, match="PHUB_LEVELS is 'two'; expected auto, flat or machine"):
         phub.worker({"PHUB_LEVELS": "two"})
-    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "PHUB_LEVELS": "machine"}
-    with pytest.raises(phub.SettingsError, match="SLURM_NTASKS_PER_NODE is ''"):
-        phub.worker(slurm)
+    with pytest.raises(phub.SettingsError, match="SLURM_TASKS_PER_NODE is ''"):
+        phub.worker({**SLURM, "SLURM_STEP_TASKS_PER_NODE": ""})
+    with pytest.raises(phub.SettingsError, match="local rank 4 of 4"):
+        phub.worker({**TORCHRUN, "LOCAL_RANK": "4"})
     with pytest.raises(phub.SettingsError, match="rank 2 of 2"):
         phub.worker({"RANK": "2", "WORLD_SIZE": "2"})
 

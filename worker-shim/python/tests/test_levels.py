@@ -1,7 +1,6 @@
 """Two machines with a hub each: the mean is that of all workers."""
 
 import concurrent.futures
-import socket
 
 import numpy as np
 
@@ -11,17 +10,13 @@ MACHINES, WORKERS = 2, 2
 
 
 def test_a_mesh_of_two_machines_averages_over_all_workers():
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(MACHINES)]
-    addresses = ["127.0.0.1:{}".format(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    mesh = ",".join(addresses)
-    hubs = [phub.serve(at, mesh=mesh, machine=f"{i}/{MACHINES}", cores=1) for i, at in enumerate(addresses)]
+    hubs = [phub.serve(cores=1) for _ in range(MACHINES)]
 
     def worker(number):
         machine, rank = divmod(number, WORKERS)
         keys = {"a": (1000,), "b": (3,)}
-        with phub.Session(addresses[machine], rank, WORKERS, job="job", keys=keys, optimizer=phub.Average()) as session:
+        mesh = f"{machine}/{MACHINES}@{hubs[0].address}"
+        with phub.Session(hubs[machine], rank, WORKERS, mesh=mesh, keys=keys, optimizer=phub.Average()) as session:
             means = [session.average({"a": [number] * 1000, "b": [number] * 3}) for _ in range(3)]
             return [np.unique(np.concatenate([mean["a"], mean["b"]])).tolist() for mean in means]
 

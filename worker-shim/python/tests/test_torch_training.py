@@ -224,7 +224,9 @@ for pid in $pids; do wait $pid; done
 APART = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
 
 
-def test_torchrun_on_two_hosts(tmp_path):
+# Four workers: with a hub on each machine, all reach it by shared memory.
+@pytest.mark.parametrize("levels, ways", [("auto", ["shm"] * 4), ("flat", ["shm", "shm", "tcp", "tcp"])])
+def test_torchrun_on_two_hosts(levels, ways, tmp_path):
     try:
         trial = "mount -t tmpfs tmpfs /run && ip netns add one"
         subprocess.run([*APART, "sh", "-c", trial], check=True, capture_output=True)
@@ -235,12 +237,11 @@ def test_torchrun_on_two_hosts(tmp_path):
     script.write_text(TWO_HOSTS_SCRIPT)
     run = subprocess.run(
         [*APART, "sh", "-c", TWO_HOSTS, "hosts", str(script), sys.executable, "-m", "torch.distributed.run", *OUTPUT],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "PHUB_LEVELS": levels},
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert run.returncode == 0, run.stderr
     lines = sorted(line[line.index("rank ") :] for line in run.stdout.splitlines() if "rank " in line)
-    ways = ["shm", "shm", "tcp", "tcp"]
     assert lines == [f"rank {rank}: [-6.0, -6.0, -6.0] by {way}" for rank, way in enumerate(ways)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use fabric::IdlePolicy;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
+use pbox_core::control::Mesh;
 use pbox_core::{JobTerms, Key, OnLoss, Optimizer};
 
 use crate::exchange::WeightsMode;
@@ -18,6 +19,9 @@ pub struct SessionConfig {
     /// The hub's control port, `host:port`. For a job that is spread over hubs, all of them with commas between them. All
     /// workers name the same hubs in the same order.
     pub hub: String,
+    /// Where workers of several machines each push to the hub beside them: their mesh. `rank` and the number of workers are
+    /// then those on this machine. Default: this hub's workers are all that there are.
+    pub mesh: Option<Mesh>,
     /// Name of the job; workers with the same name train together.
     pub job: String,
     /// This worker's number, from 0.
@@ -97,13 +101,14 @@ impl SessionConfig {
                     _ => return Err("expected shared or private".into()),
                 }
             }
+            "mesh" => self.mesh = unless_none(value)?,
             "pull" => self.pull = unless_none(value)?.map(Pull::new),
             "transport" => self.transport = Some(read(value)?),
             "nics" => self.nics = Some(read(value)?),
             "join_limit" => self.join_limit = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, pull, transport, nics, join_limit, wait_limit".into());
+                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, pull, transport, nics, join_limit, wait_limit".into());
             }
         }
         Ok(())
@@ -137,6 +142,7 @@ impl SessionConfig {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         SessionConfig {
             hub: hub.into(),
+            mesh: None,
             job: job.into(),
             rank,
             terms: JobTerms::new(workers, keys, optimizer),

@@ -49,6 +49,7 @@ impl Session {
             rank: config.rank,
             hub: 0,
             through: Vec::new(),
+            mesh: config.mesh.clone(),
             peers: None,
             state_before: state.as_ref().map(|state| state.before),
             terms: config.terms.clone(),

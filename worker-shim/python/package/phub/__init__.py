@@ -19,7 +19,7 @@
 from ._compression import Bf16, Compression, Dgc, F16, OneBit, Qsgd, RandomK, SlimDP, TernGrad, TopK
 from ._hub import Hub, serve
 from ._keys import Key
-from ._launch import Worker, worker
+from ._launch import Machine, Worker, worker
 from ._optimizers import Adam, AdamW, Average, Momentum, Nesterov, Optimizer, Sgd
 from ._phub import (
     ConnectError,
@@ -63,6 +63,7 @@ __all__ = [
     "JobFailedError",
     "Key",
     "LeftError",
+    "Machine",
     "MissingWorkersError",
     "Momentum",
     "Nesterov",

@@ -1,12 +1,16 @@
-"""A hub inside this process, so that a script needs no other program."""
+"""A hub inside this process, or beside it, so that a script needs no other program."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
 import urllib.request
-from typing import Dict, Optional, Sequence, Union
+from typing import Dict, List, Optional, Sequence, Union
 
 from . import _phub
 
@@ -57,8 +61,8 @@ def serve(
     checkpoints: Optional[Union[str, "os.PathLike[str]"]] = None,
     checkpoint_every: Optional[int] = None,
     above: Optional[str] = None,
-    mesh: Optional[str] = None,
     machine: Optional[str] = None,
+    interface: Optional[str] = None,
 ) -> Hub:
     """Starts a hub in this process; when this returns, workers can join.
 
@@ -70,14 +74,14 @@ def serve(
         transports: some of "shm", "verbs" and "tcp"; default all.
         data_listen: address of the data path over TCP; default free ports at the control port's address.
         nics: RDMA NICs, as NCCL_IB_HCA names them.
-        cores: how many cores sum and step, or which ("0,2,4-7"); default all that this process may use.
+        cores: how many cores sum and step, which ("0,2,4-7"), or "half"; default all that this process may use.
         idle: "auto", "spin", "sleep" or "busy-poll".
         heartbeat_limit: the hub declares a worker dead after so many seconds without a heartbeat.
         checkpoints: directory of checkpoints; default none.
         checkpoint_every: also writes a checkpoint every so many rounds.
         above: "host:port,..." of the hubs above this one, which then sends one sum up for all its workers.
-        mesh: "host:port,..." of the hubs of all machines, in their order; each owns a share.
-        machine: with `above` or `mesh`, the number of this hub and how many there are: "0/2".
+        machine: with `above`, the number of this hub and how many there are: "0/2".
+        interface: the network interface by which hubs of other machines reach this hub, such as "eth1".
 
     Raises:
         SettingsError: a setting is wrong.
@@ -95,8 +99,8 @@ def serve(
             checkpoints=None if checkpoints is None else os.fspath(checkpoints),
             checkpoint_every=checkpoint_every,
             above=above,
-            mesh=mesh,
             machine=machine,
+            interface=interface,
         )
     )
 
@@ -116,6 +120,67 @@ def serve_for(address: str) -> str:
         except _phub.HubStartError as error:
             raise _phub.HubStartError(f"{error}. Under torchrun, PHUB_PORT chooses the port") from None
     return _HUBS[address].address if address.endswith(":0") else address
+
+
+# The hub that a machine's first worker starts ends when it has had no job for so many seconds: a restart finds it.
+_UNUSED_S = 30
+
+
+def serve_beside(address: str) -> None:
+    """Starts a hub for all workers of this machine, as a process of its own, unless there is one. It outlives this process.
+    The environment has its settings (`PHUB_CORES` and so on); without them half of the cores are left to the workers. Its
+    log is in the file `PHUB_HUB_LOG`, if that is set.
+
+    Raises:
+        HubStartError: it does not start; the message says why.
+    """
+    if _answers(address):
+        return
+    port = address.rpartition(":")[2]
+    command = [sys.executable, "-m", "phub", "serve", "--listen", f"0.0.0.0:{port}"]
+    if "PHUB_CORES" not in os.environ:
+        command += ["--cores", "half"]
+    if "PHUB_UNUSED_LIMIT_S" not in os.environ:
+        command += ["--unused-limit-s", str(_UNUSED_S)]
+    log = os.environ.get("PHUB_HUB_LOG")
+    with open(log, "ab+") if log else tempfile.TemporaryFile() as said:
+        begin = said.seek(0, os.SEEK_END)
+        hub = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            # A signal to this process's group is not for the hub.
+            start_new_session=True,
+            env={"RUST_LOG": "info" if log else "warn", **os.environ},
+        )
+        assert hub.stdout is not None
+        with hub.stdout as first:
+            if first.readline():
+                _BESIDE.append(hub)
+                return
+        hub.wait()
+        if _answers(address):
+            return  # another process was faster
+        said.seek(begin)
+        why = said.read().decode(errors="replace").strip()
+    raise _phub.HubStartError(f"the hub for this machine's workers did not start: {why}. PHUB_PORT chooses the port")
+
+
+# Hubs beside this process, so that Python does not warn that they still run.
+_BESIDE: "List[subprocess.Popen[bytes]]" = []
+
+
+def _answers(address: str) -> bool:
+    """Whether a hub listens there."""
+    connection = http.client.HTTPConnection(address, timeout=5)
+    try:
+        connection.request("GET", "/v1/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _wait_for_jobs(hub: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from typing import Mapping, Optional
 
 from ._phub import SettingsError
@@ -17,14 +18,36 @@ _LAUNCHERS = (
     ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
     ("DMLC", "DMLC_WORKER_ID", "DMLC_NUM_WORKER"),
 )
-# A launcher's names for a process's place on its machine.
+# The longest name of a job is 64, of which levels above and helpers of phub.torch add to it.
+_LONGEST_JOB = 48
+# What a launcher says about a process's place on its machine.
 _ON_MACHINE = {
     "torchrun": ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    "Slurm": ("SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    "Slurm": ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES"),
 }
-# The hub of a machine, if the environment names none.
+# Where a hub is that somebody started on each machine, if the environment names none.
 _BESIDE = "127.0.0.1:7077"
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A worker's place on its machine, where each machine has a hub for its own workers."""
+
+    number: int
+    """The machine's, from 0."""
+    of: int
+    """The number of machines."""
+    rank: int
+    """The worker's among those of the machine, from 0."""
+    world_size: int
+    """The number of workers of the machine."""
+    hub: str
+    """`host:port` of the machine's hub."""
+    mesh: Optional[str]
+    """The mesh of these hubs, such as "1/4@10.0.0.1:7077"; None if they are below other hubs."""
+    starts: bool
+    """Whether the machine's first worker starts the hub."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,51 +57,129 @@ class Worker:
     rank: int
     """From 0."""
     world_size: int
-    """The number of workers."""
+    """The number of workers, of all machines."""
     job: str
     """A name that all workers of this run have, and a later run does not."""
     hub: Optional[str]
     """`host:port` of a hub that runs, if the environment names a hub."""
     serve_at: Optional[str]
     """`host:port` where rank 0 starts a hub, if the environment names none."""
+    machine: Optional[Machine] = None
+    """The place on this machine, if each machine has a hub."""
 
 
 def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     """This process's place, from `PHUB_RANK` and `PHUB_WORLD_SIZE`, torchrun, Open MPI, Slurm or `DMLC_*`. Without a
     launcher it is the only worker.
 
-    The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. If neither is set, with torchrun rank 0 starts a
-    hub at `MASTER_ADDR`, on `PHUB_PORT` or a port that follows from `MASTER_PORT`. A process without a launcher starts
-    a hub for itself.
+    The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. If neither is set, the launcher's environment says
+    where the first machine is, or `MASTER_ADDR` does. On one machine, rank 0 then starts a hub, on `PHUB_PORT` or a port
+    that follows from the run's. On several, the first worker of each machine starts a hub, and the hubs are a mesh. A
+    process without a launcher starts a hub for itself.
 
-    With `PHUB_LEVELS=machine` each machine has a hub that is below others or in a mesh (`phub-server serve --mesh`). Then
-    the place is that among the workers of this machine, and the hub is `PHUB_HUB` or 127.0.0.1:7077.
+    `PHUB_LEVELS=flat` means a hub at rank 0 also on several machines. `PHUB_LEVELS=machine` means that a hub runs on each
+    machine already, at `PHUB_HUB` or 127.0.0.1:7077: below other hubs, or in the mesh `PHUB_MESH`.
 
     Raises:
         SettingsError: the launcher's environment is wrong.
     """
     env = os.environ if environment is None else environment
     rank, world_size, launcher = 0, 1, ""
-    levels = env.get("PHUB_LEVELS", "flat")
-    if levels not in ("flat", "machine"):
-        raise SettingsError(f"environment: PHUB_LEVELS is {levels!r}; expected flat or machine")
+    levels = env.get("PHUB_LEVELS", "auto")
+    if levels not in ("auto", "flat", "machine"):
+        raise SettingsError(f"environment: PHUB_LEVELS is {levels!r}; expected auto, flat or machine")
     for name, rank_name, size_name in _LAUNCHERS:
         if rank_name in env and size_name in env:
-            launcher, names = name, (rank_name, size_name)
-            if levels == "machine":
-                names = _ON_MACHINE.get(name, names)
-            rank, world_size = (_number(env, each) for each in names)
+            launcher, rank, world_size = name, _number(env, rank_name), _number(env, size_name)
             break
     if rank >= world_size:
         raise SettingsError(f"{launcher}: rank {rank} of {world_size} workers: expected a rank below that")
-    hub = env.get("PHUB_HUB", _BESIDE if levels == "machine" else None)
+    job = env.get("PHUB_JOB") or _job(env, launcher)
+    hub = env.get("PHUB_HUB")
+    if levels == "machine":
+        return Worker(rank, world_size, job, hub or _BESIDE, None, _machine(env, launcher, rank, world_size, hub))
     if hub is None and "DMLC_PS_ROOT_URI" in env:
         hub = f"{env['DMLC_PS_ROOT_URI']}:{_number(env, 'DMLC_PS_ROOT_PORT')}"
-    serve_at = "127.0.0.1:0" if hub is None and not launcher else None
-    if hub is None and launcher == "torchrun" and "MASTER_ADDR" in env:
-        port = _number(env, "PHUB_PORT") if "PHUB_PORT" in env else _port_after(_number(env, "MASTER_PORT"))
-        serve_at = f"{env['MASTER_ADDR']}:{port}"
-    return Worker(rank, world_size, env.get("PHUB_JOB") or _job(env, launcher), hub, serve_at)
+    serve_at = None if hub is not None else _first_hub(env, launcher)
+    machine = None
+    if serve_at is not None and launcher and levels == "auto":
+        machine = _machine(env, launcher, rank, world_size, serve_at, starts=True)
+    return Worker(rank, world_size, job, hub, serve_at, machine)
+
+
+def _first_hub(env: Mapping[str, str], launcher: str) -> Optional[str]:
+    """`host:port` of the hub on the first machine, if the environment says where that is."""
+    if not launcher:
+        return "127.0.0.1:0"
+    host = env.get("MASTER_ADDR")
+    if host is None and launcher == "Slurm":
+        host = _first_of(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "")
+    if not host or launcher not in ("torchrun", "Open MPI", "Slurm"):
+        return None
+    if "PHUB_PORT" in env:
+        port = _number(env, "PHUB_PORT")
+    elif "MASTER_PORT" in env:
+        port = _port_after(_number(env, "MASTER_PORT"))
+    elif launcher == "Slurm":
+        # Jobs that run at the same time have neighbouring numbers. A step has as many ports as it has machines.
+        port = 16384 + 64 * (_number(env, "SLURM_JOB_ID") + _number(env, "SLURM_STEP_ID")) % 16384
+    else:
+        return None
+    return f"{host}:{port}"
+
+
+def _machine(
+    env: Mapping[str, str], launcher: str, rank: int, world_size: int, hub: Optional[str], starts: bool = False
+) -> Optional[Machine]:
+    """The place on this machine. With `starts`, `hub` is that of the first machine; None if there is one machine only, or
+    the launcher does not tell machines apart."""
+    names = _ON_MACHINE.get(launcher, ())
+    if starts and not all(name in env for name in names):
+        return None
+    if launcher == "torchrun":
+        local, size = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE")
+    elif launcher == "Open MPI":
+        local, size = _number(env, "OMPI_COMM_WORLD_LOCAL_RANK"), _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    elif launcher == "Slurm":
+        local, size = _number(env, "SLURM_LOCALID"), _tasks_here(env)
+    else:
+        local, size = rank, world_size
+    if local >= size:
+        raise SettingsError(f"{launcher}: local rank {local} of {size} workers on this machine: expected a rank below that")
+    # Machines with as many workers each, whose ranks follow each other, unless the launcher says otherwise.
+    number, of = rank // size, -(-world_size // size)
+    if launcher == "torchrun" and "GROUP_WORLD_SIZE" in env:
+        number, of = _number(env, "GROUP_RANK"), _number(env, "GROUP_WORLD_SIZE")
+    elif launcher == "Slurm" and "SLURM_NNODES" in env:
+        number, of = _number(env, "SLURM_NODEID"), _number(env, "SLURM_NNODES")
+    elif starts and (rank % size != local or world_size % size):
+        return None
+    if not starts:
+        return Machine(number, of, local, size, hub or _BESIDE, env.get("PHUB_MESH"), starts)
+    if of == 1:
+        return None
+    host, _, port = (hub or "").rpartition(":")
+    # Two machines of a test may be one host: each has a port of its own.
+    mine = f"127.0.0.1:{int(port) + number}"
+    return Machine(number, of, local, size, mine, f"{number}/{of}@{host}:{port}", starts)
+
+
+def _tasks_here(env: Mapping[str, str]) -> int:
+    """The number of Slurm's tasks on this machine, from a list such as "4(x2),3"."""
+    text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or env.get("SLURM_NTASKS_PER_NODE") or ""
+    counts = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(times or 1)
+    node = _number(env, "SLURM_NODEID") if "SLURM_NODEID" in env else 0
+    if not counts:
+        raise SettingsError(f"environment: SLURM_TASKS_PER_NODE is {text!r}; expected numbers such as '4(x2),3'")
+    return counts[min(node, len(counts) - 1)]
+
+
+def _first_of(nodes: str) -> str:
+    """The first of Slurm's nodes: "gpu[07-09,12],cpu1" begins with "gpu07"."""
+    found = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodes)
+    return "".join(part or "" for part in found.groups()) if found else ""
 
 
 def _port_after(master: int) -> int:
@@ -98,7 +199,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
     else:
         parts = [env.get("OMPI_MCA_ess_base_jobid", env.get("PMIX_NAMESPACE", "train"))]
     name = "-".join(part or "train" for part in parts)
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:64]
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

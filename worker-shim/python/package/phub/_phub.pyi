@@ -25,6 +25,8 @@ __all__ = [
     "UnreachableError",
     "Window",
     "__version__",
+    "refused_below",
+    "run_server",
 ]
 
 __version__: str
@@ -104,9 +106,12 @@ class Hub:
         checkpoints: str | None,
         checkpoint_every: int | None,
         above: str | None,
-        mesh: str | None,
         machine: str | None,
+        interface: str | None,
     ) -> Hub: ...
     @property
     def address(self) -> str: ...
     def stop(self, reason: str) -> None: ...
+
+def refused_below(settings: list[tuple[str, str]]) -> str | None: ...
+def run_server(arguments: list[str]) -> bool: ...

@@ -6,6 +6,7 @@ import atexit
 import dataclasses
 import os
 import time
+import warnings
 import weakref
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -13,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _compression, _optimizers, _phub, _pull, _state
-from ._hub import RETRY_S, Hub, serve_for, stop_own_hubs
+from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
 from ._keys import Array, Key, key_of
-from ._launch import Worker, worker
+from ._launch import Machine, Worker, worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Session:
         transport: Optional[str] = None,
         cores: Optional[int] = None,
         nics: Optional[str] = None,
+        mesh: Optional[str] = None,
         chunk_bytes: Optional[int] = None,
         join_limit: float = 60.0,
         wait_limit: float = 1800.0,
@@ -112,6 +114,9 @@ class Session:
             transport: "shm", "verbs" or "tcp". Default: the best transport that leads to the hub.
             cores: how many of the hub's cores the job gets. Default: all.
             nics: RDMA NICs of this worker, as NCCL_IB_HCA names them.
+            mesh: with a hub on each machine for its own workers: this machine's number, how many machines there are, and
+                the first machine's hub, such as "1/4@10.0.0.1:7077". `rank` and `world_size` are then those on this
+                machine, and `hub` is its hub. Default: from the launcher's environment.
             chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
             join_limit: seconds to wait for the other workers at the start.
             wait_limit: seconds to wait for a key while all workers live.
@@ -136,8 +141,6 @@ class Session:
         self.rank = me.rank if rank is None else rank
         self.world_size = me.world_size if world_size is None else world_size
         self.job = me.job if job is None else job
-        address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me)
-        self.hub_address = address
         described = [(name, list(key.shape), key.dtype, key.lr_mult, key.wd_mult) for name, key in self._keys.items()]
         settings: Dict[str, object] = {
             "compression": None if compression is None else _compression.to_text(compression),
@@ -154,7 +157,15 @@ class Session:
             "nics": nics,
             "chunk_bytes": chunk_bytes,
             "wait_limit": wait_limit,
+            "mesh": mesh,
         }
+        machine = self._machine(me, hub, mesh, settings)
+        local = (self.rank, self.world_size)
+        if machine is not None:
+            local, settings["mesh"] = (machine.rank, machine.world_size), machine.mesh
+        self._first = self.rank - local[0]
+        address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me, machine)
+        self.hub_address = address
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
         deadline = time.monotonic() + join_limit
         while True:
@@ -163,11 +174,10 @@ class Session:
                 self._native = _phub.Session(
                     address,
                     self.job,
-                    self.rank,
-                    self.world_size,
+                    *local,
                     described,
                     _optimizers.to_json(optimizer),
-                    [(setting, str(value)) for setting, value in settings.items() if value is not None],
+                    _given(settings),
                     layers,
                     None
                     if state is None or self.rank != 0
@@ -182,18 +192,40 @@ class Session:
         self._arrays: Dict[Tuple[str, str], Array] = {}
         _SESSIONS.add(self)
 
-    def _find_hub(self, me: Worker) -> str:
+    def _machine(
+        self, me: Worker, hub: Union[str, Hub, None], mesh: Optional[str], settings: Mapping[str, object]
+    ) -> Optional[Machine]:
+        """The place on this machine, if the machine's hub is one of several for this session."""
+        machine = me.machine
+        is_me = (self.rank, self.world_size) == (me.rank, me.world_size)
+        if machine is None or not is_me or mesh is not None or (hub is not None and machine.starts):
+            return None
+        why = _phub.refused_below(_given(settings)) if machine.starts else None
+        if why is not None:
+            if self.rank == 0:
+                warnings.warn(f"one hub at rank 0 instead of one on each machine: {why}", stacklevel=3)
+            return None
+        return machine
+
+    def _find_hub(self, me: Worker, machine: Optional[Machine]) -> str:
+        if machine is not None:
+            if machine.starts and machine.rank == 0:
+                serve_beside(machine.hub)
+            return machine.hub
         if me.hub is not None:
             return me.hub
         if me.serve_at is None:
             raise _phub.SettingsError(
-                "no hub: say hub='host:port' or set PHUB_HUB to one that runs (phub-server serve); under torchrun, and "
-                "without a launcher, rank 0 starts one by itself"
+                "no hub: say hub='host:port' or set PHUB_HUB to one that runs (phub-server serve); under torchrun and "
+                "Slurm, with MASTER_ADDR and MASTER_PORT under Open MPI, and without a launcher, workers start hubs"
             )
         if self.rank > 0 and me.serve_at.endswith(":0"):
             raise _phub.SettingsError(
                 f"rank {self.rank} without a launcher has no way to know the hub of rank 0: say hub='host:port'"
             )
+        if me.machine is not None and self.rank == 0:
+            serve_beside(me.machine.hub)
+            return me.serve_at
         return serve_for(me.serve_at) if self.rank == 0 else me.serve_at
 
     # ---- keys
@@ -339,8 +371,8 @@ class Session:
         return _state.fetch(self.hub_address.split(",")[0], self.job)
 
     def members(self) -> List[int]:
-        """The ranks that take part now."""
-        return self._native.members()
+        """The ranks that take part now; with a hub on each machine, those on this machine."""
+        return [self._first + member for member in self._native.members()]
 
     @property
     def traffic(self) -> Traffic:
@@ -377,6 +409,10 @@ class Session:
             self.leave()
         else:
             self.close()
+
+
+def _given(settings: Mapping[str, object]) -> List[Tuple[str, str]]:
+    return [(setting, str(value)) for setting, value in settings.items() if value is not None]
 
 
 # A script that ends without calling `leave` leaves here, if it can. Otherwise the others would be told that it died.

@@ -1,0 +1,161 @@
+//! Machines: their numbers, and how the hubs of a mesh find each other.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::job::MAX_HUBS;
+
+/// A machine's number among the machines of a job, and how many there are: `1/4`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Machine {
+    /// From 0.
+    pub number: u32,
+    /// How many there are.
+    pub of: u32,
+}
+
+/// A mesh of hubs as one of its machines names it: `1/4@10.0.0.1:7077`. Each machine's hub owns a share of the chunks, sums
+/// what its own workers push, and sends the others' shares to their hubs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Mesh {
+    /// The machine.
+    pub machine: Machine,
+    /// The control port of the first machine's hub, `host:port`: the hubs learn each other's addresses there.
+    pub meet: String,
+}
+
+/// Not a machine, or not a mesh.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAMachine {
+    /// Two numbers are missing.
+    #[error("{0:?}: expected a machine's number from 0 and how many there are, like 1/4")]
+    Numbers(String),
+    /// The number is too large.
+    #[error("{0:?}: the machines go from 0 to below their number, of which there are at most {MAX_HUBS}")]
+    Range(String),
+    /// The place to meet is missing.
+    #[error(
+        "{0:?}: expected a machine and the control port of the first machine's hub, like 1/4@10.0.0.1:7077"
+    )]
+    Place(String),
+}
+
+impl FromStr for Machine {
+    type Err = NotAMachine;
+
+    fn from_str(text: &str) -> Result<Self, NotAMachine> {
+        let numbers = || NotAMachine::Numbers(text.to_owned());
+        let (number, of) = text.split_once('/').ok_or_else(numbers)?;
+        let parse = |part: &str| part.trim().parse::<u32>().map_err(|_| numbers());
+        let machine = Machine { number: parse(number)?, of: parse(of)? };
+        match machine.number < machine.of && machine.of <= MAX_HUBS {
+            true => Ok(machine),
+            false => Err(NotAMachine::Range(text.to_owned())),
+        }
+    }
+}
+
+impl FromStr for Mesh {
+    type Err = NotAMachine;
+
+    fn from_str(text: &str) -> Result<Self, NotAMachine> {
+        let (machine, meet) = text.split_once('@').ok_or_else(|| NotAMachine::Place(text.to_owned()))?;
+        let is_address = meet
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0));
+        match is_address {
+            true => Ok(Mesh { machine: machine.parse()?, meet: meet.to_owned() }),
+            false => Err(NotAMachine::Place(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.of)
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.machine, self.meet)
+    }
+}
+
+impl TryFrom<String> for Machine {
+    type Error = NotAMachine;
+
+    fn try_from(text: String) -> Result<Self, NotAMachine> {
+        text.parse()
+    }
+}
+
+impl TryFrom<String> for Mesh {
+    type Error = NotAMachine;
+
+    fn try_from(text: String) -> Result<Self, NotAMachine> {
+        text.parse()
+    }
+}
+
+impl From<Machine> for String {
+    fn from(machine: Machine) -> Self {
+        machine.to_string()
+    }
+}
+
+impl From<Mesh> for String {
+    fn from(mesh: Mesh) -> Self {
+        mesh.to_string()
+    }
+}
+
+/// `POST /v1/jobs/{job}/meet`, at the first machine's hub: a hub of the job's mesh is there. The reply comes when the hubs of
+/// all machines are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeetRequest {
+    /// [`PROTOCOL`](super::PROTOCOL) of the hub.
+    pub protocol: u32,
+    /// Its machine.
+    pub machine: Machine,
+    /// The address of its control port for the other machines, `host:port`.
+    pub address: String,
+    /// How long the reply may take, in milliseconds.
+    pub wait_ms: u64,
+}
+
+/// The hubs of all machines are there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeetReply {
+    /// Their control ports, `host:port`, by machine.
+    pub hubs: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_a_number_below_another() {
+        assert_eq!("1/4".parse(), Ok(Machine { number: 1, of: 4 }));
+        for wrong in ["4/4", "1", "1/", "-1/2", "a/b", "0/0", "0/65537"] {
+            assert!(wrong.parse::<Machine>().unwrap_err().to_string().contains(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_mesh_is_a_machine_at_an_address() {
+        let mesh = Mesh { machine: Machine { number: 0, of: 2 }, meet: "[::1]:7077".into() };
+        assert_eq!("0/2@[::1]:7077".parse(), Ok(mesh.clone()));
+        assert_eq!(serde_json::to_string(&mesh).unwrap(), "\"0/2@[::1]:7077\"");
+        for wrong in ["0/2", "0/2@", "0/2@a", "0/2@a:0", "0/2@:7077", "2/2@a:1"] {
+            assert!(wrong.parse::<Mesh>().unwrap_err().to_string().contains(wrong), "{wrong}");
+        }
+        assert!(serde_json::from_str::<Mesh>("\"7@a:1\"").is_err());
+    }
+}

@@ -1,0 +1,115 @@
+//! The `phub-server` program: `serve` runs the hub, `topology` shows a machine and a plan for it, `doctor` checks what a hub
+//! needs here. The Python package runs it, too.
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::{Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::doctor::DoctorArgs;
+use crate::exit::succeeds;
+use crate::topology_command::TopologyArgs;
+use crate::{Hub, HubSettings, raise_open_files};
+
+/// A parameter hub: sums the gradients of all workers, runs the optimizer, and returns the new
+/// weights, at the speed of the memory.
+#[derive(Debug, Parser)]
+#[command(name = "phub-server", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the hub until Ctrl-C or SIGTERM. Logs go to stderr (RUST_LOG sets how much).
+    Serve(HubSettings),
+    /// Show sockets, cores and NICs of this machine or another, and where a job's chunks would go.
+    Topology(TopologyArgs),
+    /// Check everything that a hub needs here, before the first job: a line each, with the fix.
+    Doctor(DoctorArgs),
+}
+
+/// Runs the program with these arguments, of which the first is its name. Returns whether all went well; what went wrong is
+/// on stderr. Arguments that are wrong, and `--help`, end the process.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
+    let result = match Cli::parse_from(arguments).command {
+        Command::Serve(settings) => serve(&settings),
+        Command::Topology(args) => args.run(),
+        Command::Doctor(args) => match args.run() {
+            Ok(true) => Ok(()),
+            // The doctor has printed what is wrong.
+            Ok(false) => return false,
+            Err(error) => Err(error),
+        },
+    };
+    succeeds("phub-server", result)
+}
+
+fn serve(settings: &HubSettings) -> anyhow::Result<()> {
+    let levels = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
+    let levels = levels.unwrap_or_else(|| "info".into());
+    let levels: Targets = levels.parse().with_context(|| {
+        format!(
+            "RUST_LOG is {levels:?}; expected a level such as info, or levels such as warn,phub_server=debug"
+        )
+    })?;
+    let ansi = std::io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(ansi);
+    tracing_subscriber::registry().with(lines.with_filter(levels)).init();
+
+    raise_open_files();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Signals are caught before the hub is up, so that none is lost.
+    let _in_runtime = runtime.enter();
+    let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+    let hub = Hub::start(settings)?;
+    println!("phub-server: control port http://{}", hub.address());
+    let mut next_signal = async || {
+        tokio::select! {
+            _ = interrupt.recv() => "SIGINT",
+            _ = terminate.recv() => "SIGTERM",
+        }
+    };
+    let end = runtime.block_on(async {
+        match settings.unused_limit_s {
+            None => next_signal().await.to_owned(),
+            Some(limit) => tokio::select! {
+                signal = next_signal() => signal.to_owned(),
+                () = hub.unused_for(Duration::from_secs(limit)) => format!("no job for {limit} s"),
+            },
+        }
+    });
+    tracing::info!("{end}: the hub stops once checkpoints are written; another signal ends it at once");
+    let unsaved = hub.unsaved();
+    let (done, stopped) = oneshot::channel();
+    let stop = move || {
+        hub.stop(&format!("the hub was stopped by {end}"));
+        let _ = done.send(());
+    };
+    std::thread::Builder::new().name("phub-stop".into()).spawn(stop).context("stopping the hub")?;
+    runtime.block_on(async {
+        tokio::select! {
+            stopped = stopped => stopped.context("stopping the hub failed; see the log"),
+            signal = next_signal() => Err(cut_short(signal, &unsaved.borrow())),
+        }
+    })
+}
+
+/// The error after a second signal: which checkpoints are lost.
+fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
+    if unsaved.is_empty() {
+        return anyhow!("ended at once by {signal}; no checkpoint was left to write");
+    }
+    anyhow!(
+        "ended at once by {signal}; not written: the last checkpoints of jobs {unsaved:?}, which go on from the ones before"
+    )
+}

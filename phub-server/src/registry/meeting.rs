@@ -1,0 +1,195 @@
+//! Meetings: the hubs of a mesh learn each other's addresses at the hub of the first machine.
+//!
+//! ```text
+//!   hub of machine 0 --meet--+
+//!   hub of machine 1 --meet--+--> hub of machine 0 --> each: the hubs of machines 0 and 1
+//! ```
+//!
+//! Each job has a meeting of its own, which is over when all have come.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use pbox_core::control::{Machine, MeetReply, MeetRequest, check_job_name};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::Refusal;
+
+/// The longest that a hub waits for others.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// Meetings at once.
+const MOST: usize = 1024;
+
+/// The addresses of the hubs that have come, by machine.
+type Seats = Vec<Option<String>>;
+
+/// All meetings at this hub, by job.
+#[derive(Debug, Default)]
+pub(crate) struct Meetings(Mutex<HashMap<String, watch::Sender<Seats>>>);
+
+/// A hub that waits. When this is dropped and others are missing, its seat is free again.
+struct Seated<'a> {
+    meetings: &'a Meetings,
+    job: &'a str,
+    machine: Machine,
+    news: watch::Receiver<Seats>,
+}
+
+fn is_complete(seats: &Seats) -> bool {
+    seats.iter().all(Option::is_some)
+}
+
+impl Meetings {
+    /// Whether hubs wait here.
+    pub fn are_under_way(&self) -> bool {
+        !self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// A hub is there, and waits for the hubs of the other machines.
+    pub async fn meet(&self, job: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
+        let MeetRequest { machine, address, wait_ms, .. } = request;
+        check_job_name(job).map_err(|error| Refusal::Bad(error.to_string()))?;
+        let mut seated = self.take_seat(job, machine, address)?;
+        let wait = Duration::from_millis(wait_ms).min(LONGEST);
+        let _ = timeout(wait, seated.news.wait_for(is_complete)).await.is_ok();
+        let seats = seated.news.borrow().clone();
+        let missing: Vec<usize> =
+            (0..).zip(&seats).filter(|(_, seat)| seat.is_none()).map(|(at, _)| at).collect();
+        if missing.is_empty() {
+            return Ok(MeetReply { hubs: seats.into_iter().flatten().collect() });
+        }
+        Err(Refusal::Conflict(format!(
+            "job {job:?}: no hub of machine(s) {missing:?} of {} has come within {:.1} s; a hub comes when the first worker of \
+             its machine joins",
+            machine.of,
+            wait.as_secs_f64()
+        )))
+    }
+
+    fn take_seat<'a>(
+        &'a self,
+        job: &'a str,
+        machine: Machine,
+        address: String,
+    ) -> Result<Seated<'a>, Refusal> {
+        let conflict = |why: String| Err(Refusal::Conflict(format!("job {job:?}: {why}")));
+        let mut meetings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = meetings.len() >= MOST;
+        let meeting = match meetings.entry(job.to_owned()) {
+            Entry::Vacant(_) if busy => {
+                return conflict(format!("{MOST} other jobs wait for their machines here; try again"));
+            }
+            Entry::Vacant(vacant) => vacant.insert(watch::Sender::new(vec![None; machine.of as usize])),
+            Entry::Occupied(meeting) => meeting.into_mut(),
+        };
+        let (expected, taken) = {
+            let seats = meeting.borrow();
+            (seats.len(), seats.get(machine.number as usize).cloned().flatten())
+        };
+        if expected != machine.of as usize {
+            return conflict(format!(
+                "machine {} says that there are {} machines, another one says {expected}",
+                machine.number, machine.of
+            ));
+        }
+        if let Some(taken) = taken {
+            return conflict(format!(
+                "the hubs at {taken} and {address} both say that they are machine {machine}; give each machine its own number",
+            ));
+        }
+        meeting.send_modify(|seats| seats[machine.number as usize] = Some(address));
+        let news = meeting.subscribe();
+        if is_complete(&news.borrow()) {
+            meetings.remove(job);
+        }
+        Ok(Seated { meetings: self, job, machine, news })
+    }
+}
+
+impl Drop for Seated<'_> {
+    fn drop(&mut self) {
+        let mut meetings = self.meetings.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(meeting) = meetings.get(self.job) else { return };
+        // A meeting of the same name may have begun since this one was complete.
+        if is_complete(&self.news.borrow()) || !meeting.subscribe().same_channel(&self.news) {
+            return;
+        }
+        meeting.send_modify(|seats| seats[self.machine.number as usize] = None);
+        if meeting.borrow().iter().all(Option::is_none) {
+            meetings.remove(self.job);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use pbox_core::control::PROTOCOL;
+
+    use super::*;
+
+    fn request(machine: &str, address: &str, wait_ms: u64) -> MeetRequest {
+        MeetRequest {
+            protocol: PROTOCOL,
+            machine: machine.parse().unwrap(),
+            address: address.to_owned(),
+            wait_ms,
+        }
+    }
+
+    fn refused(met: Result<MeetReply, Refusal>) -> String {
+        match met {
+            Err(Refusal::Conflict(why)) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn all_learn_all_addresses_and_a_second_meeting_begins_anew() {
+        let meetings = Meetings::default();
+        crate::registry::test_bed::runtime().block_on(async {
+            for port in 0..2 {
+                let (a, b) = (format!("a:{port}"), format!("b:{port}"));
+                let met = tokio::join!(
+                    meetings.meet("job", request("1/2", &b, 9000)),
+                    meetings.meet("job", request("0/2", &a, 9000)),
+                );
+                for met in [met.0, met.1] {
+                    assert_eq!(met.unwrap().hubs, [a.clone(), b.clone()]);
+                }
+            }
+        });
+        assert!(meetings.0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn who_does_not_come_or_does_not_fit_is_named() {
+        let meetings = Meetings::default();
+        crate::registry::test_bed::runtime().block_on(async {
+            let mut waits = Box::pin(meetings.meet("job", request("1/3", "b:1", 9000)));
+            let poll = waits.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(poll, Poll::Pending));
+            let twice = refused(meetings.meet("job", request("1/3", "c:1", 9000)).await);
+            assert!(twice.contains("b:1 and c:1 both say that they are machine 1/3"), "{twice}");
+            let other = refused(meetings.meet("job", request("0/2", "a:1", 9000)).await);
+            assert!(
+                other.contains("machine 0 says that there are 2 machines, another one says 3"),
+                "{other}"
+            );
+            let missing = refused(meetings.meet("job", request("0/3", "a:1", 1)).await);
+            assert!(missing.contains("machine(s) [2] of 3"), "{missing}");
+            // The client hangs up: its seat is free.
+            drop(waits);
+            assert!(meetings.0.lock().unwrap().is_empty());
+            let mut waits = pin!(meetings.meet("job", request("1/3", "c:1", 9000)));
+            let poll = waits.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(poll, Poll::Pending));
+        });
+    }
+}
