@@ -1,6 +1,7 @@
 //! Hubs below hubs: the workers of a machine push to the hub beside them, which sends one sum up.
 
 mod checkpoints;
+mod codecs;
 mod ends;
 mod weights;
 

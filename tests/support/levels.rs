@@ -9,7 +9,7 @@ use fabric::{RecvWindow, SendWindow};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     Below, Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, OnLoss, Placement, Round, ShardSpec,
-    Share, Slices, Wire,
+    Share, Slices, WindowsBelow, Wire,
 };
 use worker_shim::{Exchange, ExchangeError, WeightsMode, Windows};
 
@@ -185,8 +185,8 @@ impl Levels {
         };
         let below = Below::new(&self.nodes[parent].shares, cores_of_a_hub);
         let (level, wire_above) = (self.nodes[parent].terms.level, self.nodes[parent].wire.clone());
-        let (sums, specs) =
-            ShardSpec::of_cores_below((&terms, &wire), (level, &wire_above), &below, rank > 0)?;
+        let (WindowsBelow { sums, .. }, specs) =
+            ShardSpec::of_cores_below((&terms, &wire), (level, &wire_above), &below, rank)?;
         // In a mesh, a machine's hub is the hub above of the same number.
         let own = self.terms.mesh.then_some(rank as usize);
         let cores: Vec<usize> = match own {
@@ -208,9 +208,8 @@ impl Levels {
         let endpoints = self.link(parent, rank, &sums, received)?;
         let mut endpoints: Vec<Option<sim::Endpoint>> = endpoints.into_iter().map(Some).collect();
         for (&core, ways) in cores.iter().zip(&below.ways) {
-            let endpoints = ways.iter().map(|&way| endpoints[way].take().expect("each has one way"));
-            let endpoints: Vec<sim::Endpoint> = endpoints.collect();
-            self.core(core).add_above(JOB, &level, endpoints);
+            let endpoints = ways.iter().map(|&way| (endpoints[way].take().expect("each has one way"), None));
+            self.core(core).add_above(JOB, &level, endpoints.collect::<Vec<_>>())?;
         }
         Ok(node(vec![below.placement.clone()], below.placement, vec![weights], JOB, cores))
     }

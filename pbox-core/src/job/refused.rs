@@ -42,7 +42,7 @@ enum Term {
     ByLayer,
     Continue,
     HubsBelow,
-    Codec,
+    CodedSums,
     Pulls,
     SeveralHubs,
 }
@@ -75,7 +75,6 @@ const TABLE: &[(Term, Term, &str)] = &[
         "a mean is of all workers' gradients of one round; use bsp, or an optimizer that keeps weights",
     ),
     (Term::HubsBelow, Term::SlimDp, "it needs each worker's own steps; use a level without it"),
-    (Term::HubsBelow, Term::Codec, "sums between hubs cross as they are; leave out the compression"),
     (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
 ];
 
@@ -83,8 +82,8 @@ const BELOW: &[(Term, &str)] = &[
     (Term::StepsAlone, "a sum that goes up is of all workers' gradients of one round; use bsp"),
     (Term::SlimDp, "it needs each worker's own steps; use a hub that is below none"),
     (
-        Term::Codec,
-        "sums between hubs cross as they are; leave out the compression, or use a hub that is below none",
+        Term::CodedSums,
+        "frames cross one level between hubs; leave out the compression, or put fewer hubs above",
     ),
     (Term::SeveralHubs, "the workers of a machine have one hub; name that alone"),
 ];
@@ -118,7 +117,10 @@ impl Term {
             Term::ByLayer => (level.schedule.by_layer(), format!("schedule {}", level.schedule)),
             Term::Continue => (*on_loss == OnLoss::Continue, "on_loss continue".to_owned()),
             Term::HubsBelow => (level.members.are_hubs(), "members hubs".to_owned()),
-            Term::Codec => (matches!(level.compression, Some(Compression::Codec(_))), "a codec".to_owned()),
+            Term::CodedSums => {
+                let coded = matches!(level.compression, Some(Compression::Codec(_)));
+                (coded && level.members.are_hubs(), "a codec from hubs below".to_owned())
+            }
             Term::SeveralHubs => (terms.hubs > 1, format!("{} hubs", terms.hubs)),
             Term::Pulls => (level.schedule.pulls(), format!("schedule {}", level.schedule)),
         };

@@ -170,6 +170,13 @@ impl JobTerms {
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
     }
 
+    /// What workers and a hub below others agree on, of a job with these terms. A codec is for the links between the hubs;
+    /// workers share memory with their hub.
+    pub fn beside(&self) -> JobTerms {
+        let level = LevelTerms { compression: None, ..self.level };
+        JobTerms { level, ..self.clone() }
+    }
+
     /// Whether this job can be relayed to hubs above.
     ///
     /// # Errors

@@ -136,22 +136,31 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// Attaches the links of a job's shard that lead up to hubs above, in the order of their numbers. `level` is that of
-    /// these links. Call it once, before [`begin_below`](Self::begin_below).
+    /// Attaches the links of a job's shard that lead up to hubs above, in the order of their numbers, each with the window
+    /// that the hub writes, unless that is the window that workers read. `level` is that of these links. Call it once,
+    /// before [`begin_below`](Self::begin_below).
+    ///
+    /// # Errors
+    /// When a window lacks chunks of the shard.
     pub fn add_above(
         &mut self,
         id: JobId,
         level: &LevelTerms,
-        endpoints: impl IntoIterator<Item = P::Endpoint>,
-    ) {
+        ways: impl IntoIterator<Item = (P::Endpoint, Option<Arc<RecvWindow>>)>,
+    ) -> Result<(), SpanError> {
         let Some(first) = self.shards.iter_mut().position(|entry| of_job(entry, id).is_some()) else {
-            return;
+            return Ok(());
         };
         let entry = self.shards[first].as_ref().expect("just found");
         let workers = of_mode!(&entry.shard, shard => shard.terms.workers);
-        for (rank, endpoint) in (workers..).zip(endpoints) {
+        for (rank, (endpoint, window)) in (workers..).zip(ways) {
+            if let Some(window) = window {
+                let entry = self.shards[first].as_mut().expect("just found");
+                of_mode!(&mut entry.shard, shard => shard.add_above(rank, window))?;
+            }
             self.attach(id, Member { shard: first, rank }, endpoint, level.credit().at_first());
         }
+        Ok(())
     }
 
     /// Has a job below other hubs, in which nobody takes part yet, begin with the round from which this hub takes part

@@ -15,5 +15,5 @@ pub use core::Core;
 pub use notice::{JobId, Notice, Tally};
 pub use send_queue::SendQueue;
 pub use shard::Front;
-pub use spec::ShardSpec;
+pub use spec::{ShardSpec, WindowsBelow};
 pub use violation::Violation;

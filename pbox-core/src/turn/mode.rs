@@ -6,14 +6,14 @@ use fabric::MapError;
 
 use super::pace::{Arrivals, Clocks, Relayed};
 use super::shard::ShardOf;
-use super::spec::{AboveSpec, ShardSpec};
+use super::spec::{AboveSpec, ShardSpec, SumForm};
 use crate::job::{Compression, Members};
 use crate::kernels::Optimizer;
 use crate::layout::Round;
 use crate::weights::{
-    Alone, Bare, BareSlots, BelowHubs, BetweenHubs, Chunk, Coded, CodedAlone, CodedForAll, CodedForEach,
-    CountedSlots, FrameSum, HubWeights, Hubs, HubsAlone, RawForAll, RawForEach, Relay, Slim, SlimPushes,
-    SlimReply, Staged,
+    Alone, Bare, BareSlots, BelowCoded, BelowHubs, BetweenHubs, Chunk, Coded, CodedAlone, CodedForAll,
+    CodedForEach, CodedRelay, CountedSlots, FrameSum, HubWeights, Hubs, HubsAlone, OneSum, RawForAll,
+    RawForEach, Relay, Slim, SlimPushes, SlimReply, Staged,
 };
 
 /// A shard in one of the modes: its pace, and the types of its stages.
@@ -27,6 +27,7 @@ pub(super) enum Shard {
     HubsAlone(ShardOf<Clocks, HubsAlone>),
     BelowHubs(ShardOf<Relayed, BelowHubs>),
     BetweenHubs(ShardOf<Relayed, BetweenHubs>),
+    BelowCoded(ShardOf<Relayed, BelowCoded>),
 }
 
 /// `of_mode!(shard, name => work)`: the same work for a shard of any mode.
@@ -42,6 +43,7 @@ macro_rules! of_mode {
             $crate::turn::mode::Shard::HubsAlone($name) => $work,
             $crate::turn::mode::Shard::BelowHubs($name) => $work,
             $crate::turn::mode::Shard::BetweenHubs($name) => $work,
+            $crate::turn::mode::Shard::BelowCoded($name) => $work,
         }
     };
 }
@@ -61,20 +63,28 @@ impl Shard {
         if wire.framing().is_none() {
             (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
         }
-        if let Some(AboveSpec { counts, posts, links, keeps_first, .. }) = above {
+        if let Some(AboveSpec { form, links, ways, keeps_first, .. }) = above {
             let of_chunks = Chunk::of_shard(&Optimizer::Average, wire, &chunks);
-            let reply = Relay::new(workers, posts, counts, keeps_first && terms.optimizer.keeps_weights());
+            let keeps_first = keeps_first && terms.optimizer.keeps_weights();
             let pace = Relayed::new(workers, links);
-            return Ok(match terms.level.members {
-                Members::Workers => {
-                    let read = BareSlots::new(terms.ablate);
-                    let stages = Staged::summing(terms, of_chunks, read, weights, reply)?;
+            return Ok(match (form, terms.level.members) {
+                (SumForm::Bare { counts, posts }, Members::Workers) => {
+                    let (read, reply) =
+                        (BareSlots::new(terms.ablate), Relay::new(workers, posts, counts, keeps_first));
+                    let stages = Staged::summing(terms, of_chunks, read, weights, reply, ways)?;
                     Shard::BelowHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
-                Members::Hubs | Members::Mesh => {
+                (SumForm::Bare { counts, posts }, Members::Hubs | Members::Mesh) => {
                     let read = CountedSlots::new(terms.ablate, terms.optimizer.keeps_weights());
-                    let stages = Staged::summing(terms, of_chunks, read, weights, reply)?;
+                    let reply = Relay::new(workers, posts, counts, keeps_first);
+                    let stages = Staged::summing(terms, of_chunks, read, weights, reply, ways)?;
                     Shard::BetweenHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
+                }
+                (SumForm::Coded(windows), _) => {
+                    let (read, sum) = (BareSlots::new(terms.ablate), OneSum::new(&of_chunks)?);
+                    let reply = CodedRelay::new(workers, windows, weights, keeps_first, &of_chunks)?;
+                    let stages = Staged::summing(terms, of_chunks, read, sum, reply, ways)?;
+                    Shard::BelowCoded(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
             });
         }
@@ -115,7 +125,7 @@ impl Shard {
                 }
             }
             Some((framing, Some(codecs), _)) => {
-                let read = FrameSum::new(framing, codecs.push, terms.ablate, &of_chunks);
+                let read = FrameSum::new(framing, codecs.push, terms, &of_chunks);
                 if alone {
                     let reply = CodedForEach::new(framing, codecs.answer, &of_chunks, workers)?;
                     let own = HubWeights::new(&of_chunks)?;

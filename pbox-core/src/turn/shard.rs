@@ -67,7 +67,7 @@ pub(crate) trait Pace: Sized {
     /// The round that worker `rank` pushes next of a chunk whose last push may be answered.
     fn next_round(&self, place: usize, rank: u32) -> Round;
 
-    /// From which round on worker `rank` takes part.
+    /// From which round on worker `rank` takes part; for a link that leads up, this hub.
     fn first_round(&self, rank: u32) -> Round;
 
     /// Whether it is worker `rank`'s turn to push a chunk, and for which round.
@@ -83,6 +83,11 @@ pub(crate) trait Pace: Sized {
     /// all. Newcomers who step alone are answered when the chunk settles.
     fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
         false
+    }
+
+    /// The link by which the sums of the chunk at a place go up.
+    fn way_up(&self, _place: usize) -> Option<u32> {
+        None
     }
 
     /// Whether a post by the link of this number is a push, and not an answer from above.
@@ -261,6 +266,12 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.add_worker(rank, gradients, own)
     }
 
+    /// Adds the window that a hub above writes for the link of this number. Checks every span once, and touches it.
+    pub fn add_above(&mut self, link: u32, window: Arc<RecvWindow>) -> Result<(), SpanError> {
+        let ShardOf { pace, stages, keys, .. } = self;
+        stages.add_above(link, window, (0..keys.len()).filter(|&place| pace.way_up(place) == Some(link)))
+    }
+
     /// Lets worker `rank` take part from round `from` on. Call `settle` afterwards.
     pub fn admit(&mut self, rank: u32, from: Round) {
         self.pace.admit(rank, from);
@@ -343,7 +354,10 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let wrong = |wrong| Violation::new(immediate, wrong);
         let round = self.pace.check(place, rank, immediate.round_bits).map_err(wrong)?;
         let lies = |why| Violation::Frame { chunk, round, why };
-        if self.pace.is_push(rank) && !self.stages.check_push(place, rank, round).map_err(lies)? {
+        if !self.pace.is_push(rank) {
+            let first = self.pace.first_round(rank);
+            self.stages.take_answer(kernels, place, rank, (round, first)).map_err(lies)?;
+        } else if !self.stages.check_push(place, rank, round).map_err(lies)? {
             return Ok(Arrived::Unread(round));
         }
         Ok(P::take_push(self, kernels, place, rank, round).map_or(Arrived::Noted, Arrived::Finished))

@@ -10,6 +10,7 @@ use crate::layout::ChunkId;
 use crate::place::Below;
 use crate::slim::Board;
 use crate::snapshot::Restored;
+use crate::weights::CodedWays;
 use crate::wire::{Wire, counted};
 
 /// One core's part of a job, before it is made.
@@ -39,10 +40,7 @@ pub struct ShardSpec {
 pub(super) struct AboveSpec {
     /// What both levels agree on for the links between them.
     pub level: LevelTerms,
-    /// The [line](counted::line) of each chunk in the window of sums, in the order of the chunks.
-    pub counts: Spans,
-    /// The places of the chunks there, in the same order: what is posted.
-    pub posts: Vec<Span>,
+    pub form: SumForm,
     /// The numbers of the links by which the chunks' sums go up, in the same order.
     pub links: Vec<u32>,
     /// How many links of the core lead up.
@@ -51,38 +49,79 @@ pub(super) struct AboveSpec {
     pub keeps_first: bool,
 }
 
+/// What goes up.
+#[derive(Debug)]
+pub(super) enum SumForm {
+    /// Bare sums, from the window that the step writes.
+    Bare {
+        /// The [line](counted::line) of each chunk in the window of sums, in the order of the chunks.
+        counts: Spans,
+        /// The places of the chunks there, in the same order: what is posted.
+        posts: Vec<Span>,
+    },
+    /// Frames: [`ShardSpec::weights`] are their places in the window of sums.
+    Coded(CodedWays),
+}
+
+/// The windows between the hubs above and the workers here.
+#[derive(Debug)]
+pub struct WindowsBelow {
+    /// Sums, for the hubs above.
+    pub sums: Arc<SendWindow>,
+    /// Weights, for the workers, if the hubs above do not write them where the workers read.
+    pub shown: Option<Arc<SendWindow>>,
+}
+
 impl ShardSpec {
-    /// The shards of a job's cores at a hub below others, and the window of sums that the hubs above read. `here` and
-    /// `above` are what is agreed on for the links below and for those that lead up. `keeps_first`: the job's first weights are those of another
-    /// hub's workers.
+    /// The shards of a job's cores at a hub below others, and the windows between these and the workers. `here` and `above`
+    /// are what is agreed on for the links below and for those that lead up. `machine` is this hub's number among the members
+    /// above: the job's first weights are those of the workers of machine 0.
     ///
     /// # Errors
-    /// When there is no memory for the window.
+    /// When there is no memory for the windows.
     pub fn of_cores_below(
         here: (&Arc<JobTerms>, &Wire),
         above: (LevelTerms, &Wire),
         below: &Below,
-        keeps_first: bool,
-    ) -> Result<(Arc<SendWindow>, Vec<ShardSpec>), WindowError> {
+        machine: u32,
+    ) -> Result<(WindowsBelow, Vec<ShardSpec>), WindowError> {
         let ((terms, wire), (level, wire_above)) = (here, above);
         let chunks = below.placement.chunks_by_core();
+        let of_cores = |place: &dyn Fn(&ChunkId) -> Span| -> Vec<Vec<Span>> {
+            chunks.iter().map(|chunks| chunks.iter().map(place).collect()).collect()
+        };
+        let split = |bytes: usize, spans| {
+            let split = SendWindow::new(bytes)?.split(spans);
+            Ok::<_, WindowError>(split.expect("chunks are disjoint, aligned and inside"))
+        };
         let post = |&chunk: &ChunkId| wire_above.gradient_span(chunk);
         let values = |chunk: &ChunkId| Span { bytes: wire.layout().chunk(*chunk).span.bytes, ..post(chunk) };
-        let line = |chunk: &ChunkId| counted::line(post(chunk));
-        let of_values = chunks.iter().map(|chunks| chunks.iter().map(values).collect());
-        let of_counts = chunks.iter().map(|chunks| chunks.iter().map(line).collect());
-        let sums = SendWindow::new(wire_above.gradient_window_bytes())?;
-        let split = sums.split(of_values.chain(of_counts).collect());
-        let (sums, mut spans) = split.expect("sums and counts are disjoint, aligned and inside");
-        let counts = spans.split_off(chunks.len());
+        let bytes = wire_above.gradient_window_bytes();
+        let (sums, shown, spans, forms): (_, _, _, Vec<SumForm>) = match wire_above.framing() {
+            None => {
+                let line = |chunk: &ChunkId| counted::line(post(chunk));
+                let places = [of_cores(&values), of_cores(&line)].concat();
+                let (sums, mut spans) = split(bytes, places)?;
+                let counts = spans.split_off(chunks.len()).into_iter().zip(of_cores(&post));
+                let forms = counts.map(|(counts, posts)| SumForm::Bare { counts, posts });
+                (sums, None, spans, forms.collect())
+            }
+            Some(framing) => {
+                let (sums, frames) = split(bytes, of_cores(&post))?;
+                let shown = of_cores(&|&chunk| wire.weights_span(chunk));
+                let (window, shown) = split(wire.weights_window_bytes(), shown)?;
+                let ways = |shown| CodedWays { framing: Arc::clone(framing), machine, shown };
+                let forms = shown.into_iter().map(ways).map(SumForm::Coded);
+                (sums, Some(window), frames, forms.collect())
+            }
+        };
         let mut specs = Self::of_cores(terms, wire, chunks.into_iter().zip(spans));
-        for ((spec, counts), ways) in specs.iter_mut().zip(counts).zip(&below.ways) {
-            let posts = spec.chunks.iter().map(post).collect();
+        for ((spec, form), ways) in specs.iter_mut().zip(forms).zip(&below.ways) {
             let links = spec.chunks.iter().map(|&chunk| terms.workers + below.link(chunk)).collect();
-            spec.above =
-                Some(AboveSpec { level, counts, posts, links, ways: ways.len() as u32, keeps_first });
+            let keeps_first = machine > 0;
+            spec.above = Some(AboveSpec { level, form, links, ways: ways.len() as u32, keeps_first });
         }
-        Ok((sums, specs))
+        Ok((WindowsBelow { sums, shown }, specs))
     }
 
     /// The shards of a job's cores: each core with its chunks, ascending, and its part of the job's weights window.

@@ -8,10 +8,12 @@ use super::Read;
 use super::bare::{Push, Pushes};
 use super::chunks::Chunk;
 use crate::codec::Codec;
+use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, Slots};
 use crate::layout::Round;
 use crate::wire::Framing;
-use crate::wire::frame::{FrameError, Kind};
+use crate::wire::counted::MAX_GRADIENTS;
+use crate::wire::frame::{self, FrameError, Kind};
 
 /// Reads frames that a codec wrote.
 #[derive(Debug)]
@@ -20,14 +22,26 @@ pub(crate) struct FrameSum {
     codec: Codec,
     /// The job leaves out the sum: only the first frame is read.
     only_first: bool,
+    /// The frames are of hubs below: each is a sum, and says how many gradients are in it.
+    sums: bool,
     /// Sum of the chunk that is stepped.
     sum: Vec<f32>,
 }
 
 impl FrameSum {
-    pub fn new(framing: &Arc<Framing>, codec: Codec, ablate: Ablate, chunks: &[Chunk]) -> Self {
+    pub fn new(framing: &Arc<Framing>, codec: Codec, terms: &JobTerms, chunks: &[Chunk]) -> Self {
+        let JobTerms { ablate: Ablate { aggregate: only_first, .. }, level, .. } = *terms;
         let sum = vec![0.0; longest(chunks)];
-        FrameSum { framing: Arc::clone(framing), codec, only_first: ablate.aggregate, sum }
+        FrameSum { framing: Arc::clone(framing), codec, only_first, sums: level.members.are_hubs(), sum }
+    }
+
+    /// How many gradients are in a frame.
+    fn gradients(&self, frame: &[u8]) -> Result<u32, FrameError> {
+        match (self.sums, frame::count(frame)) {
+            (false, 0) => Ok(1),
+            (true, seen @ 1..=MAX_GRADIENTS) => Ok(seen),
+            (_, seen) => Err(FrameError::Count { seen }),
+        }
     }
 }
 
@@ -38,6 +52,7 @@ impl Read for FrameSum {
             Kind::Raw => frames.raw(push.bytes()).map(|_| true),
             Kind::Coded => {
                 let payload = frames.coded(push.bytes())?;
+                self.gradients(push.bytes())?;
                 Ok(self.codec.check_payload(frames.elements, payload).map(|()| true)?)
             }
         }
@@ -57,19 +72,21 @@ impl Read for FrameSum {
         then: impl FnOnce(&Slots<E>, u32),
     ) {
         let frames = self.framing.frames(chunk.id);
-        let sum = &mut self.sum[..chunk.elements];
-        sum.fill(0.0);
-        let mut workers = 0;
+        let mut sum = std::mem::take(&mut self.sum);
+        let of_chunk = &mut sum[..chunk.elements];
+        of_chunk.fill(0.0);
+        let mut gradients = 0;
         for (_, bytes) in pushes.each() {
             // Total: the bytes may have changed since they were checked.
-            if (workers == 0 || !self.only_first)
+            if (gradients == 0 || !self.only_first)
                 && let Ok(payload) = frames.coded(bytes)
             {
-                self.codec.add(kernels, payload, sum);
+                self.codec.add(kernels, payload, of_chunk);
             }
-            workers += 1;
+            gradients += self.gradients(bytes).unwrap_or(1);
         }
-        with_sum(sum, |slots| then(slots, workers));
+        with_sum(of_chunk, |slots| then(slots, gradients));
+        self.sum = sum;
     }
 }
 

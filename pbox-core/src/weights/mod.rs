@@ -10,6 +10,7 @@
 //!   hubs below            bare sums        as BSP, or as SSP and ASP        as there
 //!   below other hubs      bare slots       the window that they read        from the window that they write
 //!   between hubs          bare sums        the window that those above read as there
+//!   below, link coded     bare slots       memory for one sum               a frame up; the window, decoded
 //! ```
 //!
 //! A mode is a row: a [`Mode`] with one type for each stage, chosen when the shard is made, so that no stage asks for
@@ -19,6 +20,7 @@
 mod bare;
 mod chunks;
 mod coded;
+mod coded_relay;
 mod counted;
 mod frame_sum;
 mod own;
@@ -39,6 +41,7 @@ use bare::{Push, Pushes};
 pub(crate) use bare::{BareSlots, RawForAll};
 pub(crate) use chunks::Chunk;
 pub(crate) use coded::{CodedForAll, CodedForEach};
+pub(crate) use coded_relay::{CodedRelay, CodedWays, OneSum};
 pub(crate) use counted::CountedSlots;
 pub(crate) use frame_sum::FrameSum;
 pub(crate) use own::RawForEach;
@@ -76,6 +79,7 @@ mode!(/** BSP of hubs below. */ Hubs: CountedSlots, Spans, RawForAll);
 mode!(/** SSP and ASP of hubs below. */ HubsAlone: CountedSlots, Spans, RawForEach);
 mode!(/** BSP below other hubs, which step. */ BelowHubs: BareSlots, Spans, Relay);
 mode!(/** The same of hubs below. */ BetweenHubs: CountedSlots, Spans, Relay);
+mode!(/** BSP below other hubs, with a codec on the way to them. */ BelowCoded: BareSlots, OneSum, CodedRelay);
 
 /// The first stage: workers' pushes become slots that a kernel can sum.
 pub(crate) trait Read {
@@ -153,6 +157,28 @@ pub(crate) trait Reply<R, W> {
     /// Prepares the weights of the other workers for workers that have none. The other workers may still read their
     /// answers.
     fn greet(&mut self, _chunk: &Chunk, _place: usize) {}
+
+    /// Below other hubs: where a chunk's answer lies in the window that they write, if it is not the window that workers
+    /// read.
+    #[inline]
+    fn place_of_answers(&self, _chunk: &Chunk) -> Option<Span> {
+        None
+    }
+
+    /// Takes an answer from there: that of a round, for this hub, which takes part above from a first round on.
+    ///
+    /// # Errors
+    /// When it is no frame of this chunk and round.
+    fn take_answer(
+        &mut self,
+        _kernels: &Kernels,
+        _chunk: &Chunk,
+        _place: usize,
+        _answer: Push,
+        _of: (Round, Round),
+    ) -> Result<(), FrameError> {
+        Ok(())
+    }
 
     /// Whether a chunk with all pushes of a round must wait for a task of the core.
     #[inline]

@@ -41,16 +41,17 @@ impl<M: Mode> Staged<M> {
         Ok(Staged { chunks, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
     }
 
-    /// The same without an optimizer: a step writes the sum.
+    /// The same without an optimizer: a step writes the sum. So many links lead up.
     pub fn summing(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
         read: M::Read,
         weights: M::Weights,
         reply: M::Reply,
+        ways: u32,
     ) -> Result<Self, MapError> {
         let steps = Steps::sums(terms)?;
-        Ok(Staged { chunks, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
+        Ok(Staged { chunks, gradients: Gradients::new(terms.workers + ways), steps, read, weights, reply })
     }
 
     /// The chunks, by place.
@@ -66,6 +67,34 @@ impl<M: Mode> Staged<M> {
         // SAFETY: the worker has posted this chunk, and gets no answer before this returns. If it writes all the
         // same, the result is read as bytes, and every byte is a value.
         self.read.check(chunk, place, round, unsafe { self.gradients.push(rank, chunk.push) })
+    }
+
+    /// Takes an answer of a hub above by the link of this number, as [`Reply::take_answer`].
+    #[inline]
+    pub fn take_answer(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        link: u32,
+        of: (Round, Round),
+    ) -> Result<(), FrameError> {
+        let chunk = &self.chunks[place];
+        let Some(span) = self.reply.place_of_answers(chunk) else { return Ok(()) };
+        // SAFETY: the hub above has posted this chunk, and posts it again only when it has this hub's next sum, which
+        // goes up after this returns. If it writes all the same, the result is read as bytes, and every byte is a value.
+        let answer = unsafe { self.gradients.push(link, span) };
+        self.reply.take_answer(kernels, chunk, place, answer, of)
+    }
+
+    /// Adds the window that a hub above writes for the link of this number, with the chunks at these places.
+    pub fn add_above(
+        &mut self,
+        link: u32,
+        window: Arc<RecvWindow>,
+        places: impl Iterator<Item = usize>,
+    ) -> Result<(), SpanError> {
+        let Staged { chunks, gradients, reply, .. } = self;
+        gradients.add(link, window, places.filter_map(|place| reply.place_of_answers(&chunks[place])))
     }
 
     /// Sums the pushes of `ranks` and steps a chunk in `round`. `number` counts the chunk's steps from 1. In round 0,

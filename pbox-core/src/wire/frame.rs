@@ -1,9 +1,11 @@
 //! Frames: in a compressed job they cross instead of a chunk's bare values. A frame is a header, then the payload.
 //!
 //! ```text
-//!   0          1        4                 8
-//!   [ kind: u8 ][ 0 0 0 ][ payload bytes: u32 ][ payload ... ]      little endian
+//!   0          1                4                 8
+//!   [ kind: u8 ][ gradients: u24 ][ payload bytes: u32 ][ payload ... ]      little endian
 //! ```
+//!
+//! A worker's frame has 0 gradients; a hub's says how many are in its sum.
 //!
 //! Pure functions of bytes, at both ends. The codec or the key's type defines the payload. Every function is total:
 //! the bytes belong to another process, and may change while they are read.
@@ -68,6 +70,20 @@ pub fn write_header(frame: &mut [u8], kind: Kind, payload_bytes: usize) {
     frame[4..HEADER_BYTES].copy_from_slice(&bytes.to_le_bytes());
 }
 
+/// Writes into a frame's header how many gradients are in its values.
+///
+/// # Panics
+/// When no sum can have so many.
+pub fn write_count(frame: &mut [u8], gradients: u32) {
+    assert!((1..=MAX_GRADIENTS).contains(&gradients), "{gradients} gradients in a sum");
+    frame[1..4].copy_from_slice(&gradients.to_le_bytes()[..3]);
+}
+
+/// How many gradients a frame's header says.
+pub fn count(frame: &[u8]) -> u32 {
+    u32::from_le_bytes([frame[1], frame[2], frame[3], 0])
+}
+
 /// The payload of a frame, which lies at the beginning of `room`.
 ///
 /// # Errors
@@ -100,8 +116,10 @@ mod tests {
         let mut frame = [7; 20];
         write_header(&mut frame, Kind::Coded, 5);
         assert_eq!(payload(&frame, Kind::Coded), Ok(&[7; 5][..]));
+        assert_eq!(count(&frame), 0);
         write_header(&mut frame, Kind::Raw, 12);
-        assert_eq!(raw(&frame, 12), Ok(&[7; 12][..]));
+        write_count(&mut frame, MAX_GRADIENTS);
+        assert_eq!((raw(&frame, 12), count(&frame)), (Ok(&[7; 12][..]), MAX_GRADIENTS));
     }
 
     #[test]

@@ -130,11 +130,17 @@ impl Wire {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
     }
 
+    /// Whether each chunk of a gradient window has a line behind it that counts gradients. Frames count them in their
+    /// headers.
+    fn has_counts(&self) -> bool {
+        self.members.are_hubs() && self.framing.is_none()
+    }
+
     /// Size of a gradient window.
     pub fn gradient_window_bytes(&self) -> usize {
-        match self.members {
-            Members::Workers => self.weights_window_bytes(),
-            Members::Hubs | Members::Mesh => counted::window_bytes(&self.layout),
+        match self.has_counts() {
+            false => self.weights_window_bytes(),
+            true => counted::window_bytes(&self.layout),
         }
     }
 
@@ -148,9 +154,9 @@ impl Wire {
 
     /// A chunk's place in gradient windows; panics beyond the last.
     pub fn gradient_span(&self, chunk: ChunkId) -> Span {
-        match self.members {
-            Members::Workers => self.weights_span(chunk),
-            Members::Hubs | Members::Mesh => counted::span(&self.layout, chunk),
+        match self.has_counts() {
+            false => self.weights_span(chunk),
+            true => counted::span(&self.layout, chunk),
         }
     }
 

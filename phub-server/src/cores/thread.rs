@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, IdlePolicy, Port as _, RecvWindow, Spans, Until, any};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, JobId, Notice, ShardSpec, Taken};
+use pbox_core::{Core, JobId, LevelTerms, Notice, ShardSpec, Taken};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Lane;
@@ -201,6 +201,18 @@ impl CoreThread {
             Err(error) => Report::WorkerGone { job, rank, reason: error.to_string() },
         };
         self.report(report);
+    }
+
+    /// Takes the links of a job that lead up, each with the window that the hub above writes, unless the workers read it.
+    pub fn add_above(
+        &mut self,
+        job: JobId,
+        level: &LevelTerms,
+        ways: Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>,
+    ) {
+        if let Err(error) = self.core.add_above(job, level, ways) {
+            self.report(Report::JobFailed { job, reason: error.to_string() });
+        }
     }
 
     /// Removes a worker's link.

@@ -20,7 +20,7 @@ use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
     JoinRequest, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, check_job_name,
 };
-use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, Wire};
+use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
 
 use super::{Refusal, Registry, on_thread};
@@ -74,8 +74,9 @@ pub(super) struct LetInAbove {
     placed: Above,
 }
 
-/// A job's links to the hubs above, by core of this hub.
-pub(super) type WaysUp = Vec<Vec<any::Endpoint>>;
+/// A job's links to the hubs above, by core of this hub, each with the window that the hub writes, unless that is the window
+/// that the workers read.
+pub(super) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
 
 /// The parts of a job that are made with its links to the hubs above.
 pub(super) struct MadeAbove {
@@ -199,7 +200,7 @@ impl Up {
     }
 
     /// Makes the windows of a job between these hubs and its workers, and the links that lead up. `numbers` are the job's
-    /// cores here. `shown` is the window that the workers read, if there is one: in a mesh that of this hub's share.
+    /// cores here. In a mesh, `share` is the window of this hub's share: the workers read it, unless frames cross above.
     pub(super) fn link(
         &self,
         let_in: LetInAbove,
@@ -207,24 +208,25 @@ impl Up {
         wire: &Wire,
         below: &Below,
         numbers: &[usize],
-        shown: Option<Arc<SendWindow>>,
+        share: Option<Arc<SendWindow>>,
     ) -> Result<MadeAbove, Refusal> {
         let exhausted = |error: WindowError| Refusal::Exhausted(format!("a job below other hubs: {error}"));
         let LetInAbove { above, hubs, terms: terms_above, wire: wire_above, placed } = let_in;
-        let (level, keeps_first) = (terms_above.level, above.machine.number > 0);
-        let (sums, shards) =
-            ShardSpec::of_cores_below((terms, wire), (level, &wire_above), below, keeps_first)
+        let (level, machine) = (terms_above.level, above.machine.number);
+        let (WindowsBelow { sums, shown }, shards) =
+            ShardSpec::of_cores_below((terms, wire), (level, &wire_above), below, machine)
                 .map_err(exhausted)?;
-        let weights = match shown {
-            Some(shown) => shown,
+        let is_coded = shown.is_some();
+        let weights = match shown.or(share) {
+            Some(weights) => weights,
             None => Arc::new(SendWindow::new(wire.weights_window_bytes()).map_err(exhausted)?),
         };
         let recv = Arc::new(RecvWindow::shown(&weights));
         let dealt_to = numbers.iter().map(|&number| PortId(number as u16)).collect();
         let ports = Ports { group: self.group.clone(), dealt_to, rdma: self.rdma.clone(), transport: None };
         let (schedule, deadline) = (level.schedule, Instant::now() + self.limit);
-        let receive = |hub| match above.own == Some(hub) {
-            true => Receive::New(wire.weights_window_bytes()), // the same pages
+        let receive = |hub| match is_coded || above.own == Some(hub) {
+            true => Receive::New(wire_above.weights_window_bytes()), // frames, or the same pages
             false => Receive::Into(Arc::clone(&recv)),
         };
         let path = membership::open(&hubs, schedule, wire.layout(), &sums, receive, &ports, deadline)
@@ -236,8 +238,9 @@ impl Up {
         let bell = Waker::from(Arc::new(Bell(rung)));
         let kept = hubs.into_iter().zip(path.cores).map(|(hub, cores)| hub.keep(cores, bell.clone()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>().map_err(not_joined)?;
-        let mut endpoints: Vec<Option<any::Endpoint>> = path.endpoints.into_iter().map(Some).collect();
-        let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| endpoints[way].take()).collect();
+        let received = path.received.into_iter().map(|window| is_coded.then_some(window));
+        let mut links: Vec<_> = path.endpoints.into_iter().zip(received).map(Some).collect();
+        let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| links[way].take()).collect();
         let ways = below.ways.iter().map(of_core).collect();
         let joined = JoinedAbove { hubs, machine: above.machine, placed, news };
         Ok(MadeAbove { joined, weights, shards, level, ways })

@@ -73,8 +73,10 @@ impl Registry {
     /// Makes a job whose name is reserved. Outside the lock.
     pub(super) fn make(&self, making: &Making, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
         let terms = &request.terms;
-        let wire = Wire::of_terms(terms).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
         let relays = self.up.relays(request);
+        let of_shards = if relays { terms.beside() } else { terms.clone() };
+        let wire =
+            Wire::of_terms(&of_shards).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
         check_memory(&wire, terms, self.checkpoint_every.is_some(), relays)
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
         let let_in = relays.then(|| self.up.join(name, request, &self.id)).transpose()?;
@@ -96,24 +98,24 @@ impl Registry {
             model_mb = layout.model_bytes() as f64 / 1e6, share = %hubs.share, cores = ?numbers,
             optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
-        let (terms, restored) = (Arc::new(terms.clone()), restored.map(Arc::new));
+        let (of_shards, restored) = (Arc::new(of_shards), restored.map(Arc::new));
         let (weights, mut shards, joined, ways) = match (let_in, &below) {
             (Some(let_in), Some(below)) => {
-                let shown = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
-                let made = self.up.link(let_in, &terms, &wire, below, &numbers, shown)?;
+                let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
+                let made = self.up.link(let_in, &of_shards, &wire, below, &numbers, share)?;
                 let MadeAbove { joined, weights, shards, level, ways } = made;
                 (weights, shards, Some(Arc::new(joined)), Some((level, ways)))
             }
             _ => {
                 // In a mesh, the workers of this machine read all chunks in the window of this hub's share.
                 let made = match terms.level.members {
-                    Members::Mesh => placement.shown_window(&wire),
-                    Members::Workers | Members::Hubs => placement.job_window(&wire),
+                    Members::Mesh if wire.framing().is_none() => placement.shown_window(&wire),
+                    _ => placement.job_window(&wire),
                 };
                 let (weights, claims) =
                     made.map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
                 let chunks = placement.chunks_by_core();
-                let shards = ShardSpec::of_cores(&terms, &wire, chunks.into_iter().zip(claims));
+                let shards = ShardSpec::of_cores(&of_shards, &wire, chunks.into_iter().zip(claims));
                 (weights, shards, None, None)
             }
         };
@@ -121,7 +123,8 @@ impl Registry {
             (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
         }
         let cores = Arc::new(Cores { numbers, placement, capacities, owners });
-        let mut job = Job::new(making.id, terms, wire, cores, weights, hubs, restored.as_deref());
+        let mut job =
+            Job::new(making.id, Arc::new(terms.clone()), wire, cores, weights, hubs, restored.as_deref());
         (job.above, job.mesh) = (joined, request.mesh.clone());
         Ok(Made { job, shards, above: ways })
     }
@@ -141,7 +144,7 @@ impl Registry {
         }
         if let Some((level, ways)) = above {
             for (&core, ways) in job.cores.numbers.iter().zip(ways) {
-                self.cores[core].tell(move |thread| thread.core.add_above(id, &level, ways));
+                self.cores[core].tell(move |thread| thread.add_above(id, &level, ways));
             }
         }
         if let Some(above) = &job.above {

@@ -43,7 +43,7 @@ impl Session {
         config.terms.hubs = addresses.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
-        let wire = Wire::of_terms(&config.terms)?;
+        let mut wire = Wire::of_terms(&config.terms)?;
         let request = JoinRequest {
             protocol: PROTOCOL,
             rank: config.rank,
@@ -55,6 +55,10 @@ impl Session {
             terms: config.terms.clone(),
         };
         let let_in = membership::join_all(&addresses, &config.job, config.join_limit, &request)?;
+        if let_in[0].above().is_some() {
+            config.terms = config.terms.beside();
+            wire = Wire::of_terms(&config.terms)?;
+        }
         let (window, gradients) = Windows::gradients(&wire)?;
         let (ports, port) = Ports::one(&let_in, config.transport, config.nics.as_ref())?;
         let schedule = config.terms.level.schedule;

@@ -23,6 +23,8 @@ pub(crate) struct Relayed {
     way_up: Vec<u32>,
     /// By place.
     above: Vec<Above>,
+    /// From which round on this hub takes part above; beyond all rounds until that is known.
+    first: Round,
 }
 
 /// What a chunk waits for from the hub above.
@@ -42,7 +44,7 @@ impl Relayed {
     /// Nobody takes part. The sums of each chunk go up by the link of this number.
     pub fn new(workers: u32, way_up: Vec<u32>) -> Self {
         let (chunks, below) = (way_up.len(), Arrivals::new(way_up.len(), workers));
-        Relayed { below, workers, way_up, above: vec![Above::Joining(None); chunks] }
+        Relayed { below, workers, way_up, above: vec![Above::Joining(None); chunks], first: Round(u32::MAX) }
     }
 }
 
@@ -50,6 +52,7 @@ impl Pace for Relayed {
     /// A hub that comes to a running job first waits for the weights of the round before.
     fn begin_at(&mut self, first: Round) {
         self.below.begin_at(first);
+        self.first = first;
         let before = first.0.checked_sub(1).map(Round);
         for above in &mut self.above {
             *above = match (before, *above) {
@@ -93,7 +96,7 @@ impl Pace for Relayed {
 
     #[inline]
     fn first_round(&self, link: u32) -> Round {
-        if self.is_push(link) { self.below.first_round(link) } else { Round(0) }
+        if self.is_push(link) { self.below.first_round(link) } else { self.first }
     }
 
     #[inline]
@@ -108,6 +111,10 @@ impl Pace for Relayed {
             Above::Answered(round) => Err(OutOfTurn::Again(round)),
             Above::Gathering | Above::Joining(_) => Err(OutOfTurn::NotYet(self.below.round(place))),
         }
+    }
+
+    fn way_up(&self, place: usize) -> Option<u32> {
+        Some(self.way_up[place])
     }
 
     #[inline]

@@ -1,0 +1,211 @@
+//! The reply of a hub below other hubs whose link to them is coded: workers share memory with this hub and push bare values;
+//! only sums that go up, and answers that come down, are frames.
+//!
+//! ```text
+//!   sum --encode, with what former sums left out--> frame in the window that the hub above reads
+//!   window that the workers read <--merge-- frame in the window that the hub above writes
+//! ```
+//!
+//! This hub is to the hub above what a worker is to its hub: the codec's state is the machine's.
+
+use std::sync::Arc;
+
+use fabric::{MapError, Slab, Span, Spans};
+use half::{bf16, f16};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::bare::Push;
+use super::chunks::Chunk;
+use super::frame_sum::longest;
+use super::{Reply, Stepped, To, Weights};
+use crate::kernels::{Element, Kernels, typed};
+use crate::layout::{Dtype, Round};
+use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
+use crate::wire::{Answer, Codecs, Framing, merge};
+
+/// The sum of one chunk at a time, in the key's type.
+#[derive(Debug)]
+pub(crate) struct OneSum {
+    slab: Slab,
+    /// By place.
+    elements: Vec<usize>,
+}
+
+impl OneSum {
+    /// Allocates and touches memory: call it on the thread that owns the core.
+    pub fn new(chunks: &[Chunk]) -> Result<Self, MapError> {
+        let mut slab = Slab::zeroed("the sum of a chunk", longest(chunks))?;
+        slab.as_mut_slice().fill(0.0);
+        Ok(OneSum { slab, elements: chunks.iter().map(|chunk| chunk.elements).collect() })
+    }
+}
+
+impl Weights for OneSum {
+    fn elements<E: Element>(&self, place: usize) -> &[E] {
+        let bytes = &self.slab.as_slice().as_bytes()[..self.elements[place] * size_of::<E>()];
+        <[E]>::ref_from_bytes(bytes).expect("whole elements")
+    }
+
+    fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
+        let bytes = &mut self.slab.as_mut_slice().as_mut_bytes()[..self.elements[place] * size_of::<E>()];
+        <[E]>::mut_from_bytes(bytes).expect("whole elements")
+    }
+}
+
+/// The ways of a hub whose links to the hubs above are coded.
+#[derive(Debug)]
+pub(crate) struct CodedWays {
+    /// How frames are written there.
+    pub framing: Arc<Framing>,
+    /// This hub's number among the members of the hubs above.
+    pub machine: u32,
+    /// This core's chunks in the window that the workers read.
+    pub shown: Spans,
+}
+
+/// Encodes sums and decodes answers.
+#[derive(Debug)]
+pub(crate) struct CodedRelay {
+    /// Links of a higher number lead up.
+    workers: u32,
+    ways: CodedWays,
+    codecs: Codecs,
+    /// In the window that the hubs above read.
+    frames: Spans,
+    /// As in [`Relay`](super::Relay).
+    keeps_first: bool,
+    /// The codec's state, f32 by place.
+    state: Slab,
+    /// Where each chunk's state begins.
+    states: Vec<usize>,
+    /// By place: the frame to post.
+    posts: Vec<Span>,
+    /// Values of one chunk in f32, for keys of another type.
+    scratch: Vec<f32>,
+}
+
+impl CodedRelay {
+    /// Allocates memory: call it on the thread that owns the core.
+    pub fn new(
+        workers: u32,
+        mut ways: CodedWays,
+        mut frames: Spans,
+        keeps_first: bool,
+        chunks: &[Chunk],
+    ) -> Result<Self, MapError> {
+        let codecs = ways.framing.codecs().expect("no Slim-DP between hubs");
+        for spans in [&mut frames, &mut ways.shown] {
+            (0..spans.len()).for_each(|place| spans.elements_mut::<u8>(place).fill(0));
+        }
+        let mut states = vec![0];
+        for chunk in chunks {
+            states.push(states[states.len() - 1] + chunk.elements * codecs.push.state_per_element());
+        }
+        Ok(CodedRelay {
+            workers,
+            codecs,
+            frames,
+            keeps_first,
+            state: Slab::zeroed("state of the codec", states[chunks.len()])?,
+            states,
+            posts: chunks.iter().map(|chunk| ways.framing.frames(chunk.id).span).collect(),
+            ways,
+            scratch: vec![0.0; longest(chunks)],
+        })
+    }
+
+    /// Encodes a sum of so many gradients. Returns the length of the payload.
+    fn encode(&mut self, stepped: &Stepped, weights: &OneSum) -> usize {
+        let &Stepped { kernels, chunk, place, round, workers } = stepped;
+        let CodedRelay {
+            ways: CodedWays { framing, machine, .. },
+            codecs,
+            frames,
+            state,
+            states,
+            scratch,
+            ..
+        } = self;
+        let values = match chunk.dtype {
+            Dtype::F32 => weights.elements::<f32>(place),
+            Dtype::F16 => widen::<f16>(kernels, weights, place, scratch),
+            Dtype::BF16 => widen::<bf16>(kernels, weights, place, scratch),
+        };
+        let frame = frames.elements_mut::<u8>(place);
+        let room = &mut frame[HEADER_BYTES..framing.frames(chunk.id).coded_bytes];
+        let state = &mut state.as_mut_slice()[states[place]..states[place + 1]];
+        let encoded =
+            codecs.push.encode(kernels, values, state, framing.draw(*machine, round, chunk.id), room);
+        frame::write_header(frame, Kind::Coded, encoded.bytes);
+        frame::write_count(frame, workers);
+        encoded.bytes
+    }
+}
+
+fn widen<'a, E: Element>(
+    kernels: &Kernels,
+    weights: &OneSum,
+    place: usize,
+    wide: &'a mut [f32],
+) -> &'a [f32] {
+    let values = weights.elements::<E>(place);
+    let wide = &mut wide[..values.len()];
+    kernels.widen(values, wide);
+    wide
+}
+
+impl<R> Reply<R, OneSum> for CodedRelay {
+    fn answer(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &OneSum, to: To) -> Span {
+        if to.rank < self.workers { chunk.span } else { self.posts[place] }
+    }
+
+    fn add_worker(&mut self, _: &[Chunk], _: &OneSum, _: u32, own: Option<Spans>) {
+        assert!(own.is_none(), "all workers read one window");
+    }
+
+    fn prepare(&mut self, stepped: Stepped, _: &mut R, weights: &OneSum) {
+        let &Stepped { chunk, place, round, .. } = &stepped;
+        let frames = *self.ways.framing.frames(chunk.id);
+        self.posts[place] = match self.ways.framing.push_kind(round) {
+            Kind::Coded => frames.frame(Kind::Coded, self.encode(&stepped, weights)),
+            Kind::Raw => {
+                let first = frames.begin_raw(self.frames.elements_mut(place));
+                if self.keeps_first {
+                    // The hub above reads the header alone.
+                    frames.frame(Kind::Raw, 0)
+                } else {
+                    typed!(chunk.dtype, E => first.copy_from_slice(weights.elements::<E>(place).as_bytes()));
+                    frames.frame(Kind::Raw, first.len())
+                }
+            }
+        };
+    }
+
+    fn place_of_answers(&self, chunk: &Chunk) -> Option<Span> {
+        Some(self.ways.framing.frames(chunk.id).span)
+    }
+
+    fn take_answer(
+        &mut self,
+        kernels: &Kernels,
+        chunk: &Chunk,
+        place: usize,
+        answer: Push,
+        (round, first): (Round, Round),
+    ) -> Result<(), FrameError> {
+        let CodedRelay { ways: CodedWays { framing, shown, .. }, codecs, scratch, .. } = self;
+        let frames = framing.frames(chunk.id);
+        match framing.answer_kind(round, first) {
+            Kind::Raw => shown.elements_mut::<u8>(place).copy_from_slice(frames.raw(answer.bytes())?),
+            Kind::Coded => {
+                let payload = frames.coded(answer.bytes())?;
+                codecs.answer.check_payload(chunk.elements, payload)?;
+                let contains = if framing.keeps_weights() { Answer::Difference } else { Answer::Values };
+                typed!(chunk.dtype, E => {
+                    merge(&codecs.answer, kernels, payload, contains, shown.elements_mut::<E>(place), scratch);
+                });
+            }
+        }
+        Ok(())
+    }
+}
