@@ -22,6 +22,7 @@ mod error;
 mod exit;
 mod hub;
 mod idle_choice;
+mod job_memory;
 pub mod model_source;
 mod open_files;
 mod registry;
