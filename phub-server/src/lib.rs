@@ -28,6 +28,7 @@ mod open_files;
 mod registry;
 mod rendezvous;
 mod settings;
+pub mod shapes;
 pub mod topology_command;
 
 pub use control::ControlLimits;
