@@ -1,5 +1,7 @@
 //! `phub-server topology`: this machine or another, and where a job's chunks would go, as text and as a picture (as PHub's
-//! figure 2).
+//! figure 2). With `--machines`, a job on several machines.
+
+mod machines;
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -12,9 +14,21 @@ use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
 use crate::model_source::ModelSource;
 use crate::settings::CoreSelection;
+use machines::MachinesArgs;
 
 /// Settings of `phub-server topology`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+A machine, and where a job's chunks would go:
+
+  phub-server topology                                           this machine
+  phub-server topology --model vgg19 --svg plan.svg              and a plan for a job on it, also as a picture
+  phub-server topology --synthetic \"sockets:2 cores:10 nics:5 nic_gbps:56\" --model vgg19
+
+A job on several machines, each like this one: flat, or two levels (a mesh)?
+
+  phub-server topology --machines 2 --workers-per-machine 4 --model resnet50 --link-gbps 25
+  phub-server topology --machines 8 --workers-per-machine 8 --model vgg19 --above-hubs 4 --svg job.svg")]
 pub struct TopologyArgs {
     /// A machine from an hwloc XML file (lstopo --of xml FILE) instead of this one.
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
@@ -47,7 +61,10 @@ pub struct TopologyArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     except_nics: Vec<String>,
 
-    /// Also draw the machine and the plan into this file.
+    #[command(flatten)]
+    machines: MachinesArgs,
+
+    /// Also draw the machine and the plan, or the machines, into this file.
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
 }
@@ -60,24 +77,12 @@ impl TopologyArgs {
             (_, Some(description)) => Host::from_synthetic(description)?,
             _ => Host::live()?,
         };
-        let mut text = String::new();
-        let plan = match self.model.keys()? {
-            None => None,
-            Some((name, keys)) => {
-                let layout = Layout::new(keys, self.chunk_bytes)?;
-                let plan = self.place(&host, &layout)?;
-                let _ = write!(text, "\n{}", self.traffic(&name, &layout, &plan));
-                Some(plan)
-            }
+        let (mut text, picture) = match self.machines.are_given() {
+            true => self.of_machines(&host)?,
+            false => self.of_one(&host)?,
         };
-        text.insert_str(0, &render::text(&host, plan.as_ref(), "run"));
-        if plan.is_none() {
-            text.push_str(
-                "\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n",
-            );
-        }
         if let Some(path) = &self.svg {
-            std::fs::write(path, render::svg(&host, plan.as_ref(), "run")).with_context(|| {
+            std::fs::write(path, picture).with_context(|| {
                 format!("cannot write {}: the directory must exist and be yours to write", path.display())
             })?;
             let _ = writeln!(text, "\nPicture: {}", path.display());
@@ -89,6 +94,37 @@ impl TopologyArgs {
             let _ = out.flush();
         }
         Ok(())
+    }
+
+    /// Text and picture of the machine, and of a plan for it if there is a model.
+    fn of_one(&self, host: &Host) -> anyhow::Result<(String, String)> {
+        let mut text = String::new();
+        let plan = match self.model.keys()? {
+            None => None,
+            Some((name, keys)) => {
+                let layout = Layout::new(keys, self.chunk_bytes)?;
+                let plan = self.place(host, &layout)?;
+                let _ = write!(text, "\n{}", self.traffic(&name, &layout, &plan));
+                Some(plan)
+            }
+        };
+        text.insert_str(0, &render::text(host, plan.as_ref(), "run"));
+        if plan.is_none() {
+            text.push_str(
+                "\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n",
+            );
+        }
+        Ok((text, render::svg(host, plan.as_ref(), "run")))
+    }
+
+    /// Text and picture of a job on several machines like this one.
+    fn of_machines(&self, host: &Host) -> anyhow::Result<(String, String)> {
+        let model = self.model.keys()?.context(
+            "--machines needs a model to say what crosses the links; add --model resnet50, or --manifest FILE.safetensors",
+        )?;
+        let plan = topology::place(host, &self.request(&[]))?;
+        let job = self.machines.job(host, &plan, model, self.chunk_bytes)?;
+        Ok((job.text(), job.svg()))
     }
 
     fn place(&self, host: &Host, layout: &Layout) -> Result<Plan, PlaceError> {

@@ -1,0 +1,193 @@
+//! `phub-server topology --machines N --workers-per-machine W`: a job on several machines. Who owns what, what each link carries
+//! in a round in each shape, which shape to use and why, and what a hub needs.
+
+mod picture;
+mod text;
+
+use std::cmp::Reverse;
+
+use anyhow::bail;
+use pbox_core::{Above, ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer, Placement, Wire};
+use topology::{Host, Plan, Speed, SpeedSource};
+
+use crate::shapes::{Shape, Volume};
+
+/// The optimizer whose state is counted.
+const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
+
+/// Settings of `topology` for a job on several machines.
+#[derive(Debug, clap::Args)]
+pub(super) struct MachinesArgs {
+    /// Machines of a job on several machines like this one, a hub on each: shows who owns what, what each link carries a round,
+    /// flat and with two levels, which of them to use and why, and the memory of a hub. Needs a model.
+    #[arg(long, value_name = "N", value_parser = machines, requires = "workers_per_machine", conflicts_with = "workers")]
+    machines: Option<u32>,
+
+    /// Workers on each of the machines.
+    #[arg(long, value_name = "N", value_parser = workers, requires = "machines")]
+    workers_per_machine: Option<u32>,
+
+    /// Also shows the shape with so many hubs apart, above those of the machines.
+    #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
+    above_hubs: Option<u32>,
+
+    /// Speed of the link of each machine in Gb/s, each way. Default: that of the fastest NIC that the hub would use, if it is
+    /// known; virtual NICs tell none.
+    #[arg(long, value_name = "GBPS", value_parser = gbps, requires = "machines")]
+    link_gbps: Option<f64>,
+}
+
+fn machines(text: &str) -> Result<u32, String> {
+    number(
+        text,
+        MAX_HUBS,
+        "machines",
+        "a mesh has a hub on each; several jobs, or racks of machines, go further",
+    )
+}
+
+fn workers(text: &str) -> Result<u32, String> {
+    number(text, MAX_WORKERS, "workers of a machine", "give those that push to the hub of one machine")
+}
+
+fn above_hubs(text: &str) -> Result<u32, String> {
+    number(
+        text,
+        MAX_HUBS,
+        "hubs above",
+        "leave it out for a mesh, in which the machines' hubs own the chunks",
+    )
+}
+
+fn number(text: &str, most: u32, what: &str, next: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(number) if (1..=most).contains(&number) => Ok(number),
+        _ => Err(format!("{text:?} {what}: expected a number from 1 to {most}; {next}")),
+    }
+}
+
+fn gbps(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(gbps) if (0.001..=1e6).contains(&gbps) => Ok(gbps),
+        _ => Err(format!(
+            "{text:?} Gb/s: expected a speed from 0.001 to 1000000, such as 25; leave it out for bytes alone"
+        )),
+    }
+}
+
+impl MachinesArgs {
+    /// Whether the job is on several machines.
+    pub fn are_given(&self) -> bool {
+        self.machines.is_some()
+    }
+
+    /// The job on machines like `host`, whose hubs have the cores of `plan`.
+    pub fn job(
+        &self,
+        host: &Host,
+        plan: &Plan,
+        (name, keys): (String, Vec<Key>),
+        chunk_bytes: usize,
+    ) -> anyhow::Result<MachinesJob> {
+        let (Some(machines), Some(workers)) = (self.machines, self.workers_per_machine) else {
+            bail!("--machines N and --workers-per-machine N: expected both; add the one that is missing")
+        };
+        let cores = plan.cores().len();
+        let terms = JobTerms { chunk_bytes, ..JobTerms::new(workers, keys, NESTEROV) };
+        terms.check()?;
+        let wire = Wire::of_terms(&terms)?;
+        let mesh = Level::new(&terms, &wire, machines, machines, cores)?;
+        let above =
+            self.above_hubs.map(|hubs| Level::new(&terms, &wire, hubs, machines, cores)).transpose()?;
+        let (gbps, link) = self.speed(host, plan);
+        let flat = (machines * workers <= MAX_WORKERS).then(|| Shape::flat(&mesh.volumes, workers, gbps));
+        let of_above = above.as_ref().map(|above| Shape::above(&above.volumes, machines, gbps));
+        let shapes = flat.into_iter().chain([Shape::mesh(&mesh.volumes, gbps)]).chain(of_above).collect();
+        let host = host.summary();
+        Ok(MachinesJob { name, host, link, machines, cores, terms, wire, mesh, above, shapes })
+    }
+
+    /// The speed of a machine's link, and where it is known from.
+    fn speed(&self, host: &Host, plan: &Plan) -> (Option<f64>, String) {
+        if let Some(gbps) = self.link_gbps {
+            return (Some(gbps), format!("{gbps} Gb/s each way, by --link-gbps"));
+        }
+        let nics = plan.nics().iter().filter_map(|placed| host.nic(placed.nic));
+        // A PCI link only bounds the speed of its NIC.
+        let is_own = |speed: &Speed| speed.source != SpeedSource::PciLink;
+        let known = nics.filter_map(|nic| Some((nic.speed.filter(is_own)?.bits_per_s, &nic.name)));
+        match known.min_by_key(|(bits_per_s, _)| Reverse(*bits_per_s)) {
+            None => (None, "speed unknown, so bytes only: --link-gbps 25 gives it in Gb/s".to_owned()),
+            Some((bits_per_s, name)) => {
+                let gbps = bits_per_s as f64 / 1e9;
+                (Some(gbps), format!("{gbps} Gb/s each way, that of {name}; --link-gbps gives another"))
+            }
+        }
+    }
+}
+
+/// A level of hubs with shares.
+struct Level {
+    terms: JobTerms,
+    wire: Wire,
+    hubs: Vec<Placement>,
+    /// What crosses of each hub's share.
+    volumes: Vec<Volume>,
+}
+
+impl Level {
+    /// So many hubs of so many cores each, above those of the machines.
+    fn new(terms: &JobTerms, wire: &Wire, hubs: u32, machines: u32, cores: usize) -> anyhow::Result<Self> {
+        let terms = terms.above(hubs, machines)?;
+        terms.check()?;
+        let above = Wire::of_terms(&terms)?;
+        let placed = Above {
+            schedule: terms.level.schedule,
+            split_above: terms.split_above,
+            cores: vec![cores as u32; hubs as usize],
+            above: None,
+        };
+        let hubs = placed.placements(wire.layout()).map_err(anyhow::Error::msg)?;
+        let volume = |hub: &Placement| Volume::of_chunks(wire, &above, owned(hub));
+        let volumes = hubs.iter().map(volume).collect();
+        Ok(Level { terms, wire: above, hubs, volumes })
+    }
+}
+
+/// The chunks of a hub's share.
+fn owned(hub: &Placement) -> impl Iterator<Item = ChunkId> {
+    hub.chunks_by_core().into_iter().flatten()
+}
+
+fn bytes_of(layout: &Layout, chunks: &[ChunkId]) -> u64 {
+    chunks.iter().map(|&chunk| layout.chunk(chunk).span.bytes as u64).sum()
+}
+
+/// A job on several machines.
+pub(super) struct MachinesJob {
+    name: String,
+    host: String,
+    link: String,
+    machines: u32,
+    /// Of each hub.
+    cores: usize,
+    /// Of the workers of one machine.
+    terms: JobTerms,
+    wire: Wire,
+    mesh: Level,
+    above: Option<Level>,
+    /// The simplest first. Without flat where a job cannot have so many workers.
+    shapes: Vec<Shape>,
+}
+
+impl MachinesJob {
+    fn title(&self) -> String {
+        let count = |n: u32, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
+        let workers = count(self.terms.workers, "worker");
+        format!("{} x {workers}, {}", count(self.machines, "machine"), self.name)
+    }
+}
+
+fn mb(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
