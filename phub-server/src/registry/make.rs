@@ -98,6 +98,9 @@ impl Registry {
             model_mb = layout.model_bytes() as f64 / 1e6, share = %hubs.share, cores = ?numbers,
             optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
+        if let Some(above) = above {
+            above.log_shape(name, (terms, &wire));
+        }
         let (terms, restored) = (Arc::new(terms.clone()), restored.map(Arc::new));
         let (weights, mut shards, joined, ways) = match (above, let_in, &below) {
             (Some(above), Some(let_in), Some(below)) => {

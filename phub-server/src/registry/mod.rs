@@ -23,6 +23,7 @@ mod join;
 mod loss;
 mod make;
 mod restore;
+mod shape;
 mod snapshot;
 mod state;
 #[cfg(test)]

@@ -4,13 +4,11 @@
 mod picture;
 mod text;
 
-use std::cmp::Reverse;
-
 use anyhow::bail;
-use pbox_core::{Above, ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer, Placement, Wire};
-use topology::{Host, Plan, Speed, SpeedSource};
+use pbox_core::{ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer, Wire};
+use topology::{Host, Plan};
 
-use crate::shapes::{Shape, Volume};
+use crate::shapes::{Level, Shape, Shapes, fastest};
 
 /// The optimizer whose state is counted.
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
@@ -96,15 +94,11 @@ impl MachinesArgs {
         let terms = JobTerms { chunk_bytes, ..JobTerms::new(workers, keys, NESTEROV) };
         terms.check()?;
         let wire = Wire::of_terms(&terms)?;
-        let mesh = Level::new(&terms, &wire, machines, machines, cores)?;
-        let above =
-            self.above_hubs.map(|hubs| Level::new(&terms, &wire, hubs, machines, cores)).transpose()?;
         let (gbps, link) = self.speed(host, plan);
-        let flat = (machines * workers <= MAX_WORKERS).then(|| Shape::flat(&mesh.volumes, workers, gbps));
-        let of_above = above.as_ref().map(|above| Shape::above(&above.volumes, machines, gbps));
-        let shapes = flat.into_iter().chain([Shape::mesh(&mesh.volumes, gbps)]).chain(of_above).collect();
+        let Shapes { mesh, above, all } =
+            Shapes::new((&terms, &wire), machines, self.above_hubs, cores, gbps)?;
         let host = host.summary();
-        Ok(MachinesJob { name, host, link, machines, cores, terms, wire, mesh, above, shapes })
+        Ok(MachinesJob { name, host, link, machines, cores, terms, wire, mesh, above, shapes: all })
     }
 
     /// The speed of a machine's link, and where it is known from.
@@ -113,50 +107,13 @@ impl MachinesArgs {
             return (Some(gbps), format!("{gbps} Gb/s each way, by --link-gbps"));
         }
         let nics = plan.nics().iter().filter_map(|placed| host.nic(placed.nic));
-        // A PCI link only bounds the speed of its NIC.
-        let is_own = |speed: &Speed| speed.source != SpeedSource::PciLink;
-        let known = nics.filter_map(|nic| Some((nic.speed.filter(is_own)?.bits_per_s, &nic.name)));
-        match known.min_by_key(|(bits_per_s, _)| Reverse(*bits_per_s)) {
+        match fastest(nics) {
             None => (None, "speed unknown, so bytes only: --link-gbps 25 gives it in Gb/s".to_owned()),
-            Some((bits_per_s, name)) => {
-                let gbps = bits_per_s as f64 / 1e9;
+            Some((gbps, name)) => {
                 (Some(gbps), format!("{gbps} Gb/s each way, that of {name}; --link-gbps gives another"))
             }
         }
     }
-}
-
-/// A level of hubs with shares.
-struct Level {
-    terms: JobTerms,
-    wire: Wire,
-    hubs: Vec<Placement>,
-    /// What crosses of each hub's share.
-    volumes: Vec<Volume>,
-}
-
-impl Level {
-    /// So many hubs of so many cores each, above those of the machines.
-    fn new(terms: &JobTerms, wire: &Wire, hubs: u32, machines: u32, cores: usize) -> anyhow::Result<Self> {
-        let terms = terms.above(hubs, machines)?;
-        terms.check()?;
-        let above = Wire::of_terms(&terms)?;
-        let placed = Above {
-            schedule: terms.level.schedule,
-            split_above: terms.split_above,
-            cores: vec![cores as u32; hubs as usize],
-            above: None,
-        };
-        let hubs = placed.placements(wire.layout()).map_err(anyhow::Error::msg)?;
-        let volume = |hub: &Placement| Volume::of_chunks(wire, &above, owned(hub));
-        let volumes = hubs.iter().map(volume).collect();
-        Ok(Level { terms, wire: above, hubs, volumes })
-    }
-}
-
-/// The chunks of a hub's share.
-fn owned(hub: &Placement) -> impl Iterator<Item = ChunkId> {
-    hub.chunks_by_core().into_iter().flatten()
 }
 
 fn bytes_of(layout: &Layout, chunks: &[ChunkId]) -> u64 {

@@ -3,8 +3,8 @@
 use pbox_core::ChunkId;
 use topology::render::{NetworkBox, NetworkPicture};
 
-use super::{Level, MachinesJob, bytes_of, mb, owned};
-use crate::shapes::{Kind, Link, Load, choose};
+use super::{MachinesJob, bytes_of, mb};
+use crate::shapes::{Kind, Level, Link, Load, choose};
 
 impl MachinesJob {
     /// The picture: with hubs apart where these are to be used, else a mesh.
@@ -35,13 +35,11 @@ impl MachinesJob {
     /// The box of a machine, or of a hub apart.
     fn machine(&self, level: &Level, kind: Kind, load: &Load) -> NetworkBox {
         let (share, workers) = match load.link {
-            Link::HubAbove(number) => (level.hubs.get(number as usize), 0),
-            Link::Machine(number) if kind == Kind::Mesh => {
-                (level.hubs.get(number as usize), self.terms.workers)
-            }
+            Link::HubAbove(number) => (Some(number), 0),
+            Link::Machine(number) if kind == Kind::Mesh => (Some(number), self.terms.workers),
             _ => (None, self.terms.workers),
         };
-        let chunks: Vec<ChunkId> = share.into_iter().flat_map(owned).collect();
+        let chunks: Vec<ChunkId> = share.map_or(Vec::new(), |hub| level.chunks(hub as usize));
         let layout = self.wire.layout();
         let bytes = bytes_of(layout, &chunks);
         let line = match share {

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use pbox_core::{Below, ChunkId, Layout, MAX_WORKERS};
+use pbox_core::{Below, Layout, MAX_WORKERS};
 
-use super::{Level, MachinesJob, bytes_of, mb, owned};
+use super::{MachinesJob, bytes_of, mb};
 use crate::job_memory::JobMemory;
-use crate::shapes::{Kind, Link, choose};
+use crate::shapes::{Kind, Level, Link, choose};
 
 /// The most lines of a level.
 const LINES: usize = 16;
@@ -57,8 +57,8 @@ impl MachinesJob {
     }
 
     fn lines(&self, out: &mut String, level: &Level, link: fn(u32) -> Link) -> std::fmt::Result {
-        for (number, hub) in (0..).zip(&level.hubs).take(LINES) {
-            let (link, chunks): (Link, Vec<ChunkId>) = (link(number), owned(hub).collect());
+        for (number, hub) in (0..).zip(0..level.hubs.len().min(LINES)) {
+            let (link, chunks) = (link(number), level.chunks(hub));
             let bytes = bytes_of(self.wire.layout(), &chunks);
             let share = bytes as f64 / self.wire.layout().model_bytes() as f64 * 100.0;
             let name = link.to_string();

@@ -1,0 +1,93 @@
+//! The formula of each shape: what its links carry, from what crosses of each hub's share.
+
+use super::{Kind, Link, Load, Shape, Volume};
+
+/// Speeds of the links of racks in Gb/s, each way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RackSpeeds {
+    /// Of each worker.
+    pub worker: f64,
+    /// Of a hub, all its NICs together: so much for its rack, and as much for other racks.
+    pub hub: f64,
+    /// Of a rack to the others.
+    pub uplink: f64,
+}
+
+impl Shape {
+    /// A hub on each machine with one of these shares. Each of a machine's `workers` sends its gradient of the other shares, and
+    /// its hub answers the workers of the other machines: 2 W (n-1)/n of the model, each way.
+    pub fn flat(shares: &[Volume], workers: u32, gbps: Option<f64>) -> Self {
+        let workers = u64::from(workers);
+        Self::on_machines(Kind::Flat, shares, gbps, |own, others, beside| {
+            let sends = workers * others.gradient + beside * workers * own.weights;
+            let receives = beside * workers * own.gradient + workers * others.weights;
+            (sends, receives)
+        })
+    }
+
+    /// The same hubs, each of which sends one sum for its workers: 2 (n-1)/n of the model, each way.
+    pub fn mesh(shares: &[Volume], gbps: Option<f64>) -> Self {
+        Self::on_machines(Kind::Mesh, shares, gbps, |own, others, beside| {
+            let sends = others.sum + beside * own.weights;
+            let receives = beside * own.sum + others.weights;
+            (sends, receives)
+        })
+    }
+
+    /// Hubs apart with these shares, above the hubs of so many machines: a model each way for a machine.
+    pub fn above(shares: &[Volume], machines: u32, gbps: Option<f64>) -> Self {
+        let all = Volume::over(shares);
+        let machine =
+            |number| Load { link: Link::Machine(number), sends: all.sum, receives: all.weights, gbps };
+        let hub = |(number, share): (u32, &Volume)| {
+            let (sends, receives) = (u64::from(machines) * share.weights, u64::from(machines) * share.sum);
+            Load { link: Link::HubAbove(number), sends, receives, gbps }
+        };
+        let loads = (0..machines).map(machine).chain((0..).zip(shares).map(hub)).collect();
+        Shape { kind: Kind::Above, loads }
+    }
+
+    /// Racks whose workers all push to one hub, in one of the racks (PHub, section 3.4): the time is the largest of
+    /// M/worker, R W M/hub and W M/uplink.
+    pub fn flat_racks(racks: u32, workers: u32, model: Volume, speeds: RackSpeeds) -> Self {
+        let times = |link, times: u32, gbps| {
+            let (sends, receives) = (u64::from(times) * model.weights, u64::from(times) * model.gradient);
+            Load { link, sends, receives, gbps: Some(gbps) }
+        };
+        let loads = vec![
+            Load {
+                link: Link::Worker,
+                sends: model.gradient,
+                receives: model.weights,
+                gbps: Some(speeds.worker),
+            },
+            times(Link::RackHub, racks * workers, speeds.hub),
+            times(Link::Uplink, (racks - 1) * workers, speeds.uplink),
+        ];
+        Shape { kind: Kind::Flat, loads }
+    }
+
+    /// Racks with a hub each, which form a mesh; each has one of these shares. The time is the largest of M/worker, W M/hub and
+    /// 2 (R-1)/R M/min(hub, uplink).
+    pub fn mesh_of_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
+        let one = Self::flat_racks(1, workers, Volume::over(shares), speeds);
+        let between = Self::mesh(shares, Some(speeds.hub.min(speeds.uplink))).bottleneck();
+        let of_rack = one.loads.into_iter().filter(|load| load.link != Link::Uplink);
+        Shape { kind: Kind::Mesh, loads: of_rack.chain([Load { link: Link::Uplink, ..between }]).collect() }
+    }
+
+    /// `of`: what a machine sends and receives, with its own share, the others' shares, and the number of the others.
+    fn on_machines(
+        kind: Kind,
+        shares: &[Volume],
+        gbps: Option<f64>,
+        of: impl Fn(Volume, Volume, u64) -> (u64, u64),
+    ) -> Self {
+        let (all, beside) = (Volume::over(shares), shares.len() as u64 - 1);
+        let load = |(number, &own): (u32, &Volume)| {
+            let (sends, receives) = of(own, all.without(own), beside);
+            Load { link: Link::Machine(number), sends, receives, gbps }
+        };
+        Shape { kind, loads: (0..).zip(shares).map(load).collect() }
+    }
+}
