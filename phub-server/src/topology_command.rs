@@ -2,6 +2,7 @@
 //! figure 2). With `--machines`, a job on several machines.
 
 mod machines;
+mod racks;
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -9,12 +10,13 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Layout};
+use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Key, Layout};
 use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
 use crate::model_source::ModelSource;
 use crate::settings::CoreSelection;
 use machines::MachinesArgs;
+use racks::RacksArgs;
 
 /// Settings of `phub-server topology`.
 #[derive(Debug, clap::Args)]
@@ -28,7 +30,11 @@ A machine, and where a job's chunks would go:
 A job on several machines, each like this one: flat, or two levels (a mesh)?
 
   phub-server topology --machines 2 --workers-per-machine 4 --model resnet50 --link-gbps 25
-  phub-server topology --machines 8 --workers-per-machine 8 --model vgg19 --above-hubs 4 --svg job.svg")]
+  phub-server topology --machines 8 --workers-per-machine 8 --model vgg19 --above-hubs 4 --svg job.svg
+
+A job in several racks, with a hub that is a box in each:
+
+  phub-server topology --racks 4 --workers-per-rack 8 --model vgg19 --worker-gbps 10 --hub-gbps 100 --uplink-gbps 40")]
 pub struct TopologyArgs {
     /// A machine from an hwloc XML file (lstopo --of xml FILE) instead of this one.
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
@@ -64,6 +70,9 @@ pub struct TopologyArgs {
     #[command(flatten)]
     machines: MachinesArgs,
 
+    #[command(flatten)]
+    racks: RacksArgs,
+
     /// Also draw the machine and the plan, or the machines, into this file.
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
@@ -77,9 +86,12 @@ impl TopologyArgs {
             (_, Some(description)) => Host::from_synthetic(description)?,
             _ => Host::live()?,
         };
-        let (mut text, picture) = match self.machines.are_given() {
-            true => self.of_machines(&host)?,
-            false => self.of_one(&host)?,
+        let (mut text, picture) = if self.racks.are_given() {
+            (self.racks.text(self.needed_model("--racks")?, self.chunk_bytes)?, String::new())
+        } else if self.machines.are_given() {
+            self.of_machines(&host)?
+        } else {
+            self.of_one(&host)?
         };
         if let Some(path) = &self.svg {
             std::fs::write(path, picture).with_context(|| {
@@ -117,11 +129,16 @@ impl TopologyArgs {
         Ok((text, render::svg(host, plan.as_ref(), "run")))
     }
 
+    /// The model's name and keys, which this setting needs.
+    fn needed_model(&self, setting: &str) -> anyhow::Result<(String, Vec<Key>)> {
+        self.model.keys()?.with_context(|| {
+            format!("{setting} needs a model to say what crosses the links; add --model resnet50, or --manifest FILE.safetensors")
+        })
+    }
+
     /// Text and picture of a job on several machines like this one.
     fn of_machines(&self, host: &Host) -> anyhow::Result<(String, String)> {
-        let model = self.model.keys()?.context(
-            "--machines needs a model to say what crosses the links; add --model resnet50, or --manifest FILE.safetensors",
-        )?;
+        let model = self.needed_model("--machines")?;
         let plan = topology::place(host, &self.request(&[]))?;
         let job = self.machines.job(host, &plan, model, self.chunk_bytes)?;
         Ok((job.text(), job.svg()))

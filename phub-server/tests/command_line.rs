@@ -186,6 +186,32 @@ fn topology_of_shapes_that_are_alike_or_not_possible() {
 }
 
 #[test]
+fn topology_of_racks_takes_the_papers_formula() {
+    let _watchdog = Watchdog::start();
+    let speeds = ["--worker-gbps", "10", "--hub-gbps", "100", "--uplink-gbps", "40"];
+    let of = |racks, more: &[&str]| {
+        of_machines("cores:2", &[&["--racks", racks, "--workers-per-rack", "8"], more].concat())
+    };
+    // 24 x 102.3 MB on 40 Gb/s, and 102.3 MB on 10 Gb/s.
+    says(
+        of("4", &speeds),
+        &[
+            "4 racks x 8 workers, resnet50",
+            "flat:  a round waits for the link of a rack to others, 2454.7 MB one way: 494.6 ms",
+            "mesh:  a round waits for the link of a worker, 102.3 MB one way: 82.4 ms",
+            "use mesh: it is 6.00 times as fast as flat",
+        ],
+    );
+    says(of("1", &speeds), &["use flat: it is the simplest"]);
+    says(of("200", &speeds), &["flat:  not possible: 1600 workers", "use mesh"]);
+    let error = failure(&["topology", "--racks", "4", "--workers-per-rack", "8", "--model", "vgg19"]);
+    says(error, &["--worker-gbps", "--hub-gbps", "--uplink-gbps"]);
+    says(failure(&["topology", "--racks", "0"]), &["--racks", "\"0\" racks", "1 to 256", "each has a hub"]);
+    let given = ["topology", "--racks", "4", "--workers-per-rack", "8"];
+    says(failure(&[&given[..], &speeds].concat()), &["--racks needs a model", "--model resnet50"]);
+}
+
+#[test]
 fn topology_draws_several_machines() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
@@ -210,7 +236,7 @@ fn topology_of_machines_that_cannot_be() {
         failure(&[&given[..], more].concat())
     };
     let model = ["--model", "resnet50"];
-    says(error("0", "4", &model), &["--machines", "\"0\" machines", "1 to 256", "several jobs"]);
+    says(error("0", "4", &model), &["--machines", "\"0\" machines", "1 to 256", "each has a hub"]);
     says(error("257", "4", &model), &["--machines", "\"257\" machines", "1 to 256"]);
     says(error("two", "4", &model), &["--machines", "\"two\" machines", "1 to 256"]);
     says(error("2", "0", &model), &["--workers-per-machine", "\"0\" workers", "1 to 1024"]);

@@ -48,32 +48,34 @@ impl Shape {
     }
 
     /// Racks whose workers all push to one hub, in one of the racks (PHub, section 3.4): the time is the largest of
-    /// M/worker, R W M/hub and W M/uplink.
-    pub fn flat_racks(racks: u32, workers: u32, model: Volume, speeds: RackSpeeds) -> Self {
-        let times = |link, times: u32, gbps| {
-            let (sends, receives) = (u64::from(times) * model.weights, u64::from(times) * model.gradient);
-            Load { link, sends, receives, gbps: Some(gbps) }
-        };
-        let loads = vec![
-            Load {
-                link: Link::Worker,
-                sends: model.gradient,
-                receives: model.weights,
-                gbps: Some(speeds.worker),
-            },
-            times(Link::RackHub, racks * workers, speeds.hub),
-            times(Link::Uplink, (racks - 1) * workers, speeds.uplink),
-        ];
-        Shape { kind: Kind::Flat, loads }
+    /// M/worker, R W M/hub and W M/uplink. There are as many racks as shares; the hub owns all of them.
+    pub fn flat_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
+        let model = Volume::over(shares);
+        let racks = shares.len() as u64;
+        let uplink = Self::times(Link::Uplink, (racks - 1) * u64::from(workers), model, speeds.uplink);
+        let loads = Self::in_a_rack(racks * u64::from(workers), model, speeds);
+        Shape { kind: Kind::Flat, loads: loads.into_iter().chain([uplink]).collect() }
     }
 
     /// Racks with a hub each, which form a mesh; each has one of these shares. The time is the largest of M/worker, W M/hub and
     /// 2 (R-1)/R M/min(hub, uplink).
     pub fn mesh_of_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
-        let one = Self::flat_racks(1, workers, Volume::over(shares), speeds);
         let between = Self::mesh(shares, Some(speeds.hub.min(speeds.uplink))).bottleneck();
-        let of_rack = one.loads.into_iter().filter(|load| load.link != Link::Uplink);
-        Shape { kind: Kind::Mesh, loads: of_rack.chain([Load { link: Link::Uplink, ..between }]).collect() }
+        let loads = Self::in_a_rack(workers.into(), Volume::over(shares), speeds);
+        let uplink = Load { link: Link::Uplink, ..between };
+        Shape { kind: Kind::Mesh, loads: loads.into_iter().chain([uplink]).collect() }
+    }
+
+    /// The links of each worker, and of a hub to which so many workers push.
+    fn in_a_rack(workers: u64, model: Volume, speeds: RackSpeeds) -> [Load; 2] {
+        let (sends, receives) = (model.gradient, model.weights);
+        let worker = Load { link: Link::Worker, sends, receives, gbps: Some(speeds.worker) };
+        [worker, Self::times(Link::RackHub, workers, model, speeds.hub)]
+    }
+
+    /// What so many workers push to a hub's side of a link, and their answers.
+    fn times(link: Link, workers: u64, model: Volume, gbps: f64) -> Load {
+        Load { link, sends: workers * model.weights, receives: workers * model.gradient, gbps: Some(gbps) }
     }
 
     /// `of`: what a machine sends and receives, with its own share, the others' shares, and the number of the others.

@@ -49,9 +49,9 @@ impl fmt::Display for Link {
         match self {
             Link::Machine(number) => write!(out, "machine {number}"),
             Link::HubAbove(number) => write!(out, "hub above {number}"),
-            Link::Worker => out.write_str("each worker"),
-            Link::RackHub => out.write_str("the hub of a rack"),
-            Link::Uplink => out.write_str("the uplink of a rack"),
+            Link::Worker => out.write_str("a worker"),
+            Link::RackHub => out.write_str("a rack's hub"),
+            Link::Uplink => out.write_str("a rack to others"),
         }
     }
 }

@@ -110,8 +110,7 @@ fn racks_take_what_the_papers_formula_says() {
 }
 
 fn both(shares: &[Volume], speeds: RackSpeeds) -> [Shape; 2] {
-    let racks = shares.len() as u32;
-    [Shape::flat_racks(racks, 8, Volume::over(shares), speeds), Shape::mesh_of_racks(shares, 8, speeds)]
+    [Shape::flat_racks(shares, 8, speeds), Shape::mesh_of_racks(shares, 8, speeds)]
 }
 
 #[test]

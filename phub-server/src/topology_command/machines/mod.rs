@@ -4,6 +4,8 @@
 mod picture;
 mod text;
 
+pub(super) use text::write_rounds;
+
 use anyhow::bail;
 use pbox_core::{ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer, Wire};
 use topology::{Host, Plan};
@@ -11,13 +13,15 @@ use topology::{Host, Plan};
 use crate::shapes::{Level, Shape, Shapes, fastest};
 
 /// The optimizer whose state is counted.
-const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
+pub(super) const NESTEROV: Optimizer =
+    Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
 
 /// Settings of `topology` for a job on several machines.
 #[derive(Debug, clap::Args)]
 pub(super) struct MachinesArgs {
-    /// Machines of a job on several machines like this one, a hub on each: shows who owns what, what each link carries a round,
-    /// flat and with two levels, which of them to use and why, and the memory of a hub. Needs a model.
+    /// Machines of a job on several machines like this one, a hub on each. Needs a model.
+    ///
+    /// Shows who owns what, what each link carries a round in each shape, which shape to use and why, and the memory of a hub.
     #[arg(long, value_name = "N", value_parser = machines, requires = "workers_per_machine", conflicts_with = "workers")]
     machines: Option<u32>,
 
@@ -29,23 +33,23 @@ pub(super) struct MachinesArgs {
     #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
     above_hubs: Option<u32>,
 
-    /// Speed of the link of each machine in Gb/s, each way. Default: that of the fastest NIC that the hub would use, if it is
-    /// known; virtual NICs tell none.
+    /// Speed of each machine's link in Gb/s, each way. Default: that of the fastest NIC, if it tells it.
+    ///
+    /// The NIC is one that the hub would use. Virtual NICs tell none. Then only bytes are shown.
     #[arg(long, value_name = "GBPS", value_parser = gbps, requires = "machines")]
     link_gbps: Option<f64>,
 }
 
 fn machines(text: &str) -> Result<u32, String> {
-    number(
-        text,
-        MAX_HUBS,
-        "machines",
-        "a mesh has a hub on each; several jobs, or racks of machines, go further",
-    )
+    number(text, MAX_HUBS, "machines", "each has a hub of the job, and a job has at most so many hubs")
 }
 
-fn workers(text: &str) -> Result<u32, String> {
-    number(text, MAX_WORKERS, "workers of a machine", "give those that push to the hub of one machine")
+pub(super) fn racks(text: &str) -> Result<u32, String> {
+    number(text, MAX_HUBS, "racks", "each has a hub of the job, and a job has at most so many hubs")
+}
+
+pub(super) fn workers(text: &str) -> Result<u32, String> {
+    number(text, MAX_WORKERS, "workers", "give those that push to one hub: of a machine, or of a rack")
 }
 
 fn above_hubs(text: &str) -> Result<u32, String> {
@@ -64,7 +68,7 @@ fn number(text: &str, most: u32, what: &str, next: &str) -> Result<u32, String> 
     }
 }
 
-fn gbps(text: &str) -> Result<f64, String> {
+pub(super) fn gbps(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(gbps) if (0.001..=1e6).contains(&gbps) => Ok(gbps),
         _ => Err(format!(
@@ -145,6 +149,6 @@ impl MachinesJob {
     }
 }
 
-fn mb(bytes: u64) -> String {
+pub(super) fn mb(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }

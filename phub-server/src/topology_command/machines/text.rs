@@ -6,7 +6,7 @@ use pbox_core::{Below, Layout, MAX_WORKERS};
 
 use super::{MachinesJob, bytes_of, mb};
 use crate::job_memory::JobMemory;
-use crate::shapes::{Kind, Level, Link, choose};
+use crate::shapes::{Kind, Level, Link, Shape, choose};
 
 /// The most lines of a level.
 const LINES: usize = 16;
@@ -80,28 +80,8 @@ impl MachinesJob {
     /// What a round waits for in each shape, and the choice.
     pub(super) fn rounds(&self) -> String {
         let mut text = String::new();
-        let _ = self.write_rounds(&mut text);
+        let _ = write_rounds(&mut text, &self.shapes, self.machines * self.terms.workers);
         text
-    }
-
-    fn write_rounds(&self, out: &mut String) -> std::fmt::Result {
-        for shape in &self.shapes {
-            let load = shape.bottleneck();
-            let (kind, bytes) = (format!("{}:", shape.kind), mb(load.bytes()));
-            write!(out, "  {kind:<6} a round waits for the link of {}, {bytes} one way", load.link)?;
-            match load.round_s() {
-                Some(0.0) | None => writeln!(out)?,
-                Some(round_s) => {
-                    writeln!(out, ": {:.1} ms, {:.3} rounds a second", round_s * 1e3, 1.0 / round_s)?;
-                }
-            }
-        }
-        if self.shapes[0].kind != Kind::Flat {
-            let all = self.machines * self.terms.workers;
-            writeln!(out, "  flat:  not possible: {all} workers, and a job has at most {MAX_WORKERS}")?;
-        }
-        let choice = choose(&self.shapes);
-        writeln!(out, "  use {}: {}", choice.best.kind, choice.why)
     }
 
     /// How to start it.
@@ -163,4 +143,24 @@ impl MachinesJob {
             mb(above.needed())
         )
     }
+}
+
+/// What a round waits for in each of these shapes of a job with so many workers, and the choice.
+pub(crate) fn write_rounds(out: &mut String, shapes: &[Shape], workers: u32) -> std::fmt::Result {
+    for shape in shapes {
+        let load = shape.bottleneck();
+        let (kind, bytes) = (format!("{}:", shape.kind), mb(load.bytes()));
+        write!(out, "  {kind:<6} a round waits for the link of {}, {bytes} one way", load.link)?;
+        match load.round_s() {
+            Some(0.0) | None => writeln!(out)?,
+            Some(round_s) => {
+                writeln!(out, ": {:.1} ms, {:.3} rounds a second", round_s * 1e3, 1.0 / round_s)?;
+            }
+        }
+    }
+    if shapes[0].kind != Kind::Flat {
+        writeln!(out, "  flat:  not possible: {workers} workers, and a job has at most {MAX_WORKERS}")?;
+    }
+    let choice = choose(shapes);
+    writeln!(out, "  use {}: {}", choice.best.kind, choice.why)
 }
