@@ -24,11 +24,13 @@ mod exit;
 mod hub;
 mod idle_choice;
 mod interface;
+mod job_memory;
 pub mod model_source;
 mod open_files;
 mod registry;
 mod rendezvous;
 mod settings;
+pub mod shapes;
 pub mod topology_command;
 
 pub use control::ControlLimits;

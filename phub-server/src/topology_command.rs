@@ -1,5 +1,8 @@
 //! `phub-server topology`: this machine or another, and where a job's chunks would go, as text and as a picture (as PHub's
-//! figure 2).
+//! figure 2). With `--machines`, a job on several machines.
+
+mod machines;
+mod racks;
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -7,14 +10,31 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Layout};
+use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Key, Layout};
 use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
 use crate::model_source::ModelSource;
 use crate::settings::CoreSelection;
+use machines::MachinesArgs;
+use racks::RacksArgs;
 
 /// Settings of `phub-server topology`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+A machine, and where a job's chunks would go:
+
+  phub-server topology                                           this machine
+  phub-server topology --model vgg19 --svg plan.svg              and a plan for a job on it, also as a picture
+  phub-server topology --synthetic \"sockets:2 cores:10 nics:5 nic_gbps:56\" --model vgg19
+
+A job on several machines, each like this one: flat, or two levels (a mesh)?
+
+  phub-server topology --machines 2 --workers-per-machine 4 --model resnet50 --link-gbps 25
+  phub-server topology --machines 8 --workers-per-machine 8 --model vgg19 --above-hubs 4 --svg job.svg
+
+A job in several racks, with a hub that is a box in each:
+
+  phub-server topology --racks 4 --workers-per-rack 8 --model vgg19 --worker-gbps 10 --hub-gbps 100 --uplink-gbps 40")]
 pub struct TopologyArgs {
     /// A machine from an hwloc XML file (lstopo --of xml FILE) instead of this one.
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
@@ -47,7 +67,13 @@ pub struct TopologyArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     except_nics: Vec<String>,
 
-    /// Also draw the machine and the plan into this file.
+    #[command(flatten)]
+    machines: MachinesArgs,
+
+    #[command(flatten)]
+    racks: RacksArgs,
+
+    /// Also draw the machine and the plan, or the machines, into this file.
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
 }
@@ -60,24 +86,15 @@ impl TopologyArgs {
             (_, Some(description)) => Host::from_synthetic(description)?,
             _ => Host::live()?,
         };
-        let mut text = String::new();
-        let plan = match self.model.keys()? {
-            None => None,
-            Some((name, keys)) => {
-                let layout = Layout::new(keys, self.chunk_bytes)?;
-                let plan = self.place(&host, &layout)?;
-                let _ = write!(text, "\n{}", self.traffic(&name, &layout, &plan));
-                Some(plan)
-            }
+        let (mut text, picture) = if self.racks.are_given() {
+            (self.racks.text(self.needed_model("--racks")?, self.chunk_bytes)?, String::new())
+        } else if self.machines.are_given() {
+            self.of_machines(&host)?
+        } else {
+            self.of_one(&host)?
         };
-        text.insert_str(0, &render::text(&host, plan.as_ref(), "run"));
-        if plan.is_none() {
-            text.push_str(
-                "\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n",
-            );
-        }
         if let Some(path) = &self.svg {
-            std::fs::write(path, render::svg(&host, plan.as_ref(), "run")).with_context(|| {
+            std::fs::write(path, picture).with_context(|| {
                 format!("cannot write {}: the directory must exist and be yours to write", path.display())
             })?;
             let _ = writeln!(text, "\nPicture: {}", path.display());
@@ -89,6 +106,42 @@ impl TopologyArgs {
             let _ = out.flush();
         }
         Ok(())
+    }
+
+    /// Text and picture of the machine, and of a plan for it if there is a model.
+    fn of_one(&self, host: &Host) -> anyhow::Result<(String, String)> {
+        let mut text = String::new();
+        let plan = match self.model.keys()? {
+            None => None,
+            Some((name, keys)) => {
+                let layout = Layout::new(keys, self.chunk_bytes)?;
+                let plan = self.place(host, &layout)?;
+                let _ = write!(text, "\n{}", self.traffic(&name, &layout, &plan));
+                Some(plan)
+            }
+        };
+        text.insert_str(0, &render::text(host, plan.as_ref(), "run"));
+        if plan.is_none() {
+            text.push_str(
+                "\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n",
+            );
+        }
+        Ok((text, render::svg(host, plan.as_ref(), "run")))
+    }
+
+    /// The model's name and keys, which this setting needs.
+    fn needed_model(&self, setting: &str) -> anyhow::Result<(String, Vec<Key>)> {
+        self.model.keys()?.with_context(|| {
+            format!("{setting} needs a model to say what crosses the links; add --model resnet50, or --manifest FILE.safetensors")
+        })
+    }
+
+    /// Text and picture of a job on several machines like this one.
+    fn of_machines(&self, host: &Host) -> anyhow::Result<(String, String)> {
+        let model = self.needed_model("--machines")?;
+        let plan = topology::place(host, &self.request(&[]))?;
+        let job = self.machines.job(host, &plan, model, self.chunk_bytes)?;
+        Ok((job.text(), job.svg()))
     }
 
     fn place(&self, host: &Host, layout: &Layout) -> Result<Plan, PlaceError> {

@@ -113,6 +113,144 @@ fn topology_of_what_cannot_be_placed() {
     says(failure(&[&host[..], &["--model", "vgg-18"]].concat()), &["\"vgg-18\"", "did you mean vgg1"]);
 }
 
+/// What `topology` says of a job on machines with this description.
+#[track_caller]
+fn of_machines(host: &str, more: &[&str]) -> String {
+    let arguments = [&["topology", "--synthetic", host, "--model", "resnet50"], more].concat();
+    let output = phub_server(&arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+const TWO_BY_FOUR: [&str; 4] = ["--machines", "2", "--workers-per-machine", "4"];
+
+#[test]
+fn topology_of_several_machines_says_which_shape_to_use() {
+    let _watchdog = Watchdog::start();
+    let text = of_machines("cores:2 nics:2 nic_gbps:1", &TWO_BY_FOUR);
+    let words = [
+        "2 machines x 4 workers, resnet50: 161 keys, 3223 chunks",
+        "each hub: cores: 2; links up from each core, in a mesh: 2",
+        "each link: 1 Gb/s each way, that of nic0",
+        "flat:  a round waits for the link of machine 0, 409.1 MB one way: 3297.1 ms, 0.303 rounds a second",
+        "mesh:  a round waits for the link of machine 0, 102.4 MB one way: 825.1 ms, 1.212 rounds a second",
+        "use mesh: it is 4.00 times as fast as flat",
+        "PHUB_LEVELS=machine PHUB_MESH=N/2@FIRST-HOST:7077, N from 0",
+        "4 workers: 408.9 MB of gradients, 102.2 MB of sums, 102.2 MB of weights",
+        "the job above: 102.4 MB of the hubs' sums, 51.1 MB of weights, 51.1 MB of the optimizer's state",
+        "both windows of 2 connections",
+    ];
+    says(&text, &words);
+    // The machines' hubs own all chunks.
+    let owned = text.lines().filter(|line| line.starts_with("  machine "));
+    let chunks = owned.map(|line| line.split_whitespace().nth(2).unwrap().parse::<u32>().unwrap());
+    assert_eq!(chunks.sum::<u32>(), 3223);
+    // The faster link is that of one NIC, not of all.
+    says(
+        of_machines("cores:2 nics:2 nic_gbps:1", &[&TWO_BY_FOUR[..], &["--link-gbps", "10"]].concat()),
+        &["82.5 ms"],
+    );
+}
+
+#[test]
+fn topology_without_the_speed_of_links_says_so_and_tells_bytes() {
+    let _watchdog = Watchdog::start();
+    let text = of_machines("cores:2 nics:1", &TWO_BY_FOUR);
+    says(&text, &["speed unknown", "--link-gbps 25", "102.4 MB", "use mesh: it is 4.00 times"]);
+    assert!(!text.contains("rounds a second"), "{text}");
+}
+
+#[test]
+fn topology_of_shapes_that_are_alike_or_not_possible() {
+    let _watchdog = Watchdog::start();
+    let of = |machines, workers, more: &[&str]| {
+        of_machines("cores:2", &[&["--machines", machines, "--workers-per-machine", workers], more].concat())
+    };
+    says(of("1", "8", &[]), &["1 machine x 8 workers", "use flat: nothing crosses a link"]);
+    says(
+        of("4", "1", &[]),
+        &["4 machines x 1 worker,", "use flat: it is the simplest, and mesh is not faster"],
+    );
+    says(
+        of("4", "2", &["--above-hubs", "4"]),
+        &["hub above 3", "use above: it is 1.50 times as fast as mesh"],
+    );
+    says(
+        of("256", "8", &[]),
+        &[
+            "flat:  not possible: 2048 workers, and a job has at most 1024",
+            "... and 240 more like these",
+            "use mesh",
+        ],
+    );
+}
+
+#[test]
+fn topology_of_racks_takes_the_papers_formula() {
+    let _watchdog = Watchdog::start();
+    let speeds = ["--worker-gbps", "10", "--hub-gbps", "100", "--uplink-gbps", "40"];
+    let of = |racks, more: &[&str]| {
+        of_machines("cores:2", &[&["--racks", racks, "--workers-per-rack", "8"], more].concat())
+    };
+    // 24 x 102.3 MB on 40 Gb/s, and 102.3 MB on 10 Gb/s.
+    says(
+        of("4", &speeds),
+        &[
+            "4 racks x 8 workers, resnet50",
+            "flat:  a round waits for the link of a rack to others, 2454.7 MB one way: 494.6 ms",
+            "mesh:  a round waits for the link of a worker, 102.3 MB one way: 82.4 ms",
+            "use mesh: it is 6.00 times as fast as flat",
+        ],
+    );
+    says(of("1", &speeds), &["use flat: it is the simplest"]);
+    says(of("200", &speeds), &["flat:  not possible: 1600 workers", "use mesh"]);
+    let error = failure(&["topology", "--racks", "4", "--workers-per-rack", "8", "--model", "vgg19"]);
+    says(error, &["--worker-gbps", "--hub-gbps", "--uplink-gbps"]);
+    says(failure(&["topology", "--racks", "0"]), &["--racks", "\"0\" racks", "1 to 256", "each has a hub"]);
+    let given = ["topology", "--racks", "4", "--workers-per-rack", "8"];
+    says(failure(&[&given[..], &speeds].concat()), &["--racks needs a model", "--model resnet50"]);
+}
+
+#[test]
+fn topology_draws_several_machines() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("job.svg");
+    of_machines(
+        "cores:2 nics:1 nic_gbps:1",
+        &[&TWO_BY_FOUR[..], &["--svg", path.to_str().unwrap()]].concat(),
+    );
+    let svg = std::fs::read_to_string(&path).unwrap();
+    for text in ["machine 0", "machine 1", "w3", "1612 chunks, 51.1 MB", "102.4 MB"] {
+        assert!(svg.contains(&format!(">{text}<")), "{text}");
+    }
+    assert!(svg.contains("use mesh: it is 4.00 times as fast as flat"));
+}
+
+#[test]
+fn topology_of_machines_that_cannot_be() {
+    let _watchdog = Watchdog::start();
+    let error = |machines: &str, workers: &str, more: &[&str]| {
+        let given =
+            ["topology", "--synthetic", "cores:2", "--machines", machines, "--workers-per-machine", workers];
+        failure(&[&given[..], more].concat())
+    };
+    let model = ["--model", "resnet50"];
+    says(error("0", "4", &model), &["--machines", "\"0\" machines", "1 to 256", "each has a hub"]);
+    says(error("257", "4", &model), &["--machines", "\"257\" machines", "1 to 256"]);
+    says(error("two", "4", &model), &["--machines", "\"two\" machines", "1 to 256"]);
+    says(error("2", "0", &model), &["--workers-per-machine", "\"0\" workers", "1 to 1024"]);
+    says(error("2", "4", &[]), &["--machines", "needs a model", "--model resnet50"]);
+    let more = |setting, value| error("2", "4", &[&model[..], &[setting, value]].concat());
+    says(more("--above-hubs", "0"), &["--above-hubs", "\"0\" hubs above", "1 to 256", "leave it out"]);
+    says(more("--link-gbps", "0"), &["--link-gbps", "\"0\" Gb/s", "such as 25"]);
+    says(more("--link-gbps", "nan"), &["--link-gbps", "\"nan\" Gb/s"]);
+    says(more("--workers", "4"), &["--machines", "cannot be used with", "--workers"]);
+    says(more("--model", "vgg-18"), &["--model"]);
+    says(failure(&["topology", "--machines", "2"]), &["--workers-per-machine"]);
+    says(failure(&["topology", "--link-gbps", "2"]), &["--machines"]);
+}
+
 #[test]
 fn pictures_that_cannot_be_written() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,6 @@
 //! Pictures and text are complete and well-formed, and pictures stay within their page.
 
+use topology::render::{NetworkBox, NetworkPicture};
 use topology::{CoreChoice, Host, Plan, Request, place, render};
 
 fn planned(description: &str, cores: CoreChoice) -> (Host, Plan) {
@@ -105,4 +106,78 @@ fn the_callers_noun_is_used() {
     let (host, plan) = planned("cores:1", CoreChoice::EveryCore);
     assert!(render::text(&host, Some(&plan), "item").contains("500 items"));
     assert!(render::text(&host, Some(&plan), "chunk").contains("500 chunks"));
+}
+
+/// Machines with so many members each, and so many owners apart.
+fn network(machines: usize, members: usize, apart: usize) -> NetworkPicture {
+    let machine = |name: String, members: usize| NetworkBox {
+        name,
+        members: (0..members).map(|member| format!("w{member}")).collect(),
+        joined_by: "shared memory".into(),
+        owner: ["hub".into(), "1234 chunks, 1234.5 MB".into()],
+        part: 1.0 / machines as f64,
+        sends: "102400.4 MB".into(),
+        receives: "99.5 MB".into(),
+    };
+    let level = |count: usize, what: &str, members| {
+        (0..count).map(|number| machine(format!("{what} {number}"), members)).collect::<Vec<_>>()
+    };
+    NetworkPicture {
+        title: "machines".into(),
+        heading: vec!["a line".into()],
+        network: "each link: 25 Gb/s".into(),
+        levels: vec![level(machines, "machine", members), level(apart, "apart", 0)],
+        notes: vec!["a note of some words. ".repeat(20)],
+    }
+}
+
+/// Texts of one height do not overlap, by an upper estimate of their widths.
+fn assert_texts_apart(svg: &str) {
+    let mut texts = Vec::new();
+    for tag in svg.split("<text").skip(1) {
+        let (attributes, text) = tag.split_once('>').unwrap();
+        let text = text.split('<').next().unwrap();
+        let width = text.chars().count() as f64 * number(attributes, "font-size") * 0.57;
+        let x = number(attributes, "x") - if attributes.contains("middle") { width / 2.0 } else { 0.0 };
+        texts.push((number(attributes, "y"), x, x + width, text));
+    }
+    for (at, a) in texts.iter().enumerate() {
+        for b in &texts[..at] {
+            let is_apart = (a.0 - b.0).abs() > 9.0 || a.1 > b.2 || b.1 > a.2;
+            assert!(is_apart, "{a:?} and {b:?} overlap");
+        }
+    }
+}
+
+#[test]
+fn networks_small_and_large_are_well_formed_and_their_texts_apart() {
+    for (machines, members, apart) in [(1, 1, 0), (2, 4, 0), (4, 8, 1), (5, 9, 3), (256, 1024, 256)] {
+        let svg = network(machines, members, apart).svg();
+        assert_well_formed(&svg);
+        assert_inside(&svg);
+        assert_texts_apart(&svg);
+        for name in ["machine 0", "w0", "102400.4 MB", "99.5 MB", "each link: 25 Gb/s"] {
+            assert!(svg.contains(&format!(">{name}<")), "{name} of {machines} machines");
+        }
+        assert_eq!(svg.contains(">apart 0<"), apart > 0);
+    }
+}
+
+#[test]
+fn what_a_network_leaves_out_is_counted() {
+    let svg = network(10, 12, 0).svg();
+    assert!(svg.contains(">w6<") && !svg.contains(">w7<") && svg.contains(">+5<"));
+    assert!(svg.contains(">machine 7<") && !svg.contains(">machine 8<"));
+    assert!(svg.contains("and 2 more like these"));
+}
+
+#[test]
+fn names_of_a_network_cannot_become_markup() {
+    let mut picture = network(1, 1, 0);
+    picture.title = "<script>alert(1)</script>&".into();
+    picture.levels[0][0].name = "\"><g>".into();
+    picture.levels[0][0].members[0] = "</svg>".into();
+    let svg = picture.svg();
+    assert_well_formed(&svg);
+    assert!(!svg.contains("<script"));
 }

@@ -67,7 +67,7 @@ pub(crate) struct HubsAbove {
 
 /// The hubs above let this hub into a job; the links are not made.
 pub(super) struct LetInAbove {
-    above: HubsAbove,
+    pub above: HubsAbove,
     hubs: Vec<LetIn>,
     terms: JobTerms,
     wire: Wire,

@@ -16,6 +16,7 @@ use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
 use crate::cores::lanes::{self, Lane};
+use crate::job_memory::JobMemory;
 
 /// The load that a job will put on the hub's cores, while it is being made.
 #[derive(Debug, Default)]
@@ -98,6 +99,9 @@ impl Registry {
             model_mb = layout.model_bytes() as f64 / 1e6, share = %hubs.share, cores = ?numbers,
             optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
+        if let Some(let_in) = &let_in {
+            let_in.above.log_shape(name, (terms, &wire));
+        }
         let (of_shards, restored) = (Arc::new(of_shards), restored.map(Arc::new));
         let (weights, mut shards, joined, ways) = match (let_in, &below) {
             (Some(let_in), Some(below)) => {
@@ -190,26 +194,9 @@ impl Registry {
     }
 }
 
-/// Refuses a job that the kernel would kill the hub for: weights, master weights and state, room for
-/// snapshots of them where these are taken all the time, and every worker's window, or windows, where the
-/// weights are its own; they are all of this machine's memory. With compression the windows are of frames, and beside
-/// them is what the workers have.
+/// Refuses a job that the kernel would kill the hub for.
 fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool, is_below: bool) -> Result<(), String> {
-    let (layout, own_weights) = (wire.layout(), wire.has_own_weights());
-    let bytes = |windows: u64, bytes: usize| windows.saturating_mul(bytes as u64);
-    let workers = u64::from(terms.workers);
-    let of_workers = if own_weights { workers } else { 0 };
-    // Frames are no place for the hub's own weights.
-    let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
-    // Below other hubs, sums have a window, and what the optimizer keeps is above.
-    let kept = if is_below { 0 } else { wire.kept_bytes(&terms.optimizer) };
-    let windows = bytes(workers + u64::from(is_below), wire.gradient_window_bytes())
-        .saturating_add(bytes(of_workers + of_the_job, wire.weights_window_bytes()));
-    let of_a_snapshot = 4 * layout.parameters() * terms.optimizer.saved_per_element() as u64;
-    let snapshots = if snapshots { of_a_snapshot } else { 0 };
-    let of_all = windows.saturating_add(kept).saturating_add(snapshots);
-    // Of the whole windows, the hub touches its share.
-    let needed = of_all / u64::from(terms.hubs);
+    let needed = JobMemory::new(wire, terms, snapshots, is_below).needed();
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed <= available {
         return Ok(());
@@ -218,7 +205,7 @@ fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool, is_below: bool) 
     Err(format!(
         "{} workers of a {:.2} GB model with {} need {:.2} GB of memory, this machine has {:.2} GB available; use fewer workers or a smaller model, or end other jobs",
         terms.workers,
-        gb(layout.model_bytes()),
+        gb(wire.layout().model_bytes()),
         terms.optimizer.name(),
         gb(needed),
         gb(available)

@@ -25,6 +25,7 @@ mod loss;
 mod make;
 mod meeting;
 mod restore;
+mod shape;
 mod snapshot;
 mod state;
 #[cfg(test)]

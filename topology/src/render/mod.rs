@@ -1,4 +1,4 @@
-//! A host and a plan for people: as text for a terminal, as SVG for a page.
+//! A host and a plan for people: as text for a terminal, as SVG for a page. Also machines on a network, as SVG.
 //!
 //! Pure functions that return strings. Must not know how plans are made, nor what an item is: the caller gives the
 //! noun, whose plural has an s.
@@ -6,5 +6,5 @@
 mod svg;
 mod text;
 
-pub use svg::svg;
+pub use svg::{NetworkBox, NetworkPicture, svg};
 pub use text::text;

@@ -12,6 +12,7 @@ mod core_group;
 mod figure;
 mod legend;
 mod machine;
+mod network;
 mod palette;
 mod tile;
 
@@ -20,6 +21,8 @@ use crate::host::Host;
 use crate::place::Plan;
 use canvas::{Anchor, Canvas, Text, Weight};
 use figure::{Figure, Point, Stack};
+
+pub use network::{NetworkBox, NetworkPicture};
 
 const MARGIN: f64 = 24.0;
 /// Wide enough for the two sockets of a PBox, with five NICs each, side by side.

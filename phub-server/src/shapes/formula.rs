@@ -1,0 +1,95 @@
+//! The formula of each shape: what its links carry, from what crosses of each hub's share.
+
+use super::{Kind, Link, Load, Shape, Volume};
+
+/// Speeds of the links of racks in Gb/s, each way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RackSpeeds {
+    /// Of each worker.
+    pub worker: f64,
+    /// Of a hub, all its NICs together: so much for its rack, and as much for other racks.
+    pub hub: f64,
+    /// Of a rack to the others.
+    pub uplink: f64,
+}
+
+impl Shape {
+    /// A hub on each machine with one of these shares. Each of a machine's `workers` sends its gradient of the other shares, and
+    /// its hub answers the workers of the other machines: 2 W (n-1)/n of the model, each way.
+    pub fn flat(shares: &[Volume], workers: u32, gbps: Option<f64>) -> Self {
+        let workers = u64::from(workers);
+        Self::on_machines(Kind::Flat, shares, gbps, |own, others, beside| {
+            let sends = workers * others.gradient + beside * workers * own.weights;
+            let receives = beside * workers * own.gradient + workers * others.weights;
+            (sends, receives)
+        })
+    }
+
+    /// The same hubs, each of which sends one sum for its workers: 2 (n-1)/n of the model, each way.
+    pub fn mesh(shares: &[Volume], gbps: Option<f64>) -> Self {
+        Self::on_machines(Kind::Mesh, shares, gbps, |own, others, beside| {
+            let sends = others.sum + beside * own.weights;
+            let receives = beside * own.sum + others.weights;
+            (sends, receives)
+        })
+    }
+
+    /// Hubs apart with these shares, above the hubs of so many machines: a model each way for a machine.
+    pub fn above(shares: &[Volume], machines: u32, gbps: Option<f64>) -> Self {
+        let all = Volume::over(shares);
+        let machine =
+            |number| Load { link: Link::Machine(number), sends: all.sum, receives: all.weights, gbps };
+        let hub = |(number, share): (u32, &Volume)| {
+            let (sends, receives) = (u64::from(machines) * share.weights, u64::from(machines) * share.sum);
+            Load { link: Link::HubAbove(number), sends, receives, gbps }
+        };
+        let loads = (0..machines).map(machine).chain((0..).zip(shares).map(hub)).collect();
+        Shape { kind: Kind::Above, loads }
+    }
+
+    /// Racks whose workers all push to one hub, in one of the racks (PHub, section 3.4): the time is the largest of
+    /// M/worker, R W M/hub and W M/uplink. There are as many racks as shares; the hub owns all of them.
+    pub fn flat_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
+        let model = Volume::over(shares);
+        let racks = shares.len() as u64;
+        let uplink = Self::times(Link::Uplink, (racks - 1) * u64::from(workers), model, speeds.uplink);
+        let loads = Self::in_a_rack(racks * u64::from(workers), model, speeds);
+        Shape { kind: Kind::Flat, loads: loads.into_iter().chain([uplink]).collect() }
+    }
+
+    /// Racks with a hub each, which form a mesh; each has one of these shares. The time is the largest of M/worker, W M/hub and
+    /// 2 (R-1)/R M/min(hub, uplink).
+    pub fn mesh_of_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
+        let between = Self::mesh(shares, Some(speeds.hub.min(speeds.uplink))).bottleneck();
+        let loads = Self::in_a_rack(workers.into(), Volume::over(shares), speeds);
+        let uplink = Load { link: Link::Uplink, ..between };
+        Shape { kind: Kind::Mesh, loads: loads.into_iter().chain([uplink]).collect() }
+    }
+
+    /// The links of each worker, and of a hub to which so many workers push.
+    fn in_a_rack(workers: u64, model: Volume, speeds: RackSpeeds) -> [Load; 2] {
+        let (sends, receives) = (model.gradient, model.weights);
+        let worker = Load { link: Link::Worker, sends, receives, gbps: Some(speeds.worker) };
+        [worker, Self::times(Link::RackHub, workers, model, speeds.hub)]
+    }
+
+    /// What so many workers push to a hub's side of a link, and their answers.
+    fn times(link: Link, workers: u64, model: Volume, gbps: f64) -> Load {
+        Load { link, sends: workers * model.weights, receives: workers * model.gradient, gbps: Some(gbps) }
+    }
+
+    /// `of`: what a machine sends and receives, with its own share, the others' shares, and the number of the others.
+    fn on_machines(
+        kind: Kind,
+        shares: &[Volume],
+        gbps: Option<f64>,
+        of: impl Fn(Volume, Volume, u64) -> (u64, u64),
+    ) -> Self {
+        let (all, beside) = (Volume::over(shares), shares.len() as u64 - 1);
+        let load = |(number, &own): (u32, &Volume)| {
+            let (sends, receives) = of(own, all.without(own), beside);
+            Load { link: Link::Machine(number), sends, receives, gbps }
+        };
+        Shape { kind, loads: (0..).zip(shares).map(load).collect() }
+    }
+}

@@ -1,0 +1,132 @@
+//! The hubs of a level, what each owns, and what crosses of it.
+
+use pbox_core::{Above, ChunkId, JobTerms, MAX_WORKERS, Members, Placement, Wire};
+
+use super::Shape;
+
+/// What a transport sends before each chunk; TCP's frames have 16 bytes.
+const FRAME_BYTES: u64 = 16;
+
+/// Hubs above those of the machines, with a share each; in a mesh they are the same hubs.
+#[derive(Debug)]
+pub struct Level {
+    /// The terms of the job at these hubs.
+    pub terms: JobTerms,
+    /// Its wire.
+    pub wire: Wire,
+    /// The chunks of each hub.
+    pub hubs: Vec<Placement>,
+    /// What crosses of each hub's share.
+    pub volumes: Vec<Volume>,
+}
+
+impl Level {
+    /// So many hubs of so many cores each, above those of the machines. `terms` and `wire` are those of the workers of one
+    /// machine.
+    ///
+    /// # Errors
+    /// When the job cannot have these hubs.
+    pub fn new(
+        (terms, wire): (&JobTerms, &Wire),
+        hubs: u32,
+        machines: u32,
+        cores: usize,
+    ) -> anyhow::Result<Self> {
+        let terms = terms.above(Members::Hubs, hubs, machines)?;
+        terms.check()?;
+        let above = Wire::of_terms(&terms)?;
+        let placed = Above {
+            schedule: terms.level.schedule,
+            split_above: terms.split_above,
+            cores: vec![cores as u32; hubs as usize],
+            above: None,
+        };
+        let hubs = placed.placements(wire.layout()).map_err(anyhow::Error::msg)?;
+        let mut level = Level { terms, wire: above, hubs, volumes: Vec::new() };
+        let volume = |hub| Volume::of_chunks(wire, &level.wire, level.chunks(hub));
+        level.volumes = (0..level.hubs.len()).map(volume).collect();
+        Ok(level)
+    }
+
+    /// The chunks of the hub with this number.
+    pub fn chunks(&self, hub: usize) -> Vec<ChunkId> {
+        self.hubs[hub].chunks_by_core().concat()
+    }
+}
+
+/// The shapes of a job on several machines.
+#[derive(Debug)]
+pub struct Shapes {
+    /// The machines' hubs, each with a share.
+    pub mesh: Level,
+    /// Hubs apart, if there are some.
+    pub above: Option<Level>,
+    /// The simplest first. Without flat where a job cannot have so many workers.
+    pub all: Vec<Shape>,
+}
+
+impl Shapes {
+    /// Of a job with these terms and this wire on each of so many machines, and maybe with so many hubs apart. Each hub has so
+    /// many cores, and each link has this speed.
+    ///
+    /// # Errors
+    /// When the job cannot have these hubs.
+    pub fn new(
+        job: (&JobTerms, &Wire),
+        machines: u32,
+        above: Option<u32>,
+        cores: usize,
+        gbps: Option<f64>,
+    ) -> anyhow::Result<Self> {
+        let workers = job.0.workers;
+        let mesh = Level::new(job, machines, machines, cores)?;
+        let above = above.map(|hubs| Level::new(job, hubs, machines, cores)).transpose()?;
+        let flat = (machines * workers <= MAX_WORKERS).then(|| Shape::flat(&mesh.volumes, workers, gbps));
+        let apart = above.as_ref().map(|above| Shape::above(&above.volumes, machines, gbps));
+        let all = flat.into_iter().chain([Shape::mesh(&mesh.volumes, gbps)]).chain(apart).collect();
+        Ok(Shapes { mesh, above, all })
+    }
+}
+
+/// What crosses a link of some chunks, once, in bytes with the headers of their frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// From one worker, its gradient.
+    pub gradient: u64,
+    /// From one hub below, the sum of its workers' gradients, with counts.
+    pub sum: u64,
+    /// To one worker or hub below, the weights.
+    pub weights: u64,
+}
+
+impl Volume {
+    /// The volume of these chunks. `below` is the wire between workers and their hub, `above` that between hubs.
+    pub fn of_chunks(below: &Wire, above: &Wire, chunks: impl IntoIterator<Item = ChunkId>) -> Self {
+        let mut all = Volume::default();
+        for chunk in chunks {
+            all.gradient += FRAME_BYTES + below.gradient_span(chunk).bytes as u64;
+            all.sum += FRAME_BYTES + above.gradient_span(chunk).bytes as u64;
+            all.weights += FRAME_BYTES + above.weights_span(chunk).bytes as u64;
+        }
+        all
+    }
+
+    /// All these together.
+    pub(super) fn over(parts: &[Volume]) -> Self {
+        let sum = |of: fn(&Volume) -> u64| parts.iter().map(of).sum();
+        Volume {
+            gradient: sum(|part| part.gradient),
+            sum: sum(|part| part.sum),
+            weights: sum(|part| part.weights),
+        }
+    }
+
+    /// All but a part of it.
+    pub(super) fn without(self, part: Volume) -> Self {
+        Volume {
+            gradient: self.gradient - part.gradient,
+            sum: self.sum - part.sum,
+            weights: self.weights - part.weights,
+        }
+    }
+}

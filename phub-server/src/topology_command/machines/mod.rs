@@ -1,0 +1,154 @@
+//! `phub-server topology --machines N --workers-per-machine W`: a job on several machines. Who owns what, what each link carries
+//! in a round in each shape, which shape to use and why, and what a hub needs.
+
+mod picture;
+mod text;
+
+pub(super) use text::write_rounds;
+
+use anyhow::bail;
+use pbox_core::{ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer, Wire};
+use topology::{Host, Plan};
+
+use crate::shapes::{Level, Shape, Shapes, fastest};
+
+/// The optimizer whose state is counted.
+pub(super) const NESTEROV: Optimizer =
+    Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
+
+/// Settings of `topology` for a job on several machines.
+#[derive(Debug, clap::Args)]
+pub(super) struct MachinesArgs {
+    /// Machines of a job on several machines like this one, a hub on each. Needs a model.
+    ///
+    /// Shows who owns what, what each link carries a round in each shape, which shape to use and why, and the memory of a hub.
+    #[arg(long, value_name = "N", value_parser = machines, requires = "workers_per_machine", conflicts_with = "workers")]
+    machines: Option<u32>,
+
+    /// Workers on each of the machines.
+    #[arg(long, value_name = "N", value_parser = workers, requires = "machines")]
+    workers_per_machine: Option<u32>,
+
+    /// Also shows the shape with so many hubs apart, above those of the machines.
+    #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
+    above_hubs: Option<u32>,
+
+    /// Speed of each machine's link in Gb/s, each way. Default: that of the fastest NIC, if it tells it.
+    ///
+    /// The NIC is one that the hub would use. Virtual NICs tell none. Then only bytes are shown.
+    #[arg(long, value_name = "GBPS", value_parser = gbps, requires = "machines")]
+    link_gbps: Option<f64>,
+}
+
+fn machines(text: &str) -> Result<u32, String> {
+    number(text, MAX_HUBS, "machines", "each has a hub of the job, and a job has at most so many hubs")
+}
+
+pub(super) fn racks(text: &str) -> Result<u32, String> {
+    number(text, MAX_HUBS, "racks", "each has a hub of the job, and a job has at most so many hubs")
+}
+
+pub(super) fn workers(text: &str) -> Result<u32, String> {
+    number(text, MAX_WORKERS, "workers", "give those that push to one hub: of a machine, or of a rack")
+}
+
+fn above_hubs(text: &str) -> Result<u32, String> {
+    number(
+        text,
+        MAX_HUBS,
+        "hubs above",
+        "leave it out for a mesh, in which the machines' hubs own the chunks",
+    )
+}
+
+fn number(text: &str, most: u32, what: &str, next: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(number) if (1..=most).contains(&number) => Ok(number),
+        _ => Err(format!("{text:?} {what}: expected a number from 1 to {most}; {next}")),
+    }
+}
+
+pub(super) fn gbps(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(gbps) if (0.001..=1e6).contains(&gbps) => Ok(gbps),
+        _ => Err(format!(
+            "{text:?} Gb/s: expected a speed from 0.001 to 1000000, such as 25; leave it out for bytes alone"
+        )),
+    }
+}
+
+impl MachinesArgs {
+    /// Whether the job is on several machines.
+    pub fn are_given(&self) -> bool {
+        self.machines.is_some()
+    }
+
+    /// The job on machines like `host`, whose hubs have the cores of `plan`.
+    pub fn job(
+        &self,
+        host: &Host,
+        plan: &Plan,
+        (name, keys): (String, Vec<Key>),
+        chunk_bytes: usize,
+    ) -> anyhow::Result<MachinesJob> {
+        let (Some(machines), Some(workers)) = (self.machines, self.workers_per_machine) else {
+            bail!("--machines N and --workers-per-machine N: expected both; add the one that is missing")
+        };
+        let cores = plan.cores().len();
+        let terms = JobTerms { chunk_bytes, ..JobTerms::new(workers, keys, NESTEROV) };
+        terms.check()?;
+        let wire = Wire::of_terms(&terms)?;
+        let (gbps, link) = self.speed(host, plan);
+        let Shapes { mesh, above, all } =
+            Shapes::new((&terms, &wire), machines, self.above_hubs, cores, gbps)?;
+        let host = host.summary();
+        Ok(MachinesJob { name, host, link, machines, cores, terms, wire, mesh, above, shapes: all })
+    }
+
+    /// The speed of a machine's link, and where it is known from.
+    fn speed(&self, host: &Host, plan: &Plan) -> (Option<f64>, String) {
+        if let Some(gbps) = self.link_gbps {
+            return (Some(gbps), format!("{gbps} Gb/s each way, by --link-gbps"));
+        }
+        let nics = plan.nics().iter().filter_map(|placed| host.nic(placed.nic));
+        match fastest(nics) {
+            None => (None, "speed unknown, so bytes only: --link-gbps 25 gives it in Gb/s".to_owned()),
+            Some((gbps, name)) => {
+                (Some(gbps), format!("{gbps} Gb/s each way, that of {name}; --link-gbps gives another"))
+            }
+        }
+    }
+}
+
+fn bytes_of(layout: &Layout, chunks: &[ChunkId]) -> u64 {
+    chunks.iter().map(|&chunk| layout.chunk(chunk).span.bytes as u64).sum()
+}
+
+/// A job on several machines.
+pub(super) struct MachinesJob {
+    name: String,
+    host: String,
+    link: String,
+    machines: u32,
+    /// Of each hub.
+    cores: usize,
+    /// Of the workers of one machine.
+    terms: JobTerms,
+    wire: Wire,
+    mesh: Level,
+    above: Option<Level>,
+    /// The simplest first. Without flat where a job cannot have so many workers.
+    shapes: Vec<Shape>,
+}
+
+impl MachinesJob {
+    fn title(&self) -> String {
+        let count = |n: u32, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
+        let workers = count(self.terms.workers, "worker");
+        format!("{} x {workers}, {}", count(self.machines, "machine"), self.name)
+    }
+}
+
+pub(super) fn mb(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}

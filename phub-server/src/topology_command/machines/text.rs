@@ -1,0 +1,171 @@
+//! A job on several machines as text for a terminal.
+
+use std::fmt::Write as _;
+
+use pbox_core::{Below, Layout, MAX_WORKERS};
+
+use super::{MachinesJob, bytes_of, mb};
+use crate::job_memory::JobMemory;
+use crate::shapes::{Kind, Level, Link, Shape, choose};
+
+/// The most lines of a level.
+const LINES: usize = 16;
+
+impl MachinesJob {
+    /// The text.
+    pub fn text(&self) -> String {
+        // Writing to a String cannot fail.
+        let mut text = String::new();
+        let _ = self.heading(&mut text);
+        let _ = self.owners(&mut text);
+        let _ = writeln!(text, "\nWhat the links allow; hubs and workers may take longer\n{}", self.rounds());
+        let _ = writeln!(text, "{}", self.command());
+        let _ = self.memory(&mut text);
+        text
+    }
+
+    fn heading(&self, out: &mut String) -> std::fmt::Result {
+        let layout: &Layout = self.wire.layout();
+        writeln!(
+            out,
+            "{}: {} keys, {} chunks of at most {} KiB, {} a copy",
+            self.title(),
+            layout.keys().len(),
+            layout.chunks().len(),
+            layout.chunk_bytes() as f64 / 1024.0,
+            mb(layout.model_bytes())
+        )?;
+        let ways = Below::new(&self.mesh.hubs, self.cores).ways;
+        let ways = ways.iter().map(Vec::len).max().unwrap_or(0);
+        writeln!(out, "  each machine: {}", self.host)?;
+        writeln!(out, "  each hub: cores: {}; links up from each core, in a mesh: {ways}", self.cores)?;
+        writeln!(out, "  each link: {}", self.link)
+    }
+
+    /// A line for each hub: what it owns, and what its link carries in each shape.
+    fn owners(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(
+            out,
+            "\nWhat each hub owns, and the bytes that its machine's link carries a round (out, in)"
+        )?;
+        write!(out, "  {:<13} {:>8} {:>11} {:>6}", "", "chunks", "bytes", "share")?;
+        let kinds: String =
+            self.shapes.iter().map(|shape| format!("  {:^23}", shape.kind.to_string())).collect();
+        writeln!(out, "{}", kinds.trim_end())?;
+        self.lines(out, &self.mesh, Link::Machine)?;
+        self.above.iter().try_for_each(|above| self.lines(out, above, Link::HubAbove))
+    }
+
+    fn lines(&self, out: &mut String, level: &Level, link: fn(u32) -> Link) -> std::fmt::Result {
+        for (number, hub) in (0..).zip(0..level.hubs.len().min(LINES)) {
+            let (link, chunks) = (link(number), level.chunks(hub));
+            let bytes = bytes_of(self.wire.layout(), &chunks);
+            let share = bytes as f64 / self.wire.layout().model_bytes() as f64 * 100.0;
+            let name = link.to_string();
+            write!(out, "  {name:<13} {:>8} {:>11} {share:>5.1}%", chunks.len(), mb(bytes))?;
+            for shape in &self.shapes {
+                let load = shape.loads.iter().find(|load| load.link == link);
+                let [sends, receives] =
+                    load.map_or(["-".into(), "-".into()], |load| [mb(load.sends), mb(load.receives)]);
+                write!(out, "  {sends:>11} {receives:>11}")?;
+            }
+            writeln!(out)?;
+        }
+        match level.hubs.len().checked_sub(LINES + 1) {
+            Some(beyond) => writeln!(out, "  ... and {} more like these", beyond + 1),
+            None => Ok(()),
+        }
+    }
+
+    /// What a round waits for in each shape, and the choice.
+    pub(super) fn rounds(&self) -> String {
+        let mut text = String::new();
+        let _ = write_rounds(&mut text, &self.shapes, self.machines * self.terms.workers);
+        text
+    }
+
+    /// How to start it.
+    fn command(&self) -> String {
+        let of = self.machines;
+        let serve = "phub-server serve --listen 0.0.0.0:7077";
+        match choose(&self.shapes).best.kind {
+            Kind::Flat => {
+                format!("On each machine: {serve}\n  its workers: PHUB_HUB with the hubs of all machines")
+            }
+            Kind::Mesh => format!(
+                "torchrun, Slurm and Open MPI start it; without them, on each machine: {serve}\n  its workers: \
+                 PHUB_LEVELS=machine PHUB_MESH=N/{of}@FIRST-HOST:7077, N from 0"
+            ),
+            Kind::Above => {
+                format!(
+                    "Hubs above: {serve}\nOn each machine: {serve} --above HOST:7077,... --machine N/{of}, N from 0\n  its \
+                     workers: PHUB_LEVELS=machine"
+                )
+            }
+        }
+    }
+
+    /// What a hub with two levels needs: as a hub counts it before it lets a job in.
+    fn memory(&self, out: &mut String) -> std::fmt::Result {
+        let below = JobMemory::new(&self.wire, &self.terms, false, true);
+        let level = |level: &Level| JobMemory::new(&level.wire, &level.terms, false, false);
+        let own = level(&self.mesh);
+        writeln!(out, "\nMemory of a machine's hub, in a mesh, with Nesterov")?;
+        writeln!(
+            out,
+            "  job of its {} workers: {} of gradients, {} of sums, {} of weights that they read",
+            self.terms.workers,
+            mb(below.gradients),
+            mb(below.sums),
+            mb(below.weights)
+        )?;
+        writeln!(
+            out,
+            "  its share of the job above: {} of the hubs' sums, {} of weights, {} of the optimizer's state",
+            mb(own.share(own.gradients)),
+            mb(own.share(own.weights)),
+            mb(own.share(own.kept))
+        )?;
+        writeln!(
+            out,
+            "  together at most {}: the own share of sums and weights is the same memory in both jobs",
+            mb(below.needed() + own.needed())
+        )?;
+        // As a member of each other hub's job, and as the hub of each other member: both windows, whole.
+        let connections = 2 * u64::from(self.machines - 1);
+        let wire = &self.mesh.wire;
+        let windows = (wire.gradient_window_bytes() + wire.weights_window_bytes()) as u64;
+        writeln!(
+            out,
+            "  pinned with RDMA: {} on each NIC, as memlock counts: both windows of {connections} connections",
+            mb(connections * windows)
+        )?;
+        let Some(above) = self.above.as_ref().map(level) else { return Ok(()) };
+        writeln!(
+            out,
+            "With hubs apart: {} of a machine's hub, {} of each hub above",
+            mb(below.needed()),
+            mb(above.needed())
+        )
+    }
+}
+
+/// What a round waits for in each of these shapes of a job with so many workers, and the choice.
+pub(crate) fn write_rounds(out: &mut String, shapes: &[Shape], workers: u32) -> std::fmt::Result {
+    for shape in shapes {
+        let load = shape.bottleneck();
+        let (kind, bytes) = (format!("{}:", shape.kind), mb(load.bytes()));
+        write!(out, "  {kind:<6} a round waits for the link of {}, {bytes} one way", load.link)?;
+        match load.round_s() {
+            Some(0.0) | None => writeln!(out)?,
+            Some(round_s) => {
+                writeln!(out, ": {:.1} ms, {:.3} rounds a second", round_s * 1e3, 1.0 / round_s)?;
+            }
+        }
+    }
+    if shapes[0].kind != Kind::Flat {
+        writeln!(out, "  flat:  not possible: {workers} workers, and a job has at most {MAX_WORKERS}")?;
+    }
+    let choice = choose(shapes);
+    writeln!(out, "  use {}: {}", choice.best.kind, choice.why)
+}

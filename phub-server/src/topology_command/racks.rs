@@ -1,0 +1,78 @@
+//! `phub-server topology --racks R --workers-per-rack W`: workers with links of their own, and a hub that is a box in each rack
+//! (PHub, figure 5). What each link carries in a round, and whether one hub is enough.
+
+use std::fmt::Write as _;
+
+use anyhow::Context as _;
+use pbox_core::{JobTerms, Key, MAX_WORKERS, Wire};
+
+use super::machines::{NESTEROV, gbps, mb, racks, workers, write_rounds};
+use crate::shapes::{Level, RackSpeeds, Shape};
+
+/// Settings of `topology` for a job in several racks.
+#[derive(Debug, clap::Args)]
+pub(super) struct RacksArgs {
+    /// Racks of a job whose workers have links of their own, with a hub in each rack. Needs a model and the speeds.
+    ///
+    /// Shows what each link carries a round, and whether one hub for all racks is as fast as a mesh of a hub in each.
+    #[arg(long, value_name = "N", value_parser = racks, conflicts_with_all = ["machines", "workers", "svg"],
+          requires_all = ["workers_per_rack", "worker_gbps", "hub_gbps", "uplink_gbps"])]
+    racks: Option<u32>,
+
+    /// Workers of each rack.
+    #[arg(long, value_name = "N", value_parser = workers, requires = "racks")]
+    workers_per_rack: Option<u32>,
+
+    /// Speed of a worker's link in Gb/s, each way.
+    #[arg(long, value_name = "GBPS", value_parser = gbps, requires = "racks")]
+    worker_gbps: Option<f64>,
+
+    /// Speed of all NICs of a rack's hub together in Gb/s, each way.
+    #[arg(long, value_name = "GBPS", value_parser = gbps, requires = "racks")]
+    hub_gbps: Option<f64>,
+
+    /// Speed of a rack's link to the other racks in Gb/s, each way.
+    #[arg(long, value_name = "GBPS", value_parser = gbps, requires = "racks")]
+    uplink_gbps: Option<f64>,
+}
+
+impl RacksArgs {
+    /// Whether the job is in racks.
+    pub fn are_given(&self) -> bool {
+        self.racks.is_some()
+    }
+
+    /// The text.
+    pub fn text(&self, (name, keys): (String, Vec<Key>), chunk_bytes: usize) -> anyhow::Result<String> {
+        let given = (self.racks, self.workers_per_rack, self.worker_gbps, self.hub_gbps, self.uplink_gbps);
+        let (Some(racks), Some(workers), Some(worker), Some(hub), Some(uplink)) = given else {
+            return None
+                .context("--racks needs --workers-per-rack, --worker-gbps, --hub-gbps and --uplink-gbps");
+        };
+        let speeds = RackSpeeds { worker, hub, uplink };
+        let terms = JobTerms { chunk_bytes, ..JobTerms::new(workers, keys, NESTEROV) };
+        terms.check()?;
+        let wire = Wire::of_terms(&terms)?;
+        // Which core owns a chunk does not matter for links.
+        let shares = Level::new((&terms, &wire), racks, racks, 1)?.volumes;
+        let flat = || Shape::flat_racks(&shares, workers, speeds);
+        let mesh = Shape::mesh_of_racks(&shares, workers, speeds);
+        let all = racks * workers;
+        let shapes: Vec<Shape> = (all <= MAX_WORKERS).then(flat).into_iter().chain([mesh]).collect();
+
+        let mut text = format!(
+            "{racks} racks x {workers} workers, {name}, {} a copy: flat with one hub in one rack, or a mesh of a hub in each\n\
+             Gb/s each way: a worker {worker}, a hub {hub}, an uplink {uplink}\n\n\
+             Bytes that a link carries a round (out, in)\n",
+            mb(wire.layout().model_bytes())
+        );
+        for (shape, load) in shapes.iter().flat_map(|shape| shape.loads.iter().map(move |load| (shape, load)))
+        {
+            let (kind, link) = (shape.kind.to_string(), load.link.to_string());
+            let _ = writeln!(text, "  {kind:<5} {link:<21} {:>11} {:>11}", mb(load.sends), mb(load.receives));
+        }
+        text.push_str("\nWhat the links allow; hubs and workers may take longer\n");
+        let _ = write_rounds(&mut text, &shapes, all);
+        Ok(text)
+    }
+}
