@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod ends;
+mod state;
 mod weights;
 
 use std::sync::Barrier;
