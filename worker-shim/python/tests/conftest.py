@@ -4,6 +4,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import socket
 import traceback
 
 import pytest
@@ -34,6 +35,20 @@ def watchdog(request):
 def hub():
     with phub.serve(cores=1, idle="sleep", heartbeat_limit=30) as hub:
         yield hub
+
+
+@pytest.fixture
+def mesh():
+    """The addresses of two machines' hubs, which own a share each of what both machines' workers train."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    addresses = ["127.0.0.1:{}".format(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    settings = {"mesh": ",".join(addresses), "cores": 1, "idle": "sleep", "heartbeat_limit": 30}
+    hubs = [phub.serve(at, machine=f"{i}/2", **settings) for i, at in enumerate(addresses)]
+    yield addresses
+    for each in hubs:
+        each.stop()
 
 
 def _call(result, rank, work, arguments):
