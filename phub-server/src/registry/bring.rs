@@ -257,3 +257,25 @@ fn room_for(job: &str, bytes: u64) -> Result<Slab, Refusal> {
     let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
     values.map_err(|error| no_room(error.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::test_bed;
+
+    #[test]
+    fn an_offer_comes_before_the_links() {
+        let (registry, mut core) = test_bed::registry();
+        test_bed::runtime().block_on(async {
+            let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
+            core.obey();
+            let offer = |before| OfferRequest { token: token.clone(), state_before: Round(before) };
+            registry.of_job(JobId(0), |job| job.connect(0)).unwrap().unwrap();
+            let refused = registry.offer("job", offer(3)).await.unwrap_err();
+            assert!(matches!(refused, Refusal::Conflict(why) if why.contains("too late")));
+            registry.fail(&mut registry.lock(), JobId(0), "a test");
+            // Who comes too late learns from the heartbeat that the job failed.
+            assert_eq!(registry.offer("job", offer(3)).await.unwrap().state_bytes, None);
+        });
+    }
+}
