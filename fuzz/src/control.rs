@@ -6,8 +6,8 @@
 use pbox_core::Wire;
 use pbox_core::control::{
     ArrivedRequest, CheckpointRequest, ErrorReply, HeartbeatReply, HeartbeatRequest, HoldReply, HoldRequest,
-    HubReply, JoinReply, LearningRateRequest, LeaveRequest, LostRequest, ParseError, PartsReply,
-    ReleaseRequest, WrittenReply, WrittenRequest, check_job_name, parse, parse_join,
+    HubReply, JoinReply, LearningRateRequest, LeaveRequest, LostRequest, OfferReply, OfferRequest,
+    ParseError, PartsReply, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name, parse, parse_join,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 /// The first byte is the kind, the others are the body.
 pub fn run(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
-    match kind % 18 {
+    match kind % 20 {
         0 => join(body),
         1 => request::<HeartbeatRequest>("heartbeat", body, |_| true),
         2 => request::<LearningRateRequest>("learning-rate", body, |r| r.learning_rate.is_finite()),
@@ -39,7 +39,9 @@ pub fn run(bytes: &[u8]) {
         14 => request::<CheckpointRequest>("checkpoint", body, |_| true),
         15 => reply::<HoldReply>(body),
         16 => reply::<WrittenReply>(body),
-        _ => reply::<PartsReply>(body),
+        17 => reply::<PartsReply>(body),
+        18 => request::<OfferRequest>("offer", body, |_| true),
+        _ => reply::<OfferReply>(body),
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::time::Duration;
 
 use pbox_core::Round;
-use pbox_core::control::{ErrorReply, LeaveRequest};
+use pbox_core::control::{ErrorReply, LeaveRequest, OfferReply, OfferRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::http::Response;
@@ -62,6 +62,12 @@ impl Control {
     pub fn leave(&self, token: &str, round: Round, failed: Option<String>) -> Result<(), MemberError> {
         let request = LeaveRequest { token: token.to_owned(), round, failed };
         self.post("leave", "leave", &request).map(|_: serde_json::Value| ())
+    }
+
+    /// Offers the state before a round. Returns how many bytes of it the hub wants, if it wants it.
+    pub fn offer(&self, token: &str, state_before: Round) -> Result<Option<u64>, MemberError> {
+        let request = OfferRequest { token: token.to_owned(), state_before };
+        self.post("offer", "take a state", &request).map(|reply: OfferReply| reply.state_bytes)
     }
 
     /// `POST /v1/jobs/{job}/state?token=...`: so many bytes of `values`, which may take longer than other requests.

@@ -23,8 +23,6 @@ pub struct Hub {
     pub token: String,
     /// Its cores, by their number in the placement.
     pub cores: Range<usize>,
-    /// The length of the state that it waits for, if it waits for one.
-    pub state_bytes: Option<u64>,
 }
 
 /// The members that the hubs of a job still wait for.
@@ -131,11 +129,20 @@ impl Hub {
         }
     }
 
+    /// Offers the state before a round, which a new job then begins with. Returns how many bytes of it the hub wants, if it
+    /// wants it.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    pub fn offer(&self, state_before: Round) -> Result<Option<u64>, MemberError> {
+        self.control.offer(&self.token, state_before).map_err(|error| self.lost_if_unreachable(error))
+    }
+
     /// Sends the state that it waits for, of so many bytes.
     ///
     /// # Errors
     /// As for [`post`](Self::post), and when the state is not so long.
-    pub fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
+    pub(crate) fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
         let reply = self.control.send_state("bring a state", &self.token, values, bytes);
         reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
     }

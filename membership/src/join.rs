@@ -125,6 +125,19 @@ impl LetIn {
         Ok(LetIn { control, share, reply, farewell })
     }
 
+    /// Offers the state before a round, which a new job then begins with. Returns how many bytes of it the hub wants, if it
+    /// wants it.
+    ///
+    /// # Errors
+    /// When the hub refuses. It is told at the end that this member does not come.
+    pub fn offer(&mut self, state_before: Round) -> Result<Option<u64>, MemberError> {
+        let offered = self.control.offer(&self.reply.token, state_before);
+        if offered.is_err() {
+            self.farewell = Some(self.control.within(FAREWELL_LIMIT));
+        }
+        offered
+    }
+
     /// How many cores the job has there.
     pub fn cores(&self) -> u32 {
         self.reply.cores.len() as u32
@@ -173,7 +186,7 @@ impl LetIn {
         )?;
         self.farewell = None;
         let (control, token) = (self.control.clone(), self.reply.token.clone());
-        Ok(Hub { control, heartbeat, token, cores, state_bytes: self.reply.state_bytes })
+        Ok(Hub { control, heartbeat, token, cores })
     }
 }
 

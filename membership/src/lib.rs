@@ -4,6 +4,7 @@
 //! ```text
 //!   addresses, request --join_all--> [LetIn] --open--> DataPath (links to the member's ports, placement)
 //!                                       |
+//!                                       +--offer--> do the hubs want a state? --bring--> each gets its share
 //!                                       +--keep--> [Hub] (control port, heartbeat, news of the job)
 //! ```
 //!
@@ -17,8 +18,10 @@ mod error;
 mod heartbeat;
 mod hub;
 mod join;
+mod state;
 
 pub use data_path::{DataPath, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, takes_part};
 pub use join::{LetIn, hub_addresses, join_all, meet, placements, wait_for};
+pub use state::{all_of, bring};

@@ -4,4 +4,4 @@ pub(crate) mod checkpoint;
 mod compressed;
 mod making;
 mod over_hubs;
-mod state;
+pub(crate) mod state;

@@ -1,17 +1,21 @@
-//! A job's state by the control port: fetched from one hub and brought to another, the job goes on with the bits of a job
+//! A job's state by the control port: fetched from some hubs and brought to others, the job goes on with the bits of a job
 //! that was never interrupted. What is not the job's state is refused.
 
+use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::checkpoint::rounds;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
-    PATIENT_S, addresses, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post,
-    post_json, ready_all, refusal, refused, says, settings,
+    PATIENT_S, SGD, addresses, config, config_at, describe, hub, join_by_hand, join_request, on_threads,
+    post, post_json, ready_all, refusal, refused, says, settings, small_model,
 };
-use pbox_core::control::{JobReply, JobState};
-use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
+use pbox_core::control::{ErrorReply, JobReply, JobState, OfferReply};
+use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round, state_names};
+use phub_server::HubSettings;
 use serde_json::json;
 use worker_shim::{Session, SessionConfig, State};
 
@@ -19,7 +23,7 @@ const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_dec
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
 
-/// Fetches a job's state from its hub: a checkpoint file.
+/// Fetches a job's state from a hub: a checkpoint file, or the hub's part of one; empty if it has none.
 fn fetch(hub: &str, job: &str) -> Vec<u8> {
     let mut file = Vec::new();
     let mut answer = ureq::get(format!("http://{hub}/v1/jobs/{job}/state")).call().unwrap();
@@ -27,15 +31,53 @@ fn fetch(hub: &str, job: &str) -> Vec<u8> {
     file
 }
 
-/// The state in such a file, for a session to bring.
-fn state(file: &[u8]) -> State {
-    let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
-    let said: serde_json::Value = serde_json::from_slice(&file[8..header]).unwrap();
-    let before = Round(said["__metadata__"]["round"].as_str().unwrap().parse().unwrap());
-    State { before, values: Box::new(std::io::Cursor::new(file[header..].to_vec())) }
+/// The state of a job from all its hubs.
+pub(crate) struct Gathered {
+    pub before: Round,
+    /// As a session brings them.
+    pub values: Vec<u8>,
 }
 
-fn ones(before: u32, values: usize) -> State {
+impl Gathered {
+    pub fn state(&self) -> State {
+        State { before: self.before, values: Box::new(std::io::Cursor::new(self.values.clone())) }
+    }
+}
+
+/// Fetches what each of these hubs has of a job's state, and puts it together.
+pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimizer: &Optimizer) -> Gathered {
+    let of_state =
+        |name: &'static &'static str| keys.iter().map(move |key| format!("optimizer/{name}/{}", key.name));
+    let names = keys.iter().map(|key| key.name.clone());
+    let names = names.chain(state_names(optimizer).iter().flat_map(of_state));
+    let (mut begins, mut all) = (HashMap::new(), 0);
+    for (name, key) in names.zip(keys.iter().cycle()) {
+        begins.insert(name, (all, &key.name));
+        all += 4 * key.elements().unwrap() as usize;
+    }
+    let (mut values, mut seen, mut rounds) = (vec![0; all], 0, BTreeSet::new());
+    for file in hubs.iter().map(|hub| fetch(hub.as_ref(), job)).filter(|file| !file.is_empty()) {
+        let data = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let mut said: serde_json::Map<_, _> = serde_json::from_slice(&file[8..data]).unwrap();
+        let about = said.remove("__metadata__").unwrap();
+        rounds.insert(about["round"].as_str().unwrap().parse().unwrap());
+        let share = about.get("share").map_or("{}", |share| share.as_str().unwrap());
+        let share: serde_json::Value = serde_json::from_str(share).unwrap();
+        for (name, entry) in said {
+            let (begin, key) = begins[&name];
+            let first = share["pieces"][key][0].as_u64().unwrap_or(0) as usize;
+            let offset = |end: usize| data + entry["data_offsets"][end].as_u64().unwrap() as usize;
+            let part = &file[offset(0)..offset(1)];
+            values[begin + 4 * first..][..part.len()].copy_from_slice(part);
+            seen += part.len();
+        }
+    }
+    assert_eq!(seen, all, "every element is at one hub");
+    assert_eq!(rounds.len(), 1, "all hubs stand before the same round: {rounds:?}");
+    Gathered { before: Round(rounds.pop_first().unwrap()), values }
+}
+
+pub(crate) fn ones(before: u32, values: usize) -> State {
     let bytes: Vec<u8> = std::iter::repeat_n(1f32.to_le_bytes(), values).flatten().collect();
     State { before: Round(before), values: Box::new(std::io::Cursor::new(bytes)) }
 }
@@ -54,32 +96,33 @@ fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
     }
 }
 
-fn goes_on_elsewhere(optimizer: Optimizer, hubs: usize) {
+fn goes_on_elsewhere(optimizer: Optimizer, from: usize, to: usize) {
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
     // The state has their master weights, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, optimizer);
     training.chunk_bytes = 1024;
-    let first = hub(2);
-    let address = first.address().to_string();
-    let files = on_threads(training.workers, |rank| {
+    let first: Vec<_> = (0..from).map(|_| hub(2)).collect();
+    let address = addresses(&first);
+    let states = on_threads(training.workers, |rank| {
         let mut session = Session::join(training.config(&address, rank)).unwrap();
         training.broadcast(&mut session, rank).unwrap();
         train_to(&training, &mut session, rank, 4);
         // Meanwhile the others begin the next round, which does not end without this worker.
-        let file = (rank == 0).then(|| fetch(&address, "job"));
+        let hubs: Vec<&str> = address.split(',').collect();
+        let state = (rank == 0).then(|| gather(&hubs, "job", &training.keys, &training.optimizer));
         train_to(&training, &mut session, rank, 5);
         session.leave().unwrap();
-        file
+        state
     });
-    first.stop("the test goes on elsewhere");
-    let second: Vec<_> = (0..hubs).map(|_| hub(1)).collect();
+    first.into_iter().for_each(|hub| hub.stop("the test goes on elsewhere"));
+    let second: Vec<_> = (0..to).map(|_| hub(1)).collect();
     let address = addresses(&second);
-    let file = files.into_iter().flatten().next().unwrap();
+    let state = states.into_iter().flatten().next().unwrap();
     let seen = on_threads(training.workers, |rank| {
         let config = training.config(&address, rank);
         let joined = match rank {
-            0 => Session::join_with(config, state(&file)),
+            0 => Session::join_with(config, state.state()),
             _ => Session::join(config),
         };
         let mut session = joined.unwrap();
@@ -100,35 +143,101 @@ fn goes_on_elsewhere(optimizer: Optimizer, hubs: usize) {
 #[test]
 fn a_state_goes_on_at_another_hub_with_the_bits_of_a_job_that_was_not_interrupted() {
     let _watchdog = Watchdog::start();
-    goes_on_elsewhere(NESTEROV, 1);
-    goes_on_elsewhere(ADAM, 1);
+    goes_on_elsewhere(NESTEROV, 1, 1);
+    goes_on_elsewhere(ADAM, 1, 1);
 }
 
 #[test]
-fn a_state_is_dealt_to_several_hubs() {
+fn a_state_is_dealt_to_several_hubs_and_comes_from_several() {
     let _watchdog = Watchdog::start();
-    goes_on_elsewhere(NESTEROV, 2);
-    goes_on_elsewhere(ADAM, 3);
+    goes_on_elsewhere(NESTEROV, 1, 2);
+    goes_on_elsewhere(ADAM, 2, 3);
+    goes_on_elsewhere(NESTEROV, 3, 1);
     // A hub that owns no chunk begins with the others.
     let hubs = [hub(1), hub(1)];
     let keys = vec![Key::f32("only", [4])];
     let mut config = config_at(&addresses(&hubs), "job", 0, 1);
-    config.terms.keys = keys;
+    config.terms.keys = keys.clone();
     let session = Session::join_with(config, ones(7, 4)).unwrap();
     assert_eq!(session.next_round(), Round(7));
     assert_eq!(session.weights::<f32>(KeyId(0)).unwrap(), [1.0; 4]);
+    let hubs = hubs.each_ref().map(|hub| hub.address().to_string());
+    assert_eq!(hubs.iter().filter(|hub| fetch(hub, "job").is_empty()).count(), 1);
+    let state = gather(&hubs, "job", &keys, &SGD);
+    assert_eq!((state.before, state.values), (Round(7), 1f32.to_le_bytes().repeat(4)));
     session.leave().unwrap();
+}
+
+/// Hub 0 cuts the job at both hubs, and clients have each hub cut it by itself.
+#[test]
+fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
+    let _watchdog = Watchdog::start();
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let with_checkpoints = |dir: &tempfile::TempDir| {
+        let settings = HubSettings { checkpoints: Some(dir.path().to_owned()), ..settings(2, PATIENT_S) };
+        phub_server::Hub::start(&settings).unwrap()
+    };
+    let hubs = dirs.each_ref().map(with_checkpoints);
+    let addresses = addresses(&hubs);
+    let mut session = ready_all(1, |rank| config_at(&addresses, "job", rank, 1)).remove(0);
+    let each: Vec<&str> = addresses.split(',').collect();
+    let (done, mut refused) = (AtomicBool::new(false), Vec::new());
+    std::thread::scope(|scope| {
+        for hub in &each {
+            let done = &done;
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    assert!(!fetch(hub, "job").is_empty());
+                }
+            });
+        }
+        for _ in 0..30 {
+            rounds(&mut session, 1).unwrap();
+            // A hub that misses more rounds than the others keep for it stays behind.
+            if refused.len() < 3 {
+                refused.extend(session.checkpoint().err().map(|error| error.to_string()));
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    refused.iter().for_each(|why| says(why, &["the one before it is not written yet"]));
+    for round in 32..40 {
+        rounds(&mut session, 1).unwrap();
+        // A client that has all of a state does not keep the hubs from anything.
+        assert_eq!(gather(&each, "job", &small_model(), &SGD).before, Round(round));
+        assert_eq!(session.checkpoint().unwrap().round, Round(round));
+    }
 }
 
 #[test]
 fn a_state_of_another_length_is_refused_by_several_hubs() {
     let _watchdog = Watchdog::start();
     let hubs = [hub(1), hub(1)];
-    let values = hub_tests::small_model().iter().map(|key| key.elements().unwrap() as usize).sum::<usize>();
+    let values = elements();
     for (values, why) in [(values - 1, "bytes too early"), (values + 1, "too long")] {
         let config = config_at(&addresses(&hubs), &format!("job.{values}"), 0, 1);
         says(Session::join_with(config, ones(7, values)).map(drop).unwrap_err(), &["state", why]);
     }
+}
+
+/// Offers a state by plain HTTP. Returns the bytes that the hub wants, or status and error.
+pub(crate) fn offer(
+    hub: &phub_server::Hub,
+    job: &str,
+    token: &str,
+    before: u32,
+) -> Result<Option<u64>, String> {
+    let request = json!({"token": token, "state_before": before});
+    let (status, body) = post_json(hub, &format!("/v1/jobs/{job}/offer"), &request);
+    match status {
+        200 => Ok(serde_json::from_str::<OfferReply>(&body).unwrap().state_bytes),
+        _ => Err(format!("{status}: {}", serde_json::from_str::<ErrorReply>(&body).unwrap().error)),
+    }
+}
+
+/// Elements of the small model.
+pub(crate) fn elements() -> usize {
+    small_model().iter().map(|key| key.elements().unwrap() as usize).sum()
 }
 
 /// A worker of a job with one key of four elements, in SGD.
@@ -195,24 +304,25 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
 fn a_bad_state_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    let offered = |rank: u32, terms: serde_json::Value, change: serde_json::Value| {
-        let mut request = serde_json::to_value(join_request(rank, 2)).unwrap();
-        request["state_before"] = json!(3);
-        request["terms"].as_object_mut().unwrap().extend(terms.as_object().unwrap().clone());
-        request.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-        let (status, body) = post_json(&hub, "/v1/jobs/other/join", &request);
-        assert_eq!(status, 400, "{body}");
-        body
-    };
-    says(offered(1, json!({}), json!({})), &["rank 1 brings a state", "rank 0"]);
-    says(offered(0, json!({}), json!({"state_before": 0})), &["before round", "expected 1"]);
-    says(offered(0, json!({"optimizer": {"name": "average"}}), json!({})), &["average, which keeps none"]);
-
     let mut request = join_request(0, 2);
-    request.state_before = Some(Round(3));
     let first = join_by_hand(&hub, "job", &request);
     let second = join_by_hand(&hub, "job", &join_request(1, 2));
-    let bytes = first.state_bytes.unwrap() as usize;
+    let offered = |token: &str, before: u32| offer(&hub, "job", token, before);
+    says(offered(&second.token, 3).unwrap_err(), &["400: worker 1 offers a state", "rank 0"]);
+    says(offered(&first.token, 0).unwrap_err(), &["400: a state before round 0", "expected 1"]);
+    says(offered(&first.token, u32::MAX).unwrap_err(), &["400", "expected 1"]);
+    says(offered("none", 3).unwrap_err(), &["404", "no worker"]);
+    let bytes = offered(&first.token, 3).unwrap().unwrap() as usize;
+    assert_eq!(bytes, 4 * elements());
+    says(offered(&first.token, 3).unwrap_err(), &["409", "worker 0 offers a state too late"]);
+    let mut average = join_request(0, 2);
+    average.terms.optimizer = Optimizer::Average;
+    let averages = join_by_hand(&hub, "average", &average);
+    says(
+        offer(&hub, "average", &averages.token, 3).unwrap_err(),
+        &["400: a state for average, which keeps none"],
+    );
+
     let path = |token: &str| format!("/v1/jobs/job/state?token={token}");
     assert_eq!(refusal(&hub, "/v1/jobs/job/state", vec![0; bytes]).0, 404);
     let (status, why) = refusal(&hub, &path(&second.token), vec![0; bytes]);
@@ -226,6 +336,7 @@ fn a_bad_state_is_refused() {
 
     request.terms.workers = 1;
     let alone = join_by_hand(&hub, "long", &request);
+    offer(&hub, "long", &alone.token, 3).unwrap().unwrap();
     let path = format!("/v1/jobs/long/state?token={}", alone.token);
     assert_eq!(post(&hub, &path, vec![0; bytes + 1]).0, 413);
 }

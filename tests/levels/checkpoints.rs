@@ -9,7 +9,7 @@ use super::{Machines, on_machines};
 use crate::checkpoints::checkpoint::{rounds, weights_are};
 
 /// A mesh of two machines with a directory of checkpoints each.
-fn mesh(dirs: &[tempfile::TempDir]) -> Machines {
+pub fn mesh(dirs: &[tempfile::TempDir]) -> Machines {
     let hub = |dir: &tempfile::TempDir| {
         let checkpoints = Some(dir.path().to_owned());
         Hub::start(&HubSettings { checkpoints, ..settings(1, PATIENT_S) }).unwrap()

@@ -3,6 +3,7 @@
 mod checkpoints;
 mod codecs;
 mod ends;
+mod state;
 mod weights;
 
 use std::sync::Barrier;

@@ -68,10 +68,6 @@ pub struct JoinRequest {
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
-    /// Rank 0 brings weights and optimizer state of the moment before this round; a new job begins when they are
-    /// there. Default: the job begins with a broadcast.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state_before: Option<Round>,
     /// The terms on which all ends of the job agree.
     pub terms: JobTerms,
 }
@@ -99,12 +95,29 @@ pub struct JoinReply {
     pub transports: Vec<TransportAddress>,
     /// The hub declares a worker dead after this long without a heartbeat.
     pub heartbeat_limit_ms: u64,
-    /// Length of the state that the job waits for, if this worker offered a state and the job has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state_bytes: Option<u64>,
     /// From hub 0 of several: the worker shows this pass at the other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
+}
+
+/// `POST /v1/jobs/{job}/offer`: rank 0 has weights and optimizer state of the moment before a round, for a new job to
+/// begin with. At every hub of the job, after the join and before the links are made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OfferRequest {
+    /// From the join.
+    pub token: String,
+    /// The round that the job would begin with.
+    pub state_before: Round,
+}
+
+/// Whether the job wants the state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferReply {
+    /// The length that this hub waits for now. Nothing where the job has a state of its own, or gets one from another
+    /// machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_bytes: Option<u64>,
 }
 
 /// `POST /v1/jobs/{job}/state?token=...`: the state is there.

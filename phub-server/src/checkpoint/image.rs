@@ -21,9 +21,9 @@ pub struct Image {
 }
 
 impl Image {
-    /// The file of a job with this name.
-    pub fn new(job: &str, snapshot: Snapshot) -> Result<Self, UnusableKeys> {
-        Ok(Image { plan: Plan::new(job, &snapshot, Share::WHOLE)?, snapshot })
+    /// The file of a job with this name, or of a hub's part of it.
+    pub fn new(job: &str, snapshot: Snapshot, share: Share) -> Result<Self, UnusableKeys> {
+        Ok(Image { plan: Plan::new(job, &snapshot, share)?, snapshot })
     }
 
     /// Its length.
@@ -65,7 +65,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
         store.save("job", Share::WHOLE, &snapshot).unwrap();
-        let mut image = Image::new("job", snapshot).unwrap();
+        let mut image = Image::new("job", snapshot, Share::WHOLE).unwrap();
         let (bytes, mut sent) = (image.bytes(), Vec::new());
         image.write_to(&mut sent).unwrap();
         assert_eq!(sent, std::fs::read(store.path("job").unwrap()).unwrap());

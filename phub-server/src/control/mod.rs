@@ -38,6 +38,7 @@ POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
+POST /v1/jobs/{job}/offer           rank 0 has a state for a new job
 POST /v1/jobs/{job}/state?token=... rank 0 brings the state that a new job begins with
 POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addresses
 POST /v1/jobs/{job}/ready           all members of a hub below are there
@@ -77,6 +78,7 @@ pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
         .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
         .route("/v1/jobs/{job}/state", get(state).post(bring_state))
+        .route("/v1/jobs/{job}/offer", post(offer))
         .route("/v1/jobs/{job}/meet", post(meet))
         .route("/v1/jobs/{job}/ready", post(ready))
         .route("/v1/jobs/{job}/leave", post(leave))
@@ -144,9 +146,15 @@ async fn checkpoint(State(desk): State<Desk>, Path(job): Path<String>) -> Answer
 }
 
 async fn state(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
-    let Sent { bytes, pieces } = to_its_end(async move { desk.registry.state(&job).await }).await?;
+    let sent = to_its_end(async move { desk.registry.state(&job).await }).await?;
+    let Some(Sent { bytes, pieces }) = sent else { return Ok(StatusCode::NO_CONTENT.into_response()) };
     let about = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
     Ok((about, Body::new(pieces)).into_response())
+}
+
+async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let request = desk.small("offer", request).await?;
+    done(&to_its_end(async move { desk.registry.offer(&job, request).await }).await?)
 }
 
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
@@ -155,9 +163,9 @@ async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request:
     let mut coming = registry.state_comes(&job, token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
-        coming.append(&part);
+        coming.append(part).await?;
     }
-    done(&registry.begin_with(coming)?)
+    done(&registry.begin_with(coming).await?)
 }
 
 async fn meet(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

@@ -9,6 +9,7 @@
 //!
 //! Knows no worker.
 
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -20,7 +21,9 @@ use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
     JoinRequest, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, check_job_name,
 };
-use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire};
+use pbox_core::{
+    Above, Below, JobId, JobTerms, Layout, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire,
+};
 use tokio::sync::watch;
 
 use super::{Refusal, Registry, on_thread};
@@ -161,11 +164,6 @@ impl Up {
     /// Joins the job above.
     pub(super) fn join(&self, name: &str, request: &JoinRequest, id: &str) -> Result<LetInAbove, Refusal> {
         let refused = |why: String| Refusal::Bad(format!("job {name:?}: {why}"));
-        if request.state_before.is_some() {
-            return Err(refused(
-                "this hub is below other hubs and keeps no state: leave state_before out".into(),
-            ));
-        }
         let deadline = Instant::now() + self.start_limit;
         request.terms.check_below().map_err(|error| refused(error.to_string()))?;
         let above = self.of_job(name, request, deadline)?;
@@ -182,7 +180,6 @@ impl Up {
             through,
             mesh: None,
             peers: None,
-            state_before: None,
             terms: terms.clone(),
         };
         let name = name_above(name);
@@ -272,6 +269,27 @@ impl JoinedAbove {
         membership::takes_part(&self.hubs, self.machine.number)
     }
 
+    /// Whether what is brought here goes up: the first machine's rank 0 speaks for all, as in a broadcast.
+    pub fn speaks_for_all(&self) -> bool {
+        self.machine.number == 0
+    }
+
+    /// Offers a state to the hubs above. Returns how many bytes it has, if they want it. May wait for them.
+    pub fn offer(&self, before: Round) -> Result<Option<u64>, MemberError> {
+        membership::all_of(self.hubs.iter().map(|hub| hub.offer(before)))
+    }
+
+    /// Brings a state of so many tensors of each key to the hubs above, each its share. Waits for its values, and for them.
+    pub fn bring(
+        &self,
+        values: Box<dyn Read + Send>,
+        layout: &Layout,
+        tensors: usize,
+    ) -> Result<(), MemberError> {
+        let Above { schedule, split_above, .. } = self.placed;
+        membership::bring(&self.hubs, values, layout, (schedule, split_above), tensors)
+    }
+
     /// All workers of this hub are there. May wait for the hubs above.
     pub fn say_ready(&self) -> Result<(), MemberError> {
         self.hubs.iter().try_for_each(|hub| {
@@ -334,7 +352,7 @@ fn reason_of(end: MemberError) -> String {
 }
 
 /// What a hub above refuses, this hub refuses.
-fn not_joined(error: MemberError) -> Refusal {
+pub(super) fn not_joined(error: MemberError) -> Refusal {
     match error {
         MemberError::Refused { .. } => Refusal::Conflict(error.to_string()),
         error => Refusal::Exhausted(format!("this hub is below other hubs: {error}")),

@@ -13,6 +13,7 @@ use pbox_core::control::{CheckpointReply, CheckpointRequest, JobState, PartState
 use pbox_core::{JobId, Round, Snapshot};
 use tokio::sync::watch;
 
+use super::cut::CutAt;
 use super::hubs::Peers;
 use super::hubs::agreement::{is_needed, may_write};
 use super::job::Job;
@@ -99,7 +100,7 @@ impl Registry {
             return lead.ask(0, "checkpoint", "write a checkpoint", &request).await;
         }
         let deadline = tokio::time::Instant::now() + limit;
-        let collected = self.collect(id, limit).await?;
+        let collected = self.collect(id, CutAt::AllHubs, limit).await?;
         self.save_everywhere(collected, Some(deadline)).await
     }
 

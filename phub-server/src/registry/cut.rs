@@ -49,6 +49,15 @@ pub(super) enum Purpose {
     Snapshot,
 }
 
+/// Where a job is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CutAt {
+    /// At all its hubs before the same round: hub 0 leads.
+    AllHubs,
+    /// At this hub, before its own round. The others do not hear of it.
+    ThisHub,
+}
+
 impl Purpose {
     fn admitted(&self) -> Arc<[u32]> {
         match self {
@@ -131,7 +140,7 @@ impl Registry {
     }
 
     /// Holds a job at this hub alone.
-    async fn hold_here(&self, id: JobId) -> Result<Held, JobEnded> {
+    pub(super) async fn hold_here(&self, id: JobId) -> Result<Held, JobEnded> {
         let cutting = self.of_job(id, |job| Arc::clone(&job.cutting))?;
         let cutting = cutting.lock_owned().await;
         let front = self.hold(id).await?;

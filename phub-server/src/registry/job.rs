@@ -49,8 +49,10 @@ enum Standing {
 enum Brought {
     /// It does not wait.
     Nothing,
-    /// It waits for the state before this round.
-    Awaited(Round),
+    /// The hubs above are asked whether they want it.
+    Offered,
+    /// It waits for the state before this round, of so many bytes.
+    Awaited(Round, u64),
     /// The state is on its way.
     Coming,
 }
@@ -286,34 +288,49 @@ impl Job {
         }
     }
 
-    /// Rank 0 offers a state. Returns how many bytes the job wants, if it has no state of its own.
-    pub fn offer_state(&mut self, before: Round) -> Option<u64> {
-        let has_none = self.first_round == Round(0);
-        if !has_none || !matches!(self.state(), JobState::Gathering { .. }) {
-            return None;
+    /// Rank 0 offers a state. Returns whether the job has none of its own; it then waits.
+    pub fn state_offered(&mut self) -> Result<bool, String> {
+        if self.first_round > Round(0) || !matches!(self.state(), JobState::Gathering { .. }) {
+            return Ok(false);
         }
-        self.brought = Brought::Awaited(before);
-        Some(self.state_bytes())
+        let may_begin = |member: &Member| member.ready && member.standing != Standing::Joined;
+        if self.brought != Brought::Nothing || self.members[0].as_ref().is_some_and(may_begin) {
+            return Err(format!(
+                "{} offers a state too late: it may once, after its join and before it connects to the data path; a hub \
+                 below others, before it is ready",
+                self.spoken(0)
+            ));
+        }
+        self.brought = Brought::Offered;
+        Ok(true)
+    }
+
+    /// Whether the state before this round is wanted, and how long it must be.
+    pub fn state_wanted(&mut self, before: Round, bytes: Option<u64>) -> Arrival {
+        self.brought = bytes.map_or(Brought::Nothing, |bytes| Brought::Awaited(before, bytes));
+        self.arrived(0)
     }
 
     /// Length of this hub's state: f32 of weights and of what the optimizer keeps beside them.
-    fn state_bytes(&self) -> u64 {
+    pub fn state_bytes(&self) -> u64 {
         let elements: u64 = self.hubs.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
         4 * elements * self.terms.optimizer.saved_per_element() as u64
     }
 
     /// The state begins to come, once. Returns the round that it is before, and its length in bytes.
     pub fn state_comes(&mut self) -> Option<(Round, u64)> {
-        let Brought::Awaited(before) = self.brought else { return None };
+        let Brought::Awaited(before, bytes) = self.brought else { return None };
         self.brought = Brought::Coming;
-        Some((before, self.state_bytes()))
+        Some((before, bytes))
     }
 
-    /// The state is complete.
-    pub fn begin_with(&mut self, restored: &Restored) -> Arrival {
+    /// The state is complete: here, or at the hubs above, which say with which round the job begins.
+    pub fn begin_with(&mut self, restored: Option<&Restored>) -> Arrival {
         self.brought = Brought::Nothing;
-        self.first_round = restored.round();
-        self.learning_rates = restored.learning_rates();
+        if let Some(restored) = restored {
+            self.first_round = restored.round();
+            self.learning_rates = restored.learning_rates();
+        }
         self.gathered()
     }
 
@@ -400,6 +417,8 @@ impl Job {
     /// Ends the job for all its workers.
     pub fn fail(&mut self, reason: &str) {
         (self.weights, self.failed_at) = (None, Some(Instant::now()));
+        self.brought = Brought::Nothing;
+        self.hubs.end_hold();
         self.publish(|news| news.state = JobState::Failed { reason: reason.to_owned() });
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Spans, any};
 use pbox_core::control::{JobState, JoinReply, JoinRequest, check_job_name};
-use pbox_core::{JobId, Round, Share, Wire};
+use pbox_core::{JobId, Share, Wire};
 
 use super::above::MAX_DEPTH;
 use super::hubs::Secret;
@@ -106,7 +106,6 @@ impl Registry {
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let pass = given.unwrap_or_else(|| job.hubs.next_pass(self.store.is_some()));
         job.add_member(rank, pass.worker);
-        let state_bytes = request.state_before.and_then(|before| job.offer_state(before));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
             token: format!("{:032x}", u128::from_be_bytes(token)),
@@ -116,7 +115,6 @@ impl Registry {
             ports: self.cores.len() as u32,
             transports: self.transports.clone(),
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
-            state_bytes,
             pass: Some(pass).filter(|_| job.hubs.leads() && !job.hubs.share.is_whole()),
         })
     }
@@ -193,30 +191,6 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
         return Err(format!(
             "the job came through {} hubs, at most {MAX_DEPTH} are allowed",
             request.through.len()
-        ));
-    }
-    if request.state_before.is_some() {
-        check_state(request)?;
-    }
-    Ok(())
-}
-
-/// Whether a worker can bring a state.
-fn check_state(request: &JoinRequest) -> Result<(), String> {
-    let JoinRequest { rank, state_before, terms, .. } = request;
-    if *rank != 0 {
-        return Err(format!("rank {rank} brings a state: rank 0's is everybody's, as in a broadcast"));
-    }
-    if state_before.is_some_and(|round| round == Round(0) || round.0 == u32::MAX) {
-        return Err(format!(
-            "a state before round {state_before:?}: expected 1, the round after the broadcast, or more, below {}",
-            u32::MAX
-        ));
-    }
-    if !terms.optimizer.keeps_weights() {
-        return Err(format!(
-            "a state for {}, which keeps none: leave state_before out",
-            terms.optimizer.name()
         ));
     }
     Ok(())

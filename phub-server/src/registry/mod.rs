@@ -10,12 +10,14 @@
 //! | `loss` | loses workers, fails jobs |
 //! | `cut` | stops a running job between two rounds |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
-//! | `state` | takes the state that rank 0 brings, sends the state to clients |
+//! | `bring` | takes the state that rank 0 brings |
+//! | `state` | sends the state to clients |
 //! | `above` | a job whose sums go up to other hubs |
 //! | `meeting` | hubs of a mesh learn each other's addresses |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
 mod above;
+mod bring;
 mod checkpoint;
 mod cut;
 mod hubs;

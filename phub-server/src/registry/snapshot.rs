@@ -11,7 +11,7 @@ use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
 use tokio::sync::oneshot;
 
 use super::Registry;
-use super::cut::{JobEnded, Purpose};
+use super::cut::{CutAt, JobEnded, Purpose};
 use super::job::Job;
 
 /// A snapshot whose parts are still coming in.
@@ -87,7 +87,9 @@ impl Registry {
             (None, Some(done)) => drop(done.send(Ok(collected))), // nobody waits any more if the client is gone
             (Some(why), done) => {
                 drop(collected);
-                job.checkpoints.part.send_replace((before, PartState::Failed(why.clone())));
+                if done.is_none() {
+                    job.checkpoints.part.send_replace((before, PartState::Failed(why.clone())));
+                }
                 let asked = done.is_some_and(|done| done.send(Err(why.clone())).is_ok());
                 if !asked {
                     tracing::warn!(job = job.name, round = before.0, why, "checkpoint skipped");
@@ -125,15 +127,22 @@ impl Registry {
     }
 
     /// A job's state before the round that is furthest ahead.
-    pub(super) async fn collect(self: &Arc<Self>, id: JobId, limit: Duration) -> Result<Collected, String> {
+    pub(super) async fn collect(
+        self: &Arc<Self>,
+        id: JobId,
+        at: CutAt,
+        limit: Duration,
+    ) -> Result<Collected, String> {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
             let saved = self.freed.notified();
             tokio::pin!(saved);
             saved.as_mut().enable(); // before the request, so that no wake-up is missed
-            // A hub skips a checkpoint while it writes the one before. What is wrong with a hub shows at the cut.
-            let _ = self.follow_parts(id, Round(0), Some(deadline)).await;
-            let (before, parts) = self.ask_for_snapshot(id).await?;
+            if at == CutAt::AllHubs {
+                // A hub skips a checkpoint while it writes the one before. What is wrong with a hub shows at the cut.
+                let _ = self.follow_parts(id, Round(0), Some(deadline)).await;
+            }
+            let (before, parts) = self.ask_for_snapshot(id, at).await?;
             let collected = tokio::time::timeout_at(deadline, parts).await.map_err(|_| overdue(before))?;
             match collected.map_err(|_| JobEnded)? {
                 Ok(collected) => return Ok(collected),
@@ -147,8 +156,12 @@ impl Registry {
     async fn ask_for_snapshot(
         self: &Arc<Self>,
         id: JobId,
+        at: CutAt,
     ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), String> {
-        let held = self.hold_everywhere(id).await?;
+        let held = match at {
+            CutAt::AllHubs => self.hold_everywhere(id).await?,
+            CutAt::ThisHub => self.hold_here(id).await?,
+        };
         let before = held.front.unwrap_or_default();
         if before == Round(0) {
             self.release_everywhere(id, held, before, &Purpose::Nothing).await?;

@@ -36,6 +36,20 @@ def hub():
         yield hub
 
 
+@pytest.fixture
+def hubs():
+    """The hubs of two machines."""
+    both = [phub.serve(cores=1, idle="sleep", heartbeat_limit=30) for _ in range(2)]
+    yield both
+    for each in both:
+        each.stop()
+
+
+def mesh(hubs, machine):
+    """The mesh of these hubs, as workers of a machine ask for it."""
+    return f"{machine}/{len(hubs)}@{hubs[0].address}"
+
+
 def _call(result, rank, work, arguments):
     try:
         result.send((work(rank, *arguments), None))

@@ -117,7 +117,8 @@ def test_a_hub_beside_the_workers_outlives_them_and_ends_when_it_is_not_used(mon
 
 def test_terms_that_no_mesh_has_use_one_hub_at_rank_0():
     assert _phub.refused_below([]) is None
-    assert "codec" in _phub.refused_below([("compression", "qsgd:8:512")])
+    assert _phub.refused_below([("compression", "qsgd:8:512")]) is None
+    assert "ssp" in _phub.refused_below([("consistency", "ssp:2")])
     with pytest.raises(phub.SettingsError, match="schedule"):
         _phub.refused_below([("schedule", "x")])
 

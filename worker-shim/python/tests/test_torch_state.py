@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 import pytest
-from conftest import in_processes
+from conftest import in_processes, mesh
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -106,16 +106,15 @@ def test_the_state_is_torchs_own(saved, name):
 HALFWAY = 3
 
 
-def part(rank, hub, job, first, loaded):
-    """A job from this batch on; what rank 0 saves halfway."""
+def part(rank, settings, job, first, loaded):
+    """A job from this batch on; what the first worker saves halfway. Each rank 0 loads."""
     model = models.fresh("cnn")
     optimizer = models.optimizer_of("cnn", model)
-    if loaded is not None and rank == 0:
+    if loaded is not None and settings[rank]["rank"] == 0:
         weights, state = torch.load(io.BytesIO(loaded))
         model.load_state_dict(weights)
         optimizer.load_state_dict(state)
-    settings = {"hub": hub, "rank": rank, "world_size": 2, "job": job}
-    optimizer = phub.torch.DistributedOptimizer(optimizer, model.named_parameters(), **settings)
+    optimizer = phub.torch.DistributedOptimizer(optimizer, model.named_parameters(), job=job, **settings[rank])
     saved = None
     for number, (inputs, targets) in enumerate(models.batches("cnn", 2 * HALFWAY, rank, 2)):
         if number < first:
@@ -130,12 +129,25 @@ def part(rank, hub, job, first, loaded):
     return saved, models.digest(model)
 
 
+def flat(hub):
+    return [{"hub": hub.address, "rank": rank, "world_size": 2} for rank in range(2)]
+
+
 def test_workers_go_on_with_the_state_of_rank_0():
     with phub.serve(cores=1) as hub:
-        (halfway, whole), (_, other) = in_processes(2, part, hub.address, "whole", 0, None)
+        (halfway, whole), (_, other) = in_processes(2, part, flat(hub), "whole", 0, None)
     with phub.serve(cores=1) as hub:
-        rest = in_processes(2, part, hub.address, "rest", HALFWAY, halfway)
+        rest = in_processes(2, part, flat(hub), "rest", HALFWAY, halfway)
     assert [digest for _, digest in rest] == [whole, other]
+
+
+def test_machines_go_on_with_the_state_of_the_first_machine(hub, hubs):
+    below = [{"hub": at.address, "rank": 0, "world_size": 1, "mesh": mesh(hubs, i)} for i, at in enumerate(hubs)]
+    (halfway, whole), (_, other) = in_processes(2, part, below, "whole", 0, None)
+    rest = in_processes(2, part, below, "rest", HALFWAY, halfway)
+    assert [digest for _, digest in rest] == [whole, other]
+    in_one_go = in_processes(2, part, flat(hub), "flat", HALFWAY, halfway)
+    assert [digest for _, digest in in_one_go] == [whole, other]
 
 
 def changed(state, change):

@@ -51,14 +51,18 @@ impl Session {
             through: Vec::new(),
             mesh: config.mesh.clone(),
             peers: None,
-            state_before: state.as_ref().map(|state| state.before),
             terms: config.terms.clone(),
         };
-        let let_in = membership::join_all(&addresses, &config.job, config.join_limit, &request)?;
+        let mut let_in = membership::join_all(&addresses, &config.job, config.join_limit, &request)?;
         if let_in[0].above().is_some() {
             config.terms = config.terms.beside();
             wire = Wire::of_terms(&config.terms)?;
         }
+        // Before the links are made: without them the job cannot begin meanwhile.
+        let wanted = match &state {
+            Some(state) => state.offer(&mut let_in)?,
+            None => false,
+        };
         let (window, gradients) = Windows::gradients(&wire)?;
         let (ports, port) = Ports::one(&let_in, config.transport, config.nics.as_ref())?;
         let schedule = config.terms.level.schedule;
@@ -87,8 +91,10 @@ impl Session {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }
         session.exchange.set_credit(session.credit);
-        if let Some(state) = state {
-            state.bring(&session.hubs, &session.config, session.exchange.layout())?;
+        if let Some(state) = state.filter(|_| wanted) {
+            let terms = &session.config.terms;
+            let (placed, tensors) = ((schedule, terms.split_above), terms.optimizer.saved_per_element());
+            membership::bring(&session.hubs, state.values, session.exchange.layout(), placed, tensors)?;
         }
         let first = session.gather(deadline, given_up)?;
         session.exchange.begin(first)?;

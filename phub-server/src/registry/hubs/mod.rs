@@ -136,6 +136,11 @@ impl Hubs {
         Ok(self.lease.take())
     }
 
+    /// The job has failed: nobody waits for the end of a cut any more.
+    pub fn end_hold(&mut self) {
+        self.lease = None;
+    }
+
     /// Notes which files a hub has now.
     pub fn has_files(&mut self, hub: u32, rounds: Vec<Round>) {
         if hub == self.share.hub {

@@ -358,17 +358,19 @@ class Session:
         return Checkpoint(*self._native.checkpoint())
 
     def state(self) -> _state.State:
-        """The job's weights and optimizer state from the hub, as they are before `next_round`. Call it when no key of
-        this worker is under way; the other workers may go on meanwhile. All values are f32, so it may be as long as
-        three models.
+        """The job's weights and optimizer state from its hubs, or from those at the top, as they are before
+        `next_round`. Call it when no key of this worker is under way; the other workers may go on meanwhile. All values
+        are f32, so it may be as long as three models.
 
         Raises:
-            RefusedError: there are no weights yet, the optimizer is `Average`, or the job is on several hubs.
-            HubLostError: the hub is gone.
+            RefusedError: there are no weights yet, or the optimizer is `Average`; or the job is on several hubs, which
+                stand before different rounds, as they may unless `consistency` is "bsp".
+            HubLostError: a hub is gone.
         """
         if self._owner != os.getpid():
             raise _phub.ForkError(f"job {self.job!r}: this session belongs to process {self._owner}")
-        return _state.fetch(self.hub_address.split(",")[0], self.job)
+        shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
+        return _state.fetch([hub.strip() for hub in self.hub_address.split(",")], self.job, shapes)
 
     def members(self) -> List[int]:
         """The ranks that take part now; with a hub on each machine, those on this machine."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import io
 import json
 import math
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,10 @@ Array = npt.NDArray[Any]
 _STATE = "optimizer/"
 # Bytes that Python gives the session at a time.
 _PIECE = 1 << 20
+# The status of a hub that has no part of the job.
+_NO_PART = 204
+# Hubs may be above hubs so many times.
+_MAX_DEPTH = 16
 # How long the hub may be silent, in seconds. It waits half of that for the end of a round.
 _SILENCE = 60.0
 
@@ -57,21 +62,38 @@ def read(stream: io.BufferedIOBase, source: str) -> State:
     Raises:
         SettingsError: it is not a whole checkpoint.
     """
+    tensors: Dict[str, Array] = {}
+    round_, _ = _read_into(tensors, {}, stream, source)
+    return State(round_, tensors)
+
+
+def _read_into(
+    tensors: Dict[str, Array], shapes: Mapping[str, Tuple[int, ...]], stream: io.BufferedIOBase, source: str
+) -> Tuple[int, int]:
+    """Reads a checkpoint, or a hub's part of one, into `tensors`. `shapes` are those of keys that lie at several hubs.
+    Returns the round that it is before, and how many bytes of values it has."""
     try:
+        bytes_ = 0
         length = int.from_bytes(_exactly(stream, 8), "little")
         header = json.loads(_exactly(stream, length))
-        round_ = int(header.pop("__metadata__")["round"])
-        tensors: Dict[str, Array] = {}
+        about = header.pop("__metadata__")
+        pieces = json.loads(about.get("share", "{}")).get("pieces", {})
         for name, entry in sorted(header.items(), key=lambda item: int(item[1]["data_offsets"][0])):
-            values = np.empty(tuple(entry["shape"]), "<f4")
+            key = name.split("/", 2)[2] if name.startswith(_STATE) else name
+            piece = pieces.get(key) if key in shapes else None
+            if name not in tensors:
+                tensors[name] = np.empty(tuple(entry["shape"]) if piece is None else shapes[key], "<f4")
+            room = tensors[name].reshape(-1)
+            if piece is not None:
+                room = room[slice(*piece)]
             begin, end = entry["data_offsets"]
-            if end - begin != values.nbytes:
-                raise ValueError(f"{name}: {end - begin} bytes of shape {values.shape}")
-            _fill(stream, _bytes(values))
-            tensors[name] = values
+            if end - begin != room.nbytes:
+                raise ValueError(f"{name}: {end - begin} bytes of shape {entry['shape']}")
+            _fill(stream, _bytes(room))
+            bytes_ += room.nbytes
+        return int(about["round"]), bytes_
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, MemoryError) as error:
         raise _phub.SettingsError(f"{source}: not a whole checkpoint of a hub: {error!r}") from error
-    return State(round_, tensors)
 
 
 def _exactly(stream: io.BufferedIOBase, length: int) -> bytes:
@@ -95,21 +117,60 @@ def _fill(stream: io.BufferedIOBase, room: memoryview) -> None:
         filled += count
 
 
-def fetch(hub: str, job: str) -> State:
-    """The state of a job that runs.
+def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]]) -> State:
+    """The state of a job that runs at these hubs, or at the hubs above them.
 
     Raises:
-        RefusedError, HubLostError: the hub refused; the hub is gone.
+        RefusedError, HubLostError: a hub refused, or the hubs stand before different rounds; a hub is gone.
     """
+    hubs, job = _top(hubs, job)
+    tensors: Dict[str, Array] = {}
+    rounds: Dict[str, int] = {}
+    bytes_ = 0
+    for hub in hubs:
+        with _answer(hub, job, f"/v1/jobs/{job}/state") as answer:
+            if answer.status != _NO_PART:
+                rounds[hub], more = _read_into(tensors, shapes, answer, f"the state from the hub at {hub}")
+                bytes_ += more
+    if len(set(rounds.values())) != 1:
+        each = ", ".join(f"{round_} at {hub}" for hub, round_ in rounds.items())
+        raise _phub.RefusedError(
+            f"the state of job {job!r} has no one round: the hubs stand before rounds {each}; ask when no key of this "
+            f"worker is under way, and with consistency 'bsp'"
+        )
+    expected = sum(tensor.nbytes for tensor in tensors.values())
+    if bytes_ != expected or any(key not in tensors for key in shapes):
+        raise _phub.RefusedError(
+            f"the state of job {job!r} is not whole at the hubs {', '.join(hubs)}: {bytes_} bytes, expected {expected}; "
+            f"name all hubs of the job"
+        )
+    return State(rounds.popitem()[1], tensors)
+
+
+def _top(hubs: List[str], job: str) -> Tuple[List[str], str]:
+    """The hubs that have a job's state, and its name there."""
+    for _ in range(_MAX_DEPTH):
+        with _answer(hubs[0], job, "/v1/hub") as answer:
+            jobs = json.load(answer)["jobs"]
+        above = next((each["above"] for each in jobs if each["name"] == job and each.get("above")), None)
+        if above is None:
+            return hubs, job
+        hubs, job = above, f"{job}.above"
+    raise _phub.RefusedError(f"job {job!r}: the hubs at {', '.join(hubs)} have more than {_MAX_DEPTH} levels above them")
+
+
+@contextlib.contextmanager
+def _answer(hub: str, job: str, path: str) -> Iterator[http.client.HTTPResponse]:
+    """What a hub answers to a GET."""
     connection = http.client.HTTPConnection(hub, timeout=_SILENCE)
     try:
-        connection.request("GET", f"/v1/jobs/{job}/state")
+        connection.request("GET", path)
         answer = connection.getresponse()
-        if answer.status != 200:
+        if answer.status not in (200, _NO_PART):
             why = json.loads(answer.read())["error"]
             raise _phub.RefusedError(f"the hub at {hub} refused to give the state: {why}")
-        return read(answer, f"the state from the hub at {hub}")
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        yield answer
+    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
         raise _phub.HubLostError(f"the state of job {job!r} did not come from the hub at {hub}: {error!r}") from error
     finally:
         connection.close()

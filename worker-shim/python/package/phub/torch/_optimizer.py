@@ -111,7 +111,7 @@ class _AtTheHub(Joined):
         this worker's last step and its next one; the others may go on meanwhile. Not every worker need call it.
 
         Raises:
-            RefusedError: a job over several hubs has no such state.
+            RefusedError: the hubs of a job stand before different rounds, as they may unless it is "bsp".
         """
         session = self._phub.session
         if self._phub_join.keeps_state and session.next_round > 1:

@@ -1,0 +1,117 @@
+//! A state that a job begins with, on its way from a member to the hubs: each gets its share.
+//!
+//! ```text
+//!   values --> | key 0 of hub 0 | key 0 of hub 1 | key 1 of hub 1 | ... --pipe--> a request to each hub
+//! ```
+//!
+//! On the thread that brings it, and one for each hub. Must not know where the values come from.
+
+use std::io::{self, PipeWriter, Read, Write};
+
+use pbox_core::{Layout, Schedule, Share};
+
+use crate::error::MemberError;
+use crate::hub::Hub;
+
+/// Bytes of a state that are dealt to a hub at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// A part of a key: its first chunk, its elements, and the hub that owns it.
+type Part = (u32, usize, usize);
+
+/// The bytes that all hubs of a job want together, or nothing: hubs of one job begin alike.
+///
+/// # Errors
+/// The first error.
+pub fn all_of(
+    wanted: impl IntoIterator<Item = Result<Option<u64>, MemberError>>,
+) -> Result<Option<u64>, MemberError> {
+    wanted.into_iter().collect::<Result<Vec<Option<u64>>, _>>().map(|wanted| wanted.into_iter().sum())
+}
+
+/// Brings a state to all hubs of a job, which wait for it and place chunks by this schedule and `split_above`: f32, little
+/// endian, so many tensors of each key: the weights of all keys, then their first optimizer state, then their second. It is
+/// never in memory as a whole.
+///
+/// # Errors
+/// When the values cannot be read or are not as long as the hubs want, and when a hub refuses or is lost.
+pub fn bring(
+    hubs: &[Hub],
+    values: Box<dyn Read + Send>,
+    layout: &Layout,
+    (schedule, split_above): (Schedule, u64),
+    tensors: usize,
+) -> Result<(), MemberError> {
+    let parts = parts(hubs.len() as u32, layout, schedule, split_above);
+    let bytes_of = |hub: usize| {
+        let elements = parts.iter().filter(|&&(_, _, of)| of == hub).map(|&(_, elements, _)| elements as u64);
+        elements.sum::<u64>() * (size_of::<f32>() * tensors) as u64
+    };
+    if let [hub] = hubs {
+        return hub.send_state(values, bytes_of(0));
+    }
+    std::thread::scope(|scope| {
+        let (mut pipes, mut threads) = (Vec::new(), Vec::new());
+        for (number, hub) in hubs.iter().enumerate() {
+            let (dealt, pipe) = io::pipe()?;
+            let bytes = bytes_of(number);
+            pipes.push(pipe);
+            threads.push(scope.spawn(move || hub.send_state(Box::new(dealt), bytes)));
+        }
+        let dealt = deal(values, pipes, &parts, tensors);
+        let brought = threads.into_iter().map(|hub| hub.join().expect("bringing a state does not panic"));
+        let brought = brought.fold(Ok(()), Result::<(), MemberError>::and);
+        let unread = |error| MemberError::State {
+            job: hubs[0].control.job.clone(),
+            why: format!("cannot be read: {error}"),
+            bytes: (0..hubs.len()).map(bytes_of).sum(),
+        };
+        dealt.map_err(unread).and(brought)
+    })
+}
+
+/// All parts of keys, in the order of the values of a tensor.
+fn parts(hubs: u32, layout: &Layout, schedule: Schedule, split_above: u64) -> Vec<Part> {
+    let of_hub = |hub: u32| {
+        let share = Share { hub, hubs, split_above };
+        let pieces = share.pieces(layout, schedule).into_iter();
+        pieces.map(move |piece| (piece.chunks.start, piece.elements.len(), hub as usize))
+    };
+    let mut parts: Vec<Part> = (0..hubs).flat_map(of_hub).collect();
+    parts.sort_unstable();
+    parts
+}
+
+/// Deals the values to the hubs. A hub that gets too few, or too many, says so.
+///
+/// # Errors
+/// When the values cannot be read.
+fn deal(
+    mut values: Box<dyn Read + Send>,
+    mut hubs: Vec<PipeWriter>,
+    parts: &[Part],
+    tensors: usize,
+) -> io::Result<()> {
+    let mut piece = vec![0; PIECE_BYTES];
+    for _ in 0..tensors {
+        for &(_, elements, hub) in parts {
+            let mut left = elements * size_of::<f32>();
+            while left > 0 {
+                let piece = &mut piece[..left.min(PIECE_BYTES)];
+                left -= piece.len();
+                match values.read_exact(piece) {
+                    // The hubs' own values are too short, too, and that is said there.
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                    read => read?,
+                }
+                if hubs[hub].write_all(piece).is_err() {
+                    return Ok(()); // the hub does not read on, and says why
+                }
+            }
+        }
+    }
+    if values.read(&mut [0]).is_ok_and(|more| more > 0) {
+        let _ = hubs[0].write_all(&[0]);
+    }
+    Ok(())
+}

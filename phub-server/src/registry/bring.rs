@@ -1,0 +1,281 @@
+//! A state that rank 0 brings before its job begins: first an offer, then the values.
+//!
+//! ```text
+//!   join --> offer, state_before 91 --> the job waits --> the values --> cores --> the job begins with round 91
+//!              |   A                                        |
+//!              V   | do they want it?                       V  each its share, as they come
+//!   below others: offer to the hubs above                 the hubs above
+//! ```
+//!
+//! A state that rank 0 brought is like a state from a checkpoint: workers that come later see no difference.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use fabric::Slab;
+use membership::MemberError;
+use pbox_core::control::{OfferReply, OfferRequest, StateReply};
+use pbox_core::{JobId, Layout, Piece, Restored, RestoredKey, Round};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use zerocopy::IntoBytes;
+
+use super::above::{JoinedAbove, not_joined};
+use super::job::{Arrival, Job};
+use super::{Refusal, Registry, on_thread};
+
+/// Parts of a request's body on their way to the hubs above.
+const PARTS: usize = 8;
+
+/// A state on its way in.
+#[derive(Debug)]
+pub(crate) struct Coming {
+    job: JobId,
+    before: Round,
+    bytes: usize,
+    seen: usize,
+    goes: Goes,
+}
+
+/// Where the values go.
+#[derive(Debug)]
+enum Goes {
+    /// To this hub's cores, when they are complete.
+    Here(Slab),
+    /// To the hubs above.
+    Up(Upwards),
+}
+
+/// A thread that brings the values to the hubs above.
+#[derive(Debug)]
+struct Upwards {
+    parts: mpsc::Sender<Bytes>,
+    brought: JoinHandle<Result<Result<(), MemberError>, String>>,
+}
+
+impl Coming {
+    /// The length that it must have.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Appends the next part. All parts together are at most [`bytes`](Self::bytes) long. May wait for the hubs above.
+    pub async fn append(&mut self, part: Bytes) -> Result<(), Refusal> {
+        let at = self.seen;
+        self.seen += part.len();
+        match &mut self.goes {
+            Goes::Here(values) => {
+                // f32 of this machine's order, which is the windows' and the file's: little endian.
+                values.as_mut_slice().as_mut_bytes()[at..][..part.len()].copy_from_slice(&part);
+                Ok(())
+            }
+            // Nobody takes parts after an error.
+            Goes::Up(Upwards { parts, brought }) => match parts.send(part).await {
+                Ok(()) => Ok(()),
+                Err(_) => end_of(brought).await,
+            },
+        }
+    }
+}
+
+impl Upwards {
+    fn start(above: Arc<JoinedAbove>, layout: Arc<Layout>, tensors: usize) -> Self {
+        let (parts, comes) = mpsc::channel(PARTS);
+        let values = Box::new(Values { parts: comes, part: Bytes::new() });
+        let bring = move || above.bring(values, &layout, tensors);
+        Upwards { parts, brought: tokio::spawn(on_thread("phub-above", bring)) }
+    }
+}
+
+/// What became of a state that was brought to the hubs above.
+async fn end_of(brought: &mut JoinHandle<Result<Result<(), MemberError>, String>>) -> Result<(), Refusal> {
+    let ended = brought.await.unwrap_or_else(|error| Err(error.to_string()));
+    ended.map_err(Refusal::Exhausted)?.map_err(not_joined)
+}
+
+/// The values, for the thread that brings them.
+struct Values {
+    parts: mpsc::Receiver<Bytes>,
+    part: Bytes,
+}
+
+impl Read for Values {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        while self.part.is_empty() {
+            let Some(part) = self.parts.blocking_recv() else { return Ok(0) };
+            self.part = part;
+        }
+        let part = self.part.split_to(room.len().min(self.part.len()));
+        room[..part.len()].copy_from_slice(&part);
+        Ok(part.len())
+    }
+}
+
+/// A state with its values in the order of a checkpoint.
+fn restored(job: &Job, before: Round, values: Slab) -> Restored {
+    let (pieces, optimizer) = (&job.hubs.pieces, &job.terms.optimizer);
+    let all: usize = pieces.iter().map(|piece| piece.elements.len()).sum();
+    let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; job.terms.keys.len()];
+    let mut begin = 0;
+    for Piece { key, elements, .. } in pieces {
+        let tensors = 0..optimizer.saved_per_element();
+        let starts = tensors.map(|tensor| tensor * all + begin).collect();
+        begin += elements.len();
+        keys[key.index()] = RestoredKey { elements: elements.clone(), starts };
+    }
+    let rates = vec![(Round(0), optimizer.learning_rate())];
+    Restored::new(before, rates, values, keys)
+}
+
+impl Registry {
+    /// Rank 0 offers a state. A job that has none waits for it. Below other hubs, these decide.
+    pub async fn offer(
+        self: &Arc<Self>,
+        name: &str,
+        OfferRequest { token, state_before: before }: OfferRequest,
+    ) -> Result<OfferReply, Refusal> {
+        let (id, above) = {
+            let mut inner = self.lock();
+            let (job, rank) = inner.member(name, &token)?;
+            check_offer(job, rank, before).map_err(Refusal::Bad)?;
+            let above = job.above.clone();
+            let is_for_all = above.as_ref().is_none_or(|above| above.speaks_for_all());
+            let wanted = is_for_all && job.state_offered().map_err(|why| conflict(name, &why))?;
+            if !wanted {
+                return Ok(OfferReply { state_bytes: None });
+            }
+            (job.id, above)
+        };
+        let asked = match above {
+            None => self.of_job(id, |job| Some(job.state_bytes())).map_err(Refusal::from),
+            Some(above) => {
+                let asked = on_thread("phub-above", move || above.offer(before)).await;
+                asked.map_err(Refusal::Exhausted).and_then(|asked| asked.map_err(not_joined))
+            }
+        };
+        let bytes = asked.as_ref().ok().copied().flatten();
+        let arrival = self.of_job(id, |job| job.state_wanted(before, bytes))?;
+        if let Arrival::Complete(ranks) = arrival {
+            self.admit(id, ranks);
+        }
+        asked.map(|state_bytes| OfferReply { state_bytes })
+    }
+
+    /// Makes room for the state that a worker brings, if its job waits for a state.
+    pub fn state_comes(&self, name: &str, token: &str) -> Result<Coming, Refusal> {
+        let (id, before, bytes, above) = {
+            let mut inner = self.lock();
+            let (job, rank) = inner.member(name, token)?;
+            let awaited = if rank == 0 { job.state_comes() } else { None };
+            let (before, bytes) = awaited.ok_or_else(|| {
+                conflict(
+                    name,
+                    &format!(
+                        "it waits for no state of worker {rank}: rank 0 offers one after its join, and brings it once, \
+                         where the answer has state_bytes"
+                    ),
+                )
+            })?;
+            let tensors = job.terms.optimizer.saved_per_element();
+            let up = |above: &Arc<JoinedAbove>| (Arc::clone(above), Arc::clone(job.wire.layout()), tensors);
+            (job.id, before, bytes, job.above.as_ref().map(up))
+        };
+        let goes = match above {
+            Some((above, layout, tensors)) => Goes::Up(Upwards::start(above, layout, tensors)),
+            None => Goes::Here(room_for(name, bytes)?),
+        };
+        Ok(Coming { job: id, before, bytes: bytes as usize, seen: 0, goes })
+    }
+
+    /// The state is complete: the job begins with it when all its workers are here.
+    pub async fn begin_with(self: &Arc<Self>, coming: Coming) -> Result<StateReply, Refusal> {
+        let Coming { job: id, before: round, bytes, seen, goes } = coming;
+        if seen != bytes {
+            return Err(Refusal::Bad(format!(
+                "the state has {seen} bytes, expected {bytes}: f32 of all keys' weights in the order of the join, then \
+                 of their first optimizer state, then of their second; join again to bring it"
+            )));
+        }
+        let values = match goes {
+            Goes::Here(values) => Some(values),
+            Goes::Up(Upwards { parts, mut brought }) => {
+                drop(parts); // this was all
+                end_of(&mut brought).await?;
+                None
+            }
+        };
+        let arrival = self.of_job(id, |job| {
+            tracing::info!(job = job.name, round = round.0, "begins with the state that worker 0 brought");
+            let restored = values.map(|values| Arc::new(restored(job, round, values)));
+            if let Some(of_cores) = restored.clone() {
+                let layout = Arc::clone(job.wire.layout());
+                self.command(job, move |thread| thread.core.restore(id, &layout, &of_cores));
+            }
+            job.begin_with(restored.as_deref())
+        });
+        if let Arrival::Complete(ranks) = arrival? {
+            self.admit(id, ranks);
+        }
+        Ok(StateReply { round })
+    }
+}
+
+fn conflict(job: &str, why: &str) -> Refusal {
+    Refusal::Conflict(format!("job {job:?}: {why}"))
+}
+
+/// Whether this member can offer a state at all.
+fn check_offer(job: &Job, rank: u32, before: Round) -> Result<(), String> {
+    let optimizer = &job.terms.optimizer;
+    if rank != 0 {
+        return Err(format!(
+            "{} offers a state: rank 0's is everybody's, as in a broadcast",
+            job.spoken(rank)
+        ));
+    }
+    if before == Round(0) || before.0 == u32::MAX {
+        return Err(format!(
+            "a state before round {}: expected 1, the round after the broadcast, or more, below {}",
+            before.0,
+            u32::MAX
+        ));
+    }
+    if !optimizer.keeps_weights() {
+        return Err(format!("a state for {}, which keeps none: offer none", optimizer.name()));
+    }
+    Ok(())
+}
+
+/// Room for the values of a state.
+fn room_for(job: &str, bytes: u64) -> Result<Slab, Refusal> {
+    let no_room = |why: String| Refusal::Exhausted(format!("job {job:?}: no room for its state: {why}"));
+    let available = fabric::available_bytes().unwrap_or(u64::MAX);
+    if bytes > available {
+        return Err(no_room(format!("it has {bytes} bytes, this machine has {available} available")));
+    }
+    let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
+    values.map_err(|error| no_room(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::test_bed;
+
+    #[test]
+    fn an_offer_comes_before_the_links() {
+        let (registry, mut core) = test_bed::registry();
+        test_bed::runtime().block_on(async {
+            let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
+            core.obey();
+            let offer = |before| OfferRequest { token: token.clone(), state_before: Round(before) };
+            registry.of_job(JobId(0), |job| job.connect(0)).unwrap().unwrap();
+            let refused = registry.offer("job", offer(3)).await.unwrap_err();
+            assert!(matches!(refused, Refusal::Conflict(why) if why.contains("too late")));
+            registry.fail(&mut registry.lock(), JobId(0), "a test");
+            // Who comes too late learns from the heartbeat that the job failed.
+            assert_eq!(registry.offer("job", offer(3)).await.unwrap().state_bytes, None);
+        });
+    }
+}

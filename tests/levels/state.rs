@@ -1,0 +1,194 @@
+//! A state that rank 0 brings to its machine's hub goes to the hubs at the top, and comes from there.
+
+use fabric::conformance::Watchdog;
+use hub_tests::values::{self, bits};
+use hub_tests::{
+    config_at, hub, hub_below, join_by_hand, join_request, on_threads, post, refusal, says, small_model,
+};
+use pbox_core::{KeyId, Optimizer, Round, Schedule};
+use phub_server::Hub;
+use worker_shim::{Session, SessionConfig, State};
+
+use super::checkpoints::mesh;
+use super::{Machines, on_machines};
+use crate::checkpoints::checkpoint::rounds;
+use crate::checkpoints::state::{elements, gather, offer, ones};
+
+const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
+const BEFORE: Round = Round(7);
+const LAST: Round = Round(10);
+
+/// Weights and both means, none of them negative.
+fn values() -> Vec<u8> {
+    let value = |i: usize| values::weight(5, KeyId(0), i).abs();
+    (0..3 * elements()).flat_map(|i| value(i).to_le_bytes()).collect()
+}
+
+fn state() -> State {
+    State { before: BEFORE, values: Box::new(std::io::Cursor::new(values())) }
+}
+
+/// Two workers with these settings. The first one brings a state. Returns the bits of the first one's last weights. `top` are
+/// the hubs that have the state, as that of the job of this name.
+fn train(
+    config: impl Fn(u32) -> SessionConfig + Sync,
+    schedule: Schedule,
+    top: &[String],
+    job: &str,
+) -> Vec<Vec<u32>> {
+    let weights = on_threads(2, |worker| {
+        let mut config = config(worker);
+        let is_flat = config.terms.workers == 2;
+        (config.terms.optimizer, config.terms.level.schedule) = (ADAM, schedule);
+        let mut session = match worker {
+            0 => Session::join_with(config, state()).unwrap(),
+            // Where it is alone on its machine, what it brings is of no consequence.
+            1 if !is_flat => Session::join_with(config, ones(9, 5)).unwrap(),
+            _ => Session::join(config).unwrap(),
+        };
+        assert_eq!(session.next_round(), BEFORE);
+        if worker == 0 {
+            let seen = gather(top, job, &small_model(), &ADAM);
+            assert!(seen.before == BEFORE && seen.values == values());
+        }
+        for round in BEFORE.0..LAST.0 {
+            for key in session.keys() {
+                values::fill_gradient(3, worker, round, key, session.gradient_mut(key).unwrap());
+                session.push(key).unwrap();
+            }
+            session.wait_all().unwrap();
+        }
+        if worker == 0 {
+            // The other one goes on meanwhile, or leaves.
+            assert_eq!(gather(top, job, &small_model(), &ADAM).before, LAST);
+        }
+        let weights = session.keys().map(|key| bits(session.weights(key).unwrap())).collect();
+        session.leave().unwrap();
+        weights
+    });
+    let [first, second]: [Vec<Vec<u32>>; 2] = weights.try_into().unwrap();
+    assert_eq!(first, second);
+    first
+}
+
+#[test]
+fn a_state_goes_through_every_shape_of_hubs_with_the_bits_of_the_flat_job() {
+    let _watchdog = Watchdog::start();
+    let flat = hub(2);
+    let flat = flat.address().to_string();
+    let of_flat = |rank| config_at(&flat, "job", rank, 2);
+    let expected = train(of_flat, Schedule::Sliced, std::slice::from_ref(&flat), "job");
+    let names = |hubs: &[Hub]| hubs.iter().map(|hub| hub.address().to_string()).collect::<Vec<_>>();
+    for machines in [Machines::mesh(2), Machines::start(1, 2), Machines::start(2, 2)] {
+        let top = names(if machines.is_mesh { &machines.below } else { &machines.top });
+        for schedule in [Schedule::Sliced, Schedule::KvStore] {
+            let config = |machine| machines.config(machine, "job", 0, 1);
+            assert_eq!(train(config, schedule, &top, "job.above"), expected, "{schedule:?}");
+        }
+    }
+    // Three levels.
+    let top = [hub(1), hub(1)];
+    let list = hub_tests::addresses(&top);
+    let racks = [0, 1].map(|rack| hub_below(&list, rack, 2));
+    let machines = racks.each_ref().map(|rack| hub_below(&rack.address().to_string(), 0, 1));
+    let hubs = machines.each_ref().map(|hub| hub.address().to_string());
+    let config = |machine: u32| config_at(&hubs[machine as usize], "job", 0, 1);
+    assert_eq!(train(config, Schedule::Sliced, &names(&top), "job.above.above"), expected);
+}
+
+/// Scripts load their state everywhere. As in a broadcast, the first machine's rank 0 speaks for all.
+#[test]
+fn every_machine_may_bring_a_state() {
+    let _watchdog = Watchdog::start();
+    for machines in [Machines::mesh(2), Machines::start(1, 2)] {
+        on_machines(2, 2, |machine, rank, _| {
+            let config = machines.config(machine, "job", rank, 2);
+            let mut session = match rank {
+                0 => Session::join_with(config, ones(BEFORE.0, elements())).unwrap(),
+                _ => Session::join(config).unwrap(),
+            };
+            assert_eq!(session.next_round(), BEFORE);
+            rounds(&mut session, 2).unwrap();
+            crate::checkpoints::checkpoint::weights_are(&session, 0.0);
+            session.leave().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_state_of_another_length_is_refused_below_other_hubs() {
+    let _watchdog = Watchdog::start();
+    for machines in [Machines::mesh(1), Machines::start(1, 2), Machines::start(2, 2)] {
+        for (values, why) in [(elements() - 1, "bytes too early"), (elements() + 1, "too long")] {
+            let config = machines.config(0, &format!("job.{values}"), 0, 1);
+            says(Session::join_with(config, ones(7, values)).map(drop).unwrap_err(), &["state", why]);
+        }
+    }
+}
+
+#[test]
+fn a_job_whose_top_has_a_state_goes_on_with_its_own() {
+    let _watchdog = Watchdog::start();
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let machines = mesh(&dirs);
+    for next in [Round(9), Round(11)] {
+        on_machines(2, 1, |machine, rank, _| {
+            let config = machines.config(machine, "job", rank, 1);
+            let mut session = Session::join_with(config, ones(9, elements())).unwrap();
+            assert_eq!(session.next_round(), next);
+            rounds(&mut session, 2).unwrap();
+            session.leave().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_bad_offer_and_a_bad_state_are_refused_below_other_hubs() {
+    let _watchdog = Watchdog::start();
+    let machines = Machines::start(2, 2);
+    let [first, second] = &machines.below[..] else { unreachable!() };
+    let rank_0 = join_by_hand(first, "job", &join_request(0, 2));
+    let rank_1 = join_by_hand(first, "job", &join_request(1, 2));
+    says(offer(first, "job", &rank_1.token, 3).unwrap_err(), &["400: worker 1 offers a state", "rank 0"]);
+    says(offer(first, "job", &rank_0.token, 0).unwrap_err(), &["400: a state before round 0"]);
+    let path = format!("/v1/jobs/job/state?token={}", rank_0.token);
+    says(refusal(first, &path, [0; 4]).1, &["waits for no state of worker 0"]);
+    let bytes = offer(first, "job", &rank_0.token, 3).unwrap().unwrap() as usize;
+    assert_eq!(bytes, 4 * elements());
+    says(offer(first, "job", &rank_0.token, 3).unwrap_err(), &["409", "too late"]);
+    let elsewhere = join_by_hand(second, "job", &join_request(0, 2));
+    assert_eq!(offer(second, "job", &elsewhere.token, 3).unwrap(), None);
+    let path = |token: &str| format!("/v1/jobs/job/state?token={token}");
+    says(refusal(second, &path(&elsewhere.token), vec![0; bytes]).1, &["waits for no state"]);
+    assert_eq!(post(first, &path(&rank_0.token), vec![0; bytes + 1]).0, 413);
+    let (status, why) = refusal(first, &path(&rank_0.token), vec![0; bytes - 4]);
+    assert_eq!((status, why.contains("waits for no state")), (409, true), "once: {why}");
+}
+
+#[test]
+fn a_short_state_is_refused_by_the_machines_hub() {
+    let _watchdog = Watchdog::start();
+    for machines in [Machines::start(1, 2), Machines::start(2, 2)] {
+        let first = &machines.below[0];
+        let joined = join_by_hand(first, "job", &join_request(0, 1));
+        let bytes = offer(first, "job", &joined.token, 3).unwrap().unwrap() as usize;
+        let path = format!("/v1/jobs/job/state?token={}", joined.token);
+        let (status, why) = refusal(first, &path, vec![0; bytes - 4]);
+        assert_eq!(status, 400);
+        says(why, &[&format!("{} bytes, expected {bytes}", bytes - 4), "join again"]);
+    }
+}
+
+#[test]
+fn a_hub_below_others_says_who_has_the_state() {
+    let _watchdog = Watchdog::start();
+    let machines = Machines::start(1, 1);
+    let mut session = Session::join(machines.config(0, "job", 0, 1)).unwrap();
+    session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
+    let url = format!("http://{}/v1/jobs/job/state", machines.address(0));
+    let mut answer = ureq::get(url).config().http_status_as_error(false).build().call().unwrap();
+    assert_eq!(answer.status(), 409);
+    let top = machines.top[0].address().to_string();
+    says(answer.body_mut().read_to_string().unwrap(), &["at those above", "job.above", &top]);
+}
