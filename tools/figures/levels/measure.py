@@ -24,7 +24,9 @@ SOCKET_BYTES = 256 << 10
 # The share of a frame that is not header, with TCP's time stamps.
 GOODPUT = (MTU - 52) / (MTU + 14)
 GLOO = os.path.join(HERE, "..", "..", "..", "benches", "peers", "gloo_allreduce.sh")
-SHAPES = ["mesh", "flat", "gloo", "gloo-buckets"]
+SHAPES = ["mesh", "mesh-qsgd", "flat", "gloo", "gloo-buckets"]
+# What crosses between the hubs of a mesh in 8 bits a value.
+CODED = {"mesh-qsgd": ["--compress", "qsgd:8:512"]}
 # Elements of an all-reduce: all in one call, or as DistributedDataParallel has them in its buckets of 25 MiB.
 PIECES = {"gloo": None, "gloo-buckets": 6553600}
 
@@ -96,8 +98,8 @@ def run_hubs(machines, binaries, workers, shape, rounds, options):
         probes = []
         for machine in range(count):
             for rank in range(workers):
-                probe = [f"{binaries}/phub-probe", "--json", "--rounds", rounds, *options]
-                if shape == "mesh":
+                probe = [f"{binaries}/phub-probe", "--json", "--rounds", rounds, *options, *CODED.get(shape, [])]
+                if shape.startswith("mesh"):
                     place = ["--hub", f"{machines.address(machine)}:{PORT}", "--workers", workers, "--rank", rank,
                              "--mesh", f"{machine}/{count}@{machines.address(0)}:{PORT}"]
                 else:
