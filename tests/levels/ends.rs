@@ -276,9 +276,6 @@ fn wrong_settings_are_named() {
         other.join().unwrap()
     });
     // Terms that no hub relays.
-    let mut config = machines.config(0, "job", 0, 1);
-    config.terms.level.consistency = "ssp:2".parse().unwrap();
-    says(refused(config), &["a hub below other hubs", "ssp"]);
     let list = addresses([&machines.below[0], &machines.below[1]]);
     says(refused(config_at(&list, "job", 0, 1)), &["a hub below other hubs with 2 hubs"]);
 }

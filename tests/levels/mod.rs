@@ -3,6 +3,7 @@
 mod checkpoints;
 mod codecs;
 mod ends;
+mod staleness;
 mod state;
 mod weights;
 

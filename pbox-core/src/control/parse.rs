@@ -86,7 +86,9 @@ mod tests {
     #[test]
     fn another_version_is_named_whatever_else_it_says() {
         let version = |body: &str| parse_join(body.as_bytes()).unwrap_err();
-        assert_eq!(version(r#"{"protocol": 9, "rank": [[[]]]}"#), ParseError::Protocol { seen: Some(9) });
+        let (next, seen) = (PROTOCOL + 1, Some(u64::from(PROTOCOL) + 1));
+        let body = format!(r#"{{"protocol": {next}, "rank": [[[]]]}}"#);
+        assert_eq!(version(&body), ParseError::Protocol { seen });
         for none in [r#"{"protocol": "1"}"#, r#"{"protocol": -1}"#, r#"{"protocol": [1]}"#, "{}"] {
             assert_eq!(version(none), ParseError::Protocol { seen: None }, "{none}");
         }

@@ -43,6 +43,7 @@ enum Term {
     Continue,
     HubsBelow,
     CodedSums,
+    AloneBetween,
     Pulls,
     SeveralHubs,
 }
@@ -79,7 +80,7 @@ const TABLE: &[(Term, Term, &str)] = &[
 ];
 
 const BELOW: &[(Term, &str)] = &[
-    (Term::StepsAlone, "a sum that goes up is of all workers' gradients of one round; use bsp"),
+    (Term::AloneBetween, "machines step alone between two levels only; use bsp, or put fewer hubs above"),
     (Term::SlimDp, "it needs each worker's own steps; use a hub that is below none"),
     (
         Term::CodedSums,
@@ -120,6 +121,10 @@ impl Term {
             Term::CodedSums => {
                 let coded = matches!(level.compression, Some(Compression::Codec(_)));
                 (coded && level.members.are_hubs(), "a codec from hubs below".to_owned())
+            }
+            Term::AloneBetween => {
+                let alone = level.consistency.steps_alone() && level.members.are_hubs();
+                (alone, format!("consistency {} from hubs below", level.consistency))
             }
             Term::SeveralHubs => (terms.hubs > 1, format!("{} hubs", terms.hubs)),
             Term::Pulls => (level.schedule.pulls(), format!("schedule {}", level.schedule)),

@@ -170,10 +170,10 @@ impl JobTerms {
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
     }
 
-    /// What workers and a hub below others agree on, of a job with these terms. A codec is for the links between the hubs;
-    /// workers share memory with their hub.
+    /// What workers and a hub below others agree on, of a job with these terms. A codec, SSP and ASP are for the links between
+    /// the hubs; workers share memory with their hub, and step together.
     pub fn beside(&self) -> JobTerms {
-        let level = LevelTerms { compression: None, ..self.level };
+        let level = LevelTerms { compression: None, consistency: Consistency::Bsp, ..self.level };
         JobTerms { level, ..self.clone() }
     }
 

@@ -68,15 +68,17 @@ impl Shard {
             let keeps_first = keeps_first && terms.optimizer.keeps_weights();
             let pace = Relayed::new(workers, links);
             return Ok(match (form, terms.level.members) {
-                (SumForm::Bare { counts, posts }, Members::Workers) => {
-                    let (read, reply) =
-                        (BareSlots::new(terms.ablate), Relay::new(workers, posts, counts, keeps_first));
+                (SumForm::Bare { counts, posts, shown }, Members::Workers) => {
+                    let (read, reply) = (
+                        BareSlots::new(terms.ablate),
+                        Relay::new(workers, posts, counts, shown, keeps_first),
+                    );
                     let stages = Staged::summing(terms, of_chunks, read, weights, reply, ways)?;
                     Shard::BelowHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
-                (SumForm::Bare { counts, posts }, Members::Hubs | Members::Mesh) => {
+                (SumForm::Bare { counts, posts, shown }, Members::Hubs | Members::Mesh) => {
                     let read = CountedSlots::new(terms.ablate, terms.optimizer.keeps_weights());
-                    let reply = Relay::new(workers, posts, counts, keeps_first);
+                    let reply = Relay::new(workers, posts, counts, shown, keeps_first);
                     let stages = Staged::summing(terms, of_chunks, read, weights, reply, ways)?;
                     Shard::BetweenHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fabric::{SendWindow, Span, Spans, WindowError};
 
-use crate::job::{Compression, JobTerms, LevelTerms};
+use crate::job::{Compression, JobTerms, LevelTerms, Members};
 use crate::layout::ChunkId;
 use crate::place::Below;
 use crate::slim::Board;
@@ -58,6 +58,8 @@ pub(super) enum SumForm {
         counts: Spans,
         /// The places of the chunks there, in the same order: what is posted.
         posts: Vec<Span>,
+        /// The chunks in the window that the workers read, in the same order, if the hubs above do not write that.
+        shown: Option<Spans>,
     },
     /// Frames: [`ShardSpec::weights`] are their places in the window of sums.
     Coded(CodedWays),
@@ -97,22 +99,32 @@ impl ShardSpec {
         let post = |&chunk: &ChunkId| wire_above.gradient_span(chunk);
         let values = |chunk: &ChunkId| Span { bytes: wire.layout().chunk(*chunk).span.bytes, ..post(chunk) };
         let bytes = wire_above.gradient_window_bytes();
-        let (sums, shown, spans, forms): (_, _, _, Vec<SumForm>) = match wire_above.framing() {
+        // In a mesh in which machines step alone, each has its own answers also of its own share.
+        let copies = level.members == Members::Mesh && level.consistency.steps_alone();
+        let shown = match copies || wire_above.framing().is_some() {
+            true => Some(split(wire.weights_window_bytes(), of_cores(&|&chunk| wire.weights_span(chunk)))?),
+            false => None,
+        };
+        let (shown, of_shown) = shown.unzip();
+        let of_shown: Vec<Option<Spans>> = match of_shown {
+            Some(of_cores) => of_cores.into_iter().map(Some).collect(),
+            None => chunks.iter().map(|_| None).collect(),
+        };
+        let (sums, spans, forms): (_, _, Vec<SumForm>) = match wire_above.framing() {
             None => {
                 let line = |chunk: &ChunkId| counted::line(post(chunk));
                 let places = [of_cores(&values), of_cores(&line)].concat();
                 let (sums, mut spans) = split(bytes, places)?;
-                let counts = spans.split_off(chunks.len()).into_iter().zip(of_cores(&post));
-                let forms = counts.map(|(counts, posts)| SumForm::Bare { counts, posts });
-                (sums, None, spans, forms.collect())
+                let counts = spans.split_off(chunks.len()).into_iter();
+                let forms = counts.zip(of_cores(&post)).zip(of_shown);
+                let bare = |((counts, posts), shown)| SumForm::Bare { counts, posts, shown };
+                (sums, spans, forms.map(bare).collect())
             }
             Some(framing) => {
                 let (sums, frames) = split(bytes, of_cores(&post))?;
-                let shown = of_cores(&|&chunk| wire.weights_span(chunk));
-                let (window, shown) = split(wire.weights_window_bytes(), shown)?;
                 let ways = |shown| CodedWays { framing: Arc::clone(framing), machine, shown };
-                let forms = shown.into_iter().map(ways).map(SumForm::Coded);
-                (sums, Some(window), frames, forms.collect())
+                let forms = of_shown.into_iter().flatten().map(ways).map(SumForm::Coded);
+                (sums, frames, forms.collect())
             }
         };
         let mut specs = Self::of_cores(terms, wire, chunks.into_iter().zip(spans));

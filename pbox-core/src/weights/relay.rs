@@ -1,12 +1,15 @@
 //! The reply of a hub below other hubs. It posts two things: a sum to the hub above, from the window that the step
-//! writes, and the answer to the workers, from the window that the hub above writes. Nothing is copied.
+//! writes, and the answer to the workers, from the window that the hub above writes. Nothing is copied, unless
+//! machines that step alone are a mesh: then each has its own answers.
 
 use fabric::{Span, Spans};
 
+use super::bare::Push;
 use super::chunks::Chunk;
 use super::{Reply, Stepped, To};
 use crate::kernels::Kernels;
 use crate::layout::Round;
+use crate::wire::frame::FrameError;
 
 /// Posts sums up and answers down.
 #[derive(Debug)]
@@ -17,13 +20,21 @@ pub(crate) struct Relay {
     sums: Vec<Span>,
     /// By place: the count.
     counts: Spans,
+    /// By place: the chunk in the window that the workers read, if the hubs above do not write that.
+    shown: Option<Spans>,
     /// The job's first weights are those of another hub's workers: from here the hub above reads none.
     keeps_first: bool,
 }
 
 impl Relay {
-    pub fn new(workers: u32, sums: Vec<Span>, counts: Spans, keeps_first: bool) -> Self {
-        Relay { workers, sums, counts, keeps_first }
+    pub fn new(
+        workers: u32,
+        sums: Vec<Span>,
+        counts: Spans,
+        shown: Option<Spans>,
+        keeps_first: bool,
+    ) -> Self {
+        Relay { workers, sums, counts, shown, keeps_first }
     }
 }
 
@@ -44,5 +55,24 @@ impl<R> Reply<R, Spans> for Relay {
     #[inline]
     fn prepare(&mut self, stepped: Stepped, _: &mut R, _: &Spans) {
         self.counts.elements_mut::<u32>(stepped.place)[0] = stepped.workers.to_le();
+    }
+
+    #[inline]
+    fn place_of_answers(&self, chunk: &Chunk) -> Option<Span> {
+        self.shown.is_some().then_some(chunk.span)
+    }
+
+    fn take_answer(
+        &mut self,
+        _: &Kernels,
+        chunk: &Chunk,
+        place: usize,
+        answer: Push,
+        _: (Round, Round),
+    ) -> Result<(), FrameError> {
+        if let Some(shown) = &mut self.shown {
+            shown.elements_mut::<u8>(place)[..chunk.bytes].copy_from_slice(&answer.bytes()[..chunk.bytes]);
+        }
+        Ok(())
     }
 }

@@ -113,7 +113,9 @@ impl Registry {
             _ => {
                 // In a mesh, the workers of this machine read all chunks in the window of this hub's share.
                 let made = match terms.level.members {
-                    Members::Mesh if wire.framing().is_none() => placement.shown_window(&wire),
+                    Members::Mesh if wire.framing().is_none() && !wire.has_own_weights() => {
+                        placement.shown_window(&wire)
+                    }
                     _ => placement.job_window(&wire),
                 };
                 let (weights, claims) =

@@ -6,6 +6,7 @@ import pytest
 
 import phub
 from phub import _hub, _phub
+from phub._compression import to_text
 
 
 @pytest.mark.parametrize(
@@ -117,8 +118,8 @@ def test_a_hub_beside_the_workers_outlives_them_and_ends_when_it_is_not_used(mon
 
 def test_terms_that_no_mesh_has_use_one_hub_at_rank_0():
     assert _phub.refused_below([]) is None
-    assert _phub.refused_below([("compression", "qsgd:8:512")]) is None
-    assert "ssp" in _phub.refused_below([("consistency", "ssp:2")])
+    assert _phub.refused_below([("compression", "qsgd:8:512"), ("consistency", "ssp:2")]) is None
+    assert "each worker's own steps" in _phub.refused_below([("compression", to_text(phub.SlimDP(0.3, 0.15)))])
     with pytest.raises(phub.SettingsError, match="schedule"):
         _phub.refused_below([("schedule", "x")])
 
