@@ -1,7 +1,7 @@
 #!/bin/sh
 # `make figures` runs this: P3's experiments on links of a limited rate, between network namespaces
 # (docs/figures/schedules.md). Needs root. `tools/figures/run.sh --help` lists the options. `run.sh ibatch` runs iBatch's,
-# `run.sh levels` hubs above hubs (docs/levels.md).
+# `run.sh levels` and `run.sh racks` hubs above hubs (docs/levels.md).
 # Pictures need matplotlib, which this script installs in a virtual environment under target/.
 #
 # It runs in its own network, mount and process namespaces. When this script ends, also by Ctrl-C or SIGKILL, the kernel
@@ -15,8 +15,9 @@ if [ "${1:-}" = ibatch ]; then
     measure=$here/ibatch/measure.py tell=$here/ibatch/model.py draw=$here/ibatch/plot.py
     shift
 fi
-if [ "${1:-}" = levels ]; then
-    measure=$here/levels/measure.py tell=
+if [ "${1:-}" = levels ] || [ "${1:-}" = racks ]; then
+    case $1 in levels) measure=$here/levels/measure.py ;; racks) measure=$here/levels/racks.py ;; esac
+    tell=
     shift
     set -- --no-pictures "$@"
 fi

@@ -1,8 +1,11 @@
-"""N machines on one switch, each a network namespace with one shaped link.
+"""N machines on one switch, or in racks with a switch each, each a network namespace with one shaped link.
 
-    namespace m0          this namespace: the switch           namespace m1
-    eth0 10.99.0.1 =veth= port0 --- bridge --- port1 =veth= eth0 10.99.0.2
+    namespace m0          this namespace: the switches         namespace m1
+    eth0 10.99.0.1 =veth= port0 --- rack0 --- port1 =veth= eth0 10.99.0.2
     tbf: what m0 sends    tbf: what m0 receives
+
+    with several racks:   rack0 --- up0 =veth= down0 --- core --- down1 =veth= up1 --- rack1
+                                   tbf         tbf: what the rack sends and receives
 
 Runs inside `unshare --net --mount --pid` (run.sh): when this process ends, however it ends, the kernel takes
 away every process, link and namespace of it. Nothing of it is ever in the namespace of the machine's own links.
@@ -20,17 +23,22 @@ NICE = -5
 
 
 class Machines:
-    """`count` machines, with links that are not yet limited."""
+    """`count` machines, with links that are not yet limited; so many follow each other in each of the racks."""
 
-    def __init__(self, count):
-        self.count = count
-        tell("ip link add switch type bridge")
-        tell(f"ip link set switch mtu {MTU} up")
+    def __init__(self, count, racks=1):
+        self.count, self.racks = count, racks
+        for switch in [f"rack{rack}" for rack in range(racks)] + ["core"]:
+            tell(f"ip link add {switch} type bridge")
+            tell(f"ip link set {switch} mtu {MTU} up")
+        for rack in range(racks if racks > 1 else 0):
+            tell(f"ip link add up{rack} mtu {MTU} type veth peer name down{rack} mtu {MTU}")
+            tell(f"ip link set up{rack} master rack{rack} up")
+            tell(f"ip link set down{rack} master core up")
         for machine in range(count):
             name, port = f"m{machine}", f"port{machine}"
             tell(f"ip netns add {name}")
             tell(f"ip link add {port} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {name}")
-            tell(f"ip link set {port} master switch up")
+            tell(f"ip link set {port} master rack{machine * racks // count} up")
             tell(f"ip -n {name} link set lo up")
             tell(f"ip -n {name} addr add {self.address(machine)}/16 dev eth0")
             tell(f"ip -n {name} link set eth0 up")
@@ -45,9 +53,14 @@ class Machines:
         """Limits each machine's link, both ways, and what a socket may queue in its link."""
         for machine, mbit in enumerate(mbits):
             tell(f"ip netns exec m{machine} sysctl -qw net.ipv4.tcp_limit_output_bytes={socket_bytes}")
-            shape = f"root tbf rate {round(mbit * 1000)}kbit latency {LATENCY} burst {BURST}"
-            tell(f"ip netns exec m{machine} tc qdisc replace dev eth0 {shape}")
-            tell(f"tc qdisc replace dev port{machine} {shape}")
+            tell(f"ip netns exec m{machine} tc qdisc replace dev eth0 {shape(mbit)}")
+            tell(f"tc qdisc replace dev port{machine} {shape(mbit)}")
+
+    def limit_uplinks(self, mbit):
+        """Limits what each rack exchanges with the others, both ways."""
+        for rack in range(self.racks):
+            for port in (f"up{rack}", f"down{rack}"):
+                tell(f"tc qdisc replace dev {port} {shape(mbit)}")
 
     def inside(self, machine, command):
         """The command that runs there with priority, and ends when this process ends."""
@@ -59,7 +72,16 @@ class Machines:
         for machine in range(self.count):
             tell(f"ip link del port{machine}")
             tell(f"ip netns del m{machine}")
-        tell("ip link del switch")
+        for rack in range(self.racks):
+            if self.racks > 1:
+                tell(f"ip link del up{rack}")
+            tell(f"ip link del rack{rack}")
+        tell("ip link del core")
+
+
+def shape(mbit):
+    """What tc makes of a rate."""
+    return f"root tbf rate {round(mbit * 1000)}kbit latency {LATENCY} burst {BURST}"
 
 
 def tell(command):

@@ -27,6 +27,19 @@ class Formulas(unittest.TestCase):
         self.assertAlmostEqual(bound_s(125e6, 2, 1000) * GOODPUT, 1)
 
 
+class RackFormulas(unittest.TestCase):
+    def test_racks_as_phub_calculates_them(self):
+        from racks import GOODPUT, Racks
+
+        racks = Racks(4, 8, 1000, 4)
+        self.assertEqual((racks.uplink, racks.hub), (2000, 10000))
+        self.assertEqual(racks.models("flat"), (1, 32, 24))
+        self.assertEqual(racks.models("mesh"), (1, 9.5, 1.5))
+        # 24 models through 2 Gb/s, and one through 1 Gb/s.
+        self.assertAlmostEqual(racks.bound_s("flat", 125e6) * GOODPUT, 12)
+        self.assertAlmostEqual(racks.bound_s("mesh", 125e6) * GOODPUT, 1)
+
+
 @unittest.skipIf(BINARIES is None or subprocess.run(["sh", RIG], capture_output=True, check=False).returncode != 0,
                  "the rig is not there")
 class Wire(unittest.TestCase):

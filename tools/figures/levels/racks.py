@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Measures racks whose uplinks are slower than their workers' links together (PHub, figure 5): all workers at one hub, or a
+hub in each rack, which form a mesh; beside the times that the links allow. `tools/figures/run.sh racks` starts it."""
+
+import os
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "rig")]
+
+from figures import common_options, run_main  # noqa: E402
+from machines import Machines  # noqa: E402
+from measure import GOODPUT, PORT, SOCKET_BYTES, processes  # noqa: E402
+from run import Failed, attend  # noqa: E402
+from table import spread  # noqa: E402
+
+SHAPES = ["flat", "mesh"]
+
+
+class Racks:
+    """Racks of workers, each with a hub, and their links in Mb/s. A rack's hub has a link as fast as those of its workers
+    together, and its uplink more, as a hub with NICs for its rack and for the others."""
+
+    def __init__(self, racks, workers, mbit, oversubscribed):
+        self.racks, self.workers, self.mbit, self.oversubscribed = racks, workers, mbit, oversubscribed
+        self.uplink = workers * mbit / oversubscribed
+        self.hub = workers * mbit + self.uplink
+
+    def machines(self):
+        """In each rack the hub is first."""
+        of_a_rack = [self.hub] + [self.mbit] * self.workers
+        machines = Machines(self.racks * len(of_a_rack), self.racks)
+        machines.limit(of_a_rack * self.racks, SOCKET_BYTES)
+        machines.limit_uplinks(self.uplink)
+        return machines
+
+    def models(self, shape):
+        """How many models cross each link in a round, the busier way: of a worker, of a hub, of a rack's uplink."""
+        all_workers, across = self.racks * self.workers, 2 * (self.racks - 1) / self.racks
+        if shape == "flat":
+            return 1, all_workers, all_workers - self.workers
+        return 1, self.workers + across, across
+
+    def bound_s(self, shape, model_bytes):
+        """Seconds of a round that the links allow."""
+        rates = self.mbit, self.hub, self.uplink
+        return max(models / rate for models, rate in zip(self.models(shape), rates)) * model_bytes * 8 / (1e6 * GOODPUT)
+
+
+def run(racks, machines, binaries, shape, rounds, options):
+    """Seconds of the median round, and bytes of the model."""
+    first_of_rack = [rack * (racks.workers + 1) for rack in range(racks.racks)]
+    with processes() as start:
+        for machine in first_of_rack if shape == "mesh" else first_of_rack[:1]:
+            listen = f"{machines.address(machine)}:{PORT}"
+            hub = start(machines, machine, [f"{binaries}/phub-server", "serve", "--listen", listen, "--idle", "sleep"],
+                        stderr=subprocess.DEVNULL)
+            if b"control port" not in hub.stdout.readline():
+                raise Failed(f"a hub ended before it listened (exit status {hub.wait()})")
+        probes = []
+        for rack, machine in enumerate(first_of_rack):
+            for rank in range(racks.workers):
+                probe = [f"{binaries}/phub-probe", "--json", "--rounds", rounds, *options]
+                if shape == "mesh":
+                    place = ["--hub", f"{machines.address(machine)}:{PORT}", "--workers", racks.workers, "--rank", rank,
+                             "--mesh", f"{rack}/{racks.racks}@{machines.address(0)}:{PORT}"]
+                else:
+                    place = ["--hub", f"{machines.address(0)}:{PORT}", "--workers", racks.racks * racks.workers,
+                             "--rank", rack * racks.workers + rank]
+                probes.append(start(machines, machine + 1 + rank, probe + place, stderr=subprocess.PIPE))
+        reports = attend(probes)
+    return statistics.median(report["round_ms_p50"] for report in reports) / 1000, reports[0]["model_bytes"]
+
+
+def main():
+    """Measures all points in turn, as often as asked, and prints a table."""
+    parser = common_options("tools/figures/run.sh racks", __doc__)
+    parser.add_argument("--racks", default="2x4,4x2", help="racks x workers of each (%(default)s)")
+    parser.add_argument("--oversubscribed", default="1,2,4", help="a rack's workers together over its uplink (%(default)s)")
+    parser.add_argument("--mbit", type=float, default=200, metavar="N", help="rate of each worker's link, Mb/s (200)")
+    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds of a run (6)")
+    parser.add_argument("--model", default="googlenet", help="the probe's model (googlenet)")
+    args = parser.parse_args()
+    shapes = [tuple(map(int, each.split("x"))) for each in args.racks.split(",")]
+    points = [Racks(*shape, args.mbit, int(over)) for shape in shapes for over in args.oversubscribed.split(",")]
+    results = {}
+    for _ in range(args.repeats):
+        for point in points:
+            machines = point.machines()
+            for shape in SHAPES:
+                seconds, model_bytes = run(point, machines, args.binaries, shape, args.rounds, ["--model", args.model])
+                bound = point.bound_s(shape, model_bytes)
+                results.setdefault((point, shape), []).append((seconds, bound))
+                print(f"{point.racks} x {point.workers}, 1:{point.oversubscribed}, {shape}: {seconds:.3f} s, "
+                      f"{bound:.3f} s by the links", flush=True)
+            machines.remove()
+    print(f"\n{args.model}, workers' links of {args.mbit:g} Mb/s")
+    print("\n| racks x workers | uplink | one hub: seconds, of the links' | a hub in each rack | how much faster, by the links |")
+    print("| --- | --- | --- | --- | --- |")
+    for point in points:
+        flat, mesh = (results[point, shape] for shape in SHAPES)
+        cells = [f"{spread((s for s, _ in runs), '.2f')}, {spread((s / b for s, b in runs), '.2f')}" for runs in (flat, mesh)]
+        gain = spread((f / m for (f, _), (m, _) in zip(flat, mesh)), ".2f")
+        print(f"| {point.racks} x {point.workers} | 1:{point.oversubscribed} | {' | '.join(cells)} | {gain}, "
+              f"{flat[0][1] / mesh[0][1]:.2f} |")
+
+
+if __name__ == "__main__":
+    run_main("racks", main)

@@ -1,0 +1,39 @@
+#!/bin/bash
+# Two machines with two workers each, and a hub on each: a mesh by RDMA. Every result is exact, the wires carry one stream a
+# machine and not one a worker, and with a codec between the hubs at most half of it.
+# guest: pair --nics 2
+# build: bin phub-server
+# build: bin phub-probe
+# seconds: 150
+sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/statistics/tx_bytes; }
+ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
+mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"
+
+# run JOB LEAST MOST OPTION...: twelve rounds. This machine sends at least and at most so many models.
+run() {
+    local job=$1 least=$2 most=$3 before other
+    shift 3
+    before=$(sent)
+    probe=(phub-probe --hub 127.0.0.1:7077 --mesh "$mesh" --workers 2 --rounds 12 --manifest /tmp/model --json --job "$job" "$@")
+    "${probe[@]}" --rank 0 >/tmp/report.0 &
+    other=$!
+    "${probe[@]}" --rank 1 >/tmp/report.1
+    wait $other
+    jq -c '{transport, checked, model_bytes}' /tmp/report.0 /tmp/report.1
+    jq -es 'all(.transport == "shm")' /tmp/report.0 /tmp/report.1
+    jq .model_bytes /tmp/report.0 | awk -v moved=$(($(sent) - before)) -v least="$least" -v most="$most" \
+        '{ printf "sent %d bytes, %.2f models\n", moved, moved / $1; exit !(moved >= least * $1 && moved <= most * $1) }'
+}
+
+serve --listen 0.0.0.0:7077
+within 60 listens "$PHUB_RXE_PEER" 7077
+model 400000 17
+# A model each round; up to four rounds come before the counted ones, and the broadcast. Three tenths are for headers and
+# repeats. With a stream a worker it would be 24 models.
+run bare 12 22.5
+jq -es 'all(.checked)' /tmp/report.0 /tmp/report.1
+run coded 3 11 --compress qsgd:8:512
+grep -F "sums go up" /tmp/hub | grep -F "transport=verbs"
+# Both jobs, at both levels.
+within 60 ended 4
+end_hub
