@@ -45,6 +45,20 @@ fn every_element_type_is_exact() {
 }
 
 #[test]
+fn machines_of_a_mesh_are_exact() {
+    let _watchdog = Watchdog::start();
+    for asked in [
+        &["--machines", "3"][..],
+        &["--machines", "3", "--dtype", "f16", "--optimizer", "adamw"],
+        &["--machines", "2", "--consistency", "ssp:1"],
+    ] {
+        let report = report(asked);
+        assert_eq!(report["checked"], true, "{asked:?}: {report}");
+    }
+    assert_eq!(report(&["--machines", "2", "--compress", "topk:0.1"])["workers"], 6);
+}
+
+#[test]
 fn every_consistency_is_exact() {
     let _watchdog = Watchdog::start();
     for consistency in ["ssp:0", "ssp:2", "asp"] {

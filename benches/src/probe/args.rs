@@ -124,6 +124,10 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub hubs: u32,
 
+    /// Imitate this many machines, each with --workers workers and a hub of its own, which the probe starts: a mesh.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub machines: Option<u32>,
+
     /// Run one worker of a hub that runs elsewhere: the address of its control port. For a job on several hubs: all
     /// their addresses with commas between them, the same at all workers.
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
@@ -224,7 +228,13 @@ impl Args {
         self.compute.compute.is_none()
             && self.compress.is_none()
             && self.ablate.is_empty()
+            && self.machines.is_none()
             && !self.consistency.steps_alone()
+    }
+
+    /// The workers of this run, of all machines.
+    pub fn all_workers(&self) -> u32 {
+        self.workers * self.machines.unwrap_or(1)
     }
 
     /// Whether all workers have the same weights after a round.

@@ -21,8 +21,12 @@ const PERIOD: usize = 61;
 pub struct Expected<E> {
     optimizer: Optimizer,
     ablate: Ablate,
-    /// The ranks whose gradients are in a step.
+    /// The ranks whose gradients are in a step, of each machine.
     workers: u32,
+    /// In a mesh: the machines whose sums are in a step, each with the same gradients.
+    machines: Option<u32>,
+    /// Steps are of one rank, or machine, each; all push rank 0's gradient.
+    alone: bool,
     /// Whether results must be the oracle's.
     exact: bool,
     /// The next step.
@@ -73,7 +77,14 @@ fn fill<E: Element>(key: KeyId, values: &mut [E], value: impl Fn(usize) -> E) {
 
 impl<E: Element> Expected<E> {
     /// The state after the broadcast, before the first round.
-    pub fn new(optimizer: Optimizer, ablate: Ablate, consistency: Consistency, workers: u32) -> Self {
+    /// `machines` are those of a mesh, with so many workers each.
+    pub fn new(
+        optimizer: Optimizer,
+        ablate: Ablate,
+        consistency: Consistency,
+        workers: u32,
+        machines: Option<u32>,
+    ) -> Self {
         let (mut weights, mut kept) = ([E::default(); PERIOD], [[0.0; 3]; PERIOD]);
         if optimizer.keeps_weights() {
             weights = std::array::from_fn(first_weight);
@@ -81,9 +92,12 @@ impl<E: Element> Expected<E> {
         if optimizer.master_per_element(E::DTYPE) > 0 {
             kept.iter_mut().zip(weights).for_each(|(kept, weight)| kept[0] = weight.to_f32());
         }
-        let workers = if consistency.steps_alone() { 1 } else { workers };
+        let alone = consistency.steps_alone();
+        let workers = if alone && machines.is_none() { 1 } else { workers };
+        let machines = machines.map(|machines| if alone { 1 } else { machines });
         let possible = VecDeque::from([weights]);
-        Expected { optimizer, ablate, workers, exact: true, next: Round(1), weights, kept, possible }
+        let (exact, next) = (true, Round(1));
+        Expected { optimizer, ablate, workers, machines, alone, exact, next, weights, kept, possible }
     }
 
     /// With compression any result is accepted.
@@ -120,11 +134,19 @@ impl<E: Element> Expected<E> {
         }
         let optimizer = if optimize { Optimizer::Average } else { self.optimizer };
         let rate = self.optimizer.learning_rate();
-        let step = oracle::Step::new(&optimizer, self.workers, self.next, rate, 1.0, 1.0);
+        let gradients = self.workers * self.machines.unwrap_or(1);
+        let step = oracle::Step::new(&optimizer, gradients, self.next, rate, 1.0, 1.0);
         self.next = self.next.next();
-        let ranks = if aggregate { 1 } else { self.workers };
+        let of = |count: u32| if aggregate { 1 } else { count };
         for p in 0..PERIOD {
-            let sum = oracle::sum((0..ranks).map(|rank| gradient::<E>(rank, p).to_f32()));
+            let rank = |rank| if self.alone { 0 } else { rank };
+            let ranks = (0..of(self.workers)).map(rank);
+            let mut sum = oracle::sum(ranks.map(|rank| gradient::<E>(rank, p).to_f32()));
+            if let Some(machines) = self.machines {
+                // It crosses in the key's type.
+                let of_a_machine = E::from_f32(sum).to_f32();
+                sum = oracle::sum((0..of(machines)).map(|_| of_a_machine));
+            }
             oracle::step_rounded(&optimizer, &step, sum, &mut self.weights[p], &mut self.kept[p]);
         }
     }
@@ -193,7 +215,7 @@ mod tests {
 
     /// A key's weights after `steps` steps with one worker's gradient.
     fn after(steps: u32, elements: usize) -> Vec<f32> {
-        let mut expected = Expected::<f32>::new(NESTEROV, Ablate::default(), Consistency::Asp, 3);
+        let mut expected = Expected::<f32>::new(NESTEROV, Ablate::default(), Consistency::Asp, 3, None);
         expected.expect(steps..=steps);
         (0..elements).map(|i| expected.weights[phase(KeyId(0), i)]).collect()
     }
@@ -202,7 +224,7 @@ mod tests {
     fn weights_of_an_allowed_number_of_steps_pass_and_no_others() {
         let layout = Layout::new(vec![Key::f32("a", [100])], 256).unwrap();
         let ssp = Consistency::Ssp { staleness: 1 };
-        let mut expected = Expected::<f32>::new(NESTEROV, Ablate::default(), ssp, 3);
+        let mut expected = Expected::<f32>::new(NESTEROV, Ablate::default(), ssp, 3, None);
         for round in 1..=4 {
             expected.expect(allowed(ssp, 3, round, 5));
         }
@@ -215,6 +237,26 @@ mod tests {
         assert!(passes(&two_chunks), "chunks are stepped one by one");
         two_chunks[63] = after(12, 100)[63];
         assert!(!passes(&two_chunks), "a chunk is of one number of steps");
+    }
+
+    #[test]
+    fn machines_of_a_mesh_sum_their_own_workers_first() {
+        let of = |workers, machines| {
+            let mut expected = Expected::<f32>::new(
+                Optimizer::Average,
+                Ablate::default(),
+                Consistency::Bsp,
+                workers,
+                machines,
+            );
+            expected.expect(1..=1);
+            expected.weights
+        };
+        assert_eq!(of(2, None), of(2, Some(1)));
+        assert_eq!(of(2, None), of(2, Some(4)), "a power of two rounds nothing");
+        assert_ne!(of(4, None), of(2, Some(2)), "the second machine's workers begin with rank 0 again");
+        let differs = |(three, one): (f32, f32)| (three - one).abs() > 1e-6;
+        assert!(!of(1, Some(3)).into_iter().zip(of(1, None)).any(differs));
     }
 
     #[test]

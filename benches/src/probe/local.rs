@@ -27,10 +27,10 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     let progress = progress_bar(args);
 
     let start = |hub| ChildProcess::start(format!("hub {hub}"), &args.for_role("hub"));
-    let own_hubs = if is_here { args.hubs } else { 0 };
+    let own_hubs = if is_here { args.machines.unwrap_or(args.hubs) } else { 0 };
     let mut hubs: Vec<ChildProcess> = (0..own_hubs).map(start).collect::<Result<_>>()?;
-    let own = hubs.iter_mut().map(ChildProcess::read_line).collect::<Result<Vec<String>>>()?.join(",");
-    let address = args.hub.clone().unwrap_or(own);
+    let own = hubs.iter_mut().map(ChildProcess::read_line).collect::<Result<Vec<String>>>()?;
+    let address = args.hub.clone().unwrap_or(own.join(","));
 
     progress.set_message("memory for the machine's limit");
     let start = || {
@@ -41,12 +41,18 @@ pub(super) fn run(args: &Args) -> Result<Report> {
 
     progress.set_message("workers join");
     let mut workers = Vec::new();
-    for rank in args.rank.map_or(0..args.workers, |rank| rank..rank + 1) {
+    for number in args.rank.map_or(0..args.all_workers(), |rank| rank..rank + 1) {
         let mut line = args.for_role("worker");
-        if is_here {
-            line.extend(["--hub".into(), address.clone(), "--rank".into(), rank.to_string()]);
+        let (machine, rank) = (number / args.workers, number % args.workers);
+        match args.machines {
+            _ if !is_here => {}
+            None => line.extend(["--hub".into(), address.clone(), "--rank".into(), rank.to_string()]),
+            Some(machines) => {
+                let (hub, mesh) = (own[machine as usize].clone(), format!("{machine}/{machines}@{}", own[0]));
+                line.extend(["--hub".into(), hub, "--rank".into(), rank.to_string(), "--mesh".into(), mesh]);
+            }
         }
-        workers.push(ChildProcess::start(format!("worker {rank}"), &line)?);
+        workers.push(ChildProcess::start(format!("worker {number}"), &line)?);
     }
     let mut transport = String::new();
     for worker in &mut workers {
@@ -133,7 +139,9 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
     // Without shared memory both ends have each window.
     let of_a_worker =
         of_a_worker + if matches!(args.transport, Some(Transport::Tcp | Transport::Verbs)) { 2 } else { 0 };
-    let copies = of_a_worker * args.workers + 1;
+    // A machine of a mesh has a window of sums, and its share of the job above has as many as there are machines.
+    let of_levels = args.machines.map_or(0, |machines| 2 * machines);
+    let copies = of_a_worker * args.all_workers() + of_levels + 1;
     let windows = u64::from(copies) * wire.weights_window_bytes() as u64;
     let kept = wire.kept_bytes(&args.optimizer);
     let limit = u64::from(args.workers + 1) * layout.window_bytes() as u64 + kept;

@@ -35,8 +35,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     args.plan()?; // before anything is started
     ensure!(
-        args.hub.is_none() || args.hubs == 1,
-        "--hubs {}: hubs are started here only without --hub; leave one of the two out",
+        args.hub.is_none() || args.hubs == 1 && args.machines.is_none(),
+        "--hubs and --machines: hubs are started here only without --hub; leave one of the two out"
+    );
+    ensure!(
+        args.hubs == 1 || args.machines.is_none(),
+        "--hubs {} with --machines: each machine has one hub; leave one of the two out",
         args.hubs
     );
     local::run(&args)?.print(args.json)

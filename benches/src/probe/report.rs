@@ -144,7 +144,7 @@ impl Report {
         let (rounds, passes) = (sorted(|leg| &leg.rounds), sorted(|leg| &leg.passes));
         let seconds = rounds.iter().sum::<u64>() as f64 / 1e9;
         let round_ms = |q| quantile(&rounds, q) / 1e6;
-        let moved = f64::from(args.workers) * layout.model_bytes() as f64;
+        let moved = f64::from(args.all_workers()) * layout.model_bytes() as f64;
         let key_bytes: Vec<u64> = layout.keys().iter().filter_map(Key::bytes).collect();
         let (scale, bandwidth) = (args.compute.time_scale, args.compute.bandwidth_gbps);
         let compute = |plan| ComputeReport::new(&plan, scale, &key_bytes, bandwidth, measured.computed);
@@ -155,7 +155,7 @@ impl Report {
             parameters: layout.parameters(),
             dtype: args.dtype.name(),
             model_bytes: layout.model_bytes(),
-            workers: args.workers,
+            workers: args.all_workers(),
             transport: measured.transport,
             cores: after.cores.len(),
             kernels: after.kernels.clone(),

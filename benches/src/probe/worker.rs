@@ -60,6 +60,8 @@ struct Worker<E> {
     consistency: Consistency,
     rank: u32,
     workers: u32,
+    /// If pushes step alone: how many push, workers or in a mesh machines.
+    steppers: u32,
     round: u32,
     /// All rounds that it pushes.
     rounds: u32,
@@ -84,8 +86,10 @@ impl<E: Element> Worker<E> {
             Expected::<E>::fill_gradient(args.consistency, rank, key, session.gradient_mut(key)?);
         }
         let (workers, consistency) = (args.workers, args.consistency);
+        let machines = args.mesh.as_ref().map(|mesh| mesh.machine.of);
+        let steppers = machines.unwrap_or(workers);
         let expected =
-            Expected::new(optimizer, args.ablate(), consistency, workers).compressed(args.compress);
+            Expected::new(optimizer, args.ablate(), consistency, workers, machines).compressed(args.compress);
         let exchanges = args.compute.exchanges;
         let lead_in = computing::LEAD_IN + args.pull.profile_rounds();
         let more = if plan.is_some() { exchanges + lead_in } else { 0 };
@@ -97,6 +101,7 @@ impl<E: Element> Worker<E> {
             consistency,
             rank,
             workers,
+            steppers,
             round: 0,
             rounds,
             exchanges,
@@ -117,7 +122,7 @@ impl<E: Element> Worker<E> {
         }
         // Computes what must come back while the hub works.
         self.round += 1;
-        self.expected.expect(allowed(self.consistency, self.workers, self.round, self.rounds));
+        self.expected.expect(allowed(self.consistency, self.steppers, self.round, self.rounds));
         self.session.wait_all()?;
         check_lines(&self.session, &self.expected, self.rank, self.workers, self.round)
     }
@@ -159,7 +164,7 @@ impl<E: Element> Worker<E> {
             for key in self.session.keys() {
                 self.session.push(key)?;
             }
-            self.expected.expect(self.workers * (self.rounds - 1) + 1..=self.workers * self.rounds);
+            self.expected.expect(self.steppers * (self.rounds - 1) + 1..=self.steppers * self.rounds);
             self.session.wait_all()?;
             self.check()?;
         }

@@ -21,9 +21,11 @@ impl<E: Element> Worker<E> {
         mut progress: impl FnMut(u32),
     ) -> Result<Times> {
         let exchanges = self.measure(self.exchanges, |_| ())?;
-        let Worker { session, expected, consistency, rank, workers, round, rounds, lead_in, .. } = self;
+        let Worker {
+            session, expected, consistency, rank, workers, steppers, round, rounds, lead_in, ..
+        } = self;
         let mut worker = Clocked::new(session, |session| {
-            expected.expect(allowed(*consistency, *workers, *round, *rounds));
+            expected.expect(allowed(*consistency, *steppers, *round, *rounds));
             check_lines(session, expected, *rank, *workers, *round)?;
             *round += 1; // this iteration's pushes
             Ok(())
@@ -43,7 +45,7 @@ impl<E: Element> Worker<E> {
             progress(done);
         }
         times.stalled = iteration.stalled().iter().map(|time| time.as_nanos() as u64).collect();
-        self.expected.expect(allowed(self.consistency, self.workers, self.round, self.rounds));
+        self.expected.expect(allowed(self.consistency, self.steppers, self.round, self.rounds));
         self.session.wait_all()?;
         Ok(times)
     }
