@@ -20,10 +20,9 @@ use crate::control::{self, ControlLimits};
 use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report};
 use crate::error::HubError;
-use crate::interface;
 use crate::registry::{HubsAbove, Parts, Registry, Up};
 use crate::rendezvous;
-use crate::settings::HubSettings;
+use crate::settings::{HubSettings, interface};
 
 /// How often the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);

@@ -11,8 +11,8 @@ pub enum Members {
     Workers,
     /// Hubs below: a push is a sum of gradients, and says how many there are in it.
     Hubs,
-    /// The same, and each of these hubs is also a hub of this level: it owns a share, and its workers read all chunks in
-    /// the window of that share.
+    /// The same, and each of these hubs is also a hub of this level and owns a share. Its workers read all chunks in the
+    /// window of that share, unless the hub decodes or copies answers for them.
     Mesh,
 }
 

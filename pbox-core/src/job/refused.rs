@@ -8,16 +8,15 @@
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
-//! | hubs as members | a codec | not built yet |
 //! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
 //!
 //! A second table has the terms of workers whose hub is below other hubs:
 //!
 //! | term | why |
 //! | --- | --- |
-//! | SSP, ASP | a sum that goes up is of all workers' gradients of one round |
 //! | Slim-DP | it needs each worker's own steps |
-//! | a codec | not built yet |
+//! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
+//! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
 
 use super::compression::Compression;

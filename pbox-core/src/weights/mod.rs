@@ -20,7 +20,6 @@
 mod bare;
 mod chunks;
 mod coded;
-mod coded_relay;
 mod counted;
 mod frame_sum;
 mod own;
@@ -41,12 +40,11 @@ use bare::{Push, Pushes};
 pub(crate) use bare::{BareSlots, RawForAll};
 pub(crate) use chunks::Chunk;
 pub(crate) use coded::{CodedForAll, CodedForEach};
-pub(crate) use coded_relay::{CodedRelay, CodedWays, OneSum};
 pub(crate) use counted::CountedSlots;
 pub(crate) use frame_sum::FrameSum;
 pub(crate) use own::RawForEach;
 pub(crate) use private::HubWeights;
-pub(crate) use relay::Relay;
+pub(crate) use relay::{CodedRelay, CodedWays, OneSum, Relay};
 pub(crate) use slim::{SlimPushes, SlimReply};
 pub(crate) use staged::Staged;
 

@@ -100,7 +100,7 @@ impl Registry {
             optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
         if let Some(let_in) = &let_in {
-            let_in.above.log_shape(name, (terms, &wire));
+            let_in.above.log_shape(name, (&of_shards, &wire));
         }
         let (of_shards, restored) = (Arc::new(of_shards), restored.map(Arc::new));
         let (weights, mut shards, joined, ways) = match (let_in, &below) {

@@ -13,7 +13,6 @@
 //! | `bring` | takes the state that rank 0 brings |
 //! | `state` | sends the state to clients |
 //! | `above` | a job whose sums go up to other hubs |
-//! | `meeting` | hubs of a mesh learn each other's addresses |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
 mod above;
@@ -25,9 +24,7 @@ mod job;
 mod join;
 mod loss;
 mod make;
-mod meeting;
 mod restore;
-mod shape;
 mod snapshot;
 mod state;
 #[cfg(test)]
@@ -49,10 +46,9 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{CoreHandle, CoreThread, Report};
-use above::JoinedAbove;
+use above::{JoinedAbove, Meetings};
 use cut::answers;
 use job::{Arrival, Job};
-use meeting::Meetings;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use state::Sent;

@@ -1,3 +1,5 @@
+//! The formulas by hand, and beside measured rates.
+
 use super::*;
 use pbox_core::models::model;
 use pbox_core::{JobTerms, Optimizer, Wire};

@@ -4,7 +4,7 @@ use topology::cpulist;
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::Cpus;
-use crate::idle_choice::IdleChoice;
+use crate::settings::IdleChoice;
 
 /// Whether the hub has its cores to itself, as far as `--idle` needs that.
 pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {

@@ -16,7 +16,7 @@ use pbox_core::control::{Machine, MeetReply, MeetRequest, check_job_name};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::Refusal;
+use crate::registry::Refusal;
 
 /// The longest that a hub waits for others.
 const LONGEST: Duration = Duration::from_secs(3600);

@@ -2,6 +2,8 @@
 //! writes, and the answer to the workers, from the window that the hub above writes. Nothing is copied, unless
 //! machines that step alone are a mesh: then each has its own answers.
 
+mod coded;
+
 use fabric::{Span, Spans};
 
 use super::bare::Push;
@@ -10,6 +12,8 @@ use super::{Reply, Stepped, To};
 use crate::kernels::Kernels;
 use crate::layout::Round;
 use crate::wire::frame::FrameError;
+
+pub(crate) use coded::{CodedRelay, CodedWays, OneSum};
 
 /// Posts sums up and answers down.
 #[derive(Debug)]

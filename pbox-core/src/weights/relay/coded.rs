@@ -14,10 +14,10 @@ use fabric::{MapError, Slab, Span, Spans};
 use half::{bf16, f16};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::bare::Push;
-use super::chunks::Chunk;
-use super::frame_sum::longest;
-use super::{Reply, Stepped, To, Weights};
+use super::super::bare::Push;
+use super::super::chunks::Chunk;
+use super::super::frame_sum::longest;
+use super::super::{Reply, Stepped, To, Weights};
 use crate::kernels::{Element, Kernels, typed};
 use crate::layout::{Dtype, Round};
 use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};

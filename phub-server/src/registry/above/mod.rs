@@ -9,6 +9,9 @@
 //!
 //! Knows no worker.
 
+mod meeting;
+mod shape;
+
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -27,6 +30,8 @@ use pbox_core::{
 use tokio::sync::watch;
 
 use super::{Refusal, Registry, on_thread};
+
+pub(crate) use meeting::Meetings;
 
 /// The most hubs through which a job may come.
 pub(super) const MAX_DEPTH: usize = 16;

@@ -1,5 +1,8 @@
 //! The hub's settings: each declared once, with its default, its doc and its environment name.
 
+mod idle_choice;
+pub(crate) mod interface;
+
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -11,7 +14,7 @@ use fabric::verbs::NicList;
 use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
-use crate::idle_choice::IdleChoice;
+pub use idle_choice::IdleChoice;
 
 /// Settings of `phub-server serve`.
 #[derive(Clone, Debug, Parser)]

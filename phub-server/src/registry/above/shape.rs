@@ -7,8 +7,9 @@ use super::HubsAbove;
 use crate::shapes::{Shapes, choose, fastest};
 
 impl HubsAbove {
-    /// Logs which shape the links of a job's machines favour, if their speed is known. Takes all machines to be like this one.
-    pub(super) fn log_shape(&self, name: &str, job: (&JobTerms, &Wire)) {
+    /// Logs which shape the links of a job's machines favour, if their speed is known. `job` is that of the workers of this
+    /// machine, in bare values. All machines are taken to be like this one.
+    pub(in crate::registry) fn log_shape(&self, name: &str, job: (&JobTerms, &Wire)) {
         let Ok(host) = Host::from_sysfs("/sys") else { return };
         let apart = self.own.is_none().then_some(self.hubs.len() as u32);
         if let Some(advice) = advice(&host, job, self.machine.of, apart) {

@@ -1,6 +1,8 @@
 //! The `phub-server` program: `serve` runs the hub, `topology` shows a machine and a plan for it, `doctor` checks what a hub
 //! needs here. The Python package runs it, too.
 
+mod exit;
+
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -14,9 +16,11 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::doctor::DoctorArgs;
-use crate::exit::succeeds;
 use crate::topology_command::TopologyArgs;
 use crate::{Hub, HubSettings, raise_open_files};
+use exit::succeeds;
+
+pub use exit::exit_code;
 
 /// A parameter hub: sums the gradients of all workers, runs the optimizer, and returns the new
 /// weights, at the speed of the memory.
