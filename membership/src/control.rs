@@ -3,11 +3,13 @@
 use std::io::{self, Read};
 use std::time::Duration;
 
+use authority::{ALL_JOBS, Credential, Right};
 use pbox_core::Round;
-use pbox_core::control::{ErrorReply, LeaveRequest, OfferReply, OfferRequest};
+use pbox_core::control::{ErrorReply, HubReply, LeaveRequest, OfferReply, OfferRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use ureq::http::Response;
+use ureq::http::header::AUTHORIZATION;
+use ureq::http::{Response, StatusCode};
 use ureq::{Body, SendBody};
 
 use crate::error::MemberError;
@@ -20,24 +22,26 @@ const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 pub(crate) struct Control {
     agent: ureq::Agent,
     timeout: Duration,
+    /// What requests show.
+    credential: Option<Credential>,
     /// The address of the control port.
     pub hub: String,
     pub job: String,
 }
 
 impl Control {
-    pub fn new(hub: &str, job: &str, timeout: Duration) -> Self {
+    pub fn new(hub: &str, job: &str, timeout: Duration, credential: Option<&Credential>) -> Self {
         let agent = ureq::Agent::config_builder()
             .timeout_global(Some(timeout))
             .http_status_as_error(false)
             .build()
             .new_agent();
-        Control { agent, timeout, hub: hub.to_owned(), job: job.to_owned() }
+        Control { agent, timeout, credential: credential.cloned(), hub: hub.to_owned(), job: job.to_owned() }
     }
 
     /// The same control port, asked with another time limit.
     pub fn within(&self, timeout: Duration) -> Self {
-        Self::new(&self.hub, &self.job, timeout)
+        Self::new(&self.hub, &self.job, timeout, self.credential.as_ref())
     }
 
     /// `POST /v1/jobs/{job}/{verb}`.
@@ -48,8 +52,28 @@ impl Control {
         request: &Q,
     ) -> Result<R, MemberError> {
         let url = format!("http://{}/v1/jobs/{}/{verb}", self.hub, self.job);
-        let response = self.agent.post(&url).send_json(request);
+        let post = self.agent.post(&url);
+        let post = match self.shown(Right::Join, &self.job) {
+            Some(shown) => post.header(AUTHORIZATION, shown),
+            None => post,
+        };
+        let response = post.send_json(request);
         self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
+    }
+
+    /// `GET /v1/hub`.
+    pub fn describe(&self) -> Result<HubReply, MemberError> {
+        let get = self.agent.get(format!("http://{}/v1/hub", self.hub));
+        let get = match self.shown(Right::Read, ALL_JOBS) {
+            Some(shown) => get.header(AUTHORIZATION, shown),
+            None => get,
+        };
+        self.read_reply("describe itself", get.call().map_err(|error| self.unreachable(error))?)
+    }
+
+    /// The header that shows a right to a job.
+    fn shown(&self, right: Right, job: &str) -> Option<String> {
+        self.credential.as_ref().map(|credential| format!("Bearer {}", credential.token(right, job)))
     }
 
     /// `GET /v1/health`.
@@ -112,7 +136,12 @@ impl Control {
             return serde_json::from_str(&body).map_err(|_| nonsense());
         }
         let ErrorReply { error } = serde_json::from_str(&body).map_err(|_| nonsense())?;
-        Err(MemberError::Refused { hub: self.hub.clone(), what, why: error })
+        let (hub, why) = (self.hub.clone(), error);
+        if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            let shown = self.credential.as_ref().map_or("nothing".to_owned(), |it| it.source().to_owned());
+            return Err(MemberError::NotAllowed { hub, what, why, shown });
+        }
+        Err(MemberError::Refused { hub, what, why })
     }
 }
 

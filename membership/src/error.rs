@@ -1,5 +1,6 @@
 //! What can go wrong between a member of a job and its hubs, one variant a cause.
 
+use authority::CredentialError;
 use fabric::any::ConnectError;
 
 /// A job could not be joined, or the membership ended.
@@ -36,6 +37,21 @@ pub enum MemberError {
         /// The hub's words.
         why: String,
     },
+    /// The hub does not let this member do that.
+    #[error("the hub at {hub} does not let this process {what}: {why} (this process showed {shown})")]
+    NotAllowed {
+        /// Its address.
+        hub: String,
+        /// What was asked.
+        what: &'static str,
+        /// The hub's words.
+        why: String,
+        /// Where the secret or token comes from that was shown.
+        shown: String,
+    },
+    /// This process has no secret or token that is of use.
+    #[error("what this process shows to hubs: {0}")]
+    Credential(#[from] CredentialError),
     /// The hub's reply makes no sense.
     #[error(
         "the hub at {hub} answered to {what} with {saw}; expected protocol {}: is it a phub-server of this version?",

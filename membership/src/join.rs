@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{JoinReply, JoinRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers};
+use authority::Credential;
+use pbox_core::control::{HubReply, JoinReply, JoinRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers};
 use pbox_core::{Above, Below, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
 
 use crate::control::Control;
@@ -46,7 +47,7 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
 /// When one does not until the deadline.
 pub fn wait_for(addresses: &[&str], deadline: Instant) -> Result<(), MemberError> {
     for address in addresses {
-        let control = Control::new(address, "", HEALTH_LIMIT);
+        let control = Control::new(address, "", HEALTH_LIMIT, None);
         while let Err(error) = control.check_health() {
             if Instant::now() >= deadline {
                 return Err(error);
@@ -58,16 +59,35 @@ pub fn wait_for(addresses: &[&str], deadline: Instant) -> Result<(), MemberError
     Ok(())
 }
 
+/// What a hub says about itself.
+///
+/// # Errors
+/// When it cannot be reached, or does not let this process know.
+pub fn describe(
+    address: &str,
+    limit: Duration,
+    credential: Option<&Credential>,
+) -> Result<HubReply, MemberError> {
+    Control::new(address, "", limit, credential).describe()
+}
+
 /// Tells the first machine's hub of a mesh where this machine's hub is, and waits for the others. Returns the addresses of
 /// the hubs of all machines.
 ///
 /// # Errors
 /// When a machine is missing at the deadline, or there are two of a number.
-pub fn meet(mesh: &Mesh, job: &str, address: String, deadline: Instant) -> Result<Vec<String>, MemberError> {
+pub fn meet(
+    mesh: &Mesh,
+    job: &str,
+    address: String,
+    deadline: Instant,
+    credential: Option<&Credential>,
+) -> Result<Vec<String>, MemberError> {
     let left = deadline.saturating_duration_since(Instant::now());
     let wait_ms = left.as_millis() as u64;
     let request = MeetRequest { protocol: PROTOCOL, machine: mesh.machine, address, wait_ms };
-    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT); // so that the hub can say which machine is missing
+    // So that the hub can say which machine is missing.
+    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential);
     let MeetReply { hubs } = control.post("meet", "wait for the hubs of the other machines", &request)?;
     let list = hubs.join(",");
     match hub_addresses(&list) {
@@ -81,7 +101,7 @@ pub fn meet(mesh: &Mesh, job: &str, address: String, deadline: Instant) -> Resul
 }
 
 /// Joins a job at each of its hubs. `request` is for the first hub; each hub is told its own number.
-/// `limit` is the time limit of each request.
+/// `limit` is the time limit of each request, `credential` what they show.
 ///
 /// # Errors
 /// When a hub cannot be reached or refuses. The hubs that have let this member in are then told that it does not come.
@@ -90,6 +110,7 @@ pub fn join_all(
     job: &str,
     limit: Duration,
     request: &JoinRequest,
+    credential: Option<&Credential>,
 ) -> Result<Vec<LetIn>, MemberError> {
     let names = addresses.iter().map(|&address| address.to_owned()).collect();
     let mut peers = (addresses.len() > 1).then_some(Peers { hubs: names, pass: None });
@@ -100,7 +121,7 @@ pub fn join_all(
             peers.pass = first.reply.pass.clone();
         }
         let request = JoinRequest { hub, peers: peers.clone(), ..request.clone() };
-        let_in.push(LetIn::join(address, job, limit, request)?);
+        let_in.push(LetIn::join(Control::new(address, job, limit, credential), request)?);
     }
     Ok(let_in)
 }
@@ -117,8 +138,7 @@ pub struct LetIn {
 }
 
 impl LetIn {
-    fn join(address: &str, job: &str, limit: Duration, request: JoinRequest) -> Result<Self, MemberError> {
-        let control = Control::new(address, job, limit);
+    fn join(control: Control, request: JoinRequest) -> Result<Self, MemberError> {
         let reply: JoinReply = control.post("join", "join", &request)?;
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));

@@ -20,8 +20,9 @@ mod hub;
 mod join;
 mod state;
 
+pub use authority::Credential;
 pub use data_path::{DataPath, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, takes_part};
-pub use join::{LetIn, hub_addresses, join_all, meet, placements, wait_for};
+pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};
 pub use state::{all_of, bring};

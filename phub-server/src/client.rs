@@ -7,10 +7,11 @@ use std::error::Error;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use authority::Token;
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use pbox_core::control::ErrorReply;
@@ -48,18 +49,24 @@ impl Address {
         limit: Duration,
     ) -> Result<R, String> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
-        self.ask(Method::POST, path, body, limit).await
+        self.ask(Method::POST, path, None, body, limit).await
     }
 
-    /// `GET`s a page, and waits so long for it.
-    pub async fn get<R: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<R, String> {
-        self.ask(Method::GET, path, Vec::new(), limit).await
+    /// `GET`s a page with a token, and waits so long for it.
+    pub async fn get<R: DeserializeOwned>(
+        &self,
+        path: &str,
+        shown: Option<Token>,
+        limit: Duration,
+    ) -> Result<R, String> {
+        self.ask(Method::GET, path, shown, Vec::new(), limit).await
     }
 
     async fn ask<R: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
+        shown: Option<Token>,
         body: Vec<u8>,
         limit: Duration,
     ) -> Result<R, String> {
@@ -69,9 +76,13 @@ impl Address {
             .method(method)
             .uri(path)
             .header(HOST, &self.name)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body)));
-        let request = request.map_err(|error| unresolved(&error.to_string()))?;
+            .header(CONTENT_TYPE, "application/json");
+        let request = match shown {
+            Some(token) => request.header(AUTHORIZATION, format!("Bearer {token}")),
+            None => request,
+        };
+        let request =
+            request.body(Full::new(Bytes::from(body))).map_err(|error| unresolved(&error.to_string()))?;
         let sent = tokio::time::timeout(limit, send(address, request)).await;
         let silent = |_| {
             let seconds = limit.as_secs_f64();

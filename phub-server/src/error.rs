@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use authority::CredentialError;
 use fabric::any::ConnectError;
 use fabric::verbs::{ParseNicListError, VerbsError};
 
@@ -26,6 +27,11 @@ pub enum HubError {
         /// The kernel's answer.
         error: std::io::Error,
     },
+    /// There is no secret.
+    #[error(
+        "{0}; a hub wants the cluster's secret from workers: set PHUB_TOKEN, or --token-file, or serve everybody with --insecure"
+    )]
+    Secret(#[from] CredentialError),
     /// The directory of checkpoints cannot be used.
     #[error(transparent)]
     Checkpoints(#[from] CheckpointError),

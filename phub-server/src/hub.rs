@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use authority::Credential;
+use axum::Router;
 use fabric::any::{self, ConnectError, Listener, Transport};
 use fabric::{shm, tcp, verbs};
 use pbox_core::control::TransportAddress;
@@ -16,7 +18,7 @@ use tokio::time::timeout_at;
 use topology::Host;
 
 use crate::checkpoint::CheckpointStore;
-use crate::control::{self, ControlLimits};
+use crate::control::{self, ControlLimits, Guard};
 use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report};
 use crate::error::HubError;
@@ -37,6 +39,7 @@ const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Hub {
     address: SocketAddr,
+    guard: Arc<Guard>,
     registry: Option<Arc<Registry>>,
     listeners: Vec<Arc<Listener>>,
     rendezvous: Vec<JoinHandle<()>>,
@@ -52,6 +55,7 @@ impl Hub {
 
     /// As [`start`](Self::start), with other limits for the clients of the control port.
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
+        let guard = Arc::new(Guard::new(settings)?);
         let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
         let host = Host::live()?;
         let Lanes { lanes, rdma } = lanes::choose(&host, settings)?;
@@ -82,7 +86,7 @@ impl Hub {
             heartbeat_limit: Duration::from_secs(settings.heartbeat_limit_s),
             store,
             checkpoint_every: settings.checkpoint_every,
-            up: up(settings, &group, has_rdma, address)?,
+            up: up(settings, &group, has_rdma, address, guard.credential())?,
             runtime: runtime.clone(),
         });
         let rendezvous = |listener: &Arc<Listener>| {
@@ -92,10 +96,11 @@ impl Hub {
         let rendezvous = listeners.iter().map(rendezvous).collect::<std::io::Result<_>>()?;
         let (stop_control, stopped) = oneshot::channel();
         let control = {
+            let router = control::router(Arc::clone(&registry), Arc::clone(&guard), limits);
             let registry = Arc::clone(&registry);
             std::thread::Builder::new()
                 .name("phub-control".into())
-                .spawn(move || run_control(control, socket, registry, limits, inbox, stopped))?
+                .spawn(move || run_control(control, socket, registry, router, limits, inbox, stopped))?
         };
         if !fabric::shared_huge_pages() {
             tracing::info!(
@@ -106,6 +111,7 @@ impl Hub {
         tracing::info!(control = %address, "hub is up");
         Ok(Hub {
             address,
+            guard,
             registry: Some(registry),
             listeners,
             rendezvous,
@@ -117,6 +123,13 @@ impl Hub {
     /// The control port's address.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What reads the secret again, for a hub whose secret is in a file. Workers that have joined stay. It is an error when
+    /// there is none that is of use; the hub keeps the one that it has.
+    pub fn reload_secret(&self) -> impl Fn() -> Result<(), HubError> + use<> {
+        let guard = Arc::clone(&self.guard);
+        move || Ok(guard.reload()?)
     }
 
     /// The jobs whose checkpoints a stop must still write, once it has begun.
@@ -183,6 +196,7 @@ fn up(
     group: &any::Group,
     has_rdma: bool,
     control: SocketAddr,
+    credential: Option<Credential>,
 ) -> Result<Up, HubError> {
     let above = match (&settings.above, settings.machine) {
         (None, Some(_)) => return Err(HubError::Alone),
@@ -196,6 +210,7 @@ fn up(
     Ok(Up {
         above,
         control,
+        credential,
         interface: interface::address(settings.interface.as_ref())?,
         limit: Duration::from_secs(settings.heartbeat_limit_s),
         start_limit: Duration::from_secs(settings.above_limit_s),
@@ -258,13 +273,13 @@ fn run_control(
     runtime: Runtime,
     socket: std::net::TcpListener,
     registry: Arc<Registry>,
+    router: Router,
     limits: ControlLimits,
     mut reports: UnboundedReceiver<Report>,
     stopped: oneshot::Receiver<()>,
 ) {
     runtime.block_on(async {
         let socket = tokio::net::TcpListener::from_std(socket).expect("the socket is non-blocking");
-        let router = control::router(Arc::clone(&registry), limits);
         let sweeping = Arc::clone(&registry);
         tokio::spawn(async move {
             while let Some(report) = reports.recv().await {

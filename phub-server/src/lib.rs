@@ -28,7 +28,8 @@ mod registry;
 mod rendezvous;
 mod settings;
 pub mod shapes;
-pub mod topology_command;
+pub mod token_command;
+mod topology_command;
 
 pub use command::exit_code;
 pub use control::ControlLimits;

@@ -12,8 +12,8 @@ use hub_tests::program::{Program, until};
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
-    PATIENT_S, config, cpus, describe, join_all, on_threads, push_all, ready_all, refusal, refused, says,
-    settings,
+    PATIENT_S, authorization, config, cpus, describe, join_all, on_threads, push_all, ready_all, refusal,
+    refused, says, settings,
 };
 use pbox_core::OnLoss;
 use pbox_core::control::{CheckpointReply, JobState};
@@ -146,7 +146,8 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
     let asked = std::thread::scope(|scope| {
         let address = format!("http://{}/v1/jobs/job/checkpoint", first.address());
         let asked = scope.spawn(move || {
-            let mut answer = ureq::post(address).send_empty().unwrap();
+            let mut answer =
+                ureq::post(address).header("authorization", authorization()).send_empty().unwrap();
             answer.body_mut().read_json::<CheckpointReply>().unwrap()
         });
         sessions.iter_mut().for_each(|session| session.push(KeyId(2)).unwrap());
@@ -286,7 +287,8 @@ fn a_client_that_hangs_up_leaves_the_next_checkpoint_possible() {
         names.into_iter().any(|name| name.to_str().unwrap().ends_with(".phub-tmp"))
     };
     let mut client = TcpStream::connect(hub.address()).unwrap();
-    client.write_all(b"POST /v1/jobs/job/checkpoint HTTP/1.1\r\nhost: hub\r\n\r\n").unwrap();
+    let head = format!("host: hub\r\nauthorization: {}\r\n", authorization());
+    write!(client, "POST /v1/jobs/job/checkpoint HTTP/1.1\r\n{head}\r\n").unwrap();
     until("a checkpoint is being written", being_written);
     drop(client);
     until("it is written", || !being_written());

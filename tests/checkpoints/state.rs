@@ -10,8 +10,8 @@ use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
-    PATIENT_S, SGD, addresses, config, config_at, describe, hub, join_by_hand, join_request, on_threads,
-    post, post_json, ready_all, refusal, refused, says, settings, small_model,
+    PATIENT_S, SGD, addresses, authorization, config, config_at, describe, hub, join_by_hand, join_request,
+    on_threads, post, post_json, ready_all, refusal, refused, says, settings, small_model,
 };
 use pbox_core::control::{ErrorReply, JobReply, JobState, OfferReply};
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round, state_names};
@@ -26,7 +26,10 @@ const ADAM: Optimizer =
 /// Fetches a job's state from a hub: a checkpoint file, or the hub's part of one; empty if it has none.
 fn fetch(hub: &str, job: &str) -> Vec<u8> {
     let mut file = Vec::new();
-    let mut answer = ureq::get(format!("http://{hub}/v1/jobs/{job}/state")).call().unwrap();
+    let mut answer = ureq::get(format!("http://{hub}/v1/jobs/{job}/state"))
+        .header("authorization", authorization())
+        .call()
+        .unwrap();
     answer.body_mut().as_reader().read_to_end(&mut file).unwrap();
     file
 }
@@ -347,7 +350,13 @@ fn a_state_that_there_is_not_is_refused() {
     let hub = hub(1);
     let ask = |job: &str| {
         let url = format!("http://{}/v1/jobs/{job}/state", hub.address());
-        let asked = ureq::get(url).config().http_status_as_error(false).build().call().unwrap();
+        let asked = ureq::get(url)
+            .header("authorization", authorization())
+            .config()
+            .http_status_as_error(false)
+            .build()
+            .call()
+            .unwrap();
         let (head, mut body) = asked.into_parts();
         (head.status.as_u16(), body.read_to_string().unwrap())
     };
@@ -378,7 +387,10 @@ fn a_client_that_hangs_up_costs_the_job_nothing() {
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
     for _ in 0..3 {
-        let mut answer = ureq::get(format!("http://{}/v1/jobs/job/state", hub.address())).call().unwrap();
+        let mut answer = ureq::get(format!("http://{}/v1/jobs/job/state", hub.address()))
+            .header("authorization", authorization())
+            .call()
+            .unwrap();
         let mut beginning = [0; 100];
         answer.body_mut().as_reader().read_exact(&mut beginning).unwrap();
     }

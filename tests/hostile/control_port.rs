@@ -10,7 +10,7 @@ use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::usage::{holds, holds_at_rest};
-use hub_tests::{config, hub_with, join_request, push_all, ready_all, says};
+use hub_tests::{authorization, config, hub_with, join_request, push_all, ready_all, says};
 use pbox_core::control::PROTOCOL;
 use phub_server::ControlLimits;
 
@@ -72,7 +72,10 @@ impl Client {
 }
 
 fn post(path: &str, headers: &str) -> String {
-    format!("POST /v1/jobs/job/{path} HTTP/1.1\r\nhost: hub\r\n{headers}\r\n\r\n")
+    let authorization = authorization();
+    format!(
+        "POST /v1/jobs/job/{path} HTTP/1.1\r\nhost: hub\r\nauthorization: {authorization}\r\n{headers}\r\n\r\n"
+    )
 }
 
 fn bodies_that_do_not_come(hub: SocketAddr) {

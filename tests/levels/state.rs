@@ -3,7 +3,8 @@
 use fabric::conformance::Watchdog;
 use hub_tests::values::{self, bits};
 use hub_tests::{
-    config_at, hub, hub_below, join_by_hand, join_request, on_threads, post, refusal, says, small_model,
+    authorization, config_at, hub, hub_below, join_by_hand, join_request, on_threads, post, refusal, says,
+    small_model,
 };
 use pbox_core::{KeyId, Optimizer, Round, Schedule};
 use phub_server::Hub;
@@ -187,7 +188,13 @@ fn a_hub_below_others_says_who_has_the_state() {
     let mut session = Session::join(machines.config(0, "job", 0, 1)).unwrap();
     session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
     let url = format!("http://{}/v1/jobs/job/state", machines.address(0));
-    let mut answer = ureq::get(url).config().http_status_as_error(false).build().call().unwrap();
+    let mut answer = ureq::get(url)
+        .header("authorization", authorization())
+        .config()
+        .http_status_as_error(false)
+        .build()
+        .call()
+        .unwrap();
     assert_eq!(answer.status(), 409);
     let top = machines.top[0].address().to_string();
     says(answer.body_mut().read_to_string().unwrap(), &["at those above", "job.above", &top]);

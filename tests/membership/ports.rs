@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use authority::Credential;
 use fabric::any::{self, Transport};
 use fabric::conformance::Watchdog;
 use fabric::{Arrival, LinkId, Port as _, PortId, Posted, Receive, SendWindow, Until};
@@ -24,7 +25,9 @@ fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
     let (group, mut ports) = any::group(2, None).unwrap();
     let (dealt_to, rdma) = (vec![PortId(1), PortId(0)], Err("nobody asks".into()));
     let ends = Ports { group, dealt_to, rdma, transport: Some(transport) };
-    let let_in = membership::join_all(&[hub], job, LIMIT, &request).unwrap();
+    let let_in =
+        membership::join_all(&[hub], job, LIMIT, &request, Credential::find_if_any().unwrap().as_ref())
+            .unwrap();
     let (schedule, deadline) = (request.terms.level.schedule, Instant::now() + LIMIT);
     let receive = |_| Receive::New(layout.window_bytes());
     let path = membership::open(&let_in, schedule, &layout, &window, receive, &ends, deadline).unwrap();

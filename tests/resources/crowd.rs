@@ -4,7 +4,7 @@ use crate::processes::hub::start_hub;
 use crate::processes::worker::{Remote, Worker};
 use fabric::conformance::Watchdog;
 use hub_tests::usage::ticks;
-use hub_tests::{cpus, join_request};
+use hub_tests::{authorization, cpus, join_request};
 use pbox_core::control::HeartbeatRequest;
 
 const WORKERS: u32 = 16;
@@ -41,7 +41,13 @@ fn processes_that_wait_use_no_processor_time() {
     let pids = [hub.pid(), remote[0].process().pid(), remote[1].process().pid()];
     let post = |path: &str, body: serde_json::Value| -> serde_json::Value {
         let url = format!("http://{address}/v1/jobs/other/{path}");
-        ureq::post(url).send_json(body).unwrap().body_mut().read_json().unwrap()
+        ureq::post(url)
+            .header("authorization", authorization())
+            .send_json(body)
+            .unwrap()
+            .body_mut()
+            .read_json()
+            .unwrap()
     };
     // Lets time pass without a clock: the hub holds a heartbeat that has no news.
     let joined = post("join", serde_json::to_value(join_request(0, 2)).unwrap());

@@ -9,7 +9,7 @@ use fabric::conformance::Watchdog;
 use hub_tests::program::{Program, until};
 use hub_tests::training::Training;
 use hub_tests::usage::status_bytes;
-use hub_tests::{config_at, describe, join_request, refused, says};
+use hub_tests::{authorization, config_at, describe, join_request, refused, says};
 use pbox_core::control::{JobReply, JobState};
 use pbox_core::{Key, Optimizer};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -93,7 +93,10 @@ fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     let mut waiting = connect();
     waiting.write_all(b"GET /v1/health HTTP/1.1\r\nhost: hub\r\nconnection: close\r\n\r\n").unwrap();
     let body = serde_json::to_string(&join_request(0, 1)).unwrap();
-    let head = format!("POST /v1/jobs/job/join HTTP/1.1\r\nhost: hub\r\ncontent-length: {}\r\n", body.len());
+    let (length, authorization) = (body.len(), authorization());
+    let head = format!(
+        "POST /v1/jobs/job/join HTTP/1.1\r\nhost: hub\r\nauthorization: {authorization}\r\ncontent-length: {length}\r\n"
+    );
     known.write_all(format!("{head}connection: close\r\n\r\n{body}").as_bytes()).unwrap();
     let mut answer = String::new();
     known.read_to_string(&mut answer).unwrap();

@@ -17,6 +17,7 @@ pub mod values;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use authority::{ALL_JOBS, Credential, Right};
 use fabric::IdlePolicy;
 use fabric::any::Transport;
 use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, PROTOCOL, TransportAddress};
@@ -175,11 +176,17 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     JoinRequest { protocol: PROTOCOL, rank, hub: 0, through: Vec::new(), mesh: None, peers: None, terms }
 }
 
+/// The header by which a request of this user may do everything.
+pub fn authorization() -> String {
+    format!("Bearer {}", Credential::find().unwrap().token(Right::Operate, ALL_JOBS))
+}
+
 /// Posts any body to the control port. Returns status and body of the reply.
 pub fn post(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let url = format!("http://{}{path}", hub.address());
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
-    let mut answer = agent.post(&url).send(body.as_ref()).unwrap_or_else(|e| panic!("{url}: {e}"));
+    let post = agent.post(&url).header("authorization", authorization());
+    let mut answer = post.send(body.as_ref()).unwrap_or_else(|e| panic!("{url}: {e}"));
     (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
 }
 
@@ -214,7 +221,8 @@ pub fn shm_address(reply: &JoinReply) -> &str {
 
 /// What the hub says about itself on its control port.
 pub fn describe(hub: &str) -> HubReply {
-    ureq::get(format!("http://{hub}/v1/hub")).call().unwrap().body_mut().read_json().unwrap()
+    let get = ureq::get(format!("http://{hub}/v1/hub")).header("authorization", authorization());
+    get.call().unwrap().body_mut().read_json().unwrap()
 }
 
 pub const FIRST: KeyId = KeyId(0);

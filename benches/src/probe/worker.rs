@@ -6,6 +6,7 @@ mod computing;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use membership::Credential;
 use pbox_core::control::HubReply;
 use pbox_core::{Consistency, Element, KeyId};
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,8 @@ const ROUNDS_PER_LOOK: u32 = 16;
 
 /// Rounds before the measured ones.
 const WARM_UP: u32 = 2;
+/// How long a hub may take to describe itself.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(30);
 /// How often a child sends its progress to its parent.
 const PROGRESS: Duration = Duration::from_millis(100);
 
@@ -243,7 +246,6 @@ pub(super) fn describe_hubs(hubs: &str) -> Result<HubReply> {
 }
 
 fn describe_hub(hub: &str) -> Result<HubReply> {
-    let url = format!("http://{hub}/v1/hub");
-    let mut answer = ureq::get(&url).call().with_context(|| format!("asking {url}"))?;
-    answer.body_mut().read_json().with_context(|| format!("reading the answer of {url}"))
+    let credential = Credential::find_if_any()?;
+    Ok(membership::describe(hub, DESCRIBE_LIMIT, credential.as_ref())?)
 }

@@ -16,6 +16,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::doctor::DoctorArgs;
+use crate::token_command::TokenArgs;
 use crate::topology_command::TopologyArgs;
 use crate::{Hub, HubSettings, raise_open_files};
 use exit::succeeds;
@@ -39,6 +40,8 @@ enum Command {
     Topology(TopologyArgs),
     /// Check everything that a hub needs here, before the first job: a line each, with the fix.
     Doctor(DoctorArgs),
+    /// Make a secret for hubs and workers, or a token that allows one thing.
+    Token(TokenArgs),
 }
 
 /// Runs the program with these arguments, of which the first is its name. Returns whether all went well; what went wrong is
@@ -47,6 +50,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
     let result = match Cli::parse_from(arguments).command {
         Command::Serve(settings) => serve(&settings),
         Command::Topology(args) => args.run(),
+        Command::Token(args) => args.run(),
         Command::Doctor(args) => match args.run() {
             Ok(true) => Ok(()),
             // The doctor has printed what is wrong.
@@ -74,13 +78,22 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     // Signals are caught before the hub is up, so that none is lost.
     let _in_runtime = runtime.enter();
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+    let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     let hub = Hub::start(settings)?;
     println!("phub-server: control port http://{}", hub.address());
+    let reload = hub.reload_secret();
+    let reload = || match reload() {
+        Ok(()) => tracing::info!("SIGHUP: the secret was read again"),
+        Err(error) => tracing::error!(%error, "SIGHUP: the hub keeps the secret that it has"),
+    };
     let mut next_signal = async || {
-        tokio::select! {
-            _ = interrupt.recv() => "SIGINT",
-            _ = terminate.recv() => "SIGTERM",
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => return "SIGINT",
+                _ = terminate.recv() => return "SIGTERM",
+                _ = hangup.recv() => reload(),
+            }
         }
     };
     let end = runtime.block_on(async {

@@ -1,6 +1,7 @@
 //! The control port: HTTP with JSON, for workers and for people with `curl`.
 
 mod body;
+mod guard;
 mod limits;
 mod peers;
 mod serve;
@@ -10,9 +11,10 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Extension, Path, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use pbox_core::control::{
@@ -25,7 +27,9 @@ use tokio::sync::Semaphore;
 
 use crate::registry::{Refusal, Registry, Sent};
 use body::{Parts, Received};
+use guard::Sees;
 
+pub(crate) use guard::Guard;
 pub use limits::ControlLimits;
 pub(crate) use serve::serve;
 
@@ -67,7 +71,7 @@ impl Desk {
     }
 }
 
-pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
+pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: ControlLimits) -> Router {
     let room = Arc::new(Semaphore::new(limits.bodies_bytes));
     Router::new()
         .route("/", get(async || INDEX))
@@ -83,6 +87,7 @@ pub(crate) fn router(registry: Arc<Registry>, limits: ControlLimits) -> Router {
         .route("/v1/jobs/{job}/ready", post(ready))
         .route("/v1/jobs/{job}/leave", post(leave))
         .merge(peers::routes())
+        .route_layer(from_fn_with_state(guard, guard::admit))
         .fallback(async || no_such_page())
         .with_state(Desk { registry, limits, room })
 }
@@ -111,8 +116,10 @@ async fn to_its_end<T: Send + 'static>(
     ended.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())))
 }
 
-async fn hub(State(desk): State<Desk>) -> Answer {
-    done(&desk.registry.describe())
+async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
+    let mut hub = desk.registry.describe();
+    hub.jobs.retain(|job| sees.job(&job.name));
+    done(&hub)
 }
 
 async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

@@ -10,6 +10,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use authority::Right;
 use fabric::Slab;
 use pbox_core::control::{JoinRequest, PartsReply, Pass};
 use pbox_core::{JobTerms, Layout, Restored, RestoredKey, Round, Share};
@@ -46,6 +47,7 @@ impl Registry {
                 Some(secret) => secret,
                 None => Secret(new_token()?),
             },
+            token: self.up.credential.as_ref().map(|credential| credential.token(Right::Read, name)),
             own: share.hub,
             addresses: named.map(|name| Address::resolve(name)).collect(),
             owners: (0..share.hubs).map(owns).collect(),

@@ -21,6 +21,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
     let up = Up {
         above: None,
         control: ([127, 0, 0, 1], 1).into(),
+        credential: None,
         interface: None,
         limit,
         start_limit: limit,

@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use authority::{Credential, CredentialError};
 use clap::Parser;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
@@ -19,10 +20,23 @@ pub use idle_choice::IdleChoice;
 /// Settings of `phub-server serve`.
 #[derive(Clone, Debug, Parser)]
 pub struct HubSettings {
-    /// Address of the control port. It has no password yet: keep it on a network that you trust.
-    /// Port 0 takes a free port and prints it.
+    /// Address of the control port. Port 0 takes a free port and prints it.
     #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT")]
     pub listen: SocketAddr,
+
+    /// File with the cluster's secret, which workers and the hubs of a job must have, too; a line each while it changes
+    /// (SIGHUP reads it again). Default: PHUB_TOKEN, the file PHUB_TOKEN_FILE, or this user's own, ~/.config/phub/secret,
+    /// which is made if it is not there. `phub-server token` makes secrets, and tokens that allow one thing.
+    #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
+    pub token_file: Option<PathBuf>,
+
+    /// Serve everybody who can reach the ports: whoever can may read all weights and end all jobs.
+    #[arg(long, env = "PHUB_INSECURE")]
+    pub insecure: bool,
+
+    /// What this hub shows to other hubs, and whose secret it wants. Default: as for `token_file`.
+    #[arg(skip)]
+    pub token: Option<Credential>,
 
     /// Transports that workers may use: shm, verbs, tcp. A worker takes the best one that reaches the hub.
     /// Default: all.
@@ -109,6 +123,15 @@ impl HubSettings {
     /// Whether workers may come by this transport.
     pub fn offers(&self, transport: Transport) -> bool {
         self.transports.as_ref().is_none_or(|offered| offered.contains(&transport))
+    }
+
+    /// The secret, or a token, of this hub.
+    pub(crate) fn credential(&self) -> Result<Credential, CredentialError> {
+        match (&self.token, &self.token_file) {
+            (Some(given), _) => Ok(given.clone()),
+            (None, Some(path)) => Credential::read(path),
+            (None, None) => Credential::find(),
+        }
     }
 
     /// Where gradients and weights come over TCP. `control` is the address of the control port.

@@ -107,12 +107,12 @@ fn of_cause(error: &SessionError) -> PhubStatus {
 fn of_membership(error: &MemberError) -> PhubStatus {
     use MemberError as E;
     match error {
-        E::Hubs { .. } | E::State { .. } => PhubStatus::Invalid,
+        E::Hubs { .. } | E::State { .. } | E::Credential(_) => PhubStatus::Invalid,
         E::Unreachable { .. } | E::Nonsense { .. } | E::NoTransport { .. } | E::Connect(_) => {
             PhubStatus::Unreachable
         }
         E::Refused { what: "push", .. } => PhubStatus::Order,
-        E::Refused { .. } => PhubStatus::Refused,
+        E::Refused { .. } | E::NotAllowed { .. } => PhubStatus::Refused,
         E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,
         E::System(_) => PhubStatus::Exhausted,
     }

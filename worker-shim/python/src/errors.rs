@@ -79,13 +79,15 @@ pub fn of_cause(error: &SessionError) -> PyErr {
 fn of_membership(error: &MemberError, words: String) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => UnreachableError::new_err(words),
-        MemberError::Refused { .. } => RefusedError::new_err(words),
+        MemberError::Refused { .. } | MemberError::NotAllowed { .. } => RefusedError::new_err(words),
         MemberError::Nonsense { .. } => ProtocolError::new_err(words),
         MemberError::Connect(_) | MemberError::NoTransport { .. } => ConnectError::new_err(words),
         MemberError::JobFailed { .. } => JobFailedError::new_err(words),
         MemberError::HubLost { .. } => HubLostError::new_err(words),
         MemberError::System(_) => ResourceError::new_err(words),
-        MemberError::Hubs { .. } | MemberError::State { .. } => SettingsError::new_err(words),
+        MemberError::Hubs { .. } | MemberError::State { .. } | MemberError::Credential(_) => {
+            SettingsError::new_err(words)
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use phub_server::{HubSettings, IdleChoice};
 use pyo3::prelude::*;
 
 use crate::errors::{HubStartError, chain};
-use crate::setting::{choice, parse};
+use crate::setting::{choice, credential, parse};
 
 /// A running hub. A drop stops it, except in a child of `fork`, which has none of its threads.
 #[pyclass(frozen, module = "phub._phub")]
@@ -32,7 +32,7 @@ impl Hub {
     /// Starts a hub; when it returns, workers can join.
     #[new]
     #[pyo3(signature = (listen, transports, data_listen, nics, cores, idle, heartbeat_limit_s, checkpoints,
-                        checkpoint_every, above, machine, interface))]
+                        checkpoint_every, above, machine, interface, token, insecure))]
     #[allow(clippy::too_many_arguments)] // one for each setting; Python names them
     fn new(
         py: Python<'_>,
@@ -48,6 +48,8 @@ impl Hub {
         above: Option<String>,
         machine: Option<&str>,
         interface: Option<&str>,
+        token: Option<&str>,
+        insecure: bool,
     ) -> PyResult<Self> {
         let named = |names: Vec<String>| names.iter().map(|name| parse("transport", name)).collect();
         let settings = HubSettings {
@@ -65,6 +67,9 @@ impl Hub {
             interface: interface.map(|text| parse("interface", text)).transpose()?,
             above_limit_s: ABOVE_LIMIT_S,
             unused_limit_s: None,
+            token_file: None,
+            insecure,
+            token: token.map(credential).transpose()?,
         };
         let hub = py
             .detach(|| phub_server::Hub::start(&settings))

@@ -3,13 +3,31 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use pyo3::PyResult;
+use authority::{Credential, Right};
+use pyo3::prelude::*;
 
 use crate::errors::SettingsError;
 
 /// The value of `text`, by the type's own parser.
 pub fn parse<T: FromStr<Err: Display>>(setting: &str, text: &str) -> PyResult<T> {
     text.parse().map_err(|error| SettingsError::new_err(format!("{setting} {text:?}: {error}")))
+}
+
+/// A secret or a token.
+pub fn credential(text: &str) -> PyResult<Credential> {
+    Credential::parse(text, "token").map_err(|error| SettingsError::new_err(error.to_string()))
+}
+
+/// The token to show for a right to a job, if this process has any: from a secret or a token, by default from what
+/// the environment or this user's file has.
+#[pyfunction]
+pub fn token(right: &str, job: &str, given: Option<&str>) -> PyResult<Option<String>> {
+    let right: Right = parse("right", right)?;
+    let found = match given {
+        Some(text) => Some(credential(text)?),
+        None => Credential::find_if_any().map_err(|error| SettingsError::new_err(error.to_string()))?,
+    };
+    Ok(found.map(|found| found.token(right, job).to_string()))
 }
 
 /// One of several names.

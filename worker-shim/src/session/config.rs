@@ -7,6 +7,7 @@ use std::time::Duration;
 use fabric::IdlePolicy;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
+use membership::Credential;
 use pbox_core::control::Mesh;
 use pbox_core::{JobTerms, Key, OnLoss, Optimizer};
 
@@ -34,6 +35,8 @@ pub struct SessionConfig {
     /// that joins a job with weights pulls these in batches, too: its first round begins with waiting for them.
     /// Default: each key is pulled as soon as it can be.
     pub pull: Option<Pull>,
+    /// What this worker shows to the hubs: the cluster's secret, or a token of the job. Default: [`Credential::find`].
+    pub token: Option<Credential>,
     /// The transport to the hub. Default: the best transport that the hub offers and that leads there.
     pub transport: Option<Transport>,
     /// RDMA NICs of this worker. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
@@ -66,7 +69,9 @@ impl SessionConfig {
     /// When there is no such setting, or the text is no value of it.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), InvalidSetting> {
         let changed = self.try_to_set(name, value);
-        changed.map_err(|why| InvalidSetting { name: name.to_owned(), value: value.to_owned(), why })
+        // A secret with a mistake in it is a secret.
+        let shown = if name == "token" { "..." } else { value };
+        changed.map_err(|why| InvalidSetting { name: name.to_owned(), value: shown.to_owned(), why })
     }
 
     fn try_to_set(&mut self, name: &str, value: &str) -> Result<(), String> {
@@ -102,13 +107,18 @@ impl SessionConfig {
                 }
             }
             "mesh" => self.mesh = unless_none(value)?,
+            "token" => {
+                let given =
+                    Credential::parse(value, "the setting `token`").map_err(|error| error.to_string());
+                self.token = Some(given?);
+            }
             "pull" => self.pull = unless_none(value)?.map(Pull::new),
             "transport" => self.transport = Some(read(value)?),
             "nics" => self.nics = Some(read(value)?),
             "join_limit" => self.join_limit = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, pull, transport, nics, join_limit, wait_limit".into());
+                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, pull, transport, nics, join_limit, wait_limit".into());
             }
         }
         Ok(())
@@ -143,6 +153,7 @@ impl SessionConfig {
         SessionConfig {
             hub: hub.into(),
             mesh: None,
+            token: None,
             job: job.into(),
             rank,
             terms: JobTerms::new(workers, keys, optimizer),

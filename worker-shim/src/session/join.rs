@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::{Port, Receive, Until};
-use membership::{DataPath, Hub, Ports};
+use membership::{Credential, DataPath, Hub, MemberError, Ports};
 use pbox_core::control::{JoinRequest, PROTOCOL, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
@@ -53,7 +53,12 @@ impl Session {
             peers: None,
             terms: config.terms.clone(),
         };
-        let mut let_in = membership::join_all(&addresses, &config.job, config.join_limit, &request)?;
+        let credential = match &config.token {
+            Some(given) => Some(given.clone()),
+            None => Credential::find_if_any().map_err(MemberError::from)?,
+        };
+        let (job, limit, shown) = (&config.job, config.join_limit, credential.as_ref());
+        let mut let_in = membership::join_all(&addresses, job, limit, &request, shown)?;
         if let_in[0].above().is_some() {
             config.terms = config.terms.beside();
             wire = Wire::of_terms(&config.terms)?;

@@ -1,5 +1,6 @@
 //! The control port: is it free, or does a hub answer there? One request over HTTP; the judgement is pure.
 
+use authority::{ALL_JOBS, Credential, Right};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -55,7 +56,9 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 
 fn ask(address: SocketAddr) -> Result<HubReply, String> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
-    let answer = runtime.block_on(Address::resolve(&address.to_string()).get("/v1/hub", PATIENCE));
+    let credential = Credential::find_if_any().map_err(|error| error.to_string())?;
+    let token = credential.map(|credential| credential.token(Right::Read, ALL_JOBS));
+    let answer = runtime.block_on(Address::resolve(&address.to_string()).get("/v1/hub", token, PATIENCE));
     answer.map_err(|error| format!("{address}: {error}"))
 }
 

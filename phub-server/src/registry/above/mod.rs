@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+use authority::Credential;
 use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
@@ -51,6 +52,8 @@ pub(crate) struct Up {
     pub above: Option<HubsAbove>,
     /// The control port of this hub.
     pub control: SocketAddr,
+    /// What this hub shows to them.
+    pub credential: Option<Credential>,
     /// The address of the interface by which hubs of other machines reach it, if the settings name an interface.
     pub interface: Option<IpAddr>,
     /// Time limit of each request to them.
@@ -137,7 +140,8 @@ impl Up {
         };
         membership::wait_for(&[&mesh.meet], deadline).map_err(not_joined)?;
         let address = self.address_for(mesh).map_err(conflict)?;
-        let hubs = membership::meet(mesh, name, address, deadline).map_err(not_joined)?;
+        let hubs =
+            membership::meet(mesh, name, address, deadline, self.credential.as_ref()).map_err(not_joined)?;
         Ok(HubsAbove { hubs, machine: mesh.machine, own: Some(mesh.machine.number as usize) })
     }
 
@@ -191,7 +195,9 @@ impl Up {
         check_job_name(&name).map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let addresses: Vec<&str> = above.hubs.iter().map(String::as_str).collect();
         membership::wait_for(&addresses, deadline).map_err(not_joined)?;
-        let hubs = membership::join_all(&addresses, &name, self.limit, &request).map_err(not_joined)?;
+        let credential = self.credential.as_ref();
+        let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential);
+        let hubs = hubs.map_err(not_joined)?;
         let placed = Above {
             schedule: terms.level.schedule,
             split_above: terms.split_above,

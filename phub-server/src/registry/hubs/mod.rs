@@ -17,6 +17,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use authority::Token;
 use pbox_core::control::{PartsReply, Pass, WholeRounds};
 use pbox_core::{Piece, Round, Share};
 use serde::Serialize;
@@ -158,6 +159,8 @@ impl Hubs {
 pub(crate) struct Peers {
     pub job: String,
     pub secret: Secret,
+    /// What is shown at other hubs until they know the job's secret.
+    pub token: Option<Token>,
     /// This hub.
     pub own: u32,
     /// All hubs, in the order of the shares; empty if this hub is the only one.
@@ -195,7 +198,7 @@ impl Peers {
     /// Which checkpoints another hub has.
     pub async fn parts(self: Arc<Self>, hub: u32) -> Result<PartsReply, String> {
         let path = format!("/v1/jobs/{}/parts/{hub}/{}", self.job, self.addresses.len());
-        let answer = self.addresses[hub as usize].get(&path, self.limit).await;
+        let answer = self.addresses[hub as usize].get(&path, self.token.clone(), self.limit).await;
         answer.map_err(|error| self.unanswered(hub, "say which checkpoints it has", &error))
     }
 

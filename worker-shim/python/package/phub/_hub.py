@@ -12,7 +12,7 @@ import time
 import urllib.request
 from typing import Dict, List, Optional, Sequence, Union
 
-from . import _phub
+from . import _phub, _secret
 
 # How long a worker waits before it asks again for a hub that rank 0 is still starting, in seconds.
 RETRY_S = 0.05
@@ -23,8 +23,9 @@ _OTHERS_S = 30.0
 class Hub:
     """A running hub. Made by `serve`; stopped by `stop`, or at the end of a `with` block."""
 
-    def __init__(self, native: _phub.Hub) -> None:
+    def __init__(self, native: _phub.Hub, token: Optional[str] = None) -> None:
         self._native = native
+        self.token = token
         self._owner = os.getpid()
 
     @property
@@ -63,14 +64,15 @@ def serve(
     above: Optional[str] = None,
     machine: Optional[str] = None,
     interface: Optional[str] = None,
+    token: Optional[str] = None,
+    insecure: bool = False,
 ) -> Hub:
     """Starts a hub in this process; when this returns, workers can join.
 
     The settings are those of `phub-server serve`; its `--help` says more of each.
 
     Args:
-        listen: address of the control port; port 0 takes a free port. It has no password: keep it on a network that
-            you trust.
+        listen: address of the control port; port 0 takes a free port.
         transports: some of "shm", "verbs" and "tcp"; default all.
         data_listen: address of the data path over TCP; default free ports at the control port's address.
         nics: RDMA NICs, as NCCL_IB_HCA names them.
@@ -82,6 +84,9 @@ def serve(
         above: "host:port,..." of the hubs above this one, which then sends one sum up for all its workers.
         machine: with `above`, the number of this hub and how many there are: "0/2".
         interface: the network interface by which hubs of other machines reach this hub, such as "eth1".
+        token: the secret that workers must have, too. Default: `PHUB_TOKEN`, the file `PHUB_TOKEN_FILE`, or this user's
+            own file, which is made if it is not there.
+        insecure: serve everybody who reaches the hub.
 
     Raises:
         SettingsError: a setting is wrong.
@@ -101,7 +106,10 @@ def serve(
             above=above,
             machine=machine,
             interface=interface,
-        )
+            token=token,
+            insecure=insecure,
+        ),
+        token,
     )
 
 
@@ -109,14 +117,14 @@ def serve(
 _HUBS: Dict[str, Hub] = {}
 
 
-def serve_for(address: str) -> str:
+def serve_for(address: str, token: Optional[str] = None) -> str:
     """Starts a hub at this address, if this process has not. Returns the address that workers find it at."""
     if address not in _HUBS:
         # On all addresses unless this one is local: MASTER_ADDR may be a name, or another address of this machine.
         host, _, port = address.rpartition(":")
         here = host.startswith("127.") or host == "localhost"
         try:
-            _HUBS[address] = serve(f"{'127.0.0.1' if here else '0.0.0.0'}:{port}")
+            _HUBS[address] = serve(f"{'127.0.0.1' if here else '0.0.0.0'}:{port}", token=token)
         except _phub.HubStartError as error:
             raise _phub.HubStartError(f"{error}. Under torchrun, PHUB_PORT chooses the port") from None
     return _HUBS[address].address if address.endswith(":0") else address
@@ -126,7 +134,7 @@ def serve_for(address: str) -> str:
 _UNUSED_S = 30
 
 
-def serve_beside(address: str) -> None:
+def serve_beside(address: str, token: Optional[str] = None) -> None:
     """Starts a hub for all workers of this machine, as a process of its own, unless there is one. It outlives this process.
     The environment has its settings (`PHUB_CORES` and so on); without them half of the cores are left to the workers. Its
     log is in the file `PHUB_HUB_LOG`, if that is set.
@@ -152,7 +160,7 @@ def serve_beside(address: str) -> None:
             stderr=said,
             # A signal to this process's group is not for the hub.
             start_new_session=True,
-            env={"RUST_LOG": "info" if log else "warn", **os.environ},
+            env={"RUST_LOG": "info" if log else "warn", **os.environ, **({} if token is None else {"PHUB_TOKEN": token})},
         )
         assert hub.stdout is not None
         with hub.stdout as first:
@@ -183,11 +191,12 @@ def _answers(address: str) -> bool:
         connection.close()
 
 
-def _wait_for_jobs(hub: str) -> None:
+def _wait_for_jobs(hub: str, token: Optional[str]) -> None:
     """Waits until the last worker has left."""
     deadline = time.monotonic() + _OTHERS_S
     while time.monotonic() < deadline:
-        with urllib.request.urlopen(f"http://{hub}/v1/hub", timeout=5) as reply:
+        request = urllib.request.Request(f"http://{hub}/v1/hub", headers=_secret.headers("read", "*", token))
+        with urllib.request.urlopen(request, timeout=5) as reply:
             jobs = json.load(reply)["jobs"]
         if all(job.get("state") == "failed" for job in jobs):
             return
@@ -198,5 +207,5 @@ def stop_own_hubs() -> None:
     """Stops the hubs that this process has started for its sessions, when all workers have left."""
     for hub in _HUBS.values():
         if hub.is_own:
-            _wait_for_jobs(hub.address.replace("0.0.0.0", "127.0.0.1"))
+            _wait_for_jobs(hub.address.replace("0.0.0.0", "127.0.0.1"), hub.token)
             hub.stop("rank 0, which started it, is done")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Tuple
 
 from ._phub import SettingsError
 
@@ -66,6 +66,9 @@ class Worker:
     """`host:port` where rank 0 starts a hub, if the environment names none."""
     machine: Optional[Machine] = None
     """The place on this machine, if each machine has a hub."""
+    store: Optional[Tuple[str, int]] = None
+    """Host and port of torch's store, by which workers that start hubs on several machines share a secret; None if they are
+    on one machine, or the environment names a secret."""
 
 
 def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
@@ -104,7 +107,16 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     machine = None
     if serve_at is not None and launcher and levels == "auto":
         machine = _machine(env, launcher, rank, world_size, serve_at, starts=True)
-    return Worker(rank, world_size, job, hub, serve_at, machine)
+    store = None if serve_at is None or launcher != "torchrun" else _store(env)
+    return Worker(rank, world_size, job, hub, serve_at, machine, store)
+
+
+def _store(env: Mapping[str, str]) -> Optional[Tuple[str, int]]:
+    """Torch's store, if workers of several machines need it to share a secret."""
+    has_secret = "PHUB_TOKEN" in env or "PHUB_TOKEN_FILE" in env
+    if has_secret or env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"] or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    return env["MASTER_ADDR"], _number(env, "MASTER_PORT")
 
 
 def _first_hub(env: Mapping[str, str], launcher: str) -> Optional[str]:

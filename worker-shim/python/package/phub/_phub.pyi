@@ -27,6 +27,7 @@ __all__ = [
     "__version__",
     "refused_below",
     "run_server",
+    "token",
 ]
 
 __version__: str
@@ -108,6 +109,8 @@ class Hub:
         above: str | None,
         machine: str | None,
         interface: str | None,
+        token: str | None,
+        insecure: bool,
     ) -> Hub: ...
     @property
     def address(self) -> str: ...
@@ -115,3 +118,4 @@ class Hub:
 
 def refused_below(settings: list[tuple[str, str]]) -> str | None: ...
 def run_server(arguments: list[str]) -> bool: ...
+def token(right: str, job: str, given: str | None) -> str | None: ...

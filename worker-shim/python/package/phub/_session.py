@@ -13,7 +13,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import numpy as np
 import numpy.typing as npt
 
-from . import _compression, _optimizers, _phub, _pull, _state
+from . import _compression, _optimizers, _phub, _pull, _secret, _state
 from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
 from ._keys import Array, Key, key_of
 from ._launch import Machine, Worker, worker
@@ -79,6 +79,7 @@ class Session:
         cores: Optional[int] = None,
         nics: Optional[str] = None,
         mesh: Optional[str] = None,
+        token: Optional[str] = None,
         chunk_bytes: Optional[int] = None,
         join_limit: float = 60.0,
         wait_limit: float = 1800.0,
@@ -117,6 +118,9 @@ class Session:
             mesh: with a hub on each machine for its own workers: this machine's number, how many machines there are, and
                 the first machine's hub, such as "1/4@10.0.0.1:7077". `rank` and `world_size` are then those on this
                 machine, and `hub` is its hub. Default: from the launcher's environment.
+            token: the secret of the hubs, or a token for this job (`phub-server token`). Default: `PHUB_TOKEN`, the file
+                `PHUB_TOKEN_FILE`, or this user's own file; under torchrun on several machines, a secret that this run's
+                workers share through torch's store.
             chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
             join_limit: seconds to wait for the other workers at the start.
             wait_limit: seconds to wait for a key while all workers live.
@@ -159,6 +163,9 @@ class Session:
             "wait_limit": wait_limit,
             "mesh": mesh,
         }
+        if token is None:
+            token = hub.token if isinstance(hub, Hub) else _secret.of_run(me.store) if hub is None else None
+        self._token = settings["token"] = token
         machine = self._machine(me, hub, mesh, settings)
         local = (self.rank, self.world_size)
         if machine is not None:
@@ -210,7 +217,7 @@ class Session:
     def _find_hub(self, me: Worker, machine: Optional[Machine]) -> str:
         if machine is not None:
             if machine.starts and machine.rank == 0:
-                serve_beside(machine.hub)
+                serve_beside(machine.hub, self._token)
             return machine.hub
         if me.hub is not None:
             return me.hub
@@ -224,9 +231,9 @@ class Session:
                 f"rank {self.rank} without a launcher has no way to know the hub of rank 0: say hub='host:port'"
             )
         if me.machine is not None and self.rank == 0:
-            serve_beside(me.machine.hub)
+            serve_beside(me.machine.hub, self._token)
             return me.serve_at
-        return serve_for(me.serve_at) if self.rank == 0 else me.serve_at
+        return serve_for(me.serve_at, self._token) if self.rank == 0 else me.serve_at
 
     # ---- keys
 
@@ -370,7 +377,7 @@ class Session:
         if self._owner != os.getpid():
             raise _phub.ForkError(f"job {self.job!r}: this session belongs to process {self._owner}")
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
-        return _state.fetch([hub.strip() for hub in self.hub_address.split(",")], self.job, shapes)
+        return _state.fetch([hub.strip() for hub in self.hub_address.split(",")], self.job, shapes, self._token)
 
     def members(self) -> List[int]:
         """The ranks that take part now; with a hub on each machine, those on this machine."""

@@ -8,12 +8,12 @@ import http.client
 import io
 import json
 import math
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _optimizers, _phub
+from . import _optimizers, _phub, _secret
 
 Array = npt.NDArray[Any]
 
@@ -117,18 +117,18 @@ def _fill(stream: io.BufferedIOBase, room: memoryview) -> None:
         filled += count
 
 
-def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]]) -> State:
+def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], token: Optional[str] = None) -> State:
     """The state of a job that runs at these hubs, or at the hubs above them.
 
     Raises:
         RefusedError, HubLostError: a hub refused, or the hubs stand before different rounds; a hub is gone.
     """
-    hubs, job = _top(hubs, job)
+    hubs, job = _top(hubs, job, token)
     tensors: Dict[str, Array] = {}
     rounds: Dict[str, int] = {}
     bytes_ = 0
     for hub in hubs:
-        with _answer(hub, job, f"/v1/jobs/{job}/state") as answer:
+        with _answer(hub, job, f"/v1/jobs/{job}/state", token) as answer:
             if answer.status != _NO_PART:
                 rounds[hub], more = _read_into(tensors, shapes, answer, f"the state from the hub at {hub}")
                 bytes_ += more
@@ -147,10 +147,10 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]]) -> S
     return State(rounds.popitem()[1], tensors)
 
 
-def _top(hubs: List[str], job: str) -> Tuple[List[str], str]:
+def _top(hubs: List[str], job: str, token: Optional[str]) -> Tuple[List[str], str]:
     """The hubs that have a job's state, and its name there."""
     for _ in range(_MAX_DEPTH):
-        with _answer(hubs[0], job, "/v1/hub") as answer:
+        with _answer(hubs[0], job, "/v1/hub", token) as answer:
             jobs = json.load(answer)["jobs"]
         above = next((each["above"] for each in jobs if each["name"] == job and each.get("above")), None)
         if above is None:
@@ -160,11 +160,11 @@ def _top(hubs: List[str], job: str) -> Tuple[List[str], str]:
 
 
 @contextlib.contextmanager
-def _answer(hub: str, job: str, path: str) -> Iterator[http.client.HTTPResponse]:
+def _answer(hub: str, job: str, path: str, token: Optional[str]) -> Iterator[http.client.HTTPResponse]:
     """What a hub answers to a GET."""
     connection = http.client.HTTPConnection(hub, timeout=_SILENCE)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=_secret.headers("read", job, token))
         answer = connection.getresponse()
         if answer.status not in (200, _NO_PART):
             why = json.loads(answer.read())["error"]

@@ -1,0 +1,176 @@
+//! What a process shows to hubs, and where it has that from.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::own_file;
+use crate::secret::{Secret, Secrets, WeakSecret};
+use crate::token::{NotAToken, Right, Token};
+
+/// The environment's names of a secret or a token, and of a file with it.
+const TEXT: &str = "PHUB_TOKEN";
+const FILE: &str = "PHUB_TOKEN_FILE";
+
+/// What a process shows to hubs: a token, or one that it derives from the cluster's secret.
+#[derive(Clone)]
+pub struct Credential {
+    holds: Holds,
+    /// Where it comes from, for errors.
+    source: String,
+}
+
+#[derive(Clone)]
+enum Holds {
+    Secrets(Secrets),
+    Token(Token),
+}
+
+/// There is nothing to show to hubs.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum CredentialError {
+    #[error("{place}: {error}")]
+    Weak { place: String, error: WeakSecret },
+    #[error("{place}: {error}")]
+    NotAToken { place: String, error: NotAToken },
+    #[error("the secret in {}: {error}", .path.display())]
+    Unreadable { path: PathBuf, error: io::Error },
+    #[error("cannot make the file {} for this user's secret: {error}", .path.display())]
+    Unmade { path: PathBuf, error: io::Error },
+    #[error(
+        "the secret in {}: other users may read the file (mode {mode:o}); change the secret, and `chmod 600` the file",
+        .path.display()
+    )]
+    Open { path: PathBuf, mode: u32 },
+    #[error(
+        "there is no secret: PHUB_TOKEN and PHUB_TOKEN_FILE are not set, and neither HOME nor XDG_CONFIG_HOME says where this user's file is"
+    )]
+    Nowhere,
+    #[error("{place} is a token, which allows one thing; a hub needs the secret that tokens are made from")]
+    OnlyToken { place: String },
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Credential({})", self.source)
+    }
+}
+
+impl Credential {
+    /// What the environment says: `PHUB_TOKEN`, or the file `PHUB_TOKEN_FILE`; otherwise the file of this user
+    /// (`~/.config/phub/secret`), which is made if it is not there.
+    ///
+    /// # Errors
+    /// When there is none, or what is there is of no use.
+    pub fn find() -> Result<Self, CredentialError> {
+        if let Ok(text) = std::env::var(TEXT) {
+            return Self::parse(&text, TEXT);
+        }
+        if let Some(path) = std::env::var_os(FILE) {
+            return Self::read(Path::new(&path));
+        }
+        let path = own_file::path().ok_or(CredentialError::Nowhere)?;
+        Self::parse(&own_file::read(&path)?, &format!("the file {}", path.display()))
+    }
+
+    /// As [`find`](Self::find), for a process that a hub may serve without: where this user can have no file, there is none.
+    ///
+    /// # Errors
+    /// When what is there is of no use.
+    pub fn find_if_any() -> Result<Option<Self>, CredentialError> {
+        match Self::find() {
+            Err(CredentialError::Nowhere | CredentialError::Unmade { .. }) => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    /// What a file holds: a secret, several, or a token.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or what it holds is of no use.
+    pub fn read(path: &Path) -> Result<Self, CredentialError> {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|error| CredentialError::Unreadable { path: path.to_owned(), error })?;
+        Self::parse(&text, &format!("the file {}", path.display()))
+    }
+
+    /// A secret or a token that somebody gave at `place`.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn parse(text: &str, place: &str) -> Result<Self, CredentialError> {
+        let place = || place.to_owned();
+        let holds = if text.starts_with(Token::BEGIN) {
+            let token = text.trim().parse();
+            Holds::Token(token.map_err(|error| CredentialError::NotAToken { place: place(), error })?)
+        } else {
+            let secrets = Secrets::from_lines(text);
+            Holds::Secrets(secrets.map_err(|error| CredentialError::Weak { place: place(), error })?)
+        };
+        Ok(Credential { holds, source: place() })
+    }
+
+    /// Where it comes from, such as "the file /home/ann/.config/phub/secret".
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// What a request shows that wants this right to this job.
+    pub fn token(&self, right: Right, job: &str) -> Token {
+        match &self.holds {
+            Holds::Secrets(secrets) => secrets.first().token(right, job),
+            Holds::Token(token) => token.clone(),
+        }
+    }
+
+    /// The secrets that it holds.
+    ///
+    /// # Errors
+    /// When it is a token.
+    pub fn secrets(&self) -> Result<&Secrets, CredentialError> {
+        match &self.holds {
+            Holds::Secrets(secrets) => Ok(secrets),
+            Holds::Token(_) => Err(CredentialError::OnlyToken { place: self.source.clone() }),
+        }
+    }
+}
+
+impl From<Secret> for Credential {
+    fn from(secret: Secret) -> Self {
+        Credential { holds: Holds::Secrets(secret.into()), source: "a secret of this process".into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_gives_every_token_and_a_token_itself() {
+        let secret = Secret::random().unwrap();
+        let all = Credential::parse(&format!("{}\n", secret.reveal()), "a test").unwrap();
+        let token = all.token(Right::Join, "job");
+        assert_eq!(token, secret.token(Right::Join, "job"));
+        let one = Credential::parse(&format!("{token}\n"), "a test").unwrap();
+        assert_eq!(one.token(Right::Operate, "other"), token);
+        assert!(all.secrets().is_ok());
+        let error = one.secrets().unwrap_err().to_string();
+        assert!(
+            error.contains("a test") && error.contains("the secret that tokens are made from"),
+            "{error}"
+        );
+        assert!(!format!("{all:?} {one:?}").contains(secret.reveal()));
+    }
+
+    #[test]
+    fn what_is_of_no_use_is_an_error_that_names_its_place() {
+        for (text, word) in [("1234", "16 or more"), ("phub-join", "phub-RIGHT.JOB.PROOF")] {
+            let error = Credential::parse(text, "PHUB_TOKEN").unwrap_err().to_string();
+            assert!(error.contains("PHUB_TOKEN") && error.contains(word), "{error}");
+            assert!(!error.contains(text), "a secret with a mistake is a secret: {error}");
+        }
+        let error = Credential::read(Path::new("/nowhere/secret")).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/secret"), "{error}");
+    }
+}

@@ -1,0 +1,84 @@
+//! The file with the secret that all hubs and workers of one user share, where nobody chose one. Made when it is first
+//! needed.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::{fs, io::Write};
+
+use crate::credential::CredentialError;
+use crate::secret::Secret;
+
+/// Where it is: `phub/secret` in the directory of the user's settings.
+pub(crate) fn path() -> Option<PathBuf> {
+    let directory = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let settings = directory("XDG_CONFIG_HOME").or_else(|| Some(directory("HOME")?.join(".config")))?;
+    Some(settings.join("phub").join("secret"))
+}
+
+/// Its text. Makes the file if there is none.
+pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
+    let failed = |error| CredentialError::Unreadable { path: path.to_owned(), error };
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make(path).map_err(|error| CredentialError::Unmade { path: path.to_owned(), error })?;
+        }
+        Err(error) => return Err(failed(error)),
+        Ok(about) if about.permissions().mode() & 0o077 != 0 => {
+            return Err(CredentialError::Open {
+                path: path.to_owned(),
+                mode: about.permissions().mode() & 0o777,
+            });
+        }
+        Ok(_) => {}
+    }
+    fs::read_to_string(path).map_err(failed)
+}
+
+/// Several processes may do this at the same time, also on machines that share the directory: a file that is there is whole
+/// and stays.
+fn make(path: &Path) -> io::Result<()> {
+    let directory = path.parent().expect("it is in a directory");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let secret = Secret::random()?;
+    // A name that nobody else has: by another secret, since this one is not to be in a name.
+    let own = directory.join(format!(".secret-{}", Secret::random()?.reveal()));
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&own)?;
+    let written = writeln!(file, "{}", secret.reveal()).and_then(|()| file.sync_all());
+    let linked = written.and_then(|()| fs::hard_link(&own, path));
+    fs::remove_file(&own)?;
+    match linked {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()), // somebody was faster
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::secret::Secrets;
+
+    #[test]
+    fn all_who_come_first_read_one_secret_and_leave_nothing_else() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("config/phub/secret");
+        let texts: Vec<String> = std::thread::scope(|scope| {
+            let readers: Vec<_> = (0..8).map(|_| scope.spawn(|| read(&path).unwrap())).collect();
+            readers.into_iter().map(|reader| reader.join().unwrap()).collect()
+        });
+        Secrets::from_lines(&texts[0]).unwrap();
+        assert!(texts.iter().all(|text| text == &texts[0]));
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_file_that_others_may_read_holds_no_secret() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("secret");
+        read(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("644") && error.contains("chmod 600"), "{error}");
+    }
+}

@@ -1,0 +1,178 @@
+//! The cluster's secret.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::Sha256;
+
+use crate::token::{Right, Token};
+
+/// The fewest characters of a secret: 16 letters by chance are beyond guessing.
+const FEWEST: usize = 16;
+
+/// The cluster's secret. It is never shown: neither in logs nor in errors.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+/// A text that is too easy to guess.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the secret has {characters} characters; expected {FEWEST} or more without spaces, such as `phub-server token --new` prints"
+)]
+pub struct WeakSecret {
+    characters: usize,
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(...)")
+    }
+}
+
+impl Secret {
+    /// A secret that somebody chose.
+    ///
+    /// # Errors
+    /// When it is short, or has spaces.
+    pub fn new(text: &str) -> Result<Self, WeakSecret> {
+        let characters = text.chars().take_while(|each| !each.is_whitespace()).count();
+        if characters < FEWEST || characters < text.chars().count() {
+            return Err(WeakSecret { characters });
+        }
+        Ok(Secret(text.to_owned()))
+    }
+
+    /// A new one, of 256 bits by chance.
+    ///
+    /// # Errors
+    /// When the kernel gives no random bits.
+    pub fn random() -> std::io::Result<Self> {
+        let mut bits = [0; 32];
+        let drawn = getrandom(&mut bits, GetRandomFlags::empty())?;
+        assert_eq!(drawn, bits.len(), "the kernel gives so few bytes at once");
+        Ok(Secret(hex(&bits)))
+    }
+
+    /// The secret itself, to keep it in a file.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// The token of a right to a job, or to [`ALL_JOBS`](crate::ALL_JOBS).
+    pub fn token(&self, right: Right, job: &str) -> Token {
+        let proof = hex(&self.mac(right, job).finalize().into_bytes());
+        Token { right, job: job.to_owned(), proof }
+    }
+
+    /// Whether this secret made the token. The time that this takes tells nothing of the right answer.
+    fn made(&self, token: &Token) -> bool {
+        unhex(&token.proof)
+            .is_some_and(|proof| self.mac(token.right, &token.job).verify_slice(&proof).is_ok())
+    }
+
+    fn mac(&self, right: Right, job: &str) -> Hmac<Sha256> {
+        let mut mac = Hmac::new_from_slice(self.0.as_bytes()).expect("a key may have any length");
+        mac.update(format!("phub 1 {right} {job}").as_bytes());
+        mac
+    }
+}
+
+/// The secrets that a hub accepts. The first is the one that is used; the others are on their way in or out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Secrets(Vec<Secret>);
+
+impl From<Secret> for Secrets {
+    fn from(secret: Secret) -> Self {
+        Secrets(vec![secret])
+    }
+}
+
+impl Secrets {
+    /// A secret in each line. Empty lines, and those that begin with `#`, say nothing.
+    ///
+    /// # Errors
+    /// When there is none, or one is easy to guess.
+    pub fn from_lines(text: &str) -> Result<Self, WeakSecret> {
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let secrets: Vec<Secret> = lines.map(Secret::new).collect::<Result<_, _>>()?;
+        if secrets.is_empty() { Err(WeakSecret { characters: 0 }) } else { Ok(Secrets(secrets)) }
+    }
+
+    /// The one that is used.
+    pub fn first(&self) -> &Secret {
+        &self.0[0]
+    }
+
+    /// Whether one of them made the token.
+    pub fn made(&self, token: &Token) -> bool {
+        self.0.iter().any(|secret| secret.made(token))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes();
+    let pairs = digits.chunks(2).map(|pair| {
+        let text = std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2)?;
+        u8::from_str_radix(text, 16).ok()
+    });
+    pairs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ALL_JOBS;
+
+    const TEXT: &str = "correct-horse-battery";
+
+    #[test]
+    fn a_token_is_hmac_sha256_as_any_program_computes_it() {
+        // printf 'phub 1 join resnet' | openssl dgst -sha256 -hmac correct-horse-battery
+        let token = Secret::new(TEXT).unwrap().token(Right::Join, "resnet");
+        assert_eq!(token.proof, "12c9c8fa914285fc15e7e88b82db4f3c6e2702708eea1cbe419d6a5271701e35");
+    }
+
+    #[test]
+    fn only_the_secret_that_made_a_token_accepts_it() {
+        let (secret, other) = (Secret::new(TEXT).unwrap(), Secret::random().unwrap());
+        let token = secret.token(Right::Read, ALL_JOBS);
+        assert!(secret.made(&token));
+        assert!(!other.made(&token));
+        for wrong in [
+            Token { right: Right::Operate, ..token.clone() },
+            Token { job: "job".into(), ..token.clone() },
+            Token { proof: token.proof[2..].to_owned(), ..token.clone() },
+            Token { proof: String::new(), ..token.clone() },
+            Token { proof: "+1".repeat(32), ..token.clone() },
+        ] {
+            assert!(!secret.made(&wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_secret_that_goes_is_accepted_beside_the_one_that_comes() {
+        let (old, new) = (Secret::random().unwrap(), Secret::random().unwrap());
+        let both = format!("# since today\n{}\n\n  {}  \n", new.reveal(), old.reveal());
+        let both = Secrets::from_lines(&both).unwrap();
+        assert_eq!(both.first(), &new);
+        for secret in [&old, &new] {
+            assert!(both.made(&secret.token(Right::Join, "job")));
+        }
+        assert!(!Secrets::from(new).made(&old.token(Right::Join, "job")));
+    }
+
+    #[test]
+    fn a_secret_is_long_and_never_shown() {
+        for weak in ["", "# nothing", "short", "has a space in its middle"] {
+            let error = Secrets::from_lines(weak).unwrap_err().to_string();
+            assert!(error.contains("16 or more"), "{error}");
+        }
+        let secrets = Secrets::from_lines(TEXT).unwrap();
+        assert!(!format!("{secrets:?}").contains("horse"));
+    }
+}

@@ -1,0 +1,315 @@
+//! Who may ask for what: the one table of rights, and the check of a request before anything of its body is read.
+
+use std::net::IpAddr;
+use std::sync::{Arc, RwLock};
+
+use authority::{ALL_JOBS, Credential, CredentialError, Right, Secrets, Token};
+use axum::extract::{MatchedPath, RawPathParams, Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use pbox_core::control::ErrorReply;
+
+use super::json;
+use crate::settings::HubSettings;
+
+/// The right that a request needs. `None`: the page says nothing of jobs, or its request has a secret that a join gave.
+fn needed(method: &Method, page: &str) -> Option<Right> {
+    match (method.as_str(), page) {
+        (_, "/" | "/v1/health") => None,
+        (
+            "POST",
+            "/v1/jobs/{job}/heartbeat"
+            | "/v1/jobs/{job}/learning-rate"
+            | "/v1/jobs/{job}/offer"
+            | "/v1/jobs/{job}/state"
+            | "/v1/jobs/{job}/ready"
+            | "/v1/jobs/{job}/leave"
+            | "/v1/jobs/{job}/peers/{verb}",
+        ) => None,
+        ("GET" | "HEAD", _) => Some(Right::Read),
+        _ => Some(Right::Join),
+    }
+}
+
+/// Pages that a web page of anybody can make a browser send without asking first, by a form.
+const FORMS: [&str; 3] = ["application/x-www-form-urlencoded", "multipart/form-data", "text/plain"];
+
+/// Lets requests in, or not.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    /// For the reading again.
+    settings: HubSettings,
+    /// The secrets whose tokens it accepts; `None`: it accepts everybody.
+    accepted: RwLock<Option<Secrets>>,
+    credential: Option<Credential>,
+    /// Everybody who can reach it is on this machine, so that a web page is the only stranger from elsewhere.
+    local: bool,
+}
+
+/// What a request may see.
+#[derive(Clone, Debug)]
+pub(super) struct Sees(Option<Token>);
+
+impl Sees {
+    /// Whether it may see this job.
+    pub fn job(&self, job: &str) -> bool {
+        self.0.as_ref().is_none_or(|token| token.covers(job))
+    }
+}
+
+/// Why a request is not let in.
+#[derive(Debug)]
+struct Denied(StatusCode, String);
+
+impl Guard {
+    /// # Errors
+    /// When there is no secret, and the settings do not say that the hub serves everybody.
+    pub fn new(settings: &HubSettings) -> Result<Self, CredentialError> {
+        let credential = settings.credential();
+        let (accepted, credential) = if settings.insecure {
+            tracing::warn!(
+                "--insecure: everybody who reaches {} may read all weights, take part in all jobs and end them",
+                settings.listen
+            );
+            (None, credential.ok())
+        } else {
+            let credential = credential?;
+            tracing::info!(secret = credential.source(), "requests need a token");
+            (Some(credential.secrets()?.clone()), Some(credential))
+        };
+        let (accepted, local) = (RwLock::new(accepted), settings.listen.ip().is_loopback());
+        Ok(Guard { settings: settings.clone(), accepted, credential, local })
+    }
+
+    /// What this hub shows to other hubs.
+    pub fn credential(&self) -> Option<Credential> {
+        self.credential.clone()
+    }
+
+    /// Reads the secrets again.
+    ///
+    /// # Errors
+    /// When there is none that is of use; those from before remain.
+    pub fn reload(&self) -> Result<(), CredentialError> {
+        let read = self.settings.credential()?.secrets()?.clone();
+        let mut accepted = self.accepted.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        *accepted = accepted.take().map(|_| read);
+        Ok(())
+    }
+
+    fn check(
+        &self,
+        page: &str,
+        job: Option<&str>,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<Sees, Denied> {
+        self.check_browser(headers)?;
+        let Some(right) = needed(method, page) else { return Ok(Sees(None)) };
+        let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let Some(secrets) = accepted.as_ref() else { return Ok(Sees(None)) };
+        let shown = text(headers, AUTHORIZATION).and_then(|text| text.strip_prefix("Bearer "));
+        let unknown = |why: &str| Denied(StatusCode::UNAUTHORIZED, why.to_owned());
+        let shown = shown.ok_or_else(|| {
+            unknown(
+                "it wants a token: set PHUB_TOKEN or PHUB_TOKEN_FILE to its secret, or send the header `Authorization: Bearer \
+                 TOKEN` with what `phub-server token` prints",
+            )
+        })?;
+        let token = shown.parse::<Token>().ok().filter(|token| secrets.made(token)).ok_or_else(|| {
+            unknown(
+                "the token is not of its secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret for hubs and workers \
+                 (without them each user of each machine has a secret of its own)",
+            )
+        })?;
+        // Of what is about no job, everybody sees the jobs that the token covers.
+        if !job.map_or(token.right >= right, |job| token.allows(right, job)) {
+            let (of, job) = (&token.job, job.unwrap_or(ALL_JOBS));
+            let why = format!(
+                "the token allows to {} job {of:?}, and this needs one to {right} job {job:?}",
+                token.right
+            );
+            return Err(Denied(StatusCode::FORBIDDEN, why));
+        }
+        Ok(Sees(Some(token)))
+    }
+
+    /// Refuses what only a browser sends, on behalf of a web page from elsewhere.
+    fn check_browser(&self, headers: &HeaderMap) -> Result<(), Denied> {
+        let host = text(headers, HOST).unwrap_or_default();
+        if let Some(origin) = text(headers, ORIGIN)
+            && origin.split_once("://").is_none_or(|(_, from)| from != host)
+        {
+            let why = format!("a web page of {origin:?} may not ask this hub, which is {host:?}");
+            return Err(Denied(StatusCode::FORBIDDEN, why));
+        }
+        // A name that leads here only since its owner says so.
+        if self.local && self.settings.insecure && !names_this_machine(host) {
+            let why = format!(
+                "this hub listens on this machine alone, and is not {host:?}; ask 127.0.0.1 or localhost"
+            );
+            return Err(Denied(StatusCode::FORBIDDEN, why));
+        }
+        let kind = text(headers, CONTENT_TYPE).map(|kind| kind.split(';').next().unwrap_or_default().trim());
+        if let Some(form) = kind.filter(|kind| FORMS.iter().any(|form| kind.eq_ignore_ascii_case(form))) {
+            let why = format!("its content is {form:?}; send `Content-Type: application/json`");
+            return Err(Denied(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+        }
+        Ok(())
+    }
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Whether a `Host` is this machine by an address, or by the one name that no name server gives away.
+fn names_this_machine(host: &str) -> bool {
+    let name =
+        host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(name, _)| name);
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    name == "localhost" || bare.parse::<IpAddr>().is_ok()
+}
+
+/// Asks the guard before each request.
+pub(super) async fn admit(
+    State(guard): State<Arc<Guard>>,
+    page: MatchedPath,
+    parts: RawPathParams,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let job = parts.iter().find(|(name, _)| *name == "job").map(|(_, job)| job);
+    match guard.check(page.as_str(), job, request.method(), request.headers()) {
+        Ok(sees) => {
+            request.extensions_mut().insert(sees);
+            next.run(request).await
+        }
+        Err(denied) => denied.into_response(),
+    }
+}
+
+impl IntoResponse for Denied {
+    fn into_response(self) -> Response {
+        let Denied(status, error) = self;
+        let mut response = json(status, &ErrorReply { error });
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(WWW_AUTHENTICATE, "Bearer".parse().expect("a header"));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use authority::Secret;
+
+    use super::*;
+
+    const JOIN: &str = "/v1/jobs/{job}/join";
+
+    fn headers(each: &[(HeaderName, &str)]) -> HeaderMap {
+        each.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
+    }
+
+    fn guard(change: impl FnOnce(&mut HubSettings)) -> (Secret, Guard) {
+        let secret = Secret::random().unwrap();
+        let mut settings = HubSettings { token: Some(secret.clone().into()), ..HubSettings::default() };
+        change(&mut settings);
+        (secret, Guard::new(&settings).unwrap())
+    }
+
+    fn status(guard: &Guard, page: &str, method: Method, headers: &HeaderMap) -> u16 {
+        guard
+            .check(page, page.contains("{job}").then_some("job"), &method, headers)
+            .map_or_else(|no| no.0.as_u16(), |_| 200)
+    }
+
+    #[test]
+    fn a_request_needs_a_token_of_its_right_and_its_job() {
+        let (secret, guard) = guard(|_| {});
+        let bearer = |token: Token| headers(&[(AUTHORIZATION, &format!("Bearer {token}"))]);
+        let (read, join) =
+            (bearer(secret.token(Right::Read, "job")), bearer(secret.token(Right::Join, "job")));
+        let foreign = bearer(Secret::random().unwrap().token(Right::Operate, ALL_JOBS));
+        let other = bearer(secret.token(Right::Join, "other"));
+        let state = "/v1/jobs/{job}/state";
+        for (page, method, shown, expected) in [
+            (JOIN, Method::POST, &HeaderMap::new(), 401),
+            (JOIN, Method::POST, &foreign, 401),
+            (JOIN, Method::POST, &read, 403),
+            (JOIN, Method::POST, &other, 403),
+            (JOIN, Method::POST, &join, 200),
+            (state, Method::GET, &HeaderMap::new(), 401),
+            (state, Method::GET, &read, 200),
+            (state, Method::GET, &join, 200),
+            (state, Method::POST, &HeaderMap::new(), 200),
+            ("/v1/hub", Method::GET, &HeaderMap::new(), 401),
+            ("/v1/hub", Method::HEAD, &HeaderMap::new(), 401),
+            ("/v1/hub", Method::GET, &read, 200),
+            ("/v1/health", Method::GET, &HeaderMap::new(), 200),
+            ("/v1/jobs/{job}/checkpoint", Method::POST, &read, 403),
+            ("/v1/jobs/{job}/meet", Method::POST, &HeaderMap::new(), 401),
+            ("/v1/jobs/{job}/parts/{hub}/{hubs}", Method::GET, &HeaderMap::new(), 401),
+        ] {
+            assert_eq!(status(&guard, page, method.clone(), shown), expected, "{method} {page} {shown:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_of_a_job_sees_that_job_alone() {
+        let (secret, guard) = guard(|_| {});
+        let shown = headers(&[(AUTHORIZATION, &format!("Bearer {}", secret.token(Right::Read, "job")))]);
+        let sees = guard.check("/v1/hub", None, &Method::GET, &shown).unwrap();
+        assert!(sees.job("job") && !sees.job("other"));
+    }
+
+    #[test]
+    fn no_web_page_drives_a_hub() {
+        for insecure in [false, true] {
+            let (secret, guard) = guard(|settings| settings.insecure = insecure);
+            let bearer = format!("Bearer {}", secret.token(Right::Join, "job"));
+            let with = |more: &[(HeaderName, &str)]| {
+                let mut all = headers(&[(AUTHORIZATION, &bearer), (HOST, "127.0.0.1:7077")]);
+                all.extend(headers(more));
+                status(&guard, JOIN, Method::POST, &all)
+            };
+            assert_eq!(with(&[]), 200);
+            assert_eq!(with(&[(ORIGIN, "http://127.0.0.1:7077")]), 200);
+            assert_eq!(with(&[(ORIGIN, "http://elsewhere.example")]), 403);
+            assert_eq!(with(&[(ORIGIN, "null")]), 403);
+            assert_eq!(with(&[(CONTENT_TYPE, "text/plain; charset=utf-8")]), 415);
+            assert_eq!(with(&[(CONTENT_TYPE, "application/json")]), 200);
+            // With a token a name does no harm: no web page has one.
+            assert_eq!(with(&[(HOST, "elsewhere.example")]), if insecure { 403 } else { 200 });
+            assert_eq!(with(&[(HOST, "localhost:7077")]), 200);
+            assert_eq!(with(&[(HOST, "[::1]:7077")]), 200);
+        }
+    }
+
+    #[test]
+    fn a_secret_changes_without_a_restart() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("secret");
+        let (old, new) = (Secret::random().unwrap(), Secret::random().unwrap());
+        let allows = |guard: &Guard, secret: &Secret| {
+            let shown = headers(&[(AUTHORIZATION, &format!("Bearer {}", secret.token(Right::Join, "job")))]);
+            status(guard, JOIN, Method::POST, &shown) == 200
+        };
+        std::fs::write(&file, old.reveal()).unwrap();
+        let guard =
+            Guard::new(&HubSettings { token_file: Some(file.clone()), ..HubSettings::default() }).unwrap();
+        assert!(allows(&guard, &old) && !allows(&guard, &new));
+        std::fs::write(&file, format!("{}\n{}\n", new.reveal(), old.reveal())).unwrap();
+        guard.reload().unwrap();
+        assert!(allows(&guard, &old) && allows(&guard, &new));
+        std::fs::write(&file, "").unwrap();
+        assert!(guard.reload().unwrap_err().to_string().contains("secret"));
+        assert!(allows(&guard, &old) && allows(&guard, &new), "the hub keeps what it has");
+        std::fs::write(&file, new.reveal()).unwrap();
+        guard.reload().unwrap();
+        assert!(!allows(&guard, &old) && allows(&guard, &new));
+    }
+}

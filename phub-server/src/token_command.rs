@@ -1,0 +1,65 @@
+//! `phub-server token`: makes secrets, and tokens from them.
+
+use std::path::PathBuf;
+
+use authority::{ALL_JOBS, Credential, Right, Secret};
+use clap::Parser;
+use pbox_core::control::check_job_name;
+
+/// Settings of `phub-server token`.
+///
+/// A hub and its workers share one secret. Give it to all of them by PHUB_TOKEN, or by a file that PHUB_TOKEN_FILE or
+/// --token-file names. Without these each user of a machine has a secret in ~/.config/phub/secret, so that on one machine, and
+/// where machines share home directories, there is nothing to do.
+///
+/// A token is made from the secret and allows one thing, for people and programs that should not have the secret:
+///
+///   curl -H "Authorization: Bearer $(phub-server token)" localhost:7077/v1/hub
+///
+///   PHUB_TOKEN=$(phub-server token --right join --job resnet) python train.py
+///
+/// To change a secret without a restart: write the new one as the first line of the hub's file and keep the old one as the
+/// second, send the hub SIGHUP, give the workers the new one, and at last remove the old line and send SIGHUP again. Jobs that
+/// run go on.
+#[derive(Clone, Debug, Parser)]
+pub struct TokenArgs {
+    /// Print a new secret, by chance. It is kept nowhere else.
+    #[arg(long, conflicts_with_all = ["right", "job", "token_file"])]
+    new: bool,
+
+    /// What the token allows. Each contains the ones before it: read (what the hub does, and the state of jobs), join (take
+    /// part in jobs), operate (stop jobs, and have the hub take no more).
+    #[arg(long, default_value = "read", value_name = "read|join|operate")]
+    right: Right,
+
+    /// The job that the token is for. Default: all jobs.
+    #[arg(long, value_name = "NAME")]
+    job: Option<String>,
+
+    /// File with the secret. Default: PHUB_TOKEN, the file PHUB_TOKEN_FILE, or ~/.config/phub/secret.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+impl TokenArgs {
+    /// Prints what was asked for.
+    ///
+    /// # Errors
+    /// When there is no secret, or the job can have no such name.
+    pub fn run(&self) -> anyhow::Result<()> {
+        if self.new {
+            println!("{}", Secret::random()?.reveal());
+            return Ok(());
+        }
+        if let Some(job) = &self.job {
+            check_job_name(job)?;
+        }
+        let credential = match &self.token_file {
+            Some(path) => Credential::read(path)?,
+            None => Credential::find()?,
+        };
+        let secret = credential.secrets()?.first();
+        println!("{}", secret.token(self.right, self.job.as_deref().unwrap_or(ALL_JOBS)));
+        Ok(())
+    }
+}

@@ -1,0 +1,35 @@
+"""What this process shows to hubs, and the secret that the workers of one run on several machines share."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from datetime import timedelta
+from typing import Dict, Optional, Tuple
+
+from . import _phub
+
+# How long torch's store may take to answer.
+_STORE_LIMIT = timedelta(seconds=60)
+_KEY = "phub/secret"
+
+
+@functools.lru_cache(maxsize=None)
+def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
+    """A new secret that all workers of this run get from torch's store, at this host and port. It crosses the network in
+    clear, and so does all that torch itself keeps there. None without a store."""
+    if store is None:
+        return None
+    try:
+        from torch.distributed import TCPStore
+    except ImportError:
+        return None  # this is not torchrun's own Python
+    run = TCPStore(*store, is_master=False, timeout=_STORE_LIMIT, wait_for_workers=False)
+    # The first who comes sets it. All get what is set.
+    return bytes(run.compare_set(_KEY, "", secrets.token_hex(32))).decode()
+
+
+def headers(right: str, job: str, token: Optional[str]) -> Dict[str, str]:
+    """The headers of a request to a hub that needs a right to a job, or to all: "*"."""
+    shown = _phub.token(right, job, token)
+    return {} if shown is None else {"Authorization": f"Bearer {shown}"}
