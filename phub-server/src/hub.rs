@@ -1,6 +1,7 @@
 //! The hub: its threads, from start to a clean stop.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -135,6 +136,32 @@ impl Hub {
     /// The jobs whose checkpoints a stop must still write, once it has begun.
     pub fn unsaved(&self) -> watch::Receiver<Vec<String>> {
         self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved.subscribe()
+    }
+
+    /// Takes no more jobs.
+    pub fn drain(&self) {
+        self.registry.as_ref().expect("a hub that stops is nobody's any more").drain();
+    }
+
+    /// Ends when the hub takes no more jobs, and the last one has ended. Does not hold the hub.
+    pub fn drained(&self) -> impl Future<Output = ()> + use<> {
+        let registry = self.registry.as_ref().expect("a hub that stops is nobody's any more");
+        let (mut draining, all_freed) = (registry.draining.subscribe(), Arc::clone(&registry.freed));
+        let registry = Arc::downgrade(registry);
+        async move {
+            let mut freed = pin!(all_freed.notified());
+            if draining.wait_for(|is_draining| *is_draining).await.is_err() {
+                return; // the hub stops
+            }
+            loop {
+                freed.as_mut().enable(); // before the look, so that no end is missed
+                if registry.upgrade().is_none_or(|registry| registry.is_drained()) {
+                    return;
+                }
+                freed.as_mut().await;
+                freed.set(all_freed.notified());
+            }
+        }
     }
 
     /// Ends when there has been no job for so long. Does not hold the hub.

@@ -5,3 +5,4 @@ mod command_line;
 mod doctor;
 mod serve;
 mod support;
+mod token;

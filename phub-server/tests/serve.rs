@@ -190,3 +190,17 @@ fn a_second_hub_takes_another_port() {
     let sessions = [&first, &second].map(|hub| in_the_middle_of_a_round(&hub.address));
     drop(sessions);
 }
+
+#[test]
+fn a_drained_hub_ends_with_its_last_job() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let mut hub = serve(dir.path(), &[]);
+    let mut sessions = in_the_middle_of_a_round(&hub.address);
+    hub.signal(Signal::USR1);
+    push_all(&mut sessions[1]).unwrap();
+    sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+    sessions.into_iter().for_each(|session| session.leave().unwrap());
+    let (status, said) = hub.end();
+    assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+}

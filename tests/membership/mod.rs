@@ -4,4 +4,5 @@ mod compressed;
 mod joining;
 mod leaving;
 mod on_loss;
+mod operate;
 mod ports;

@@ -16,9 +16,10 @@ listens() { (: <"/dev/tcp/$1/$2") 2>/dev/null; }
 
 # ask HOST PORT: the answer of a hub's control port to GET /v1/hub.
 ask() {
-    local answer
+    local answer token
+    token=$(phub-server token)
     exec 3<>"/dev/tcp/$1/$2"
-    printf 'GET /v1/hub HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n' >&3
+    printf 'GET /v1/hub HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer %s\r\nConnection: close\r\n\r\n' "$token" >&3
     answer=$(tr -d '\r' <&3)
     [[ $answer == "HTTP/1.1 200 "* ]] || { echo "$1:$2 answered ${answer%%$'\n'*}" >&2 && return 1; }
     printf '%s\n' "${answer#*$'\n\n'}"

@@ -278,6 +278,9 @@ pub struct HubReply {
     pub kernels: String,
     /// Resident memory of the hub's process, in bytes.
     pub rss_bytes: u64,
+    /// Whether it takes no more jobs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
     /// The address of its data path, for each transport that it offers.
     pub transports: Vec<TransportAddress>,
     /// Its cores, in the order of the plan.
@@ -327,6 +330,24 @@ pub struct JobReply {
     /// Why the last attempt at a checkpoint failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
+}
+
+/// `POST /v1/jobs/{job}/stop`: the job has been stopped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StopReply {
+    /// The checkpoint that was written before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointReply>,
+    /// Why none was written, where the hub writes checkpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_error: Option<String>,
+}
+
+/// `POST /v1/drain`: the hub takes no more jobs, and ends with its last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainReply {
+    /// The jobs that still run.
+    pub jobs: Vec<String>,
 }
 
 /// `POST /v1/jobs/{job}/checkpoint`: the reply describes a checkpoint that is on the disk.

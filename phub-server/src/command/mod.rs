@@ -82,6 +82,7 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     let hub = Hub::start(settings)?;
     println!("phub-server: control port http://{}", hub.address());
+    let mut drain = signal(SignalKind::user_defined1()).context("catching SIGUSR1")?;
     let reload = hub.reload_secret();
     let reload = || match reload() {
         Ok(()) => tracing::info!("SIGHUP: the secret was read again"),
@@ -96,13 +97,26 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
             }
         }
     };
+    let unused = async || match settings.unused_limit_s {
+        None => std::future::pending().await,
+        Some(limit) => {
+            hub.unused_for(Duration::from_secs(limit)).await;
+            format!("no job for {limit} s")
+        }
+    };
+    let mut drained = async || {
+        loop {
+            tokio::select! {
+                _ = drain.recv() => hub.drain(),
+                () = hub.drained() => return,
+            }
+        }
+    };
     let end = runtime.block_on(async {
-        match settings.unused_limit_s {
-            None => next_signal().await.to_owned(),
-            Some(limit) => tokio::select! {
-                signal = next_signal() => signal.to_owned(),
-                () = hub.unused_for(Duration::from_secs(limit)) => format!("no job for {limit} s"),
-            },
+        tokio::select! {
+            signal = next_signal() => signal.to_owned(),
+            why = unused() => why,
+            () = drained() => "it takes no more jobs, and the last one has ended".to_owned(),
         }
     });
     tracing::info!("{end}: the hub stops once checkpoints are written; another signal ends it at once");

@@ -28,6 +28,7 @@ fn needed(method: &Method, page: &str) -> Option<Right> {
             | "/v1/jobs/{job}/leave"
             | "/v1/jobs/{job}/peers/{verb}",
         ) => None,
+        ("POST", "/v1/drain" | "/v1/jobs/{job}/stop") => Some(Right::Operate),
         ("GET" | "HEAD", _) => Some(Right::Read),
         _ => Some(Right::Join),
     }
@@ -125,7 +126,12 @@ impl Guard {
             )
         })?;
         // Of what is about no job, everybody sees the jobs that the token covers.
-        if !job.map_or(token.right >= right, |job| token.allows(right, job)) {
+        let allows = match (job, right) {
+            (Some(job), _) => token.allows(right, job),
+            (None, Right::Operate) => token.allows(right, ALL_JOBS),
+            (None, _) => token.right >= right,
+        };
+        if !allows {
             let (of, job) = (&token.job, job.unwrap_or(ALL_JOBS));
             let why = format!(
                 "the token allows to {} job {of:?}, and this needs one to {right} job {job:?}",
@@ -233,6 +239,7 @@ mod tests {
         let bearer = |token: Token| headers(&[(AUTHORIZATION, &format!("Bearer {token}"))]);
         let (read, join) =
             (bearer(secret.token(Right::Read, "job")), bearer(secret.token(Right::Join, "job")));
+        let operate = bearer(secret.token(Right::Operate, "job"));
         let foreign = bearer(Secret::random().unwrap().token(Right::Operate, ALL_JOBS));
         let other = bearer(secret.token(Right::Join, "other"));
         let state = "/v1/jobs/{job}/state";
@@ -251,6 +258,10 @@ mod tests {
             ("/v1/hub", Method::GET, &read, 200),
             ("/v1/health", Method::GET, &HeaderMap::new(), 200),
             ("/v1/jobs/{job}/checkpoint", Method::POST, &read, 403),
+            ("/v1/jobs/{job}/stop", Method::POST, &join, 403),
+            ("/v1/jobs/{job}/stop", Method::POST, &operate, 200),
+            ("/v1/drain", Method::POST, &operate, 403),
+            ("/v1/drain", Method::POST, &bearer(secret.token(Right::Operate, ALL_JOBS)), 200),
             ("/v1/jobs/{job}/meet", Method::POST, &HeaderMap::new(), 401),
             ("/v1/jobs/{job}/parts/{hub}/{hubs}", Method::GET, &HeaderMap::new(), 401),
         ] {

@@ -47,6 +47,8 @@ POST /v1/jobs/{job}/state?token=... rank 0 brings the state that a new job begin
 POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addresses
 POST /v1/jobs/{job}/ready           all members of a hub below are there
 POST /v1/jobs/{job}/leave           a worker is done
+POST /v1/jobs/{job}/stop            stop the job, after its checkpoint (no body)
+POST /v1/drain                      take no more jobs, and end with the last (no body)
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}   the rounds whose checkpoint this hub has a part of
 POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job, with its secret
 ";
@@ -86,6 +88,8 @@ pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: Control
         .route("/v1/jobs/{job}/meet", post(meet))
         .route("/v1/jobs/{job}/ready", post(ready))
         .route("/v1/jobs/{job}/leave", post(leave))
+        .route("/v1/jobs/{job}/stop", post(stop))
+        .route("/v1/drain", post(drain))
         .merge(peers::routes())
         .route_layer(from_fn_with_state(guard, guard::admit))
         .fallback(async || no_such_page())
@@ -188,6 +192,14 @@ async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let LeaveRequest { token, round, failed } = desk.small("leave", request).await?;
     nothing(to_its_end(async move { desk.registry.leave(&job, &token, round, failed).await }).await)
+}
+
+async fn stop(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
+    done(&to_its_end(async move { desk.registry.stop_job(&job).await }).await?)
+}
+
+async fn drain(State(desk): State<Desk>) -> Answer {
+    done(&desk.registry.drain())
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Response {

@@ -23,7 +23,7 @@ use super::{Refusal, Registry, on_thread};
 /// How long a request waits for the round in flight, while workers compute.
 pub(super) const ROUND_LIMIT: Duration = Duration::from_secs(30);
 /// The same at a stop of the hub: perhaps nobody pushes any more.
-const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(2);
+pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(2);
 
 /// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a
 /// slow disk.

@@ -74,6 +74,7 @@ impl Registry {
             return Ok(None);
         }
         if !inner.stopping && !inner.names.contains_key(name) {
+            self.check_takes_jobs(name)?;
             let making = self.reserve(&mut inner, name);
             drop(inner);
             let made = self.make(&making, name, request);

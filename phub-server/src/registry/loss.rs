@@ -97,14 +97,26 @@ impl Registry {
         lost.retain(|_, (until, _)| now < *until);
         jobs.retain(|_, job| job.failed_at.is_none_or(|at| now - at < KEEP_FAILED));
         tokens.retain(|_, (job, _)| jobs.contains_key(job));
-        let is_used = jobs.values().any(|job| !job.failed())
-            || !inner.making.is_empty()
-            || self.meetings.are_under_way();
-        self.unused_since.send_if_modified(|since| {
+        let is_used = self.is_used(&inner);
+        let changed = self.unused_since.send_if_modified(|since| {
             let was_used = since.is_none();
             *since = if is_used { None } else { since.or(Some(now)) };
             was_used != is_used
         });
+        if changed {
+            self.freed.notify_waiters();
+        }
+    }
+
+    /// Whether there is a job, or somebody makes it.
+    fn is_used(&self, inner: &Inner) -> bool {
+        let has_job = inner.jobs.values().any(|job| !job.failed());
+        has_job || !inner.making.is_empty() || self.meetings.are_under_way()
+    }
+
+    /// Whether the hub takes no more jobs and has none.
+    pub fn is_drained(&self) -> bool {
+        *self.draining.borrow() && !self.is_used(&self.lock())
     }
 
     /// Fails every job and admits no more.

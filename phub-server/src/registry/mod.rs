@@ -24,6 +24,7 @@ mod job;
 mod join;
 mod loss;
 mod make;
+mod operate;
 mod restore;
 mod snapshot;
 mod state;
@@ -125,11 +126,13 @@ pub(crate) struct Registry {
     /// A worker left `untold`, or a job `untold_above`.
     told: Condvar,
     /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made.
-    freed: Notify,
+    pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
     /// Since when there has been no job.
     pub unused_since: watch::Sender<Option<Instant>>,
+    /// Whether the hub takes no more jobs.
+    pub draining: watch::Sender<bool>,
     /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
     cores: Vec<CoreHandle>,
@@ -151,10 +154,11 @@ impl Registry {
             meetings: Meetings::default(),
             inner: Mutex::default(),
             told: Condvar::new(),
-            freed: Notify::new(),
+            freed: Arc::default(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
             unused_since: watch::Sender::new(Some(Instant::now())),
+            draining: watch::Sender::default(),
             unsaved: watch::Sender::default(),
             cores,
             kernels,
@@ -382,6 +386,7 @@ impl Registry {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernels: self.kernels.name().to_owned(),
             rss_bytes: fabric::resident_bytes().unwrap_or(0),
+            draining: *self.draining.borrow(),
             transports: self.transports.clone(),
             cores: self.cores.iter().map(core).collect(),
             jobs: self.lock().jobs.values().map(Job::describe).collect(),

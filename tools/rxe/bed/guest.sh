@@ -80,6 +80,9 @@ done
 . "$here/machine.sh"
 machine_arguments
 
+# Two guests of a check share no home directory.
+export PHUB_TOKEN=${PHUB_TOKEN:-all-guests-of-this-bed-have-it}
+
 # What inside.sh reads.
 mkdir "$run/out"
 printf '%s' "$run" >"$run/path"

@@ -87,7 +87,8 @@ def _has_job(hub):
     import json
     import urllib.request
 
-    with urllib.request.urlopen(f"http://{hub.address}/v1/hub") as answer:
+    request = urllib.request.Request(f"http://{hub.address}/v1/hub", headers=phub._secret.headers("read", "*", None))
+    with urllib.request.urlopen(request) as answer:
         return bool(json.load(answer)["jobs"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import secrets
 from datetime import timedelta
 from typing import Dict, Optional, Tuple
@@ -21,10 +22,10 @@ def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
     if store is None:
         return None
     try:
-        from torch.distributed import TCPStore
+        distributed = importlib.import_module("torch.distributed")
     except ImportError:
         return None  # this is not torchrun's own Python
-    run = TCPStore(*store, is_master=False, timeout=_STORE_LIMIT, wait_for_workers=False)
+    run = distributed.TCPStore(*store, is_master=False, timeout=_STORE_LIMIT, wait_for_workers=False)
     # The first who comes sets it. All get what is set.
     return bytes(run.compare_set(_KEY, "", secrets.token_hex(32))).decode()
 

@@ -1,0 +1,51 @@
+//! What operators ask for: the end of a job, and no more jobs.
+
+use std::sync::Arc;
+
+use pbox_core::control::{DrainReply, StopReply};
+
+use super::checkpoint::ROUND_LIMIT_AT_STOP;
+use super::{Refusal, Registry};
+
+impl Registry {
+    /// Stops a job, after a checkpoint where this hub writes them. Its workers are told.
+    pub async fn stop_job(self: &Arc<Self>, name: &str) -> Result<StopReply, Refusal> {
+        let (id, saves) = {
+            let inner = self.lock();
+            let id = inner.named(name)?;
+            (id, self.store.is_some() && inner.jobs[&id].above.is_none())
+        };
+        let written = match saves {
+            true => Some(self.checkpoint_job(id, ROUND_LIMIT_AT_STOP).await),
+            false => None,
+        };
+        let (checkpoint, checkpoint_error) = match written.transpose() {
+            Ok(checkpoint) => (checkpoint, None),
+            Err(why) => (None, Some(why)),
+        };
+        self.fail(&mut self.lock(), id, "an operator stopped it");
+        Ok(StopReply { checkpoint, checkpoint_error })
+    }
+
+    /// Takes no more jobs. Those that run go on, and their workers may come back.
+    pub fn drain(&self) -> DrainReply {
+        if !self.draining.send_replace(true) {
+            tracing::info!("the hub takes no more jobs, and ends with its last");
+        }
+        let inner = self.lock();
+        let mut jobs: Vec<String> = inner.names.keys().chain(inner.making.keys()).cloned().collect();
+        jobs.sort();
+        jobs.dedup();
+        DrainReply { jobs }
+    }
+
+    /// Refuses to make a job if there are to be no more.
+    pub(super) fn check_takes_jobs(&self, name: &str) -> Result<(), Refusal> {
+        if *self.draining.borrow() {
+            return Err(Refusal::Conflict(format!(
+                "job {name:?}: this hub takes no new jobs, because it ends with those that it has; use another hub"
+            )));
+        }
+        Ok(())
+    }
+}
