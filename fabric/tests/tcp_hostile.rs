@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
-use fabric::tcp::{ConnectError, Endpoint, Hello, Listener, Port, connect};
+use fabric::tcp::{ConnectError, Endpoint, Gathered, Hello, Listener, Port, connect};
 use fabric::{
     Arrival, CloseReason, Imm, Joined, PlannedLink, Port as _, Posted, Receive, SendWindow, Span, Until,
 };
@@ -39,7 +39,10 @@ impl Hub {
     }
 
     fn hello(&self) -> Result<Option<Hello>, ConnectError> {
-        self.listener.accept().unwrap().unwrap().hello(LONG)
+        match self.listener.accept().unwrap().unwrap().hello(LONG)?.gather()? {
+            Gathered::Whole(hello) => Ok(Some(hello)),
+            Gathered::Waits(_) => Ok(None),
+        }
     }
 
     fn welcome(&self, hello: Hello) -> Joined<Endpoint> {
@@ -231,6 +234,40 @@ fn half_of_a_worker_is_no_worker() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("the hello names 3 links, the hub's plan has 2"), "{error}");
+    hub.lives();
+}
+
+#[test]
+fn a_worker_that_does_not_come_whole_is_ended_after_a_time() {
+    let mut hub = Hub::new();
+    let say = |link| {
+        let mut peer = hub.dial();
+        peer.write_all(&hello_bytes(link, 20, 4096)).unwrap();
+        (peer, hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap().gather().unwrap())
+    };
+    let (mut first, gathered) = say(18);
+    let Gathered::Waits(Some(pending)) = gathered else { panic!("the first of 20 waits: {gathered:?}") };
+    assert_eq!(pending.token(), TOKEN);
+    let (mut second, gathered) = say(3);
+    assert!(matches!(gathered, Gathered::Waits(None)), "one waits for all: {gathered:?}");
+    let error = pending.wait(SHORT).unwrap_err().to_string();
+    let expected = "20 TCP connections, one for each link, link(s) 3, 18 came and link(s) 0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, \
+                    13, 14, 15, 16 and 2 more did not come within 30ms";
+    assert!(error.contains(expected), "{error}");
+    for peer in [&mut first, &mut second] {
+        let mut told = Vec::new();
+        let _ = peer.read_to_end(&mut told);
+        assert!(String::from_utf8_lossy(&told).contains(expected), "the peer is told {told:?}");
+    }
+    // The token is free again, and a worker that is whole in time is left alone.
+    let (_first, gathered) = say(0);
+    let Gathered::Waits(Some(pending)) = gathered else { panic!("the first again: {gathered:?}") };
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| pending.wait(LONG));
+        let peers: Vec<_> = (1..20).map(say).collect();
+        assert!(matches!(peers[18].1, Gathered::Whole(_)), "{:?}", peers[18].1);
+        waiting.join().unwrap().unwrap();
+    });
     hub.lives();
 }
 

@@ -100,7 +100,10 @@ fn garbage_on_the_data_path_costs_its_sender() {
         silent
             .iter()
             .map(read_reply)
-            .for_each(|answer| assert!(answer.contains("said nothing for"), "{answer}"));
+            .for_each(|answer| {
+                let told = ["said nothing for", "hung up"].iter().any(|words| answer.contains(words));
+                assert!(told, "{answer}");
+            });
         drop(silent);
 
         steady.into_iter().for_each(|session| session.leave().unwrap());

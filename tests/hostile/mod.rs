@@ -7,3 +7,4 @@ mod frames;
 mod peers;
 mod posts;
 mod sim_full_rings;
+mod strangers;
