@@ -14,8 +14,9 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric::PlannedLink;
 use fabric::any::{Accepted, Gathered, Group, Hello, Listener};
+use fabric::{FrameRule, PlannedLink};
+use pbox_core::Expected;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
@@ -126,7 +127,13 @@ impl Rendezvous {
         let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
         let placed = |window: &_| registry.populate(&admission, window);
         match hello.welcome(&self.group, weights, window_bytes, &plan, placed) {
-            Ok(joined) => registry.attach(admission, joined.recv, joined.endpoints),
+            Ok(mut joined) => {
+                let rule = || -> Box<dyn FrameRule> {
+                    Box::new(Expected::of_member(&admission.wire, admission.rank))
+                };
+                joined.endpoints.iter_mut().for_each(|endpoint| endpoint.obey(rule));
+                registry.attach(admission, joined.recv, joined.endpoints);
+            }
             Err(error) => {
                 // The token was good for one connection, so the worker cannot connect again.
                 let reason = format!("its data path could not be made: {error}");

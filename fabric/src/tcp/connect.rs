@@ -130,11 +130,9 @@ impl Accepted {
         })?;
         let message = HelloMessage::read_from_bytes(&bytes).expect("it has its size");
         match message.check() {
-            Ok(message) => Ok(Hello {
-                message,
-                links: vec![(self.socket, message.ports())],
-                gathering: self.gathering,
-            }),
+            Ok(message) => {
+                Ok(Hello { message, links: vec![(self.socket, message.ports())], gathering: self.gathering })
+            }
             Err(why) => {
                 refuse(&mut self.socket, &why);
                 Err(ConnectError::Nonsense(format!("the hello of {peer}: {why}")))
