@@ -5,13 +5,14 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use fabric::tcp::{ConnectError, Endpoint, Gathered, Hello, Listener, Port, connect};
 use fabric::{
-    Arrival, CloseReason, Imm, Joined, PlannedLink, Port as _, Posted, Receive, SendWindow, Span, Until,
+    Arrival, CloseReason, FrameRule, Imm, Joined, PlannedLink, Port as _, Posted, Receive, SendWindow, Span,
+    Until,
 };
 
 const WINDOW: usize = 4096;
@@ -138,6 +139,52 @@ fn lengths_that_do_not_fit_cost_the_link() {
         assert!(reason.contains(&format!("{bytes} bytes for offset {offset}")), "{reason}");
         assert!(reason.contains("the window has 4096 bytes"), "{reason}");
         assert!(matches!(peer.read(&mut [0; 1]), Ok(0) | Err(_)), "the peer is cut off");
+    }
+    hub.lives();
+}
+
+/// Takes 64 bytes for offset 64, and nothing else. Notes the empty posts of its own end.
+#[derive(Debug)]
+struct OneSpan(Arc<Mutex<Vec<Imm>>>);
+
+impl FrameRule for OneSpan {
+    fn posted_empty(&mut self, imm: Imm) {
+        self.0.lock().unwrap().push(imm);
+    }
+
+    fn check(&mut self, span: Span, imm: Imm) -> Result<(), String> {
+        let right = Span { offset: 64, bytes: 64 };
+        if span == right { Ok(()) } else { Err(format!("{span:?} with {imm:?}, expected {right:?}")) }
+    }
+}
+
+#[test]
+fn a_frame_that_the_rule_refuses_costs_the_link() {
+    let mut hub = Hub::new();
+    for (offset, bytes) in [(64, 63), (64, 65), (63, 64), (64, 0), (0, 64)] {
+        let noted = Arc::new(Mutex::new(Vec::new()));
+        let mut peer = hub.dial();
+        peer.write_all(&hello_bytes(0, 1, WINDOW as u64)).unwrap();
+        let mut joined = hub.welcome(hub.hello().unwrap().expect("it has all its connections"));
+        joined.endpoints[0].obey(Box::new(OneSpan(Arc::clone(&noted))));
+        let link = hub.port.attach(joined.endpoints.remove(0));
+        peer.read_exact(&mut [0; 16]).unwrap();
+        for (bytes, imm) in [(64, 1), (0, 2), (64, 3), (0, 4)] {
+            assert_eq!(hub.port.post(link, Span { offset: 0, bytes }, Imm(imm)), Posted::Accepted);
+        }
+        assert_eq!(*noted.lock().unwrap(), [Imm(2), Imm(4)]);
+        peer.write_all(&[header(64, 64), vec![1; 64]].concat()).unwrap();
+        let mut seen = [Arrival::default(); 4];
+        while hub.port.poll(&mut seen) == 0 {
+            hub.port.wait(Until::Any, LONG);
+        }
+        assert_eq!(seen[0], Arrival { link, imm: Imm(7) });
+        peer.write_all(&header(offset, bytes)).unwrap();
+        let reason = hub.sees_the_end().to_string();
+        assert!(
+            reason.contains("corrupted the link") && reason.contains("with Imm(7), expected"),
+            "{reason}"
+        );
     }
     hub.lives();
 }
