@@ -94,15 +94,14 @@ fn between(to: SocketAddr, pass_on: fn(TcpStream, TcpStream)) -> SocketAddr {
 fn misplaced(client: TcpStream, mut hub: TcpStream) {
     let (mut up, to_hub) = (client.try_clone().unwrap(), hub.try_clone().unwrap());
     std::thread::spawn(move || relay(client, to_hub));
-    let mut welcome_and_header = [0; 32];
-    hub.read_exact(&mut welcome_and_header).unwrap();
-    let offset = &mut welcome_and_header[16..24];
-    let moved = match u64::from_le_bytes((&*offset).try_into().unwrap()) {
-        0 => 64u64,
-        right => right - 64,
-    };
-    offset.copy_from_slice(&moved.to_le_bytes());
-    up.write_all(&welcome_and_header).unwrap();
+    let (mut welcome, mut header) = ([0; 16], [0; 16]);
+    hub.read_exact(&mut welcome).unwrap();
+    up.write_all(&welcome).unwrap();
+    hub.read_exact(&mut header).unwrap();
+    let (offset, _) = header.split_first_chunk_mut().unwrap();
+    let right = u64::from_le_bytes(*offset);
+    *offset = right.checked_sub(64).unwrap_or(64).to_le_bytes();
+    up.write_all(&header).unwrap();
     relay(hub, up);
 }
 
