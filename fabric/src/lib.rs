@@ -33,7 +33,7 @@ mod watch;
 pub use handshake::{Joined, Receive};
 pub use ids::{Imm, LinkId, Span};
 pub use plan::{LinkPorts, PlannedLink, PortId};
-pub use port::{Arrival, CloseReason, Closed, Port, Posted, Until};
+pub use port::{Arrival, CloseReason, Closed, FrameRule, Port, Posted, Until};
 
 pub use idle::{Idle, IdlePolicy};
 pub use memory::{

@@ -76,6 +76,19 @@ pub trait Port: Send {
     fn waker(&self) -> Waker;
 }
 
+/// What one end of a link takes from the other, over a transport whose frames say where they go. The layer above has one
+/// for each link; it is asked on the port's thread, before a frame's bytes are written.
+pub trait FrameRule: Send + fmt::Debug {
+    /// This end posted this immediate without bytes.
+    fn posted_empty(&mut self, imm: Imm);
+
+    /// Whether a frame of this span may come with this immediate.
+    ///
+    /// # Errors
+    /// Why not, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
+    fn check(&mut self, span: Span, imm: Imm) -> Result<(), String>;
+}
+
 /// What became of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]

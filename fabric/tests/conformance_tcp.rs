@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::conformance::{Joined, Role, Transport};
-use fabric::tcp::{Listener, Port, connect};
+use fabric::tcp::{Gathered, Listener, Port, connect};
 use fabric::{PlannedLink, Receive, SendWindow};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
@@ -49,7 +49,8 @@ impl Transport for Tcp {
     ) -> ([u8; 16], Joined<Port>) {
         // The worker is whole with its last connection.
         let hello = loop {
-            if let Some(hello) = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap() {
+            let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
+            if let Gathered::Whole(hello) = hello.gather().unwrap() {
                 break hello;
             }
         };

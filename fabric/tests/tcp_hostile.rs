@@ -5,13 +5,14 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
-use fabric::tcp::{ConnectError, Endpoint, Hello, Listener, Port, connect};
+use fabric::tcp::{ConnectError, Endpoint, Gathered, Hello, Listener, Port, connect};
 use fabric::{
-    Arrival, CloseReason, Imm, Joined, PlannedLink, Port as _, Posted, Receive, SendWindow, Span, Until,
+    Arrival, CloseReason, FrameRule, Imm, Joined, PlannedLink, Port as _, Posted, Receive, SendWindow, Span,
+    Until,
 };
 
 const WINDOW: usize = 4096;
@@ -39,7 +40,10 @@ impl Hub {
     }
 
     fn hello(&self) -> Result<Option<Hello>, ConnectError> {
-        self.listener.accept().unwrap().unwrap().hello(LONG)
+        match self.listener.accept().unwrap().unwrap().hello(LONG)?.gather()? {
+            Gathered::Whole(hello) => Ok(Some(hello)),
+            Gathered::Waits(_) => Ok(None),
+        }
     }
 
     fn welcome(&self, hello: Hello) -> Joined<Endpoint> {
@@ -139,6 +143,52 @@ fn lengths_that_do_not_fit_cost_the_link() {
     hub.lives();
 }
 
+/// Takes 64 bytes for offset 64, and nothing else. Notes the empty posts of its own end.
+#[derive(Debug)]
+struct OneSpan(Arc<Mutex<Vec<Imm>>>);
+
+impl FrameRule for OneSpan {
+    fn posted_empty(&mut self, imm: Imm) {
+        self.0.lock().unwrap().push(imm);
+    }
+
+    fn check(&mut self, span: Span, imm: Imm) -> Result<(), String> {
+        let right = Span { offset: 64, bytes: 64 };
+        if span == right { Ok(()) } else { Err(format!("{span:?} with {imm:?}, expected {right:?}")) }
+    }
+}
+
+#[test]
+fn a_frame_that_the_rule_refuses_costs_the_link() {
+    let mut hub = Hub::new();
+    for (offset, bytes) in [(64, 63), (64, 65), (63, 64), (64, 0), (0, 64)] {
+        let noted = Arc::new(Mutex::new(Vec::new()));
+        let mut peer = hub.dial();
+        peer.write_all(&hello_bytes(0, 1, WINDOW as u64)).unwrap();
+        let mut joined = hub.welcome(hub.hello().unwrap().expect("it has all its connections"));
+        joined.endpoints[0].obey(Box::new(OneSpan(Arc::clone(&noted))));
+        let link = hub.port.attach(joined.endpoints.remove(0));
+        peer.read_exact(&mut [0; 16]).unwrap();
+        for (bytes, imm) in [(64, 1), (0, 2), (64, 3), (0, 4)] {
+            assert_eq!(hub.port.post(link, Span { offset: 0, bytes }, Imm(imm)), Posted::Accepted);
+        }
+        assert_eq!(*noted.lock().unwrap(), [Imm(2), Imm(4)]);
+        peer.write_all(&[header(64, 64), vec![1; 64]].concat()).unwrap();
+        let mut seen = [Arrival::default(); 4];
+        while hub.port.poll(&mut seen) == 0 {
+            hub.port.wait(Until::Any, LONG);
+        }
+        assert_eq!(seen[0], Arrival { link, imm: Imm(7) });
+        peer.write_all(&header(offset, bytes)).unwrap();
+        let reason = hub.sees_the_end().to_string();
+        assert!(
+            reason.contains("corrupted the link") && reason.contains("with Imm(7), expected"),
+            "{reason}"
+        );
+    }
+    hub.lives();
+}
+
 #[test]
 fn a_torn_frame_is_not_shown() {
     let mut hub = Hub::new();
@@ -231,6 +281,40 @@ fn half_of_a_worker_is_no_worker() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("the hello names 3 links, the hub's plan has 2"), "{error}");
+    hub.lives();
+}
+
+#[test]
+fn a_worker_that_does_not_come_whole_is_ended_after_a_time() {
+    let mut hub = Hub::new();
+    let say = |link| {
+        let mut peer = hub.dial();
+        peer.write_all(&hello_bytes(link, 20, 4096)).unwrap();
+        (peer, hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap().gather().unwrap())
+    };
+    let (mut first, gathered) = say(18);
+    let Gathered::Waits(Some(pending)) = gathered else { panic!("the first of 20 waits: {gathered:?}") };
+    assert_eq!(pending.token(), TOKEN);
+    let (mut second, gathered) = say(3);
+    assert!(matches!(gathered, Gathered::Waits(None)), "one waits for all: {gathered:?}");
+    let error = pending.wait(SHORT).unwrap_err().to_string();
+    let expected = "20 TCP connections, one for each link, link(s) 3, 18 came and link(s) 0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, \
+                    13, 14, 15, 16 and 2 more did not come within 30ms";
+    assert!(error.contains(expected), "{error}");
+    for peer in [&mut first, &mut second] {
+        let mut told = Vec::new();
+        let _ = peer.read_to_end(&mut told);
+        assert!(String::from_utf8_lossy(&told).contains(expected), "the peer is told {told:?}");
+    }
+    // The token is free again, and a worker that is whole in time is left alone.
+    let (_first, gathered) = say(0);
+    let Gathered::Waits(Some(pending)) = gathered else { panic!("the first again: {gathered:?}") };
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| pending.wait(LONG));
+        let peers: Vec<_> = (1..20).map(say).collect();
+        assert!(matches!(peers[18].1, Gathered::Whole(_)), "{:?}", peers[18].1);
+        waiting.join().unwrap().unwrap();
+    });
     hub.lives();
 }
 

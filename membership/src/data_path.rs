@@ -7,12 +7,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::Joined;
 use fabric::any::{self, Address, Transport};
 use fabric::verbs::{self, Device, NicList, NicOptions};
-use fabric::{PlannedLink, PortId, Receive, RecvWindow, SendWindow};
+use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
-use pbox_core::{Layout, Placement, Schedule};
+use pbox_core::{Expected, Layout, Placement, Schedule, Wire};
 
 use crate::error::MemberError;
 use crate::join::LetIn;
@@ -76,20 +75,20 @@ impl Ports {
 }
 
 /// Connects `window` to each hub by the best transport that leads there, with links that end at `ports`. What each hub
-/// posts goes to `receive` of its number.
+/// posts goes to `receive` of its number; `wire` says what may come there.
 ///
 /// # Errors
 /// When a hub places chunks differently, when no transport leads to it, and when a hub that is reached refuses.
 pub fn open(
     hubs: &[LetIn],
     schedule: Schedule,
-    layout: &Layout,
+    wire: &Wire,
     window: &Arc<SendWindow>,
     receive: impl Fn(usize) -> Receive,
     ports: &Ports,
     deadline: Instant,
 ) -> Result<DataPath, MemberError> {
-    let routes = hubs.iter().map(|hub| Route::new(hub, layout, schedule, ports));
+    let routes = hubs.iter().map(|hub| Route::new(hub, wire.layout(), schedule, ports));
     let routes: Vec<Route> = routes.collect::<Result<_, _>>()?;
     let parts: Vec<Placement> = routes.iter().map(|route| route.placement.clone()).collect();
     let mut path = DataPath {
@@ -101,7 +100,9 @@ pub fn open(
         cores: Vec::new(),
     };
     for (hub, route) in routes.iter().enumerate() {
-        let (joined, way) = route.connect_by_the_best_way(window, &receive(hub), deadline)?;
+        let (mut joined, way) = route.connect_by_the_best_way(window, &receive(hub), deadline)?;
+        let rule = || -> Box<dyn FrameRule> { Box::new(Expected::of_hub(wire, schedule)) };
+        joined.endpoints.iter_mut().for_each(|endpoint| endpoint.obey(rule));
         let begin = path.endpoints.len();
         path.cores.push(begin..begin + route.plan.len());
         path.ports.extend(route.plan.iter().map(|link| link.ports.joiner));

@@ -36,4 +36,4 @@ pub use snapshot::{
     Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
 };
 pub use turn::{Core, Front, JobId, Notice, SendQueue, ShardSpec, Tally, Violation, WindowsBelow};
-pub use wire::{Answer, Codecs, Frames, Framing, Wire, frame, merge};
+pub use wire::{Answer, Codecs, Expected, Frames, Framing, Wire, frame, merge};

@@ -26,10 +26,12 @@ pub mod model_source;
 mod open_files;
 mod registry;
 mod rendezvous;
+mod seldom;
 mod settings;
 pub mod shapes;
-pub mod token_command;
-mod topology_command;
+mod token_command;
+pub mod topology_command;
+mod waiting_room;
 
 pub use command::exit_code;
 pub use control::ControlLimits;

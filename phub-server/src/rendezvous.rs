@@ -1,28 +1,50 @@
 //! The rendezvous: accepts connections of the data path, asks the registry whose they are, and gives their links to the
-//! cores. Each handshake has its own thread, so that a slow handshake delays nobody else. The number of handshakes is
-//! bounded; further connections wait in the listener's backlog.
+//! cores. Each handshake has its own thread, so that a slow handshake delays nobody else.
+//!
+//! ```text
+//!   accept -> waiting room: hello -> token known? -> gathered: all links there? -> welcome -> cores
+//!             64, the oldest goes    else refused    10 s, then the worker is     64 at once
+//!                                                    lost, with the links named
+//! ```
+//!
+//! Only who is let in by the control port is past the token: these are as many as there are joins.
 
+use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric::PlannedLink;
-use fabric::any::{Accepted, Group, Listener};
+use fabric::any::{Accepted, Gathered, Group, Hello, Listener};
+use fabric::{FrameRule, PlannedLink};
+use pbox_core::Expected;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::cores::Report;
 use crate::registry::Registry;
+use crate::seldom::Seldom;
+use crate::waiting_room::{Place, WaitingRoom};
 
-/// Handshakes at once.
-const MAX_HANDSHAKES: usize = 64;
-/// The time limit of half of the handshakes. A handshake is one message each way.
+/// Workers at once whose windows are made.
+const MAX_WELCOMES: usize = 64;
+/// The time limit of each message of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// The time limit of the other half, so that clients that connect and send nothing cannot hold all handshakes for long.
-const CROWDED_LIMIT: Duration = Duration::from_millis(250);
+/// From the first connection of a worker to its last.
+const GATHER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The pause when descriptors have run out. No event says when there are some again, and accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What the handshakes of one listener share.
+struct Rendezvous {
+    group: Group,
+    registry: Weak<Registry>,
+    runtime: Handle,
+    welcomes: Semaphore,
+    not_accepted: Seldom,
+    failed: Seldom,
+    refused: Seldom,
+}
 
 /// Starts the accepting thread. It ends when the listener is stopped.
 pub(crate) fn start(
@@ -31,56 +53,105 @@ pub(crate) fn start(
     registry: Weak<Registry>,
     runtime: Handle,
 ) -> std::io::Result<JoinHandle<()>> {
+    let shared = Arc::new(Rendezvous {
+        group,
+        registry,
+        runtime,
+        welcomes: Semaphore::new(MAX_WELCOMES),
+        not_accepted: Seldom::default(),
+        failed: Seldom::default(),
+        refused: Seldom::default(),
+    });
     std::thread::Builder::new().name("phub-rendezvous".into()).spawn(move || {
-        let slots = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+        let room = Arc::new(WaitingRoom::default());
         loop {
-            match listener.accept() {
+            let accepted = match listener.accept() {
                 Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!(%error, "accepting a worker's connection failed");
-                    std::thread::sleep(ACCEPT_PAUSE);
+                Ok(Some(accepted)) => room
+                    .enter(accepted.as_fd())
+                    .map(|place| (accepted, place))
+                    .map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            let begun = accepted.and_then(|(accepted, place)| {
+                let shared = Arc::clone(&shared);
+                let thread = std::thread::Builder::new().name("phub-handshake".into());
+                thread.spawn(move || shared.handshake(accepted, place)).map_err(|error| error.to_string())
+            });
+            if let Err(error) = begun {
+                if let Some(times) = shared.not_accepted.count() {
+                    tracing::warn!(times, error, "data path: cannot accept a connection");
                 }
-                Ok(Some(accepted)) => {
-                    let (group, registry) = (group.clone(), registry.clone());
-                    let slot = runtime.block_on(Arc::clone(&slots).acquire_owned());
-                    let is_crowded = slots.available_permits() < MAX_HANDSHAKES / 2;
-                    let limit = if is_crowded { CROWDED_LIMIT } else { HANDSHAKE_LIMIT };
-                    let spawned =
-                        std::thread::Builder::new().name("phub-handshake".into()).spawn(move || {
-                            handshake(accepted, limit, &group, &registry);
-                            drop(slot);
-                        });
-                    if let Err(error) = spawned {
-                        tracing::warn!(%error, "no thread for a worker's handshake");
-                    }
-                }
+                std::thread::sleep(ACCEPT_PAUSE);
             }
         }
     })
 }
 
-fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &Weak<Registry>) {
-    let hello = match accepted.hello(limit) {
-        Ok(Some(hello)) => hello,
-        Ok(None) => return, // the peer's other connections have not come yet
-        Err(error) => return tracing::warn!(%error, "a connection to the data path failed in its handshake"),
-    };
-    let Some(registry) = registry.upgrade() else { return hello.refuse("the hub is stopping") };
-    let admission = match registry.admission(hello.token()) {
-        Ok(admission) => admission,
-        Err(why) => {
-            tracing::warn!(why, "a connection to the data path was refused");
-            return hello.refuse(&why);
+impl Rendezvous {
+    fn handshake(&self, accepted: Accepted, place: Place) {
+        let hello = match accepted.hello(HANDSHAKE_LIMIT) {
+            Ok(hello) => hello,
+            Err(error) => return self.say_failed(&error),
+        };
+        drop(place);
+        let Some(registry) = self.registry.upgrade() else { return hello.refuse("the hub is stopping") };
+        // Before anything is kept of a connection.
+        if let Err(why) = registry.expects(hello.token()) {
+            return self.refuse(hello, &why);
         }
-    };
-    let plan = PlannedLink::of_one_port(&admission.cores.capacities);
-    let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
-    match hello.welcome(group, weights, window_bytes, &plan, |window| registry.populate(&admission, window)) {
-        Ok(joined) => registry.attach(admission, joined.recv, joined.endpoints),
-        Err(error) => {
-            // The token was good for one connection, so the worker cannot connect again.
-            let reason = format!("its data path could not be made: {error}");
-            registry.report(Report::WorkerGone { job: admission.job, rank: admission.rank, reason });
+        match hello.gather() {
+            Ok(Gathered::Whole(hello)) => self.welcome(hello, &registry),
+            Ok(Gathered::Waits(None)) => {}
+            Ok(Gathered::Waits(Some(pending))) => {
+                let token = pending.token();
+                if let Err(error) = pending.wait(GATHER_LIMIT)
+                    && let Ok((job, rank)) = registry.expects(token)
+                {
+                    let reason = format!("its data path could not be made: {error}");
+                    registry.report(Report::WorkerGone { job, rank, reason });
+                }
+            }
+            Err(error) => self.say_failed(&error),
+        }
+    }
+
+    /// Lets a worker in.
+    fn welcome(&self, hello: Hello, registry: &Arc<Registry>) {
+        let Ok(_turn) = self.runtime.block_on(self.welcomes.acquire()) else { return };
+        let admission = match registry.admission(hello.token()) {
+            Ok(admission) => admission,
+            Err(why) => return self.refuse(hello, &why),
+        };
+        let plan = PlannedLink::of_one_port(&admission.cores.capacities);
+        let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
+        let placed = |window: &_| registry.populate(&admission, window);
+        match hello.welcome(&self.group, weights, window_bytes, &plan, placed) {
+            Ok(mut joined) => {
+                let rule = || -> Box<dyn FrameRule> {
+                    Box::new(Expected::of_member(&admission.wire, admission.rank))
+                };
+                joined.endpoints.iter_mut().for_each(|endpoint| endpoint.obey(rule));
+                registry.attach(admission, joined.recv, joined.endpoints);
+            }
+            Err(error) => {
+                // The token was good for one connection, so the worker cannot connect again.
+                let reason = format!("its data path could not be made: {error}");
+                registry.report(Report::WorkerGone { job: admission.job, rank: admission.rank, reason });
+            }
+        }
+    }
+
+    fn refuse(&self, hello: Hello, why: &str) {
+        if let Some(times) = self.refused.count() {
+            tracing::warn!(times, why, "a connection to the data path was refused");
+        }
+        hello.refuse(why);
+    }
+
+    fn say_failed(&self, error: &fabric::any::ConnectError) {
+        if let Some(times) = self.failed.count() {
+            tracing::warn!(times, %error, "a connection to the data path failed in its handshake");
         }
     }
 }

@@ -97,10 +97,10 @@ fn garbage_on_the_data_path_costs_its_sender() {
         beside.iter_mut().for_each(|session| push_all(session).unwrap());
         beside.iter_mut().for_each(|session| session.wait_all().unwrap());
         beside.into_iter().for_each(|session| session.leave().unwrap());
-        silent
-            .iter()
-            .map(read_reply)
-            .for_each(|answer| assert!(answer.contains("said nothing for"), "{answer}"));
+        silent.iter().map(read_reply).for_each(|answer| {
+            let told = ["said nothing for", "hung up"].iter().any(|words| answer.contains(words));
+            assert!(told, "{answer}");
+        });
         drop(silent);
 
         steady.into_iter().for_each(|session| session.leave().unwrap());

@@ -15,18 +15,23 @@ fn compression() -> Option<Compression> {
     Some("topk:0.25".parse().unwrap())
 }
 
-/// Posts what `write` makes of a chunk's frames.
-fn post(liar: &mut ByHand, chunk: u32, round: u32, write: impl FnOnce(&Frames, &mut [u8])) {
+/// Posts a frame of this kind, of what `write` makes of a chunk's frames.
+fn post(liar: &mut ByHand, kind: Kind, chunk: u32, round: u32, write: impl FnOnce(&Frames, &mut [u8])) {
     let id = ChunkId(chunk);
     let frames = *liar.wire.framing().expect("the job is compressed").frames(id);
     write(&frames, liar.gradient.elements_mut(id.index()));
-    liar.post(liar.owner(chunk), frames.span, chunk, round);
+    let payload = match kind {
+        Kind::Raw => frames.value_bytes(),
+        Kind::Coded => frames.coded_bytes - HEADER_BYTES,
+    };
+    liar.post(liar.owner(chunk), frames.frame(kind, payload), chunk, round);
 }
 
 /// A correct broadcast.
 fn broadcast(liar: &mut ByHand) {
     let chunks = liar.chunks();
-    (0..chunks).for_each(|chunk| post(liar, chunk, 0, |frames, bytes| frames.begin_raw(bytes).fill(0)));
+    let zeros = |frames: &Frames, bytes: &mut [u8]| frames.begin_raw(bytes).fill(0);
+    (0..chunks).for_each(|chunk| post(liar, Kind::Raw, chunk, 0, zeros));
     let mut answers = 0;
     while answers < chunks as usize {
         answers += liar.poll();
@@ -55,11 +60,11 @@ fn workers_whose_frames_lie_lose_their_links() {
     let _watchdog = Watchdog::start();
     for transport in [Transport::Shm].into_iter().chain(copying_transports()) {
         let error = error_after(transport, |liar| {
-            post(liar, 3, 0, |_, bytes| write_header(bytes, Kind::Coded, 4));
+            post(liar, Kind::Coded, 3, 0, |_, bytes| write_header(bytes, Kind::Coded, 4));
         });
         says(error, &["pushed chunk 3 for round 0", "neither raw nor coded", "expected raw"]);
         let error = error_after(transport, |liar| {
-            post(liar, 3, 0, |frames, bytes| {
+            post(liar, Kind::Raw, 3, 0, |frames, bytes| {
                 frames.begin_raw(bytes);
                 write_header(&mut bytes[frames.coded_bytes..], Kind::Raw, 63);
             });
@@ -67,12 +72,12 @@ fn workers_whose_frames_lie_lose_their_links() {
         says(error, &["pushed chunk 3 for round 0", "63 bytes of payload, where the chunk has 64"]);
         let error = error_after(transport, |liar| {
             broadcast(liar);
-            post(liar, 5, 1, |_, bytes| write_header(bytes, Kind::Coded, usize::from(u16::MAX)));
+            post(liar, Kind::Coded, 5, 1, |_, bytes| write_header(bytes, Kind::Coded, usize::from(u16::MAX)));
         });
         says(error, &["pushed chunk 5 for round 1", "65535 bytes of payload, where there is room for"]);
         let error = error_after(transport, |liar| {
             broadcast(liar);
-            post(liar, 5, 1, |_, bytes| {
+            post(liar, Kind::Coded, 5, 1, |_, bytes| {
                 write_header(bytes, Kind::Coded, 20);
                 bytes[HEADER_BYTES..][..20].fill(0xff);
             });

@@ -8,3 +8,5 @@ mod frames;
 mod peers;
 mod posts;
 mod sim_full_rings;
+mod spans;
+mod strangers;

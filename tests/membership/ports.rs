@@ -9,7 +9,7 @@ use fabric::conformance::Watchdog;
 use fabric::{Arrival, LinkId, Port as _, PortId, Posted, Receive, SendWindow, Until};
 use hub_tests::{config, hub, join_request};
 use membership::Ports;
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round};
+use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Wire};
 use worker_shim::Session;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -28,9 +28,10 @@ fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
     let let_in =
         membership::join_all(&[hub], job, LIMIT, &request, Credential::find_if_any().unwrap().as_ref())
             .unwrap();
+    let wire = Wire::plain(Arc::clone(&layout));
     let (schedule, deadline) = (request.terms.level.schedule, Instant::now() + LIMIT);
     let receive = |_| Receive::New(layout.window_bytes());
-    let path = membership::open(&let_in, schedule, &layout, &window, receive, &ends, deadline).unwrap();
+    let path = membership::open(&let_in, schedule, &wire, &window, receive, &ends, deadline).unwrap();
     assert_eq!(path.ports, ends.dealt_to[..path.endpoints.len()], "core by core, in the order of the list");
     let attach = |(endpoint, port): (_, &PortId)| ports[port.index()].attach(endpoint);
     let links: Vec<LinkId> = path.endpoints.into_iter().zip(&path.ports).map(attach).collect();

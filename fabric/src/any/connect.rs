@@ -1,6 +1,7 @@
 //! Listening and connecting, whatever the transport: what their handshakes have in common.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,14 +122,34 @@ pub enum Accepted {
 }
 
 impl Accepted {
-    /// Reads the peer's hello, within `timeout`. `None` when more connections of the same peer are still to come.
-    pub fn hello(self, timeout: Duration) -> Result<Option<Hello>, ConnectError> {
+    /// Reads the peer's hello, within `timeout`.
+    pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
         Ok(match self {
-            Accepted::Shm(accepted) => Some(Hello::Shm(accepted.hello(timeout)?)),
-            Accepted::Tcp(accepted) => accepted.hello(timeout)?.map(Hello::Tcp),
-            Accepted::Verbs(accepted) => Some(Hello::Verbs(accepted.hello(timeout)?)),
+            Accepted::Shm(accepted) => Hello::Shm(accepted.hello(timeout)?),
+            Accepted::Tcp(accepted) => Hello::Tcp(accepted.hello(timeout)?),
+            Accepted::Verbs(accepted) => Hello::Verbs(accepted.hello(timeout)?),
         })
     }
+}
+
+/// Its socket.
+impl AsFd for Accepted {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Accepted::Shm(accepted) => accepted.as_fd(),
+            Accepted::Tcp(accepted) => accepted.as_fd(),
+            Accepted::Verbs(accepted) => accepted.as_fd(),
+        }
+    }
+}
+
+/// What a connection makes of a peer.
+#[derive(Debug)]
+pub enum Gathered {
+    /// All connections of the peer are there.
+    Whole(Hello),
+    /// Others are missing. The first connection of a peer also gives the duty to wait for the others.
+    Waits(Option<tcp::Pending>),
 }
 
 /// A peer that wants in.
@@ -150,6 +171,17 @@ impl Hello {
             Hello::Tcp(hello) => hello.token(),
             Hello::Verbs(hello) => hello.token(),
         }
+    }
+
+    /// Puts this connection to the peer's others, once its token is known.
+    pub fn gather(self) -> Result<Gathered, ConnectError> {
+        Ok(match self {
+            Hello::Tcp(hello) => match hello.gather()? {
+                tcp::Gathered::Whole(hello) => Gathered::Whole(Hello::Tcp(hello)),
+                tcp::Gathered::Waits(pending) => Gathered::Waits(pending),
+            },
+            whole @ (Hello::Shm(_) | Hello::Verbs(_)) => Gathered::Whole(whole),
+        })
     }
 
     /// Says no, and why.

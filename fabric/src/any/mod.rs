@@ -16,7 +16,7 @@ mod port;
 mod sleeping;
 mod transport;
 
-pub use connect::{Accepted, Address, ConnectError, Group, Hello, Listener, Rdma, connect, group};
+pub use connect::{Accepted, Address, ConnectError, Gathered, Group, Hello, Listener, Rdma, connect, group};
 pub use machine::machine;
 pub use port::{Endpoint, Port};
 pub use transport::{ParseTransportError, Transport};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::sleeping::Alarm;
 use crate::ids::{Imm, LinkId, Span};
-use crate::port::{Arrival, Closed, Posted, Until};
+use crate::port::{Arrival, Closed, FrameRule, Posted, Until};
 use crate::{shm, tcp, verbs};
 
 /// A link's transport: its id modulo [`TRANSPORTS`].
@@ -24,6 +24,16 @@ pub enum Endpoint {
     Tcp(tcp::Endpoint),
     /// Over RDMA.
     Verbs(verbs::Endpoint),
+}
+
+impl Endpoint {
+    /// The link closes when a frame comes that the rule refuses. Over TCP: on shared memory nothing moves, and over RDMA the
+    /// NIC writes where the peer says.
+    pub fn obey(&mut self, rule: impl FnOnce() -> Box<dyn FrameRule>) {
+        if let Endpoint::Tcp(endpoint) = self {
+            endpoint.obey(rule());
+        }
+    }
 }
 
 /// A port over all transports.

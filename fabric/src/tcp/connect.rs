@@ -1,23 +1,24 @@
 //! Listening, connecting, and the handshake. A worker's connections come one by one, and the worker is let in when
-//! all have come.
+//! all have come ([`gathering`](super::gathering)).
 //!
 //! ```text
 //!   worker                                   hub
 //!   connection i: Hello{token, i of n} ----> gathered by token until there are n
+//!                       a token that nobody knows is refused before that
 //!                 <---- Welcome, or Refused{why}, on each
 //! ```
 
-use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown, sockopt};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::gathering::{Gathered, Gathering, Said};
 use super::io::{UNSENT_BYTES, limit_unsent};
 use super::link::Endpoint;
 use super::message::{HelloMessage, ReplyMessage, Verdict};
@@ -29,8 +30,6 @@ use crate::plan::{LinkPorts, PlannedLink, check_ports};
 const SILENCE: Duration = Duration::from_secs(30);
 /// The kernel probes a connection that was idle for this long.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// The most workers at once whose connections have not all come.
-const MAX_GATHERING: usize = 1024;
 
 /// A handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +52,21 @@ pub enum ConnectError {
     /// The other end talks nonsense.
     #[error("the TCP handshake failed: {0}")]
     Nonsense(String),
+    /// Some of the worker's connections did not come.
+    #[error(
+        "of the worker's {links} TCP connections, one for each link, link(s) {came} came and link(s) {lack} did not come within \
+         {limit:?}; is the worker alive, and does each connection get through?"
+    )]
+    Incomplete {
+        /// How many links the worker has.
+        links: usize,
+        /// The links that came.
+        came: String,
+        /// The links that did not come.
+        lack: String,
+        /// From the first of them.
+        limit: Duration,
+    },
     /// The window could not be made, or is too small.
     #[error(transparent)]
     Window(#[from] WindowError),
@@ -104,23 +118,21 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Reads the hello of one connection, within `timeout`. `None` while other connections of the worker are still to
-    /// come. The last hello yields all connections.
-    pub fn hello(mut self, timeout: Duration) -> Result<Option<Hello>, ConnectError> {
+    /// Reads the hello of one connection, within `timeout`.
+    pub fn hello(mut self, timeout: Duration) -> Result<Hello, ConnectError> {
         let peer = self.peer;
         tune(&self.socket)
             .map_err(|errno| socket_error("setting up the connection of", peer, errno.into()))?;
         let mut bytes = [0; size_of::<HelloMessage>()];
-        read_within(&mut self.socket, &mut bytes, timeout)
-            .map_err(|error| ConnectError::Nonsense(format!("the hello of {peer}: {error}")))?;
+        read_within(&mut self.socket, &mut bytes, timeout).map_err(|error| {
+            refuse(&mut self.socket, &error.to_string());
+            ConnectError::Nonsense(format!("the hello of {peer}: {error}"))
+        })?;
         let message = HelloMessage::read_from_bytes(&bytes).expect("it has its size");
-        let told = message.check().and_then(|message| {
-            let Accepted { socket, gathering, .. } = &self;
-            Ok((message, gathering.add(message, socket.try_clone().map_err(|e| e.to_string())?, timeout)?))
-        });
-        match told {
-            Ok((_, None)) => Ok(None),
-            Ok((message, Some(links))) => Ok(Some(Hello { message, links })),
+        match message.check() {
+            Ok(message) => {
+                Ok(Hello { message, links: vec![(self.socket, message.ports())], gathering: self.gathering })
+            }
             Err(why) => {
                 refuse(&mut self.socket, &why);
                 Err(ConnectError::Nonsense(format!("the hello of {peer}: {why}")))
@@ -129,58 +141,18 @@ impl Accepted {
     }
 }
 
-/// Connections of workers that still wait for others.
-#[derive(Debug, Default)]
-struct Gathering(Mutex<HashMap<[u8; 16], Partial>>);
-
-#[derive(Debug)]
-struct Partial {
-    message: HelloMessage,
-    links: Vec<Option<(TcpStream, LinkPorts)>>,
-    until: Instant,
-}
-
-impl Gathering {
-    /// Adds a connection. Returns all connections of the worker if this was the last.
-    fn add(
-        &self,
-        message: HelloMessage,
-        socket: TcpStream,
-        timeout: Duration,
-    ) -> Result<Option<Vec<(TcpStream, LinkPorts)>>, String> {
-        let mut partials = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let now = Instant::now();
-        partials.retain(|_, partial| partial.until > now); // their sockets close
-        if partials.len() >= MAX_GATHERING && !partials.contains_key(&message.token) {
-            return Err(format!(
-                "{MAX_GATHERING} workers have connections open and others missing; try again"
-            ));
-        }
-        let (link, links) = (message.link(), message.links());
-        let partial = partials.entry(message.token).or_insert_with(|| Partial {
-            message,
-            links: (0..links).map(|_| None).collect(),
-            until: now + timeout,
-        });
-        if partial.links.len() != links || partial.message.window_bytes() != message.window_bytes() {
-            return Err("another connection of the same worker said otherwise".into());
-        }
-        if partial.links[link].replace((socket, message.ports())).is_some() {
-            return Err(format!("link {link} of the same worker is there already"));
-        }
-        if partial.links.iter().any(Option::is_none) {
-            return Ok(None);
-        }
-        let whole = partials.remove(&message.token).expect("it was just there");
-        Ok(Some(whole.links.into_iter().flatten().collect()))
+impl AsFd for Accepted {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
-/// A peer that wants in, with all its connections.
+/// A peer that wants in: one of its connections, or all when they are [gathered](Self::gather).
 #[derive(Debug)]
 pub struct Hello {
-    message: HelloMessage,
-    links: Vec<(TcpStream, LinkPorts)>,
+    pub(super) message: HelloMessage,
+    pub(super) links: Vec<Said>,
+    pub(super) gathering: Arc<Gathering>,
 }
 
 impl Hello {
@@ -192,6 +164,12 @@ impl Hello {
     /// Says no, and why.
     pub fn refuse(mut self, why: &str) {
         self.links.iter_mut().for_each(|(socket, _)| refuse(socket, why));
+    }
+
+    /// Puts this connection to the peer's others. Call it once the token is known: a connection that waits for others costs
+    /// memory and a descriptor.
+    pub fn gather(self) -> Result<Gathered, ConnectError> {
+        Arc::clone(&self.gathering).add(self)
     }
 
     /// Lets the peer in. `ours` is sent to the peer, and a window of `recv_bytes` is made for what it sends. The links
@@ -334,7 +312,7 @@ fn read_within(socket: &mut TcpStream, bytes: &mut [u8], timeout: Duration) -> i
 }
 
 /// Tells the peer why it is refused, without waiting for a peer that does not read.
-fn refuse(socket: &mut TcpStream, why: &str) {
+pub(super) fn refuse(socket: &mut TcpStream, why: &str) {
     let _ = socket.write_all(&ReplyMessage::refused(why));
 }
 

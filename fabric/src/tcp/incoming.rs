@@ -17,6 +17,7 @@ use super::io;
 use super::message::{HEADER, Header};
 use crate::ids::{Imm, Span};
 use crate::memory::RecvWindow;
+use crate::port::FrameRule;
 
 /// Room for small frames. They are copied once, which costs less than a system call for each.
 const BUFFER: usize = 16 << 10;
@@ -46,6 +47,8 @@ pub(super) enum Broken {
 #[derive(Debug)]
 pub(super) struct Incoming {
     window: Arc<RecvWindow>,
+    /// What may come, if the layer above says that.
+    rule: Option<Box<dyn FrameRule>>,
     /// The frame under way: where its missing bytes go, and what to show then.
     frame: Option<(Span, Imm)>,
     buffer: Box<[u8]>,
@@ -65,6 +68,7 @@ impl Incoming {
         let buffer = vec![0; BUFFER].into_boxed_slice();
         Incoming {
             window,
+            rule: None,
             frame: None,
             buffer,
             start: 0,
@@ -72,6 +76,18 @@ impl Incoming {
             beyond: HEADER,
             readable: true,
             ended: false,
+        }
+    }
+
+    /// From now on a frame that the rule refuses is an error.
+    pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
+        self.rule = Some(rule);
+    }
+
+    /// This end posted.
+    pub fn note_post(&mut self, span: Span, imm: Imm) {
+        if let Some(rule) = self.rule.as_mut().filter(|_| span.bytes == 0) {
+            rule.posted_empty(imm);
         }
     }
 
@@ -105,6 +121,9 @@ impl Incoming {
                             "a frame of {bytes} bytes for offset {offset}, which this end writes itself"
                         );
                         return Err(Broken::Frame(why));
+                    }
+                    if let Some(rule) = &mut self.rule {
+                        rule.check(span, imm).map_err(Broken::Frame)?;
                     }
                     self.beyond = if span.bytes >= LARGE { HEADER } else { BUFFER };
                     self.frame = Some((span, imm));

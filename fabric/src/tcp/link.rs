@@ -12,10 +12,10 @@ use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use super::incoming::{Broken, Incoming, Received};
 use super::io::{UNSENT_BYTES, limit_unsent};
 use super::outgoing::Outgoing;
-use crate::ids::Imm;
+use crate::ids::{Imm, Span};
 use crate::links::{Attached, LinkState};
 use crate::memory::{RecvWindow, SendWindow};
-use crate::port::CloseReason;
+use crate::port::{CloseReason, FrameRule};
 
 /// How long posts that came before a detach may take to be sent.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
@@ -35,6 +35,11 @@ pub struct Endpoint {
 impl Endpoint {
     pub(super) fn new(socket: OwnedFd, send: Arc<SendWindow>, recv: Arc<RecvWindow>, capacity: u32) -> Self {
         Endpoint { socket, outgoing: Outgoing::new(send, capacity), incoming: Incoming::new(recv) }
+    }
+
+    /// The link closes when a frame comes that the rule refuses.
+    pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
+        self.incoming.obey(rule);
     }
 }
 
@@ -62,6 +67,15 @@ impl Link {
         let unsent = bytes.clamp(LEAST_UNSENT, UNSENT_BYTES);
         // If the kernel refuses, its bound stays wider. No byte is wrong.
         let _ = limit_unsent(self.socket.as_fd(), unsent);
+    }
+
+    /// Queues a post; false when there is no room.
+    pub fn push(&mut self, span: Span, imm: Imm) -> bool {
+        let is_queued = self.outgoing.push(span, imm);
+        if is_queued {
+            self.incoming.note_post(span, imm);
+        }
+        is_queued
     }
 
     /// Sends what the socket takes.

@@ -81,6 +81,12 @@ impl HelloMessage {
         Ok(self)
     }
 
+    /// Whether both can be of one worker.
+    pub fn is_of_the_same_worker(&self, other: &Self) -> bool {
+        let said = |hello: &Self| (hello.token, hello.links, hello.window_bytes);
+        said(self) == said(other)
+    }
+
     /// Which of the worker's links this is.
     pub fn link(&self) -> usize {
         self.link.get() as usize

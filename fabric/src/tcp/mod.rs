@@ -18,6 +18,7 @@
 mod connect;
 #[doc(hidden)]
 pub mod fuzzing;
+mod gathering;
 mod incoming;
 #[allow(unsafe_code)]
 mod io;
@@ -27,5 +28,6 @@ mod outgoing;
 mod port;
 
 pub use connect::{Accepted, ConnectError, Hello, Listener, connect};
+pub use gathering::{Gathered, Pending};
 pub use link::Endpoint;
 pub use port::Port;

@@ -155,10 +155,12 @@ impl crate::Port for Port {
 
     fn post(&mut self, id: LinkId, span: Span, imm: Imm) -> Posted {
         let Ok(posted) = self.links.post::<Infallible>(id, |link| {
-            Ok(match link.broken {
-                true => Posted::Closed,
-                false if link.outgoing.push(span, imm) => Posted::Accepted,
-                false => Posted::Full,
+            Ok(if link.broken {
+                Posted::Closed
+            } else if link.push(span, imm) {
+                Posted::Accepted
+            } else {
+                Posted::Full
             })
         });
         posted

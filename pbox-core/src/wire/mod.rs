@@ -19,9 +19,11 @@
 //! ```
 
 pub(crate) mod counted;
+mod expected;
 pub mod frame;
 mod merge;
 
+pub use expected::Expected;
 pub(crate) use merge::difference;
 pub use merge::{Answer, merge};
 

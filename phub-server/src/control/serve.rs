@@ -2,7 +2,7 @@
 //! control thread. Must not know the requests.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::limits::ControlLimits;
+use crate::seldom::Seldom;
 
 /// The buffer of a connection for headers, which have some hundred bytes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -22,8 +23,6 @@ const BUFFER_BYTES: usize = 64 << 10;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a stop waits for open requests.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
-/// How often the log mentions what happens to every connection of a flood.
-const SAY_EVERY: Duration = Duration::from_secs(10);
 
 const TURNED_AWAY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
 connection: close\r\ncontent-length: 83\r\n\r\n\
@@ -39,7 +38,7 @@ pub(crate) async fn serve(
     mut stopped: oneshot::Receiver<()>,
 ) {
     let connections = GracefulShutdown::new();
-    let (mut turned_away, mut failed) = (Seldom::default(), Seldom::default());
+    let (turned_away, failed) = (Seldom::default(), Seldom::default());
     loop {
         tokio::select! {
             accepted = socket.accept() => match accepted {
@@ -92,25 +91,6 @@ fn connection(stream: TcpStream, router: Router, limits: ControlLimits) -> Conne
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
 }
 
-/// Counts an event that may happen often, for a log line now and then.
-#[derive(Debug, Default)]
-struct Seldom {
-    said: Option<Instant>,
-    times: u64,
-}
-
-impl Seldom {
-    /// It happened. If it is time to log it again: how often it happened since the last time.
-    fn count(&mut self) -> Option<u64> {
-        self.times += 1;
-        if self.said.is_some_and(|said| said.elapsed() < SAY_EVERY) {
-            return None;
-        }
-        self.said = Some(Instant::now());
-        Some(std::mem::take(&mut self.times))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,13 +102,5 @@ mod tests {
         assert!(head.contains(&format!("content-length: {}", body.len())), "the body has {}", body.len());
         let reply: pbox_core::control::ErrorReply = serde_json::from_str(body).unwrap();
         assert!(reply.error.contains("try again"));
-    }
-
-    #[test]
-    fn a_flood_is_logged_once() {
-        let mut seldom = Seldom::default();
-        assert_eq!(seldom.count(), Some(1));
-        assert!((0..100).all(|_| seldom.count().is_none()));
-        assert_eq!(seldom.times, 100);
     }
 }

@@ -12,6 +12,8 @@ use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry, Token, on_thread};
 use crate::cores::pin;
 
+const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
+
 /// What a connection of the data path needs once its token is known.
 #[derive(Debug)]
 pub(crate) struct Admission {
@@ -120,6 +122,11 @@ impl Registry {
         })
     }
 
+    /// Whose token it is. Says nothing of whether the worker is connected already.
+    pub fn expects(&self, token: Token) -> Result<(JobId, u32), String> {
+        self.lock().tokens.get(&token).copied().ok_or_else(|| UNKNOWN_TOKEN.into())
+    }
+
     /// What a connection with this token gets. A token is good for one connection.
     pub fn admission(&self, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;
@@ -151,7 +158,7 @@ impl Registry {
     /// An admission with the job's weights, which may not be the worker's.
     fn shared_admission(&self, token: Token) -> Result<Admission, String> {
         let mut inner = self.lock();
-        let &(id, rank) = inner.tokens.get(&token).ok_or("the token is not one of this hub's; join first")?;
+        let &(id, rank) = inner.tokens.get(&token).ok_or(UNKNOWN_TOKEN)?;
         let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
         let weights = job.weights.clone().ok_or_else(|| match job.state() {
             JobState::Failed { reason } => format!("job {:?} has failed: {reason}", job.name),

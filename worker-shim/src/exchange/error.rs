@@ -100,7 +100,8 @@ pub enum ExchangeError {
 
 impl ExchangeError {
     pub(super) fn closed(core: usize, reason: &CloseReason) -> Self {
-        let here = matches!(reason, CloseReason::Failed(_));
+        // The hub sees only that the link ended.
+        let here = !matches!(reason, CloseReason::PeerGone);
         ExchangeError::Closed { core, reason: reason.to_string(), here }
     }
 }

@@ -73,7 +73,7 @@ impl Session {
         let schedule = config.terms.level.schedule;
         let receive = |_| Receive::New(wire.weights_window_bytes());
         let DataPath { endpoints, received, placement, ways, cores, .. } =
-            membership::open(&let_in, schedule, wire.layout(), &window, receive, &ports, deadline)?;
+            membership::open(&let_in, schedule, &wire, &window, receive, &ports, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
         let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;

@@ -15,6 +15,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,6 +114,12 @@ impl Accepted {
             Ok(other) => Err(refuse(&mut stream, join::unexpected("a hello", &other))),
             Err(error) => Err(refuse(&mut stream, nonsense(error))),
         }
+    }
+}
+
+impl AsFd for Accepted {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 

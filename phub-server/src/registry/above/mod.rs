@@ -237,7 +237,7 @@ impl Up {
             true => Receive::New(wire_above.weights_window_bytes()), // frames, or the same pages
             false => Receive::Into(Arc::clone(&recv)),
         };
-        let path = membership::open(&hubs, schedule, wire.layout(), &sums, receive, &ports, deadline)
+        let path = membership::open(&hubs, schedule, &wire_above, &sums, receive, &ports, deadline)
             .map_err(not_joined)?;
         for (way, hub) in path.ways.iter().zip(&above.hubs) {
             tracing::info!(hub, transport = %way.transport, reason = way.reason, "sums go up");

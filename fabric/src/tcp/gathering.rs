@@ -1,0 +1,141 @@
+//! Gathering: the connections of a worker come one by one, each with its hello. The worker is let in when all are there.
+//!
+//! Shared by the threads that shake hands. A worker whose connections do not all come is ended after a time limit by the
+//! thread of its first connection. Knows tokens, and not whose they are.
+
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::connect::{ConnectError, Hello, refuse};
+use super::message::HelloMessage;
+use crate::plan::LinkPorts;
+
+/// The most workers at once whose connections have not all come.
+const MAX_GATHERING: usize = 1024;
+/// The most links that an error names.
+const NAMED: usize = 16;
+
+/// A connection that said its hello, and what it joins.
+pub(super) type Said = (TcpStream, LinkPorts);
+
+/// Connections of workers that still wait for others, by token.
+#[derive(Debug, Default)]
+pub(super) struct Gathering(Mutex<HashMap<[u8; 16], Partial>>);
+
+#[derive(Debug)]
+struct Partial {
+    message: HelloMessage,
+    links: Vec<Option<Said>>,
+    /// Dropped when the worker is whole.
+    _whole: SyncSender<()>,
+}
+
+/// What a connection makes of a worker.
+#[derive(Debug)]
+pub enum Gathered {
+    /// All connections of the worker are there.
+    Whole(Hello),
+    /// Others are missing. The first connection of a worker also gives the duty to wait for the others.
+    Waits(Option<Pending>),
+}
+
+/// A worker whose first connection has come. Somebody must [`wait`](Self::wait) for the others.
+#[derive(Debug)]
+pub struct Pending {
+    token: [u8; 16],
+    whole: Receiver<()>,
+    gathering: Arc<Gathering>,
+}
+
+impl Gathering {
+    /// Adds a connection.
+    ///
+    /// # Errors
+    /// When it contradicts the worker's other connections. The peer is told.
+    pub fn add(self: Arc<Self>, hello: Hello) -> Result<Gathered, ConnectError> {
+        let message = hello.message;
+        let (token, link, links) = (message.token, message.link(), message.links());
+        let mut partials = self.lock();
+        let known = partials.get(&token);
+        let why = if known.is_none() && partials.len() >= MAX_GATHERING {
+            format!("{MAX_GATHERING} workers have connections open and others missing; try again")
+        } else if known.is_some_and(|known| !known.message.is_of_the_same_worker(&message)) {
+            "another connection of the same worker said otherwise".into()
+        } else if known.is_some_and(|known| known.links[link].is_some()) {
+            format!("link {link} of the same worker is there already")
+        } else {
+            String::new()
+        };
+        if !why.is_empty() {
+            drop(partials);
+            hello.refuse(&why);
+            return Err(ConnectError::Nonsense(why));
+        }
+        let mut pending = None;
+        let partial = partials.entry(token).or_insert_with(|| {
+            let (_whole, whole) = sync_channel(0);
+            pending = Some(Pending { token, whole, gathering: Arc::clone(&self) });
+            Partial { message, links: (0..links).map(|_| None).collect(), _whole }
+        });
+        partial.links[link] = hello.links.into_iter().next();
+        if partial.links.iter().any(Option::is_none) {
+            return Ok(Gathered::Waits(pending));
+        }
+        let whole = partials.remove(&token).expect("it was just there");
+        let links = whole.links.into_iter().flatten().collect();
+        Ok(Gathered::Whole(Hello { message, links, gathering: hello.gathering }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 16], Partial>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Pending {
+    /// Whose they are.
+    pub fn token(&self) -> [u8; 16] {
+        self.token
+    }
+
+    /// Waits until the worker's connections are all there.
+    ///
+    /// # Errors
+    /// When some have not come after `limit`. Those that came are told, and closed.
+    pub fn wait(self, limit: Duration) -> Result<(), ConnectError> {
+        if self.whole.recv_timeout(limit) != Err(RecvTimeoutError::Timeout) {
+            return Ok(());
+        }
+        let mut partials = self.gathering.lock();
+        // The last connection may have come since. Then another partial may have the token by now.
+        if self.whole.try_recv() != Err(TryRecvError::Empty) {
+            return Ok(());
+        }
+        let partial = partials.remove(&self.token).expect("its sender lives there");
+        drop(partials);
+        let numbered = || partial.links.iter().enumerate();
+        let came = numbered().filter(|(_, link)| link.is_some()).map(|(number, _)| number);
+        let lack = numbered().filter(|(_, link)| link.is_none()).map(|(number, _)| number);
+        let error = ConnectError::Incomplete {
+            links: partial.links.len(),
+            came: named(came),
+            lack: named(lack),
+            limit,
+        };
+        let why = error.to_string();
+        partial.links.into_iter().flatten().for_each(|(mut socket, _)| refuse(&mut socket, &why));
+        Err(error)
+    }
+}
+
+/// Numbers of links in words, not too many.
+fn named(links: impl Iterator<Item = usize>) -> String {
+    let links: Vec<String> = links.map(|link| link.to_string()).collect();
+    let first = links[..links.len().min(NAMED)].join(", ");
+    match links.len().saturating_sub(NAMED) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}

@@ -1,0 +1,233 @@
+//! What may come over a link whose frames say where they go: for each chunk the span that its layout gives it, and nothing
+//! else. A transport asks before it writes a byte ([`FrameRule`]).
+//!
+//! | bytes of | must be |
+//! | --- | --- |
+//! | bare values, a sum with its count | all of the chunk's, at its place |
+//! | a raw frame of a compressed job | the same |
+//! | a coded frame | at most its room, at its place |
+//! | nothing | asked for: a pull repeats the immediate of a notice; the hub's notices are its own affair |
+//!
+//! The weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
+//!
+//! One value for each link, on the thread of its port. Knows no rounds.
+
+use std::collections::{HashMap, HashSet};
+
+use fabric::{FrameRule, Imm, Span};
+
+use super::Wire;
+use super::frame::{HEADER_BYTES, Kind};
+use crate::job::Schedule;
+use crate::layout::{ChunkId, Immediate, Round};
+
+/// What one end of a link expects of the other.
+#[derive(Debug)]
+pub struct Expected {
+    wire: Wire,
+    end: End,
+}
+
+#[derive(Debug)]
+enum End {
+    /// The hub, which is sent pushes.
+    Hub {
+        /// Notices without a pull: the round bits of each, by chunk.
+        noticed: HashMap<ChunkId, u8>,
+        /// Whether the other end is a hub whose first weights do not count.
+        may_keep_first: bool,
+        /// Chunks of which it sent no first weights.
+        kept: HashSet<ChunkId>,
+    },
+    /// A member of a job, which is sent answers.
+    Member {
+        /// Whether the hub gives notices or asks for a push again.
+        has_notices: bool,
+    },
+}
+
+impl Expected {
+    /// What a hub expects of member `rank`.
+    pub fn of_member(wire: &Wire, rank: u32) -> Self {
+        let may_keep_first = wire.members.are_hubs() && rank > 0;
+        let (noticed, kept) = (HashMap::new(), HashSet::new());
+        Expected { wire: wire.clone(), end: End::Hub { noticed, may_keep_first, kept } }
+    }
+
+    /// What a member expects of a hub.
+    pub fn of_hub(wire: &Wire, schedule: Schedule) -> Self {
+        let asks_again = wire.framing().is_some_and(|framing| framing.codecs().is_none());
+        Expected { wire: wire.clone(), end: End::Member { has_notices: schedule.pulls() || asks_again } }
+    }
+
+    /// Whether a frame without bytes may come now.
+    fn takes_empty(&mut self, Immediate { chunk, round_bits }: Immediate) -> bool {
+        match &mut self.end {
+            End::Member { has_notices } => *has_notices,
+            End::Hub { noticed, may_keep_first, kept } => {
+                let first = round_bits == Round(0).low_bits();
+                noticed.remove(&chunk).is_some_and(|noticed| noticed == round_bits)
+                    || (*may_keep_first && first && kept.insert(chunk))
+            }
+        }
+    }
+
+    /// Whether these are a chunk's bytes, else what was expected.
+    fn is_place(&self, chunk: ChunkId, span: Span) -> Result<(), String> {
+        if let Some(framing) = self.wire.framing() {
+            let frames = framing.frames(chunk);
+            let (coded, raw) = (frames.span.offset, frames.frame(Kind::Raw, frames.value_bytes()));
+            let header = frames.frame(Kind::Raw, 0);
+            let may_keep_first = matches!(self.end, End::Hub { may_keep_first: true, .. });
+            let is_coded = span.offset == coded && (HEADER_BYTES..=frames.coded_bytes).contains(&span.bytes);
+            if is_coded || span == raw || (may_keep_first && span == header) {
+                return Ok(());
+            }
+            return Err(format!(
+                "at most {} bytes for offset {coded}, or {} bytes for offset {}",
+                frames.coded_bytes, raw.bytes, raw.offset
+            ));
+        }
+        let place = match self.end {
+            End::Hub { .. } => self.wire.gradient_span(chunk),
+            End::Member { .. } => self.wire.weights_span(chunk),
+        };
+        match span == place {
+            true => Ok(()),
+            false => Err(format!("{} bytes for offset {}", place.bytes, place.offset)),
+        }
+    }
+}
+
+impl FrameRule for Expected {
+    fn posted_empty(&mut self, imm: Imm) {
+        if let End::Hub { noticed, .. } = &mut self.end {
+            let Immediate { chunk, round_bits } = Immediate::decode(imm);
+            noticed.insert(chunk, round_bits);
+        }
+    }
+
+    fn check(&mut self, span: Span, imm: Imm) -> Result<(), String> {
+        let (immediate, Span { offset, bytes }) = (Immediate::decode(imm), span);
+        let (chunk, chunks) = (immediate.chunk, self.wire.layout().chunks().len());
+        if chunk.index() >= chunks {
+            return Err(format!("a frame for chunk {}, where the job has {chunks} chunks", chunk.0));
+        }
+        if bytes == 0 && self.takes_empty(immediate) {
+            return Ok(());
+        }
+        self.is_place(chunk, span).map_err(|expected| {
+            format!(
+                "a frame of {bytes} bytes for offset {offset} with chunk {}: expected {expected}",
+                chunk.0
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::job::{JobTerms, LevelTerms, Members};
+    use crate::kernels::Optimizer;
+    use crate::layout::{Key, Layout};
+
+    const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
+
+    /// Chunks of 64, 64, 12 and 8 bytes.
+    fn wire(level: LevelTerms) -> Wire {
+        let layout = Layout::new(vec![Key::f32("a", [35]), Key::f32("b", [2])], 64).unwrap();
+        Wire::new(Arc::new(layout), &JobTerms { level, ..JobTerms::new(2, Vec::new(), SGD) })
+    }
+
+    fn imm(chunk: u32, round: u32) -> Imm {
+        Immediate::new(ChunkId(chunk), Round(round)).encode()
+    }
+
+    fn control(chunk: u32, round: u32) -> Imm {
+        Immediate::control(ChunkId(chunk), Round(round)).encode()
+    }
+
+    fn span(offset: usize, bytes: usize) -> Span {
+        Span { offset, bytes }
+    }
+
+    #[test]
+    fn a_chunk_comes_whole_and_at_its_place() {
+        let wire = wire(LevelTerms::default());
+        for mut end in [Expected::of_member(&wire, 1), Expected::of_hub(&wire, Schedule::Sliced)] {
+            for round in [0, 1, 300] {
+                assert_eq!(end.check(span(128, 12), imm(2, round)), Ok(()));
+                assert_eq!(end.check(span(192, 8), imm(3, round)), Ok(()));
+            }
+            for (offset, bytes) in
+                [(128, 11), (128, 13), (128, 0), (0, 0), (132, 8), (0, 12), (192, 8), (64, 64)]
+            {
+                let error = end.check(span(offset, bytes), imm(2, 1)).unwrap_err();
+                let expected = format!(
+                    "a frame of {bytes} bytes for offset {offset} with chunk 2: expected 12 bytes for offset 128"
+                );
+                assert_eq!(error, expected);
+            }
+            let error = end.check(span(0, 64), imm(4, 1)).unwrap_err();
+            assert_eq!(error, "a frame for chunk 4, where the job has 4 chunks");
+        }
+    }
+
+    #[test]
+    fn a_pull_answers_a_notice_once() {
+        let wire = wire(LevelTerms { schedule: Schedule::KvStore, ..LevelTerms::default() });
+        let mut hub = Expected::of_member(&wire, 0);
+        let empty = span(0, 0);
+        assert!(hub.check(empty, control(0, 7)).is_err(), "there was no notice");
+        hub.posted_empty(control(0, 7));
+        assert!(hub.check(empty, imm(0, 7)).is_err(), "an empty push is no pull");
+        hub.posted_empty(control(0, 7));
+        assert!(hub.check(empty, control(1, 7)).is_err(), "another chunk's");
+        assert_eq!(hub.check(empty, control(0, 7)), Ok(()));
+        assert!(hub.check(empty, control(0, 7)).is_err(), "a second time");
+        let mut member = Expected::of_hub(&wire, Schedule::KvStore);
+        assert_eq!(member.check(empty, control(0, 7)), Ok(()), "a notice");
+    }
+
+    #[test]
+    fn frames_have_their_rooms() {
+        let compression = Some("topk:0.25".parse().unwrap());
+        let wire = wire(LevelTerms { compression, ..LevelTerms::default() });
+        let frames = *wire.framing().unwrap().frames(ChunkId(2));
+        let (coded, raw) = (frames.span.offset, frames.frame(Kind::Raw, 12));
+        for mut end in [Expected::of_member(&wire, 0), Expected::of_hub(&wire, Schedule::Sliced)] {
+            for good in [span(coded, HEADER_BYTES), span(coded, frames.coded_bytes), raw] {
+                assert_eq!(end.check(good, imm(2, 1)), Ok(()));
+            }
+            let header = frames.frame(Kind::Raw, 0);
+            let long = span(coded, frames.coded_bytes + 1);
+            for bad in [span(coded, HEADER_BYTES - 1), long, frames.span, header, span(0, 16), span(coded, 0)]
+            {
+                let error = end.check(bad, imm(2, 1)).unwrap_err();
+                let room = format!("at most {} bytes for offset {coded}, or 20 bytes", frames.coded_bytes);
+                assert!(error.contains(&room), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn hubs_below_send_counts_and_keep_their_first_weights() {
+        let wire = wire(LevelTerms { members: Members::Hubs, ..LevelTerms::default() });
+        let place = wire.gradient_span(ChunkId(2));
+        assert_eq!(place.bytes, 128, "the values in a line, and the count");
+        let mut first = Expected::of_member(&wire, 0);
+        let mut second = Expected::of_member(&wire, 1);
+        for end in [&mut first, &mut second] {
+            assert_eq!(end.check(place, imm(2, 1)), Ok(()));
+            assert!(end.check(span(128, 12), imm(2, 1)).is_err());
+            assert!(end.check(span(0, 0), imm(2, 1)).is_err());
+        }
+        assert!(first.check(span(0, 0), imm(2, 0)).is_err(), "its first weights count");
+        assert_eq!(second.check(span(0, 0), imm(2, 0)), Ok(()));
+        assert!(second.check(span(0, 0), imm(2, 0)).is_err(), "a first time comes once");
+        assert_eq!(Expected::of_hub(&wire, Schedule::Sliced).check(span(128, 12), imm(2, 1)), Ok(()));
+    }
+}

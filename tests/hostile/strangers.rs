@@ -1,0 +1,128 @@
+//! Strangers on the data path's TCP port: connections that say nothing, hellos with tokens that nobody has, and workers of
+//! which some connections never come. They cost nobody else a place, and each ends in bounded time.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use fabric::any::Transport;
+use fabric::conformance::{Watchdog, alone};
+use hub_tests::program::until;
+use hub_tests::training::Training;
+use hub_tests::usage::{holds, holds_at_rest};
+use hub_tests::{config, hub, hub_with_limit, join_by_hand, join_request, push_all, ready_all, says};
+use pbox_core::control::{JoinReply, TransportAddress};
+use worker_shim::{Session, SessionConfig};
+
+fn tcp_address(reply: &JoinReply) -> SocketAddr {
+    let tcp = reply.transports.iter().find_map(|each| match each {
+        TransportAddress::Tcp { addresses } => Some(addresses[0]),
+        _ => None,
+    });
+    tcp.expect("a hub offers TCP")
+}
+
+fn by_tcp(config: SessionConfig) -> SessionConfig {
+    SessionConfig { transport: Some(Transport::Tcp), ..config }
+}
+
+/// Connects, and says that this is link `link` of `links` of the worker with this token.
+fn hello(address: SocketAddr, token: [u8; 16], link: u32, links: u32) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let mut bytes = [b"phubtcp2".as_slice(), &token].concat();
+    bytes.extend([link, links].map(u32::to_le_bytes).as_flattened());
+    bytes.extend([0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]); // the ports, and the size of the window
+    stream.write_all(&bytes).unwrap();
+    stream
+}
+
+/// What the hub says before it closes the connection.
+fn told(mut stream: TcpStream) -> String {
+    stream.set_read_timeout(Some(Duration::from_secs(25))).unwrap();
+    let mut told = Vec::new();
+    match stream.read_to_end(&mut told) {
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("the hub says nothing: {error}"),
+        _ => String::from_utf8_lossy(&told).into_owned(),
+    }
+}
+
+fn train_a_round(sessions: &mut [Session]) {
+    sessions.iter_mut().for_each(|session| push_all(session).unwrap());
+    sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+}
+
+/// A worker that is not heard of for 4 s is dead, and its heartbeats begin behind the data path. If each silent connection
+/// held a place for a time, 3000 of them would hold up the data path for longer.
+#[test]
+fn silent_connections_take_the_place_of_no_worker() {
+    alone(|| {
+        let _watchdog = Watchdog::start();
+        phub_server::raise_open_files();
+        let hub = hub_with_limit(2, 4);
+        let address = hub.address().to_string();
+        let before = holds_at_rest(&address, std::process::id());
+        let mut steady = ready_all(2, |rank| by_tcp(config(&hub, "steady", rank, 2)));
+        let reply = join_by_hand(&hub, "unfinished", &join_request(0, 2));
+        let port = tcp_address(&reply);
+        let silent: Vec<TcpStream> = (0..3000).map(|_| TcpStream::connect(port).unwrap()).collect();
+        let new = Training { transport: |_| Some(Transport::Tcp), ..Training::small("new") };
+        std::thread::scope(|scope| {
+            let new = scope.spawn(|| new.run(&address));
+            while !new.is_finished() {
+                train_a_round(&mut steady);
+            }
+            new.join().expect("a new job is made, and its bits are right");
+        });
+        // The last ones may stay for their time.
+        let first = silent.into_iter().take(2900).map(told).collect::<Vec<_>>();
+        assert!(first.iter().all(|told| told.is_empty() || told.contains("hung up")), "{first:?}");
+        steady.into_iter().for_each(|session| session.leave().unwrap());
+        until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
+    });
+}
+
+#[test]
+fn a_token_that_nobody_has_is_refused_before_anything_is_kept() {
+    alone(|| {
+        let _watchdog = Watchdog::start();
+        let hub = hub(2);
+        let before = holds_at_rest(&hub.address().to_string(), std::process::id());
+        let mut steady = ready_all(2, |rank| by_tcp(config(&hub, "steady", rank, 2)));
+        let with_a_job = holds(std::process::id()).descriptors;
+        let port = tcp_address(&join_by_hand(&hub, "unfinished", &join_request(0, 2)));
+        // Each says that it is the first of two connections.
+        let strangers: Vec<TcpStream> = (0..200).map(|number| hello(port, [number; 16], 0, 2)).collect();
+        train_a_round(&mut steady);
+        for stranger in strangers {
+            says(told(stranger), &["the token is not one of this hub's", "join first"]);
+        }
+        until("nothing is kept of them", || holds(std::process::id()).descriptors <= with_a_job);
+        steady.into_iter().for_each(|session| session.leave().unwrap());
+        until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
+    });
+}
+
+#[test]
+fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let mut steady = ready_all(2, |rank| by_tcp(config(&hub, "steady", rank, 2)));
+    let reply = join_by_hand(&hub, "job", &join_request(0, 2));
+    let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+    let port = tcp_address(&reply);
+    let links = "link(s) 0, 3 came and link(s) 1, 2 did not come within";
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut session = Session::join(config(&hub, "job", 1, 2))?;
+            session.broadcast_weights(|_, _: &mut [f32]| ())
+        });
+        let came = [0, 3].map(|link| hello(port, token, link, 4));
+        train_a_round(&mut steady);
+        came.into_iter().for_each(|stream| says(told(stream), &[links]));
+        let error = other.join().unwrap().unwrap_err();
+        says(error, &["\"job\" failed", "worker 0 is gone: its data path could not be made", links]);
+    });
+    train_a_round(&mut steady);
+    steady.into_iter().for_each(|session| session.leave().unwrap());
+    Training::small("after").run(&hub.address().to_string());
+}
