@@ -15,6 +15,7 @@ pub use peers::{
 };
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use fabric::any::Transport;
 use serde::{Deserialize, Serialize};
@@ -98,6 +99,13 @@ pub struct JoinReply {
     /// From hub 0 of several: the worker shows this pass at the other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
+}
+
+impl JoinReply {
+    /// How long the hub bears a member's silence.
+    pub fn limit(&self) -> Duration {
+        Duration::from_millis(self.heartbeat_limit_ms)
+    }
 }
 
 /// `POST /v1/jobs/{job}/offer`: rank 0 has weights and optimizer state of the moment before a round, for a new job to

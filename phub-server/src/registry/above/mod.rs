@@ -239,7 +239,7 @@ impl Up {
         let (rung, news) = watch::channel(());
         let bell = Waker::from(Arc::new(Bell(rung)));
         let kept = hubs.into_iter().zip(path.cores).map(|(hub, cores)| hub.keep(cores, bell.clone()));
-        let hubs = kept.collect::<Result<Vec<Hub>, _>>().map_err(not_joined)?;
+        let hubs: Vec<Hub> = kept.collect();
         let received = path.received.into_iter().map(|window| is_coded.then_some(window));
         let mut links: Vec<_> = path.endpoints.into_iter().zip(received).map(Some).collect();
         let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| links[way].take()).collect();
