@@ -58,7 +58,7 @@ impl Heartbeat {
     /// Starts the thread, for a member with this token. `limit` is how long the hub bears silence.
     pub fn start(control: &Control, token: &str, limit: Duration) -> std::io::Result<Self> {
         let state = JobState::Gathering { missing: Vec::new(), machines: Vec::new() };
-        let reply = HeartbeatReply { version: 0, state, members: Vec::new(), left: Vec::new() };
+        let reply = HeartbeatReply { version: 0, state, members: Vec::new(), left: Vec::new(), held_up_by: Vec::new() };
         let news = Mutex::new(News { reply, lost: None });
         let shared = Arc::new(Shared { news, changed: Condvar::new(), waker: OnceLock::new() });
         let (stop, stopped) = channel();
@@ -139,7 +139,12 @@ impl Beat {
         let failed = matches!(reply.state, JobState::Failed { .. });
         if reply.version != self.seen {
             self.seen = reply.version;
+            for late in &reply.held_up_by {
+                tracing::warn!(job = self.control.job, hub = self.control.hub, "{late}");
+            }
             self.shared.publish(|news| news.reply = reply);
+        } else {
+            self.shared.lock().reply = reply; // nothing to wake for: how long somebody has been late
         }
         // A hub that stops does not wait for this thread.
         (!failed).then_some(Duration::ZERO)

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::Round;
-use pbox_core::control::{JobState, Left, StateReply};
+use pbox_core::control::{JobState, Late, Left, StateReply};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -78,6 +78,11 @@ impl Hub {
     /// The first of the ranks that left of which `test` is true.
     pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).copied()
+    }
+
+    /// The workers that others have waited for too long.
+    pub fn held_up_by(&self) -> Vec<Late> {
+        self.heartbeat.news().reply.held_up_by.clone()
     }
 
     /// The error that ends the membership, if its news hold one.

@@ -22,7 +22,7 @@ use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
-    JoinRequest, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, check_job_name,
+    JoinRequest, Late, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, check_job_name,
 };
 use pbox_core::{
     Above, Below, JobId, JobTerms, Layout, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire,
@@ -327,6 +327,11 @@ impl JoinedAbove {
                 tracing::warn!(%error, "a hub above was not told that the job failed here");
             }
         }
+    }
+
+    /// Whom the hubs above wait for.
+    pub fn held_up_by(&self) -> Vec<Late> {
+        self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
 
     /// Leaves the job above, from a round on. May wait for the hubs.
