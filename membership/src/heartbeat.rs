@@ -58,7 +58,13 @@ impl Heartbeat {
     /// Starts the thread, for a member with this token. `limit` is how long the hub bears silence.
     pub fn start(control: &Control, token: &str, limit: Duration) -> std::io::Result<Self> {
         let state = JobState::Gathering { missing: Vec::new(), machines: Vec::new() };
-        let reply = HeartbeatReply { version: 0, state, members: Vec::new(), left: Vec::new(), held_up_by: Vec::new() };
+        let reply = HeartbeatReply {
+            version: 0,
+            state,
+            members: Vec::new(),
+            left: Vec::new(),
+            held_up_by: Vec::new(),
+        };
         let news = Mutex::new(News { reply, lost: None });
         let shared = Arc::new(Shared { news, changed: Condvar::new(), waker: OnceLock::new() });
         let (stop, stopped) = channel();

@@ -215,7 +215,11 @@ pub struct Late {
 impl fmt::Display for Late {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Late { who, round, chunks, seconds, .. } = self;
-        write!(f, "{who} lives and holds up round {}: {chunks} chunk(s) have waited for its push for {seconds} s", round.0)
+        write!(
+            f,
+            "{who} lives and holds up round {}: {chunks} chunk(s) have waited for its push for {seconds} s",
+            round.0
+        )
     }
 }
 

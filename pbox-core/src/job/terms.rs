@@ -119,13 +119,17 @@ pub enum InvalidTerms {
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum InvalidRate {
     /// Not a rate.
-    #[error("learning rate {seen}: expected a finite number, at least 0 (with 0 the weights stay as they are)")]
+    #[error(
+        "learning rate {seen}: expected a finite number, at least 0 (with 0 the weights stay as they are)"
+    )]
     Range {
         /// What was asked for.
         seen: f32,
     },
     /// Not a rate of this key.
-    #[error("learning rate {seen}: times lr_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one")]
+    #[error(
+        "learning rate {seen}: times lr_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
+    )]
     Overflow {
         /// What was asked for.
         seen: f32,

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, MapError, Port, RecvWindow, Slab, SpanError, Spans};
 
-use super::mode::{Shard, of_mode};
 use super::look::Look;
+use super::mode::{Shard, of_mode};
 use super::notice::{JobId, Notice, Tally};
 use super::replies::{AtWork, Done, Replies};
 use super::shard::Front;

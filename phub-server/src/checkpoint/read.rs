@@ -172,7 +172,9 @@ fn optimizer(seen: &str) -> Result<Optimizer, DecodeError> {
 fn round(seen: &str) -> Result<Round, DecodeError> {
     let round = Round(number("round", seen)?);
     let last = Round::LIMIT;
-    (round < last).then_some(round).ok_or_else(|| faulty("round", seen, format!("a job ends before round {}", last.0)))
+    (round < last)
+        .then_some(round)
+        .ok_or_else(|| faulty("round", seen, format!("a job ends before round {}", last.0)))
 }
 
 fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError> {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::SendWindow;
-use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, Mesh};
+use pbox_core::control::{
+    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, Mesh,
+};
 use pbox_core::job::Difference;
 use pbox_core::{JobId, JobTerms, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire};
 use tokio::sync::watch;
@@ -126,8 +128,13 @@ impl Job {
         let at_start = || LearningRates::new(terms.optimizer.learning_rate());
         let learning_rates = restored.map_or_else(at_start, Restored::learning_rates);
         let state = JobState::Gathering { missing: (0..workers).collect(), machines: Vec::new() };
-        let news =
-            HeartbeatReply { version: 1, state, members: Vec::new(), left: Vec::new(), held_up_by: Vec::new() };
+        let news = HeartbeatReply {
+            version: 1,
+            state,
+            members: Vec::new(),
+            left: Vec::new(),
+            held_up_by: Vec::new(),
+        };
         Job {
             id,
             name: hubs.peers.job.clone(),

@@ -84,7 +84,9 @@ impl Registry {
 
     /// Does what follows from a look at a job.
     fn judge(&self, inner: &mut Inner, id: JobId, look: &Look) {
-        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.state() == JobState::Running) else { return };
+        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.state() == JobState::Running) else {
+            return;
+        };
         if look.round >= Round::LIMIT {
             let reason = format!(
                 "it has come to round {}, and a job ends before round {}: save its weights, and begin a job of another name with \

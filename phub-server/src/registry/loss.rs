@@ -112,7 +112,10 @@ impl Registry {
     /// This hub itself stood still for so long, and could hear nobody.
     pub fn stood_still(&self, pause: Duration) {
         let now = Instant::now();
-        tracing::warn!("this hub stood still for {:.1} s; the clocks of its workers begin anew", pause.as_secs_f64());
+        tracing::warn!(
+            "this hub stood still for {:.1} s; the clocks of its workers begin anew",
+            pause.as_secs_f64()
+        );
         let mut inner = self.lock();
         for job in inner.jobs.values_mut() {
             job.members.iter_mut().flatten().for_each(|member| member.heard = now);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use fabric::WindowError;
 use membership::{MemberError, Missing};
 use pbox_core::InvalidTerms;
-use pbox_core::job::InvalidRate;
 use pbox_core::control::{InvalidJobName, Late};
+use pbox_core::job::InvalidRate;
 
 use crate::exchange::ExchangeError;
 use crate::pull::PullError;
@@ -65,7 +65,8 @@ pub enum SessionError {
     },
     /// Some worker is alive but does not push.
     #[error(
-        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; {} (raise the wait limit if it is only slow)", spoken(late)
+        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; {} (raise the wait limit if it is only slow)",
+        spoken(late)
     )]
     Stalled {
         /// The job.

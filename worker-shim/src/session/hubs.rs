@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use membership::{Hub, MemberError};
 use pbox_core::KeyId;
-use pbox_core::control::{CheckpointReply, LearningRateRequest, Late, Left};
+use pbox_core::control::{CheckpointReply, Late, LearningRateRequest, Left};
 
 use super::error::SessionError;
 use super::session::Session;
