@@ -174,6 +174,9 @@ impl Hub {
     /// # Errors
     /// As for [`post`](Self::post).
     pub fn leave(&self, round: Round) -> Result<(), MemberError> {
-        self.insist(|| self.control.leave(&self.token, round, None))
+        // Whatever the news say: after a leave whose answer was lost, the hub does not know the heartbeat any more.
+        let left =
+            insist(self.limit, Failure::passes_for_member, || self.control.leave(&self.token, round, None));
+        left.map_err(|error| self.lost_if_unreachable(error))
     }
 }

@@ -347,7 +347,7 @@ fn a_bad_state_is_refused() {
 fn a_job_ends_before_its_rounds_have_no_numbers() {
     let _watchdog = Watchdog::start();
     let hub = Hub::start(&HubSettings { late_warning_s: 1, ..settings(1, PATIENT_S) }).unwrap();
-    let values = vec![0; 4 * elements()];
+    let values = vec![0; 4 * 4];
     let before = Round(Round::LIMIT.0 - 3);
     let state = State { before, values: Box::new(std::io::Cursor::new(values)) };
     let mut session = Session::join_with(small(&hub, 0, 1), state).unwrap();
