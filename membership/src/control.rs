@@ -1,14 +1,14 @@
 //! The client of the control port: one blocking call a request.
 
 use std::io::{self, Read};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use authority::{ALL_JOBS, Credential, Right};
 use pbox_core::Round;
 use pbox_core::control::{ErrorReply, HubReply, LeaveRequest, OfferReply, OfferRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use ureq::http::header::AUTHORIZATION;
+use ureq::http::header::{AUTHORIZATION, RETRY_AFTER};
 use ureq::http::{Response, StatusCode};
 use ureq::{Body, SendBody};
 
@@ -17,11 +17,74 @@ use crate::error::MemberError;
 /// A hub that takes a state more slowly than this is stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
+/// The pause before a request that failed is made again.
+pub(crate) const RETRY: Duration = Duration::from_millis(100);
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The hub itself says no, for good.
+    Refused,
+    /// The hub itself says no for now.
+    Busy,
+    /// The answer is not the hub's, and says that the hub cannot be asked now; or the hub asks for another try.
+    Passing,
+    /// The answer is not one that a hub gives.
+    Strange,
+    /// The connection ended in the middle of the request: it may have been carried out.
+    Cut,
+    /// There was no connection, or no answer in time.
+    Unreachable,
+}
+
+/// A request that failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub cause: Cause,
+    pub error: MemberError,
+}
+
+impl Failure {
+    /// Whether a member makes this request again. Its requests may be made twice, and it has spoken to this hub before.
+    /// Without a connection the hub is gone: its links say so, too.
+    pub fn passes_for_member(&self) -> bool {
+        !matches!(self.cause, Cause::Refused | Cause::Unreachable)
+    }
+
+    /// Whether a join is made again. The hub has not seen the request, or asks for another try.
+    fn passes_for_newcomer(&self) -> bool {
+        self.cause == Cause::Passing
+    }
+}
+
+/// Makes a request again while its failure may pass, until `limit` is over.
+///
+/// # Errors
+/// The last failure. It says how often and for how long the request was made.
+pub(crate) fn insist<R>(
+    limit: Duration,
+    passes: impl Fn(&Failure) -> bool,
+    mut ask: impl FnMut() -> Result<R, Failure>,
+) -> Result<R, MemberError> {
+    let begun = Instant::now();
+    for tries in 1.. {
+        match ask() {
+            Ok(reply) => return Ok(reply),
+            Err(failure) if begun.elapsed() < limit && passes(&failure) => {}
+            Err(failure) => return Err(failure.error.after(tries, begun.elapsed())),
+        }
+        // Nothing tells when a hub or a proxy can answer again.
+        std::thread::sleep(RETRY);
+    }
+    unreachable!("the limit ends the tries")
+}
+
 /// Speaks to one job's part of a hub's control port.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     agent: ureq::Agent,
-    timeout: Duration,
+    /// Of each request.
+    pub timeout: Duration,
     /// What requests show.
     credential: Option<Credential>,
     /// The address of the control port.
@@ -44,13 +107,13 @@ impl Control {
         Self::new(&self.hub, &self.job, timeout, self.credential.as_ref())
     }
 
-    /// `POST /v1/jobs/{job}/{verb}`.
+    /// `POST /v1/jobs/{job}/{verb}`, once.
     pub fn post<Q: Serialize, R: DeserializeOwned>(
         &self,
         verb: &str,
         what: &'static str,
         request: &Q,
-    ) -> Result<R, MemberError> {
+    ) -> Result<R, Failure> {
         let url = format!("http://{}/v1/jobs/{}/{verb}", self.hub, self.job);
         let post = self.agent.post(&url);
         let post = match self.shown(Right::Join, &self.job) {
@@ -68,7 +131,10 @@ impl Control {
             Some(shown) => get.header(AUTHORIZATION, shown),
             None => get,
         };
-        self.read_reply("describe itself", get.call().map_err(|error| self.unreachable(error))?)
+        let reply = get.call().map_err(|error| self.unreachable(error));
+        reply
+            .and_then(|response| self.read_reply("describe itself", response))
+            .map_err(|failure| failure.error)
     }
 
     /// The header that shows a right to a job.
@@ -76,14 +142,24 @@ impl Control {
         self.credential.as_ref().map(|credential| format!("Bearer {}", credential.token(right, job)))
     }
 
+    /// `POST /v1/jobs/{job}/join`. A proxy that does not reach the hub, and a hub that asks for another try, are asked again.
+    pub fn join<Q: Serialize, R: DeserializeOwned>(&self, request: &Q) -> Result<R, MemberError> {
+        let begun = Instant::now();
+        insist(self.timeout, Failure::passes_for_newcomer, || {
+            // Of a later try, what is left of the limit.
+            let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
+            self.within(left).post("join", "join", request)
+        })
+    }
+
     /// `GET /v1/health`.
     pub fn check_health(&self) -> Result<(), MemberError> {
         let response = self.agent.get(format!("http://{}/v1/health", self.hub)).call();
-        response.map(|_| ()).map_err(|error| self.unreachable(error))
+        response.map(|_| ()).map_err(|error| self.unreachable(error).error)
     }
 
     /// Says that the member with this token leaves from a round on: in good order, or because of a failure.
-    pub fn leave(&self, token: &str, round: Round, failed: Option<String>) -> Result<(), MemberError> {
+    pub fn leave(&self, token: &str, round: Round, failed: Option<String>) -> Result<(), Failure> {
         let request = LeaveRequest { token: token.to_owned(), round, failed };
         self.post("leave", "leave", &request).map(|_: serde_json::Value| ())
     }
@@ -91,7 +167,8 @@ impl Control {
     /// Offers the state before a round. Returns how many bytes of it the hub wants, if it wants it.
     pub fn offer(&self, token: &str, state_before: Round) -> Result<Option<u64>, MemberError> {
         let request = OfferRequest { token: token.to_owned(), state_before };
-        self.post("offer", "take a state", &request).map(|reply: OfferReply| reply.state_bytes)
+        let reply = self.post("offer", "take a state", &request).map_err(|failure| failure.error);
+        reply.map(|reply: OfferReply| reply.state_bytes)
     }
 
     /// `POST /v1/jobs/{job}/state?token=...`: so many bytes of `values`, which may take longer than other requests.
@@ -112,36 +189,59 @@ impl Control {
         if let Some(why) = values.wrong {
             return Err(MemberError::State { job: self.job.clone(), why, bytes });
         }
-        self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
+        let reply = response.map_err(|error| self.unreachable(error));
+        reply.and_then(|response| self.read_reply(what, response)).map_err(|failure| failure.error)
     }
 
-    fn unreachable(&self, cause: impl ToString) -> MemberError {
-        MemberError::Unreachable { hub: self.hub.clone(), cause: cause.to_string() }
+    fn unreachable(&self, error: ureq::Error) -> Failure {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+        let ends = [BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof];
+        let cause = match &error {
+            ureq::Error::Io(error) if ends.contains(&error.kind()) => Cause::Cut,
+            ureq::Error::Protocol(_) => Cause::Cut,
+            _ => Cause::Unreachable,
+        };
+        let error = MemberError::Unreachable { hub: self.hub.clone(), cause: error.to_string() };
+        Failure { cause, error }
     }
 
     fn read_reply<R: DeserializeOwned>(
         &self,
         what: &'static str,
         mut response: Response<Body>,
-    ) -> Result<R, MemberError> {
+    ) -> Result<R, Failure> {
         let status = response.status();
-        let body = response.body_mut().read_to_string();
-        let body = body.map_err(|error| self.unreachable(format!("reading its answer: {error}")))?;
-        let nonsense = || MemberError::Nonsense {
-            hub: self.hub.clone(),
-            what,
-            saw: format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
+        let asks_again = response.headers().contains_key(RETRY_AFTER);
+        let body = response.body_mut().read_to_string().map_err(|error| self.unreachable(error))?;
+        let passes = status.is_server_error() && status != StatusCode::INSUFFICIENT_STORAGE
+            || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
+        let nonsense = || Failure {
+            cause: if passes { Cause::Passing } else { Cause::Strange },
+            error: MemberError::Nonsense {
+                hub: self.hub.clone(),
+                what,
+                saw: format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
+            },
         };
         if status.is_success() {
             return serde_json::from_str(&body).map_err(|_| nonsense());
         }
-        let ErrorReply { error } = serde_json::from_str(&body).map_err(|_| nonsense())?;
-        let (hub, why) = (self.hub.clone(), error);
-        if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-            let shown = self.credential.as_ref().map_or("nothing".to_owned(), |it| it.source().to_owned());
-            return Err(MemberError::NotAllowed { hub, what, why, shown });
-        }
-        Err(MemberError::Refused { hub, what, why })
+        let ErrorReply { error: why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
+        let cause = match (passes, asks_again) {
+            (true, true) => Cause::Passing,
+            (true, false) => Cause::Busy,
+            (false, _) => Cause::Refused,
+        };
+        let hub = self.hub.clone();
+        let error = match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                let shown =
+                    self.credential.as_ref().map_or("nothing".to_owned(), |it| it.source().to_owned());
+                MemberError::NotAllowed { hub, what, why, shown }
+            }
+            _ => MemberError::Refused { hub, what, why },
+        };
+        Err(Failure { cause, error })
     }
 }
 

@@ -1,5 +1,7 @@
 //! What can go wrong between a member of a job and its hubs, one variant a cause.
 
+use std::time::Duration;
+
 use authority::CredentialError;
 use fabric::any::ConnectError;
 
@@ -109,6 +111,20 @@ pub enum MemberError {
     /// A thread or a descriptor could not be had.
     #[error("this member of the job: {0}")]
     System(#[from] std::io::Error),
+}
+
+impl MemberError {
+    /// The same error of a request that was made so often, in so much time.
+    pub(crate) fn after(mut self, tries: u32, time: Duration) -> Self {
+        if tries > 1
+            && let MemberError::Unreachable { cause: text, .. }
+            | MemberError::Refused { why: text, .. }
+            | MemberError::Nonsense { saw: text, .. } = &mut self
+        {
+            *text += &format!(" (tried {tries} times in {:.1} s)", time.as_secs_f64());
+        }
+        self
+    }
 }
 
 fn list(lines: &[String]) -> String {

@@ -2,17 +2,17 @@
 //! member lives. Its reply brings news, and wakes the member's port, so that nobody sleeps through them.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState};
 
-use crate::control::Control;
+use crate::control::{Cause, Control, Failure, RETRY};
 use crate::error::MemberError;
 
-/// The pause before a request that failed is tried again.
-const RETRY: Duration = Duration::from_millis(100);
+/// A request that takes this much longer than its own time limit shows that this process stood still.
+const STOOD_STILL: Duration = Duration::from_secs(1);
 
 /// What is known of the job.
 #[derive(Debug)]
@@ -27,60 +27,60 @@ pub(crate) struct News {
 struct Shared {
     news: Mutex<News>,
     changed: Condvar,
+    /// Woken by news, once the member has a port that may sleep through them.
+    waker: OnceLock<Waker>,
 }
 
-/// The member's end of the heartbeat thread.
-#[derive(Debug)]
+/// The member's end of the heartbeat thread. When the last clone is dropped, the thread ends.
+#[derive(Clone, Debug)]
 pub(crate) struct Heartbeat {
     shared: Arc<Shared>,
     /// Dropped to stop the thread.
     _stop: Sender<()>,
 }
 
+/// What the thread knows.
+struct Beat {
+    control: Control,
+    token: String,
+    /// How long the hub bears a member's silence.
+    limit: Duration,
+    /// `version` of the last reply.
+    seen: u64,
+    /// When the hub last replied.
+    heard: Instant,
+    /// Requests since then.
+    tries: u32,
+    shared: Arc<Shared>,
+}
+
 impl Heartbeat {
-    /// Starts the thread. `limit` is how long the hub may be silent.
-    pub fn start(control: Control, token: String, limit: Duration, waker: Waker) -> std::io::Result<Self> {
+    /// Starts the thread, for a member with this token. `limit` is how long the hub bears silence.
+    pub fn start(control: &Control, token: &str, limit: Duration) -> std::io::Result<Self> {
         let state = JobState::Gathering { missing: Vec::new(), machines: Vec::new() };
-        let reply = HeartbeatReply { version: 0, state, members: Vec::new(), left: Vec::new() };
-        let news = News { reply, lost: None };
-        let shared = Arc::new(Shared { news: Mutex::new(news), changed: Condvar::new() });
+        let reply = HeartbeatReply {
+            version: 0,
+            state,
+            members: Vec::new(),
+            left: Vec::new(),
+            held_up_by: Vec::new(),
+        };
+        let news = Mutex::new(News { reply, lost: None });
+        let shared = Arc::new(Shared { news, changed: Condvar::new(), waker: OnceLock::new() });
         let (stop, stopped) = channel();
-        let thread_shared = Arc::clone(&shared);
+        let mut beat = Beat {
+            // The hub holds a heartbeat for a third of the limit. Two thirds without a reply are silence, and leave time to
+            // ask again.
+            control: control.within(limit * 2 / 3),
+            token: token.to_owned(),
+            limit,
+            seen: 0,
+            heard: Instant::now(),
+            tries: 0,
+            shared: Arc::clone(&shared),
+        };
         std::thread::Builder::new().name("phub-heartbeat".into()).spawn(move || {
-            let mut seen = 0;
-            let mut heard = Instant::now();
-            let mut failures = 0u32;
-            loop {
-                let request = HeartbeatRequest { token: token.clone(), seen };
-                let reply: Result<HeartbeatReply, _> =
-                    control.post("heartbeat", "hear a heartbeat", &request);
-                let pause = match reply {
-                    Ok(reply) => {
-                        (heard, failures) = (Instant::now(), 0);
-                        let failed = matches!(reply.state, JobState::Failed { .. });
-                        if reply.version != seen {
-                            seen = reply.version;
-                            thread_shared.publish(&waker, |news| news.reply = reply);
-                        }
-                        if failed {
-                            // There will be no other news, and a hub that stops does not wait for this thread.
-                            return;
-                        }
-                        Duration::ZERO
-                    }
-                    // The hub lives and does not know this member any more: the membership is over.
-                    Err(error @ (MemberError::Refused { .. } | MemberError::Nonsense { .. })) => {
-                        return thread_shared.publish(&waker, |news| news.lost = Some(error.to_string()));
-                    }
-                    // This process may itself have been stopped for so long: it asks once more before it blames the hub.
-                    Err(error) if failures > 0 && heard.elapsed() > limit => {
-                        return thread_shared.publish(&waker, |news| news.lost = Some(error.to_string()));
-                    }
-                    Err(_) => {
-                        failures = failures.saturating_add(1);
-                        RETRY
-                    }
-                };
+            while let Some(pause) = beat.ask() {
                 match stopped.recv_timeout(pause) {
                     Err(RecvTimeoutError::Timeout) => {}
                     _ => return,
@@ -88,6 +88,12 @@ impl Heartbeat {
             }
         })?;
         Ok(Heartbeat { shared, _stop: stop })
+    }
+
+    /// Each piece of news wakes this, from now on.
+    pub fn wake(&self, waker: Waker) {
+        waker.wake_by_ref(); // there may be news
+        let _ = self.shared.waker.set(waker);
     }
 
     /// What is known now.
@@ -109,14 +115,64 @@ impl Heartbeat {
     }
 }
 
+impl Beat {
+    /// Makes one request. Returns the pause before the next one; `None` when there will be no other news.
+    fn ask(&mut self) -> Option<Duration> {
+        let (asked, request) =
+            (Instant::now(), HeartbeatRequest { token: self.token.clone(), seen: self.seen });
+        self.tries = self.tries.saturating_add(1);
+        match self.control.post("heartbeat", "hear a heartbeat", &request) {
+            Ok(reply) => {
+                (self.heard, self.tries) = (Instant::now(), 0);
+                self.take(reply)
+            }
+            // Only the hub's own words end the membership at once. A proxy's page, or none, does not.
+            Err(Failure { cause: Cause::Refused, error }) => self.lost(error),
+            // This process itself stood still: the hub's silence counts from now on.
+            Err(_) if asked.elapsed() > self.control.timeout + STOOD_STILL => {
+                self.heard = Instant::now();
+                Some(RETRY)
+            }
+            // A hub that stood still for as long as it bears a member's silence is not lost.
+            Err(failure) if self.tries > 1 && self.heard.elapsed() > 2 * self.limit => {
+                self.lost(failure.error)
+            }
+            Err(_) => Some(RETRY),
+        }
+    }
+
+    fn take(&mut self, reply: HeartbeatReply) -> Option<Duration> {
+        let failed = matches!(reply.state, JobState::Failed { .. });
+        if reply.version != self.seen {
+            self.seen = reply.version;
+            for late in &reply.held_up_by {
+                tracing::warn!(job = self.control.job, hub = self.control.hub, "{late}");
+            }
+            self.shared.publish(|news| news.reply = reply);
+        } else {
+            self.shared.lock().reply = reply; // nothing to wake for: how long somebody has been late
+        }
+        // A hub that stops does not wait for this thread.
+        (!failed).then_some(Duration::ZERO)
+    }
+
+    fn lost(&self, error: MemberError) -> Option<Duration> {
+        let error = error.after(self.tries, self.heard.elapsed());
+        self.shared.publish(|news| news.lost = Some(error.to_string()));
+        None
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, News> {
         self.news.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn publish(&self, waker: &Waker, change: impl FnOnce(&mut News)) {
+    fn publish(&self, change: impl FnOnce(&mut News)) {
         change(&mut self.lock());
         self.changed.notify_all();
-        waker.wake_by_ref();
+        if let Some(waker) = self.waker.get() {
+            waker.wake_by_ref();
+        }
     }
 }

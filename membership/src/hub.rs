@@ -6,11 +6,11 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::Round;
-use pbox_core::control::{JobState, Left, StateReply};
+use pbox_core::control::{JobState, Late, Left, StateReply};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::control::Control;
+use crate::control::{Control, Failure, insist};
 use crate::error::MemberError;
 use crate::heartbeat::{Heartbeat, News};
 
@@ -21,6 +21,8 @@ pub struct Hub {
     pub(crate) heartbeat: Heartbeat,
     /// The token of this member.
     pub token: String,
+    /// How long a request is made again when its failure may pass.
+    pub(crate) limit: Duration,
     /// Its cores, by their number in the placement.
     pub cores: Range<usize>,
 }
@@ -78,6 +80,11 @@ impl Hub {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).copied()
     }
 
+    /// The workers that others have waited for too long.
+    pub fn held_up_by(&self) -> Vec<Late> {
+        self.heartbeat.news().reply.held_up_by.clone()
+    }
+
     /// The error that ends the membership, if its news hold one.
     pub fn end(&self) -> Option<MemberError> {
         self.end_by(&self.heartbeat.news())
@@ -109,7 +116,8 @@ impl Hub {
         MemberError::HubLost { job: job.clone(), hub: hub.clone(), cause }
     }
 
-    /// Posts a request. The hub is lost if it cannot be reached now.
+    /// Posts a request, which the hub may get twice: it is made again when its failure may pass. The hub is lost if it cannot
+    /// be reached.
     ///
     /// # Errors
     /// When the hub is lost, the job has failed, or the hub refuses.
@@ -119,7 +127,13 @@ impl Hub {
         what: &'static str,
         request: &Q,
     ) -> Result<R, MemberError> {
-        self.control.post(verb, what, request).map_err(|error| self.lost_if_unreachable(error))
+        self.insist(|| self.control.post(verb, what, request))
+    }
+
+    /// Makes a request again while its failure may pass and the job goes on, at most for the heartbeat's limit.
+    fn insist<R>(&self, ask: impl FnMut() -> Result<R, Failure>) -> Result<R, MemberError> {
+        let passes = |failure: &Failure| failure.passes_for_member() && self.end().is_none();
+        insist(self.limit, passes, ask).map_err(|error| self.lost_if_unreachable(error))
     }
 
     fn lost_if_unreachable(&self, error: MemberError) -> MemberError {
@@ -152,7 +166,7 @@ impl Hub {
     /// # Errors
     /// As for [`post`](Self::post).
     pub fn fail(&self, reason: &str, limit: Duration) -> Result<(), MemberError> {
-        self.control.within(limit).leave(&self.token, Round(0), Some(reason.to_owned()))
+        self.control.within(limit).leave(&self.token, Round(0), Some(reason.to_owned())).map_err(|f| f.error)
     }
 
     /// Leaves the job there, from this round on.
@@ -160,6 +174,9 @@ impl Hub {
     /// # Errors
     /// As for [`post`](Self::post).
     pub fn leave(&self, round: Round) -> Result<(), MemberError> {
-        self.control.leave(&self.token, round, None).map_err(|error| self.lost_if_unreachable(error))
+        // Whatever the news say: after a leave whose answer was lost, the hub does not know the heartbeat any more.
+        let left =
+            insist(self.limit, Failure::passes_for_member, || self.control.leave(&self.token, round, None));
+        left.map_err(|error| self.lost_if_unreachable(error))
     }
 }

@@ -88,7 +88,9 @@ pub fn meet(
     let request = MeetRequest { protocol: PROTOCOL, machine: mesh.machine, address, wait_ms };
     // So that the hub can say which machine is missing.
     let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential);
-    let MeetReply { hubs } = control.post("meet", "wait for the hubs of the other machines", &request)?;
+    let MeetReply { hubs } = control
+        .post("meet", "wait for the hubs of the other machines", &request)
+        .map_err(|failure| failure.error)?;
     let list = hubs.join(",");
     match hub_addresses(&list) {
         Ok(each) if each.len() == mesh.machine.of as usize => Ok(hubs),
@@ -133,16 +135,19 @@ pub struct LetIn {
     pub(crate) control: Control,
     pub(crate) share: Share,
     pub(crate) reply: JoinReply,
+    heartbeat: Heartbeat,
     /// Says that the member does not come. A hub that is alone sees that by its links.
     farewell: Option<Control>,
 }
 
 impl LetIn {
     fn join(control: Control, request: JoinRequest) -> Result<Self, MemberError> {
-        let reply: JoinReply = control.post("join", "join", &request)?;
+        let reply: JoinReply = control.join(&request)?;
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
-        Ok(LetIn { control, share, reply, farewell })
+        // From now on: windows and links may take longer to make than the hub bears silence.
+        let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit())?;
+        Ok(LetIn { control, share, reply, heartbeat, farewell })
     }
 
     /// Offers the state before a round, which a new job then begins with. Returns how many bytes of it the hub wants, if it
@@ -189,24 +194,18 @@ impl LetIn {
         Ok(placement)
     }
 
-    /// The links are made: from here on the hub is told that this member lives. `cores` are the hub's in the
-    /// placement. Each piece of news wakes `waker`.
-    ///
-    /// # Errors
-    /// When there is no thread for the heartbeat.
-    pub fn keep(mut self, cores: Range<usize>, waker: Waker) -> Result<Hub, MemberError> {
-        let limit = Duration::from_millis(self.reply.heartbeat_limit_ms);
-        let heartbeat = Heartbeat::start(
-            // The hub holds a heartbeat for a third of the limit. Two thirds without a reply are silence, and leave
-            // time to ask again.
-            self.control.within(limit * 2 / 3),
-            self.reply.token.clone(),
-            limit,
-            waker,
-        )?;
+    /// The links are made, and the member keeps them. `cores` are the hub's in the placement. Each piece of news wakes
+    /// `waker`.
+    pub fn keep(mut self, cores: Range<usize>, waker: Waker) -> Hub {
+        self.heartbeat.wake(waker);
         self.farewell = None;
-        let (control, token) = (self.control.clone(), self.reply.token.clone());
-        Ok(Hub { control, heartbeat, token, cores })
+        Hub {
+            control: self.control.clone(),
+            heartbeat: self.heartbeat.clone(),
+            token: self.reply.token.clone(),
+            limit: self.reply.limit(),
+            cores,
+        }
     }
 }
 

@@ -35,5 +35,7 @@ pub use place::{Above, Below, Piece, Placement, Share, Slice, Slices, runs};
 pub use snapshot::{
     Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
 };
-pub use turn::{Core, Front, JobId, Notice, SendQueue, ShardSpec, Tally, Violation, WindowsBelow};
+pub use turn::{
+    Core, Front, JobId, Look, Notice, SendQueue, ShardSpec, Tally, Violation, Waits, WindowsBelow,
+};
 pub use wire::{Answer, Codecs, Expected, Frames, Framing, Wire, frame, merge};

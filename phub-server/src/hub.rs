@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use authority::Credential;
 use axum::Router;
@@ -15,7 +15,7 @@ use pbox_core::kernels::Kernels;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout_at;
+use tokio::time::{MissedTickBehavior, timeout_at};
 use topology::Host;
 
 use crate::checkpoint::CheckpointStore;
@@ -23,12 +23,14 @@ use crate::control::{self, ControlLimits, Guard};
 use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report};
 use crate::error::HubError;
-use crate::registry::{HubsAbove, Parts, Registry, Up};
+use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Up};
 use crate::rendezvous;
 use crate::settings::{HubSettings, interface};
 
 /// How often the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
+/// A look that comes so late shows that this process was stopped, or got no processor: it could hear no worker.
+const STOOD_STILL: Duration = Duration::from_millis(500);
 /// How long a stop waits until each worker has been told why, in the answer to its heartbeat. Dead workers never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
 /// How many joins are read and checked at the same time; the others wait. Each may hold a manifest of a million keys, and
@@ -85,6 +87,10 @@ impl Hub {
             kernels,
             transports,
             heartbeat_limit: Duration::from_secs(settings.heartbeat_limit_s),
+            late: LateLimits {
+                warning: Duration::from_secs(settings.late_warning_s),
+                limit: settings.late_limit_s.map(Duration::from_secs),
+            },
             store,
             checkpoint_every: settings.checkpoint_every,
             up: up(settings, &group, has_rdma, address, guard.credential())?,
@@ -307,7 +313,7 @@ fn run_control(
 ) {
     runtime.block_on(async {
         let socket = tokio::net::TcpListener::from_std(socket).expect("the socket is non-blocking");
-        let sweeping = Arc::clone(&registry);
+        let (sweeping, looking) = (Arc::clone(&registry), Arc::clone(&registry));
         tokio::spawn(async move {
             while let Some(report) = reports.recv().await {
                 registry.report(report);
@@ -315,9 +321,23 @@ fn run_control(
         });
         tokio::spawn(async move {
             let mut ticks = tokio::time::interval(SWEEP);
+            // After a pause of this process there is one tick, and not all that were missed.
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut last = Instant::now();
             loop {
                 ticks.tick().await;
+                let late = last.elapsed().saturating_sub(SWEEP);
+                if late > STOOD_STILL {
+                    sweeping.stood_still(late);
+                }
+                last = Instant::now();
                 sweeping.sweep();
+            }
+        });
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(looking.late.pause()).await;
+                looking.look_at_rounds().await;
             }
         });
         control::serve(socket, router, limits, stopped).await;

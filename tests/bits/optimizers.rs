@@ -104,7 +104,7 @@ fn learning_rates_change_between_rounds() {
     let _watchdog = Watchdog::start();
     for optimizer in [SGD, NESTEROV, ADAMW] {
         let mut training = Training::new(optimizer.name(), odd_keys(), optimizer);
-        training.rates = vec![(0, 0.2), (2, 0.05), (3, -0.01), (5, 0.0)];
+        training.rates = vec![(0, 0.2), (2, 0.05), (3, 0.01), (5, 0.0)];
         on_one_and_two_cores(&training);
     }
 }

@@ -15,7 +15,7 @@ use hub_tests::{
 };
 use pbox_core::control::{ErrorReply, JobReply, JobState, OfferReply};
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round, state_names};
-use phub_server::HubSettings;
+use phub_server::{Hub, HubSettings};
 use serde_json::json;
 use worker_shim::{Session, SessionConfig, State};
 
@@ -314,6 +314,7 @@ fn a_bad_state_is_refused() {
     says(offered(&second.token, 3).unwrap_err(), &["400: worker 1 offers a state", "rank 0"]);
     says(offered(&first.token, 0).unwrap_err(), &["400: a state before round 0", "expected 1"]);
     says(offered(&first.token, u32::MAX).unwrap_err(), &["400", "expected 1"]);
+    says(offered(&first.token, Round::LIMIT.0).unwrap_err(), &["400", "below 4026531839"]);
     says(offered("none", 3).unwrap_err(), &["404", "no worker"]);
     let bytes = offered(&first.token, 3).unwrap().unwrap() as usize;
     assert_eq!(bytes, 4 * elements());
@@ -342,6 +343,25 @@ fn a_bad_state_is_refused() {
     offer(&hub, "long", &alone.token, 3).unwrap().unwrap();
     let path = format!("/v1/jobs/long/state?token={}", alone.token);
     assert_eq!(post(&hub, &path, vec![0; bytes + 1]).0, 413);
+}
+
+/// Numbers of rounds do not begin anew: the job ends long before.
+#[test]
+fn a_job_ends_before_its_rounds_have_no_numbers() {
+    let _watchdog = Watchdog::start();
+    let hub = Hub::start(&HubSettings { late_warning_s: 1, ..settings(1, PATIENT_S) }).unwrap();
+    let values = vec![0; 4 * 4];
+    let before = Round(Round::LIMIT.0 - 3);
+    let state = State { before, values: Box::new(std::io::Cursor::new(values)) };
+    let mut session = Session::join_with(small(&hub, 0, 1), state).unwrap();
+    assert_eq!(session.next_round(), before);
+    let ended = loop {
+        let round = session.keys().try_for_each(|key| session.push(key)).and_then(|()| session.wait_all());
+        if let Err(error) = round {
+            break error;
+        }
+    };
+    says(ended, &["it has come to round 4026", "before round 4026531839", "save its weights"]);
 }
 
 #[test]

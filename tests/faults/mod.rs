@@ -1,4 +1,7 @@
-//! When something dies, stops or breaks, all others get an error that names it, and no worker hangs.
+//! When something dies, stops or breaks, all others get an error that names it, and no worker hangs. What passes by itself
+//! ends no job.
 
 mod killed;
+mod late;
+mod passing;
 mod sim_network;

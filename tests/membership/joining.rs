@@ -163,6 +163,7 @@ fn optimizers_have_finite_settings() {
     let (learning_rate, weight_decay) = (0.1, 0.0);
     for (optimizer, words) in [
         (Optimizer::Sgd { learning_rate: f32::NAN, weight_decay }, ["sgd", "learning_rate is NaN", "finite"]),
+        (Optimizer::Sgd { learning_rate: -5.0, weight_decay }, ["sgd", "learning_rate is -5", "at least 0"]),
         (Optimizer::Sgd { learning_rate, weight_decay: -1.0 }, ["sgd", "weight_decay is -1", "at least 0"]),
         (
             Optimizer::Nesterov { learning_rate, weight_decay, momentum: 1.0 },

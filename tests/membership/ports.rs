@@ -36,7 +36,7 @@ fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
     let attach = |(endpoint, port): (_, &PortId)| ports[port.index()].attach(endpoint);
     let links: Vec<LinkId> = path.endpoints.into_iter().zip(&path.ports).map(attach).collect();
     let kept = let_in.into_iter().zip(path.cores);
-    let hubs: Vec<_> = kept.map(|(hub, cores)| hub.keep(cores, ports[0].waker()).unwrap()).collect();
+    let hubs: Vec<_> = kept.map(|(hub, cores)| hub.keep(cores, ports[0].waker())).collect();
     while membership::takes_part(&hubs, 0) != Ok(Round(0)) {
         ports[0].wait(Until::Any, LIMIT);
     }

@@ -118,11 +118,11 @@ fn waiting_for_nothing_returns_at_once() {
 }
 
 #[test]
-fn learning_rates_are_finite() {
+fn learning_rates_are_finite_and_not_negative() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let [mut session, peer] = pair(&hub);
-    for rate in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+    for rate in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -5.0] {
         let error = session.set_learning_rate(rate).unwrap_err();
         says(error, &[&format!("learning rate {rate}"), "expected a finite number"]);
     }
@@ -130,12 +130,21 @@ fn learning_rates_are_finite() {
     let mut request = join_request(0, 1);
     request.terms.workers = 1;
     let reply = join_by_hand(&hub, "other", &request);
-    for rate in ["null", "1e39", "-1e39"] {
+    for rate in ["null", "1e39", "-1e39", "-5"] {
         let body = format!(r#"{{"token":"{}","learning_rate":{rate},"from_round":1}}"#, reply.token);
         let (status, error) = refusal(&hub, "/v1/jobs/other/learning-rate", body);
         assert_eq!(status, 400, "{rate}: {error}");
         says(error, &["learning"]);
     }
+    // Zero is a rate. What overflows with a key's multiplier is none.
+    session.set_learning_rate(0.0).unwrap();
+    session.set_learning_rate(0.5).unwrap();
+    request.terms.keys[1].lr_mult = 10.0;
+    let reply = join_by_hand(&hub, "third", &request);
+    let body = format!(r#"{{"token":"{}","learning_rate":3e38,"from_round":1}}"#, reply.token);
+    let (status, error) = refusal(&hub, "/v1/jobs/third/learning-rate", body);
+    assert_eq!(status, 400, "{error}");
+    says(error, &["3000", "lr_mult 10", "second.bias", "beyond f32"]);
     go_on([session, peer], &[]);
 }
 

@@ -7,6 +7,7 @@
 pub mod levels;
 pub mod model;
 pub mod program;
+pub mod proxy;
 pub mod race;
 pub mod simulated;
 pub mod training;

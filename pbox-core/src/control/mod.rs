@@ -14,7 +14,9 @@ pub use peers::{
     Peers, ReleaseRequest, WholeRounds, WrittenReply, WrittenRequest,
 };
 
+use std::fmt;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use fabric::any::Transport;
 use serde::{Deserialize, Serialize};
@@ -100,6 +102,13 @@ pub struct JoinReply {
     pub pass: Option<Pass>,
 }
 
+impl JoinReply {
+    /// How long the hub bears a member's silence.
+    pub fn limit(&self) -> Duration {
+        Duration::from_millis(self.heartbeat_limit_ms)
+    }
+}
+
 /// `POST /v1/jobs/{job}/offer`: rank 0 has weights and optimizer state of the moment before a round, for a new job to
 /// begin with. At every hub of the job, after the join and before the links are made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,6 +192,35 @@ pub struct HeartbeatReply {
     pub members: Vec<Member>,
     /// Workers that left, when the job does not go on without them.
     pub left: Vec<Left>,
+    /// Workers that others have waited for too long.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_up_by: Vec<Late>,
+}
+
+/// A worker that lives and has not pushed what others have pushed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Late {
+    /// Its rank, at the hub that says so.
+    pub rank: u32,
+    /// Who it is, in words: a worker, or the hub of a machine.
+    pub who: String,
+    /// The lowest round that waits for it.
+    pub round: Round,
+    /// Chunks that wait for it.
+    pub chunks: u32,
+    /// How long nothing has moved.
+    pub seconds: u64,
+}
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Late { who, round, chunks, seconds, .. } = self;
+        write!(
+            f,
+            "{who} lives and holds up round {}: {chunks} chunk(s) have waited for its push for {seconds} s",
+            round.0
+        )
+    }
 }
 
 /// A worker that takes part.
@@ -330,6 +368,9 @@ pub struct JobReply {
     /// Why the last attempt at a checkpoint failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
+    /// Workers that others have waited for too long.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_up_by: Vec<Late>,
 }
 
 /// `POST /v1/jobs/{job}/stop`: the job has been stopped.

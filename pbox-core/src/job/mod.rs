@@ -18,4 +18,6 @@ pub use members::Members;
 pub use on_loss::OnLoss;
 pub use refused::Refused;
 pub use schedule::{NotASchedule, Schedule};
-pub use terms::{Difference, InvalidTerms, JobTerms, LevelTerms, MAX_HUBS, MAX_WORKERS, SPLIT_ABOVE};
+pub use terms::{
+    Difference, InvalidRate, InvalidTerms, JobTerms, LevelTerms, MAX_HUBS, MAX_WORKERS, SPLIT_ABOVE,
+};

@@ -30,6 +30,10 @@ impl ChunkId {
 pub struct Round(pub u32);
 
 impl Round {
+    /// A job ends before this round, with an error: numbers of rounds have 32 bits, and must not begin anew. The rest is
+    /// the room that a job has until its hub sees how far it is.
+    pub const LIMIT: Round = Round(u32::MAX - (1 << 28));
+
     /// The round after this one.
     pub fn next(self) -> Round {
         Round(self.0.wrapping_add(1))

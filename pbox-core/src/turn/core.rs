@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use fabric::{Arrival, LinkId, MapError, Port, RecvWindow, Slab, SpanError, Spans};
 
+use super::look::Look;
 use super::mode::{Shard, of_mode};
 use super::notice::{JobId, Notice, Tally};
 use super::replies::{AtWork, Done, Replies};
@@ -40,6 +41,8 @@ struct JobShard {
     id: JobId,
     shard: Shard,
     replies: Replies,
+    /// The round of its first chunk at the last [`look`](Core::look).
+    looked: Option<Round>,
     /// Place of the next shard of the same job, which has other chunks.
     next: Option<usize>,
 }
@@ -106,7 +109,7 @@ impl<P: Port> Core<P> {
             last.next = Some(place);
         }
         self.shards.resize_with(self.shards.len().max(place + 1), || None);
-        self.shards[place] = Some(JobShard { id, shard, replies, next: None });
+        self.shards[place] = Some(JobShard { id, shard, replies, looked: None, next: None });
         Ok(())
     }
 
@@ -213,6 +216,14 @@ impl<P: Port> Core<P> {
             })
         });
         fronts.reduce(|a, b| Front { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) })
+    }
+
+    /// Looks whether a job's rounds move, and whose pushes they wait for.
+    pub fn look(&mut self, id: JobId) -> Look {
+        let shards = self.shards_of(id);
+        shards.fold(Look::default(), |look, JobShard { shard, looked, .. }| {
+            look.with(of_mode!(shard, shard => Look::at(shard, looked)))
+        })
     }
 
     /// Lets a job's rounds go on. The workers in `admitted` take part from round `from` on, which no chunk may be past.

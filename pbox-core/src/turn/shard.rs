@@ -85,6 +85,10 @@ pub(crate) trait Pace: Sized {
         false
     }
 
+    /// Calls `each` for the workers of a chunk that waits for pushes: with true for a worker that owes its push, with false for
+    /// one that waits for it. Returns how many pushes of the round in flight are in.
+    fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
+
     /// The link by which the sums of the chunk at a place go up.
     fn way_up(&self, _place: usize) -> Option<u32> {
         None

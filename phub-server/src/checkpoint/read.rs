@@ -64,7 +64,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
     }
 
     Ok(Decoded {
-        round: Round(number("round", &metadata.round)?),
+        round: round(&metadata.round)?,
         optimizer: optimizer(&metadata.optimizer)?,
         learning_rates: learning_rates(&metadata)?,
         multipliers: parse("multipliers", &metadata.multipliers)?,
@@ -169,15 +169,23 @@ fn optimizer(seen: &str) -> Result<Optimizer, DecodeError> {
     Ok(optimizer)
 }
 
+fn round(seen: &str) -> Result<Round, DecodeError> {
+    let round = Round(number("round", seen)?);
+    let last = Round::LIMIT;
+    (round < last)
+        .then_some(round)
+        .ok_or_else(|| faulty("round", seen, format!("a job ends before round {}", last.0)))
+}
+
 fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError> {
     let (field, seen) = ("learning_rates", metadata.learning_rates.as_str());
     let rates: Vec<(Round, f32)> = parse(field, seen)?;
     let ascending = rates.is_sorted_by(|(a, _), (b, _)| a < b);
-    if rates.is_empty() || !ascending || rates.iter().any(|(_, rate)| !rate.is_finite()) {
+    if rates.is_empty() || !ascending || rates.iter().any(|(_, rate)| !(rate.is_finite() && *rate >= 0.0)) {
         return Err(faulty(
             field,
             seen,
-            "expected [round, rate] at least once, rounds ascending, rates finite",
+            "expected [round, rate] at least once, rounds ascending, rates finite and at least 0",
         ));
     }
     Ok(rates)

@@ -25,7 +25,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
 const TURNED_AWAY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
-connection: close\r\ncontent-length: 83\r\n\r\n\
+connection: close\r\nretry-after: 1\r\ncontent-length: 83\r\n\r\n\
 {\"error\": \"the hub's control port has all the connections it can have; try again\"}\n";
 
 type Connection = http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Router>>;

@@ -168,6 +168,7 @@ impl CoreThread {
                 idle.reset();
             } else {
                 idle.step(self.core.port(), Until::Any);
+                clock.note_wake();
             }
         }
     }
@@ -261,20 +262,23 @@ impl CoreThread {
     }
 }
 
-/// Splits a thread's time into work and waiting. Reads the clock when one turns into the other, and now and then in
-/// between.
+/// Splits a thread's time into work and waiting. Reads the clock after each wait, when work begins and ends, and now and then
+/// in between.
 struct Clock {
     busy: Duration,
     waiting: Duration,
+    /// Everything before is booked.
     since: Instant,
+    /// When the last wait ended.
+    woke: Instant,
     working: bool,
     turns: u32,
 }
 
 impl Clock {
     fn new() -> Self {
-        let zero = Duration::ZERO;
-        Clock { busy: zero, waiting: zero, since: Instant::now(), working: false, turns: 0 }
+        let (zero, now) = (Duration::ZERO, Instant::now());
+        Clock { busy: zero, waiting: zero, since: now, woke: now, working: false, turns: 0 }
     }
 
     /// A turn is over. True if it is time to publish the meters.
@@ -283,10 +287,42 @@ impl Clock {
         if worked == self.working && self.turns < TURNS_PER_PUBLICATION {
             return false;
         }
-        let now = Instant::now();
+        self.book(worked, Instant::now());
+        true
+    }
+
+    /// A wait is over. It is not known yet whether there is work.
+    fn note_wake(&mut self) {
+        self.woke = Instant::now();
+    }
+
+    /// Books the time until the end of a turn. A turn that found work after a wait is work itself.
+    fn book(&mut self, worked: bool, now: Instant) {
+        if worked && !self.working {
+            self.waiting += self.woke - self.since;
+            (self.since, self.working) = (self.woke, true);
+        }
         let part = if self.working { &mut self.busy } else { &mut self.waiting };
         *part += now - self.since;
         (self.since, self.working, self.turns) = (now, worked, 0);
-        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_turn_with_work_is_work() {
+        let mut clock = Clock::new();
+        let at = |ms| clock.since + Duration::from_millis(ms);
+        let [woke, done, empty, woke_again, done_again] = [10, 17, 18, 30, 35].map(at);
+        clock.woke = woke;
+        clock.book(true, done);
+        assert_eq!([clock.waiting, clock.busy], [10, 7].map(Duration::from_millis));
+        clock.book(false, empty);
+        clock.woke = woke_again;
+        clock.book(true, done_again);
+        assert_eq!([clock.waiting, clock.busy], [22, 13].map(Duration::from_millis));
     }
 }

@@ -234,11 +234,11 @@ fn check_offer(job: &Job, rank: u32, before: Round) -> Result<(), String> {
             job.spoken(rank)
         ));
     }
-    if before == Round(0) || before.0 == u32::MAX {
+    if !(Round(1)..Round::LIMIT).contains(&before) {
         return Err(format!(
             "a state before round {}: expected 1, the round after the broadcast, or more, below {}",
             before.0,
-            u32::MAX
+            Round::LIMIT.0
         ));
     }
     if !optimizer.keeps_weights() {

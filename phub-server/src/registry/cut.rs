@@ -194,7 +194,7 @@ impl Registry {
     }
 
     /// Asks every core of a job, and waits for all answers.
-    async fn ask<T: Send + 'static>(
+    pub(super) async fn ask<T: Send + 'static>(
         &self,
         id: JobId,
         ask: impl FnOnce(&mut CoreThread) -> T + Clone + Send + 'static,

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::SendWindow;
-use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking, Mesh};
+use pbox_core::control::{
+    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, Mesh,
+};
 use pbox_core::job::Difference;
 use pbox_core::{JobId, JobTerms, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire};
 use tokio::sync::watch;
@@ -14,6 +16,7 @@ use tokio::sync::watch;
 use super::above::JoinedAbove;
 use super::checkpoint::Checkpoints;
 use super::hubs::Hubs;
+use super::late::Progress;
 
 /// A worker that joined.
 #[derive(Debug)]
@@ -107,6 +110,7 @@ pub(crate) struct Job {
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
     brought: Brought,
+    pub progress: Progress,
     pub news: watch::Sender<HeartbeatReply>,
 }
 
@@ -124,7 +128,13 @@ impl Job {
         let at_start = || LearningRates::new(terms.optimizer.learning_rate());
         let learning_rates = restored.map_or_else(at_start, Restored::learning_rates);
         let state = JobState::Gathering { missing: (0..workers).collect(), machines: Vec::new() };
-        let news = HeartbeatReply { version: 1, state, members: Vec::new(), left: Vec::new() };
+        let news = HeartbeatReply {
+            version: 1,
+            state,
+            members: Vec::new(),
+            left: Vec::new(),
+            held_up_by: Vec::new(),
+        };
         Job {
             id,
             name: hubs.peers.job.clone(),
@@ -142,6 +152,7 @@ impl Job {
             above: None,
             mesh: None,
             brought: Brought::Nothing,
+            progress: Progress::new(),
             news: watch::Sender::new(news),
         }
     }
@@ -245,8 +256,11 @@ impl Job {
 
     /// All members of a hub below are there.
     pub fn ready(&mut self, rank: u32) -> Arrival {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.ready = true;
+        match &mut self.members[rank as usize] {
+            // A request that was made again, because its answer was lost.
+            Some(member) if member.ready => return Arrival::Waiting,
+            Some(member) => member.ready = true,
+            None => {}
         }
         self.arrived(rank)
     }
@@ -414,6 +428,18 @@ impl Job {
         self.members[rank as usize].as_ref().is_some_and(|member| standings.contains(&member.standing))
     }
 
+    /// These workers hold the rounds up. Returns whether they are others than before: that is news.
+    pub fn held_up_by(&mut self, late: Vec<Late>) -> bool {
+        let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
+        let is_news = who(&late) != who(&self.news.borrow().held_up_by);
+        self.news.send_if_modified(|news| {
+            news.held_up_by = late;
+            news.version += u64::from(is_news);
+            is_news
+        });
+        is_news
+    }
+
     /// Ends the job for all its workers.
     pub fn fail(&mut self, reason: &str) {
         (self.weights, self.failed_at) = (None, Some(Instant::now()));
@@ -447,6 +473,7 @@ impl Job {
             model_bytes: self.wire.layout().model_bytes(),
             checkpoint: self.checkpoints.last.clone(),
             checkpoint_error: self.checkpoints.error.clone(),
+            held_up_by: self.news.borrow().held_up_by.clone(),
         }
     }
 }

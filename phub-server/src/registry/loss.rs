@@ -9,6 +9,7 @@ use pbox_core::control::JobState;
 
 use super::above::JoinedAbove;
 use super::job::Job;
+use super::late::Progress;
 use super::{Inner, KEEP_FAILED, Registry};
 
 impl Registry {
@@ -93,8 +94,9 @@ impl Registry {
         for (id, rank, reason) in silent {
             self.lose(&mut inner, id, rank, &reason);
         }
-        let Inner { jobs, tokens, lost, .. } = &mut *inner;
+        let Inner { jobs, tokens, lost, left, .. } = &mut *inner;
         lost.retain(|_, (until, _)| now < *until);
+        left.retain(|_, until| now < *until);
         jobs.retain(|_, job| job.failed_at.is_none_or(|at| now - at < KEEP_FAILED));
         tokens.retain(|_, (job, _)| jobs.contains_key(job));
         let is_used = self.is_used(&inner);
@@ -117,6 +119,20 @@ impl Registry {
     /// Whether the hub takes no more jobs and has none.
     pub fn is_drained(&self) -> bool {
         *self.draining.borrow() && !self.is_used(&self.lock())
+    }
+
+    /// This hub itself stood still for so long, and could hear nobody.
+    pub fn stood_still(&self, pause: Duration) {
+        let now = Instant::now();
+        tracing::warn!(
+            "this hub stood still for {:.1} s; the clocks of its workers begin anew",
+            pause.as_secs_f64()
+        );
+        let mut inner = self.lock();
+        for job in inner.jobs.values_mut() {
+            job.members.iter_mut().flatten().for_each(|member| member.heard = now);
+            job.progress = Progress::new();
+        }
     }
 
     /// Fails every job and admits no more.

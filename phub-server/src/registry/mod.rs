@@ -7,6 +7,7 @@
 //! | `job` | one job's members and news |
 //! | `join` | lets workers in |
 //! | `make`, `restore` | make a job for its first worker, with its checkpoint |
+//! | `late` | names workers that hold rounds up |
 //! | `loss` | loses workers, fails jobs |
 //! | `cut` | stops a running job between two rounds |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
@@ -22,6 +23,7 @@ mod cut;
 mod hubs;
 mod job;
 mod join;
+mod late;
 mod loss;
 mod make;
 mod operate;
@@ -52,6 +54,7 @@ use cut::answers;
 use job::{Arrival, Job};
 
 pub(crate) use above::{HubsAbove, Up};
+pub(crate) use late::LateLimits;
 pub(crate) use state::Sent;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
@@ -90,6 +93,8 @@ struct Inner {
     /// Jobs that are being made outside the lock, by name.
     making: HashMap<String, make::Load>,
     tokens: HashMap<Token, (JobId, u32)>,
+    /// Tokens of workers that left, and until when the hub remembers them: a leave whose answer was lost comes again.
+    left: HashMap<Token, Instant>,
     /// Tokens of workers that jobs continued without: until when the hub remembers them, and why they were removed.
     lost: HashMap<Token, (Instant, String)>,
     next_job: u64,
@@ -106,6 +111,7 @@ pub(crate) struct Parts {
     pub kernels: &'static Kernels,
     pub transports: Vec<TransportAddress>,
     pub heartbeat_limit: Duration,
+    pub late: LateLimits,
     pub store: Option<CheckpointStore>,
     pub checkpoint_every: Option<NonZeroU32>,
     pub up: Up,
@@ -139,13 +145,15 @@ pub(crate) struct Registry {
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
+    /// When workers are late.
+    pub late: LateLimits,
     /// Used by the control thread alone.
     runtime: Handle,
 }
 
 impl Registry {
     pub fn new(parts: Parts) -> Arc<Self> {
-        let Parts { cores, kernels, transports, heartbeat_limit, store, checkpoint_every, up, runtime } =
+        let Parts { cores, kernels, transports, heartbeat_limit, late, store, checkpoint_every, up, runtime } =
             parts;
         Arc::new_cyclic(|me| Registry {
             me: me.clone(),
@@ -164,6 +172,7 @@ impl Registry {
             kernels,
             transports,
             heartbeat_limit,
+            late,
             runtime,
         })
     }
@@ -258,8 +267,19 @@ impl Registry {
         Ok(job.news.subscribe())
     }
 
-    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint.
+    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint. A second leave changes nothing.
     pub async fn leave(
+        self: &Arc<Self>,
+        job: &str,
+        token: &str,
+        round: Round,
+        failed: Option<String>,
+    ) -> Result<(), Refusal> {
+        let left = self.leave_once(job, token, round, failed).await;
+        if left.is_err() && self.lock().left.contains_key(&token_of(token)) { Ok(()) } else { left }
+    }
+
+    async fn leave_once(
         self: &Arc<Self>,
         job: &str,
         token: &str,
@@ -324,6 +344,7 @@ impl Registry {
             self.end(&mut inner, id);
         }
         inner.forget(id, rank, None);
+        inner.left.insert(token_of(token), Instant::now() + KEEP_FAILED);
         Ok(above.map(|above| (id, above)))
     }
 
@@ -341,10 +362,12 @@ impl Registry {
     /// Changes a job's learning rate. Returns when every core has the new rate.
     pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
         let LearningRateRequest { token, learning_rate: rate, from_round: from } = request;
-        if !rate.is_finite() {
-            return Err(Refusal::Bad(format!("learning rate {rate}: expected a finite number")));
-        }
-        let above = self.lock().member(job, &token)?.0.above.clone();
+        let above = {
+            let mut inner = self.lock();
+            let (job, _) = inner.member(job, &token)?;
+            job.terms.check_learning_rate(rate).map_err(|error| Refusal::Bad(error.to_string()))?;
+            job.above.clone()
+        };
         if let Some(above) = above {
             let changed = on_thread("phub-above", move || above.set_learning_rate(rate, from)).await;
             return changed
@@ -397,7 +420,7 @@ impl Registry {
 impl Inner {
     /// The worker with this token, and its job.
     fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
-        let token = u128::from_str_radix(token, 16).unwrap_or(0).to_be_bytes();
+        let token = token_of(token);
         if let Some((_, why)) = self.lost.get(&token) {
             return Err(Refusal::Gone(why.clone()));
         }
@@ -425,6 +448,11 @@ impl Inner {
             self.lost.insert(token, (Instant::now() + KEEP_FAILED, told));
         }
     }
+}
+
+/// A token as a request has it; zeros for what is none.
+fn token_of(text: &str) -> Token {
+    u128::from_str_radix(text, 16).unwrap_or(0).to_be_bytes()
 }
 
 /// Runs work that waits for the disk on a thread of its own.

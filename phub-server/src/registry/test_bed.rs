@@ -9,7 +9,7 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{JobTerms, Key, Optimizer};
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::{Parts, Registry, Up};
+use super::{LateLimits, Parts, Registry, Up};
 use crate::cores::{CoreThread, Lane};
 
 /// The registry, and what its core's thread would own.
@@ -33,6 +33,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
         kernels,
         transports: Vec::new(),
         heartbeat_limit: limit,
+        late: LateLimits { warning: limit, limit: None },
         store: None,
         checkpoint_every: None,
         up,

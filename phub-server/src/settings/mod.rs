@@ -71,6 +71,18 @@ pub struct HubSettings {
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub heartbeat_limit_s: u64,
 
+    /// Name the worker that holds a round up: after this many seconds in which nothing moved, while others wait for its pushes
+    /// and its heartbeats come. The log, GET /v1/hub and the workers say who it is.
+    #[arg(long, env = "PHUB_LATE_WARNING_S", default_value_t = 30, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub late_warning_s: u64,
+
+    /// Lose such a worker after this many seconds, as if it had died; not less than --late-warning-s. In a job over several
+    /// hubs it is only named. Default: the others wait.
+    #[arg(long, env = "PHUB_LATE_LIMIT_S", value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub late_limit_s: Option<u64>,
+
     /// Directory of checkpoints. A job that has a checkpoint there continues from it. The hub writes one at the end of a
     /// job, at a clean stop, and on request. Default: no checkpoints.
     #[arg(long, env = "PHUB_CHECKPOINTS", value_name = "DIRECTORY")]

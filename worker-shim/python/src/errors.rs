@@ -72,7 +72,7 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         SessionError::JobName(_)
         | SessionError::Pull(_)
         | SessionError::Terms(_)
-        | SessionError::LearningRate { .. } => SettingsError::new_err(words),
+        | SessionError::LearningRate(_) => SettingsError::new_err(words),
     }
 }
 

@@ -19,6 +19,8 @@ pub struct Hub {
 
 /// The default of `phub-server serve`.
 const ABOVE_LIMIT_S: u64 = 30;
+/// After how many seconds the hub names a worker that holds a round up, as the program does.
+const LATE_WARNING_S: u64 = 30;
 
 const IDLE: [(&str, IdleChoice); 4] = [
     ("auto", IdleChoice::Auto),
@@ -70,6 +72,8 @@ impl Hub {
             token_file: None,
             insecure,
             token: token.map(credential).transpose()?,
+            late_warning_s: LATE_WARNING_S,
+            late_limit_s: None,
         };
         let hub = py
             .detach(|| phub_server::Hub::start(&settings))

@@ -5,7 +5,8 @@ use std::time::Duration;
 use fabric::WindowError;
 use membership::{MemberError, Missing};
 use pbox_core::InvalidTerms;
-use pbox_core::control::InvalidJobName;
+use pbox_core::control::{InvalidJobName, Late};
+use pbox_core::job::InvalidRate;
 
 use crate::exchange::ExchangeError;
 use crate::pull::PullError;
@@ -26,12 +27,9 @@ pub enum SessionError {
     /// The settings of pulls in batches are wrong.
     #[error("this worker's settings: {0}")]
     Pull(#[from] PullError),
-    /// The learning rate is not finite.
-    #[error("learning rate {seen}: expected a finite number")]
-    LearningRate {
-        /// What was asked for.
-        seen: f32,
-    },
+    /// No step can have this learning rate.
+    #[error(transparent)]
+    LearningRate(#[from] InvalidRate),
     /// There was no memory for a window.
     #[error("this worker's window: {0}")]
     Window(#[from] WindowError),
@@ -67,7 +65,8 @@ pub enum SessionError {
     },
     /// Some worker is alive but does not push.
     #[error(
-        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; all processes are alive, so some worker has not pushed this key (raise the wait limit if it is only slow)"
+        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} chunks have not come back; {} (raise the wait limit if it is only slow)",
+        spoken(late)
     )]
     Stalled {
         /// The job.
@@ -82,6 +81,8 @@ pub enum SessionError {
         missing: u32,
         /// Chunks of the key.
         chunks: u32,
+        /// Whom the hubs have named.
+        late: Vec<Late>,
     },
     /// A call out of order, or a hub that broke the protocol.
     #[error(transparent)]
@@ -92,4 +93,12 @@ pub enum SessionError {
     /// The system gave no thread or descriptor.
     #[error("this worker: {0}")]
     System(#[from] std::io::Error),
+}
+
+/// Who is late, in words.
+fn spoken(late: &[Late]) -> String {
+    if late.is_empty() {
+        return "all processes are alive, so some worker has not pushed this key".to_owned();
+    }
+    late.iter().map(Late::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use membership::{Hub, MemberError};
 use pbox_core::KeyId;
-use pbox_core::control::{CheckpointReply, LearningRateRequest, Left};
+use pbox_core::control::{CheckpointReply, Late, LearningRateRequest, Left};
 
 use super::error::SessionError;
 use super::session::Session;
@@ -21,9 +21,7 @@ impl Session {
     /// it with the same value. With SSP and ASP the hub steps a push at the rate of its own round: workers that are
     /// ahead have used the former rate.
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
-        if !learning_rate.is_finite() {
-            return Err(SessionError::LearningRate { seen: learning_rate });
-        }
+        self.config.terms.check_learning_rate(learning_rate)?;
         self.exchange.check_quiet("changing the learning rate")?;
         let from_round = self.next_round();
         let changed = self.hubs.iter().try_for_each(|hub| {
@@ -47,6 +45,12 @@ impl Session {
     /// hubs, a rank that takes part at any of them.
     pub fn members(&self) -> Vec<u32> {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
+    }
+
+    /// The workers that the others have waited for too long, as the hubs say: they live, and do not push what others have
+    /// pushed.
+    pub fn held_up_by(&self) -> Vec<Late> {
+        self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
 
     /// Waits for all keys that are under way, and leaves the job.
@@ -86,6 +90,7 @@ impl Session {
                 key: name(),
                 missing: self.exchange.outstanding(key),
                 chunks: self.exchange.layout().key_chunks(key).len() as u32,
+                late: self.held_up_by(),
             });
         }
         Ok(())

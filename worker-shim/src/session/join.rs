@@ -76,7 +76,7 @@ impl Session {
             membership::open(&let_in, schedule, &wire, &window, receive, &ports, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
-        let hubs = kept.collect::<Result<Vec<Hub>, _>>()?;
+        let hubs: Vec<Hub> = kept.collect();
         let credit = config.terms.level.credit();
         let layout = Arc::clone(wire.layout());
         let slice_bytes = config.terms.level.slice_bytes.unwrap_or(config.terms.chunk_bytes);

@@ -193,7 +193,7 @@ impl Optimizer {
                 Err(InvalidOptimizer { optimizer, setting, seen, range })
             }
         };
-        finite("learning_rate", self.learning_rate(), true, "")?;
+        finite("learning_rate", self.learning_rate(), self.learning_rate() >= 0.0, ", at least 0")?;
         finite("weight_decay", self.weight_decay(), self.weight_decay() >= 0.0, ", at least 0")?;
         let fraction =
             |setting, seen: f32| finite(setting, seen, (0.0..1.0).contains(&seen), " from 0 to below 1");

@@ -120,6 +120,7 @@ mod tests {
         let (kernels, version, id) = ("scalar".into(), version.into(), String::new());
         let (transports, cores, jobs) = (vec![], vec![], vec![]);
         Seen::Hub(Box::new(HubReply {
+            draining: false,
             protocol,
             version,
             id,

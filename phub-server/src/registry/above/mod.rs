@@ -23,7 +23,7 @@ use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
-    JoinRequest, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, check_job_name,
+    JoinRequest, Late, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, check_job_name,
 };
 use pbox_core::{
     Above, Below, JobId, JobTerms, Layout, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire,
@@ -245,7 +245,7 @@ impl Up {
         let (rung, news) = watch::channel(());
         let bell = Waker::from(Arc::new(Bell(rung)));
         let kept = hubs.into_iter().zip(path.cores).map(|(hub, cores)| hub.keep(cores, bell.clone()));
-        let hubs = kept.collect::<Result<Vec<Hub>, _>>().map_err(not_joined)?;
+        let hubs: Vec<Hub> = kept.collect();
         let received = path.received.into_iter().map(|window| is_coded.then_some(window));
         let mut links: Vec<_> = path.endpoints.into_iter().zip(received).map(Some).collect();
         let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| links[way].take()).collect();
@@ -333,6 +333,11 @@ impl JoinedAbove {
                 tracing::warn!(%error, "a hub above was not told that the job failed here");
             }
         }
+    }
+
+    /// Whom the hubs above wait for.
+    pub fn held_up_by(&self) -> Vec<Late> {
+        self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
 
     /// Leaves the job above, from a round on. May wait for the hubs.

@@ -202,6 +202,25 @@ impl Pace for Clocks {
         }
     }
 
+    /// Workers wait when they are too far ahead of the slowest; these owe a push.
+    fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
+        let row = || (0u32..).zip(&self.clocks[index * self.ranks..][..self.ranks]);
+        let waits = |rank| {
+            let clock = self.clocks[index * self.ranks + rank as usize];
+            clock.standing == Standing::Waiting && !self.may_answer(index, rank)
+        };
+        if row().any(|(rank, _)| waits(rank)) {
+            for (rank, clock) in row() {
+                let owes = clock.standing == Standing::Idle && clock.next == self.chunks[index].slowest;
+                if owes || waits(rank) {
+                    each(rank, owes);
+                }
+            }
+        }
+        let pushed = row().filter(|(_, clock)| clock.standing != Standing::Absent);
+        pushed.map(|(_, clock)| u64::from(clock.next.0)).sum()
+    }
+
     #[inline]
     fn answer_due(&mut self, finished: &Finished, rank: u32) -> Option<Round> {
         self.allow(finished.place, rank)

@@ -113,6 +113,10 @@ impl Pace for Relayed {
         }
     }
 
+    fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
+        self.below.each_waiting(place, each)
+    }
+
     fn way_up(&self, place: usize) -> Option<u32> {
         Some(self.way_up[place])
     }

@@ -153,6 +153,17 @@ impl Pace for Arrivals {
         self.roster.has(rank, finished.round.next()).then_some(finished.round)
     }
 
+    fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
+        let State { round, count } = self.chunks[index];
+        if count > 0 && count < self.roster.size(round) {
+            for rank in self.roster.ranks(round) {
+                let (word, bit) = self.bit(index, rank);
+                each(rank, self.bits[word] & bit == 0);
+            }
+        }
+        count.into()
+    }
+
     fn has_finished_before(&self, place: usize, from: Round) -> bool {
         from > Round(0) && self.round(place) == from
     }

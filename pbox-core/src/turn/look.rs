@@ -1,0 +1,88 @@
+//! A look at a job's rounds from outside: whether they move, and whose push they wait for.
+//!
+//! Made by the core's thread between two turns, now and then. The round path does not know of it.
+
+use std::collections::BTreeMap;
+
+use super::shard::{Pace, ShardOf};
+use crate::layout::Round;
+use crate::weights::Mode;
+
+/// What a core sees of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// The round of the chunk that was looked at first, or of the chunk that is furthest ahead.
+    pub round: Round,
+    /// Rounds have finished since the last look. Then nothing else was looked at.
+    pub is_moving: bool,
+    /// Rounds and pushes of all chunks. When it is the same at two looks, nothing happened in between.
+    pub done: u64,
+    /// By rank: the workers that have a part in what waits.
+    pub workers: BTreeMap<u32, Waits>,
+}
+
+/// One worker's part in what waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Chunks that others have pushed, and that wait for this worker's push.
+    pub owes: u32,
+    /// The lowest round of these chunks.
+    pub round: Option<Round>,
+    /// Whether it waits for others itself.
+    pub is_waiting: bool,
+}
+
+impl Look {
+    /// What is seen of a shard. `before` is the round of its first chunk at the last look: while that moves, a look costs
+    /// nothing, and otherwise some microseconds for a thousand chunks.
+    pub(super) fn at<P: Pace, M: Mode>(shard: &ShardOf<P, M>, before: &mut Option<Round>) -> Self {
+        let mut look = Look::default();
+        let chunks = shard.keys().len();
+        if shard.held || chunks == 0 {
+            look.is_moving = shard.held; // for a moment: nobody is late
+            return look;
+        }
+        look.round = shard.pace.round(0);
+        if before.replace(look.round).is_some_and(|before| before != look.round) {
+            look.is_moving = true;
+            return look;
+        }
+        for place in 0..chunks {
+            let round = shard.pace.round(place);
+            look.round = look.round.max(round);
+            look.done += u64::from(round.0);
+            look.done += shard.pace.each_waiting(place, &mut |rank, owes| {
+                let waits = look.workers.entry(rank).or_default();
+                if owes {
+                    waits.owes += 1;
+                    waits.round = Some(waits.round.map_or(round, |lowest| lowest.min(round)));
+                } else {
+                    waits.is_waiting = true;
+                }
+            });
+        }
+        look
+    }
+
+    /// What two cores, or two shards, see together.
+    pub fn with(mut self, other: Look) -> Self {
+        self.round = self.round.max(other.round);
+        self.is_moving |= other.is_moving;
+        self.done += other.done;
+        for (rank, theirs) in other.workers {
+            let waits = self.workers.entry(rank).or_default();
+            waits.owes += theirs.owes;
+            waits.is_waiting |= theirs.is_waiting;
+            waits.round = [waits.round, theirs.round].into_iter().flatten().min();
+        }
+        self
+    }
+
+    /// The workers that hold the rounds up. A worker that owes a push and waits itself is not one of them, unless all do.
+    pub fn late(&self) -> impl Iterator<Item = (u32, Waits)> {
+        let owes = |waits: &Waits| waits.owes > 0;
+        let is_someone_idle = self.workers.values().any(|waits| owes(waits) && !waits.is_waiting);
+        let late = self.workers.iter().map(|(&rank, &waits)| (rank, waits));
+        late.filter(move |(_, waits)| owes(waits) && !(is_someone_idle && waits.is_waiting))
+    }
+}

@@ -1,0 +1,119 @@
+//! Who holds a job's rounds up: a worker whose heartbeats come, and whose pushes do not.
+//!
+//! ```text
+//!   every few seconds, each running job: its cores look --> did anything move since the last look?
+//!       no, for --late-warning-s: who owes pushes that others have made --> log, news, GET /v1/hub
+//!       no, for --late-limit-s:   they are lost
+//! ```
+//!
+//! On the control thread. The cores look between two turns.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pbox_core::control::{JobState, Late};
+use pbox_core::{JobId, Look, Round};
+
+use super::job::Job;
+use super::{Inner, Registry};
+
+/// When workers are late.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LateLimits {
+    /// They are named after this time.
+    pub warning: Duration,
+    /// They are lost after this time.
+    pub limit: Option<Duration>,
+}
+
+impl LateLimits {
+    /// The pause between two looks.
+    pub fn pause(&self) -> Duration {
+        (self.warning / 6).clamp(Duration::from_millis(250), Duration::from_secs(5))
+    }
+}
+
+/// How far a job was at the last look.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    done: u64,
+    since: Instant,
+}
+
+impl Progress {
+    pub fn new() -> Self {
+        Progress { done: 0, since: Instant::now() }
+    }
+
+    /// For how long nothing has moved.
+    fn note(&mut self, look: &Look) -> Duration {
+        if look.is_moving || look.done != self.done {
+            *self = Progress { done: look.done, since: Instant::now() };
+        }
+        self.since.elapsed()
+    }
+}
+
+impl Job {
+    /// The workers that have been late for so long.
+    fn late(&self, look: &Look, time: Duration) -> Vec<Late> {
+        let late = look.late().map(|(rank, waits)| Late {
+            rank,
+            who: self.spoken(rank),
+            round: waits.round.unwrap_or(look.round),
+            chunks: waits.owes,
+            seconds: time.as_secs(),
+        });
+        late.collect()
+    }
+}
+
+impl Registry {
+    /// Looks at each running job once.
+    pub async fn look_at_rounds(self: &Arc<Self>) {
+        let running = |job: &&Job| job.state() == JobState::Running;
+        let jobs: Vec<JobId> = self.lock().jobs.values().filter(running).map(|job| job.id).collect();
+        for id in jobs {
+            // A core that does not answer is stuck or has stopped, and a later look asks again.
+            let asked = self.ask(id, move |thread| thread.core.look(id));
+            let Ok(Ok(looks)) = tokio::time::timeout(self.late.pause(), asked).await else { continue };
+            let look = looks.into_iter().fold(Look::default(), Look::with);
+            self.judge(&mut self.lock(), id, &look);
+        }
+    }
+
+    /// Does what follows from a look at a job.
+    fn judge(&self, inner: &mut Inner, id: JobId, look: &Look) {
+        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.state() == JobState::Running) else {
+            return;
+        };
+        if look.round >= Round::LIMIT {
+            let reason = format!(
+                "it has come to round {}, and a job ends before round {}: save its weights, and begin a job of another name with \
+                 them",
+                look.round.0,
+                Round::LIMIT.0
+            );
+            return self.fail(inner, id, &reason);
+        }
+        let time = job.progress.note(look);
+        let late = if time < self.late.warning { Vec::new() } else { job.late(look, time) };
+        if let Some(limit) = self.late.limit.filter(|&limit| time >= limit && job.hubs.share.is_whole()) {
+            for late in &late {
+                let reason = format!("{late}; the limit is {} s (--late-limit-s)", limit.as_secs());
+                self.lose(inner, id, late.rank, &reason);
+            }
+            return;
+        }
+        // Where all workers here have pushed, the hubs above may know whom they wait for.
+        let above = || job.above.as_ref().map_or_else(Vec::new, |above| above.held_up_by());
+        let late = if late.is_empty() { above() } else { late };
+        if job.held_up_by(late) {
+            let late = job.news.borrow().held_up_by.clone();
+            match late.is_empty() {
+                true => tracing::info!(job = job.name, "rounds go on"),
+                false => late.iter().for_each(|late| tracing::warn!(job = job.name, "{late}")),
+            }
+        }
+    }
+}

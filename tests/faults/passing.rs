@@ -1,0 +1,114 @@
+//! What passes by itself ends no job: a proxy that answers for the hub, an answer that is lost, a hub that stands still.
+
+use authority::Credential;
+use std::time::Duration;
+
+use crate::processes::hub::start_hub;
+use crate::processes::worker::Worker;
+use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use hub_tests::proxy::{Break, Proxy};
+use hub_tests::{config_at, hub_with_limit, ready_all, says};
+use rustix::process::Signal;
+use worker_shim::Session;
+
+const BREAKS: [Break; 5] =
+    [Break::Page(200), Break::Page(502), Break::Page(503), Break::Lose, Break::LoseAnswer];
+
+/// A worker alone that reaches its hub through a proxy.
+fn alone(proxy: &Proxy) -> Session {
+    ready_all(1, |rank| config_at(&proxy.address(), "job", rank, 1)).remove(0)
+}
+
+fn round(session: &mut Session) {
+    hub_tests::push_all(session).unwrap();
+    session.wait_all().unwrap();
+}
+
+#[test]
+fn heartbeats_go_on_through_what_passes() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 3);
+    let proxy = Proxy::start(hub.address());
+    let mut session = alone(&proxy);
+    for how in BREAKS {
+        proxy.breaks("heartbeat", how, 2);
+        until("the heartbeats are broken", || proxy.left() == 0);
+        round(&mut session);
+    }
+    // The next heartbeat after the last broken one comes within the limit.
+    std::thread::sleep(Duration::from_secs(4));
+    round(&mut session);
+    session.leave().unwrap();
+}
+
+#[test]
+fn requests_are_made_again_and_may_come_twice() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 3);
+    let proxy = Proxy::start(hub.address());
+    for how in BREAKS {
+        if matches!(how, Break::Page(502 | 503)) {
+            proxy.breaks("join", how, 2);
+        }
+        let mut session = alone(&proxy);
+        assert_eq!(proxy.left(), 0, "{how:?}");
+        proxy.breaks("learning-rate", how, 2);
+        session.set_learning_rate(0.25).unwrap_or_else(|error| panic!("{how:?}: {error}"));
+        assert_eq!(proxy.left(), 0, "{how:?}");
+        round(&mut session);
+        proxy.breaks("leave", how, 2);
+        session.leave().unwrap_or_else(|error| panic!("{how:?}: {error}"));
+        assert_eq!(proxy.left(), 0, "{how:?}");
+    }
+}
+
+#[test]
+fn a_request_that_never_comes_through_says_how_often_it_was_made() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 1);
+    let proxy = Proxy::start(hub.address());
+    let mut session = alone(&proxy);
+    proxy.breaks("learning-rate", Break::Page(502), u32::MAX);
+    says(session.set_learning_rate(0.25).unwrap_err(), &["502", "no hub here", "(tried ", " times in "]);
+    session.leave().unwrap();
+}
+
+#[test]
+fn a_hub_that_stood_still_for_longer_than_its_limit_goes_on() {
+    let _watchdog = Watchdog::start();
+    let (hub, address) = start_hub(&[("PHUB_HEARTBEAT_LIMIT_S", "3")]);
+    let mut here = Worker::join(&format!("{address} job 0 1")).unwrap();
+    for _ in 0..2 {
+        here.round().unwrap();
+        hub.stop();
+        std::thread::sleep(Duration::from_secs(4));
+        hub.signal(Signal::CONT);
+        here.round().unwrap();
+        // Were its worker silent now, the hub would find it.
+        std::thread::sleep(Duration::from_secs(4));
+    }
+    here.round().unwrap();
+    here.leave().unwrap();
+}
+
+/// Windows and links may take longer to make than the hub bears silence.
+#[test]
+fn a_member_lives_from_its_join_on() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 1);
+    let request = hub_tests::join_request(0, 1);
+    let address = hub.address().to_string();
+    let let_in = membership::join_all(
+        &[&address],
+        "job",
+        Duration::from_secs(10),
+        &request,
+        Credential::find_if_any().unwrap().as_ref(),
+    )
+    .unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    let job = &hub_tests::describe(&address).jobs[0];
+    assert!(matches!(job.state, pbox_core::control::JobState::Gathering { .. }), "{job:?}");
+    drop(let_in);
+}

@@ -1,0 +1,116 @@
+//! A proxy before a hub's control port, which breaks requests as proxies and networks do.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Break {
+    /// The proxy answers with this status and a page.
+    Page(u16),
+    /// The connection ends without an answer, and the hub never sees the request.
+    Lose,
+    /// The hub carries the request out, and its answer is lost.
+    LoseAnswer,
+}
+
+#[derive(Debug)]
+struct Plan {
+    hub: SocketAddr,
+    /// The verb, what becomes of its next requests, and of how many.
+    breaks: Mutex<(String, Break, u32)>,
+}
+
+/// A proxy. Its threads end with the test's process.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    plan: Arc<Plan>,
+}
+
+impl Proxy {
+    pub fn start(hub: SocketAddr) -> Self {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let plan = Arc::new(Plan { hub, breaks: Mutex::new((String::new(), Break::Lose, 0)) });
+        let shared = Arc::clone(&plan);
+        std::thread::spawn(move || {
+            for client in socket.incoming() {
+                let (client, plan) = (client.unwrap(), Arc::clone(&shared));
+                // A client or a hub that hangs up ends the connection.
+                std::thread::spawn(move || drop(plan.serve(client)));
+            }
+        });
+        Proxy { address, plan }
+    }
+
+    /// `host:port` of the proxy.
+    pub fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Breaks the next `count` requests with this verb.
+    pub fn breaks(&self, verb: &str, how: Break, count: u32) {
+        *self.plan.breaks.lock().unwrap() = (format!("/{verb} "), how, count);
+    }
+
+    /// How many requests are still to be broken.
+    pub fn left(&self) -> u32 {
+        self.plan.breaks.lock().unwrap().2
+    }
+}
+
+impl Plan {
+    /// One request.
+    fn serve(&self, mut client: TcpStream) -> std::io::Result<()> {
+        let mut reader = BufReader::new(client.try_clone()?);
+        let (mut head, mut length) = (String::new(), 0);
+        loop {
+            let mut line = String::new();
+            if reader.read_line(&mut line)? == 0 {
+                return Ok(());
+            }
+            let lower = line.to_ascii_lowercase();
+            if let Some(value) = lower.strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            assert!(!lower.starts_with("transfer-encoding"), "the client says how long its body is");
+            match line.as_str() {
+                "\r\n" => break,
+                _ if lower.starts_with("connection:") => {}
+                _ => head += &line,
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body)?;
+        let how = {
+            let mut breaks = self.breaks.lock().unwrap();
+            let (verb, how, left) = &mut *breaks;
+            let hit = *left > 0 && head.lines().next().unwrap().contains(verb.as_str());
+            *left -= u32::from(hit);
+            hit.then_some(*how)
+        };
+        match how {
+            Some(Break::Lose) => return client.shutdown(Shutdown::Both),
+            Some(Break::Page(status)) => {
+                let page = "<html>no hub here</html>";
+                return write!(
+                    client,
+                    "HTTP/1.1 {status} Proxy\r\ncontent-length: {}\r\n\r\n{page}",
+                    page.len()
+                );
+            }
+            _ => {}
+        }
+        let mut hub = TcpStream::connect(self.hub)?;
+        write!(hub, "{head}connection: close\r\n\r\n")?;
+        hub.write_all(&body)?;
+        let mut answer = Vec::new();
+        hub.read_to_end(&mut answer)?;
+        match how {
+            Some(_) => client.shutdown(Shutdown::Both),
+            None => client.write_all(&answer),
+        }
+    }
+}
