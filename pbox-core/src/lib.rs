@@ -35,5 +35,6 @@ pub use place::{Above, Below, Piece, Placement, Share, Slice, Slices, runs};
 pub use snapshot::{
     Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
 };
-pub use turn::{Core, Front, JobId, Notice, SendQueue, ShardSpec, Tally, Violation, WindowsBelow};
+pub use turn::{Core, Front, JobId, MadeShard, Notice, SendQueue, ShardSpec, Tally, Violation, WindowsBelow};
+pub use weights::Discarded;
 pub use wire::{Answer, Codecs, Frames, Framing, Wire, frame, merge};

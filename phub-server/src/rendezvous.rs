@@ -66,7 +66,7 @@ fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &Weak
         Err(error) => return tracing::warn!(%error, "a connection to the data path failed in its handshake"),
     };
     let Some(registry) = registry.upgrade() else { return hello.refuse("the hub is stopping") };
-    let admission = match registry.admission(hello.token()) {
+    let mut admission = match registry.admission(hello.token()) {
         Ok(admission) => admission,
         Err(why) => {
             tracing::warn!(why, "a connection to the data path was refused");
@@ -76,7 +76,10 @@ fn handshake(accepted: Accepted, limit: Duration, group: &Group, registry: &Weak
     let plan = PlannedLink::of_one_port(&admission.cores.capacities);
     let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
     match hello.welcome(group, weights, window_bytes, &plan, |window| registry.populate(&admission, window)) {
-        Ok(joined) => registry.attach(admission, joined.recv, joined.endpoints),
+        Ok(joined) => {
+            registry.touch(&mut admission, &joined.recv);
+            registry.attach(admission, joined.recv, joined.endpoints);
+        }
         Err(error) => {
             // The token was good for one connection, so the worker cannot connect again.
             let reason = format!("its data path could not be made: {error}");

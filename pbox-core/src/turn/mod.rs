@@ -2,6 +2,7 @@
 
 mod core;
 mod layer_parts;
+mod made;
 mod mode;
 mod notice;
 mod pace;
@@ -12,6 +13,7 @@ mod spec;
 mod violation;
 
 pub use core::Core;
+pub use made::MadeShard;
 pub use notice::{JobId, Notice, Tally};
 pub use send_queue::SendQueue;
 pub use shard::Front;

@@ -7,6 +7,7 @@
 //! | `job` | one job's members and news |
 //! | `join` | lets workers in |
 //! | `make`, `restore` | make a job for its first worker, with its checkpoint |
+//! | `promises` | the memory that jobs were promised |
 //! | `loss` | loses workers, fails jobs |
 //! | `cut` | stops a running job between two rounds |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
@@ -24,6 +25,7 @@ mod job;
 mod join;
 mod loss;
 mod make;
+mod promises;
 mod restore;
 mod snapshot;
 mod state;
@@ -88,6 +90,8 @@ struct Inner {
     names: HashMap<String, JobId>,
     /// Jobs that are being made outside the lock, by name.
     making: HashMap<String, make::Load>,
+    /// The memory that joins were promised that are being read.
+    joins_bytes: u64,
     tokens: HashMap<Token, (JobId, u32)>,
     /// Tokens of workers that jobs continued without: until when the hub remembers them, and why they were removed.
     lost: HashMap<Token, (Instant, String)>,
@@ -107,6 +111,7 @@ pub(crate) struct Parts {
     pub heartbeat_limit: Duration,
     pub store: Option<CheckpointStore>,
     pub checkpoint_every: Option<NonZeroU32>,
+    pub jobs_limit: usize,
     pub up: Up,
     pub runtime: Handle,
 }
@@ -128,6 +133,10 @@ pub(crate) struct Registry {
     freed: Notify,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
+    /// The most jobs at a time.
+    jobs_limit: usize,
+    /// Of this process, when there were no jobs.
+    resident_at_start: u64,
     /// Since when there has been no job.
     pub unused_since: watch::Sender<Option<Instant>>,
     /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
@@ -142,8 +151,17 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub fn new(parts: Parts) -> Arc<Self> {
-        let Parts { cores, kernels, transports, heartbeat_limit, store, checkpoint_every, up, runtime } =
-            parts;
+        let Parts {
+            cores,
+            kernels,
+            transports,
+            heartbeat_limit,
+            store,
+            checkpoint_every,
+            jobs_limit,
+            up,
+            runtime,
+        } = parts;
         Arc::new_cyclic(|me| Registry {
             me: me.clone(),
             id: format!("{:032x}", u128::from_be_bytes(join::new_token().unwrap_or_default())),
@@ -154,6 +172,8 @@ impl Registry {
             freed: Notify::new(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
+            jobs_limit,
+            resident_at_start: fabric::resident_bytes().unwrap_or(0),
             unused_since: watch::Sender::new(Some(Instant::now())),
             unsaved: watch::Sender::default(),
             cores,
@@ -327,7 +347,7 @@ impl Registry {
     fn end(&self, inner: &mut Inner, id: JobId) {
         let Some(job) = inner.jobs.remove(&id) else { return };
         tracing::info!(job = job.name, "job ended: all workers left");
-        self.command(&job, move |thread| thread.core.remove_job(id));
+        self.command(&job, move |thread| thread.remove_job(id));
         if inner.names.get(&job.name) == Some(&id) {
             inner.names.remove(&job.name);
         }

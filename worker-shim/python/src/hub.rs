@@ -19,6 +19,8 @@ pub struct Hub {
 
 /// The default of `phub-server serve`.
 const ABOVE_LIMIT_S: u64 = 30;
+/// As above.
+const JOBS_LIMIT: u32 = 256;
 
 const IDLE: [(&str, IdleChoice); 4] = [
     ("auto", IdleChoice::Auto),
@@ -64,6 +66,7 @@ impl Hub {
             machine: machine.map(|text| parse("machine", text)).transpose()?,
             interface: interface.map(|text| parse("interface", text)).transpose()?,
             above_limit_s: ABOVE_LIMIT_S,
+            jobs_limit: JOBS_LIMIT,
             unused_limit_s: None,
         };
         let hub = py
