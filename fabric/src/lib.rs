@@ -38,5 +38,5 @@ pub use port::{Arrival, CloseReason, Closed, Port, Posted, Until};
 pub use idle::{Idle, IdlePolicy};
 pub use memory::{
     MapError, MemoryBound, MemoryRoom, Plain, RecvWindow, SHARED_HUGE_PAGES, SendWindow, Slab, SpanError,
-    Spans, WindowError, available_bytes, memory_room, resident_bytes, shared_huge_pages,
+    Spans, WindowError, available_bytes, memory_room, resident_bytes, shared_huge_pages, trim_heap,
 };

@@ -86,6 +86,7 @@ impl Hub {
             store,
             checkpoint_every: settings.checkpoint_every,
             jobs_limit: settings.jobs_limit as usize,
+            discard,
             up: up(settings, &group, has_rdma, address)?,
             runtime: runtime.clone(),
         });

@@ -5,6 +5,13 @@
 pub struct Discarded(Vec<Box<dyn Send>>);
 
 impl Discarded {
+    /// This alone.
+    pub fn of(something: impl Send + 'static) -> Self {
+        let mut discarded = Self::default();
+        discarded.add(something);
+        discarded
+    }
+
     /// Adds something.
     pub(crate) fn add(&mut self, something: impl Send + 'static) {
         self.0.push(Box::new(something));

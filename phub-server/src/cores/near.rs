@@ -4,8 +4,9 @@
 use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The niceness of these threads: they get a tenth of a cpu that a core's thread uses all the time.
-const NICE: i32 = 10;
+/// The niceness of these threads: they get a quarter of a cpu that a core's thread uses all the time, so that a worker does not
+/// wait for its window until it is taken for dead.
+const NICE: i32 = 5;
 
 /// Lets the calling thread give way to others, for good.
 pub(crate) fn give_way() {

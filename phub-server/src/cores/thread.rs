@@ -66,12 +66,16 @@ pub(crate) struct CoreHandle {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Starts the thread that frees what cores discard. It ends when all cores have ended.
+/// Starts the thread that frees what others discard. It ends when nobody is left who could.
 pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
     let (discard, discarded) = channel();
     let free = move || {
         give_way();
-        discarded.into_iter().for_each(drop);
+        while let Ok(first) = discarded.recv() {
+            drop(first);
+            discarded.try_iter().for_each(drop);
+            fabric::trim_heap();
+        }
     };
     Ok((discard, std::thread::Builder::new().name("phub-free".into()).spawn(free)?))
 }

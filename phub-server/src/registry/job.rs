@@ -8,7 +8,9 @@ use std::time::Instant;
 use fabric::SendWindow;
 use pbox_core::control::{HeartbeatReply, JobReply, JobState, JoinRequest, Left, Member as Taking, Mesh};
 use pbox_core::job::Difference;
-use pbox_core::{JobId, JobTerms, Layout, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire};
+use pbox_core::{
+    Discarded, JobId, JobTerms, Layout, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire,
+};
 use tokio::sync::watch;
 
 use super::above::JoinedAbove;
@@ -429,13 +431,14 @@ impl Job {
     }
 
     /// Gives back what a failed job knows of its keys and chunks: it is there for its news alone.
-    pub fn forget_model(&mut self) {
+    pub fn forget_model(&mut self) -> Option<Discarded> {
         if self.terms.keys.is_empty() {
-            return;
+            return None;
         }
-        self.terms = Arc::new(JobTerms { keys: Vec::new(), ..*self.terms });
-        self.wire = Wire::plain(Arc::new(Layout::none()));
-        self.hubs.pieces = Vec::new();
+        let terms = Arc::new(JobTerms { keys: Vec::new(), ..*self.terms });
+        let terms = std::mem::replace(&mut self.terms, terms);
+        let wire = std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none())));
+        Some(Discarded::of((terms, wire, std::mem::take(&mut self.hubs.pieces))))
     }
 
     pub fn failed(&self) -> bool {

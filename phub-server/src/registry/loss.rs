@@ -97,7 +97,8 @@ impl Registry {
         let Inner { jobs, tokens, lost, .. } = &mut *inner;
         lost.retain(|_, (until, _)| now < *until);
         jobs.retain(|_, job| job.failed_at.is_none_or(|at| now - at < KEEP_FAILED));
-        jobs.values_mut().filter(|job| job.failed()).for_each(Job::forget_model);
+        let failed = jobs.values_mut().filter(|job| job.failed());
+        failed.filter_map(Job::forget_model).for_each(|model| self.free(model));
         forget_oldest(jobs, self.jobs_limit);
         tokens.retain(|_, (job, _)| jobs.contains_key(job));
         let is_used = jobs.values().any(|job| !job.failed())

@@ -2,8 +2,8 @@
 //! lock; meanwhile the name is reserved.
 //!
 //! ```text
-//!   reserve -> layout, checkpoint -> cores are chosen -> window -> begin: the job is there
-//!    lock                                lock                       lock
+//!   reserve -> memory promised -> layout, checkpoint -> cores are chosen -> window, shards -> begin: the job is there
+//!    lock          lock                                    lock                            lock
 //! ```
 
 use std::sync::Arc;
@@ -255,7 +255,32 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
+    use pbox_core::Optimizer;
+
     use crate::registry::test_bed::{registry, request, runtime};
+
+    /// The page faults of the calling thread that needed no disk.
+    fn faults() -> u64 {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let behind_the_name = stat.rsplit_once(") ").unwrap().1;
+        behind_the_name.split(' ').nth(7).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_core_takes_a_job_whose_memory_is_there() {
+        let (registry, mut core) = registry();
+        let mut request = request();
+        request.terms.keys[0].shape = vec![64 << 20]; // 256 MiB, and as much of momentum
+        request.terms.chunk_bytes = 1 << 20;
+        request.terms.optimizer =
+            Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
+        runtime().block_on(registry.join("job".into(), request)).unwrap();
+        assert!(fabric::resident_bytes().unwrap() > 500 << 20, "the join has touched it");
+        let before = faults();
+        core.obey();
+        let of_the_core = faults() - before;
+        assert!(of_the_core < 64, "{of_the_core} faults; huge pages alone would be 128");
+    }
 
     #[test]
     fn others_of_the_name_wait_until_the_making_is_over_and_other_jobs_do_not() {

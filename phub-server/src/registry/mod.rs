@@ -34,6 +34,7 @@ mod test_bed;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,7 @@ use pbox_core::control::{
     CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, PROTOCOL, TransportAddress,
 };
 use pbox_core::kernels::Kernels;
-use pbox_core::{JobId, Round};
+use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -112,6 +113,7 @@ pub(crate) struct Parts {
     pub store: Option<CheckpointStore>,
     pub checkpoint_every: Option<NonZeroU32>,
     pub jobs_limit: usize,
+    pub discard: Sender<Discarded>,
     pub up: Up,
     pub runtime: Handle,
 }
@@ -135,6 +137,8 @@ pub(crate) struct Registry {
     checkpoint_every: Option<NonZeroU32>,
     /// The most jobs at a time.
     jobs_limit: usize,
+    /// To the thread that frees memory.
+    discard: Sender<Discarded>,
     /// Of this process, when there were no jobs.
     resident_at_start: u64,
     /// Since when there has been no job.
@@ -159,6 +163,7 @@ impl Registry {
             store,
             checkpoint_every,
             jobs_limit,
+            discard,
             up,
             runtime,
         } = parts;
@@ -173,6 +178,7 @@ impl Registry {
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
             jobs_limit,
+            discard,
             resident_at_start: fabric::resident_bytes().unwrap_or(0),
             unused_since: watch::Sender::new(Some(Instant::now())),
             unsaved: watch::Sender::default(),
@@ -351,7 +357,13 @@ impl Registry {
         if inner.names.get(&job.name) == Some(&id) {
             inner.names.remove(&job.name);
         }
+        self.free(Discarded::of(job));
         self.freed.notify_waiters();
+    }
+
+    /// Has memory freed by another thread: this one answers all heartbeats.
+    fn free(&self, memory: Discarded) {
+        let _ = self.discard.send(memory);
     }
 
     /// Changes a job's learning rate. Returns when every core has the new rate.

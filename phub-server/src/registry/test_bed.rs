@@ -40,6 +40,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
         store: None,
         checkpoint_every: None,
         jobs_limit: JOBS_LIMIT,
+        discard: channel().0,
         up,
         runtime: runtime().handle().clone(),
     };
