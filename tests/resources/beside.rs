@@ -6,7 +6,7 @@ use std::fs;
 use crate::processes::hub::start_hub;
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::config_at;
+use hub_tests::{config_at, push_all};
 use pbox_core::{Key, Optimizer};
 use worker_shim::Session;
 
@@ -28,10 +28,7 @@ fn a_core_waits_for_no_pages_of_a_job_that_joins() {
     for transport in [Transport::Shm, Transport::Tcp] {
         let (hub, address) = start_hub(&[("PHUB_TRANSPORTS", &transport.to_string())]);
         let mut small = Session::join(config_at(&address, "small", 0, 1)).unwrap();
-        let mut round = || {
-            small.keys().try_for_each(|key| small.push(key)).unwrap();
-            small.wait_all().unwrap();
-        };
+        small.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
         let mut large = config_at(&address, "large", 0, 1);
         large.terms.keys = vec![Key::f32("large", [64 << 20])]; // 256 MiB, and as much of momentum
         large.terms.chunk_bytes = 1 << 20;
@@ -41,6 +38,7 @@ fn a_core_waits_for_no_pages_of_a_job_that_joins() {
         let of_join = faults_of_cores(hub.pid()) - before;
         assert!(of_join < 64, "{transport}: {of_join} faults of the core; huge pages alone would be 256");
         large.leave().unwrap();
-        round();
+        push_all(&mut small).unwrap();
+        small.wait_all().unwrap();
     }
 }
