@@ -37,6 +37,6 @@ pub use port::{Arrival, CloseReason, Closed, FrameRule, Port, Posted, Until};
 
 pub use idle::{Idle, IdlePolicy};
 pub use memory::{
-    MapError, Plain, RecvWindow, SHARED_HUGE_PAGES, SendWindow, Slab, SpanError, Spans, WindowError,
-    available_bytes, resident_bytes, shared_huge_pages,
+    MapError, MemoryBound, MemoryRoom, Plain, RecvWindow, SHARED_HUGE_PAGES, SendWindow, Slab, SpanError,
+    Spans, WindowError, available_bytes, memory_room, resident_bytes, shared_huge_pages, trim_heap,
 };

@@ -21,7 +21,7 @@ use topology::Host;
 use crate::checkpoint::CheckpointStore;
 use crate::control::{self, ControlLimits, Guard};
 use crate::cores::lanes::{self, Lanes};
-use crate::cores::{CoreHandle, Report};
+use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
 use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Up};
 use crate::rendezvous;
@@ -47,6 +47,8 @@ pub struct Hub {
     listeners: Vec<Arc<Listener>>,
     rendezvous: Vec<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
+    /// Ends after the cores.
+    freeing: Option<JoinHandle<()>>,
     stop_control: Option<oneshot::Sender<()>>,
 }
 
@@ -76,8 +78,9 @@ impl Hub {
         let (group, ports) = any::group(lanes.len(), rdma)?;
         let (listeners, transports) = open_data_paths(settings, address, lanes.len(), has_rdma)?;
         let (reports, inbox) = unbounded_channel();
+        let (discard, freeing) = free()?;
         let cores = lanes.into_iter().zip(ports).enumerate().map(|(number, (lane, port))| {
-            CoreHandle::start(number, lane, port, kernels, idle, reports.clone())
+            CoreHandle::start(number, lane, port, kernels, idle, reports.clone(), discard.clone())
         });
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
         let control = control_runtime()?;
@@ -93,6 +96,8 @@ impl Hub {
             },
             store,
             checkpoint_every: settings.checkpoint_every,
+            jobs_limit: settings.jobs_limit as usize,
+            discard,
             up: up(settings, &group, has_rdma, address, guard.credential())?,
             runtime: runtime.clone(),
         });
@@ -123,6 +128,7 @@ impl Hub {
             listeners,
             rendezvous,
             control: Some(control),
+            freeing: Some(freeing),
             stop_control: Some(stop_control),
         })
     }
@@ -210,7 +216,10 @@ impl Hub {
             let _ = thread.join();
         }
         match Arc::try_unwrap(registry) {
-            Ok(registry) => registry.stop_cores(),
+            Ok(registry) => {
+                registry.stop_cores();
+                self.freeing.take().map(JoinHandle::join);
+            }
             Err(_) => tracing::warn!("a handshake is still open; core threads end with the process"),
         }
         tracing::info!("hub stopped");

@@ -1,7 +1,44 @@
 //! How much of this machine's memory a job needs at a hub. Pure: the hub asks it before it lets a job in, and `topology` before
 //! there is one.
 
-use pbox_core::{JobTerms, Wire};
+use pbox_core::{JobTerms, Key, Wire};
+
+/// The hub's tables of a chunk: 180 bytes were measured (its place, its owner, its arrivals, its spans in two windows).
+const OF_A_CHUNK: u64 = 192;
+/// The same with compression: 324 bytes were measured.
+const OF_A_COMPRESSED_CHUNK: u64 = 352;
+/// The rings of a worker hold all chunks, each way.
+const OF_A_CHUNK_AND_WORKER: u64 = 16;
+/// A key without its name and shape: 555 bytes were measured, with 7 letters and one number.
+const OF_A_KEY: u64 = 640;
+/// How often the hub has a key's name and shape.
+const COPIES_OF_A_KEY: u64 = 4;
+/// A parsed join over its text, and the text itself: 4.5 was measured, for keys with names of one letter.
+const PARSED_PER_TEXT: u64 = 6;
+
+/// Memory that the hub needs to read a join of so many bytes.
+pub(crate) fn parsed_bytes(text_bytes: usize) -> u64 {
+    (text_bytes as u64).saturating_mul(PARSED_PER_TEXT)
+}
+
+/// What the hub keeps about a job's keys and chunks, in bytes. From the terms alone: the tables are what a small request
+/// can make large.
+pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
+    let chunk_bytes = terms.chunk_bytes.max(1) as u64;
+    let of_a_key = |key: &Key| {
+        let spelled = key.name.len() + size_of_val(&key.shape[..]);
+        (OF_A_KEY + COPIES_OF_A_KEY * spelled as u64, key.bytes().unwrap_or(0).div_ceil(chunk_bytes))
+    };
+    let (mut keys, mut chunks) = (0, 0_u64);
+    for (bytes, of_key) in terms.keys.iter().map(of_a_key) {
+        (keys, chunks) = (keys + bytes, chunks.saturating_add(of_key));
+    }
+    let of_a_chunk = match terms.level.compression {
+        None => OF_A_CHUNK,
+        Some(_) => OF_A_COMPRESSED_CHUNK,
+    };
+    chunks.saturating_mul(of_a_chunk + OF_A_CHUNK_AND_WORKER * u64::from(terms.workers)).saturating_add(keys)
+}
 
 /// The memory of one job at one hub, in bytes. Windows are counted whole; a hub touches its share of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +93,7 @@ impl JobMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pbox_core::{Key, Members, Optimizer};
+    use pbox_core::{Members, Optimizer};
 
     const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
     /// One key of a MiB: 32 chunks, whose counts have 64 bytes each.
@@ -77,6 +114,20 @@ mod tests {
         );
         assert_eq!(memory.snapshots, 2 * MODEL, "weights and momentum");
         assert_eq!(memory.needed(), 8 * MODEL);
+    }
+
+    #[test]
+    fn a_small_request_may_have_large_tables() {
+        let mut terms = terms();
+        let of_32_chunks = tables_bytes(&terms);
+        assert!(of_32_chunks < 16 << 10, "{of_32_chunks}");
+        terms.chunk_bytes = 64;
+        terms.keys = vec![Key::f32("a", [1 << 28])]; // 2^24 chunks
+        assert!(tables_bytes(&terms) > 3 << 30, "as much was measured to be resident with fewer workers");
+        terms.keys = vec![Key::f32("a", [u64::MAX / 8]), Key::f32("b", [u64::MAX / 8])];
+        assert!(tables_bytes(&terms) > 1 << 60);
+        terms.keys = (0..1000).map(|number| Key::f32(format!("{number:01000}"), [1])).collect();
+        assert!(tables_bytes(&terms) > 1000 * (4 * 1000 + 600));
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Rendezvous {
     /// Lets a worker in.
     fn welcome(&self, hello: Hello, registry: &Arc<Registry>) {
         let Ok(_turn) = self.runtime.block_on(self.welcomes.acquire()) else { return };
-        let admission = match registry.admission(hello.token()) {
+        let mut admission = match registry.admission(hello.token()) {
             Ok(admission) => admission,
             Err(why) => return self.refuse(hello, &why),
         };
@@ -132,6 +132,7 @@ impl Rendezvous {
                     Box::new(Expected::of_member(&admission.wire, admission.rank))
                 };
                 joined.endpoints.iter_mut().for_each(|endpoint| endpoint.obey(rule));
+                registry.touch(&mut admission, &joined.recv);
                 registry.attach(admission, joined.recv, joined.endpoints);
             }
             Err(error) => {

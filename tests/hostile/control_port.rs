@@ -193,3 +193,26 @@ fn no_client_holds_up_the_hub() {
         assert_eq!(health.into_body().read_to_string().unwrap(), "ok\n");
     });
 }
+
+/// One address cannot take all connections. Its other clients are told, and those that it has go on.
+#[test]
+fn one_address_has_a_share_of_the_connections() {
+    let _watchdog = Watchdog::start();
+    let share = 20;
+    let hub = hub_with(1, ControlLimits { of_an_address: share, ..ControlLimits::default() });
+    let mut sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
+    let mut crowd: Vec<Client> = (0..2 * share).map(|_| Client::connect(hub.address())).collect();
+    for _ in 0..20 {
+        sessions.iter_mut().for_each(|session| push_all(session).unwrap());
+        sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+    }
+    // The last come when all places are taken.
+    for client in crowd.split_off(share) {
+        says(client.read_all(), &["503", "your address has all the connections", "try again"]);
+    }
+    drop(crowd);
+    until("an address gets its places back", || {
+        ureq::get(format!("http://{}/v1/health", hub.address())).call().is_ok()
+    });
+    sessions.into_iter().for_each(|session| session.leave().unwrap());
+}

@@ -1,6 +1,8 @@
 //! What a hub uses of its machine, and what it does when there is too little.
 
+mod beside;
 mod churn;
+mod control_group;
 mod crowd;
 mod scarcity;
 mod system_calls;

@@ -357,7 +357,7 @@ impl Levels {
     fn remove(&mut self, node: usize, rank: u32) {
         let mut notices = Vec::new();
         let job = self.nodes[node].job;
-        self.cores_of(node).for_each(|core| core.remove_worker(job, rank, &mut notices));
+        self.cores_of(node).for_each(|core| drop(core.remove_worker(job, rank, &mut notices)));
         self.notices.extend(notices.into_iter().map(|notice| (node, notice)));
     }
 

@@ -229,7 +229,7 @@ impl Simulated {
 
     /// Removes a worker from all cores, as the registry does when a core has lost it.
     pub fn remove_worker(&mut self, rank: u32) {
-        self.cores.iter_mut().for_each(|core| core.remove_worker(JOB, rank, &mut self.notices));
+        self.cores.iter_mut().for_each(|core| drop(core.remove_worker(JOB, rank, &mut self.notices)));
     }
 
     /// Whether a worker lives.

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use super::program::until;
 
 /// Threads that end by themselves when they have nothing to do.
-const PASSING_THREADS: [&str; 2] = ["phub-join\n", "phub-handshake\n"];
+const PASSING_THREADS: [&str; 3] = ["phub-join\n", "phub-memory\n", "phub-handshake\n"];
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,13 +3,6 @@
 use super::mapping::HUGE_PAGE;
 use super::window::SendWindow;
 
-/// Memory that this machine can give without swapping; `None` when the kernel does not say.
-pub fn available_bytes() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
-}
-
 /// The file in which Linux says whether shared memory gets huge pages on advice. Every mapping advises it.
 pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 

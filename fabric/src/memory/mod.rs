@@ -5,6 +5,7 @@
 mod machine;
 #[allow(unsafe_code)]
 mod mapping;
+mod room;
 #[allow(unsafe_code)]
 mod slab;
 #[allow(unsafe_code)]
@@ -13,8 +14,9 @@ mod window;
 
 pub(crate) use mapping::{Access, Mapping};
 
-pub use machine::{SHARED_HUGE_PAGES, available_bytes, resident_bytes, shared_huge_pages};
-pub use mapping::MapError;
+pub use machine::{SHARED_HUGE_PAGES, resident_bytes, shared_huge_pages};
+pub use mapping::{MapError, trim_heap};
+pub use room::{MemoryBound, MemoryRoom, available_bytes, memory_room};
 pub use slab::Slab;
 pub use spans::{Plain, RecvWindow, SpanError, Spans};
 pub use window::{SendWindow, WindowError};

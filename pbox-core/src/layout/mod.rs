@@ -102,6 +102,18 @@ impl Layout {
         Ok(layout)
     }
 
+    /// A layout without keys, for what has no model any more.
+    pub fn none() -> Self {
+        Layout {
+            key_spans: Vec::new(),
+            key_chunks: Vec::new(),
+            keys: Vec::new(),
+            chunks: Vec::new(),
+            chunk_bytes: KEY_ALIGN,
+            window_bytes: 0,
+        }
+    }
+
     fn append(&mut self, id: KeyId, key: &Key) -> Result<(), LayoutError> {
         let size_error = || LayoutError::KeySize { name: key.name.clone(), shape: key.shape.clone() };
         let bytes = key.bytes().filter(|&bytes| bytes > 0).ok_or_else(size_error)?;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use fabric::{Arrival, LinkId, MapError, Port, RecvWindow, Slab, SpanError, Spans};
 
 use super::look::Look;
+use super::made::MadeShard;
 use super::mode::{Shard, of_mode};
 use super::notice::{JobId, Notice, Tally};
 use super::replies::{AtWork, Done, Replies};
@@ -23,6 +24,7 @@ use crate::job::LevelTerms;
 use crate::kernels::Kernels;
 use crate::layout::{Immediate, Layout, Round};
 use crate::snapshot::{Occasion, Restored};
+use crate::weights::Discarded;
 
 /// How many arrivals one turn looks at: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
@@ -91,16 +93,19 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Makes a shard of a job, whose memory it allocates and touches: on the core's thread. A key's chunks are in one
-    /// shard. Workers come [later](Self::add_worker), and take part when [`release`](Self::release) admits them.
+    /// Makes a shard of a job here, and [takes](Self::add_shard) it.
     ///
     /// # Errors
     /// When there is no memory.
     pub fn add_job(&mut self, id: JobId, spec: ShardSpec) -> Result<(), MapError> {
-        let terms = Arc::clone(&spec.terms);
-        let above = spec.above.as_ref().map(|above| (above.level.schedule, above.ways));
-        let shard = Shard::new(spec, self.port.waker())?;
-        let replies = Replies::new(&terms, above, of_mode!(&shard, shard => shard.keys()));
+        let made = MadeShard::new(spec, self.port.waker())?;
+        self.add_shard(id, made);
+        Ok(())
+    }
+
+    /// Takes a shard of a job. A key's chunks are in one shard. Workers come [later](Self::add_worker), and take part when
+    /// [`release`](Self::release) admits them.
+    pub fn add_shard(&mut self, id: JobId, MadeShard { shard, replies }: MadeShard) {
         // Behind the job's other shards.
         let from = self.shards.iter_mut().rposition(|entry| of_job(entry, id).is_some());
         let free = (from.unwrap_or(0)..self.shards.len()).find(|&place| self.shards[place].is_none());
@@ -110,11 +115,10 @@ impl<P: Port> Core<P> {
         }
         self.shards.resize_with(self.shards.len().max(place + 1), || None);
         self.shards[place] = Some(JobShard { id, shard, replies, looked: None, next: None });
-        Ok(())
     }
 
     /// Attaches a worker's link to its job. In modes in which each worker has its own weights window, it comes with this
-    /// core's spans of that window, for each shard of the job.
+    /// core's spans of that window, for each shard of the job. The windows' pages are there.
     pub fn add_worker(
         &mut self,
         id: JobId,
@@ -192,19 +196,28 @@ impl<P: Port> Core<P> {
         self.members[link.index()] = Some(member);
     }
 
-    /// Detaches a worker that left or was lost. Its job's rounds wait for it, or go on without it.
-    pub fn remove_worker(&mut self, id: JobId, rank: u32, notices: &mut Vec<Notice>) {
+    /// Detaches a worker that left or was lost. Its job's rounds wait for it, or go on without it. Returns the worker's
+    /// windows.
+    pub fn remove_worker(&mut self, id: JobId, rank: u32, notices: &mut Vec<Notice>) -> Discarded {
+        let mut discarded = Discarded::default();
         if let Some(link) = self.unlink(id, rank) {
             self.port.detach(link);
         }
         for place in 0..self.shards.len() {
             let Some(entry) = of_job(&mut self.shards[place], id) else { continue };
-            match of_mode!(&mut entry.shard, shard => shard.goes_on().then(|| shard.remove_worker(rank))) {
+            let removed = of_mode!(&mut entry.shard, shard => {
+                shard.goes_on().then(|| shard.remove_worker(rank, &mut discarded))
+            });
+            match removed {
                 None => {}
                 Some(Ok(())) => self.settle(place, notices),
-                Some(Err(reason)) => return notices.push(Notice::JobFailed { job: id, reason }),
+                Some(Err(reason)) => {
+                    notices.push(Notice::JobFailed { job: id, reason });
+                    break;
+                }
             }
         }
+        discarded
     }
 
     /// Holds a job's rounds until [`release`](Self::release). Returns the rounds in flight; `None` without chunks.
@@ -273,17 +286,21 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Ends a job: its links are detached, its memory is freed.
-    pub fn remove_job(&mut self, id: JobId) {
+    /// Ends a job: its links are detached. Returns its memory, which is freed when it is dropped.
+    pub fn remove_job(&mut self, id: JobId) -> Discarded {
+        let mut discarded = Discarded::default();
         for place in 0..self.shards.len() {
-            let ended = self.shards[place].take_if(|entry| entry.id == id);
-            for link in ended.into_iter().flat_map(|entry| entry.replies.links()) {
+            let Some(ended) = self.shards[place].take_if(|entry| entry.id == id) else { continue };
+            for link in ended.replies.links() {
                 // Another shard of the job may have had the link, too.
                 if self.members[link.index()].take().is_some() {
                     self.port.detach(link);
                 }
             }
+            // It holds the windows of its links: none of them was the last to hold one.
+            discarded.add((ended.shard, ended.replies));
         }
+        discarded
     }
 
     /// Changes a job's learning rate from a round on.

@@ -3,6 +3,7 @@
 mod core;
 mod layer_parts;
 mod look;
+mod made;
 mod mode;
 mod notice;
 mod pace;
@@ -14,6 +15,7 @@ mod violation;
 
 pub use core::Core;
 pub use look::{Look, Waits};
+pub use made::MadeShard;
 pub use notice::{JobId, Notice, Tally};
 pub use send_queue::SendQueue;
 pub use shard::Front;

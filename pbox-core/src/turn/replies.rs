@@ -116,8 +116,8 @@ impl Replies {
     }
 
     /// All links.
-    pub fn links(self) -> impl Iterator<Item = LinkId> {
-        self.links.into_iter().flatten()
+    pub fn links(&self) -> impl Iterator<Item = LinkId> {
+        self.links.iter().copied().flatten()
     }
 
     /// A worker's link has credit, and may be full with answers under way: makes room for one answer per chunk.

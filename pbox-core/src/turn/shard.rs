@@ -17,7 +17,7 @@ use crate::job::{JobTerms, OnLoss};
 use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, Taken};
-use crate::weights::{Mode, Reply, Staged, To};
+use crate::weights::{Discarded, Mode, Reply, Staged, To};
 use crate::wire::Wire;
 
 /// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
@@ -259,8 +259,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Adds worker `rank`'s gradients and, in modes with own weights windows, the spans of this core's chunks in its
-    /// window. Checks every span once, and touches this core's part. The worker takes part once it is
-    /// [admitted](Self::admit).
+    /// window. Checks every span once. The worker takes part once it is [admitted](Self::admit).
     pub fn add_worker(
         &mut self,
         rank: u32,
@@ -287,9 +286,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// When the broadcast of the weights is not complete: possibly no other worker has them. From then on no chunk is
     /// stepped and no worker gets an answer: the remaining workers would broadcast other weights. Below other hubs also
     /// when nobody is left to push a round, for whose sum the hub above waits.
-    pub fn remove_worker(&mut self, rank: u32) -> Result<(), String> {
+    pub fn remove_worker(&mut self, rank: u32, discarded: &mut Discarded) -> Result<(), String> {
         self.pace.remove(rank);
-        self.stages.remove_worker(rank);
+        self.stages.remove_worker(rank, discarded);
         match self.front() {
             Some(Front { lowest: Round(0), .. }) if self.terms.optimizer.keeps_weights() => {
                 (self.held, self.deserted) = (true, true);

@@ -93,7 +93,7 @@ impl Gradients {
         Gradients { windows: vec![None; workers], starts: vec![std::ptr::null(); workers] }
     }
 
-    /// Adds worker `rank`'s window. Checks and touches the spans that will be read.
+    /// Adds worker `rank`'s window. Checks the spans that will be read.
     pub fn add(
         &mut self,
         rank: u32,
@@ -102,15 +102,14 @@ impl Gradients {
     ) -> Result<(), SpanError> {
         for span in spans {
             window.elements_ptr::<u8>(span)?;
-            window.touch(span);
         }
         self.windows[rank as usize] = Some(window);
         Ok(())
     }
 
     /// Removes worker `rank`'s window.
-    pub fn remove(&mut self, rank: u32) {
-        self.windows[rank as usize] = None;
+    pub fn remove(&mut self, rank: u32) -> Option<Arc<RecvWindow>> {
+        self.windows[rank as usize].take()
     }
 
     /// Worker `rank`'s push of the chunk at `span`. Panics if the worker or the span was not added.

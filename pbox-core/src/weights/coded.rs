@@ -162,7 +162,7 @@ impl<R> Reply<R, HubWeights> for CodedForEach {
         self.own.add(chunks, rank, own);
     }
 
-    fn remove_worker(&mut self, rank: u32) {
-        self.own.remove(rank);
+    fn remove_worker(&mut self, rank: u32) -> Option<Spans> {
+        self.own.remove(rank)
     }
 }

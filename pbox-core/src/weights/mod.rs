@@ -21,6 +21,7 @@ mod bare;
 mod chunks;
 mod coded;
 mod counted;
+mod discarded;
 mod frame_sum;
 mod own;
 mod private;
@@ -41,6 +42,7 @@ pub(crate) use bare::{BareSlots, RawForAll};
 pub(crate) use chunks::Chunk;
 pub(crate) use coded::{CodedForAll, CodedForEach};
 pub(crate) use counted::CountedSlots;
+pub use discarded::Discarded;
 pub(crate) use frame_sum::FrameSum;
 pub(crate) use own::RawForEach;
 pub(crate) use private::HubWeights;
@@ -142,8 +144,10 @@ pub(crate) trait Reply<R, W> {
     /// A worker is there. In modes with own weights windows, `own` is the worker's window.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
 
-    /// A worker is gone.
-    fn remove_worker(&mut self, _rank: u32) {}
+    /// A worker is gone. Returns the window for its weights, if it had its own.
+    fn remove_worker(&mut self, _rank: u32) -> Option<Spans> {
+        None
+    }
 
     /// Prepares the answers of a round, right after its step.
     #[inline]

@@ -18,20 +18,19 @@ impl OwnWindows {
         OwnWindows { windows: (0..workers).map(|_| None).collect() }
     }
 
-    /// Adds a worker's window, and touches it.
+    /// Adds a worker's window.
     ///
     /// # Panics
     /// When there is no window, or when it does not have one span per chunk.
     pub fn add(&mut self, chunks: &[Chunk], rank: u32, own: Option<Spans>) -> &mut Spans {
-        let mut own = own.expect("each worker has a weights window of its own");
+        let own = own.expect("each worker has a weights window of its own");
         assert_eq!(own.len(), chunks.len(), "one span a chunk");
-        (0..own.len()).for_each(|place| own.elements_mut::<u8>(place).fill(0));
         self.windows[rank as usize].insert(own)
     }
 
     /// Removes a worker's window.
-    pub fn remove(&mut self, rank: u32) {
-        self.windows[rank as usize] = None;
+    pub fn remove(&mut self, rank: u32) -> Option<Spans> {
+        self.windows[rank as usize].take()
     }
 
     /// A worker's window.
@@ -70,7 +69,7 @@ impl<R> Reply<R, Spans> for RawForEach {
         self.own.add(chunks, rank, own);
     }
 
-    fn remove_worker(&mut self, rank: u32) {
-        self.own.remove(rank);
+    fn remove_worker(&mut self, rank: u32) -> Option<Spans> {
+        self.own.remove(rank)
     }
 }

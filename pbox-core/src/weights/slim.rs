@@ -225,8 +225,8 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
         }
     }
 
-    fn remove_worker(&mut self, rank: u32) {
-        self.own.remove(rank);
+    fn remove_worker(&mut self, rank: u32) -> Option<Spans> {
+        self.own.remove(rank)
     }
 
     fn restore(&mut self, chunks: &[Chunk], weights: &HubWeights, first: Round) {

@@ -11,7 +11,7 @@ use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use super::bare::Gradients;
 use super::chunks::Chunk;
-use super::{Mode, Read, Reply, Stepped, To, Weights};
+use super::{Discarded, Mode, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, LearningRates, Optimizer, Slots, Step, typed};
 use crate::layout::{KeyId, Layout, Round};
@@ -94,7 +94,9 @@ impl<M: Mode> Staged<M> {
         places: impl Iterator<Item = usize>,
     ) -> Result<(), SpanError> {
         let Staged { chunks, gradients, reply, .. } = self;
-        gradients.add(link, window, places.filter_map(|place| reply.place_of_answers(&chunks[place])))
+        let spans = places.filter_map(|place| reply.place_of_answers(&chunks[place]));
+        let touched = Arc::clone(&window);
+        gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
     }
 
     /// Sums the pushes of `ranks` and steps a chunk in `round`. `number` counts the chunk's steps from 1. In round 0,
@@ -141,7 +143,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every
-    /// span once, and touches this core's part.
+    /// span once.
     pub fn add_worker(
         &mut self,
         rank: u32,
@@ -154,9 +156,9 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Removes a worker's windows.
-    pub fn remove_worker(&mut self, rank: u32) {
-        self.gradients.remove(rank);
-        self.reply.remove_worker(rank);
+    pub fn remove_worker(&mut self, rank: u32, discarded: &mut Discarded) {
+        discarded.add(self.gradients.remove(rank));
+        discarded.add(self.reply.remove_worker(rank));
     }
 
     /// Takes weights, state and learning rates from a checkpoint.

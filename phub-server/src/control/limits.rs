@@ -24,12 +24,16 @@ pub struct ControlLimits {
     pub unread: Duration,
     /// Connections at once.
     pub connections: usize,
+    /// Of these, the connections of one address.
+    pub of_an_address: usize,
 }
 
 impl Default for ControlLimits {
     fn default() -> Self {
         // The data path and the windows need descriptors, too.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        // A worker has two: this is enough for two jobs with the most workers.
+        let connections = (descriptors / 2).min(4096) as usize;
         ControlLimits {
             // A manifest of a million keys.
             join_bytes: 256 << 20,
@@ -45,8 +49,9 @@ impl Default for ControlLimits {
             body_bytes_per_s: 16 << 10,
             // The client was cut off, or it does not read.
             unread: Duration::from_secs(30),
-            // A worker has two: this is enough for two jobs with the most workers.
-            connections: (descriptors / 2).min(4096) as usize,
+            connections,
+            // All workers of the largest job may be on one machine, or behind one gateway. The other half is for others.
+            of_an_address: connections / 2,
         }
     }
 }

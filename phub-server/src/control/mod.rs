@@ -1,6 +1,7 @@
 //! The control port: HTTP with JSON, for workers and for people with `curl`.
 
 mod body;
+mod crowd;
 mod guard;
 mod limits;
 mod peers;
@@ -128,10 +129,15 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
 
 async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let received = desk.read(desk.limits.join_bytes, request).await?;
+    // Most joins are small, and many come at once.
+    let is_small = received.bytes.len() <= desk.limits.small_bytes;
+    let promise = (!is_small).then(|| desk.registry.promise_join(received.bytes.len())).transpose()?;
     // Parsing has its own thread: a manifest may have 256 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
-    done(&desk.registry.join(job, request).await?)
+    let joined = desk.registry.join(job, request).await?;
+    drop(promise);
+    done(&joined)
 }
 
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::crowd::Crowd;
 use super::limits::ControlLimits;
 use crate::seldom::Seldom;
 
@@ -24,9 +25,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a stop waits for open requests.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
-const TURNED_AWAY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
-connection: close\r\nretry-after: 1\r\ncontent-length: 83\r\n\r\n\
-{\"error\": \"the hub's control port has all the connections it can have; try again\"}\n";
+/// The answer to a connection for which there is no place.
+fn turned_away(why: &str) -> String {
+    let body = format!("{{\"error\": \"{why}; try again\"}}\n");
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n\
+         retry-after: 1\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
 
 type Connection = http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Router>>;
 
@@ -37,28 +45,39 @@ pub(crate) async fn serve(
     limits: ControlLimits,
     mut stopped: oneshot::Receiver<()>,
 ) {
-    let connections = GracefulShutdown::new();
-    let (turned_away, failed) = (Seldom::default(), Seldom::default());
+    let (connections, crowd) = (GracefulShutdown::new(), Crowd::default());
+    let (refused, failed) = (Seldom::default(), Seldom::default());
     loop {
         tokio::select! {
             accepted = socket.accept() => match accepted {
-                Ok((stream, _)) if connections.count() < limits.connections => {
-                    let connection = connections.watch(connection(stream, router.clone(), limits));
-                    tokio::spawn(async {
-                        if let Err(error) = connection.await {
-                            tracing::debug!(%error, "a connection to the control port ended");
+                Ok((stream, from)) => {
+                    let place = match connections.count() < limits.connections {
+                        true => crowd.enter(from, limits.of_an_address).ok_or("your address"),
+                        false => Err("the hub's control port"),
+                    };
+                    match place {
+                        Ok(place) => {
+                            let connection = connections.watch(connection(stream, router.clone(), limits));
+                            tokio::spawn(async {
+                                if let Err(error) = connection.await {
+                                    tracing::debug!(%error, "a connection to the control port ended");
+                                }
+                                drop(place);
+                            });
                         }
-                    });
-                }
-                Ok((stream, _)) => {
-                    // The hub sends what the socket takes at once. It does not wait for a refused client.
-                    let _ = stream.try_write(TURNED_AWAY);
-                    if let Some(times) = turned_away.count() {
-                        tracing::warn!(
-                            times,
-                            "control port: {} connections are open, the most there may be; others are turned away",
-                            limits.connections
-                        );
+                        Err(who) => {
+                            // The hub sends what the socket takes at once. It does not wait for a refused client.
+                            let why = turned_away(&format!("{who} has all the connections it can have"));
+                            let _ = stream.try_write(why.as_bytes());
+                            if let Some(times) = refused.count() {
+                                tracing::warn!(
+                                    times, %from,
+                                    "control port: {who} has all the connections it can have ({}, {} of one address); \
+                                     others are turned away",
+                                    limits.connections, limits.of_an_address
+                                );
+                            }
+                        }
                     }
                 }
                 // The client hung up between its connect and this accept.
@@ -97,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_refusal_is_complete_http() {
-        let text = std::str::from_utf8(TURNED_AWAY).unwrap();
+        let text = turned_away("there is no place");
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}", body.len())), "the body has {}", body.len());
         let reply: pbox_core::control::ErrorReply = serde_json::from_str(body).unwrap();

@@ -1,7 +1,9 @@
-//! The hub's cores: `lanes` chooses their cpus and NICs, `thread` runs one and takes its commands.
+//! The hub's cores: `lanes` chooses their cpus and NICs, `thread` runs one and takes its commands, `near` is for threads that
+//! work for a core.
 
 pub(crate) mod lanes;
+pub(crate) mod near;
 mod thread;
 
 pub(crate) use lanes::Lane;
-pub(crate) use thread::{CoreHandle, CoreThread, Report, pin};
+pub(crate) use thread::{CoreHandle, CoreThread, Report, free};

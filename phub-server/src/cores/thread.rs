@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, IdlePolicy, Port as _, RecvWindow, Spans, Until, any};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, JobId, LevelTerms, Notice, ShardSpec, Taken};
+use pbox_core::{Core, Discarded, JobId, LevelTerms, Notice, Taken};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Lane;
+use super::near::give_way;
 
 /// Turns between two publications of the meters while work never stops.
 const TURNS_PER_PUBLICATION: u32 = 1024;
@@ -26,7 +27,7 @@ pub(crate) type Command = Box<dyn FnOnce(&mut CoreThread) + Send>;
 /// What a core thread reports. There are few reports for each worker and job, and their number bounds the channel.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// This core has the worker's link, and has touched its part of the worker's window.
+    /// This core has the worker's link.
     Attached { job: JobId, rank: u32 },
     /// This core has let go of the worker, and reports nothing more about it.
     Removed { job: JobId, rank: u32 },
@@ -60,8 +61,23 @@ pub(crate) struct CoreHandle {
     pub meters: Arc<Meters>,
     commands: Sender<Command>,
     mail: Arc<AtomicBool>,
-    waker: Waker,
+    /// Wakes the thread.
+    pub waker: Waker,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Starts the thread that frees what others discard. It ends when nobody is left who could.
+pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
+    let (discard, discarded) = channel();
+    let free = move || {
+        give_way();
+        while let Ok(first) = discarded.recv() {
+            drop(first);
+            discarded.try_iter().for_each(drop);
+            fabric::trim_heap();
+        }
+    };
+    Ok((discard, std::thread::Builder::new().name("phub-free".into()).spawn(free)?))
 }
 
 impl CoreHandle {
@@ -73,9 +89,10 @@ impl CoreHandle {
         kernels: &'static Kernels,
         idle: IdlePolicy,
         reports: UnboundedSender<Report>,
+        discard: Sender<Discarded>,
     ) -> std::io::Result<Self> {
         let cpu = lane.cpu;
-        let (mut handle, thread) = CoreThread::new(number, lane, port, kernels, reports.clone());
+        let (mut handle, thread) = CoreThread::new(number, lane, port, kernels, reports.clone(), discard);
         handle.thread =
             Some(std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
                 pin(cpu);
@@ -103,7 +120,7 @@ impl CoreHandle {
 }
 
 /// Keeps the calling thread on a cpu.
-pub(crate) fn pin(cpu: u32) {
+fn pin(cpu: u32) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu as usize);
     if let Err(errno) = rustix::thread::sched_setaffinity(None, &set) {
@@ -121,6 +138,8 @@ pub(crate) struct CoreThread {
     mail: Arc<AtomicBool>,
     meters: Arc<Meters>,
     reports: UnboundedSender<Report>,
+    /// To the thread that frees memory.
+    discard: Sender<Discarded>,
     stops: bool,
 }
 
@@ -132,6 +151,7 @@ impl CoreThread {
         port: any::Port,
         kernels: &'static Kernels,
         reports: UnboundedSender<Report>,
+        discard: Sender<Discarded>,
     ) -> (CoreHandle, Self) {
         let (commands, inbox) = channel();
         let (mail, meters) = (Arc::new(AtomicBool::new(false)), Arc::new(Meters::default()));
@@ -144,7 +164,8 @@ impl CoreThread {
             waker,
             thread: None,
         };
-        (handle, CoreThread { core, notices: Vec::new(), number, inbox, mail, meters, reports, stops: false })
+        let notices = Vec::new();
+        (handle, CoreThread { core, notices, number, inbox, mail, meters, reports, discard, stops: false })
     }
 
     fn run(mut self, policy: IdlePolicy) {
@@ -181,13 +202,6 @@ impl CoreThread {
         }
     }
 
-    /// Takes a job.
-    pub fn add_job(&mut self, job: JobId, spec: ShardSpec) {
-        if let Err(error) = self.core.add_job(job, spec) {
-            self.report(Report::JobFailed { job, reason: error.to_string() });
-        }
-    }
-
     /// Takes a worker's link. `weights` is this core's part of the worker's own weights window, where it has one.
     pub fn add_worker(
         &mut self,
@@ -218,9 +232,23 @@ impl CoreThread {
 
     /// Removes a worker's link.
     pub fn remove_worker(&mut self, job: JobId, rank: u32) {
-        self.core.remove_worker(job, rank, &mut self.notices);
+        let windows = self.core.remove_worker(job, rank, &mut self.notices);
+        self.free(windows);
         self.report_notices();
         self.report(Report::Removed { job, rank });
+    }
+
+    /// Ends a job.
+    pub fn remove_job(&mut self, job: JobId) {
+        let memory = self.core.remove_job(job);
+        self.free(memory);
+    }
+
+    /// Has memory freed, while rounds of other jobs go on.
+    fn free(&self, memory: Discarded) {
+        if !memory.is_empty() {
+            let _ = self.discard.send(memory);
+        }
     }
 
     /// Ends the thread.

@@ -183,7 +183,7 @@ impl Registry {
         };
         let goes = match above {
             Some((above, layout, tensors)) => Goes::Up(Upwards::start(above, layout, tensors)),
-            None => Goes::Here(room_for(name, bytes)?),
+            None => Goes::Here(room_for(self, name, bytes)?),
         };
         Ok(Coming { job: id, before, bytes: bytes as usize, seen: 0, goes })
     }
@@ -248,12 +248,9 @@ fn check_offer(job: &Job, rank: u32, before: Round) -> Result<(), String> {
 }
 
 /// Room for the values of a state.
-fn room_for(job: &str, bytes: u64) -> Result<Slab, Refusal> {
+fn room_for(registry: &Registry, job: &str, bytes: u64) -> Result<Slab, Refusal> {
     let no_room = |why: String| Refusal::Exhausted(format!("job {job:?}: no room for its state: {why}"));
-    let available = fabric::available_bytes().unwrap_or(u64::MAX);
-    if bytes > available {
-        return Err(no_room(format!("it has {bytes} bytes, this machine has {available} available")));
-    }
+    registry.check_room(&registry.lock(), bytes).map_err(|why| no_room(format!("it needs {why}")))?;
     let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
     values.map_err(|error| no_room(error.to_string()))
 }

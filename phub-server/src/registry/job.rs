@@ -10,7 +10,9 @@ use pbox_core::control::{
     HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, Mesh,
 };
 use pbox_core::job::Difference;
-use pbox_core::{JobId, JobTerms, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire};
+use pbox_core::{
+    Discarded, JobId, JobTerms, Layout, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire,
+};
 use tokio::sync::watch;
 
 use super::above::JoinedAbove;
@@ -92,6 +94,10 @@ pub(crate) struct Job {
     /// What the first worker asked for. The others must ask for the same.
     pub terms: Arc<JobTerms>,
     pub wire: Wire,
+    /// The memory that it was promised, in bytes.
+    pub promised: u64,
+    /// How many keys it has, and their bytes.
+    model: (usize, u64),
     pub cores: Arc<Cores>,
     /// The weights: the window of all workers, or with SSP and ASP the hub's own. `None` once the job has failed.
     pub weights: Option<Arc<SendWindow>>,
@@ -139,6 +145,8 @@ impl Job {
             id,
             name: hubs.peers.job.clone(),
             terms,
+            promised: 0,
+            model: (wire.layout().keys().len(), wire.layout().model_bytes()),
             wire,
             cores,
             weights: Some(weights),
@@ -448,6 +456,17 @@ impl Job {
         self.publish(|news| news.state = JobState::Failed { reason: reason.to_owned() });
     }
 
+    /// Gives back what a failed job knows of its keys and chunks: it is there for its news alone.
+    pub fn forget_model(&mut self) -> Option<Discarded> {
+        if self.terms.keys.is_empty() {
+            return None;
+        }
+        let terms = Arc::new(JobTerms { keys: Vec::new(), ..*self.terms });
+        let terms = std::mem::replace(&mut self.terms, terms);
+        let wire = std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none())));
+        Some(Discarded::of((terms, wire, std::mem::take(&mut self.hubs.pieces))))
+    }
+
     pub fn failed(&self) -> bool {
         self.failed_at.is_some()
     }
@@ -469,8 +488,8 @@ impl Job {
             state: self.state(),
             workers: self.terms.workers,
             above: self.above.as_ref().map_or_else(Vec::new, |above| above.addresses()),
-            keys: self.wire.layout().keys().len(),
-            model_bytes: self.wire.layout().model_bytes(),
+            keys: self.model.0,
+            model_bytes: self.model.1,
             checkpoint: self.checkpoints.last.clone(),
             checkpoint_error: self.checkpoints.error.clone(),
             held_up_by: self.news.borrow().held_up_by.clone(),

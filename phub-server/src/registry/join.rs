@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fabric::{RecvWindow, SendWindow, Spans, any};
+use fabric::{RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{JobState, JoinReply, JoinRequest, check_job_name};
 use pbox_core::{JobId, Share, Wire};
 
@@ -10,7 +10,7 @@ use super::above::MAX_DEPTH;
 use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry, Token, on_thread};
-use crate::cores::pin;
+use crate::cores::near::Near;
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
 
@@ -77,6 +77,7 @@ impl Registry {
         }
         if !inner.stopping && !inner.names.contains_key(name) {
             self.check_takes_jobs(name)?;
+            self.check_number_of_jobs(&inner, name)?;
             let making = self.reserve(&mut inner, name);
             drop(inner);
             let made = self.make(&making, name, request);
@@ -91,6 +92,18 @@ impl Registry {
             return Err(Refusal::Gone("the hub is stopping".into()));
         }
         self.add_worker(&mut inner, name, request).map(Some)
+    }
+
+    /// Whether there may be one more job.
+    fn check_number_of_jobs(&self, inner: &Inner, name: &str) -> Result<(), Refusal> {
+        let there = inner.names.len() + inner.making.len();
+        if there < self.jobs_limit {
+            return Ok(());
+        }
+        Err(Refusal::Exhausted(format!(
+            "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a higher \
+             --jobs-limit"
+        )))
     }
 
     /// Takes a worker into an existing job.
@@ -144,14 +157,33 @@ impl Registry {
     }
 
     /// Allocates a worker's window, if it is the hub's memory, on the nodes of the cores that will read it. The handshake's
-    /// thread moves from core to core for this.
+    /// thread moves from node to node for this.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
+        self.by_core(admission, |span, _| window.populate(span));
+    }
+
+    /// Has all pages of a worker's windows in this process, so that no core waits for the kernel between two rounds: its
+    /// gradients, and the weights where it has its own.
+    pub fn touch(&self, admission: &mut Admission, window: &RecvWindow) {
+        let mut own = std::mem::take(&mut admission.own);
+        self.by_core(admission, |span, (core, place)| {
+            window.touch(span);
+            if let Some(own) = own.get_mut(core) {
+                own.elements_mut::<u8>(place).fill(0);
+            }
+        });
+        admission.own = own;
+    }
+
+    /// Does something with the span of each chunk in the worker's window of gradients, on the node of the chunk's core. The
+    /// chunk is also given as its core's place in the placement and its own place at that core.
+    fn by_core(&self, admission: &Admission, mut work: impl FnMut(Span, (usize, usize))) {
+        let near = Near::new();
         let Cores { numbers, placement, .. } = &*admission.cores;
-        for (&core, spans) in
-            numbers.iter().zip(placement.spans_by_core(|chunk| admission.wire.gradient_span(chunk)))
-        {
-            pin(self.cores[core].lane.cpu);
-            spans.into_iter().for_each(|span| window.populate(span));
+        let by_core = placement.spans_by_core(|chunk| admission.wire.gradient_span(chunk));
+        for (core, (&number, spans)) in numbers.iter().zip(by_core).enumerate() {
+            near.go_to(self.cores[number].lane.cpu);
+            spans.into_iter().enumerate().for_each(|(place, span)| work(span, (core, place)));
         }
     }
 

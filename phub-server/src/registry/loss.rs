@@ -1,6 +1,7 @@
 //! How workers are lost and jobs fail: by a core's report, by silence, or because the hub stops; and how long a stop waits
 //! until the workers know. Under the registry's lock.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,7 @@ impl Registry {
         inner.names.remove(&job.name);
         match job.above.take() {
             Some(above) if above.end().is_none() => self.fail_above(inner, id, above, reason),
-            _ => self.command(job, move |thread| thread.core.remove_job(id)),
+            _ => self.command(job, move |thread| thread.remove_job(id)),
         }
         // Joins may wait for the job's name, or for one of its ranks.
         self.freed.notify_waiters();
@@ -67,7 +68,7 @@ impl Registry {
 
     fn told_above(&self, inner: &mut Inner, id: JobId) {
         if let Some(job) = inner.jobs.get(&id) {
-            self.command(job, move |thread| thread.core.remove_job(id));
+            self.command(job, move |thread| thread.remove_job(id));
         }
         inner.untold_above.remove(&id);
         self.told.notify_all();
@@ -98,6 +99,9 @@ impl Registry {
         lost.retain(|_, (until, _)| now < *until);
         left.retain(|_, until| now < *until);
         jobs.retain(|_, job| job.failed_at.is_none_or(|at| now - at < KEEP_FAILED));
+        let failed = jobs.values_mut().filter(|job| job.failed());
+        failed.filter_map(Job::forget_model).for_each(|model| self.free(model));
+        forget_oldest(jobs, self.jobs_limit);
         tokens.retain(|_, (job, _)| jobs.contains_key(job));
         let is_used = self.is_used(&inner);
         let changed = self.unused_since.send_if_modified(|since| {
@@ -161,5 +165,57 @@ impl Registry {
     pub fn wait_until_all_told(&self, limit: Duration) {
         let untold = |inner: &mut Inner| !inner.untold.is_empty() || !inner.untold_above.is_empty();
         drop(self.told.wait_timeout_while(self.lock(), limit, untold));
+    }
+}
+
+/// Forgets the failed jobs that have failed first, beyond this many failed ones.
+fn forget_oldest(jobs: &mut HashMap<JobId, Job>, limit: usize) {
+    let mut failed: Vec<(Instant, JobId)> =
+        jobs.values().filter_map(|job| Some((job.failed_at?, job.id))).collect();
+    failed.sort_unstable_by_key(|&(at, _)| at);
+    let beyond = failed.len().saturating_sub(limit);
+    failed[..beyond].iter().for_each(|(_, id)| drop(jobs.remove(id)));
+}
+
+#[cfg(test)]
+mod tests {
+    use pbox_core::JobId;
+
+    use crate::registry::Refusal;
+    use crate::registry::test_bed::{JOBS_LIMIT, registry, request, runtime};
+
+    #[test]
+    fn one_job_more_than_the_limit_is_refused_until_another_ends() {
+        let (registry, _core) = registry();
+        runtime().block_on(async {
+            let join = |name: String| registry.join(name, request());
+            for number in 0..JOBS_LIMIT {
+                join(format!("job-{number}")).await.unwrap();
+            }
+            let Err(Refusal::Exhausted(why)) = join("another".into()).await else { panic!("there are 4") };
+            assert!(why.contains("4 jobs") && why.contains("--jobs-limit"), "{why}");
+            registry.fail(&mut registry.lock(), JobId(0), "a test");
+            join("another".into()).await.unwrap();
+        });
+    }
+
+    #[test]
+    fn failed_jobs_keep_their_news_and_not_their_models_and_are_few() {
+        let (registry, mut core) = registry();
+        runtime().block_on(async {
+            for number in 0..=JOBS_LIMIT as u64 {
+                registry.join("job".into(), request()).await.unwrap();
+                core.obey();
+                registry.fail(&mut registry.lock(), JobId(number), "a test");
+            }
+            registry.sweep();
+            let jobs = registry.describe().jobs;
+            assert_eq!(jobs.len(), JOBS_LIMIT, "the first is forgotten");
+            assert!(jobs.iter().all(|job| job.keys == 1 && job.model_bytes == 64), "{jobs:?}");
+            let inner = registry.lock();
+            assert!(!inner.jobs.contains_key(&JobId(0)));
+            let kept = |job: &super::Job| job.terms.keys.len() + job.wire.layout().chunks().len();
+            assert_eq!(inner.jobs.values().map(kept).sum::<usize>(), 0);
+        });
     }
 }

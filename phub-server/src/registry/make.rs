@@ -2,28 +2,32 @@
 //! lock; meanwhile the name is reserved.
 //!
 //! ```text
-//!   reserve -> layout, checkpoint -> cores are chosen -> window -> begin: the job is there
-//!    lock                                lock                       lock
+//!   reserve -> memory promised -> layout, checkpoint -> cores are chosen -> window, shards -> begin: the job is there
+//!    lock          lock                                    lock                            lock
 //! ```
 
 use std::sync::Arc;
 
 use fabric::SendWindow;
 use pbox_core::control::JoinRequest;
-use pbox_core::{JobId, JobTerms, Layout, LevelTerms, Members, Placement, ShardSpec, Wire};
+use pbox_core::{JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placement, ShardSpec, Wire};
 
 use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
+use crate::cores::CoreHandle;
 use crate::cores::lanes::{self, Lane};
-use crate::job_memory::JobMemory;
+use crate::cores::near::Near;
+use crate::job_memory::{self, JobMemory};
 
-/// The load that a job will put on the hub's cores, while it is being made.
+/// What a job that is being made will need.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     cores: Vec<usize>,
-    /// On each of them.
+    /// The load on each of them.
     bytes: u64,
+    /// The memory that it was promised.
+    pub promised: u64,
 }
 
 /// A name that is reserved while its job is made. When this is dropped, other workers of that name try again.
@@ -53,11 +57,11 @@ impl Drop for Making<'_> {
     }
 }
 
-/// A job with all its memory except that of the cores, and the shard of each core.
+/// A job with all its memory, and the shard of each core.
 #[derive(Debug)]
 pub(super) struct Made {
     job: Job,
-    shards: Vec<ShardSpec>,
+    shards: Vec<MadeShard>,
     /// The links that lead up, by core, if there are hubs above.
     above: Option<(LevelTerms, WaysUp)>,
 }
@@ -73,13 +77,17 @@ impl Registry {
 
     /// Makes a job whose name is reserved. Outside the lock.
     pub(super) fn make(&self, making: &Making, name: &str, request: &JoinRequest) -> Result<Made, Refusal> {
-        let terms = &request.terms;
+        let terms = &Arc::new(request.terms.clone());
         let relays = self.up.relays(request);
-        let of_shards = if relays { terms.beside() } else { terms.clone() };
+        let of_shards = if relays { Arc::new(terms.beside()) } else { Arc::clone(terms) };
+        // The layout is a table, too.
+        let tables = job_memory::tables_bytes(terms);
+        self.promise(name, terms, tables)?;
         let wire =
             Wire::of_terms(&of_shards).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
-        check_memory(&wire, terms, self.checkpoint_every.is_some(), relays)
-            .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
+        let memory = JobMemory::new(&wire, terms, self.checkpoint_every.is_some(), relays);
+        let promised = memory.needed().saturating_add(tables);
+        self.promise(name, terms, promised)?;
         let let_in = relays.then(|| self.up.join(name, request, &self.id)).transpose()?;
         let (restored, hubs) = self.restore(name, request, wire.layout())?;
         let layout = wire.layout();
@@ -102,7 +110,7 @@ impl Registry {
         if let Some(let_in) = &let_in {
             let_in.above.log_shape(name, (&of_shards, &wire));
         }
-        let (of_shards, restored) = (Arc::new(of_shards), restored.map(Arc::new));
+        let restored = restored.map(Arc::new);
         let (weights, mut shards, joined, ways) = match (let_in, &below) {
             (Some(let_in), Some(below)) => {
                 let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
@@ -128,11 +136,54 @@ impl Registry {
         for shard in &mut shards {
             (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
         }
+        let shards = self
+            .make_shards(&numbers, shards)
+            .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
         let cores = Arc::new(Cores { numbers, placement, capacities, owners });
-        let mut job =
-            Job::new(making.id, Arc::new(terms.clone()), wire, cores, weights, hubs, restored.as_deref());
-        (job.above, job.mesh) = (joined, request.mesh.clone());
+        let mut job = Job::new(making.id, Arc::clone(terms), wire, cores, weights, hubs, restored.as_deref());
+        (job.above, job.mesh, job.promised) = (joined, request.mesh.clone(), promised);
         Ok(Made { job, shards, above: ways })
+    }
+
+    /// Makes the shards of these cores, each on a thread near its core.
+    fn make_shards(&self, cores: &[usize], specs: Vec<ShardSpec>) -> Result<Vec<MadeShard>, String> {
+        std::thread::scope(|scope| {
+            let make = |(&core, spec): (&usize, _)| {
+                let CoreHandle { lane, waker, .. } = &self.cores[core];
+                let thread = std::thread::Builder::new().name("phub-memory".into());
+                let (cpu, waker) = (lane.cpu, waker.clone());
+                thread.spawn_scoped(scope, move || {
+                    Near::new().go_to(cpu);
+                    MadeShard::new(spec, waker)
+                })
+            };
+            let threads: Vec<_> = cores.iter().zip(specs).map(make).collect();
+            let made = threads.into_iter().map(|thread| {
+                let thread = thread.map_err(|error| format!("no thread phub-memory: {error}"))?;
+                let made =
+                    thread.join().map_err(|_| "the thread phub-memory failed; see the log".to_owned())?;
+                made.map_err(|error| error.to_string())
+            });
+            made.collect()
+        })
+    }
+
+    /// Promises a job that is being made all its memory, or refuses it: otherwise the kernel would kill the hub for it.
+    fn promise(&self, name: &str, terms: &JobTerms, needed: u64) -> Result<(), Refusal> {
+        let mut inner = self.lock();
+        inner.making.get_mut(name).expect("its name is reserved").promised = 0;
+        self.check_room(&inner, needed).map_err(|why| {
+            let elements = terms.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
+            Refusal::Exhausted(format!(
+                "job {name:?}: {} workers of a {:.2} GB model with {} need {why}; use fewer workers, larger chunks or a \
+                 smaller model, or end other jobs",
+                terms.workers,
+                elements as f64 / 1e9,
+                terms.optimizer.name(),
+            ))
+        })?;
+        inner.making.get_mut(name).expect("its name is reserved").promised = needed;
+        Ok(())
     }
 
     /// The weights of the job of this name.
@@ -145,8 +196,8 @@ impl Registry {
     /// Adds the job, and sends its cores their shards.
     pub(super) fn begin(&self, inner: &mut Inner, Made { job, shards, above }: Made) {
         let id = job.id;
-        for (&core, spec) in job.cores.numbers.iter().zip(shards) {
-            self.cores[core].tell(move |thread| thread.add_job(id, spec));
+        for (&core, shard) in job.cores.numbers.iter().zip(shards) {
+            self.cores[core].tell(move |thread| thread.core.add_shard(id, shard));
         }
         if let Some((level, ways)) = above {
             for (&core, ways) in job.cores.numbers.iter().zip(ways) {
@@ -183,7 +234,7 @@ impl Registry {
             let bytes = of_a_core(job.wire.layout(), job.terms.hubs, job.cores.numbers.len());
             job.cores.numbers.iter().for_each(|&core| load[core] += bytes);
         }
-        for Load { cores, bytes } in inner.making.values() {
+        for Load { cores, bytes, .. } in inner.making.values() {
             cores.iter().for_each(|&core| load[core] += bytes);
         }
         let mut cores: Vec<usize> = (0..self.cores.len()).filter(|&core| of_use[core]).collect();
@@ -191,27 +242,10 @@ impl Registry {
         cores.truncate(terms.cores.map_or(usize::MAX, |wanted| wanted as usize));
         cores.sort_unstable();
         let bytes = of_a_core(layout, terms.hubs, cores.len());
-        inner.making.insert(name.to_owned(), Load { cores: cores.clone(), bytes });
+        let load = inner.making.get_mut(name).expect("its name is reserved");
+        (load.cores, load.bytes) = (cores.clone(), bytes);
         cores
     }
-}
-
-/// Refuses a job that the kernel would kill the hub for.
-fn check_memory(wire: &Wire, terms: &JobTerms, snapshots: bool, is_below: bool) -> Result<(), String> {
-    let needed = JobMemory::new(wire, terms, snapshots, is_below).needed();
-    let available = fabric::available_bytes().unwrap_or(u64::MAX);
-    if needed <= available {
-        return Ok(());
-    }
-    let gb = |bytes: u64| bytes as f64 / 1e9;
-    Err(format!(
-        "{} workers of a {:.2} GB model with {} need {:.2} GB of memory, this machine has {:.2} GB available; use fewer workers or a smaller model, or end other jobs",
-        terms.workers,
-        gb(wire.layout().model_bytes()),
-        terms.optimizer.name(),
-        gb(needed),
-        gb(available)
-    ))
 }
 
 /// The name of a job is taken while the job is made. Other jobs do not wait for it.
@@ -221,7 +255,32 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
+    use pbox_core::Optimizer;
+
     use crate::registry::test_bed::{registry, request, runtime};
+
+    /// The page faults of the calling thread that needed no disk.
+    fn faults() -> u64 {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let behind_the_name = stat.rsplit_once(") ").unwrap().1;
+        behind_the_name.split(' ').nth(7).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_core_takes_a_job_whose_memory_is_there() {
+        let (registry, mut core) = registry();
+        let mut request = request();
+        request.terms.keys[0].shape = vec![64 << 20]; // 256 MiB, and as much of momentum
+        request.terms.chunk_bytes = 1 << 20;
+        request.terms.optimizer =
+            Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
+        runtime().block_on(registry.join("job".into(), request)).unwrap();
+        assert!(fabric::resident_bytes().unwrap() > 500 << 20, "the join has touched it");
+        let before = faults();
+        core.obey();
+        let of_the_core = faults() - before;
+        assert!(of_the_core < 64, "{of_the_core} faults; huge pages alone would be 128");
+    }
 
     #[test]
     fn others_of_the_name_wait_until_the_making_is_over_and_other_jobs_do_not() {

@@ -8,6 +8,7 @@
 //! | `join` | lets workers in |
 //! | `make`, `restore` | make a job for its first worker, with its checkpoint |
 //! | `late` | names workers that hold rounds up |
+//! | `promises` | the memory that jobs were promised |
 //! | `loss` | loses workers, fails jobs |
 //! | `cut` | stops a running job between two rounds |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
@@ -27,6 +28,7 @@ mod late;
 mod loss;
 mod make;
 mod operate;
+mod promises;
 mod restore;
 mod snapshot;
 mod state;
@@ -35,6 +37,7 @@ mod test_bed;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -43,7 +46,7 @@ use pbox_core::control::{
     CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, PROTOCOL, TransportAddress,
 };
 use pbox_core::kernels::Kernels;
-use pbox_core::{JobId, Round};
+use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -92,6 +95,8 @@ struct Inner {
     names: HashMap<String, JobId>,
     /// Jobs that are being made outside the lock, by name.
     making: HashMap<String, make::Load>,
+    /// The memory that joins were promised that are being read.
+    joins_bytes: u64,
     tokens: HashMap<Token, (JobId, u32)>,
     /// Tokens of workers that left, and until when the hub remembers them: a leave whose answer was lost comes again.
     left: HashMap<Token, Instant>,
@@ -114,6 +119,8 @@ pub(crate) struct Parts {
     pub late: LateLimits,
     pub store: Option<CheckpointStore>,
     pub checkpoint_every: Option<NonZeroU32>,
+    pub jobs_limit: usize,
+    pub discard: Sender<Discarded>,
     pub up: Up,
     pub runtime: Handle,
 }
@@ -135,6 +142,12 @@ pub(crate) struct Registry {
     pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
+    /// The most jobs at a time.
+    jobs_limit: usize,
+    /// To the thread that frees memory.
+    discard: Sender<Discarded>,
+    /// Of this process, when there were no jobs.
+    resident_at_start: u64,
     /// Since when there has been no job.
     pub unused_since: watch::Sender<Option<Instant>>,
     /// Whether the hub takes no more jobs.
@@ -153,8 +166,19 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub fn new(parts: Parts) -> Arc<Self> {
-        let Parts { cores, kernels, transports, heartbeat_limit, late, store, checkpoint_every, up, runtime } =
-            parts;
+        let Parts {
+            cores,
+            kernels,
+            transports,
+            heartbeat_limit,
+            late,
+            store,
+            checkpoint_every,
+            jobs_limit,
+            discard,
+            up,
+            runtime,
+        } = parts;
         Arc::new_cyclic(|me| Registry {
             me: me.clone(),
             id: format!("{:032x}", u128::from_be_bytes(join::new_token().unwrap_or_default())),
@@ -165,6 +189,9 @@ impl Registry {
             freed: Arc::default(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
+            jobs_limit,
+            discard,
+            resident_at_start: fabric::resident_bytes().unwrap_or(0),
             unused_since: watch::Sender::new(Some(Instant::now())),
             draining: watch::Sender::default(),
             unsaved: watch::Sender::default(),
@@ -352,11 +379,17 @@ impl Registry {
     fn end(&self, inner: &mut Inner, id: JobId) {
         let Some(job) = inner.jobs.remove(&id) else { return };
         tracing::info!(job = job.name, "job ended: all workers left");
-        self.command(&job, move |thread| thread.core.remove_job(id));
+        self.command(&job, move |thread| thread.remove_job(id));
         if inner.names.get(&job.name) == Some(&id) {
             inner.names.remove(&job.name);
         }
+        self.free(Discarded::of(job));
         self.freed.notify_waiters();
+    }
+
+    /// Has memory freed by another thread: this one answers all heartbeats.
+    fn free(&self, memory: Discarded) {
+        let _ = self.discard.send(memory);
     }
 
     /// Changes a job's learning rate. Returns when every core has the new rate.

@@ -1,6 +1,7 @@
 //! For the registry's tests: a registry whose only core has no thread, and a worker's request.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use fabric::any;
@@ -12,12 +13,16 @@ use tokio::sync::mpsc::unbounded_channel;
 use super::{LateLimits, Parts, Registry, Up};
 use crate::cores::{CoreThread, Lane};
 
+/// The most jobs of this registry.
+pub const JOBS_LIMIT: usize = 4;
+
 /// The registry, and what its core's thread would own.
 pub fn registry() -> (Arc<Registry>, CoreThread) {
     let (group, mut ports) = any::group(1, None).unwrap();
     let lane = Lane { cpu: 0, nic: None };
     let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
-    let (core, thread) = CoreThread::new(0, lane, ports.remove(0), kernels, unbounded_channel().0);
+    let (core, thread) =
+        CoreThread::new(0, lane, ports.remove(0), kernels, unbounded_channel().0, channel().0);
     let up = Up {
         above: None,
         control: ([127, 0, 0, 1], 1).into(),
@@ -36,6 +41,8 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
         late: LateLimits { warning: limit, limit: None },
         store: None,
         checkpoint_every: None,
+        jobs_limit: JOBS_LIMIT,
+        discard: channel().0,
         up,
         runtime: runtime().handle().clone(),
     };

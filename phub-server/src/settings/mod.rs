@@ -119,6 +119,11 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS")]
     pub above_limit_s: u64,
 
+    /// The most jobs at a time. Another job is refused until one of these ends.
+    #[arg(long, env = "PHUB_JOBS_LIMIT", default_value_t = 256, value_name = "JOBS",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub jobs_limit: u32,
+
     /// End when there has been no job for this many seconds. Default: run until a signal.
     #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS")]
     pub unused_limit_s: Option<u64>,

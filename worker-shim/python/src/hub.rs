@@ -21,6 +21,8 @@ pub struct Hub {
 const ABOVE_LIMIT_S: u64 = 30;
 /// After how many seconds the hub names a worker that holds a round up, as the program does.
 const LATE_WARNING_S: u64 = 30;
+/// As above.
+const JOBS_LIMIT: u32 = 256;
 
 const IDLE: [(&str, IdleChoice); 4] = [
     ("auto", IdleChoice::Auto),
@@ -68,6 +70,7 @@ impl Hub {
             machine: machine.map(|text| parse("machine", text)).transpose()?,
             interface: interface.map(|text| parse("interface", text)).transpose()?,
             above_limit_s: ABOVE_LIMIT_S,
+            jobs_limit: JOBS_LIMIT,
             unused_limit_s: None,
             token_file: None,
             insecure,

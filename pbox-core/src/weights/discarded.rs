@@ -1,0 +1,30 @@
+//! What a core lets go of, so that another thread frees it and not the core between two rounds.
+
+/// Memory that a core no longer needs. To drop it frees it, which takes long when there is much: do it on another thread.
+#[derive(Default)]
+pub struct Discarded(Vec<Box<dyn Send>>);
+
+impl Discarded {
+    /// This alone.
+    pub fn of(something: impl Send + 'static) -> Self {
+        let mut discarded = Self::default();
+        discarded.add(something);
+        discarded
+    }
+
+    /// Adds something.
+    pub(crate) fn add(&mut self, something: impl Send + 'static) {
+        self.0.push(Box::new(something));
+    }
+
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl std::fmt::Debug for Discarded {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_tuple("Discarded").field(&self.0.len()).finish()
+    }
+}

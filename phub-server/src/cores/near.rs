@@ -1,0 +1,87 @@
+//! Work for a core that its own thread should not do, because rounds wait meanwhile: memory is touched and freed by other
+//! threads. They run on the core's NUMA node, whose memory a page is of that is touched there first, and give way to the core.
+
+use rustix::process::setpriority_process;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The niceness of these threads: they get a quarter of a cpu that a core's thread uses all the time, so that a worker does not
+/// wait for its window until it is taken for dead.
+const NICE: i32 = 5;
+
+/// Lets the calling thread give way to others, for good.
+pub(crate) fn give_way() {
+    // A thread may always become nicer.
+    let _ = setpriority_process(None, NICE);
+}
+
+/// A thread that touches memory for cores, one after another.
+pub(crate) struct Near {
+    /// Where it may run.
+    allowed: Option<CpuSet>,
+}
+
+impl Near {
+    /// Of the calling thread, which gives way from now on.
+    pub fn new() -> Self {
+        give_way();
+        Near { allowed: sched_getaffinity(None).ok() }
+    }
+
+    /// Moves to the node of a core's cpu. Where the kernel says too little, the thread stays where it may run.
+    pub fn go_to(&self, cpu: u32) {
+        let Some(allowed) = &self.allowed else { return };
+        let mut set = CpuSet::new();
+        for cpu in of_node(cpu).into_iter().filter(|&cpu| cpu < CpuSet::MAX_CPU && allowed.is_set(cpu)) {
+            set.set(cpu);
+        }
+        if set.count() > 0 {
+            let _ = sched_setaffinity(None, &set);
+        }
+    }
+}
+
+/// The cpus of the node of a cpu.
+fn of_node(cpu: u32) -> Vec<usize> {
+    let Ok(entries) = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")) else {
+        return Vec::new();
+    };
+    let is_node = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("node");
+    let node = entries.flatten().find(is_node).map(|entry| entry.path().join("cpulist"));
+    cpus(&node.and_then(|list| std::fs::read_to_string(list).ok()).unwrap_or_default())
+}
+
+/// The kernel's list of cpus, like 0-3,8.
+fn cpus(list: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    list.trim().split(',').filter_map(range).flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_read() {
+        assert_eq!(cpus("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
+        assert!(cpus("").is_empty());
+    }
+
+    #[test]
+    fn the_thread_stays_on_cpus_that_it_may_use() {
+        std::thread::spawn(|| {
+            let before = sched_getaffinity(None).unwrap();
+            let near = Near::new();
+            for cpu in 0..4 {
+                near.go_to(cpu);
+                let now = sched_getaffinity(None).unwrap();
+                assert!(now.count() > 0);
+                assert!((0..CpuSet::MAX_CPU).all(|cpu| !now.is_set(cpu) || before.is_set(cpu)));
+            }
+        })
+        .join()
+        .unwrap();
+    }
+}
