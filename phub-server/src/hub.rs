@@ -53,6 +53,7 @@ impl Hub {
     /// As [`start`](Self::start), with other limits for the clients of the control port.
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
+        let store = store.map(|store| store.keeping(settings.checkpoint_keep));
         let host = Host::live()?;
         let Lanes { lanes, rdma } = lanes::choose(&host, settings)?;
         let kernels = Kernels::detect();

@@ -327,6 +327,9 @@ pub struct JobReply {
     /// Why the last attempt at a checkpoint failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
+    /// Why it did not go on from its newest checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_warning: Option<String>,
 }
 
 /// `POST /v1/jobs/{job}/checkpoint`: the reply describes a checkpoint that is on the disk.

@@ -38,6 +38,8 @@ pub(crate) struct Checkpoints {
     pub last: Option<CheckpointReply>,
     /// Why the last attempt failed.
     pub error: Option<String>,
+    /// Why the job did not go on from its newest checkpoint.
+    pub warning: Option<String>,
     /// The last one that was begun here, by its round, and how it is: other hubs of the job ask.
     pub part: watch::Sender<(Round, PartState)>,
 }

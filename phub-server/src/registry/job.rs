@@ -447,6 +447,7 @@ impl Job {
             model_bytes: self.wire.layout().model_bytes(),
             checkpoint: self.checkpoints.last.clone(),
             checkpoint_error: self.checkpoints.error.clone(),
+            checkpoint_warning: self.checkpoints.warning.clone(),
         }
     }
 }

@@ -81,7 +81,8 @@ impl Registry {
         check_memory(&wire, terms, self.checkpoint_every.is_some(), relays)
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
         let let_in = relays.then(|| self.up.join(name, request, &self.id)).transpose()?;
-        let (restored, hubs) = self.restore(name, request, wire.layout())?;
+        let (loaded, hubs) = self.restore(name, request, wire.layout())?;
+        let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
         let layout = wire.layout();
         let numbers = self.choose_cores(name, layout, terms);
         let below = let_in.as_ref().map(|let_in| let_in.place(numbers.len())).transpose()?;
@@ -132,6 +133,7 @@ impl Registry {
         let mut job =
             Job::new(making.id, Arc::new(terms.clone()), wire, cores, weights, hubs, restored.as_deref());
         (job.above, job.mesh) = (joined, request.mesh.clone());
+        job.checkpoints.warning = warning.flatten();
         Ok(Made { job, shards, above: ways })
     }
 
