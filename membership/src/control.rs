@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::time::Duration;
 
 use pbox_core::Round;
-use pbox_core::control::{ErrorReply, LeaveRequest, OfferReply, OfferRequest};
+use pbox_core::control::{ErrorReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::http::Response;
@@ -58,10 +58,16 @@ impl Control {
         response.map(|_| ()).map_err(|error| self.unreachable(error))
     }
 
-    /// Says that the member with this token leaves from a round on: in good order, or because of a failure.
+    /// Says that the member with this token leaves from a round on: in good order, or because of a failure. The error may be
+    /// that it has left, and that the last checkpoint was not written.
     pub fn leave(&self, token: &str, round: Round, failed: Option<String>) -> Result<(), MemberError> {
         let request = LeaveRequest { token: token.to_owned(), round, failed };
-        self.post("leave", "leave", &request).map(|_: serde_json::Value| ())
+        match self.post("leave", "leave", &request)? {
+            LeaveReply { checkpoint_error: None } => Ok(()),
+            LeaveReply { checkpoint_error: Some(why) } => {
+                Err(MemberError::CheckpointLost { job: self.job.clone(), hub: self.hub.clone(), why })
+            }
+        }
     }
 
     /// Offers the state before a round. Returns how many bytes of it the hub wants, if it wants it.

@@ -158,7 +158,8 @@ impl Hub {
     /// Leaves the job there, from this round on.
     ///
     /// # Errors
-    /// As for [`post`](Self::post).
+    /// As for [`post`](Self::post); and [`MemberError::CheckpointLost`] where the member has left, and what was trained is
+    /// not saved.
     pub fn leave(&self, round: Round) -> Result<(), MemberError> {
         self.control.leave(&self.token, round, None).map_err(|error| self.lost_if_unreachable(error))
     }

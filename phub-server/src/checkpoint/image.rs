@@ -37,11 +37,6 @@ impl Image {
         self.plan.header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(digest_text(&hash).as_bytes());
         stream(sink, &self.plan, &self.snapshot).map(drop)
     }
-
-    /// What it was made of.
-    pub fn into_snapshot(self) -> Snapshot {
-        self.snapshot
-    }
 }
 
 #[cfg(test)]

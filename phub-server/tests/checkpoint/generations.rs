@@ -57,8 +57,7 @@ fn a_damaged_newest_falls_back_and_only_all_damaged_are_refused() {
     let loaded = job.loaded(&store, "job").unwrap();
     says(loaded.warning.unwrap(), &["there is no", "job.safetensors"]);
     store.save("job", Share::WHOLE, &job.snapshot(Round(12))).unwrap();
-    let names =
-        ["job.safetensors", "job@10.safetensors", "job@5.safetensors", "job@damaged.safetensors"];
+    let names = ["job.safetensors", "job@10.safetensors", "job@5.safetensors", "job@damaged.safetensors"];
     assert_eq!(files(dir.path()), names);
     // All.
     for name in ["job.safetensors", "job@10.safetensors"] {
