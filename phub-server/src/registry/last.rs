@@ -6,8 +6,8 @@
 //!                              that are in --> parts --> file --> the job's memory goes, its name is free again
 //! ```
 //!
-//! Of a job over one hub, in which workers step together and nothing is compressed. In other modes only when all chunks are in
-//! one round, and of a job over several hubs never: it goes on from its last checkpoint.
+//! Of a job over one hub, in which workers step together and nothing is compressed. Any other job goes on from its last
+//! checkpoint.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;

@@ -1,8 +1,8 @@
 //! A job's state through the control port, which clients get while the job runs.
 //!
 //! ```text
-//!   GET state --> hold, cut --> cores copy chunk by chunk --> parts --> copy of their own --> a checkpoint file, piece by piece
-//!                                                               |__ the cores have the parts' memory back
+//!   GET state --> hold, cut --> cores copy chunk by chunk --> parts --> copy --> a checkpoint file, piece by piece
+//!                                                               |__ the cores have their memory back
 //! ```
 //!
 //! A client may be slow, and a checkpoint must not wait for it: the client's copy is not the cores' memory. There is one
