@@ -135,7 +135,10 @@ fn a_job_that_loses_a_worker_is_saved_with_the_gradients_that_had_come() {
     sessions.iter_mut().for_each(|session| session.wait(keys[0]).unwrap());
     let mut lost = sessions.remove(1);
     let mut left = sessions.remove(0);
-    keys[1..].iter().for_each(|&key| left.push(key).unwrap());
+    for &key in &keys[1..] {
+        left.gradient_mut(key).unwrap().fill(3.0);
+        left.push(key).unwrap();
+    }
     lost.push(keys[0]).unwrap(); // it is under way: its end is a loss
     drop(lost);
     says(left.wait_all().unwrap_err(), &["worker 1"]);
@@ -145,11 +148,11 @@ fn a_job_that_loses_a_worker_is_saved_with_the_gradients_that_had_come() {
     says(header(&file), &["\"ended\":\"failed: worker 1", "round 4 was ended with the gradients"]);
     let job = describe(&hub.address().to_string()).jobs.remove(0);
     assert!(matches!(job.state, JobState::Failed { .. }));
-    // A new job goes on from it, with all that was trained.
+    // A new job goes on from it, with all that was trained: means of ones, and what one worker had pushed.
     let sessions = ready_all(2, two);
     assert_eq!(sessions[0].next_round(), Round(5));
-    assert_eq!(sessions[0].weights::<f32>(keys[0]).unwrap()[0], 1.0 - 4.0);
+    assert_eq!(sessions[0].weights::<f32>(keys[0]).unwrap()[0], 1.0 - 4.0 * 0.5);
     for &key in &keys[1..] {
-        assert_eq!(sessions[0].weights::<f32>(key).unwrap()[0], 1.0 - 3.0 - 0.5);
+        assert_eq!(sessions[0].weights::<f32>(key).unwrap()[0], 1.0 - 3.0 * 0.5 - 3.0 * 0.5);
     }
 }
