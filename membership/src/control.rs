@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use authority::{ALL_JOBS, Credential, Right};
 use pbox_core::Round;
-use pbox_core::control::{ErrorReply, HubReply, LeaveRequest, OfferReply, OfferRequest};
+use pbox_core::control::{ErrorReply, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::http::header::{AUTHORIZATION, RETRY_AFTER};
@@ -158,10 +158,17 @@ impl Control {
         response.map(|_| ()).map_err(|error| self.unreachable(error).error)
     }
 
-    /// Says that the member with this token leaves from a round on: in good order, or because of a failure.
+    /// Says that the member with this token leaves from a round on: in good order, or because of a failure. The error may be
+    /// that it has left, and that the last checkpoint was not written.
     pub fn leave(&self, token: &str, round: Round, failed: Option<String>) -> Result<(), Failure> {
         let request = LeaveRequest { token: token.to_owned(), round, failed };
-        self.post("leave", "leave", &request).map(|_: serde_json::Value| ())
+        match self.post("leave", "leave", &request)? {
+            LeaveReply { checkpoint_error: None } => Ok(()),
+            LeaveReply { checkpoint_error: Some(why) } => {
+                let (job, hub) = (self.job.clone(), self.hub.clone());
+                Err(Failure { cause: Cause::Refused, error: MemberError::CheckpointLost { job, hub, why } })
+            }
+        }
     }
 
     /// Offers the state before a round. Returns how many bytes of it the hub wants, if it wants it.

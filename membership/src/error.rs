@@ -108,6 +108,19 @@ pub enum MemberError {
         /// How long it must be.
         bytes: u64,
     },
+    /// The worker has left, and the hub could not save what was trained.
+    #[error(
+        "job {job:?}: this worker has left, but the hub at {hub} did not write the last checkpoint: {why}; the job goes on \
+         from the checkpoint before"
+    )]
+    CheckpointLost {
+        /// The job.
+        job: String,
+        /// Its address.
+        hub: String,
+        /// The hub's words.
+        why: String,
+    },
     /// A thread or a descriptor could not be had.
     #[error("this member of the job: {0}")]
     System(#[from] std::io::Error),

@@ -172,7 +172,8 @@ impl Hub {
     /// Leaves the job there, from this round on.
     ///
     /// # Errors
-    /// As for [`post`](Self::post).
+    /// As for [`post`](Self::post); and [`MemberError::CheckpointLost`] where the member has left, and what was trained is
+    /// not saved.
     pub fn leave(&self, round: Round) -> Result<(), MemberError> {
         // Whatever the news say: after a leave whose answer was lost, the hub does not know the heartbeat any more.
         let left =

@@ -62,6 +62,7 @@ impl Hub {
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let guard = Arc::new(Guard::new(settings)?);
         let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
+        let store = store.map(|store| store.keeping(settings.checkpoint_keep));
         let host = Host::live()?;
         let Lanes { lanes, rdma } = lanes::choose(&host, settings)?;
         let kernels = Kernels::detect();

@@ -2,6 +2,7 @@
 
 pub(crate) mod checkpoint;
 mod compressed;
+mod lost;
 mod making;
 mod over_hubs;
 pub(crate) mod state;

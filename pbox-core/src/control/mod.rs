@@ -283,6 +283,14 @@ pub struct LeaveRequest {
     pub failed: Option<String>,
 }
 
+/// The answer to a leave.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaveReply {
+    /// To the last worker: why the state at the job's end is in no checkpoint, where the hub writes checkpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_error: Option<String>,
+}
+
 /// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. The hub replies when every core has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -371,6 +379,9 @@ pub struct JobReply {
     /// Workers that others have waited for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
+    /// Why it did not go on from its newest checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_warning: Option<String>,
 }
 
 /// `POST /v1/jobs/{job}/stop`: the job has been stopped.
@@ -400,4 +411,7 @@ pub struct CheckpointReply {
     pub bytes: u64,
     /// Duration of the write.
     pub milliseconds: u64,
+    /// Why the attempt before this one failed or was skipped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_before: Option<String>,
 }

@@ -76,6 +76,14 @@ impl Capture {
         self.due = self.every.map_or(NEVER, after);
     }
 
+    /// A part with memory of its own, which `copy` fills.
+    pub fn apart(&self, copy: impl FnOnce(&mut [f32])) -> Result<SnapshotPart, String> {
+        let values = Slab::zeroed("a last state", self.elements);
+        let mut values = values.map_err(|error| error.to_string())?;
+        copy(values.as_mut_slice());
+        Ok(SnapshotPart { chunks: self.chunks.clone(), values })
+    }
+
     /// Whether a chunk that has come to `round` belongs in a snapshot.
     #[inline]
     pub fn concerns(&self, round: Round) -> bool {

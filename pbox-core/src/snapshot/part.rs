@@ -67,6 +67,7 @@ pub struct Snapshot {
     optimizer: Optimizer,
     round: Round,
     learning_rates: Vec<(Round, f32)>,
+    ended: Option<String>,
     parts: Vec<SnapshotPart>,
     /// For each chunk of the layout, its part and where its values begin there.
     places: Vec<Option<(usize, usize)>>,
@@ -119,7 +120,17 @@ impl Snapshot {
             return Err(SnapshotError::NoRate { round: round.0 });
         }
         let places = places(&layout, &pieces, &optimizer, &parts)?;
-        Ok(Snapshot { layout, pieces, optimizer, round, learning_rates, parts, places })
+        Ok(Snapshot { layout, pieces, optimizer, round, learning_rates, ended: None, parts, places })
+    }
+
+    /// It is the last state of a job that ended like this.
+    pub fn with_end(self, ended: String) -> Self {
+        Snapshot { ended: Some(ended), ..self }
+    }
+
+    /// How the job ended whose last state this is, where it failed.
+    pub fn ended(&self) -> Option<&str> {
+        self.ended.as_deref()
     }
 
     /// The snapshot's parts, in their order.

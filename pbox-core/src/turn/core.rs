@@ -23,7 +23,7 @@ use super::violation::Violation;
 use crate::job::LevelTerms;
 use crate::kernels::Kernels;
 use crate::layout::{Immediate, Layout, Round};
-use crate::snapshot::{Occasion, Restored};
+use crate::snapshot::{Occasion, Restored, SnapshotPart};
 use crate::weights::Discarded;
 
 /// How many arrivals one turn looks at: enough to spread the cost of a poll, and few enough for the other duties.
@@ -277,6 +277,16 @@ impl<P: Port> Core<P> {
         let Some(entry) = self.shards_of(id).next() else { return };
         of_mode!(&mut entry.shard, shard => shard.take_snapshot(occasion, before));
         entry.report_snapshots(notices);
+    }
+
+    /// A job that is [held](Self::hold) is over: its state before a round that no chunk is past; `None` without chunks. In
+    /// modes whose rounds cannot be ended with the pushes that are in, an error if a chunk is behind.
+    pub fn last_state(&mut self, id: JobId, before: Round) -> Option<Result<SnapshotPart, String>> {
+        let kernels = self.kernels;
+        let entry = self.shards_of(id).next()?;
+        of_mode!(&mut entry.shard, shard => {
+            (!shard.keys().is_empty()).then(|| shard.last_state(kernels, before))
+        })
     }
 
     /// A snapshot's part is written, or will not be; its memory comes back, unless it is lost.

@@ -16,7 +16,7 @@ use super::violation::Violation;
 use crate::job::{JobTerms, OnLoss};
 use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Immediate, KeyId, Layout, Round};
-use crate::snapshot::{Capture, Occasion, Restored, Taken};
+use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
 use crate::weights::{Discarded, Mode, Reply, Staged, To};
 use crate::wire::Wire;
 
@@ -108,6 +108,12 @@ pub(crate) trait Pace: Sized {
         rank: u32,
         round: Round,
     ) -> Option<Finished>;
+
+    /// Ends a chunk's round in flight with the pushes that are in, in a job that is over: nobody is answered. False where
+    /// rounds of this pace cannot be ended like this.
+    fn end_round<M: Mode>(_shard: &mut ShardOf<Self, M>, _kernels: &Kernels, _place: usize) -> bool {
+        false
+    }
 
     /// Does the work for a chunk that a hold delayed or that a changed roster calls for.
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
@@ -224,6 +230,25 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             self.stages.copy_to_snapshot(place, values);
             self.snapshots.copied();
         }
+    }
+
+    /// The state before round `before`, which no chunk is past, of a job that is over. Chunks that are behind end their rounds
+    /// with the pushes that are in.
+    pub fn last_state(&mut self, kernels: &Kernels, before: Round) -> Result<SnapshotPart, String> {
+        for place in 0..self.keys.len() {
+            while self.pace.round(place) < before {
+                if !P::end_round(self, kernels, place) {
+                    return Err("some chunks are a round behind others".to_owned());
+                }
+            }
+        }
+        let ShardOf { stages, snapshots, keys, .. } = self;
+        snapshots.apart(|values| {
+            for place in 0..keys.len() {
+                let range = stages.chunks()[place].in_snapshot.clone();
+                stages.copy_to_snapshot(place, &mut values[range]);
+            }
+        })
     }
 
     /// The result of a snapshot.

@@ -51,6 +51,19 @@ pub enum CheckpointError {
         kept: &'static str,
     },
 
+    #[error(
+        "the state before round {} has {found}; it is in {aside}, {kept}, and no job goes on from it; look at the learning \
+         rate and at the gradients",
+        round.0
+    )]
+    NotFinite {
+        round: Round,
+        found: NotFinite,
+        aside: PathBuf,
+        /// What has happened to the checkpoint before.
+        kept: &'static str,
+    },
+
     #[error("cannot read the checkpoint {path}: {error}; {}", advice(error))]
     Read { path: PathBuf, error: io::Error },
 
@@ -72,6 +85,30 @@ pub enum CheckpointError {
 
     #[error("the checkpoint {path} is of round {}, and its name says {}; {ANEW}", seen.0, expected.0)]
     PartRound { path: PathBuf, seen: Round, expected: Round },
+}
+
+impl CheckpointError {
+    /// Whether a file is damaged, so that the one before it is better than none. A file of another job, or of a newer
+    /// program, is not.
+    pub(super) fn is_damage(&self) -> bool {
+        match self {
+            CheckpointError::NotAFile { .. } => true,
+            CheckpointError::Decode { error, .. } => {
+                !matches!(error, DecodeError::Version { .. } | DecodeError::Memory(_))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Values of a state that are NaN or infinite.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{values} values that are NaN or infinite, the first in {first:?}")]
+pub struct NotFinite {
+    /// The tensor of the first of them, by its name in the file.
+    pub first: String,
+    /// How many there are.
+    pub values: u64,
 }
 
 impl From<CheckpointError> for String {

@@ -78,6 +78,9 @@ pub(super) struct Metadata {
     /// JSON: whose part this is, of a job over several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
+    /// Of the last state of a job that failed: how it ended, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
     /// The program that wrote the file, for people.
     pub program: String,
 }
@@ -94,6 +97,7 @@ impl Metadata {
             learning_rates: json(&rates),
             multipliers: json(&multipliers(snapshot.layout().keys())),
             share: FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()).as_ref().map(json),
+            ended: snapshot.ended().map(str::to_owned),
             program: concat!("phub-server ", env!("CARGO_PKG_VERSION")).to_owned(),
         }
     }

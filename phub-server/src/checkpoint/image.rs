@@ -33,14 +33,9 @@ impl Image {
 
     /// Writes it, some MiB at a time.
     pub fn write_to(&mut self, sink: impl Write) -> io::Result<()> {
-        let hash = stream(io::sink(), &self.plan, &self.snapshot)?;
+        let (hash, _) = stream(io::sink(), &self.plan, &self.snapshot)?;
         self.plan.header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(digest_text(&hash).as_bytes());
         stream(sink, &self.plan, &self.snapshot).map(drop)
-    }
-
-    /// What it was made of.
-    pub fn into_snapshot(self) -> Snapshot {
-        self.snapshot
     }
 }
 

@@ -1,8 +1,8 @@
-//! Checkpoints: a job's weights and optimizer state in a safetensors file, which is replaced as a whole; or each hub's
-//! part of a job over several hubs, a file for each round.
+//! Checkpoints: a job's weights and optimizer state in a safetensors file, which is replaced as a whole, and a few files
+//! before it; or each hub's part of a job over several hubs, a file for each round.
 //!
 //! `format` says what is in a file, `write` makes it, `read` takes it apart and believes nothing of it, `image` sends it,
-//! `store` is the directory, `parts` and `part_name` are the files of several hubs. `docs/formats.md` has the format for
+//! `store` is the directory, `generations` are the files before the newest, `parts` and `part_name` are the files of several hubs. `docs/formats.md` has the format for
 //! other programs, `docs/decisions/0010-checkpoint-files.md` the reasons.
 //!
 //! Called from whatever thread may wait for a disk, never from a core's. Must not know cores, workers,
@@ -10,6 +10,7 @@
 
 mod error;
 mod format;
+mod generations;
 mod image;
 mod part_name;
 mod parts;
@@ -17,12 +18,13 @@ mod read;
 mod store;
 mod write;
 
-pub use error::{CheckpointError, DecodeError, Mismatch, UnusableKeys};
+pub use error::{CheckpointError, DecodeError, Mismatch, NotFinite, UnusableKeys};
 pub use format::check_keys;
+pub use generations::{Loaded, named};
 pub use image::Image;
 pub use parts::PartOf;
 pub use read::{Decoded, decode};
-pub use store::CheckpointStore;
+pub use store::{CheckpointStore, KEEP};
 
 /// Bytes that are read, written and digested at a time: long enough for any disk, and all the memory
 /// that a save needs beside the snapshot and the header.

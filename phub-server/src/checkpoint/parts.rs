@@ -31,7 +31,7 @@ impl CheckpointStore {
     /// When the job has checkpoints here that are not of this share: a job is not begun anew in silence.
     pub fn rounds(&self, job: &str, share: Share) -> Result<Vec<Round>, CheckpointError> {
         let own = self.path(job)?;
-        if !share.is_whole() && own.exists() {
+        if !share.is_whole() && (own.exists() || !self.generations(job)?.is_empty()) {
             return Err(CheckpointError::OtherShape { path: own, share });
         }
         let parts = self.parts(job)?;

@@ -7,7 +7,9 @@
 //! Owned by the thread that loads. Must not know directories.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::path::Path;
 use std::str::FromStr;
 
 use fabric::Slab;
@@ -72,6 +74,14 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         tensors,
         values,
     })
+}
+
+/// The round of a checkpoint file, which is not checked otherwise.
+pub(super) fn round_of(path: &Path) -> Result<Round, DecodeError> {
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let metadata = metadata(&read_header(&mut file, bytes)?)?;
+    Ok(Round(number("round", &metadata.round)?))
 }
 
 /// The beginning of the file, up to the first value.

@@ -1,7 +1,7 @@
 //! The directory that holds the checkpoints of all jobs.
 //!
 //! ```text
-//!   <job>.safetensors                 the last whole checkpoint
+//!   <job>.safetensors                 the last whole checkpoint; `generations` has those before it
 //!   <job>@<round>.hub<h>of<n>.safetensors   this hub's part of a job over several hubs (`parts`)
 //!   .<job>.<16 hex digits>.phub-tmp   a file that is being written; removed at the next start
 //!   .phub-lock                        held (flock) while a hub uses the directory; names its process
@@ -15,6 +15,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
+use std::num::NonZeroU32;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -26,9 +27,13 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::error::CheckpointError;
 use super::format::{FileShare, Plan, entries, of_piece, whole};
+use super::generations::not_finite_name;
 use super::parts::PartOf;
 use super::read::decode;
-use super::write;
+use super::write::{self, Names};
+
+/// How many checkpoints of a job are kept, unless the hub is told otherwise.
+pub const KEEP: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
 const LOCK: &str = ".phub-lock";
 const TEMPORARY: &str = ".phub-tmp";
@@ -37,6 +42,8 @@ const TEMPORARY: &str = ".phub-tmp";
 #[derive(Debug)]
 pub struct CheckpointStore {
     pub(super) dir: PathBuf,
+    /// How many checkpoints of a job are kept.
+    pub(super) keep: NonZeroU32,
     /// The lock lasts while this file is open. A killed hub releases it, too.
     _lock: File,
 }
@@ -70,10 +77,15 @@ impl CheckpointStore {
         remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
         // After the removal: the temporary files may have filled the disk.
         sign(&mut lock).map_err(failed("writing its lock file .phub-lock"))?;
-        let store = CheckpointStore { dir: dir.clone(), _lock: lock };
+        let store = CheckpointStore { dir: dir.clone(), keep: KEEP, _lock: lock };
         // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
         Ok(store)
+    }
+
+    /// Keeps so many checkpoints of a job over one hub.
+    pub fn keeping(self, keep: NonZeroU32) -> Self {
+        CheckpointStore { keep, ..self }
     }
 
     /// A file of the directory.
@@ -90,19 +102,6 @@ impl CheckpointStore {
     pub fn path(&self, job: &str) -> Result<PathBuf, CheckpointError> {
         check_job_name(job)?;
         Ok(self.dir.join(format!("{job}.safetensors")))
-    }
-
-    /// The job's checkpoint; `None` when it has none. A checkpoint that cannot be used is an error, so that a job is
-    /// not begun anew in silence. Keys that could not be saved are an error, too.
-    pub fn load(
-        &self,
-        job: &str,
-        keys: &[Key],
-        optimizer: &Optimizer,
-    ) -> Result<Option<Restored>, CheckpointError> {
-        let path = self.path(job)?;
-        self.rounds(job, Share::WHOLE)?;
-        self.load_file(path, job, keys, optimizer, None)
     }
 
     /// Loads a file; `part` says what must be in it, where that is not the whole job.
@@ -146,12 +145,19 @@ impl CheckpointStore {
 
     /// Makes `snapshot` the checkpoint of a job, or the share's part of its round, and returns the length of the file. When
     /// this returns, the file is on the disk. An error says what has happened to the file before it: nothing, unless the
-    /// very last step failed.
+    /// very last step failed. A state that is not finite replaces nothing: it is kept under another name.
     pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
         let path = self.file_of(job, share, snapshot.round())?;
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
         let plan = Plan::new(job, snapshot, share).map_err(unusable)?;
-        write::replace(&self.dir, &path, self.temporary(job), &plan, snapshot)?;
+        let (whole, round) = (share.is_whole(), snapshot.round());
+        let aside = self.file(&not_finite_name(job, share));
+        let names = Names { dir: &self.dir, path: &path, aside: &aside, temporary: self.temporary(job) };
+        let keep = || if whole { self.keep_newest(job, &path, round) } else { Ok(()) };
+        write::replace(names, &plan, snapshot, keep)?;
+        if whole && let Err(error) = self.prune(job, round) {
+            tracing::warn!(job, %error, "old checkpoints are left");
+        }
         Ok(plan.file_bytes)
     }
 

@@ -3,6 +3,7 @@
 //! ```text
 //!   make temporary -> reserve its length -> header, values -> digest -> fsync -> rename -> fsync dir
 //!        |___________________ an error: temporary removed, former file untouched ____|
+//!                                  a value that is not finite: renamed to another file, former file untouched
 //! ```
 //!
 //! Owned by the thread that saves. Must not know the cores.
@@ -20,7 +21,7 @@ use xxhash_rust::xxh3::Xxh3;
 use zerocopy::IntoBytes;
 
 use super::PIECE_BYTES;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, NotFinite};
 use super::format::{DIGEST_AT, Plan, digest_text};
 
 const UNTOUCHED: &str = "the checkpoint before it is as it was";
@@ -40,15 +41,25 @@ impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
     }
 }
 
-/// Writes `plan` with the snapshot's values to `temporary`, which must not exist, and renames it to
-/// `path`, in the same directory `dir`.
+/// Where a checkpoint goes, in one directory.
+pub(super) struct Names<'a> {
+    pub dir: &'a Path,
+    /// The file that is replaced.
+    pub path: &'a Path,
+    /// The file that is replaced instead if a value is not finite.
+    pub aside: &'a Path,
+    /// The file before the rename, which must not exist.
+    pub temporary: PathBuf,
+}
+
+/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path`, right after `keep`.
 pub(super) fn replace(
-    dir: &Path,
-    path: &Path,
-    temporary: PathBuf,
+    names: Names<'_>,
     plan: &Plan,
     snapshot: &Snapshot,
+    keep: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), CheckpointError> {
+    let Names { dir, path, aside, temporary } = names;
     let error = |kept| {
         move |(doing, error): Failed| CheckpointError::Save {
             path: path.to_owned(),
@@ -60,19 +71,24 @@ pub(super) fn replace(
             kept,
         }
     };
-    write_and_rename(path, temporary, plan, snapshot).map_err(error(UNTOUCHED))?;
+    let mut written = write(temporary, plan, snapshot).map_err(error(UNTOUCHED))?;
+    if let Some(found) = written.not_finite.take() {
+        written.rename(aside).map_err(error(UNTOUCHED))?;
+        let (round, aside) = (snapshot.round(), aside.to_owned());
+        return Err(CheckpointError::NotFinite { round, found, aside, kept: UNTOUCHED });
+    }
+    keep().doing("keeping the one before it").map_err(error(UNTOUCHED))?;
+    written.rename(path).map_err(error(UNTOUCHED))?;
     sync_dir(dir).map_err(error(REPLACED))
 }
 
-fn write_and_rename(path: &Path, temporary: PathBuf, plan: &Plan, snapshot: &Snapshot) -> Result<(), Failed> {
+fn write(temporary: PathBuf, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
     let mut temporary = Temporary::make(temporary).doing("making a temporary file beside it")?;
     reserve(&temporary.file, plan.file_bytes).doing("reserving its space")?;
-    fill(&temporary.file, plan, snapshot).doing("writing it")?;
+    temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;
     temporary.file.sync_all().doing("bringing it to the disk (fsync)")?;
-    std::fs::rename(&temporary.path, path).doing("renaming the temporary file to it")?;
-    temporary.remove = false;
-    Ok(())
+    Ok(temporary)
 }
 
 /// A rename is on the disk when the directory is.
@@ -89,12 +105,19 @@ struct Temporary {
     file: File,
     path: PathBuf,
     remove: bool,
+    not_finite: Option<NotFinite>,
 }
 
 impl Temporary {
     fn make(path: PathBuf) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&path)?;
-        Ok(Temporary { file, path, remove: true })
+        Ok(Temporary { file, path, remove: true, not_finite: None })
+    }
+
+    fn rename(mut self, path: &Path) -> Result<(), Failed> {
+        std::fs::rename(&self.path, path).doing("renaming the temporary file to it")?;
+        self.remove = false;
+        Ok(())
     }
 }
 
@@ -125,13 +148,20 @@ fn reserve(file: &File, bytes: u64) -> Result<(), Errno> {
     }
 }
 
-fn fill(file: &File, plan: &Plan, snapshot: &Snapshot) -> io::Result<()> {
-    let hash = stream(file, plan, snapshot)?;
-    file.write_all_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)
+fn fill(file: &File, plan: &Plan, snapshot: &Snapshot) -> io::Result<Option<NotFinite>> {
+    let (hash, not_finite) = stream(file, plan, snapshot)?;
+    file.write_all_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)?;
+    Ok(not_finite)
 }
 
 /// Writes the file from its beginning to its end, in large pieces. Returns the digest of what was written.
-pub(super) fn stream(sink: impl Write, plan: &Plan, snapshot: &Snapshot) -> io::Result<Xxh3> {
+/// Also returns what is not finite.
+pub(super) fn stream(
+    sink: impl Write,
+    plan: &Plan,
+    snapshot: &Snapshot,
+) -> io::Result<(Xxh3, Option<NotFinite>)> {
+    let mut not_finite: Option<NotFinite> = None;
     let digesting = Digesting { sink, hash: Xxh3::new() };
     let mut pieces = BufWriter::with_capacity(PIECE_BYTES, digesting);
     pieces.write_all(&plan.header)?;
@@ -139,9 +169,15 @@ pub(super) fn stream(sink: impl Write, plan: &Plan, snapshot: &Snapshot) -> io::
         for values in snapshot.tensor(&snapshot.pieces()[entry.piece], entry.tensor) {
             // f32 of this machine's order, which is the windows' and the file's: little endian.
             pieces.write_all(values.as_bytes())?;
+            // While they are in the cache.
+            let count = values.iter().filter(|value| !value.is_finite()).count() as u64;
+            if count > 0 {
+                let first = || NotFinite { first: entry.shown.name.clone(), values: 0 };
+                not_finite.get_or_insert_with(first).values += count;
+            }
         }
     }
-    Ok(pieces.into_inner()?.hash)
+    Ok((pieces.into_inner()?.hash, not_finite))
 }
 
 /// Digests what it hands on.

@@ -6,7 +6,7 @@
 //!   the job's or hub's end ----+
 //! ```
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{CheckpointReply, CheckpointRequest, JobState, PartState};
@@ -34,10 +34,16 @@ const WRITE_LIMIT: Duration = Duration::from_secs(3600);
 pub(crate) struct Checkpoints {
     pub(super) collecting: Vec<Collecting>,
     pub(super) asked: u64,
+    /// Held while a file is written: the last state of a failed job is written last.
+    pub(super) writing: Arc<Mutex<()>>,
+    /// Held while a client reads the state: one at a time, because each has a copy of it.
+    pub(super) reading: Arc<tokio::sync::Mutex<()>>,
     /// The last checkpoint that was written.
     pub last: Option<CheckpointReply>,
     /// Why the last attempt failed.
     pub error: Option<String>,
+    /// Why the job did not go on from its newest checkpoint.
+    pub warning: Option<String>,
     /// The last one that was begun here, by its round, and how it is: other hubs of the job ask.
     pub part: watch::Sender<(Round, PartState)>,
 }
@@ -135,14 +141,16 @@ impl Registry {
             collected.give_back(snapshot);
             result
         };
-        let result = on_thread("phub-checkpoint", write).await.unwrap_or_else(Err);
-        self.note(id, before, &result);
+        let mut result = on_thread("phub-checkpoint", write).await.unwrap_or_else(Err);
+        self.note(id, before, &mut result);
         result
     }
 
     /// Writes the file. On its own thread, because it waits for the disk.
     fn write(&self, id: JobId, name: &str, snapshot: &Snapshot) -> Result<CheckpointReply, String> {
         let store = self.store.as_ref().expect("snapshots are taken where there is a store");
+        let writing = self.of_job(id, |job| Arc::clone(&job.checkpoints.writing))?;
+        let _writing = writing.lock();
         let (share, rounds, whole) =
             self.of_job(id, |job| (job.hubs.share, job.hubs.rounds.clone(), job.hubs.whole.clone()))?;
         if !share.is_whole() && !may_write(&whole, &rounds) {
@@ -159,16 +167,17 @@ impl Registry {
             let _ = self.of_job(id, |job| job.hubs.has_files(share.hub, kept));
         }
         let milliseconds = start.elapsed().as_millis() as u64;
-        Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds })
+        Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds, error_before: None })
     }
 
-    /// Keeps the result of a snapshot, for `GET /v1/hub` and for other hubs.
-    fn note(&self, id: JobId, round: Round, result: &Result<CheckpointReply, String>) {
+    /// Keeps the result of a snapshot, for `GET /v1/hub` and for other hubs. A good one says why the one before failed.
+    fn note(&self, id: JobId, round: Round, result: &mut Result<CheckpointReply, String>) {
         let _ = self.of_job(id, |job| match result {
             Ok(written) => {
-                let CheckpointReply { bytes, milliseconds, .. } = written;
+                written.error_before = job.checkpoints.error.take();
+                let CheckpointReply { bytes, milliseconds, .. } = &*written;
                 tracing::info!(job = job.name, round = round.0, bytes, milliseconds, "checkpoint written");
-                (job.checkpoints.last, job.checkpoints.error) = (Some(written.clone()), None);
+                job.checkpoints.last = Some(written.clone());
                 job.checkpoints.part.send_replace((round, PartState::Written(*bytes)));
             }
             Err(error) => {

@@ -493,6 +493,7 @@ impl Job {
             checkpoint: self.checkpoints.last.clone(),
             checkpoint_error: self.checkpoints.error.clone(),
             held_up_by: self.news.borrow().held_up_by.clone(),
+            checkpoint_warning: self.checkpoints.warning.clone(),
         }
     }
 }

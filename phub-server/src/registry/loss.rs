@@ -11,6 +11,7 @@ use pbox_core::control::JobState;
 use super::above::JoinedAbove;
 use super::job::Job;
 use super::late::Progress;
+use super::make::Load;
 use super::{Inner, KEEP_FAILED, Registry};
 
 impl Registry {
@@ -39,11 +40,19 @@ impl Registry {
     pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
+        let last = if inner.stopping { None } else { self.hold_last(job, reason) };
         job.fail(reason);
         inner.names.remove(&job.name);
         match job.above.take() {
             Some(above) if above.end().is_none() => self.fail_above(inner, id, above, reason),
-            _ => self.command(job, move |thread| thread.remove_job(id)),
+            _ => match last {
+                // Nobody goes on from the checkpoint before it meanwhile.
+                Some(last) => {
+                    inner.making.insert(job.name.clone(), Load::default());
+                    self.save_last(last);
+                }
+                None => self.command(job, move |thread| thread.remove_job(id)),
+            },
         }
         // Joins may wait for the job's name, or for one of its ranks.
         self.freed.notify_waiters();

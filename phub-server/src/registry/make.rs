@@ -89,7 +89,8 @@ impl Registry {
         let promised = memory.needed().saturating_add(tables);
         self.promise(name, terms, promised)?;
         let let_in = relays.then(|| self.up.join(name, request, &self.id)).transpose()?;
-        let (restored, hubs) = self.restore(name, request, wire.layout())?;
+        let (loaded, hubs) = self.restore(name, request, wire.layout())?;
+        let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
         let layout = wire.layout();
         let numbers = self.choose_cores(name, layout, terms);
         let below = let_in.as_ref().map(|let_in| let_in.place(numbers.len())).transpose()?;
@@ -142,6 +143,7 @@ impl Registry {
         let cores = Arc::new(Cores { numbers, placement, capacities, owners });
         let mut job = Job::new(making.id, Arc::clone(terms), wire, cores, weights, hubs, restored.as_deref());
         (job.above, job.mesh, job.promised) = (joined, request.mesh.clone(), promised);
+        job.checkpoints.warning = warning.flatten();
         Ok(Made { job, shards, above: ways })
     }
 

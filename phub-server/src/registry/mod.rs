@@ -12,6 +12,7 @@
 //! | `loss` | loses workers, fails jobs |
 //! | `cut` | stops a running job between two rounds |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
+//! | `last` | saves the last state of a job that failed |
 //! | `bring` | takes the state that rank 0 brings |
 //! | `state` | sends the state to clients |
 //! | `above` | a job whose sums go up to other hubs |
@@ -24,6 +25,7 @@ mod cut;
 mod hubs;
 mod job;
 mod join;
+mod last;
 mod late;
 mod loss;
 mod make;
@@ -41,9 +43,10 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use membership::Missing;
+use membership::{MemberError, Missing};
 use pbox_core::control::{
-    CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, PROTOCOL, TransportAddress,
+    CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, LeaveReply, PROTOCOL,
+    TransportAddress,
 };
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -55,6 +58,7 @@ use crate::cores::{CoreHandle, CoreThread, Report};
 use above::{JoinedAbove, Meetings};
 use cut::answers;
 use job::{Arrival, Job};
+use snapshot::NO_WEIGHTS;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
@@ -294,16 +298,21 @@ impl Registry {
         Ok(job.news.subscribe())
     }
 
-    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint. A second leave changes nothing.
+    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not. A second
+    /// leave changes nothing.
     pub async fn leave(
         self: &Arc<Self>,
         job: &str,
         token: &str,
         round: Round,
         failed: Option<String>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<LeaveReply, Refusal> {
         let left = self.leave_once(job, token, round, failed).await;
-        if left.is_err() && self.lock().left.contains_key(&token_of(token)) { Ok(()) } else { left }
+        if left.is_err() && self.lock().left.contains_key(&token_of(token)) {
+            Ok(LeaveReply::default())
+        } else {
+            left
+        }
     }
 
     async fn leave_once(
@@ -312,32 +321,39 @@ impl Registry {
         token: &str,
         round: Round,
         failed: Option<String>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<LeaveReply, Refusal> {
         if let Some(why) = failed {
             let mut inner = self.lock();
             let (id, rank) = inner.member(job, token).map(|(job, rank)| (job.id, rank))?;
             self.lose(&mut inner, id, rank, &format!("machine {rank}: {why}"));
-            return Ok(());
+            return Ok(LeaveReply::default());
         }
         let last = self.lock().member(job, token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
             (is_last && job.hubs.leads() && job.above.is_none()).then_some(job.id)
         })?;
+        let mut checkpoint_error = None;
         if let Some(id) = last.filter(|_| self.store.is_some())
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {
             tracing::warn!(job, why, "no checkpoint at the job's end");
+            // A job without weights has nothing to lose.
+            checkpoint_error = Some(why).filter(|why| why != NO_WEIGHTS);
         }
         if let Some((id, above)) = self.leave_now(job, token, round)? {
             // Before the links close: a closed link alone is a loss.
             let left = on_thread("phub-above", move || above.leave(round)).await;
-            if let Err(why) = left.and_then(|left| left.map_err(|error| error.to_string())) {
-                tracing::warn!(job, why, "the hubs above were not told that the job ended here");
+            match left.map_err(|why| std::io::Error::other(why).into()).flatten() {
+                Ok(()) => {}
+                Err(MemberError::CheckpointLost { why, .. }) => checkpoint_error = Some(why),
+                Err(why) => {
+                    tracing::warn!(job, %why, "the hubs above were not told that the job ended here");
+                }
             }
             self.end(&mut self.lock(), id);
         }
-        Ok(())
+        Ok(LeaveReply { checkpoint_error })
     }
 
     /// If others still gather, the job fails: it cannot begin without this worker. Returns a job that ends when this hub

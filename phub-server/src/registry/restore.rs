@@ -19,7 +19,7 @@ use super::hubs::agreement::Files;
 use super::hubs::{Hubs, Peers, Secret};
 use super::join::new_token;
 use super::{Refusal, Registry};
-use crate::checkpoint::{CheckpointError, CheckpointStore, PartOf};
+use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
 use crate::client::Address;
 
 /// The round that a job over several hubs begins with, and the rounds of the files of each hub that owns chunks; of
@@ -33,7 +33,7 @@ impl Registry {
         name: &str,
         request: &JoinRequest,
         layout: &Layout,
-    ) -> Result<(Option<Restored>, Hubs), Refusal> {
+    ) -> Result<(Option<Loaded>, Hubs), Refusal> {
         let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
         let (terms, schedule) = (&request.terms, request.terms.level.schedule);
         let share = Share::of_hub(terms, request.hub);
@@ -66,12 +66,16 @@ impl Registry {
             Some(store) if first_round > Round(0) => {
                 // No later round is whole. The job writes the later rounds again.
                 files.iter_mut().for_each(|(_, rounds)| rounds.retain(|&round| round <= first_round));
-                load(store, part, first_round, terms).map(Some)
+                let restored = load(store, part, first_round, terms);
+                restored.map(|restored| Some(Loaded { restored, warning: None }))
             }
             _ => Ok(None),
         };
         let restored = restored.map_err(|error| conflict(error.to_string()))?;
-        if let Some(restored) = &restored {
+        if let Some(Loaded { restored, warning }) = &restored {
+            if let Some(warning) = warning {
+                tracing::warn!(job = name, warning, "the newest checkpoint cannot be used");
+            }
             tracing::info!(
                 job = name,
                 round = restored.round().0,

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use fabric::Slab;
 use pbox_core::control::PartState;
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
 use tokio::sync::oneshot;
@@ -13,6 +14,10 @@ use tokio::sync::oneshot;
 use super::Registry;
 use super::cut::{CutAt, JobEnded, Purpose};
 use super::job::Job;
+
+/// Why a job before its first round has no state.
+pub(super) const NO_WEIGHTS: &str =
+    "its state cannot be had: it has no weights yet, because no round is over";
 
 /// A snapshot whose parts are still coming in.
 #[derive(Debug)]
@@ -38,21 +43,48 @@ pub(super) struct Collected {
 }
 
 impl Collected {
+    /// Copies the parts, so that the cores have their memory back at once.
+    pub(super) fn copy(&mut self) -> Result<(), String> {
+        let bytes: usize = self.parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();
+        let available = fabric::available_bytes().unwrap_or(u64::MAX);
+        if available < bytes as u64 {
+            return Err(format!(
+                "a copy needs {bytes} bytes of memory, this machine has {available} available"
+            ));
+        }
+        let copied = self.parts.iter().map(|SnapshotPart { chunks, values }| {
+            let mut copy = Slab::zeroed("a copy of a state", values.as_slice().len())?;
+            copy.as_mut_slice().copy_from_slice(values.as_slice());
+            Ok(SnapshotPart { chunks: chunks.clone(), values: copy })
+        });
+        let copied: Result<Vec<SnapshotPart>, fabric::MapError> = copied.collect();
+        let parts = std::mem::replace(&mut self.parts, copied.map_err(|error| error.to_string())?);
+        self.end(parts);
+        self.cores.clear();
+        Ok(())
+    }
+
     /// The snapshot that was made of the parts is not needed any more.
     pub(super) fn give_back(mut self, snapshot: Snapshot) {
         self.parts = snapshot.into_parts();
     }
-}
 
-impl Drop for Collected {
-    fn drop(&mut self) {
+    /// Tells the cores that they may take the next snapshot, in the memory of these parts.
+    fn end(&self, parts: Vec<SnapshotPart>) {
         let Some(registry) = self.registry.upgrade() else { return }; // the cores are gone, too
-        let mut parts = self.parts.drain(..);
+        let mut parts = parts.into_iter();
         for &core in &self.cores {
             let (job, values) = (self.job, parts.next().map(|part| part.values));
             registry.cores[core].tell(move |thread| thread.core.give_back(job, values));
         }
         registry.freed.notify_waiters();
+    }
+}
+
+impl Drop for Collected {
+    fn drop(&mut self) {
+        let parts = std::mem::take(&mut self.parts);
+        self.end(parts);
     }
 }
 
@@ -93,6 +125,8 @@ impl Registry {
                 let asked = done.is_some_and(|done| done.send(Err(why.clone())).is_ok());
                 if !asked {
                     tracing::warn!(job = job.name, round = before.0, why, "checkpoint skipped");
+                    let skipped = format!("the checkpoint before round {} was skipped: {why}", before.0);
+                    job.checkpoints.error = Some(skipped);
                 }
             }
         }
@@ -165,7 +199,7 @@ impl Registry {
         let before = held.front.unwrap_or_default();
         if before == Round(0) {
             self.release_everywhere(id, held, before, &Purpose::Nothing).await?;
-            return Err("its state cannot be had: it has no weights yet, because no round is over".to_owned());
+            return Err(NO_WEIGHTS.to_owned());
         }
         let (done, parts) = oneshot::channel();
         // A job that ended meanwhile says so at its release.
@@ -267,5 +301,26 @@ mod tests {
         assert_heard(&mut core);
         let error = registry.of_job(JobId(0), |job| job.checkpoints.error.clone());
         assert_eq!(error.unwrap(), Some(why));
+    }
+
+    #[test]
+    fn a_copy_gives_the_core_its_memory_and_keeps_the_values() {
+        let (registry, mut core) = registry();
+        let mut collected = collected(&registry, &mut core);
+        let values = collected.parts[0].values.as_slice().to_vec();
+        collected.copy().unwrap();
+        assert_heard(&mut core);
+        assert_eq!(collected.parts[0].values.as_slice(), values);
+    }
+
+    #[test]
+    fn a_snapshot_that_is_skipped_is_told() {
+        let (registry, _core) = registry();
+        let before = Round(7);
+        let skipped = Taken { occasion: Occasion::Due(before), before, part: Err("not written yet".into()) };
+        let _in_runtime = test_bed::runtime().enter();
+        registry.of_job(JobId(0), |job| registry.taken(job, 0, skipped)).unwrap();
+        let error = registry.describe().jobs.remove(0).checkpoint_error.unwrap();
+        assert!(error.contains("before round 7 was skipped: not written yet"), "{error}");
     }
 }

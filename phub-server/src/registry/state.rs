@@ -1,8 +1,12 @@
 //! A job's state through the control port, which clients get while the job runs.
 //!
 //! ```text
-//!   GET state --> hold, cut --> cores copy chunk by chunk --> parts --> a checkpoint file, piece by piece
+//!   GET state --> hold, cut --> cores copy chunk by chunk --> parts --> copy --> a checkpoint file, piece by piece
+//!                                                               |__ the cores have their memory back
 //! ```
+//!
+//! A client may be slow, and a checkpoint must not wait for it: the client's copy is not the cores' memory. There is one
+//! copy for each job.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -20,7 +24,7 @@ use crate::checkpoint::{Image, check_keys};
 
 /// Pieces of a state on their way to a client, beside the piece that is being made.
 const PIECES: usize = 1;
-/// The slowest client, on average: while it reads, the job's next checkpoint has no memory.
+/// The slowest client, on average: while it reads, it holds a copy of the state, and the next client waits.
 const SENT_BYTES_PER_S: u64 = 1 << 20;
 /// What a client may take longer.
 const GRACE_S: u64 = 30;
@@ -63,7 +67,15 @@ impl Registry {
         }
         // No cut over several hubs: the client compares the rounds of their parts.
         let at = if share.is_whole() { CutAt::AllHubs } else { CutAt::ThisHub };
+        let reading = self.of_job(id, |job| Arc::clone(&job.checkpoints.reading))?;
+        let turn = tokio::time::timeout(ROUND_LIMIT, reading.lock_owned()).await;
+        let turn =
+            turn.map_err(|_| conflict("another client reads its state, try again later".to_owned()))?;
         let mut collected = self.collect(id, at, ROUND_LIMIT).await.map_err(conflict)?;
+        let copies = on_thread("phub-state", move || collected.copy().map(|()| collected)).await;
+        let exhausted =
+            |why: String| Refusal::Exhausted(format!("job {name:?}: its state cannot be sent: {why}"));
+        let mut collected = copies.flatten().map_err(exhausted)?;
         let (name, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
         let (sink, pieces) = Channel::new(PIECES);
         let mut sink = Sink {
@@ -81,8 +93,8 @@ impl Registry {
         let bytes = image.bytes();
         let send = move || {
             let sent = image.write_to(&mut sink);
-            // Before the client has all of it: it may ask for a checkpoint then, at another hub of the job.
-            collected.give_back(image.into_snapshot());
+            // The memory goes, and then the next client's turn comes.
+            drop((image, collected, turn));
             match sent.and_then(|()| sink.send_last()) {
                 Ok(()) => tracing::info!(job = name, bytes, "state sent"),
                 Err(error) => tracing::warn!(job = name, %error, "state not sent"),

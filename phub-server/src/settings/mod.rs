@@ -15,6 +15,8 @@ use fabric::verbs::NicList;
 use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
+use crate::checkpoint::KEEP;
+
 pub use idle_choice::IdleChoice;
 
 /// Settings of `phub-server serve`.
@@ -92,6 +94,11 @@ pub struct HubSettings {
     /// and the optimizer's state.
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
+
+    /// How many checkpoints of a job are kept: the newest, and those before it, with their round in the name. A job goes on
+    /// from the newest that is not damaged. Each needs room on the disk. A job over several hubs keeps its last two.
+    #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
+    pub checkpoint_keep: NonZeroU32,
 
     /// Hubs above this hub: host:port of each, with commas between them. This hub then sums what its own workers push,
     /// sends one stream of sums up, and hands down what comes back. The hubs above step, keep the optimizer's state and

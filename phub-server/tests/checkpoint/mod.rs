@@ -3,6 +3,7 @@
 
 mod children;
 mod disk;
+mod generations;
 mod killed;
 mod refused;
 mod round_trip;

@@ -7,7 +7,7 @@ use fabric::Slab;
 use pbox_core::{
     ChunkId, Key, KeyId, Layout, Optimizer, Placement, Restored, Round, Share, Snapshot, SnapshotPart, Tensor,
 };
-use phub_server::checkpoint::CheckpointStore;
+use phub_server::checkpoint::{CheckpointStore, Loaded};
 
 pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
 pub const ADAM: Optimizer =
@@ -60,9 +60,14 @@ impl Job {
         SnapshotPart { chunks, values: slab }
     }
 
+    /// Loads the job's checkpoint, and hears whether it is not the newest.
+    pub fn loaded(&self, store: &CheckpointStore, name: &str) -> Option<Loaded> {
+        store.load(name, &self.keys, &self.optimizer).unwrap_or_else(|error| panic!("{error}"))
+    }
+
     /// Loads the job's checkpoint.
     pub fn load(&self, store: &CheckpointStore, name: &str) -> Option<Restored> {
-        store.load(name, &self.keys, &self.optimizer).unwrap_or_else(|error| panic!("{error}"))
+        self.loaded(store, name).map(|loaded| loaded.restored)
     }
 
     /// Why the job's checkpoint cannot be loaded.
@@ -101,14 +106,13 @@ impl Job {
     }
 }
 
-/// Any bits at all, NaNs among them; others in every place and every round.
+/// Any bits that are finite; others in every place and every round.
 pub fn value(round: Round, key: KeyId, tensor: Tensor, element: usize) -> f32 {
     let place = [round.0, key.0, tensor.place() as u32, element as u32];
-    f32::from_bits(
-        place
-            .iter()
-            .fold(0x9e37_79b9, |bits: u32, part| (bits ^ part).wrapping_mul(0x85eb_ca6b).rotate_left(13)),
-    )
+    let bits = place
+        .iter()
+        .fold(0x9e37_79b9, |bits: u32, part| (bits ^ part).wrapping_mul(0x85eb_ca6b).rotate_left(13));
+    f32::from_bits(bits & !0x0080_0000) // not the exponent of NaN and infinity
 }
 
 /// What is in a directory, except the lock, sorted.

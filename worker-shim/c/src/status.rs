@@ -112,7 +112,7 @@ fn of_membership(error: &MemberError) -> PhubStatus {
             PhubStatus::Unreachable
         }
         E::Refused { what: "push", .. } => PhubStatus::Order,
-        E::Refused { .. } | E::NotAllowed { .. } => PhubStatus::Refused,
+        E::Refused { .. } | E::NotAllowed { .. } | E::CheckpointLost { .. } => PhubStatus::Refused,
         E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,
         E::System(_) => PhubStatus::Exhausted,
     }

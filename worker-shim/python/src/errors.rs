@@ -5,7 +5,7 @@
 use std::error::Error as Cause;
 
 use pyo3::create_exception;
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyRuntimeWarning};
 use pyo3::prelude::*;
 use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 
@@ -84,6 +84,7 @@ fn of_membership(error: &MemberError, words: String) -> PyErr {
         MemberError::Connect(_) | MemberError::NoTransport { .. } => ConnectError::new_err(words),
         MemberError::JobFailed { .. } => JobFailedError::new_err(words),
         MemberError::HubLost { .. } => HubLostError::new_err(words),
+        MemberError::CheckpointLost { .. } => PyRuntimeWarning::new_err(words),
         MemberError::System(_) => ResourceError::new_err(words),
         MemberError::Hubs { .. } | MemberError::State { .. } | MemberError::Credential(_) => {
             SettingsError::new_err(words)

@@ -66,6 +66,7 @@ impl Hub {
             heartbeat_limit_s,
             checkpoints,
             checkpoint_every,
+            checkpoint_keep: phub_server::checkpoint::KEEP,
             above,
             machine: machine.map(|text| parse("machine", text)).transpose()?,
             interface: interface.map(|text| parse("interface", text)).transpose()?,

@@ -1,6 +1,9 @@
 //! A session, with keys by number. Every call that waits does so without the GIL, and Ctrl-C ends it.
 
+use std::ffi::CString;
+
 use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
+use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use worker_shim::{
     Background, BackgroundError, PullPlan, SessionConfig, SessionError, State, Way, WeightsMode,
@@ -183,8 +186,15 @@ impl Session {
         self.background.ways().iter().map(words).collect()
     }
 
+    /// A checkpoint that was lost is a warning: the worker has left all the same.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
-        interruptible(py, |interrupted| self.background.leave(interrupted))
+        match interruptible(py, |interrupted| self.background.leave(interrupted)) {
+            Err(error) if error.is_instance_of::<PyRuntimeWarning>(py) => {
+                let words = CString::new(error.value(py).to_string())?;
+                PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &words, 2)
+            }
+            left => left,
+        }
     }
 
     /// Ends the session now: leaves if no key is under way, and is lost to the others if not.

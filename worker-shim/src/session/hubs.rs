@@ -54,6 +54,10 @@ impl Session {
     }
 
     /// Waits for all keys that are under way, and leaves the job.
+    ///
+    /// # Errors
+    /// As for [`wait_all`](Self::wait_all); and [`MemberError::CheckpointLost`] where the worker has left, and was the last,
+    /// and the hub could not write the last checkpoint.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.wait_all()?;
         self.send_leave()

@@ -83,6 +83,14 @@ impl Arrivals {
         unsafe { stages.step(kernels, place, self.roster.ranks(round), round, round) };
     }
 
+    /// The ranks whose slots of a chunk are in, ascending.
+    fn pushed(&self, index: usize) -> impl Iterator<Item = u32> + Clone {
+        (0..self.roster.from.len() as u32).filter(move |&rank| {
+            let (word, bit) = self.bit(index, rank);
+            self.bits[word] & bit != 0
+        })
+    }
+
     /// Moves a whole chunk on to its next round.
     #[inline]
     pub fn advance(&mut self, index: usize) {
@@ -178,6 +186,18 @@ impl Pace for Arrivals {
     ) -> Option<Finished> {
         let can_step = shard.pace.note(place, rank) && !shard.held && !shard.stages.reply.awaits_task(round);
         can_step.then(|| finish_round(shard, kernels, place))
+    }
+
+    fn end_round<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> bool {
+        let ShardOf { pace, stages, .. } = shard;
+        let round = pace.round(place);
+        // Without a push there is no step: the chunk keeps its weights.
+        if pace.pushed(place).next().is_some() {
+            // SAFETY: all of them have pushed this chunk, and nobody is answered any more.
+            unsafe { stages.step(kernels, place, pace.pushed(place), round, round) };
+        }
+        pace.advance(place);
+        true
     }
 
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {

@@ -1,0 +1,188 @@
+//! The generations of a job's checkpoint: the newest has the job's name, the ones before it carry their round.
+//!
+//! ```text
+//!   train.safetensors               the newest
+//!   train@110.safetensors           the one before it; the newest and these are --checkpoint-keep files in all
+//!   train@100.safetensors
+//!   train@damaged.safetensors       the last newest one that could not be read
+//!   train@not-finite.safetensors    the last state with NaN or infinity, which replaced nothing
+//! ```
+//!
+//! No job's name has an `@`, so that no job goes on from the last two, and none has a file that is called like these.
+//!
+//! Shared by the threads that save and load. Must not know the values in a file.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use pbox_core::control::check_job_name;
+use pbox_core::{Key, Optimizer, Restored, Round, Share};
+
+use super::error::CheckpointError;
+use super::part_name::PartName;
+use super::read::round_of;
+use super::store::CheckpointStore;
+
+/// A job's state from its checkpoint.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The state.
+    pub restored: Restored,
+    /// Why it is not that of the newest file.
+    pub warning: Option<String>,
+}
+
+/// The round in the name of one of a job's older generations.
+pub(super) fn generation(job: &str, file: &str) -> Option<Round> {
+    let round = file.strip_prefix(job)?.strip_prefix('@')?.strip_suffix(".safetensors")?;
+    let round = Round(round.parse().ok()?);
+    // No other spelling of the same number.
+    (generation_name(job, round) == file).then_some(round)
+}
+
+fn generation_name(job: &str, round: Round) -> String {
+    format!("{job}@{}.safetensors", round.0)
+}
+
+/// The name of the state of a job, or of a share's part of it, that has NaN or infinity in it.
+pub(super) fn not_finite_name(job: &str, share: Share) -> String {
+    match share.is_whole() {
+        true => format!("{job}@not-finite.safetensors"),
+        false => format!("{job}@not-finite.hub{}of{}.safetensors", share.hub, share.hubs),
+    }
+}
+
+/// The job and the round that the name of a checkpoint file says, where it says one; nothing where it is no checkpoint that
+/// a job goes on from.
+pub fn named(file: &str) -> Option<(String, Option<Round>)> {
+    if let Some(part) = PartName::parse(file) {
+        return Some((part.job, Some(part.round)));
+    }
+    let name = file.strip_suffix(".safetensors")?;
+    let (job, round) = match name.split_once('@') {
+        None => (name, None),
+        Some((job, _)) => (job, Some(generation(job, file)?)),
+    };
+    check_job_name(job).is_ok().then(|| (job.to_owned(), round))
+}
+
+impl CheckpointStore {
+    /// The job's checkpoint; `None` when it has none. A newest file that is missing or damaged is an error only where no
+    /// older generation is whole, so that a job is not begun anew in silence. Keys that could not be saved are an error,
+    /// too.
+    pub fn load(
+        &self,
+        job: &str,
+        keys: &[Key],
+        optimizer: &Optimizer,
+    ) -> Result<Option<Loaded>, CheckpointError> {
+        let newest = self.path(job)?;
+        self.rounds(job, Share::WHOLE)?;
+        let damage = match self.load_file(newest.clone(), job, keys, optimizer, None) {
+            Ok(Some(restored)) => return Ok(Some(Loaded { restored, warning: None })),
+            Ok(None) => None,
+            Err(error) if error.is_damage() => Some(error),
+            Err(error) => return Err(error),
+        };
+        for round in self.generations(job)?.into_iter().rev() {
+            let path = self.file(&generation_name(job, round));
+            let restored = match self.load_file(path.clone(), job, keys, optimizer, None) {
+                Ok(Some(restored)) => restored,
+                Ok(None) => continue,
+                Err(error) if error.is_damage() => {
+                    tracing::warn!(job, %error, "an older checkpoint is damaged, too");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let why = match damage {
+                None => format!("there is no {}", newest.display()),
+                Some(error) => self.put_aside(job, &newest, &error),
+            };
+            let path = path.display();
+            let warning = format!("it goes on from the checkpoint before, {path}: {why}");
+            return Ok(Some(Loaded { restored, warning: Some(warning) }));
+        }
+        damage.map_or(Ok(None), Err)
+    }
+
+    /// Gives a damaged file another name, so that it does not become a generation; says so.
+    fn put_aside(&self, job: &str, newest: &Path, error: &CheckpointError) -> String {
+        let aside = self.file(&format!("{job}@damaged.safetensors"));
+        match std::fs::rename(newest, &aside) {
+            Ok(()) => format!("{error} (it is {} now)", aside.display()),
+            Err(failed) => format!("{error} (giving it the name {} failed: {failed})", aside.display()),
+        }
+    }
+
+    /// The rounds of a job's older generations, ascending.
+    pub(super) fn generations(&self, job: &str) -> Result<Vec<Round>, CheckpointError> {
+        let failed = |error| self.failed("looking for older checkpoints", error);
+        let mut rounds = Vec::new();
+        for entry in std::fs::read_dir(&self.dir).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            rounds.extend(name.to_str().and_then(|name| generation(job, name)));
+        }
+        rounds.sort_unstable();
+        Ok(rounds)
+    }
+
+    /// The newest file gets a second name with its round, before the state of round `next` replaces it. So the job has a
+    /// newest file at any time.
+    pub(super) fn keep_newest(&self, job: &str, newest: &Path, next: Round) -> io::Result<()> {
+        if self.keep.get() == 1 || !newest.is_file() {
+            return Ok(());
+        }
+        // A file whose header cannot be read has no round, and is no way back.
+        let Ok(round) = round_of(newest) else { return Ok(()) };
+        if round == next {
+            return Ok(());
+        }
+        let kept: PathBuf = self.file(&generation_name(job, round));
+        match std::fs::remove_file(&kept) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // Not every file system has hard links. Without them a kill here leaves the job its older generations alone.
+        std::fs::hard_link(newest, &kept).or_else(|_| std::fs::rename(newest, &kept))
+    }
+
+    /// Removes the generations that are too many beside a newest of `round`; and those of the same and later rounds, which
+    /// are of a past that the job went back from.
+    pub(super) fn prune(&self, job: &str, round: Round) -> Result<(), CheckpointError> {
+        let rounds = self.generations(job)?;
+        let older = rounds.iter().filter(|&&kept| kept < round).count();
+        let too_many = older.saturating_sub(self.keep.get() as usize - 1);
+        for gone in rounds[..too_many].iter().chain(&rounds[older..]) {
+            let path = self.file(&generation_name(job, *gone));
+            std::fs::remove_file(&path).map_err(|error| self.failed("removing an old checkpoint", error))?;
+            tracing::debug!(job, "removed {}", path.display());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_that_of_a_generation_or_of_none() {
+        assert_eq!(generation("a.b", "a.b@120.safetensors"), Some(Round(120)));
+        for other in [
+            "a.b.safetensors",
+            "a.b@0120.safetensors",
+            "a.b@+1.safetensors",
+            "a.b@not-finite.safetensors",
+            "a.b@1.hub0of2.safetensors",
+            "a@1.safetensors",
+        ] {
+            assert_eq!(generation("a.b", other), None, "{other}");
+        }
+        assert_eq!(named("a.safetensors"), Some(("a".into(), None)));
+        assert_eq!(named("a@7.safetensors"), Some(("a".into(), Some(Round(7)))));
+        assert_eq!(named("a@7.hub0of2.safetensors"), Some(("a".into(), Some(Round(7)))));
+        assert_eq!(named("a@not-finite.safetensors"), None);
+        assert_eq!(named("a@not-finite.hub0of2.safetensors"), None);
+    }
+}
