@@ -7,7 +7,7 @@ use std::path::Path;
 use super::checkpoint::{hub_every, rounds};
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::{config, describe, push_all, ready_all, says};
+use hub_tests::{authorization, config, describe, push_all, ready_all, says};
 use pbox_core::control::{CheckpointReply, JobState};
 use pbox_core::{Key, Round};
 use worker_shim::Session;
@@ -15,7 +15,8 @@ use worker_shim::Session;
 /// A client that has asked for a job's state, and reads no more than its beginning.
 fn slow_reader(hub: &phub_server::Hub) -> TcpStream {
     let mut client = TcpStream::connect(hub.address()).unwrap();
-    client.write_all(b"GET /v1/jobs/job/state HTTP/1.1\r\nhost: hub\r\n\r\n").unwrap();
+    let head = format!("host: hub\r\nauthorization: {}\r\n", authorization());
+    write!(client, "GET /v1/jobs/job/state HTTP/1.1\r\n{head}\r\n").unwrap();
     let mut beginning = [0; 12];
     client.read_exact(&mut beginning).unwrap();
     assert_eq!(&beginning, b"HTTP/1.1 200");
@@ -78,7 +79,8 @@ fn a_checkpoint_that_cannot_be_written_at_the_end_is_told_in_the_leave() {
     session.checkpoint().unwrap_err();
     std::fs::create_dir(dir.path()).unwrap();
     let address = hub.address().to_string();
-    let mut answer = ureq::post(format!("http://{address}/v1/jobs/job/checkpoint")).send_empty().unwrap();
+    let post = ureq::post(format!("http://{address}/v1/jobs/job/checkpoint"));
+    let mut answer = post.header("authorization", authorization()).send_empty().unwrap();
     let reply: CheckpointReply = answer.body_mut().read_json().unwrap();
     says(reply.error_before.unwrap(), &[dir.path().to_str().unwrap()]);
     std::fs::remove_dir_all(dir.path()).unwrap();

@@ -10,7 +10,9 @@ use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::usage::{holds, holds_at_rest};
-use hub_tests::{config, hub, hub_with_limit, join_by_hand, join_request, push_all, ready_all, says};
+use hub_tests::{
+    config, hub, hub_with_limit, join_by_hand, join_request, post_json, push_all, ready_all, says,
+};
 use pbox_core::control::{JoinReply, TransportAddress};
 use worker_shim::{Session, SessionConfig};
 
@@ -88,15 +90,19 @@ fn a_token_that_nobody_has_is_refused_before_anything_is_kept() {
         let hub = hub(2);
         let before = holds_at_rest(&hub.address().to_string(), std::process::id());
         let mut steady = ready_all(2, |rank| by_tcp(config(&hub, "steady", rank, 2)));
-        let with_a_job = holds(std::process::id()).descriptors;
-        let port = tcp_address(&join_by_hand(&hub, "unfinished", &join_request(0, 2)));
+        let unfinished = join_by_hand(&hub, "unfinished", &join_request(0, 2));
+        let port = tcp_address(&unfinished);
+        train_a_round(&mut steady);
+        let with_jobs = holds(std::process::id()).descriptors;
         // Each says that it is the first of two connections.
         let strangers: Vec<TcpStream> = (0..200).map(|number| hello(port, [number; 16], 0, 2)).collect();
         train_a_round(&mut steady);
         for stranger in strangers {
             says(told(stranger), &["the token is not one of this hub's", "join first"]);
         }
-        until("nothing is kept of them", || holds(std::process::id()).descriptors <= with_a_job);
+        until("nothing is kept of them", || holds(std::process::id()).descriptors <= with_jobs);
+        let leave = serde_json::json!({"token": unfinished.token, "round": 0});
+        assert_eq!(post_json(&hub, "/v1/jobs/unfinished/leave", &leave).0, 200);
         steady.into_iter().for_each(|session| session.leave().unwrap());
         until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
     });

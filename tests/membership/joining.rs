@@ -316,13 +316,17 @@ fn a_server_that_is_no_hub_is_named() {
     for answer in ["200 OK\r\ncontent-length: 2\r\n\r\nhi", "500 Oops\r\ncontent-length: 6\r\n\r\n<html>"] {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap().to_string();
+        // It answers each try in the same way.
         std::thread::spawn(move || {
-            let (mut client, _) = server.accept().unwrap();
-            let _ = client.read(&mut [0; 65536]);
-            let _ = client.write_all(format!("HTTP/1.1 {answer}").as_bytes());
-            let _ = client.read(&mut [0; 65536]);
+            for client in server.incoming() {
+                let mut client = client.unwrap();
+                let _ = client.read(&mut [0; 65536]);
+                let _ = client.write_all(format!("HTTP/1.1 {answer}").as_bytes());
+            }
         });
-        let error = refused(config_at(&address, "job", 0, 1));
+        let mut worker = config_at(&address, "job", 0, 1);
+        worker.join_limit = Duration::from_secs(1);
+        let error = refused(worker);
         says(error, &[&address, &answer[..3], &format!("protocol {PROTOCOL}"), "is it a phub-server"]);
     }
 }

@@ -89,7 +89,8 @@ fn what_one_job_was_promised_another_does_not_get() {
         let request = hub_tests::join_request(0, 2);
         let body = serde_json::to_vec(&pbox_core::control::JoinRequest { terms, ..request }).unwrap();
         let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
-        let mut answer = agent.post(format!("http://{address}/v1/jobs/{job}/join")).send(&body[..]).unwrap();
+        let post = agent.post(format!("http://{address}/v1/jobs/{job}/join"));
+        let mut answer = post.header("authorization", hub_tests::authorization()).send(&body[..]).unwrap();
         (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
     };
     assert_eq!(join("first").0, 200);
