@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+mod checkpoint_command;
 mod client;
 pub mod command;
 mod control;

@@ -44,6 +44,11 @@ pub(super) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
 /// The names of optimizer state begin like this.
 const STATE_PREFIX: &str = "optimizer/";
 
+/// Whether a tensor of this name is optimizer state.
+pub fn is_state(name: &str) -> bool {
+    name.starts_with(STATE_PREFIX)
+}
+
 /// The values begin on a cache line, for readers that map the file.
 const DATA_ALIGN: usize = 64;
 
@@ -168,7 +173,7 @@ pub(super) fn entries(
     pieces: impl Iterator<Item = (KeyId, Range<usize>)> + Clone,
 ) -> Result<Vec<Entry>, UnusableKeys> {
     for key in keys {
-        if key.name == "__metadata__" || key.name.starts_with(STATE_PREFIX) {
+        if key.name == "__metadata__" || is_state(&key.name) {
             return Err(UnusableKeys::Reserved { name: key.name.clone() });
         }
     }

@@ -20,7 +20,7 @@ use pbox_core::{Key, Optimizer, Restored, Round, Share};
 
 use super::error::CheckpointError;
 use super::part_name::PartName;
-use super::read::round_of;
+use super::read::about;
 use super::store::CheckpointStore;
 
 /// A job's state from its checkpoint.
@@ -134,7 +134,7 @@ impl CheckpointStore {
             return Ok(());
         }
         // A file whose header cannot be read has no round, and is no way back.
-        let Ok(round) = round_of(newest) else { return Ok(()) };
+        let Ok(round) = about(newest).map(|about| about.round) else { return Ok(()) };
         if round == next {
             return Ok(());
         }

@@ -2,13 +2,15 @@
 //! before it; or each hub's part of a job over several hubs, a file for each round.
 //!
 //! `format` says what is in a file, `write` makes it, `read` takes it apart and believes nothing of it, `image` sends it,
-//! `store` is the directory, `generations` are the files before the newest, `parts` and `part_name` are the files of several hubs. `docs/formats.md` has the format for
-//! other programs, `docs/decisions/0010-checkpoint-files.md` the reasons.
+//! `store` is the directory, `generations` are the files before the newest, `parts` and `part_name` are the files of several
+//! hubs, `export` makes files for other programs. `docs/formats.md` has the format, `docs/decisions/0010-checkpoint-files.md`
+//! the reasons.
 //!
 //! Called from whatever thread may wait for a disk, never from a core's. Must not know cores, workers,
 //! or how a snapshot came to be.
 
 mod error;
+mod export;
 mod format;
 mod generations;
 mod image;
@@ -19,11 +21,12 @@ mod store;
 mod write;
 
 pub use error::{CheckpointError, DecodeError, Mismatch, NotFinite, UnusableKeys};
-pub use format::check_keys;
+pub use export::export;
+pub use format::{check_keys, is_state};
 pub use generations::{Loaded, named};
 pub use image::Image;
 pub use parts::PartOf;
-pub use read::{Decoded, decode};
+pub use read::{About, Decoded, about, decode};
 pub use store::{CheckpointStore, KEEP};
 
 /// Bytes that are read, written and digested at a time: long enough for any disk, and all the memory

@@ -76,12 +76,26 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
     })
 }
 
-/// The round of a checkpoint file, which is not checked otherwise.
-pub(super) fn round_of(path: &Path) -> Result<Round, DecodeError> {
+/// What the beginning of a checkpoint file says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    /// The job that wrote it.
+    pub job: String,
+    /// The state is that before this round.
+    pub round: Round,
+    /// How a job ended whose last state this is.
+    pub ended: Option<String>,
+}
+
+/// Reads the beginning of a checkpoint file, and nothing else: the file may be damaged behind it.
+///
+/// # Errors
+/// When it cannot be read, or is no beginning of a checkpoint.
+pub fn about(path: &Path) -> Result<About, DecodeError> {
     let mut file = File::open(path)?;
     let bytes = file.metadata()?.len();
-    let metadata = metadata(&read_header(&mut file, bytes)?)?;
-    Ok(Round(number("round", &metadata.round)?))
+    let Metadata { job, round, ended, .. } = metadata(&read_header(&mut file, bytes)?)?;
+    Ok(About { job, round: Round(number("round", &round)?), ended })
 }
 
 /// The beginning of the file, up to the first value.
@@ -209,6 +223,32 @@ fn shown(share: &Option<FileShare>) -> String {
 }
 
 impl Decoded {
+    /// The state is that before this round.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// The rule that made it.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// Whose part it is, in words; nothing for a whole job.
+    pub fn part(&self) -> Option<String> {
+        self.share.as_ref().map(|share| format!("hub {}'s part of {}", share.hub, share.hubs))
+    }
+
+    /// Name, shape and values of each tensor.
+    pub fn tensors(&self) -> impl Iterator<Item = (&Key, &[f32])> {
+        let mut rest = self.values.as_slice();
+        self.tensors.iter().map(move |tensor| {
+            let elements = tensor.elements().expect("checked with the header") as usize;
+            let (values, others) = rest.split_at(elements);
+            rest = others;
+            (tensor, values)
+        })
+    }
+
     /// The state of the job whose checkpoint has these tensors.
     pub(super) fn restore(
         self,

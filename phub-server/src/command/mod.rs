@@ -15,6 +15,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::checkpoint_command::CheckpointArgs;
 use crate::doctor::DoctorArgs;
 use crate::token_command::TokenArgs;
 use crate::topology_command::TopologyArgs;
@@ -40,6 +41,8 @@ enum Command {
     Topology(TopologyArgs),
     /// Check everything that a hub needs here, before the first job: a line each, with the fix.
     Doctor(DoctorArgs),
+    /// List, verify and export checkpoints.
+    Checkpoint(CheckpointArgs),
     /// Make a secret for hubs and workers, or a token that allows one thing.
     Token(TokenArgs),
 }
@@ -51,6 +54,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
         Command::Serve(settings) => serve(&settings),
         Command::Topology(args) => args.run(),
         Command::Token(args) => args.run(),
+        // It has printed what is wrong.
+        Command::Checkpoint(args) => match args.run() {
+            Ok(true) => Ok(()),
+            Ok(false) => return false,
+            Err(error) => Err(error),
+        },
         Command::Doctor(args) => match args.run() {
             Ok(true) => Ok(()),
             // The doctor has printed what is wrong.

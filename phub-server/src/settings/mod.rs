@@ -3,6 +3,7 @@
 mod idle_choice;
 pub(crate) mod interface;
 
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -144,6 +145,20 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
+    /// The settings that the arguments of `phub-server serve` make, for callers in other languages.
+    ///
+    /// # Errors
+    /// When there is no such setting, or it has no such value: in words.
+    pub fn of_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
+        let all = std::iter::once("phub-server".into()).chain(arguments);
+        Self::try_parse_from(all).map_err(|error| {
+            let text = error.render().to_string();
+            // Behind an empty line comes advice for people who type.
+            let why = text.split("\n\n").next().unwrap_or_default();
+            why.trim_start_matches("error: ").trim_end().to_owned()
+        })
+    }
+
     /// Whether workers may come by this transport.
     pub fn offers(&self, transport: Transport) -> bool {
         self.transports.as_ref().is_none_or(|offered| offered.contains(&transport))

@@ -8,3 +8,4 @@ mod killed;
 mod refused;
 mod round_trip;
 mod snapshots;
+mod tool;

@@ -32,14 +32,14 @@ def watchdog(request):
 
 @pytest.fixture
 def hub():
-    with phub.serve(cores=1, idle="sleep", heartbeat_limit=30) as hub:
+    with phub.serve(cores=1, idle="sleep", heartbeat_limit_s=30) as hub:
         yield hub
 
 
 @pytest.fixture
 def hubs():
     """The hubs of two machines."""
-    both = [phub.serve(cores=1, idle="sleep", heartbeat_limit=30) for _ in range(2)]
+    both = [phub.serve(cores=1, idle="sleep", heartbeat_limit_s=30) for _ in range(2)]
     yield both
     for each in both:
         each.stop()

@@ -165,6 +165,8 @@ def test_hubs_that_do_not_start(hub):
         phub.serve(cores="many")
     with pytest.raises(phub.SettingsError, match="idle"):
         phub.serve(idle="lazy")
+    with pytest.raises(phub.SettingsError, match="cpus"):
+        phub.serve(cpus=1)
 
 
 def _both(hub, **settings):

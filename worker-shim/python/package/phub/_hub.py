@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from typing import Dict, List, Optional, Sequence, Union
+from typing import Dict, List, Optional, Sequence
 
 from . import _phub, _secret
 
@@ -54,63 +54,30 @@ def serve(
     listen: str = "127.0.0.1:0",
     *,
     transports: Optional[Sequence[str]] = None,
-    data_listen: Optional[str] = None,
-    nics: Optional[str] = None,
-    cores: Union[int, str, None] = None,
-    idle: str = "auto",
-    heartbeat_limit: int = 10,
-    checkpoints: Optional[Union[str, "os.PathLike[str]"]] = None,
-    checkpoint_every: Optional[int] = None,
-    above: Optional[str] = None,
-    machine: Optional[str] = None,
-    interface: Optional[str] = None,
     token: Optional[str] = None,
     insecure: bool = False,
+    **settings: object,
 ) -> Hub:
     """Starts a hub in this process; when this returns, workers can join.
-
-    The settings are those of `phub-server serve`; its `--help` says more of each.
 
     Args:
         listen: address of the control port; port 0 takes a free port.
         transports: some of "shm", "verbs" and "tcp"; default all.
-        data_listen: address of the data path over TCP; default free ports at the control port's address.
-        nics: RDMA NICs, as NCCL_IB_HCA names them.
-        cores: how many cores sum and step, which ("0,2,4-7"), or "half"; default all that this process may use.
-        idle: "auto", "spin", "sleep" or "busy-poll".
-        heartbeat_limit: the hub declares a worker dead after so many seconds without a heartbeat.
-        checkpoints: directory of checkpoints; default none.
-        checkpoint_every: also writes a checkpoint every so many rounds.
-        above: "host:port,..." of the hubs above this one, which then sends one sum up for all its workers.
-        machine: with `above`, the number of this hub and how many there are: "0/2".
-        interface: the network interface by which hubs of other machines reach this hub, such as "eth1".
         token: the secret that workers must have, too. Default: `PHUB_TOKEN`, the file `PHUB_TOKEN_FILE`, or this user's
             own file, which is made if it is not there.
         insecure: serve everybody who reaches the hub.
+        **settings: all other settings of `phub-server serve`, with underscores: `cores="half"`, `checkpoints=directory`,
+            `checkpoint_every=100`, `heartbeat_limit_s=30`, `late_limit_s=600`. `python -m phub serve --help` lists them
+            with their defaults and their names in the environment, which count here, too.
 
     Raises:
         SettingsError: a setting is wrong.
         HubStartError: the hub cannot start; the message says what is missing.
     """
-    return Hub(
-        _phub.Hub(
-            listen,
-            transports=None if transports is None else list(transports),
-            data_listen=data_listen,
-            nics=nics,
-            cores=None if cores is None else str(cores),
-            idle=idle,
-            heartbeat_limit_s=heartbeat_limit,
-            checkpoints=None if checkpoints is None else os.fspath(checkpoints),
-            checkpoint_every=checkpoint_every,
-            above=above,
-            machine=machine,
-            interface=interface,
-            token=token,
-            insecure=insecure,
-        ),
-        token,
-    )
+    given = {"listen": listen, "transports": None if transports is None else ",".join(transports), **settings}
+    flags = {setting.replace("_", "-"): value for setting, value in given.items() if value is not None}
+    arguments = [f"--{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}" for flag, value in flags.items()]
+    return Hub(_phub.Hub(arguments + (["--insecure"] if insecure else []), token), token)
 
 
 # The hubs that rank 0 has started for its sessions, by address. They end with the process.

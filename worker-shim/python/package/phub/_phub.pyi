@@ -95,23 +95,7 @@ class Session:
 
 @final
 class Hub:
-    def __new__(
-        cls,
-        listen: str,
-        transports: list[str] | None,
-        data_listen: str | None,
-        nics: str | None,
-        cores: str | None,
-        idle: str,
-        heartbeat_limit_s: int,
-        checkpoints: str | None,
-        checkpoint_every: int | None,
-        above: str | None,
-        machine: str | None,
-        interface: str | None,
-        token: str | None,
-        insecure: bool,
-    ) -> Hub: ...
+    def __new__(cls, arguments: list[str], token: str | None) -> Hub: ...
     @property
     def address(self) -> str: ...
     def stop(self, reason: str) -> None: ...

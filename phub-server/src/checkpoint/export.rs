@@ -1,0 +1,42 @@
+//! A trained model as a plain safetensors file, which any program reads.
+//!
+//! On the caller's thread. Must not know directories of checkpoints.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use zerocopy::IntoBytes;
+
+use super::format::is_state;
+use super::read::Decoded;
+
+/// Writes the weights of a checkpoint to a new file, and with `state` what the optimizer keeps beside them. Returns how many
+/// tensors these are.
+///
+/// # Errors
+/// When the file is there already, or cannot be written.
+pub fn export(checkpoint: &Decoded, to: &Path, state: bool) -> io::Result<usize> {
+    let chosen = || checkpoint.tensors().filter(|(tensor, _)| state || !is_state(&tensor.name));
+    let mut header = Map::new();
+    // Readers for PyTorch ask for this.
+    header.insert("__metadata__".into(), json!({"format": "pt"}));
+    let mut end = 0;
+    for (tensor, values) in chosen() {
+        let begin = end;
+        end += size_of_val(values);
+        let about = json!({"dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, end]});
+        header.insert(tensor.name.clone(), about);
+    }
+    let tensors = header.len() - 1;
+    let mut header = Value::from(header).to_string();
+    // Values begin at a multiple of eight bytes.
+    header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
+    let mut file = OpenOptions::new().write(true).create_new(true).open(to)?;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    chosen().try_for_each(|(_, values)| file.write_all(values.as_bytes()))?;
+    file.sync_all()?;
+    Ok(tensors)
+}

@@ -1,0 +1,153 @@
+//! `phub-server checkpoint`: what is in checkpoint files, for people.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, bail, ensure};
+use clap::{Parser, Subcommand};
+
+use crate::checkpoint::{Decoded, about, decode, export, is_state};
+
+/// Look at the checkpoints of a hub, also while it runs: nothing here changes them.
+#[derive(Clone, Debug, Parser)]
+pub struct CheckpointArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// List the files of a directory: job, round, size, age. Reads only their beginnings.
+    List {
+        /// The directory of `phub-server serve --checkpoints`.
+        directory: PathBuf,
+    },
+    /// Read files whole: is each as it was written, and is every value finite? Fails if one is not.
+    Verify {
+        /// Checkpoint files.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Write the trained weights as a plain safetensors file, in f32.
+    Export {
+        /// A checkpoint file.
+        file: PathBuf,
+        /// The new file. It must not be there.
+        #[arg(long)]
+        to: PathBuf,
+        /// Also what the optimizer keeps, under optimizer/NAME/KEY.
+        #[arg(long)]
+        with_state: bool,
+    },
+}
+
+impl CheckpointArgs {
+    /// Does what was asked for. Returns whether all is well; what is not is printed.
+    ///
+    /// # Errors
+    /// When a file or directory cannot be read or written.
+    pub fn run(&self) -> anyhow::Result<bool> {
+        match &self.command {
+            Command::List { directory } => list(directory).map(|()| true),
+            Command::Verify { files } => Ok(files.iter().filter(|file| !verify(file)).count() == 0),
+            Command::Export { file, to, with_state } => write(file, to, *with_state).map(|()| true),
+        }
+    }
+}
+
+fn list(directory: &Path) -> anyhow::Result<()> {
+    let entries = std::fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))?;
+    let mut names: Vec<String> = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        names.extend(Some(name).filter(|name| name.ends_with(".safetensors") && !name.starts_with('.')));
+    }
+    names.sort();
+    if names.is_empty() {
+        println!("{} has no checkpoints", directory.display());
+        return Ok(());
+    }
+    let width = names.iter().map(String::len).max().unwrap_or(0).max(4);
+    println!("{:width$}  {:<20} {:>10} {:>12} {:>8}", "file", "job", "round", "bytes", "age");
+    for name in names {
+        let path = directory.join(&name);
+        let (bytes, age) = std::fs::metadata(&path)
+            .map(|file| {
+                (
+                    file.len(),
+                    file.modified().ok().and_then(|then| SystemTime::now().duration_since(then).ok()),
+                )
+            })
+            .unwrap_or_default();
+        let age = age.map_or("?".to_owned(), spoken);
+        match about(&path) {
+            Ok(about) => {
+                let ended = about.ended.map(|ended| format!("  {ended}")).unwrap_or_default();
+                println!(
+                    "{name:width$}  {:<20} {:>10} {bytes:>12} {age:>8}{ended}",
+                    about.job, about.round.0
+                );
+            }
+            Err(error) => println!("{name:width$}  {:<20} {:>10} {bytes:>12} {age:>8}  {error}", "?", "?"),
+        }
+    }
+    Ok(())
+}
+
+/// A time in its largest unit.
+fn spoken(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86400),
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Decoded> {
+    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let about = file.metadata()?;
+    ensure!(about.is_file(), "{}: expected a file", path.display());
+    decode(file, about.len()).with_context(|| path.display().to_string())
+}
+
+/// Whether a file is whole and finite; says so.
+fn verify(path: &Path) -> bool {
+    let checkpoint = match read(path) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => {
+            println!("FAIL  {error:#}");
+            return false;
+        }
+    };
+    let (mut parameters, mut not_finite, mut first) = (0, 0, None);
+    for (tensor, values) in checkpoint.tensors() {
+        parameters += if is_state(&tensor.name) { 0 } else { values.len() };
+        let strange = values.iter().filter(|value| !value.is_finite()).count();
+        not_finite += strange;
+        first = first.or(Some(&tensor.name).filter(|_| strange > 0));
+    }
+    let part = checkpoint.part().map(|part| format!(", {part}")).unwrap_or_default();
+    let (path, round, optimizer) = (path.display(), checkpoint.round().0, checkpoint.optimizer().name());
+    let seen = format!("{path}: before round {round}, {optimizer}, {parameters} parameters{part}");
+    match first {
+        None => println!("pass  {seen}"),
+        Some(name) => println!("FAIL  {seen}; {not_finite} value(s) are NaN or infinite, first in {name:?}"),
+    }
+    first.is_none()
+}
+
+fn write(path: &Path, to: &Path, with_state: bool) -> anyhow::Result<()> {
+    let checkpoint = read(path)?;
+    if let Some(part) = checkpoint.part() {
+        bail!(
+            "{} is {part}; expected a whole job's file: a job over several hubs gives its weights by its workers",
+            path.display()
+        );
+    }
+    let tensors = export(&checkpoint, to, with_state).with_context(|| format!("writing {}", to.display()))?;
+    println!("{}: {tensors} tensors, before round {}", to.display(), checkpoint.round().0);
+    Ok(())
+}
