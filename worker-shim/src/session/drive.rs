@@ -51,8 +51,11 @@ impl Session {
             }
         }
         self.check_alive()?;
-        let open = |&&(key, _): &&(KeyId, Instant)| !self.has_answer(key);
-        awaited.iter().filter(open).try_for_each(|&(key, since)| self.check_still_possible(key, since))?;
+        for &(key, since) in awaited {
+            if !self.has_answer(key) {
+                self.check_still_possible(key, since)?;
+            }
+        }
         Ok(false)
     }
 

@@ -72,7 +72,7 @@ impl Session {
 
     /// Checks that a key that is under way can still complete: after each sleep, and after some polls of a worker that
     /// never sleeps.
-    pub(super) fn check_still_possible(&self, key: KeyId, since: Instant) -> Result<(), SessionError> {
+    pub(super) fn check_still_possible(&mut self, key: KeyId, since: Instant) -> Result<(), SessionError> {
         self.check_alive()?;
         let round = self.exchange.round(key);
         let name = || self.exchange.layout().keys()[key.index()].name.clone();
@@ -101,8 +101,13 @@ impl Session {
     }
 
     /// Checks that no hub's news end this session.
-    pub(super) fn check_alive(&self) -> Result<(), SessionError> {
-        self.hubs.iter().find_map(Hub::end).map_or(Ok(()), |error| Err(error.into()))
+    pub(super) fn check_alive(&mut self) -> Result<(), SessionError> {
+        let Some(end) = self.hubs.iter().find_map(Hub::end) else { return Ok(()) };
+        // News may be faster than this worker's own look at its links. A link that failed at this end says why.
+        match self.exchange.progress() {
+            Err(error @ ExchangeError::Closed { here: true, .. }) => Err(self.explain(error)),
+            _ => Err(end.into()),
+        }
     }
 
     /// A closed link is a symptom. If its hub is alive, it gives the cause over the control port.
