@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use fabric::{Arrival, LinkId, Port, Posted, Span};
+use fabric::{Arrival, CloseReason, LinkId, Port, Posted, Span};
 use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, SendQueue, Slice, Slices};
 
 use super::error::ExchangeError;
@@ -176,8 +176,14 @@ impl<P: Port> Exchange<P> {
             self.post_queued()?;
         }
         if total == 0
-            && let Some(closed) = self.port.closed()
+            && let Some(mut closed) = self.port.closed()
         {
+            // The failure of one link ends the others: its reason says more than theirs.
+            while let Some(other) = self.port.closed() {
+                if closed.reason == CloseReason::PeerGone {
+                    closed = other;
+                }
+            }
             let core = self.outboxes.iter().position(|outbox| outbox.link == closed.link).unwrap_or(0);
             return Err(ExchangeError::closed(core, &closed.reason));
         }
