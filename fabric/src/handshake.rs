@@ -3,6 +3,7 @@
 //! The bytes come from outside: memory is allocated only for bytes that have come. No input or output here.
 
 use std::ops::RangeInclusive;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::memory::{RecvWindow, WindowError};
@@ -13,8 +14,16 @@ use crate::plan::{LinkPorts, MAX_PORTS};
 pub enum Receive {
     /// The hub's own pages, where memory is shared; otherwise new memory. It has so many bytes.
     New(usize),
-    /// This window, which other peers read.
+    /// This window: one that other peers read, or that of a former connection, whose addresses stay. A view of a peer's
+    /// pages becomes a view of the hub's.
     Into(Arc<RecvWindow>),
+}
+
+impl From<usize> for Receive {
+    /// A new window of so many bytes.
+    fn from(bytes: usize) -> Self {
+        Receive::New(bytes)
+    }
 }
 
 impl Receive {
@@ -23,6 +32,14 @@ impl Receive {
         match self {
             Receive::New(bytes) => *bytes,
             Receive::Into(window) => window.bytes(),
+        }
+    }
+
+    /// The window as a view of the pages of this file.
+    pub(crate) fn view(self, fd: BorrowedFd) -> Result<Arc<RecvWindow>, WindowError> {
+        match self {
+            Receive::New(bytes) => Ok(Arc::new(RecvWindow::open(fd, bytes)?)),
+            Receive::Into(window) => window.reopen(fd).map(|()| window),
         }
     }
 

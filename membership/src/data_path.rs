@@ -240,7 +240,7 @@ impl<'a> Route<'a> {
             return Err("not the one that was asked for".into());
         }
         match offer {
-            TransportAddress::Shm { .. } if matches!(receive, Receive::Into(_)) => {
+            TransportAddress::Shm { .. } if matches!(receive, Receive::Into(window) if window.is_local()) => {
                 Err("a hub shows its workers memory of its own, and not that of a hub above".into())
             }
             TransportAddress::Shm { machine, address } => {

@@ -85,6 +85,8 @@ pub enum MemberError {
         job: String,
         /// The hub's words.
         reason: String,
+        /// Whether it failed because the hub stops.
+        hub_stops: bool,
     },
     /// The hub died or was cut off.
     #[error("job {job:?}: lost the hub at {hub}: {cause}")]
@@ -127,6 +129,21 @@ pub enum MemberError {
 }
 
 impl MemberError {
+    /// Whether the hub is lost, or stops: the job may go on when it comes back.
+    pub fn is_loss_of_hub(&self) -> bool {
+        matches!(self, MemberError::HubLost { .. } | MemberError::JobFailed { hub_stops: true, .. })
+    }
+
+    /// The same error, with more words about a hub that is lost.
+    pub fn with_more(mut self, more: &str) -> Self {
+        if let MemberError::HubLost { cause: text, .. } | MemberError::JobFailed { reason: text, .. } =
+            &mut self
+        {
+            *text += more;
+        }
+        self
+    }
+
     /// The same error of a request that was made so often, in so much time.
     pub(crate) fn after(mut self, tries: u32, time: Duration) -> Self {
         if tries > 1

@@ -64,6 +64,7 @@ impl Heartbeat {
             members: Vec::new(),
             left: Vec::new(),
             held_up_by: Vec::new(),
+            reached: None,
         };
         let news = Mutex::new(News { reply, lost: None });
         let shared = Arc::new(Shared { news, changed: Condvar::new(), waker: OnceLock::new() });

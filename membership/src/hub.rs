@@ -64,6 +64,11 @@ pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
     waits_for.map_or(Ok(from), Err)
 }
 
+/// The highest round that a worker had reached when it lost its hub, if workers joined these hubs again.
+pub fn reached(hubs: &[Hub]) -> Option<Round> {
+    hubs.iter().filter_map(|hub| hub.heartbeat.news().reply.reached).max()
+}
+
 impl Hub {
     /// The address of its control port.
     pub fn address(&self) -> &str {
@@ -91,8 +96,9 @@ impl Hub {
     }
 
     fn end_by(&self, news: &News) -> Option<MemberError> {
-        if let JobState::Failed { reason } = &news.reply.state {
-            return Some(MemberError::JobFailed { job: self.control.job.clone(), reason: reason.clone() });
+        if let JobState::Failed { reason, hub_stops } = &news.reply.state {
+            let (job, reason, hub_stops) = (self.control.job.clone(), reason.clone(), *hub_stops);
+            return Some(MemberError::JobFailed { job, reason, hub_stops });
         }
         news.lost.clone().map(|cause| self.lost(cause))
     }

@@ -41,16 +41,25 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
     Ok(hubs)
 }
 
-/// Waits until each of these hubs answers.
+/// Waits until each of these hubs answers. Says so if it has to wait.
 ///
 /// # Errors
-/// When one does not until the deadline.
-pub fn wait_for(addresses: &[&str], deadline: Instant) -> Result<(), MemberError> {
+/// When one does not until the deadline, and when the caller gives up.
+pub fn wait_for(
+    addresses: &[&str],
+    deadline: Instant,
+    given_up: &dyn Fn() -> bool,
+) -> Result<(), MemberError> {
+    let (begun, mut said) = (Instant::now(), false);
     for address in addresses {
         let control = Control::new(address, "", HEALTH_LIMIT, None);
         while let Err(error) = control.check_health() {
-            if Instant::now() >= deadline {
-                return Err(error);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || given_up() {
+                return Err(error.after(2, begun.elapsed()));
+            }
+            if !std::mem::replace(&mut said, true) {
+                tracing::warn!("{error}; waiting up to {} s for it", left.as_secs());
             }
             // Nothing tells when a program on another machine begins to listen.
             std::thread::sleep(HEALTH_PAUSE);

@@ -208,6 +208,7 @@ impl Hub {
         tracing::info!(reason, "hub stops");
         registry.save_all();
         registry.stop(reason);
+        registry.wait_until_saved();
         self.listeners.iter().for_each(|listener| listener.stop());
         registry.wait_until_all_told(TELL_LIMIT);
         if let Some(stop) = self.stop_control.take() {

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use crate::support::{Serve, failure, phub_server, says};
 use fabric::IdlePolicy;
@@ -24,6 +25,7 @@ fn in_the_middle_of_a_round(address: &str) -> Vec<Session> {
             let keys = vec![Key::f32("a", [100]), Key::f32("b", [10_000])];
             let mut config = SessionConfig::new(address, "job", rank, 2, keys, Optimizer::Average);
             config.idle = IdlePolicy::SHARED;
+            config.hub_wait = Duration::ZERO;
             Session::join(config).unwrap()
         };
         let threads: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
@@ -122,6 +124,7 @@ fn between_two_keys(address: &str, job: &str) -> Session {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let mut config = SessionConfig::new(address, job, 0, 1, keys, optimizer);
     config.idle = IdlePolicy::SHARED;
+    config.hub_wait = Duration::ZERO;
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
     let first = session.keys().next().unwrap();

@@ -4,4 +4,5 @@
 mod killed;
 mod late;
 mod passing;
+mod returns;
 mod sim_network;

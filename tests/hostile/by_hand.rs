@@ -115,7 +115,7 @@ impl ByHand {
             match news.state {
                 JobState::Gathering { .. } => seen = news.version,
                 JobState::Running => return,
-                JobState::Failed { reason } => panic!("failed before the attack: {reason}"),
+                JobState::Failed { reason, .. } => panic!("failed before the attack: {reason}"),
             }
         }
     }

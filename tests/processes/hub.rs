@@ -13,6 +13,13 @@ const VARIABLE: &str = "PHUB_TEST_HUB";
 /// Starts a hub on a free port, with one core that sleeps when idle unless `variables` say otherwise. Returns its process
 /// and its address.
 pub fn start_hub(variables: &[(&str, &str)]) -> (Program, String) {
+    let mut program = begin_hub(variables);
+    let address = program.read_reply();
+    (program, address)
+}
+
+/// As [`start_hub`], without waiting until it listens.
+pub fn begin_hub(variables: &[(&str, &str)]) -> Program {
     let mut command = rerun(hub_process);
     command
         .env(VARIABLE, "1")
@@ -20,9 +27,7 @@ pub fn start_hub(variables: &[(&str, &str)]) -> (Program, String) {
         .env("PHUB_CORES", "1")
         .env("PHUB_IDLE", "sleep");
     command.env("PHUB_HEARTBEAT_LIMIT_S", PATIENT_S.to_string()).envs(variables.iter().copied());
-    let mut program = Program::start(&mut command);
-    let address = program.read_reply();
-    (program, address)
+    Program::start(&mut command)
 }
 
 /// Not a test: the main function of a hub's process. Without its variable it does nothing.

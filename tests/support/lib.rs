@@ -17,6 +17,7 @@ pub mod values;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use authority::{ALL_JOBS, Credential, Right};
 use fabric::IdlePolicy;
@@ -123,6 +124,7 @@ pub fn config_at(hub: &str, job: &str, rank: u32, workers: u32) -> SessionConfig
     let mut config = SessionConfig::new(hub, job, rank, workers, small_model(), SGD);
     config.terms.chunk_bytes = 64;
     config.idle = IdlePolicy::SHARED;
+    config.hub_wait = Duration::ZERO; // what is lost is an error at once; `faults::returns` waits
     config
 }
 
@@ -174,7 +176,16 @@ pub fn says(error: impl std::fmt::Display, words: &[&str]) {
 /// The join request of a worker of the small model.
 pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(workers, small_model(), SGD) };
-    JoinRequest { protocol: PROTOCOL, rank, hub: 0, through: Vec::new(), mesh: None, peers: None, terms }
+    JoinRequest {
+        protocol: PROTOCOL,
+        rank,
+        hub: 0,
+        through: Vec::new(),
+        mesh: None,
+        peers: None,
+        reached: None,
+        terms,
+    }
 }
 
 /// The header by which a request of this user may do everything.

@@ -82,6 +82,11 @@ impl Reference {
         Reference { seed, workers, optimizer, keys: keys.to_vec(), round: 0, weights, master, state }
     }
 
+    /// The gradients of so many rounds are lost.
+    pub fn lose(&mut self, rounds: u32) {
+        self.round += rounds;
+    }
+
     /// Makes one round at this learning rate.
     pub fn advance(&mut self, learning_rate: f32) {
         for (key, settings) in self.keys.iter().enumerate() {

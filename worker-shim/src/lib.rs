@@ -36,7 +36,9 @@ pub use background::{Background, BackgroundError, KeyMemory, Memory};
 pub use exchange::{Exchange, ExchangeError, Traffic, WeightsMode, Windows};
 pub use membership::{Credential, MemberError, Way};
 pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
-pub use session::{InvalidSetting, LAPS, Session, SessionConfig, SessionError, State, TRIALS, Trial};
+pub use session::{
+    InvalidSetting, LAPS, Returns, Session, SessionConfig, SessionError, State, TRIALS, Trial,
+};
 
 /// The example of the page on Rust compiles.
 #[cfg(doctest)]

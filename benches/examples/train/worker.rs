@@ -64,6 +64,7 @@ impl<'a> Worker<'a> {
         let mut config = SessionConfig::new(hub, &*args.job, args.rank, args.workers, keys, optimizer);
         config.terms.chunk_bytes = CHUNK_BYTES;
         config.wait_limit = WAIT_LIMIT;
+        config.hub_wait = Duration::ZERO; // its hub is another process of the example
         (config.terms.level.compression, config.terms.seed) = (args.compress, args.seed);
         let mut session = Session::join(config)?;
         session.broadcast_weights(|key, values| task.network.fill_weights(args.seed, key, values))?;

@@ -282,6 +282,7 @@ impl Args {
         config.transport = self.transport;
         config.nics = self.nics.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
+        config.hub_wait = Duration::ZERO; // a rate with a pause in it is none
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,
             WeightsChoice::Private => WeightsMode::Private,

@@ -218,7 +218,7 @@ impl Hello {
 /// Connects to a hub. `ours` is sent to the hub, and the links are those of `plan`.
 ///
 /// # Panics
-/// When the hub is on shared memory, and its window is to be received [into](Receive::Into) another.
+/// When the hub is on shared memory, and its window is to be received [into](Receive::Into) memory of this end.
 pub fn connect(
     address: &Address,
     token: [u8; 16],
@@ -230,10 +230,7 @@ pub fn connect(
 ) -> Result<Joined<Endpoint>, ConnectError> {
     Ok(match address {
         Address::Shm(name) => {
-            let Receive::New(bytes) = receive else {
-                panic!("on shared memory the hub's pages are received")
-            };
-            shm::connect(name, token, &group.shm, ours, bytes, plan, timeout)?.map(Endpoint::Shm)
+            shm::connect(name, token, &group.shm, ours, receive, plan, timeout)?.map(Endpoint::Shm)
         }
         Address::Tcp(addresses) => {
             tcp::connect(addresses, token, ours, receive, plan, timeout)?.map(Endpoint::Tcp)

@@ -139,6 +139,19 @@ impl Mapping {
         Self::checked(what, len, mapped)
     }
 
+    /// Puts the pages of another file in the place of this mapping's, at the same addresses. They can be read only.
+    /// Where the kernel refuses, the former pages stay.
+    pub fn replace(&self, what: &'static str, fd: BorrowedFd) -> Result<(), MapError> {
+        let (start, bytes) = (self.start.as_ptr().cast(), self.bytes.get());
+        // SAFETY: the range is this mapping's own, before and after. Whoever reads it has shared memory before its eyes,
+        // whose bytes may change, before and after. The callers have checked that the file is sealed against shrinking.
+        let replaced =
+            unsafe { mmap(start, bytes, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
+        replaced.map_err(|errno| MapError::new(what, bytes, errno))?;
+        self.advise_huge_pages();
+        Ok(())
+    }
+
     /// Replaces the small pages of this mapping's file by huge pages, whatever the machine's settings for
     /// huge pages are, and makes pages that are not there yet (Linux 6.1). Returns whether the kernel did it.
     ///

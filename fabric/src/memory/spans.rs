@@ -27,6 +27,11 @@ impl Spans {
         Spans { window: Arc::clone(window), spans }
     }
 
+    /// The window that they are spans of.
+    pub fn window(&self) -> &Arc<SendWindow> {
+        &self.window
+    }
+
     /// Number of spans.
     pub fn len(&self) -> usize {
         self.spans.len()
@@ -92,23 +97,22 @@ impl RecvWindow {
     /// A view of a peer's [`SendWindow`](crate::SendWindow) on this machine. The file comes from outside: its size and
     /// its seal against shrinking (without which a read could raise SIGBUS) are checked here.
     pub fn open(fd: BorrowedFd, bytes: usize) -> Result<Self, WindowError> {
-        let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
-        let seals = fcntl_get_seals(fd).map_err(memfd("reading seals"))?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(WindowError::NotSealed { seen: seals.bits() });
-        }
-        // A memfd of huge pages has a pool that can be empty when a page is first touched: SIGBUS, and no
-        // seal against it.
-        let kind = fstatfs(fd).map_err(memfd("fstatfs"))?.f_type as u64;
-        if kind != TMPFS {
-            return Err(WindowError::NotPlain { seen: kind });
-        }
-        let seen = fstat(fd).map_err(memfd("fstat"))?.st_size as u64;
-        if seen < bytes as u64 {
-            return Err(WindowError::TooSmall { expected: bytes, seen });
-        }
+        check_file(fd, bytes)?;
         let mapping = Mapping::shared("a peer's window", fd, bytes, Access::Read)?;
         Ok(RecvWindow { mapping: Arc::new(mapping), bytes, local: false, shown: None })
+    }
+
+    /// Shows another peer's window at the addresses where this view is. Nobody may be reading it: the bytes change.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open). The view then stays as it is.
+    ///
+    /// # Panics
+    /// When it is memory of this end.
+    pub(crate) fn reopen(&self, fd: BorrowedFd) -> Result<(), WindowError> {
+        assert!(!self.local, "a view is mapped anew, not memory of this end");
+        check_file(fd, self.bytes)?;
+        Ok(self.mapping.replace("a peer's window", fd)?)
     }
 
     /// Memory of this end, for transports that copy the bytes over.
@@ -129,8 +133,8 @@ impl RecvWindow {
         self.bytes
     }
 
-    /// Whether it is memory of this end. Only then may a transport [`write`](Self::write) it.
-    pub(crate) fn is_local(&self) -> bool {
+    /// Whether it is memory of this end. Only then may a transport `write` it.
+    pub fn is_local(&self) -> bool {
         self.local
     }
 
@@ -204,6 +208,26 @@ impl RecvWindow {
         unsafe { std::ptr::copy_nonoverlapping(source, place, span.bytes) };
         Ok(())
     }
+}
+
+/// Checks that a file is a window of so many bytes.
+fn check_file(fd: BorrowedFd, bytes: usize) -> Result<(), WindowError> {
+    let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
+    let seals = fcntl_get_seals(fd).map_err(memfd("reading seals"))?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(WindowError::NotSealed { seen: seals.bits() });
+    }
+    // A memfd of huge pages has a pool that can be empty when a page is first touched: SIGBUS, and no
+    // seal against it.
+    let kind = fstatfs(fd).map_err(memfd("fstatfs"))?.f_type as u64;
+    if kind != TMPFS {
+        return Err(WindowError::NotPlain { seen: kind });
+    }
+    let seen = fstat(fd).map_err(memfd("fstat"))?.st_size as u64;
+    if seen < bytes as u64 {
+        return Err(WindowError::TooSmall { expected: bytes, seen });
+    }
+    Ok(())
 }
 
 /// What windows may be read and written as: any bits are a value, and all its bits are its value's.
@@ -287,6 +311,28 @@ mod tests {
         owned[0].elements_mut::<f32>(0).fill(3.0);
         // SAFETY: one thread, no writer while the slice lives.
         assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [3.0; 32]);
+    }
+
+    #[test]
+    fn a_view_of_another_window_takes_the_addresses_of_the_former() {
+        let window = |value: f32| {
+            let (window, mut owned) =
+                SendWindow::new(3 << 20).unwrap().split(vec![vec![span(64, 128)]]).unwrap();
+            owned[0].elements_mut::<f32>(0).fill(value);
+            window
+        };
+        let (former, later) = (window(3.0), window(5.0));
+        let view = RecvWindow::open(former.fd(), 3 << 20).unwrap();
+        let (before, _) = view.elements_ptr::<f32>(span(64, 128)).unwrap();
+        drop(former);
+        let too_small = SendWindow::new(4096).unwrap();
+        assert!(matches!(view.reopen(too_small.fd()), Err(WindowError::TooSmall { .. })));
+        // SAFETY: one thread, no writer while the slice lives.
+        assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [3.0; 32], "it stays");
+        view.reopen(later.fd()).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [5.0; 32]);
+        assert_eq!(view.elements_ptr::<f32>(span(64, 128)).unwrap().0, before);
     }
 
     #[test]

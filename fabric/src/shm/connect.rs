@@ -23,7 +23,7 @@ use super::group::Group;
 use super::message::{HelloMessage, ReplyMessage, receive, send};
 use super::port::Endpoint;
 use crate::connection::{Alarm, Connection};
-use crate::handshake::Joined;
+use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, MAX_PORTS, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
@@ -199,13 +199,14 @@ fn open(
     Ok((Joined::new(Arc::new(recv), endpoints), words))
 }
 
-/// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and the links are those of `plan`.
+/// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and the links are those of `plan`. Its
+/// window is seen through `receive_into`.
 pub fn connect(
     address: &str,
     token: [u8; 16],
     group: &Arc<Group>,
     ours: &SendWindow,
-    recv_bytes: usize,
+    receive_into: impl Into<Receive>,
     plan: &[PlannedLink],
     timeout: Duration,
 ) -> Result<Joined<Endpoint>, ConnectError> {
@@ -216,7 +217,7 @@ pub fn connect(
     send(socket.as_fd(), &hello.encode(), &[ours.fd(), group.bells.fd()])
         .map_err(talk("sending the hello"))?;
     let answer = receive(socket.as_fd(), timeout).map_err(talk("waiting for the welcome"))?;
-    welcomed(answer, &socket, group, recv_bytes, plan)
+    welcomed(answer, &socket, group, receive_into, plan)
 }
 
 fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
@@ -242,7 +243,7 @@ pub(super) fn welcomed(
     (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
     socket: &OwnedFd,
     group: &Arc<Group>,
-    recv_bytes: usize,
+    receive_into: impl Into<Receive>,
     plan: &[PlannedLink],
 ) -> Result<Joined<Endpoint>, ConnectError> {
     let ports = match ReplyMessage::decode(&bytes).map_err(ConnectError::Nonsense)? {
@@ -256,7 +257,7 @@ pub(super) fn welcomed(
     let [window, bells, words]: [OwnedFd; 3] = fds.try_into().map_err(|fds: Vec<_>| {
         ConnectError::Nonsense(format!("expected 3 descriptors, got {}", fds.len()))
     })?;
-    let recv = RecvWindow::open(window.as_fd(), recv_bytes)?;
+    let recv = receive_into.into().view(window.as_fd())?;
     let bells = Words::open("the hub's bells", bells, Bell::bytes(ports)).map_err(ConnectError::Nonsense)?;
     let words = Words::open("rings", words, rings_bytes(plan)).map_err(ConnectError::Nonsense)?;
     let connection = watched(group, socket, &ports_with_links(plan, |ports| ports.joiner))?;
@@ -266,7 +267,7 @@ pub(super) fn welcomed(
         Endpoint::new(Arc::clone(&connection), port, up, down, peer_bell)
     };
     let endpoints = rings(&words, plan).into_iter().zip(plan).map(endpoint).collect();
-    Ok(Joined::new(Arc::new(recv), endpoints))
+    Ok(Joined::new(recv, endpoints))
 }
 
 /// The connection of these ports of the group.

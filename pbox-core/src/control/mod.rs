@@ -70,6 +70,9 @@ pub struct JoinRequest {
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
+    /// Of a worker that lost this job's hub, and joins again: the first round of which nothing was answered to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<Round>,
     /// The terms on which all ends of the job agree.
     pub terms: JobTerms,
 }
@@ -195,6 +198,10 @@ pub struct HeartbeatReply {
     /// Workers that others have waited for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
+    /// Of workers that joined again after they lost the hub: the highest round that one of them had
+    /// [reached](JoinRequest::reached). What lies between the job's first round and this is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<Round>,
 }
 
 /// A worker that lives and has not pushed what others have pushed.
@@ -259,6 +266,9 @@ pub enum JobState {
     Failed {
         /// The reason, which names the rank.
         reason: String,
+        /// Whether the hub itself stops, and not the job: it may come back.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        hub_stops: bool,
     },
 }
 

@@ -140,6 +140,7 @@ impl Job {
             members: Vec::new(),
             left: Vec::new(),
             held_up_by: Vec::new(),
+            reached: None,
         };
         Job {
             id,
@@ -220,6 +221,11 @@ impl Job {
         let (heard, ready) = (Instant::now(), self.terms.level.members == Members::Workers);
         self.members[rank as usize] =
             Some(Member { cores: 0, heard, worker, ready, standing: Standing::Joined });
+    }
+
+    /// A worker had reached this round when it lost the hub.
+    pub fn has_reached(&mut self, round: Round) {
+        self.publish(|news| news.reached = news.reached.max(Some(round)));
     }
 
     /// A member, in words.
@@ -448,12 +454,12 @@ impl Job {
         is_news
     }
 
-    /// Ends the job for all its workers.
-    pub fn fail(&mut self, reason: &str) {
+    /// Ends the job for all its workers: on its own account, or because the hub stops.
+    pub fn fail(&mut self, reason: &str, hub_stops: bool) {
         (self.weights, self.failed_at) = (None, Some(Instant::now()));
         self.brought = Brought::Nothing;
         self.hubs.end_hold();
-        self.publish(|news| news.state = JobState::Failed { reason: reason.to_owned() });
+        self.publish(|news| news.state = JobState::Failed { reason: reason.to_owned(), hub_stops });
     }
 
     /// Gives back what a failed job knows of its keys and chunks: it is there for its news alone.

@@ -122,6 +122,7 @@ impl Registry {
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let pass = given.unwrap_or_else(|| job.hubs.next_pass(self.store.is_some()));
         job.add_member(rank, pass.worker);
+        request.reached.into_iter().for_each(|round| job.has_reached(round));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
             token: format!("{:032x}", u128::from_be_bytes(token)),
@@ -193,7 +194,7 @@ impl Registry {
         let &(id, rank) = inner.tokens.get(&token).ok_or(UNKNOWN_TOKEN)?;
         let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
         let weights = job.weights.clone().ok_or_else(|| match job.state() {
-            JobState::Failed { reason } => format!("job {:?} has failed: {reason}", job.name),
+            JobState::Failed { reason, .. } => format!("job {:?} has failed: {reason}", job.name),
             _ => format!("job {:?} has ended", job.name),
         })?;
         job.connect(rank)?;

@@ -80,6 +80,7 @@ impl Registry {
                 (Ok(Some(reply)), checkpoints) => {
                     tracing::info!(job = name, round = reply.round.0, "the failed job's last state is saved");
                     checkpoints.into_iter().for_each(|kept| kept.last = Some(reply.clone()));
+                    registry.unsaved.send_modify(|names| names.retain(|unsaved| *unsaved != name));
                 }
                 (Ok(None), _) => {}
                 (Err(why), checkpoints) => {
@@ -88,6 +89,22 @@ impl Registry {
                 }
             }
         });
+    }
+
+    /// Waits until the last states of failed jobs are saved. Not on the control thread.
+    pub fn wait_until_saved(&self) {
+        let saved = async {
+            loop {
+                let freed = self.freed.notified();
+                tokio::pin!(freed);
+                freed.as_mut().enable(); // before the look, so that no end is missed
+                if self.lock().making.is_empty() {
+                    return;
+                }
+                freed.await;
+            }
+        };
+        self.runtime.block_on(saved);
     }
 
     /// Nothing where there is nothing new.

@@ -40,8 +40,8 @@ impl Registry {
     pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
-        let last = if inner.stopping { None } else { self.hold_last(job, reason) };
-        job.fail(reason);
+        let last = self.hold_last(job, reason);
+        job.fail(reason, inner.stopping);
         inner.names.remove(&job.name);
         match job.above.take() {
             Some(above) if above.end().is_none() => self.fail_above(inner, id, above, reason),

@@ -71,6 +71,7 @@ int main(int argc, char **argv) {
     check(phub_config_add_key(config, "slope", one, 1, PHUB_DTYPE_F32, 1, 1), "the slope's key");
     check(phub_config_add_key(config, "intercept", one, 1, PHUB_DTYPE_F32, 1, 1), "the intercept's key");
     check(phub_config_set(config, "join_limit", "20"), "settings");
+    check(phub_config_set(config, "hub_wait", "2"), "settings");
     check(phub_join(&session, config, interrupted, NULL), "joining");
     phub_config_free(config);
 

@@ -174,6 +174,12 @@ impl Session {
         Ok((traffic.sent, traffic.received))
     }
 
+    /// How often a lost hub came back, and how many rounds were lost.
+    fn returns(&self, py: Python<'_>) -> PyResult<(u32, u64)> {
+        let returns = self.call(py, |session| Ok(session.returns()))?;
+        Ok((returns.times, returns.lost_rounds))
+    }
+
     #[getter]
     fn next_round(&self) -> u32 {
         self.background.next_round().0

@@ -25,7 +25,7 @@ def test_every_exception_is_an_error():
 
 def test_no_hub_at_the_address():
     with pytest.raises(phub.UnreachableError, match="127.0.0.1:1.*is phub-server running there"):
-        join("127.0.0.1:1")
+        join("127.0.0.1:1", hub_wait=0.0)
 
 
 def test_no_hub_is_named(monkeypatch):

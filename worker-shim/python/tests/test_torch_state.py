@@ -51,6 +51,24 @@ def saved():
     return results
 
 
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_training_goes_on_with_a_hub_that_is_started_again(saved, tmp_path, name):
+    hub = phub.serve(cores=1, checkpoints=tmp_path)
+    address = hub.address
+    model = Net()
+    optimizer = wrap(OPTIMIZERS[name](model.parameters()), model, address)
+    train(model, optimizer, 0, 5)
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    hub.stop("for the test")
+    with phub.serve(address, cores=1, checkpoints=tmp_path):
+        train(model, optimizer, 5, 10)
+        optimizer.synchronize()
+        assert models.digest(model) == saved[name][2]
+        assert [parameter.data_ptr() for parameter in model.parameters()] == places
+        assert optimizer.session.returns == phub.Returns(times=1, lost_rounds=0)
+        optimizer.leave()
+
+
 def fresh(name, weights):
     """As a script has them that is started again."""
     model = Net()

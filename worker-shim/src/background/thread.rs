@@ -23,12 +23,16 @@ const GRACE: Duration = Duration::from_secs(1);
 pub(super) fn run(
     config: SessionConfig,
     state: Option<State>,
-    shared: &Shared,
+    shared: &Arc<Shared>,
     memory: &Memory,
     tell: SyncSender<Joined>,
 ) {
     let idle = config.idle;
-    let joined = Session::join_unless(config, state, &|| shared.is_given_up());
+    let given_up = {
+        let shared = Arc::clone(shared);
+        Box::new(move || shared.is_given_up())
+    };
+    let joined = Session::join_unless(config, state, given_up);
     // Addresses can be taken only of keys that are not under way.
     let mut session = match joined.and_then(|mut session| session.wait_all().map(|()| session)) {
         Ok(session) => session,
@@ -64,7 +68,7 @@ fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
 
 /// Makes turns until a caller ends the session, or it is over.
 fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Ending, SessionError> {
-    let mut dropped_since = None;
+    let (mut dropped_since, mut returns) = (None, 0);
     loop {
         let orders = shared.take_orders();
         let pushes = carry_out(session, &orders.notes)?;
@@ -80,6 +84,10 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
                     shared.tell_cannot_come(key, error.into());
                 }
             }
+        }
+        let times = session.returns().times;
+        if returns != times {
+            (returns, _) = (times, shared.set_waker(session.waker())); // its links are others
         }
         match orders.ending {
             Some(ending) if session.is_quiet() => return Ok(ending),

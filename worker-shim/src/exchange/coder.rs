@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use fabric::{MapError, Slab, Span, Spans};
+use fabric::{MapError, SendWindow, Slab, Span, Spans};
 use half::{bf16, f16};
 use pbox_core::codec::Encoded;
 use pbox_core::frame::{self, FrameError, HEADER_BYTES, Kind};
@@ -94,6 +94,11 @@ impl Coder {
         if let Method::Slim(pusher) = &mut self.method {
             pusher.begin(first.max(Round(1)));
         }
+    }
+
+    /// The window that the frames are in.
+    pub fn window(&self) -> &Arc<SendWindow> {
+        self.frames.window()
     }
 
     /// The gradients, to write.

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use fabric::{Arrival, CloseReason, LinkId, Port, Posted, Span};
+use fabric::{Arrival, CloseReason, LinkId, Port, Posted, RecvWindow, Span};
 use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, SendQueue, Slice, Slices};
 
 use super::error::ExchangeError;
@@ -63,6 +63,8 @@ pub struct Exchange<P: Port> {
     pub(super) hand_outs: u32,
     /// Answers that came before the first round was known; `None` once it is.
     pub(super) early: Option<Vec<(LinkId, Immediate)>>,
+    /// Bytes that went over links that are no more.
+    pub(super) sent_before: u64,
     pub(super) received: u64,
     arrivals: Box<[Arrival; BATCH]>,
 }
@@ -77,13 +79,12 @@ impl<P: Port> Exchange<P> {
         windows: Windows,
         slices: Slices,
     ) -> Self {
-        let slices_of = slices.by_core(endpoints.len());
-        let outbox = |(core, (endpoint, slices))| Outbox::new(core, port.attach(endpoint), slices);
-        let outboxes: Vec<Outbox> = endpoints.into_iter().zip(slices_of).enumerate().map(outbox).collect();
+        let outboxes = outboxes(&mut port, endpoints, &slices);
         Exchange {
             port,
             outstanding: vec![0; outboxes.len()],
             outboxes,
+            sent_before: 0,
             keys: vec![KeyState::default(); layout.keys().len()],
             awaited: vec![Awaited::Nothing; layout.chunks().len()],
             first_awaited: if slices.schedule().pulls() { Awaited::Notice } else { Awaited::Answer },
@@ -96,6 +97,31 @@ impl<P: Port> Exchange<P> {
             received: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
         }
+    }
+
+    /// Drops the links, which are lost, and waits for others at `port`. Nothing of what was under way comes any more.
+    pub(crate) fn disconnect(&mut self, port: P) {
+        self.sent_before = self.traffic().sent;
+        self.outboxes.clear();
+        self.port = port;
+        self.awaited.fill(Awaited::Nothing);
+        self.outstanding.clear();
+        self.keys.fill(KeyState::default());
+        self.early = Some(Vec::new());
+    }
+
+    /// Takes other links in the place of those that were lost. The memory stays; [`begin`](Self::begin) follows.
+    pub(crate) fn reconnect(
+        &mut self,
+        mut port: P,
+        endpoints: Vec<P::Endpoint>,
+        received: Vec<Arc<RecvWindow>>,
+        slices: Slices,
+    ) {
+        self.outboxes = outboxes(&mut port, endpoints, &slices);
+        self.outstanding = vec![0; self.outboxes.len()];
+        (self.port, self.slices) = (port, slices);
+        self.windows.receive(received);
     }
 
     /// Bounds the bytes that each link holds. Posts beyond that wait here, in the order of the schedule.
@@ -235,6 +261,11 @@ impl<P: Port> Exchange<P> {
         &mut self.port
     }
 
+    /// Its memory.
+    pub(crate) fn windows(&self) -> &Windows {
+        &self.windows
+    }
+
     /// The layout.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
@@ -258,6 +289,13 @@ impl<P: Port> Exchange<P> {
         let name = self.layout.keys()[key.index()].name.clone();
         Err(ExchangeError::UnderWay { key: name, round: self.round(key).0, doing })
     }
+}
+
+/// Attaches an endpoint for each core, to which the core's slices go.
+fn outboxes<P: Port>(port: &mut P, endpoints: Vec<P::Endpoint>, slices: &Slices) -> Vec<Outbox> {
+    let slices_of = slices.by_core(endpoints.len());
+    let outbox = |(core, (endpoint, slices))| Outbox::new(core, port.attach(endpoint), slices);
+    endpoints.into_iter().zip(slices_of).enumerate().map(outbox).collect()
 }
 
 /// The posts that wait for the link to one of the hub's cores. A slice that is begun is finished before the next one.

@@ -137,7 +137,7 @@ impl<P: Port> Exchange<P> {
     /// Bytes that have crossed so far.
     pub fn traffic(&self) -> Traffic {
         Traffic {
-            sent: self.outboxes.iter().map(|outbox| outbox.posted_bytes).sum(),
+            sent: self.outboxes.iter().fold(self.sent_before, |sent, outbox| sent + outbox.posted_bytes),
             received: self.received,
         }
     }

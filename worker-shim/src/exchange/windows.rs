@@ -119,6 +119,28 @@ impl Windows {
         }
     }
 
+    /// The window that this worker writes.
+    pub(crate) fn sent(&self) -> &Arc<SendWindow> {
+        match &self.gradients {
+            Gradients::Window(spans) => spans.window(),
+            Gradients::Framed(coder) => coder.window(),
+        }
+    }
+
+    /// The windows that hubs write, by core.
+    pub(crate) fn received(&self) -> &[Arc<RecvWindow>] {
+        &self.weights
+    }
+
+    /// The same memory, with other links: the windows of the hubs' cores from now on.
+    ///
+    /// # Panics
+    /// When they are not of a hub whose window was received before.
+    pub(crate) fn receive(&mut self, weights: Vec<Arc<RecvWindow>>) {
+        assert!(weights.iter().all(|window| Arc::ptr_eq(window, &self.weights[0])), "addresses stay");
+        self.weights = weights;
+    }
+
     /// The span to post for a chunk's push in a round. A frame is encoded now, if it was not yet.
     #[inline]
     pub(crate) fn outgoing(&mut self, chunk: ChunkId, round: Round) -> Span {

@@ -43,9 +43,13 @@ pub struct SessionConfig {
     pub nics: Option<NicList>,
     /// Where weights are read. Default: shared.
     pub weights: WeightsMode,
-    /// Time limit of the join: for the other workers, and for each reply of the hub. The hub itself must already run.
-    /// Default 60 s.
+    /// Time limit of the join: for the other workers, and for each reply of the hub. Default 60 s.
     pub join_limit: Duration,
+    /// How long a join waits for a hub that is not there, and how long a session holds out for a hub that it lost. The
+    /// session then goes on from the hub's checkpoint, in the same memory; [`Session::returns`](crate::Session::returns)
+    /// says what was lost. Only where all workers step together at one hub, without pulls in batches and Slim-DP; elsewhere
+    /// a lost hub ends the session. 0: a lost hub ends the session, too. Default 60 s.
+    pub hub_wait: Duration,
     /// Time limit of a wait for a key, for workers that are alive but do not push. Default 30 min.
     pub wait_limit: Duration,
     /// How the calling thread waits. Default: it spins if the machine has cores to spare.
@@ -116,9 +120,10 @@ impl SessionConfig {
             "transport" => self.transport = Some(read(value)?),
             "nics" => self.nics = Some(read(value)?),
             "join_limit" => self.join_limit = seconds()?,
+            "hub_wait" => self.hub_wait = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, pull, transport, nics, join_limit, wait_limit".into());
+                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, pull, transport, nics, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())
@@ -162,6 +167,7 @@ impl SessionConfig {
             nics: None,
             weights: WeightsMode::Shared,
             join_limit: Duration::from_secs(60),
+            hub_wait: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),
             // A worker that spins on a core which the hub or another worker needs delays itself.
             idle: if cores > 2 * workers as usize { IdlePolicy::DEDICATED } else { IdlePolicy::SHARED },

@@ -23,12 +23,13 @@ impl Session {
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
         self.config.terms.check_learning_rate(learning_rate)?;
         self.exchange.check_quiet("changing the learning rate")?;
-        let from_round = self.next_round();
-        let changed = self.hubs.iter().try_for_each(|hub| {
-            let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
-            hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
-        });
-        Ok(changed?)
+        self.ask(|session| {
+            let from_round = session.next_round();
+            session.hubs.iter().try_for_each(|hub| {
+                let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
+                hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
+            })
+        })
     }
 
     /// Makes the hub write a checkpoint now: the job's weights and optimizer state before the round that is furthest
@@ -38,7 +39,18 @@ impl Session {
     /// When the hub does not write checkpoints, or fails to.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
         // Of several hubs, the first one has all write.
-        Ok(self.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({}))?)
+        self.ask(|session| session.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({})))
+    }
+
+    /// Asks the hubs; once more after a hold.
+    fn ask<R>(&mut self, ask: impl Fn(&Self) -> Result<R, MemberError>) -> Result<R, SessionError> {
+        match ask(self) {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                self.survive(error.into())?;
+                Ok(ask(self)?)
+            }
+        }
     }
 
     /// The ranks that take part now, ascending. These are all ranks, unless the job goes on without some. With several
@@ -105,8 +117,8 @@ impl Session {
         let Some(end) = self.hubs.iter().find_map(Hub::end) else { return Ok(()) };
         // News may be faster than this worker's own look at its links. A link that failed at this end says why.
         match self.exchange.progress() {
-            Err(error @ ExchangeError::Closed { here: true, .. }) => Err(self.explain(error)),
-            _ => Err(end.into()),
+            Err(error @ ExchangeError::Closed { here: true, .. }) => self.survive(self.explain(error)),
+            _ => self.survive(end.into()),
         }
     }
 
@@ -116,9 +128,9 @@ impl Session {
         let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);
         let end = match hub.wait_for_end(Instant::now() + REASON_LIMIT) {
             // The hub saw only that this worker went, and not what failed at this end.
-            Some(MemberError::JobFailed { job, reason }) if here => {
+            Some(MemberError::JobFailed { job, reason, hub_stops }) if here => {
                 let reason = format!("{reason}; at this worker, rank {}: {error}", self.config.rank);
-                MemberError::JobFailed { job, reason }
+                MemberError::JobFailed { job, reason, hub_stops }
             }
             Some(end) => end,
             None => hub.lost(error.to_string()),

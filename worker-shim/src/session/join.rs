@@ -5,14 +5,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::{Port, Receive, Until};
-use membership::{Credential, DataPath, Hub, MemberError, Ports};
+use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
+use membership::{Credential, DataPath, Hub, LetIn, MemberError, Ports, Way};
 use pbox_core::control::{JoinRequest, PROTOCOL, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
 use super::config::SessionConfig;
 use super::error::SessionError;
-use super::session::{LOOK, Session};
+use super::hold::{Hold, Returns};
+use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
 use crate::exchange::{Exchange, Windows};
 use crate::pull::Pulling;
@@ -21,73 +22,55 @@ impl Session {
     /// Joins a job and waits until all its workers are there. The first worker creates the job; the others must agree on
     /// everything except their rank.
     pub fn join(config: SessionConfig) -> Result<Self, SessionError> {
-        Self::join_unless(config, None, &|| false)
+        Self::join_unless(config, None, Box::new(|| false))
     }
 
     /// As [`join`](Self::join), of rank 0 with a state for all workers: a new job then begins with these weights and this
     /// optimizer state, and without a broadcast. A job that has weights already, or a checkpoint at its hub, ignores the
     /// state; [`next_round`](Self::next_round) tells.
     pub fn join_with(config: SessionConfig, state: State) -> Result<Self, SessionError> {
-        Self::join_unless(config, Some(state), &|| false)
+        Self::join_unless(config, Some(state), Box::new(|| false))
     }
 
-    /// As [`join`](Self::join), for a caller that may give up while the session waits for other workers.
+    /// As [`join`](Self::join), for a caller that may give up while the session waits for other workers, or for its hub.
     pub(crate) fn join_unless(
         mut config: SessionConfig,
         state: Option<State>,
-        given_up: &dyn Fn() -> bool,
+        given_up: GivenUp,
     ) -> Result<Self, SessionError> {
-        let deadline = Instant::now() + config.join_limit;
         check_job_name(&config.job)?;
-        let addresses = membership::hub_addresses(&config.hub)?;
-        config.terms.hubs = addresses.len() as u32;
+        config.terms.hubs = membership::hub_addresses(&config.hub)?.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
-        let mut wire = Wire::of_terms(&config.terms)?;
-        let request = JoinRequest {
-            protocol: PROTOCOL,
-            rank: config.rank,
-            hub: 0,
-            through: Vec::new(),
-            mesh: config.mesh.clone(),
-            peers: None,
-            terms: config.terms.clone(),
-        };
-        let credential = match &config.token {
-            Some(given) => Some(given.clone()),
-            None => Credential::find_if_any().map_err(MemberError::from)?,
-        };
-        let (job, limit, shown) = (&config.job, config.join_limit, credential.as_ref());
-        let mut let_in = membership::join_all(&addresses, job, limit, &request, shown)?;
-        if let_in[0].above().is_some() {
+        let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
+        let deadline = Instant::now() + config.join_limit;
+        let is_below_others = let_in[0].above().is_some();
+        if is_below_others {
             config.terms = config.terms.beside();
-            wire = Wire::of_terms(&config.terms)?;
         }
+        let wire = Wire::of_terms(&config.terms)?;
         // Before the links are made: without them the job cannot begin meanwhile.
         let wanted = match &state {
             Some(state) => state.offer(&mut let_in)?,
             None => false,
         };
         let (window, gradients) = Windows::gradients(&wire)?;
-        let (ports, port) = Ports::one(&let_in, config.transport, config.nics.as_ref())?;
-        let schedule = config.terms.level.schedule;
-        let receive = |_| Receive::New(wire.weights_window_bytes());
-        let DataPath { endpoints, received, placement, ways, cores, .. } =
-            membership::open(&let_in, schedule, &wire, &window, receive, &ports, deadline)?;
+        let receive = Receive::New(wire.weights_window_bytes());
+        let Attached { port, endpoints, received, slices, hubs, ways } =
+            attach(let_in, &config, &wire, &window, receive, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
-        let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
-        let hubs: Vec<Hub> = kept.collect();
         let credit = config.terms.level.credit();
-        let layout = Arc::clone(wire.layout());
-        let slice_bytes = config.terms.level.slice_bytes.unwrap_or(config.terms.chunk_bytes);
-        let slices = Slices::new(&layout, &placement, schedule, slice_bytes);
         let mut session = Session {
             ready: !config.terms.optimizer.keeps_weights(),
-            exchange: Exchange::new(port, endpoints, layout, windows, slices),
+            exchange: Exchange::new(port, endpoints, Arc::clone(wire.layout()), windows, slices),
             credit: credit.at_first(),
             tuner: (credit == Credit::Auto).then(Default::default),
             pulling: None,
             first: Round(0),
+            hold: Hold::Never,
+            skips: Vec::new(),
+            returns: Returns::default(),
+            given_up,
             config,
             hubs,
             ways,
@@ -98,21 +81,28 @@ impl Session {
         session.exchange.set_credit(session.credit);
         if let Some(state) = state.filter(|_| wanted) {
             let terms = &session.config.terms;
-            let (placed, tensors) = ((schedule, terms.split_above), terms.optimizer.saved_per_element());
+            let placed = (terms.level.schedule, terms.split_above);
+            let tensors = terms.optimizer.saved_per_element();
             membership::bring(&session.hubs, state.values, session.exchange.layout(), placed, tensors)?;
         }
-        let first = session.gather(deadline, given_up)?;
-        session.exchange.begin(first)?;
-        session.first = first;
-        session.ready |= first > Round(0);
+        session.begin(deadline)?;
         if session.pulling.is_none() {
             session.wait_all()?;
         }
+        session.hold = Hold::of(&session.config, is_below_others);
         Ok(session)
     }
 
+    /// Waits until this worker takes part, and begins.
+    pub(super) fn begin(&mut self, deadline: Instant) -> Result<(), SessionError> {
+        self.first = self.gather(deadline)?;
+        self.exchange.begin(self.first)?;
+        self.ready |= self.first > Round(0);
+        Ok(())
+    }
+
     /// Waits until this worker takes part. Returns its first round.
-    fn gather(&mut self, deadline: Instant, given_up: &dyn Fn() -> bool) -> Result<Round, SessionError> {
+    fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
         let rank = self.config.rank;
         let missing = loop {
             let missing = match membership::takes_part(&self.hubs, rank) {
@@ -121,7 +111,7 @@ impl Session {
             };
             self.check_alive()?;
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || given_up() {
+            if left.is_zero() || (self.given_up)() {
                 break missing;
             }
             // The links show that a hub was killed. News also wake the port.
@@ -136,4 +126,63 @@ impl Session {
             workers: self.config.terms.workers,
         })
     }
+}
+
+/// Joins the job at each of its hubs, once they are there. `reached` is of a worker that had joined before.
+pub(super) fn let_in(
+    config: &SessionConfig,
+    reached: Option<Round>,
+    until: Instant,
+    given_up: &dyn Fn() -> bool,
+) -> Result<Vec<LetIn>, SessionError> {
+    let addresses = membership::hub_addresses(&config.hub)?;
+    if until > Instant::now() {
+        membership::wait_for(&addresses, until, given_up)?;
+    }
+    let request = JoinRequest {
+        protocol: PROTOCOL,
+        rank: config.rank,
+        hub: 0,
+        through: Vec::new(),
+        mesh: config.mesh.clone(),
+        peers: None,
+        reached,
+        terms: config.terms.clone(),
+    };
+    let credential = match &config.token {
+        Some(given) => Some(given.clone()),
+        None => Credential::find_if_any().map_err(MemberError::from)?,
+    };
+    let (job, limit) = (&config.job, config.join_limit);
+    Ok(membership::join_all(&addresses, job, limit, &request, credential.as_ref())?)
+}
+
+/// What leads to the hubs.
+pub(super) struct Attached {
+    pub port: any::Port,
+    pub endpoints: Vec<any::Endpoint>,
+    pub received: Vec<Arc<RecvWindow>>,
+    pub slices: Slices,
+    pub hubs: Vec<Hub>,
+    pub ways: Vec<Way>,
+}
+
+/// Makes the links to hubs that have let this worker in.
+pub(super) fn attach(
+    let_in: Vec<LetIn>,
+    config: &SessionConfig,
+    wire: &Wire,
+    window: &Arc<SendWindow>,
+    receive: Receive,
+    deadline: Instant,
+) -> Result<Attached, SessionError> {
+    let level = &config.terms.level;
+    let (ports, port) = Ports::one(&let_in, config.transport, config.nics.as_ref())?;
+    let DataPath { endpoints, received, placement, ways, cores, .. } =
+        membership::open(&let_in, level.schedule, wire, window, |_| receive.clone(), &ports, deadline)?;
+    let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
+    let hubs = kept.collect();
+    let slice_bytes = level.slice_bytes.unwrap_or(config.terms.chunk_bytes);
+    let slices = Slices::new(wire.layout(), &placement, level.schedule, slice_bytes);
+    Ok(Attached { port, endpoints, received, slices, hubs, ways })
 }

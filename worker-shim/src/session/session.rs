@@ -15,6 +15,7 @@ use pbox_core::{Element, KeyId, Layout, Round};
 use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
+use super::hold::{Hold, Returns};
 use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
@@ -42,7 +43,17 @@ pub struct Session {
     pub(super) first: Round,
     /// Weights were broadcast, or the optimizer keeps none.
     pub(super) ready: bool,
+    /// Whether it holds out for a hub that it lost.
+    pub(super) hold: Hold,
+    /// By key: the pushes that are not sent, because other workers have lost their round with a former hub. Empty if no
+    /// hub was lost.
+    pub(super) skips: Vec<u32>,
+    pub(super) returns: Returns,
+    pub(super) given_up: GivenUp,
 }
+
+/// Whether the caller gives up a wait for others.
+pub(crate) type GivenUp = Box<dyn Fn() -> bool + Send>;
 
 impl Session {
     /// Gives every worker the weights that `fill` writes on rank 0, and waits for them. Every worker calls it once,
@@ -137,11 +148,18 @@ impl Session {
         self.send(key)
     }
 
-    fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
+    pub(super) fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
+        if self.skips(key) {
+            return Ok(());
+        }
         if let Some(pulling) = &mut self.pulling {
             pulling.before_push(&self.exchange);
         }
-        self.exchange.push(key).map_err(|error| self.explain(error))
+        match self.exchange.push(key) {
+            Ok(()) => Ok(()),
+            // After a hold the push is made again.
+            Err(error) => self.survive(self.explain(error)),
+        }
     }
 
     /// Why there is no push before the broadcast.
@@ -201,7 +219,10 @@ impl Session {
             None => self.exchange.progress(),
             Some(pulling) => pulling.progress(&mut self.exchange, asked),
         };
-        taken.map_err(|error| self.explain(error))
+        match taken {
+            Ok(arrivals) => Ok(arrivals),
+            Err(error) => self.survive(self.explain(error)).map(|()| 0),
+        }
     }
 
     /// Idles once. Returns whether it slept.

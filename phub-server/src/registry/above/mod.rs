@@ -138,7 +138,7 @@ impl Up {
             }
             (Some(mesh), None) => mesh,
         };
-        membership::wait_for(&[&mesh.meet], deadline).map_err(not_joined)?;
+        membership::wait_for(&[&mesh.meet], deadline, &|| false).map_err(not_joined)?;
         let address = self.address_for(mesh).map_err(conflict)?;
         let hubs =
             membership::meet(mesh, name, address, deadline, self.credential.as_ref()).map_err(not_joined)?;
@@ -183,6 +183,7 @@ impl Up {
         let wire = Wire::of_terms(&terms).map_err(|error| refused(error.to_string()))?;
         let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
         let request = JoinRequest {
+            reached: None,
             protocol: PROTOCOL,
             rank: number,
             hub: 0,
@@ -194,7 +195,7 @@ impl Up {
         let name = name_above(name);
         check_job_name(&name).map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let addresses: Vec<&str> = above.hubs.iter().map(String::as_str).collect();
-        membership::wait_for(&addresses, deadline).map_err(not_joined)?;
+        membership::wait_for(&addresses, deadline, &|| false).map_err(not_joined)?;
         let credential = self.credential.as_ref();
         let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential);
         let hubs = hubs.map_err(not_joined)?;

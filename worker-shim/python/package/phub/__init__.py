@@ -42,7 +42,7 @@ from ._phub import (
     __version__,
 )
 from ._pull import PullPlan
-from ._session import Checkpoint, Session, Traffic, Way
+from ._session import Checkpoint, Returns, Session, Traffic, Way
 from ._state import State
 
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
     "RandomK",
     "RefusedError",
     "ResourceError",
+    "Returns",
     "Session",
     "SettingsError",
     "Sgd",

@@ -37,6 +37,14 @@ class Traffic:
 
 
 @dataclasses.dataclass(frozen=True)
+class Returns:
+    """How often a lost hub came back, and how many rounds were lost with it in all."""
+
+    times: int
+    lost_rounds: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Way:
     """How a session reaches a hub: the transport, why this transport, and which NICs if there is a choice."""
 
@@ -82,6 +90,7 @@ class Session:
         token: Optional[str] = None,
         chunk_bytes: Optional[int] = None,
         join_limit: float = 60.0,
+        hub_wait: float = 60.0,
         wait_limit: float = 1800.0,
         state: Optional[_state.State] = None,
     ) -> None:
@@ -123,6 +132,10 @@ class Session:
                 workers share through torch's store.
             chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
             join_limit: seconds to wait for the other workers at the start.
+            hub_wait: seconds to wait for a hub that is not there at the start, and for one that was lost to come back. The
+                session then goes on from the hub's checkpoint with the same arrays; `returns` says what was lost. For
+                "bsp" at one hub, without `pull` and `SlimDP`; elsewhere, and for a hub that workers start, a lost hub
+                ends the session.
             wait_limit: seconds to wait for a key while all workers live.
             state: weights and optimizer state for a new job, instead of a broadcast, such as another session's
                 `state()`. Only rank 0's counts. A job that has weights already, or a checkpoint at its hub, ignores it:
@@ -167,6 +180,9 @@ class Session:
             token = hub.token if isinstance(hub, Hub) else _secret.of_run(me.store) if hub is None else None
         self._token = settings["token"] = token
         machine = self._machine(me, hub, mesh, settings)
+        # Nobody starts a hub again that a worker, or this script, has started.
+        is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
+        settings["hub_wait"] = 0.0 if is_own else hub_wait
         local = (self.rank, self.world_size)
         if machine is not None:
             local, settings["mesh"] = (machine.rank, machine.world_size), machine.mesh
@@ -382,6 +398,11 @@ class Session:
     def members(self) -> List[int]:
         """The ranks that take part now; with a hub on each machine, those on this machine."""
         return [self._first + member for member in self._native.members()]
+
+    @property
+    def returns(self) -> Returns:
+        """How often the session has lost its hub, and gone on when it came back."""
+        return Returns(*self._native.returns())
 
     @property
     def traffic(self) -> Traffic:

@@ -1,0 +1,366 @@
+//! A hub that ends and comes back: its sessions hold out for it, and go on in the same memory.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::processes::hub::begin_hub;
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::program::Program;
+use hub_tests::training::Training;
+use hub_tests::values::{Reference, bits, fill_gradient, fill_weights, same_bits};
+use hub_tests::{
+    FIRST, config_at, copying_transports, free_address, on_threads, ready_all, refused, says, settings,
+    small_model,
+};
+use pbox_core::{Optimizer, Round};
+use phub_server::{Hub, HubSettings};
+use rustix::process::Signal;
+use worker_shim::{Background, Returns, Session, SessionConfig, SessionError};
+
+const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
+const WORKERS: u32 = 2;
+const SEED: u64 = 7;
+
+/// A worker that holds out for its hub.
+fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
+    let mut config = config_at(&address.to_string(), "job", rank, WORKERS);
+    config.terms.optimizer = NESTEROV;
+    config.hub_wait = Duration::from_secs(60);
+    config
+}
+
+/// A hub at this address in this process.
+fn start(address: SocketAddr, directory: &Path) -> Hub {
+    let checkpoints = Some(directory.to_owned());
+    Hub::start(&HubSettings { listen: address, checkpoints, ..settings(1, 30) }).unwrap()
+}
+
+/// A hub at this address that can be killed. It writes a checkpoint every so many rounds.
+fn start_process(address: SocketAddr, directory: &Path, every: u32) -> Program {
+    let directory = directory.to_str().unwrap();
+    begin_hub(&[
+        ("PHUB_LISTEN", &address.to_string()),
+        ("PHUB_CHECKPOINTS", directory),
+        ("PHUB_CHECKPOINT_EVERY", &every.to_string()),
+    ])
+}
+
+fn write(session: &mut Session, rank: u32, step: u32) {
+    for key in session.keys() {
+        fill_gradient(SEED, rank, step, key, session.gradient_mut(key).unwrap());
+    }
+}
+
+/// One step of a script: gradients of its own step's number, whatever the hub's round is.
+fn step(session: &mut Session, rank: u32, step: u32) -> Result<(), SessionError> {
+    write(session, rank, step);
+    session.keys().try_for_each(|key| session.push(key))?;
+    session.wait_all()
+}
+
+fn begun(config: SessionConfig) -> Session {
+    let mut session = Session::join(config).unwrap();
+    session.broadcast_weights(|key, weights| fill_weights(SEED, key, weights)).unwrap();
+    session
+}
+
+fn weights(session: &Session) -> Vec<Vec<u32>> {
+    session.keys().map(|key| bits(session.weights::<f32>(key).unwrap())).collect()
+}
+
+#[test]
+fn a_hub_that_is_started_again_costs_nothing() {
+    let _watchdog = Watchdog::start();
+    for transport in copying_transports().into_iter().chain([Transport::Shm]) {
+        let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+        let between = Barrier::new(WORKERS as usize + 1);
+        let mut hub = start(address, dir.path());
+        let seen = std::thread::scope(|scope| {
+            let again = scope.spawn(|| {
+                for _ in 0..2 {
+                    between.wait();
+                    hub.stop("a test");
+                    hub = start(address, dir.path());
+                }
+                hub
+            });
+            let seen = on_threads(WORKERS, |rank| {
+                let mut session =
+                    begun(SessionConfig { transport: Some(transport), ..waiting(address, rank) });
+                let places = |session: &mut Session| {
+                    let tensors: Vec<_> = session.keys().collect();
+                    let place = |key| {
+                        let (weights, gradient) = session.tensors::<f32>(key).unwrap();
+                        (weights.as_ptr() as usize, gradient.as_mut_ptr() as usize)
+                    };
+                    tensors.into_iter().map(place).collect::<Vec<_>>()
+                };
+                let before = places(&mut session);
+                for number in 0..6 {
+                    if number == 2 || number == 4 {
+                        between.wait(); // the hub ends while they push, or is back
+                    }
+                    step(&mut session, rank, number).unwrap();
+                }
+                assert_eq!(places(&mut session), before, "{transport}: the memory stays where it is");
+                // It may see both ends of the hub as one.
+                assert!(matches!(session.returns(), Returns { times: 1.., lost_rounds: 0 }), "{transport}");
+                assert_eq!(session.next_round(), Round(7));
+                let last = session.keys().map(|key| session.weights::<f32>(key).unwrap().to_vec());
+                let last: Vec<Vec<f32>> = last.collect();
+                session.leave().unwrap();
+                last
+            });
+            drop(again.join().unwrap());
+            seen
+        });
+        let mut reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model());
+        (0..6).for_each(|_| reference.advance(0.1));
+        for (key, expected) in reference.weights.iter().enumerate() {
+            same_bits(format!("{transport}, key {key}"), &seen[0][key], expected);
+            same_bits(format!("{transport}, key {key}"), &seen[1][key], expected);
+        }
+    }
+}
+
+#[test]
+fn a_hub_that_was_killed_goes_on_from_its_checkpoint_and_workers_hear_what_was_lost() {
+    let _watchdog = Watchdog::start();
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+    let mut hub = start_process(address, dir.path(), 1000);
+    let between = Barrier::new(WORKERS as usize + 1);
+    let seen = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            between.wait();
+            hub.signal(Signal::KILL);
+            hub.end();
+            hub = start_process(address, dir.path(), 1000);
+        });
+        on_threads(WORKERS, |rank| {
+            let mut session = begun(waiting(address, rank));
+            step(&mut session, rank, 0).unwrap();
+            if rank == 0 {
+                assert_eq!(session.checkpoint().unwrap().round, Round(2));
+            }
+            for number in 1..4 {
+                step(&mut session, rank, number).unwrap();
+            }
+            between.wait();
+            for number in 4..6 {
+                step(&mut session, rank, number).unwrap();
+            }
+            assert_eq!(session.returns(), Returns { times: 1, lost_rounds: 3 });
+            assert_eq!(session.next_round(), Round(4));
+            weights(&session)
+        })
+    });
+    assert_eq!(seen[0], seen[1]);
+    // Steps 1 to 3 are lost; 4 and 5 follow on 0.
+    let mut reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model());
+    reference.advance(0.1);
+    reference.lose(3);
+    reference.advance(0.1);
+    reference.advance(0.1);
+    let expected: Vec<Vec<u32>> = reference.weights.iter().map(|weights| bits(weights)).collect();
+    assert_eq!(seen[0], expected);
+}
+
+/// Kills at any moment: all workers make all their steps, and have the same weights at the end.
+#[test]
+fn a_hub_may_be_killed_at_any_moment() {
+    let _watchdog = Watchdog::start();
+    const STEPS: u32 = 400;
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+    let done = AtomicBool::new(false);
+    let mut hub = start_process(address, dir.path(), 10);
+    let seen = std::thread::scope(|scope| {
+        let killer = scope.spawn(|| {
+            let mut kills = 0;
+            while !done.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(120 + 37 * kills % 200));
+                if kills < 8 && !done.load(Ordering::Relaxed) {
+                    hub.signal(Signal::KILL);
+                    hub.end();
+                    hub = start_process(address, dir.path(), 10);
+                    hub.read_reply();
+                    kills += 1;
+                }
+            }
+            kills
+        });
+        let seen = on_threads(WORKERS, |rank| {
+            let transport = if rank == 0 { Transport::Tcp } else { Transport::Shm };
+            let mut session = begun(SessionConfig { transport: Some(transport), ..waiting(address, rank) });
+            for number in 0..STEPS {
+                // Each key is waited for on its own: keys are in different rounds when the hub goes.
+                for key in session.keys() {
+                    session.wait(key).unwrap();
+                    fill_gradient(SEED, rank, number, key, session.gradient_mut(key).unwrap());
+                    session.push(key).unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(u64::from(rank + number) % 3));
+            }
+            session.wait_all().unwrap();
+            (weights(&session), session.returns(), session.next_round())
+        });
+        done.store(true, Ordering::Relaxed);
+        assert!(killer.join().unwrap() > 2);
+        seen
+    });
+    assert_eq!(seen[0], seen[1]);
+    let (_, returns, round) = seen[0];
+    assert_eq!(u64::from(round.0) + returns.lost_rounds, u64::from(STEPS) + 1, "{returns:?}");
+}
+
+#[test]
+fn a_hub_that_comes_back_without_the_job_is_an_error() {
+    let _watchdog = Watchdog::start();
+    let address = free_address();
+    let settings = HubSettings { listen: address, ..settings(1, 30) };
+    let hub = Hub::start(&settings).unwrap();
+    let config = |rank| SessionConfig { hub_wait: Duration::from_secs(2), ..waiting(address, rank) };
+    let mut sessions = ready_all(WORKERS, config);
+    hub.stop("a test");
+    let _again = Hub::start(&settings).unwrap();
+    let ends: Vec<String> = std::thread::scope(|scope| {
+        let each =
+            sessions.iter_mut().map(|session| scope.spawn(|| step(session, 0, 0).unwrap_err().to_string()));
+        each.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(
+        ends.iter().any(|end| end.contains("without the job's weights") && end.contains("--checkpoints")),
+        "{ends:?}"
+    );
+}
+
+#[test]
+fn a_hub_that_does_not_come_back_is_an_error_in_time() {
+    let _watchdog = Watchdog::start();
+    let address = free_address();
+    let hub = Hub::start(&HubSettings { listen: address, ..settings(1, 30) }).unwrap();
+    let config = |rank| SessionConfig { hub_wait: Duration::from_millis(300), ..waiting(address, rank) };
+    let mut sessions = ready_all(WORKERS, config);
+    hub.stop("a test");
+    let error = step(&mut sessions[0], 0, 0).unwrap_err();
+    says(error, &["\"job\" failed", "a test", "the hub did not come back within", "cannot reach"]);
+}
+
+#[test]
+fn a_join_waits_for_its_hub() {
+    let _watchdog = Watchdog::start();
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+    let config = |rank| SessionConfig { hub_wait: Duration::from_millis(100), ..waiting(address, rank) };
+    says(refused(config(0)), &["cannot reach", &address.to_string(), "tried"]);
+    std::thread::scope(|scope| {
+        let joining = scope.spawn(|| ready_all(WORKERS, |rank| waiting(address, rank)));
+        let _hub = start_process(address, dir.path(), 1000);
+        drop(joining.join().unwrap());
+    });
+}
+
+#[test]
+fn a_session_on_its_own_thread_holds_out_too_and_its_callers_may_give_up() {
+    let _watchdog = Watchdog::start();
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+    let hub = start(address, dir.path());
+    let ready = |rank| {
+        let session = Background::join(waiting(address, rank), &mut || false).unwrap();
+        session.broadcast_written(&mut || false).unwrap();
+        session
+    };
+    let sessions = on_threads(WORKERS, ready);
+    let round = |session: &Background| {
+        session.push(FIRST)?;
+        session.wait(FIRST, &mut || false)
+    };
+    let all = |sessions: &[Background]| on_threads(WORKERS, |rank| round(&sessions[rank as usize]).unwrap());
+    all(&sessions);
+    // The other keys are pushed, too: a checkpoint is of a whole round.
+    on_threads(WORKERS, |rank| {
+        let session = &sessions[rank as usize];
+        (1..3).for_each(|key| session.push(pbox_core::KeyId(key)).unwrap());
+        session.wait_all(&mut || false).unwrap();
+    });
+    hub.stop("a test");
+    let hub = start(address, dir.path());
+    all(&sessions);
+    all(&sessions[..]);
+    let returns = sessions[0].with(|session| session.returns(), &mut || false).unwrap();
+    assert_eq!(returns, Returns { times: 1, lost_rounds: 0 });
+    hub.stop("a test");
+    sessions[0].push(FIRST).unwrap();
+    let began = std::time::Instant::now();
+    drop(sessions);
+    assert!(began.elapsed() < Duration::from_secs(30), "nobody waits for the hub any more");
+}
+
+#[test]
+fn a_compressed_job_goes_on_too() {
+    let _watchdog = Watchdog::start();
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+    let hub = start(address, dir.path());
+    let training = Training::compressed("job", "qsgd:8:512");
+    let training = Training { workers: WORKERS, ..training };
+    let config = |rank| SessionConfig {
+        hub_wait: Duration::from_secs(60),
+        ..training.config(&address.to_string(), rank)
+    };
+    let mut sessions = on_threads(WORKERS, |rank| {
+        let mut session = Session::join(config(rank)).unwrap();
+        training.broadcast(&mut session, rank).unwrap();
+        session
+    });
+    let round = |sessions: &mut [Session]| {
+        std::thread::scope(|scope| {
+            for session in sessions {
+                scope.spawn(|| {
+                    session.keys().try_for_each(|key| session.push(key)).unwrap();
+                    session.wait_all().unwrap();
+                });
+            }
+        });
+    };
+    round(&mut sessions);
+    hub.stop("a test");
+    let _hub = start(address, dir.path());
+    round(&mut sessions);
+    let last =
+        |session: &Session| session.keys().map(|key| bits(&training.read(session, key))).collect::<Vec<_>>();
+    assert_eq!(last(&sessions[0]), last(&sessions[1]));
+    assert_eq!(sessions[0].returns(), Returns { times: 1, lost_rounds: 0 });
+}
+
+#[test]
+fn a_job_without_weights_needs_no_checkpoint() {
+    let _watchdog = Watchdog::start();
+    let address = free_address();
+    let settings = HubSettings { listen: address, ..settings(1, 30) };
+    let config = |rank| {
+        let mut config = waiting(address, rank);
+        config.terms.optimizer = Optimizer::Average;
+        config
+    };
+    let mean = |sessions: &mut [Session]| {
+        std::thread::scope(|scope| {
+            for (session, value) in sessions.iter_mut().zip([1.0, 3.0]) {
+                scope.spawn(move || {
+                    session.keys().for_each(|key| session.gradient_mut(key).unwrap().fill(value));
+                    session.keys().try_for_each(|key| session.push(key)).unwrap();
+                    session.wait_all().unwrap();
+                    assert!(session.weights::<f32>(FIRST).unwrap().iter().all(|&mean| mean == 2.0));
+                });
+            }
+        });
+    };
+    let hub = Hub::start(&settings).unwrap();
+    let mut sessions = on_threads(WORKERS, |rank| Session::join(config(rank)).unwrap());
+    mean(&mut sessions);
+    hub.stop("a test");
+    let _hub = Hub::start(&settings).unwrap();
+    mean(&mut sessions);
+    assert_eq!(sessions[0].returns(), Returns { times: 1, lost_rounds: 1 });
+}

@@ -1,0 +1,174 @@
+//! Holding out for a hub that was lost: until it is back, and then on from its state.
+//!
+//! On the caller's thread, inside a push or a wait, which goes on afterwards.
+//!
+//! ```text
+//!   lost --> join again, until the hub is there --> links to the same memory --> weights of the checkpoint's round
+//!        --> what other workers got of a round, this worker does not push again
+//! ```
+//!
+//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer. It
+//! goes on as the checkpoint's round: a push of it that is under way is made again, and pushes of rounds before it are
+//! not, because some worker has gone on from there. So all workers have pushed each key equally often at the end.
+
+use std::time::{Duration, Instant};
+
+use fabric::{Receive, any};
+use pbox_core::{Compression, Consistency, KeyId, Round, Wire};
+
+use super::config::SessionConfig;
+use super::error::SessionError;
+use super::join::{Attached, attach, let_in};
+use super::session::Session;
+
+/// The pause between two attempts to join: nothing tells when a program begins to listen.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How often lost hubs came back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Returns {
+    /// So many times.
+    pub times: u32,
+    /// So many rounds were lost in all: between the checkpoint of a hub that came back and the first round of which no
+    /// worker had an answer.
+    pub lost_rounds: u64,
+}
+
+/// Whether a session holds out for a hub that it lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// A lost hub ends the session: while it joins, too.
+    Never,
+    /// For [`hub_wait`](SessionConfig::hub_wait).
+    Waits,
+}
+
+impl Hold {
+    /// Of a session that has joined.
+    pub fn of(config: &SessionConfig, is_below_others: bool) -> Self {
+        let level = &config.terms.level;
+        // With several hubs the others would end their part of the job. A hub below others has no checkpoint. Workers that
+        // do not step together have no common round. A batch of pulls may wait for a key that is not pushed again.
+        let is_simple = config.terms.hubs == 1 && !is_below_others && level.consistency == Consistency::Bsp;
+        let is_slim = matches!(level.compression, Some(Compression::Slim(_)));
+        match is_simple && !is_slim && config.pull.is_none() && !config.hub_wait.is_zero() {
+            true => Hold::Waits,
+            false => Hold::Never,
+        }
+    }
+}
+
+/// Where a key stood when the hub was lost.
+#[derive(Clone, Copy, Debug)]
+struct Stood {
+    /// Of the push under way, else of the next one.
+    round: Round,
+    under_way: bool,
+    /// Pushes that are not sent, because of a former loss.
+    skips: u32,
+}
+
+impl Session {
+    /// How often the session has lost its hub, and gone on when it came back.
+    pub fn returns(&self) -> Returns {
+        self.returns
+    }
+
+    /// Whether a push is one of those that are not sent.
+    pub(super) fn skips(&mut self, key: KeyId) -> bool {
+        let left = self.skips.get_mut(key.index()).filter(|left| **left > 0);
+        left.map(|left| *left -= 1).is_some()
+    }
+
+    /// Holds out for the hub if this error is its loss.
+    ///
+    /// # Errors
+    /// The same error if it is another, and if the hub does not come back.
+    pub(super) fn survive(&mut self, error: SessionError) -> Result<(), SessionError> {
+        let lost = match error {
+            SessionError::Member(lost) if lost.is_loss_of_hub() && self.hold == Hold::Waits => lost,
+            other => return Err(other),
+        };
+        self.hold = Hold::Never;
+        let (since, wait) = (Instant::now(), self.config.hub_wait);
+        tracing::warn!("{lost}; waiting up to {} s for the hub to come back", wait.as_secs_f64());
+        let keys = self.keys().map(|key| Stood {
+            round: self.exchange.round(key),
+            under_way: !self.exchange.is_ready(key),
+            skips: self.skips.get(key.index()).copied().unwrap_or(0),
+        });
+        let stood: Vec<Stood> = keys.collect();
+        loop {
+            let Err(error) = self.go_on(&stood, since + wait) else { break };
+            if Instant::now() >= since + wait || (self.given_up)() {
+                let waited = since.elapsed().as_secs_f64();
+                let more = format!("; the hub did not come back within {waited:.1} s: {error}");
+                return Err(lost.with_more(&more).into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        self.hold = Hold::Waits;
+        Ok(())
+    }
+
+    /// Joins again, and goes on.
+    fn go_on(&mut self, stood: &[Stood], until: Instant) -> Result<(), SessionError> {
+        // Before the join: nothing that a hub sends which only stood still may come into the new one's window.
+        let (_group, mut ports) = any::group(1, None)?;
+        self.exchange.disconnect(ports.remove(0));
+        let own = stood.iter().map(|stood| stood.round).max().unwrap_or_default();
+        let let_in = let_in(&self.config, Some(own), until, &self.given_up)?;
+        let deadline = Instant::now() + self.config.join_limit;
+        let config = SessionConfig { transport: Some(self.ways[0].transport), ..self.config.clone() };
+        let wire = Wire::of_terms(&config.terms)?;
+        let windows = self.exchange.windows();
+        let (window, receive) = (windows.sent().clone(), Receive::Into(windows.received()[0].clone()));
+        let Attached { port, endpoints, received, slices, hubs, ways } =
+            attach(let_in, &config, &wire, &window, receive, deadline)?;
+        self.exchange.reconnect(port, endpoints, received, slices);
+        self.exchange.set_credit(self.credit);
+        (self.hubs, self.ways) = (hubs, ways);
+        self.begin(deadline)?;
+        self.wait_all()?;
+        // A checkpoint may hold a round whose answers no worker has seen.
+        let reached = membership::reached(&self.hubs).unwrap_or_default().max(own).max(self.first);
+        self.check_can_go_on(stood, reached)?;
+        self.skips = vec![0; stood.len()];
+        for (key, stood) in self.keys().zip(stood) {
+            // Rounds of this key's pushes that some worker has an answer of, for this or another key.
+            let behind = reached.0 - stood.round.0;
+            match (stood.under_way, behind) {
+                (true, 0) => self.exchange.push(key)?,
+                (true, behind) => self.skips[key.index()] = behind - 1, // answered by the weights that came
+                (false, behind) => self.skips[key.index()] = stood.skips + behind,
+            }
+        }
+        let lost = reached.0 - self.first.0;
+        self.returns.times += 1;
+        self.returns.lost_rounds += u64::from(lost);
+        let (job, round) = (&self.config.job, self.first.0);
+        tracing::warn!(
+            job,
+            round,
+            lost,
+            "the hub is back; the job goes on from its round, and {lost} round(s) are lost"
+        );
+        Ok(())
+    }
+
+    /// Whether the hub's state and what this worker has are enough to go on.
+    fn check_can_go_on(&self, stood: &[Stood], reached: Round) -> Result<(), SessionError> {
+        let lost = |what: &str| Err(self.hubs[0].lost(what.to_owned()).into());
+        let keeps_weights = self.config.terms.optimizer.keeps_weights();
+        if keeps_weights && self.first == Round(0) && reached > Round(0) {
+            return lost(
+                "it came back without the job's weights; start it with --checkpoints DIRECTORY and --checkpoint-every N, \
+                 and where it was started before",
+            );
+        }
+        if !keeps_weights && stood.iter().any(|stood| stood.under_way && stood.round < reached) {
+            return lost("it came back, and the mean of a round that other workers have is nowhere any more");
+        }
+        Ok(())
+    }
+}
