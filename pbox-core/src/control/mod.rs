@@ -373,6 +373,15 @@ pub struct JobReply {
     pub state: JobState,
     /// Its workers.
     pub workers: u32,
+    /// Workers that have joined, by rank.
+    #[serde(default)]
+    pub members: Vec<MemberReply>,
+    /// The round that it was in at the hub's last look, which comes every few seconds.
+    #[serde(default)]
+    pub round: Round,
+    /// Memory that is reserved for it.
+    #[serde(default)]
+    pub promised_bytes: u64,
     /// The control ports of the hubs above, where the sums go.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub above: Vec<String>,
@@ -392,6 +401,15 @@ pub struct JobReply {
     /// Why it did not go on from its newest checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_warning: Option<String>,
+}
+
+/// A worker that has joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberReply {
+    /// Its rank.
+    pub rank: u32,
+    /// Time since its last heartbeat.
+    pub silent_ms: u64,
 }
 
 /// `POST /v1/jobs/{job}/stop`: the job has been stopped.

@@ -4,6 +4,7 @@ mod body;
 mod crowd;
 mod guard;
 mod limits;
+mod metrics;
 mod peers;
 mod serve;
 
@@ -38,6 +39,7 @@ const INDEX: &str = "phub-server control port, JSON over HTTP (docs/protocol.md)
 
 GET  /v1/health                     ok while the hub lives
 GET  /v1/hub                        version, cores with their work and waiting, jobs
+GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
@@ -80,6 +82,7 @@ pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: Control
         .route("/", get(async || INDEX))
         .route("/v1/health", get(async || "ok\n"))
         .route("/v1/hub", get(hub))
+        .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
@@ -125,6 +128,12 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     done(&hub)
+}
+
+async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Response {
+    let mut hub = desk.registry.describe();
+    hub.jobs.retain(|job| sees.job(&job.name));
+    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::page(&hub)).into_response()
 }
 
 async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

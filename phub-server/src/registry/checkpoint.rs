@@ -27,7 +27,7 @@ pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(2);
 
 /// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a
 /// slow disk.
-const WRITE_LIMIT: Duration = Duration::from_secs(3600);
+pub(super) const WRITE_LIMIT: Duration = Duration::from_secs(3600);
 
 /// The checkpoints of one job.
 #[derive(Debug, Default)]

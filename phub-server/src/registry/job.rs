@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fabric::SendWindow;
 use pbox_core::control::{
-    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, Mesh,
+    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, MemberReply, Mesh,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -488,11 +488,22 @@ impl Job {
         });
     }
 
+    fn describe_members(&self) -> Vec<MemberReply> {
+        let silent_ms = |member: &Member| member.heard.elapsed().as_millis() as u64;
+        let ranks = (0u32..).zip(&self.members).filter(|&(rank, _)| self.has(rank));
+        ranks
+            .filter_map(|(rank, member)| Some(MemberReply { rank, silent_ms: silent_ms(member.as_ref()?) }))
+            .collect()
+    }
+
     pub fn describe(&self) -> JobReply {
         JobReply {
             name: self.name.clone(),
             state: self.state(),
             workers: self.terms.workers,
+            members: self.describe_members(),
+            round: self.progress.round(),
+            promised_bytes: self.promised,
             above: self.above.as_ref().map_or_else(Vec::new, |above| above.addresses()),
             keys: self.model.0,
             model_bytes: self.model.1,

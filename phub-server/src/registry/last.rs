@@ -18,6 +18,7 @@ use pbox_core::{
 };
 use tokio::sync::oneshot;
 
+use super::checkpoint::WRITE_LIMIT;
 use super::cut::answers;
 use super::job::Job;
 use super::{Registry, on_thread};
@@ -104,7 +105,10 @@ impl Registry {
                 freed.await;
             }
         };
-        self.runtime.block_on(saved);
+        let in_time = async { tokio::time::timeout(WRITE_LIMIT, saved).await };
+        if self.runtime.block_on(in_time).is_err() {
+            tracing::warn!("the last states of jobs were not saved within {WRITE_LIMIT:?}");
+        }
     }
 
     /// Nothing where there is nothing new.

@@ -38,18 +38,25 @@ impl LateLimits {
 pub(crate) struct Progress {
     done: u64,
     since: Instant,
+    round: Round,
 }
 
 impl Progress {
     pub fn new() -> Self {
-        Progress { done: 0, since: Instant::now() }
+        Progress { done: 0, since: Instant::now(), round: Round(0) }
+    }
+
+    /// The job's round.
+    pub fn round(&self) -> Round {
+        self.round
     }
 
     /// For how long nothing has moved.
     fn note(&mut self, look: &Look) -> Duration {
         if look.is_moving || look.done != self.done {
-            *self = Progress { done: look.done, since: Instant::now() };
+            (self.done, self.since) = (look.done, Instant::now());
         }
+        self.round = look.round;
         self.since.elapsed()
     }
 }

@@ -98,8 +98,7 @@ impl Session {
             skips: self.skips.get(key.index()).copied().unwrap_or(0),
         });
         let stood: Vec<Stood> = keys.collect();
-        loop {
-            let Err(error) = self.go_on(&stood, since + wait) else { break };
+        while let Err(error) = self.go_on(&stood, since + wait) {
             if Instant::now() >= since + wait || (self.given_up)() {
                 let waited = since.elapsed().as_secs_f64();
                 let more = format!("; the hub did not come back within {waited:.1} s: {error}");

@@ -42,13 +42,14 @@ impl Session {
         config.terms.hubs = membership::hub_addresses(&config.hub)?.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
+        let mut wire = Wire::of_terms(&config.terms)?;
         let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
         let deadline = Instant::now() + config.join_limit;
         let is_below_others = let_in[0].above().is_some();
         if is_below_others {
             config.terms = config.terms.beside();
+            wire = Wire::of_terms(&config.terms)?;
         }
-        let wire = Wire::of_terms(&config.terms)?;
         // Before the links are made: without them the job cannot begin meanwhile.
         let wanted = match &state {
             Some(state) => state.offer(&mut let_in)?,

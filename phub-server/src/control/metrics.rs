@@ -1,0 +1,275 @@
+//! `GET /metrics`: the hub's figures in the text format of Prometheus (OpenMetrics 1.0).
+//!
+//! A page is made of what `GET /v1/hub` says, when it is asked for: nothing is counted for it, so nobody pays for it.
+//! `docs/metrics.md` has the table of all names; a test compares it with a page.
+
+use std::sync::atomic::AtomicU64;
+
+use pbox_core::control::{CoreReply, HubReply, JobReply, JobState};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+/// The content type of a page.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The names and values of a figure's labels.
+type Labels = Vec<(&'static str, String)>;
+
+/// The page.
+pub fn page(hub: &HubReply) -> String {
+    let mut page = Page(Registry::with_prefix("phub"));
+    page.of_the_hub(hub);
+    page.of_cores(&hub.cores);
+    page.of_jobs(&hub.jobs);
+    let mut text = String::new();
+    encode(&mut text, &page.0).expect("a String takes all text");
+    text
+}
+
+/// What a page has so far.
+struct Page(Registry);
+
+impl Page {
+    fn gauge(
+        &mut self,
+        name: &str,
+        unit: Option<Unit>,
+        help: &str,
+        values: impl Iterator<Item = (Labels, f64)>,
+    ) {
+        let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+        values.for_each(|(labels, value)| {
+            family.get_or_create_owned(&labels).set(value);
+        });
+        match unit {
+            Some(unit) => self.0.register_with_unit(name, help, unit, family),
+            None => self.0.register(name, help, family),
+        }
+    }
+
+    fn counter(
+        &mut self,
+        name: &str,
+        unit: Option<Unit>,
+        help: &str,
+        values: impl Iterator<Item = (Labels, f64)>,
+    ) {
+        let family = Family::<Labels, Counter<f64, AtomicU64>>::default();
+        values.for_each(|(labels, value)| {
+            family.get_or_create_owned(&labels).inc_by(value);
+        });
+        match unit {
+            Some(unit) => self.0.register_with_unit(name, help, unit, family),
+            None => self.0.register(name, help, family),
+        }
+    }
+
+    fn of_the_hub(&mut self, hub: &HubReply) {
+        let only = |value: f64| std::iter::once((Labels::new(), value));
+        let build = vec![
+            ("version", hub.version.clone()),
+            ("protocol", hub.protocol.to_string()),
+            ("kernels", hub.kernels.clone()),
+        ];
+        self.gauge("build_info", None, "1, labelled by what runs", std::iter::once((build, 1.0)));
+        self.gauge(
+            "resident_memory",
+            Some(Unit::Bytes),
+            "Memory of the hub's process",
+            only(hub.rss_bytes as f64),
+        );
+        self.gauge(
+            "draining",
+            None,
+            "1 if the hub takes no more jobs",
+            only(f64::from(u8::from(hub.draining))),
+        );
+        let states = ["gathering", "running", "failed"];
+        let jobs = states.map(|state| {
+            let count = hub.jobs.iter().filter(|job| state_of(job) == state).count();
+            (vec![("state", state.to_owned())], count as f64)
+        });
+        self.gauge("jobs", None, "Jobs that the hub has, by state", jobs.into_iter());
+    }
+
+    fn of_cores(&mut self, cores: &[CoreReply]) {
+        let of = |value: fn(&CoreReply) -> f64| {
+            let labelled = move |(number, core): (usize, &CoreReply)| {
+                let labels = vec![
+                    ("core", number.to_string()),
+                    ("cpu", core.cpu.to_string()),
+                    ("nic", core.nic.clone().unwrap_or_default()),
+                ];
+                (labels, value(core))
+            };
+            cores.iter().enumerate().map(labelled)
+        };
+        self.counter(
+            "core_chunks",
+            None,
+            "Chunks summed, stepped and sent back",
+            of(|core| core.chunks as f64),
+        );
+        self.counter(
+            "core_chunk",
+            Some(Unit::Bytes),
+            "Bytes of these chunks, once for all workers",
+            of(|core| core.chunk_bytes as f64),
+        );
+        self.counter(
+            "core_working",
+            Some(Unit::Seconds),
+            "Time of turns with work",
+            of(|core| seconds(core.busy_ns)),
+        );
+        self.counter(
+            "core_waiting",
+            Some(Unit::Seconds),
+            "Time of waiting for work, asleep or not",
+            of(|core| seconds(core.waiting_ns)),
+        );
+    }
+
+    fn of_jobs(&mut self, jobs: &[JobReply]) {
+        let alive: Vec<&JobReply> =
+            jobs.iter().filter(|job| !matches!(job.state, JobState::Failed { .. })).collect();
+        let of = |value: fn(&JobReply) -> Option<f64>| {
+            alive.iter().filter_map(move |job| Some((vec![("job", job.name.clone())], value(job)?)))
+        };
+        self.gauge("job_workers", None, "Ranks of the job", of(|job| Some(f64::from(job.workers))));
+        self.gauge("job_members", None, "Workers that have joined", of(|job| Some(job.members.len() as f64)));
+        self.gauge(
+            "job_round",
+            None,
+            "The round that the job was in at the hub's last look, which comes every few seconds",
+            of(|job| Some(f64::from(job.round.0))),
+        );
+        self.gauge(
+            "job_model",
+            Some(Unit::Bytes),
+            "Bytes of the model: what each worker pushes in a round without compression",
+            of(|job| Some(job.model_bytes as f64)),
+        );
+        self.gauge(
+            "job_promised",
+            Some(Unit::Bytes),
+            "Memory that is reserved for the job",
+            of(|job| Some(job.promised_bytes as f64)),
+        );
+        self.gauge(
+            "job_checkpoint_round",
+            None,
+            "The first round of a job that goes on from the last checkpoint",
+            of(|job| Some(f64::from(job.checkpoint.as_ref()?.round.0))),
+        );
+        self.gauge(
+            "job_checkpoint_size",
+            Some(Unit::Bytes),
+            "Length of the last checkpoint",
+            of(|job| Some(job.checkpoint.as_ref()?.bytes as f64)),
+        );
+        self.gauge(
+            "job_checkpoint_duration",
+            Some(Unit::Seconds),
+            "Time of the last checkpoint's write",
+            of(|job| Some(job.checkpoint.as_ref()?.milliseconds as f64 / 1e3)),
+        );
+        self.gauge(
+            "job_checkpoint_failed",
+            None,
+            "1 if the last attempt at a checkpoint failed or was skipped",
+            of(|job| Some(f64::from(u8::from(job.checkpoint_error.is_some())))),
+        );
+        let of_rank = |job: &JobReply, rank: u32| vec![("job", job.name.clone()), ("rank", rank.to_string())];
+        let silent = alive.iter().flat_map(|job| {
+            job.members.iter().map(|member| (of_rank(job, member.rank), member.silent_ms as f64 / 1e3))
+        });
+        self.gauge("worker_silent", Some(Unit::Seconds), "Time since the worker's last heartbeat", silent);
+        let late = alive
+            .iter()
+            .flat_map(|job| job.held_up_by.iter().map(|late| (of_rank(job, late.rank), late.seconds as f64)));
+        self.gauge(
+            "worker_late",
+            Some(Unit::Seconds),
+            "Of workers that hold a round up: for how long nothing has moved",
+            late,
+        );
+    }
+}
+
+fn state_of(job: &JobReply) -> &'static str {
+    match job.state {
+        JobState::Gathering { .. } => "gathering",
+        JobState::Running => "running",
+        JobState::Failed { .. } => "failed",
+    }
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use pbox_core::Round;
+    use pbox_core::control::{CheckpointReply, Late, MemberReply};
+
+    use super::*;
+
+    #[test]
+    fn every_figure_is_in_the_table_of_the_page_and_no_other() {
+        let checkpoint = CheckpointReply { round: Round(3), bytes: 4, milliseconds: 5, error_before: None };
+        let late = Late { rank: 1, who: "worker 1".into(), round: Round(4), chunks: 2, seconds: 31 };
+        let core = CoreReply { cpu: 0, nic: None, chunks: 1, chunk_bytes: 2, busy_ns: 3, waiting_ns: 4 };
+        let job = JobReply {
+            name: "job".into(),
+            state: JobState::Running,
+            workers: 2,
+            members: vec![MemberReply { rank: 0, silent_ms: 1500 }],
+            round: Round(4),
+            promised_bytes: 7,
+            above: Vec::new(),
+            keys: 1,
+            model_bytes: 8,
+            checkpoint: Some(checkpoint),
+            checkpoint_error: None,
+            held_up_by: vec![late],
+            checkpoint_warning: None,
+        };
+        let reason = "a test".to_owned();
+        let failed = JobReply { state: JobState::Failed { reason, hub_stops: false }, ..job.clone() };
+        let hub = HubReply {
+            protocol: 1,
+            version: "0".into(),
+            id: String::new(),
+            kernels: "none".into(),
+            rss_bytes: 9,
+            draining: false,
+            transports: Vec::new(),
+            cores: vec![core],
+            jobs: vec![job, failed],
+        };
+        let page = page(&hub);
+        let figures: BTreeSet<&str> = page
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| line.split(['{', ' ']).next())
+            .collect();
+        let table = include_str!("../../../docs/metrics.md").lines();
+        let named = table.filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        let table: BTreeSet<&str> = named.filter(|name| name.starts_with("phub_")).collect();
+        assert_eq!(figures, table);
+        for line in [
+            "phub_jobs{state=\"failed\"} 1.0",
+            "phub_worker_silent_seconds{job=\"job\",rank=\"0\"} 1.5",
+            "phub_worker_late_seconds{job=\"job\",rank=\"1\"} 31.0",
+        ] {
+            assert!(page.lines().any(|seen| seen == line), "{line} is not in\n{page}");
+        }
+    }
+}
