@@ -10,8 +10,9 @@ mod peers;
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
 pub use parse::{ParseError, parse, parse_join, parse_versioned};
 pub use peers::{
-    ArrivedRequest, CheckpointRequest, HoldReply, HoldRequest, LostRequest, PartState, PartsReply, Pass,
-    Peers, ReleaseRequest, WholeRounds, WrittenReply, WrittenRequest,
+    ArrivedRequest, CheckpointRequest, FailedReply, FailedRequest, HoldReply, HoldRequest, LastReply,
+    LastRequest, LostRequest, PartState, PartsReply, Pass, Peers, ReleaseRequest, RoundsInFlight,
+    WholeRounds, WrittenReply, WrittenRequest,
 };
 
 use std::fmt;

@@ -51,6 +51,7 @@ POST /v1/jobs/{job}/leave           a worker is done
 POST /v1/jobs/{job}/stop            stop the job, after its checkpoint (no body)
 POST /v1/drain                      take no more jobs, and end with the last (no body)
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}   the rounds whose checkpoint this hub has a part of
+GET  /v1/jobs/{job}/parts/{hub}/{hubs}/{round}   the same, and whether the part of a round is damaged
 POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job, with its secret
 ";
 
