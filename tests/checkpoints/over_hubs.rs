@@ -243,7 +243,9 @@ fn a_part_that_is_damaged_costs_one_generation_at_all_hubs() {
     // No generation is left: then it is an error.
     let dirs = directories(2);
     ended(&dirs);
-    [3, 5].map(|round| damage(&part(&dirs, 1, round)));
+    for round in [3, 5] {
+        damage(&part(&dirs, 1, round));
+    }
     let hubs = hubs(&dirs, None);
     let why = refused(config_at(&addresses(&hubs), "job", 0, 1));
     says(why, &["not whole", "damaged is hub 1, at", "job@3.hub1of2", "job@5.hub1of2", "digest"]);

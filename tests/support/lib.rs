@@ -174,7 +174,16 @@ pub fn says(error: impl std::fmt::Display, words: &[&str]) {
 /// The join request of a worker of the small model.
 pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(workers, small_model(), SGD) };
-    JoinRequest { protocol: PROTOCOL, rank, hub: 0, through: Vec::new(), mesh: None, peers: None, terms }
+    JoinRequest {
+        protocol: PROTOCOL,
+        protocol_lowest: None,
+        rank,
+        hub: 0,
+        through: Vec::new(),
+        mesh: None,
+        peers: None,
+        terms,
+    }
 }
 
 /// The header by which a request of this user may do everything.

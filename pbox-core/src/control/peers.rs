@@ -21,7 +21,6 @@ pub struct Peers {
 
 /// Hub 0 gives this to a worker for the other hubs of the job.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Pass {
     /// The job's secret: 32 hexadecimal digits. Hubs show it to each other.
     pub secret: String,
@@ -135,7 +134,6 @@ pub enum PartState {
 
 /// The rounds of which all hubs have a part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct WholeRounds {
     /// The latest of these rounds, ascending; at most two.
     pub rounds: Vec<Round>,

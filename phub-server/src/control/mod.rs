@@ -219,7 +219,7 @@ impl From<ParseError> for Refusal {
     fn from(error: ParseError) -> Self {
         match error {
             ParseError::Malformed { .. } => Refusal::Bad(error.to_string()),
-            ParseError::Protocol { .. } => Refusal::Conflict(error.to_string()),
+            ParseError::Protocol { .. } | ParseError::Newer { .. } => Refusal::Conflict(error.to_string()),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Span, Spans, any};
-use pbox_core::control::{JobState, JoinReply, JoinRequest, check_job_name};
+use pbox_core::control::{JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_job_name};
 use pbox_core::{JobId, Share, Wire};
 
 use super::above::MAX_DEPTH;
@@ -124,6 +124,7 @@ impl Registry {
         job.add_member(rank, pass.worker);
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
+            protocol: request.versions().common(Versions::OURS).unwrap_or(PROTOCOL),
             token: format!("{:032x}", u128::from_be_bytes(token)),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
             placement: job.cores.placement.digest(),

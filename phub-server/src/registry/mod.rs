@@ -46,7 +46,7 @@ use std::time::{Duration, Instant};
 use membership::{MemberError, Missing};
 use pbox_core::control::{
     CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, LeaveReply, PROTOCOL,
-    TransportAddress,
+    PROTOCOL_LOWEST, TransportAddress,
 };
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -454,6 +454,7 @@ impl Registry {
         };
         HubReply {
             protocol: PROTOCOL,
+            protocol_lowest: Some(PROTOCOL_LOWEST),
             id: self.id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernels: self.kernels.name().to_owned(),

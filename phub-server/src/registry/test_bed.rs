@@ -53,7 +53,16 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
 pub fn request() -> JoinRequest {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(1, vec![Key::f32("a", [16])], optimizer) };
-    JoinRequest { protocol: PROTOCOL, rank: 0, hub: 0, through: Vec::new(), mesh: None, peers: None, terms }
+    JoinRequest {
+        protocol: PROTOCOL,
+        protocol_lowest: None,
+        rank: 0,
+        hub: 0,
+        through: Vec::new(),
+        mesh: None,
+        peers: None,
+        terms,
+    }
 }
 
 pub fn runtime() -> tokio::runtime::Runtime {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fabric::{Port, Receive, Until};
 use membership::{Credential, DataPath, Hub, MemberError, Ports};
-use pbox_core::control::{JoinRequest, PROTOCOL, check_job_name};
+use pbox_core::control::{JoinRequest, PROTOCOL, Versions, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
 use super::config::SessionConfig;
@@ -46,6 +46,7 @@ impl Session {
         let mut wire = Wire::of_terms(&config.terms)?;
         let request = JoinRequest {
             protocol: PROTOCOL,
+            protocol_lowest: Versions::OURS.lowest_of_several(),
             rank: config.rank,
             hub: 0,
             through: Vec::new(),
