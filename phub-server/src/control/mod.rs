@@ -28,6 +28,7 @@ use tokio::sync::Semaphore;
 
 use crate::registry::{Refusal, Registry, Sent};
 use body::{Parts, Received};
+use crowd::ClientAddress;
 use guard::Sees;
 
 pub(crate) use guard::Guard;
@@ -128,7 +129,12 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     done(&hub)
 }
 
-async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+async fn join(
+    State(desk): State<Desk>,
+    Extension(ClientAddress(from)): Extension<ClientAddress>,
+    Path(job): Path<String>,
+    request: Request,
+) -> Answer {
     let received = desk.read(desk.limits.join_bytes, request).await?;
     // Most joins are small, and many come at once.
     let is_small = received.bytes.len() <= desk.limits.small_bytes;
@@ -136,7 +142,7 @@ async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Reques
     // Parsing has its own thread: a manifest may have 256 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
-    let joined = desk.registry.join(job, request).await?;
+    let joined = desk.registry.join_from(job, request, Some(from)).await?;
     drop(promise);
     done(&joined)
 }
