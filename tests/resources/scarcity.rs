@@ -129,7 +129,7 @@ fn joins_with_long_manifests_that_fail_leave_no_memory_behind() {
     });
     let mut join = serde_json::to_value(join_request(0, 1)).unwrap();
     join["terms"]["keys"] = keys.collect();
-    join["terms"]["level"] = serde_json::json!({"slice_bytes": 1}); // refused when all of it has been read
+    join["rank"] = serde_json::json!(7); // refused when all of it has been read
     let body = serde_json::to_vec(&join).unwrap();
     assert!(body.len() > 8 << 20, "{} bytes", body.len());
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
