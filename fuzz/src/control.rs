@@ -5,9 +5,10 @@
 
 use pbox_core::Wire;
 use pbox_core::control::{
-    ArrivedRequest, CheckpointRequest, ErrorReply, HeartbeatReply, HeartbeatRequest, HoldReply, HoldRequest,
-    HubReply, JoinReply, LearningRateRequest, LeaveRequest, LostRequest, OfferReply, OfferRequest,
-    ParseError, PartsReply, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name, parse, parse_join,
+    ArrivedRequest, CheckpointRequest, ErrorReply, FailedReply, FailedRequest, HeartbeatReply,
+    HeartbeatRequest, HoldReply, HoldRequest, HubReply, JoinReply, LastRequest, LearningRateRequest,
+    LeaveRequest, LostRequest, OfferReply, OfferRequest, ParseError, PartsReply, ReleaseRequest,
+    WrittenReply, WrittenRequest, check_job_name, parse, parse_from_hub, parse_join,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,7 +16,7 @@ use serde::de::DeserializeOwned;
 /// The first byte is the kind, the others are the body.
 pub fn run(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
-    match kind % 20 {
+    match kind % 23 {
         0 => join(body),
         1 => request::<HeartbeatRequest>("heartbeat", body, |_| true),
         2 => request::<LearningRateRequest>("learning-rate", body, |r| r.learning_rate.is_finite()),
@@ -31,17 +32,20 @@ pub fn run(bytes: &[u8]) {
             }
         }
         // What hubs of one job send each other.
-        9 => request::<HoldRequest>("hold", body, |_| true),
-        10 => request::<ReleaseRequest>("release", body, |_| true),
-        11 => request::<WrittenRequest>("written", body, |_| true),
-        12 => request::<ArrivedRequest>("arrived", body, |_| true),
-        13 => request::<LostRequest>("lost", body, |_| true),
-        14 => request::<CheckpointRequest>("checkpoint", body, |_| true),
+        9 => of_hub::<HoldRequest>("hold", body),
+        10 => of_hub::<ReleaseRequest>("release", body),
+        11 => of_hub::<WrittenRequest>("written", body),
+        12 => of_hub::<ArrivedRequest>("arrived", body),
+        13 => of_hub::<LostRequest>("lost", body),
+        14 => of_hub::<CheckpointRequest>("checkpoint", body),
         15 => reply::<HoldReply>(body),
         16 => reply::<WrittenReply>(body),
         17 => reply::<PartsReply>(body),
         18 => request::<OfferRequest>("offer", body, |_| true),
-        _ => reply::<OfferReply>(body),
+        19 => reply::<OfferReply>(body),
+        20 => of_hub::<FailedRequest>("failed", body),
+        21 => of_hub::<LastRequest>("last", body),
+        _ => reply::<FailedReply>(body),
     }
 }
 
@@ -68,6 +72,13 @@ fn join(body: &[u8]) {
 fn request<T: DeserializeOwned + Serialize>(what: &'static str, body: &[u8], valid: impl Fn(&T) -> bool) {
     match parse::<T>(what, body) {
         Ok(request) => check_round_trip(&request, valid(&request)),
+        Err(error) => check_length(&error),
+    }
+}
+
+fn of_hub<T: DeserializeOwned + Serialize>(what: &'static str, body: &[u8]) {
+    match parse_from_hub::<T>(what, body) {
+        Ok(request) => check_round_trip(&request, true),
         Err(error) => check_length(&error),
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use authority::CredentialError;
 use fabric::any::ConnectError;
+use pbox_core::control::Versions;
 
 /// A job could not be joined, or the membership ended.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +55,19 @@ pub enum MemberError {
     /// This process has no secret or token that is of use.
     #[error("what this process shows to hubs: {0}")]
     Credential(#[from] CredentialError),
+    /// The hub uses a version of the protocol that this member does not speak.
+    #[error(
+        "the hub at {hub} lets this process in with protocol {used}, which speaks {ours}; install the same version at both \
+         ends"
+    )]
+    Protocol {
+        /// Its address.
+        hub: String,
+        /// The version that it uses.
+        used: u32,
+        /// Those that this member speaks.
+        ours: Versions,
+    },
     /// The hub's reply makes no sense.
     #[error(
         "the hub at {hub} answered to {what} with {saw}; expected protocol {}: is it a phub-server of this version?",

@@ -7,7 +7,9 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use authority::Credential;
-use pbox_core::control::{HubReply, JoinReply, JoinRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers};
+use pbox_core::control::{
+    HubReply, JoinReply, JoinRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers, Versions,
+};
 use pbox_core::{Above, Below, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
 
 use crate::control::Control;
@@ -94,7 +96,9 @@ pub fn meet(
 ) -> Result<Vec<String>, MemberError> {
     let left = deadline.saturating_duration_since(Instant::now());
     let wait_ms = left.as_millis() as u64;
-    let request = MeetRequest { protocol: PROTOCOL, machine: mesh.machine, address, wait_ms };
+    let protocol_lowest = Versions::OURS.lowest_of_several();
+    let machine = mesh.machine;
+    let request = MeetRequest { protocol: PROTOCOL, protocol_lowest, machine, address, wait_ms };
     // So that the hub can say which machine is missing.
     let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential);
     let MeetReply { hubs } = control
@@ -152,6 +156,10 @@ pub struct LetIn {
 impl LetIn {
     fn join(control: Control, request: JoinRequest) -> Result<Self, MemberError> {
         let reply: JoinReply = control.join(&request)?;
+        if !request.versions().contains(reply.protocol) {
+            let (hub, ours) = (control.hub.clone(), request.versions());
+            return Err(MemberError::Protocol { hub, used: reply.protocol, ours });
+        }
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
         // From now on: windows and links may take longer to make than the hub bears silence.

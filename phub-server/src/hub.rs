@@ -98,6 +98,7 @@ impl Hub {
             store,
             checkpoint_every: settings.checkpoint_every,
             jobs_limit: settings.jobs_limit as usize,
+            quotas: settings.quotas(),
             discard,
             up: up(settings, &group, has_rdma, address, guard.credential())?,
             runtime: runtime.clone(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod checkpoint;
 mod compressed;
+mod failed;
 mod lost;
 mod making;
 mod over_hubs;

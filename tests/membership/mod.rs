@@ -6,3 +6,4 @@ mod leaving;
 mod on_loss;
 mod operate;
 mod ports;
+mod versions;

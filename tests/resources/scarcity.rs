@@ -118,3 +118,49 @@ fn no_locked_memory_is_needed() {
     let locked = status_bytes(hub.program.pid(), "VmLck:");
     assert_eq!(locked, 0);
 }
+
+#[test]
+fn joins_with_long_manifests_that_fail_leave_no_memory_behind() {
+    let _watchdog = Watchdog::start();
+    let (program, address) = start_hub(&[]);
+    let keys = (0..100_000).map(|key| {
+        let name = format!("a.layer.with.a.rather.long.name.that.a.framework.made.up.{key}.weight");
+        serde_json::json!({"name": name, "shape": [1], "dtype": "f32"})
+    });
+    let mut join = serde_json::to_value(join_request(0, 1)).unwrap();
+    join["terms"]["keys"] = keys.collect();
+    join["rank"] = serde_json::json!(7); // refused when all of it has been read
+    let body = serde_json::to_vec(&join).unwrap();
+    assert!(body.len() > 8 << 20, "{} bytes", body.len());
+    let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
+    let send = |job: u32| {
+        let post = agent.post(format!("http://{address}/v1/jobs/job-{job}/join"));
+        let post = post.header("authorization", authorization()).content_type("application/json");
+        let mut answer = post.send(&body[..]).unwrap();
+        let why = answer.body_mut().read_to_string().unwrap();
+        assert_eq!(answer.status(), 400, "{why}");
+    };
+    let before = status_bytes(program.pid(), "VmRSS:");
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            scope.spawn(move || (0..5).for_each(|request| send(client * 5 + request)));
+        }
+    });
+    // Twenty of them had left 550 MB.
+    let left = || status_bytes(program.pid(), "VmRSS:").saturating_sub(before);
+    until("their memory is the machine's again", || left() < 64 << 20);
+}
+
+#[test]
+fn an_address_and_a_job_have_their_quotas_and_the_error_says_who_has_what() {
+    let _watchdog = Watchdog::start();
+    let (_program, address) = start_hub(&[("PHUB_JOBS_PER_ADDRESS", "1"), ("PHUB_MEMORY_PER_JOB", "100")]);
+    let session = worker_shim::Session::join(config_at(&address, "first", 0, 1)).unwrap();
+    let why = refused(config_at(&address, "second", 0, 1));
+    says(why, &["address 127.0.0.1 has 1 job(s)", "(first)", "--jobs-per-address", "have 1"]);
+    session.leave().unwrap();
+    let mut large = config_at(&address, "large", 0, 1);
+    (large.terms.keys, large.terms.chunk_bytes) = (vec![Key::f32("large", [64 << 20])], 1 << 20);
+    says(refused(large), &["\"large\" needs", "--memory-per-job", "0.10 GB"]);
+    worker_shim::Session::join(config_at(&address, "second", 0, 1)).unwrap();
+}

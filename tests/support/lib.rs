@@ -178,6 +178,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(workers, small_model(), SGD) };
     JoinRequest {
         protocol: PROTOCOL,
+        protocol_lowest: None,
         rank,
         hub: 0,
         through: Vec::new(),

@@ -2,7 +2,9 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use serde_json::Value;
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +17,14 @@ pub enum Break {
     LoseAnswer,
 }
 
+/// Changes a message: of a request with this path, its body or its answer.
+pub type Rewrite = fn(&str, &mut Value);
+
 #[derive(Debug)]
 struct Plan {
     hub: SocketAddr,
+    /// How requests and answers are changed.
+    rewrites: OnceLock<(Rewrite, Rewrite)>,
     /// The verb, what becomes of its next requests, and of how many.
     breaks: Mutex<(String, Break, u32)>,
 }
@@ -33,7 +40,8 @@ impl Proxy {
     pub fn start(hub: SocketAddr) -> Self {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
-        let plan = Arc::new(Plan { hub, breaks: Mutex::new((String::new(), Break::Lose, 0)) });
+        let breaks = Mutex::new((String::new(), Break::Lose, 0));
+        let plan = Arc::new(Plan { hub, rewrites: OnceLock::new(), breaks });
         let shared = Arc::clone(&plan);
         std::thread::spawn(move || {
             for client in socket.incoming() {
@@ -53,6 +61,11 @@ impl Proxy {
     /// Breaks the next `count` requests with this verb.
     pub fn breaks(&self, verb: &str, how: Break, count: u32) {
         *self.plan.breaks.lock().unwrap() = (format!("/{verb} "), how, count);
+    }
+
+    /// Changes all requests and answers from now on.
+    pub fn rewrites(&self, request: Rewrite, answer: Rewrite) {
+        self.plan.rewrites.set((request, answer)).expect("once");
     }
 
     /// How many requests are still to be broken.
@@ -78,7 +91,7 @@ impl Plan {
             assert!(!lower.starts_with("transfer-encoding"), "the client says how long its body is");
             match line.as_str() {
                 "\r\n" => break,
-                _ if lower.starts_with("connection:") => {}
+                _ if lower.starts_with("connection:") || lower.starts_with("content-length:") => {}
                 _ => head += &line,
             }
         }
@@ -103,14 +116,32 @@ impl Plan {
             }
             _ => {}
         }
+        let path = head.split(' ').nth(1).unwrap().to_owned();
+        if let Some((request, _)) = self.rewrites.get() {
+            body = rewritten(&path, *request, &body);
+        }
         let mut hub = TcpStream::connect(self.hub)?;
-        write!(hub, "{head}connection: close\r\n\r\n")?;
+        write!(hub, "{head}content-length: {}\r\nconnection: close\r\n\r\n", body.len())?;
         hub.write_all(&body)?;
         let mut answer = Vec::new();
         hub.read_to_end(&mut answer)?;
+        if let Some((_, change)) = self.rewrites.get() {
+            let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+            let body = rewritten(&path, *change, &answer[end..]);
+            let status = answer.split(|&byte| byte == b'\r').next().unwrap().to_owned();
+            answer = [&status[..], format!("\r\ncontent-length: {}\r\n\r\n", body.len()).as_bytes(), &body]
+                .concat();
+        }
         match how {
             Some(_) => client.shutdown(Shutdown::Both),
             None => client.write_all(&answer),
         }
     }
+}
+
+/// A JSON body after a change; any other body as it is.
+fn rewritten(path: &str, change: Rewrite, body: &[u8]) -> Vec<u8> {
+    let Ok(mut message) = serde_json::from_slice(body) else { return body.to_vec() };
+    change(path, &mut message);
+    serde_json::to_vec(&message).unwrap()
 }

@@ -119,8 +119,11 @@ impl From<Mesh> for String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeetRequest {
-    /// [`PROTOCOL`](super::PROTOCOL) of the hub.
+    /// The newest version that the hub speaks.
     pub protocol: u32,
+    /// The oldest, if that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol_lowest: Option<u32>,
     /// Its machine.
     pub machine: Machine,
     /// The address of its control port for the other machines, `host:port`.

@@ -3,16 +3,21 @@
 //! Plain data, spoken by both roles and by people with `curl`; `docs/protocol.md` shows examples.
 //! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
 
+mod known;
 mod mesh;
 mod parse;
 mod peers;
+mod versions;
 
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
-pub use parse::{ParseError, parse, parse_join, parse_versioned};
+pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
 pub use peers::{
-    ArrivedRequest, CheckpointRequest, HoldReply, HoldRequest, LostRequest, PartState, PartsReply, Pass,
-    Peers, ReleaseRequest, WholeRounds, WrittenReply, WrittenRequest,
+    ArrivedRequest, CheckpointRequest, FailedReply, FailedRequest, HoldReply, HoldRequest, LastReply,
+    LastRequest, LostRequest, PartState, PartsReply, Pass, Peers, ReleaseRequest, RoundsInFlight,
+    WholeRounds, WrittenReply, WrittenRequest,
 };
+
+pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,9 +29,6 @@ use serde::{Deserialize, Serialize};
 use crate::job::JobTerms;
 use crate::layout::Round;
 use crate::place::Above;
-
-/// Version of the control protocol. Both ends must have the same.
-pub const PROTOCOL: u32 = 9;
 
 /// The longest name of a job.
 pub const MAX_JOB_NAME_BYTES: usize = 64;
@@ -53,8 +55,11 @@ pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
-    /// [`PROTOCOL`] of the worker.
+    /// The newest version that the worker speaks.
     pub protocol: u32,
+    /// The oldest, if that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol_lowest: Option<u32>,
     /// This worker's number, from 0.
     pub rank: u32,
     /// The number of this hub among the job's hubs, from 0.
@@ -77,6 +82,13 @@ pub struct JoinRequest {
     pub terms: JobTerms,
 }
 
+impl JoinRequest {
+    /// The versions that the worker speaks.
+    pub fn versions(&self) -> Versions {
+        Versions::of(self.protocol, self.protocol_lowest)
+    }
+}
+
 fn is_zero(hub: &u32) -> bool {
     *hub == 0
 }
@@ -84,6 +96,9 @@ fn is_zero(hub: &u32) -> bool {
 /// The hub accepts a join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinReply {
+    /// The version that both ends use from now on: the highest that both speak. Hubs that do not say it speak version 9.
+    #[serde(default = "first_said")]
+    pub protocol: u32,
     /// Names this worker from now on; 32 hexadecimal digits.
     pub token: String,
     /// Numbers of the hub's cores that own the job's chunks: the placement's first core is the first of them, and so
@@ -103,6 +118,11 @@ pub struct JoinReply {
     /// From hub 0 of several: the worker shows this pass at the other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
+}
+
+/// The version of hubs that do not say which one they use.
+fn first_said() -> u32 {
+    9
 }
 
 impl JoinReply {
@@ -323,8 +343,11 @@ pub struct ErrorReply {
 /// `GET /v1/hub`: the state of the hub.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HubReply {
-    /// [`PROTOCOL`] of the hub.
+    /// The newest version of the protocol that the hub speaks.
     pub protocol: u32,
+    /// The oldest; hubs that do not say it speak one version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol_lowest: Option<u32>,
     /// Version of the program.
     pub version: String,
     /// Names this start of the hub: 32 hexadecimal digits.

@@ -7,7 +7,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use super::{JoinRequest, PROTOCOL};
+use super::known::Known;
+use super::{JoinRequest, PROTOCOL, Versions};
 
 /// The longest part of the parser's message that an error repeats: the message may quote a string of any length.
 const ECHOED_CHARS: usize = 400;
@@ -23,14 +24,29 @@ pub enum ParseError {
         /// The parser's message.
         reason: String,
     },
-    /// Its sender speaks another version of the protocol.
+    /// Its sender speaks other versions of the protocol.
     #[error(
-        "this hub speaks protocol {PROTOCOL}, the other end {}; install the same version at both ends",
+        "this hub speaks protocol {}, the other end {}; install the same version at both ends",
+        Versions::OURS,
         seen.map_or("none".to_owned(), |seen| seen.to_string())
     )]
     Protocol {
-        /// The version that the body names, if it names a version.
-        seen: Option<u64>,
+        /// The versions that the body names, if it names any.
+        seen: Option<Versions>,
+    },
+    /// Its sender also speaks a newer version than this hub, and says something in it that cannot be ignored.
+    #[error(
+        "{what}: {reason}; this hub speaks protocol {}, the other end {theirs}: what only the newer one knows cannot be \
+         ignored in the terms of a job; do without it, or install the newer version at the hub",
+        Versions::OURS
+    )]
+    Newer {
+        /// The expected request.
+        what: &'static str,
+        /// The parser's message.
+        reason: String,
+        /// The versions of the other end.
+        theirs: Versions,
     },
 }
 
@@ -44,27 +60,51 @@ pub fn parse_join(body: &[u8]) -> Result<JoinRequest, ParseError> {
     parse_versioned("join", body)
 }
 
-/// Parses a request that names its version. The version comes first: a request of another version may have other fields.
+/// Parses a request that names the versions of its sender. They come first: a request of another version may have other
+/// fields. Of a sender whose newest version is newer than this program's, fields that this program does not know are ignored,
+/// but not in the objects of the request.
 pub fn parse_versioned<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object")]
-    struct Version<'a> {
+    struct Named<'a> {
         // Not a `Value`: a tree of any JSON takes 16 times its bytes.
         #[serde(borrow)]
         protocol: Option<&'a RawValue>,
+        #[serde(borrow)]
+        protocol_lowest: Option<&'a RawValue>,
     }
-    let version: Version = serde_json::from_slice(body).map_err(|error| malformed(what, &error))?;
-    match version.protocol.and_then(|version| version.get().parse::<u64>().ok()) {
-        Some(protocol) if protocol == u64::from(PROTOCOL) => parse(what, body),
-        seen => Err(ParseError::Protocol { seen }),
+    let named: Named = serde_json::from_slice(body).map_err(|error| malformed(what, &error))?;
+    let number = |named: Option<&RawValue>| named.and_then(|named| named.get().parse::<u32>().ok());
+    let theirs = number(named.protocol).map(|newest| Versions::of(newest, number(named.protocol_lowest)));
+    let Some(theirs) = theirs.filter(|theirs| theirs.common(Versions::OURS).is_some()) else {
+        return Err(ParseError::Protocol { seen: theirs });
+    };
+    if theirs.highest <= PROTOCOL {
+        return parse(what, body);
     }
+    known(body).map_err(|error| ParseError::Newer { what, reason: excerpt(&error), theirs })
+}
+
+/// Parses a request of another hub of a job. No person writes it, and the hubs may be of two versions: fields that this program
+/// does not know are ignored, but not in the objects of the request.
+pub fn parse_from_hub<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
+    known(body).map_err(|error| malformed(what, &error))
+}
+
+fn known<T: DeserializeOwned>(body: &[u8]) -> Result<T, serde_json::Error> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let parsed = T::deserialize(Known(&mut json))?;
+    json.end().map(|()| parsed)
 }
 
 fn malformed(what: &'static str, error: &serde_json::Error) -> ParseError {
+    ParseError::Malformed { what, reason: excerpt(error) }
+}
+
+fn excerpt(error: &serde_json::Error) -> String {
     let said = error.to_string();
     // Line and column stand at the end; the beginning of a long error says more.
-    let reason = said.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c });
-    ParseError::Malformed { what, reason: reason.collect() }
+    said.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -86,12 +126,45 @@ mod tests {
     #[test]
     fn another_version_is_named_whatever_else_it_says() {
         let version = |body: &str| parse_join(body.as_bytes()).unwrap_err();
-        let (next, seen) = (PROTOCOL + 1, Some(u64::from(PROTOCOL) + 1));
+        let (next, seen) = (PROTOCOL + 1, Some(Versions::of(PROTOCOL + 1, None)));
         let body = format!(r#"{{"protocol": {next}, "rank": [[[]]]}}"#);
         assert_eq!(version(&body), ParseError::Protocol { seen });
         for none in [r#"{"protocol": "1"}"#, r#"{"protocol": -1}"#, r#"{"protocol": [1]}"#, "{}"] {
             assert_eq!(version(none), ParseError::Protocol { seen: None }, "{none}");
         }
+    }
+
+    /// The join of a member that also speaks the next version.
+    fn newer(rest: &str) -> String {
+        let next = PROTOCOL + 1;
+        join().replace(
+            &format!(r#""protocol":{PROTOCOL}"#),
+            &format!(r#""protocol":{next},"protocol_lowest":{PROTOCOL}{rest}"#),
+        )
+    }
+
+    #[test]
+    fn a_newer_member_may_say_more_and_not_about_the_job() {
+        let plain = parse_join(join().as_bytes()).unwrap();
+        let request = parse_join(newer(r#","flavour":{"of":["straw","berry"]}"#).as_bytes()).unwrap();
+        assert_eq!(request.versions().common(Versions::OURS), Some(PROTOCOL));
+        assert_eq!((request.rank, &request.terms), (plain.rank, &plain.terms));
+        let more = newer("").replace(r#""keys":[]"#, r#""keys":[],"flavour":1"#);
+        let why = parse_join(more.as_bytes()).unwrap_err();
+        assert!(matches!(why, ParseError::Newer { .. }), "{why}");
+        for words in ["unknown field `flavour`", "protocol 9, the other end 9 to 10", "cannot be ignored"] {
+            assert!(why.to_string().contains(words), "{why}");
+        }
+        let again = newer(r#","rank":1"#);
+        assert!(parse_join(again.as_bytes()).unwrap_err().to_string().contains("duplicate field"));
+        assert!(parse_join(format!("{} x", newer("")).as_bytes()).is_err(), "something behind it");
+    }
+
+    #[test]
+    fn ranges_that_do_not_meet_are_both_named() {
+        let body = format!(r#"{{"protocol":{},"protocol_lowest":{}}}"#, PROTOCOL + 2, PROTOCOL + 1);
+        let why = parse_join(body.as_bytes()).unwrap_err().to_string();
+        assert!(why.contains("protocol 9, the other end 10 to 11"), "{why}");
     }
 
     #[test]

@@ -21,7 +21,6 @@ pub struct Peers {
 
 /// Hub 0 gives this to a worker for the other hubs of the job.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Pass {
     /// The job's secret: 32 hexadecimal digits. Hubs show it to each other.
     pub secret: String,
@@ -44,7 +43,8 @@ impl std::fmt::Debug for Pass {
     }
 }
 
-/// `GET /v1/jobs/{job}/parts/{hub}/{hubs}`: the checkpoints that a hub has of its share.
+/// `GET /v1/jobs/{job}/parts/{hub}/{hubs}`: the checkpoints that a hub has of its share. With `/{round}` behind it, the hub
+/// first reads its part of that round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartsReply {
     /// Whether the hub writes checkpoints at all.
@@ -53,6 +53,9 @@ pub struct PartsReply {
     pub every: Option<u32>,
     /// The rounds of its files, ascending.
     pub rounds: Vec<Round>,
+    /// How the part is damaged that it was asked to read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damage: Option<String>,
 }
 
 /// `POST /v1/jobs/{job}/peers/hold`: finish no round until the release.
@@ -131,7 +134,6 @@ pub enum PartState {
 
 /// The rounds of which all hubs have a part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct WholeRounds {
     /// The latest of these rounds, ascending; at most two.
     pub rounds: Vec<Round>,
@@ -171,4 +173,55 @@ pub struct CheckpointRequest {
     pub secret: String,
     /// How long to wait for the round in flight.
     pub round_limit_ms: u64,
+}
+
+/// `POST /v1/jobs/{job}/peers/failed`: the job has failed at a hub, so that it fails at this one, too. To hub 0 from any other
+/// hub, and to the others from hub 0.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailedRequest {
+    /// The job's secret.
+    pub secret: String,
+    /// The reason, for the workers.
+    pub reason: String,
+}
+
+/// The reply to [`FailedRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedReply {
+    /// Whether the job's last state may still be saved here: its cores hold it.
+    pub saves: bool,
+    /// Of another hub than hub 0: the rounds of its chunks; nothing if it owns none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<RoundsInFlight>,
+}
+
+/// The rounds in flight of a hub's chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoundsInFlight {
+    /// That of the chunk that is furthest behind.
+    pub lowest: Round,
+    /// That of the chunk that is furthest ahead.
+    pub highest: Round,
+}
+
+/// `POST /v1/jobs/{job}/peers/last`: save the last state of a job that has [failed](FailedRequest), and forget the job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LastRequest {
+    /// The job's secret.
+    pub secret: String,
+    /// The state before this round, which no chunk of any hub is past; 0 if nothing is saved.
+    pub before: Round,
+    /// How the job ended, for people.
+    pub ended: String,
+    /// The rounds that all hubs are known to have.
+    pub whole: WholeRounds,
+}
+
+/// The reply to [`LastRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastReply {
+    /// Length of the part that is on the disk; 0 if the hub owns no chunk, or nothing is saved.
+    pub bytes: u64,
 }

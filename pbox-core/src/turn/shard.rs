@@ -109,9 +109,14 @@ pub(crate) trait Pace: Sized {
         round: Round,
     ) -> Option<Finished>;
 
-    /// Ends a chunk's round in flight with the pushes that are in, in a job that is over: nobody is answered. False where
-    /// rounds of this pace cannot be ended like this.
-    fn end_round<M: Mode>(_shard: &mut ShardOf<Self, M>, _kernels: &Kernels, _place: usize) -> bool {
+    /// Ends a chunk's rounds before `before` with the pushes that are in, in a job that is over: nobody is answered. False
+    /// where rounds of this pace cannot be ended like this.
+    fn end_rounds<M: Mode>(
+        _shard: &mut ShardOf<Self, M>,
+        _kernels: &Kernels,
+        _place: usize,
+        _before: Round,
+    ) -> bool {
         false
     }
 
@@ -235,12 +240,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// The state before round `before`, which no chunk is past, of a job that is over. Chunks that are behind end their rounds
     /// with the pushes that are in.
     pub fn last_state(&mut self, kernels: &Kernels, before: Round) -> Result<SnapshotPart, String> {
-        for place in 0..self.keys.len() {
-            while self.pace.round(place) < before {
-                if !P::end_round(self, kernels, place) {
-                    return Err("some chunks are a round behind others".to_owned());
-                }
-            }
+        if !(0..self.keys.len()).all(|place| P::end_rounds(self, kernels, place, before)) {
+            return Err("its weights are at the hubs above".to_owned());
         }
         let ShardOf { stages, snapshots, keys, .. } = self;
         snapshots.apart(|values| {

@@ -99,8 +99,8 @@ impl<M: Mode> Staged<M> {
         gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
     }
 
-    /// Sums the pushes of `ranks` and steps a chunk in `round`. `number` counts the chunk's steps from 1. In round 0,
-    /// when weights are kept, the first push becomes the weights.
+    /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. `number` counts the chunk's steps
+    /// from 1. In round 0, when weights are kept, the first push becomes the weights.
     ///
     /// # Safety
     /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
@@ -109,17 +109,37 @@ impl<M: Mode> Staged<M> {
         &mut self,
         kernels: &Kernels,
         place: usize,
-        mut ranks: impl Iterator<Item = u32> + Clone,
+        ranks: impl Iterator<Item = u32> + Clone,
         round: Round,
         number: Round,
     ) {
-        let Staged { chunks, gradients, steps, read, weights, reply } = self;
+        // SAFETY: the caller guarantees it.
+        let workers = unsafe { self.last_step(kernels, place, ranks, round, number) };
+        let Staged { chunks, read, weights, reply, .. } = self;
+        reply.prepare(Stepped { kernels, chunk: &chunks[place], place, round, workers }, read, weights);
+    }
+
+    /// The same for a job that is over: its workers may still read the answers of the round before. Returns the number of
+    /// workers in the sum.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    #[inline]
+    pub unsafe fn last_step(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        mut ranks: impl Iterator<Item = u32> + Clone,
+        round: Round,
+        number: Round,
+    ) -> u32 {
+        let Staged { chunks, gradients, steps, read, weights, .. } = self;
         let chunk = &chunks[place];
         let mut workers = 0;
         typed!(chunk.dtype, E => {
             let weights = weights.elements_mut::<E>(place);
             if round == Round(0) && steps.broadcasts() {
-                let Some(first) = ranks.next() else { return };
+                let Some(first) = ranks.next() else { return 0 };
                 // SAFETY: the caller guarantees it.
                 read.begin(chunk, unsafe { gradients.push(first, chunk.push) }, weights);
                 steps.begin(chunk, weights);
@@ -133,7 +153,7 @@ impl<M: Mode> Staged<M> {
                 read.sum(kernels, chunk, place, round, pushes, step);
             }
         });
-        reply.prepare(Stepped { kernels, chunk, place, round, workers }, read, weights);
+        workers
     }
 
     /// The span to post to a worker, like [`Reply::answer`].

@@ -46,9 +46,18 @@ fn generation_name(job: &str, round: Round) -> String {
 
 /// The name of the state of a job, or of a share's part of it, that has NaN or infinity in it.
 pub(super) fn not_finite_name(job: &str, share: Share) -> String {
+    aside_name(job, "not-finite", share)
+}
+
+/// The name of the last checkpoint, or part of one, that could not be read.
+pub(super) fn damaged_name(job: &str, share: Share) -> String {
+    aside_name(job, "damaged", share)
+}
+
+fn aside_name(job: &str, why: &str, share: Share) -> String {
     match share.is_whole() {
-        true => format!("{job}@not-finite.safetensors"),
-        false => format!("{job}@not-finite.hub{}of{}.safetensors", share.hub, share.hubs),
+        true => format!("{job}@{why}.safetensors"),
+        false => format!("{job}@{why}.hub{}of{}.safetensors", share.hub, share.hubs),
     }
 }
 
@@ -108,7 +117,7 @@ impl CheckpointStore {
 
     /// Gives a damaged file another name, so that it does not become a generation; says so.
     fn put_aside(&self, job: &str, newest: &Path, error: &CheckpointError) -> String {
-        let aside = self.file(&format!("{job}@damaged.safetensors"));
+        let aside = self.file(&damaged_name(job, Share::WHOLE));
         match std::fs::rename(newest, &aside) {
             Ok(()) => format!("{error} (it is {} now)", aside.display()),
             Err(failed) => format!("{error} (giving it the name {} failed: {failed})", aside.display()),
@@ -183,6 +192,8 @@ mod tests {
         assert_eq!(named("a@7.safetensors"), Some(("a".into(), Some(Round(7)))));
         assert_eq!(named("a@7.hub0of2.safetensors"), Some(("a".into(), Some(Round(7)))));
         assert_eq!(named("a@not-finite.safetensors"), None);
-        assert_eq!(named("a@not-finite.hub0of2.safetensors"), None);
+        let part = Share { hub: 0, hubs: 2, ..Share::WHOLE };
+        assert_eq!(named(&not_finite_name("a", part)), None);
+        assert_eq!(named(&damaged_name("a", part)), None);
     }
 }

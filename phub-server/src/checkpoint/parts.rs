@@ -5,12 +5,15 @@
 //!
 //! Shared by the threads that save and load. Must not know other hubs.
 
+use std::fs::File;
 use std::path::PathBuf;
 
 use pbox_core::{Key, Optimizer, Piece, Restored, Round, Share};
 
 use super::error::CheckpointError;
+use super::generations::damaged_name;
 use super::part_name::PartName;
+use super::read::check_digest;
 use super::store::CheckpointStore;
 
 /// Whose part it is.
@@ -60,6 +63,39 @@ impl CheckpointStore {
             seen if seen == round => Ok(restored),
             seen => Err(CheckpointError::PartRound { path, seen, expected: round }),
         }
+    }
+
+    /// Whether the part of a round is damaged, and how. Reads it whole, and keeps nothing of it. What else may be wrong with it,
+    /// [`load_part`](Self::load_part) says.
+    pub fn damage(&self, job: &str, share: Share, round: Round) -> Result<Option<String>, CheckpointError> {
+        let path = self.file_of(job, share, round)?;
+        let checked = match std::fs::metadata(&path) {
+            Ok(found) if !found.is_file() => return Ok(Some(CheckpointError::NotAFile { path }.to_string())),
+            Ok(found) => File::open(&path).map(|file| check_digest(file, found.len())),
+            Err(error) => Err(error),
+        };
+        match checked {
+            Ok(Ok(())) => Ok(None),
+            Ok(Err(error)) => {
+                let error = CheckpointError::Decode { path, error };
+                Ok(error.is_damage().then(|| error.to_string()))
+            }
+            Err(error) => Ok(Some(CheckpointError::Read { path, error }.to_string())),
+        }
+    }
+
+    /// Gives the damaged parts of rounds after `round` another name: the job goes on from `round`, and will write the later
+    /// ones again.
+    pub fn put_parts_aside(&self, job: &str, share: Share, round: Round) -> Result<(), CheckpointError> {
+        for later in self.rounds(job, share)?.into_iter().filter(|&later| later > round) {
+            if let Some(why) = self.damage(job, share, later)? {
+                let aside = self.file(&damaged_name(job, share));
+                std::fs::rename(self.file_of(job, share, later)?, &aside)
+                    .map_err(|error| self.failed("giving a damaged part another name", error))?;
+                tracing::warn!(job, why, "a damaged checkpoint is {} now", aside.display());
+            }
+        }
+        Ok(())
     }
 
     /// The file of a job, or of a share's part of a round.

@@ -54,16 +54,11 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         return Err(DecodeError::Dtype { name: name.clone(), seen: dtype.name() });
     }
 
-    let mut hash = Xxh3::new();
-    header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(&NO_DIGEST);
-    hash.update(&header);
+    let mut hash = begin_digest(&mut header);
     let value_bytes = file_bytes - header.len() as u64;
     drop(header);
     let values = read_values(file, value_bytes, file_bytes, &mut hash)?;
-    let computed = digest_text(&hash);
-    if metadata.digest != computed {
-        return Err(DecodeError::Digest { written: excerpt(&metadata.digest), computed });
-    }
+    compare(&metadata, &hash)?;
 
     Ok(Decoded {
         round: round(&metadata.round)?,
@@ -74,6 +69,44 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         tensors,
         values,
     })
+}
+
+/// Reads a checkpoint as [`decode`] does, and keeps nothing of it: is it as it was written?
+pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), DecodeError> {
+    let mut header = read_header(&mut file, file_bytes)?;
+    let metadata = metadata(&header)?;
+    let mut hash = begin_digest(&mut header);
+    let (mut seen, mut piece) = (header.len() as u64, vec![0; PIECE_BYTES]);
+    loop {
+        match file.read(&mut piece) {
+            Ok(0) => break,
+            Ok(read) => {
+                hash.update(&piece[..read]);
+                seen += read as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if seen != file_bytes {
+        return Err(DecodeError::Ended { seen, expected: file_bytes });
+    }
+    compare(&metadata, &hash)
+}
+
+/// The digest of a file is that of its bytes with [`NO_DIGEST`] in its own place.
+fn begin_digest(header: &mut [u8]) -> Xxh3 {
+    let mut hash = Xxh3::new();
+    header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(&NO_DIGEST);
+    hash.update(header);
+    hash
+}
+
+fn compare(metadata: &Metadata, hash: &Xxh3) -> Result<(), DecodeError> {
+    match digest_text(hash) {
+        computed if metadata.digest == computed => Ok(()),
+        computed => Err(DecodeError::Digest { written: excerpt(&metadata.digest), computed }),
+    }
 }
 
 /// What the beginning of a checkpoint file says.

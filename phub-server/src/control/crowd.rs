@@ -6,6 +6,16 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+/// The address of a request's client, as it is [counted](counted_as).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClientAddress(pub IpAddr);
+
+impl ClientAddress {
+    pub fn new(from: SocketAddr) -> Self {
+        ClientAddress(counted_as(from.ip()))
+    }
+}
+
 /// The open connections of each address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Crowd(Arc<Mutex<HashMap<IpAddr, usize>>>);

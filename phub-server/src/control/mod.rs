@@ -29,6 +29,7 @@ use tokio::sync::Semaphore;
 
 use crate::registry::{Refusal, Registry, Sent};
 use body::{Parts, Received};
+use crowd::ClientAddress;
 use guard::Sees;
 
 pub(crate) use guard::Guard;
@@ -53,6 +54,7 @@ POST /v1/jobs/{job}/leave           a worker is done
 POST /v1/jobs/{job}/stop            stop the job, after its checkpoint (no body)
 POST /v1/drain                      take no more jobs, and end with the last (no body)
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}   the rounds whose checkpoint this hub has a part of
+GET  /v1/jobs/{job}/parts/{hub}/{hubs}/{round}   the same, and whether the part of a round is damaged
 POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job, with its secret
 ";
 
@@ -136,7 +138,12 @@ async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> 
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::page(&hub)).into_response()
 }
 
-async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+async fn join(
+    State(desk): State<Desk>,
+    Extension(ClientAddress(from)): Extension<ClientAddress>,
+    Path(job): Path<String>,
+    request: Request,
+) -> Answer {
     let received = desk.read(desk.limits.join_bytes, request).await?;
     // Most joins are small, and many come at once.
     let is_small = received.bytes.len() <= desk.limits.small_bytes;
@@ -144,7 +151,7 @@ async fn join(State(desk): State<Desk>, Path(job): Path<String>, request: Reques
     // Parsing has its own thread: a manifest may have 256 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
-    let joined = desk.registry.join(job, request).await?;
+    let joined = desk.registry.join_from(job, request, Some(from)).await?;
     drop(promise);
     done(&joined)
 }
@@ -227,7 +234,7 @@ impl From<ParseError> for Refusal {
     fn from(error: ParseError) -> Self {
         match error {
             ParseError::Malformed { .. } => Refusal::Bad(error.to_string()),
-            ParseError::Protocol { .. } => Refusal::Conflict(error.to_string()),
+            ParseError::Protocol { .. } | ParseError::Newer { .. } => Refusal::Conflict(error.to_string()),
         }
     }
 }

@@ -5,13 +5,13 @@
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::routing::{get, post};
-use pbox_core::Share;
-use pbox_core::control::parse;
+use pbox_core::control::parse_from_hub;
+use pbox_core::{Round, Share};
 use serde::Deserialize;
 
 use super::{Answer, Desk, done, nothing, to_its_end};
 
-const VERBS: [&str; 6] = ["hold", "release", "written", "arrived", "lost", "checkpoint"];
+const VERBS: [&str; 8] = ["hold", "release", "written", "arrived", "lost", "checkpoint", "failed", "last"];
 
 /// The parts that every request of a hub has.
 #[derive(Deserialize)]
@@ -23,12 +23,21 @@ struct Shown {
 pub(super) fn routes() -> Router<Desk> {
     Router::new()
         .route("/v1/jobs/{job}/parts/{hub}/{hubs}", get(parts))
+        .route("/v1/jobs/{job}/parts/{hub}/{hubs}/{round}", get(check_part))
         .route("/v1/jobs/{job}/peers/{verb}", post(peers))
 }
 
 async fn parts(State(desk): State<Desk>, Path((job, hub, hubs)): Path<(String, u32, u32)>) -> Answer {
     let share = Share { hub, hubs, ..Share::WHOLE };
-    done(&desk.registry.parts(job, share).await?)
+    done(&desk.registry.parts(job, share, None).await?)
+}
+
+async fn check_part(
+    State(desk): State<Desk>,
+    Path((job, hub, hubs, round)): Path<(String, u32, u32, u32)>,
+) -> Answer {
+    let share = Share { hub, hubs, ..Share::WHOLE };
+    done(&desk.registry.parts(job, share, Some(Round(round))).await?)
 }
 
 async fn peers(
@@ -41,15 +50,22 @@ async fn peers(
     let registry = desk.registry;
     to_its_end(async move {
         let body = &received.bytes;
-        let Shown { secret } = parse(verb, body)?;
+        let Shown { secret } = parse_from_hub(verb, body)?;
+        if matches!(verb, "failed" | "last") {
+            let id = registry.of_peer_at_end(&job, &secret)?;
+            return match verb {
+                "failed" => done(&registry.failed_elsewhere(id, parse_from_hub(verb, body)?).await?),
+                _ => done(&registry.save_part(id, parse_from_hub(verb, body)?).await?),
+            };
+        }
         let id = registry.of_peer(&job, &secret)?;
         match verb {
-            "hold" => done(&registry.held_by_lead(id, parse(verb, body)?).await?),
-            "release" => nothing(registry.released_by_lead(id, parse(verb, body)?).await),
-            "written" => done(&registry.written(id, parse(verb, body)?).await?),
-            "arrived" => nothing(registry.arrived(id, parse(verb, body)?)),
-            "lost" => nothing(registry.lost_elsewhere(id, parse(verb, body)?)),
-            _ => done(&registry.checkpoint_for_peer(id, parse(verb, body)?).await?),
+            "hold" => done(&registry.held_by_lead(id, parse_from_hub(verb, body)?).await?),
+            "release" => nothing(registry.released_by_lead(id, parse_from_hub(verb, body)?).await),
+            "written" => done(&registry.written(id, parse_from_hub(verb, body)?).await?),
+            "arrived" => nothing(registry.arrived(id, parse_from_hub(verb, body)?)),
+            "lost" => nothing(registry.lost_elsewhere(id, parse_from_hub(verb, body)?)),
+            _ => done(&registry.checkpoint_for_peer(id, parse_from_hub(verb, body)?).await?),
         }
     })
     .await

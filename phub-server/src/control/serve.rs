@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::crowd::Crowd;
+use super::crowd::{ClientAddress, Crowd};
 use super::limits::ControlLimits;
 use crate::seldom::Seldom;
 
@@ -57,7 +57,8 @@ pub(crate) async fn serve(
                     };
                     match place {
                         Ok(place) => {
-                            let connection = connections.watch(connection(stream, router.clone(), limits));
+                            let router = router.clone().layer(Extension(ClientAddress::new(from)));
+                            let connection = connections.watch(connection(stream, router, limits));
                             tokio::spawn(async {
                                 if let Err(error) = connection.await {
                                     tracing::debug!(%error, "a connection to the control port ended");

@@ -27,7 +27,7 @@ pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(2);
 
 /// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a
 /// slow disk.
-pub(super) const WRITE_LIMIT: Duration = Duration::from_secs(3600);
+pub(super) const DISK_LIMIT: Duration = Duration::from_secs(3600);
 
 /// The checkpoints of one job.
 #[derive(Debug, Default)]
@@ -70,9 +70,9 @@ impl Registry {
 
     /// Writes the checkpoints that can be written before the hub stops. Not on the control thread.
     pub fn save_all(self: &Arc<Self>) {
-        let save = async { tokio::time::timeout(WRITE_LIMIT, self.checkpoint_all()).await };
+        let save = async { tokio::time::timeout(DISK_LIMIT, self.checkpoint_all()).await };
         if self.runtime.block_on(save).is_err() {
-            tracing::warn!("checkpoints were not written within {WRITE_LIMIT:?}");
+            tracing::warn!("checkpoints were not written within {DISK_LIMIT:?}");
         }
     }
 
@@ -100,7 +100,7 @@ impl Registry {
     ) -> Result<CheckpointReply, String> {
         let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.hubs.peers)))?;
         if !leads {
-            let lead = Peers { limit: limit + WRITE_LIMIT, ..(*peers).clone() };
+            let lead = Peers { limit: limit + DISK_LIMIT, ..(*peers).clone() };
             let (secret, round_limit_ms) = (lead.secret.show(), limit.as_millis() as u64);
             let request = CheckpointRequest { secret, round_limit_ms };
             return lead.ask(0, "checkpoint", "write a checkpoint", &request).await;

@@ -2,6 +2,7 @@
 //!
 //! Owned by the registry, under its lock. Decides nothing about cores and connections.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -96,6 +97,8 @@ pub(crate) struct Job {
     pub wire: Wire,
     /// The memory that it was promised, in bytes.
     pub promised: u64,
+    /// The address of the worker that made it.
+    pub owner: Option<IpAddr>,
     /// How many keys it has, and their bytes.
     model: (usize, u64),
     pub cores: Arc<Cores>,
@@ -147,6 +150,7 @@ impl Job {
             name: hubs.peers.job.clone(),
             terms,
             promised: 0,
+            owner: None,
             model: (wire.layout().keys().len(), wire.layout().model_bytes()),
             wire,
             cores,

@@ -1,9 +1,10 @@
 //! Joining: the checks of a request, tokens, and the connection to the data path.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use fabric::{RecvWindow, SendWindow, Span, Spans, any};
-use pbox_core::control::{JobState, JoinReply, JoinRequest, check_job_name};
+use pbox_core::control::{JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_job_name};
 use pbox_core::{JobId, Share, Wire};
 
 use super::above::MAX_DEPTH;
@@ -29,9 +30,14 @@ pub(crate) struct Admission {
 }
 
 impl Registry {
-    /// Lets a worker in. The first worker of a name makes the job. A worker that comes back may be here before the hub has
+    /// Lets a worker in, which asks from this address. The first worker of a name makes the job. A worker that comes back may be here before the hub has
     /// noticed that its former self is gone: if the job goes on without lost workers, the join waits for that.
-    pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
+    pub async fn join_from(
+        self: &Arc<Self>,
+        name: String,
+        request: JoinRequest,
+        from: Option<IpAddr>,
+    ) -> Result<JoinReply, Refusal> {
         check_request(&name, &request).map_err(Refusal::Bad)?;
         let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {
@@ -49,7 +55,7 @@ impl Registry {
             freed.as_mut().enable(); // before `try_join`, so that no wake-up is missed
             // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
-            let joining = move || registry.try_join(&asked.0, &asked.1);
+            let joining = move || registry.try_join(&asked.0, &asked.1, from);
             let answer = match relays {
                 // The threads for joins are few. This join waits for joins at other hubs, or at this hub itself.
                 true => {
@@ -69,8 +75,19 @@ impl Registry {
         }
     }
 
+    /// The same for a worker of whom nobody asks where it is.
+    #[cfg(test)]
+    pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
+        self.join_from(name, request, None).await
+    }
+
     /// `None` while another thread makes the job.
-    fn try_join(self: &Arc<Self>, name: &str, request: &JoinRequest) -> Result<Option<JoinReply>, Refusal> {
+    fn try_join(
+        self: &Arc<Self>,
+        name: &str,
+        request: &JoinRequest,
+        from: Option<IpAddr>,
+    ) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
         if inner.making.contains_key(name) {
             return Ok(None);
@@ -78,7 +95,8 @@ impl Registry {
         if !inner.stopping && !inner.names.contains_key(name) {
             self.check_takes_jobs(name)?;
             self.check_number_of_jobs(&inner, name)?;
-            let making = self.reserve(&mut inner, name);
+            self.check_jobs_of(&inner, name, from)?;
+            let making = self.reserve(&mut inner, name, from);
             drop(inner);
             let made = self.make(&making, name, request);
             inner = self.lock();
@@ -125,6 +143,7 @@ impl Registry {
         request.reached.into_iter().for_each(|round| job.has_reached(round));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
+            protocol: request.versions().common(Versions::OURS).unwrap_or(PROTOCOL),
             token: format!("{:032x}", u128::from_be_bytes(token)),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
             placement: job.cores.placement.digest(),

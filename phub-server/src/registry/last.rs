@@ -6,20 +6,25 @@
 //!                              that are in --> parts --> file --> the job's memory goes, its name is free again
 //! ```
 //!
-//! Of a job over one hub, in which workers step together and nothing is compressed. Any other job goes on from its last
-//! checkpoint.
+//! Of a job over several hubs, hub 0 decides on the round ([`hubs::last`](super::hubs)). A hub below other hubs has no state:
+//! the hubs above save it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use pbox_core::control::{CheckpointReply, JobState};
-use pbox_core::{
-    Consistency, Front, JobId, Layout, LearningRates, Optimizer, Piece, Round, Share, Snapshot, SnapshotPart,
+use pbox_core::control::{
+    CheckpointReply, FailedReply, FailedRequest, JobState, LastReply, LastRequest, RoundsInFlight,
+    WholeRounds,
 };
-use tokio::sync::oneshot;
+use pbox_core::{
+    Front, JobId, Layout, LearningRates, Optimizer, Piece, Round, Share, Snapshot, SnapshotPart,
+};
+use tokio::sync::{mpsc, oneshot};
 
-use super::checkpoint::WRITE_LIMIT;
+use super::checkpoint::DISK_LIMIT;
 use super::cut::answers;
+use super::hubs::agreement::is_needed;
+use super::hubs::{Ending, Order, Peers};
 use super::job::Job;
 use super::{Registry, on_thread};
 
@@ -31,24 +36,32 @@ pub(super) struct Last {
     cores: Vec<usize>,
     fronts: Vec<oneshot::Receiver<Option<Front>>>,
     layout: Arc<Layout>,
+    share: Share,
     pieces: Vec<Piece>,
     optimizer: Optimizer,
     rates: LearningRates,
+    peers: Arc<Peers>,
     /// The round of its last checkpoint.
     saved: Round,
+    /// Which rounds all hubs have.
+    whole: WholeRounds,
     writing: Arc<Mutex<()>>,
+    /// At another hub than hub 0: what hub 0 asks.
+    orders: mpsc::Receiver<Order>,
 }
 
 impl Registry {
-    /// Holds a job that is about to fail, if its state can be saved. Under the lock.
-    pub(super) fn hold_last(&self, job: &Job, reason: &str) -> Option<Last> {
-        let level = &job.terms.level;
-        let can_end = level.consistency == Consistency::Bsp && level.compression.is_none();
-        let is_alone = job.hubs.share.is_whole() && job.above.is_none();
+    /// Holds a job that is about to fail, if its state is saved here. Under the lock.
+    pub(super) fn hold_last(&self, job: &mut Job, reason: &str) -> Option<Last> {
         let id = job.id;
-        if self.store.is_none() || job.state() != JobState::Running || !can_end || !is_alone {
+        if self.store.is_none() || job.state() != JobState::Running || job.above.is_some() {
             return None;
         }
+        let (order, orders) = mpsc::channel(1);
+        job.hubs.ending = Some(if job.hubs.leads() { Ending::Leads } else { Ending::Follows(order) });
+        let checkpoint = job.checkpoints.last.as_ref().map(|last| last.round);
+        let hubs = &job.hubs;
+        let newest = if hubs.share.is_whole() { checkpoint } else { hubs.whole.rounds.last().copied() };
         Some(Last {
             id,
             name: job.name.clone(),
@@ -56,11 +69,15 @@ impl Registry {
             cores: job.cores.numbers.clone(),
             fronts: self.ask_cores(job, move |thread| thread.core.hold(id)),
             layout: Arc::clone(job.wire.layout()),
-            pieces: job.hubs.pieces.clone(),
+            share: hubs.share,
+            pieces: hubs.pieces.clone(),
             optimizer: job.terms.optimizer,
             rates: job.learning_rates.clone(),
-            saved: job.checkpoints.last.as_ref().map_or(job.first_round, |last| last.round),
+            peers: Arc::clone(&hubs.peers),
+            saved: newest.unwrap_or(job.first_round),
+            whole: hubs.whole.clone(),
             writing: Arc::clone(&job.checkpoints.writing),
+            orders,
         })
     }
 
@@ -69,14 +86,21 @@ impl Registry {
         let Some(registry) = self.me.upgrade() else { return };
         self.runtime.spawn(async move {
             let (id, name, cores) = (last.id, last.name.clone(), last.cores.clone());
-            let saved = registry.write_last(last).await;
+            let saved = match last.share.hub {
+                0 => registry.lead_last(last).await,
+                _ => registry.follow_last(last).await,
+            };
             for core in cores {
                 registry.cores[core].tell(move |thread| thread.remove_job(id));
             }
             let mut inner = registry.lock();
             inner.making.remove(&name);
             registry.freed.notify_waiters();
-            let checkpoints = inner.jobs.get_mut(&id).map(|job| &mut job.checkpoints);
+            let job = inner.jobs.get_mut(&id);
+            let checkpoints = job.map(|Job { hubs, checkpoints, .. }| {
+                hubs.ending = None;
+                checkpoints
+            });
             match (saved, checkpoints) {
                 (Ok(Some(reply)), checkpoints) => {
                     tracing::info!(job = name, round = reply.round.0, "the failed job's last state is saved");
@@ -105,21 +129,91 @@ impl Registry {
                 freed.await;
             }
         };
-        let in_time = async { tokio::time::timeout(WRITE_LIMIT, saved).await };
+        let in_time = async { tokio::time::timeout(DISK_LIMIT, saved).await };
         if self.runtime.block_on(in_time).is_err() {
-            tracing::warn!("the last states of jobs were not saved within {WRITE_LIMIT:?}");
+            tracing::warn!("the last states of jobs were not saved within {DISK_LIMIT:?}");
         }
     }
 
-    /// Nothing where there is nothing new.
-    async fn write_last(self: &Arc<Self>, last: Last) -> Result<Option<CheckpointReply>, String> {
-        let fronts: Vec<Front> = answers(last.fronts).await?.into_iter().flatten().collect();
-        let lowest = fronts.iter().map(|front| front.lowest).min().unwrap_or_default();
-        let before = fronts.iter().map(|front| front.highest).max().unwrap_or_default();
-        if lowest == Round(0) || before <= last.saved {
+    /// Hub 0 has all hubs save the state before the highest round of any chunk; a job on one hub has no others. Nothing
+    /// where there is nothing new.
+    async fn lead_last(self: &Arc<Self>, mut last: Last) -> Result<Option<CheckpointReply>, String> {
+        let own = last.rounds().await?;
+        let (own_highest, saved) = (own.map(|rounds| rounds.highest), last.saved);
+        let secret = last.peers.secret.show();
+        let failed = FailedRequest { secret: secret.clone(), reason: last.reason.clone() };
+        let replies = last.peers.ask_all::<FailedReply>("failed", "end the job", failed).await;
+        let rounds = last.of_all(own, replies);
+        let before = match &rounds {
+            Ok(Some(RoundsInFlight { lowest, highest })) if *lowest > Round(0) && *highest > last.saved => {
+                *highest
+            }
+            _ => Round(0),
+        };
+        let mut ended = format!("failed: {}", last.reason);
+        if let Ok(Some(RoundsInFlight { lowest, .. })) = rounds
+            && lowest < before
+        {
+            let round = before.0 - 1;
+            ended = format!("{ended}; round {round} was ended with the gradients that had come");
+        }
+        let request = LastRequest { secret, before, ended, whole: last.whole.clone() };
+        let others = Arc::new(Peers { limit: DISK_LIMIT, ..(*last.peers).clone() });
+        let of_others =
+            others.ask_all::<LastReply>("last", "save its part of the last state", request.clone());
+        let (own, of_others) = tokio::join!(self.write_last(last, &request), of_others);
+        match rounds {
+            // A hub that stops has forgotten its part, and has had all hubs write a checkpoint before.
+            Err(_) if own_highest.is_some_and(|highest| highest <= saved) => return Ok(None),
+            rounds => rounds?,
+        };
+        let Some(mut reply) = own? else { return Ok(None) };
+        for of_hub in of_others {
+            reply.bytes += of_hub?.bytes;
+        }
+        Ok(Some(reply))
+    }
+
+    /// Another hub than hub 0 tells hub 0 that the job has failed, and does what hub 0 then asks.
+    async fn follow_last(self: &Arc<Self>, mut last: Last) -> Result<Option<CheckpointReply>, String> {
+        let own = last.rounds().await?;
+        let failed = FailedRequest { secret: last.peers.secret.show(), reason: last.reason.clone() };
+        let told: FailedReply = last.peers.ask(0, "failed", "save the job's last state", &failed).await?;
+        let lead = format!("hub 0 of the job, at {},", last.peers.name(0));
+        if !told.saves {
+            return Err(format!("{lead} saves no last state (its log says why)"));
+        }
+        // Hub 0 asks all hubs for their rounds, and waits for each at most for the limit.
+        let limit = 3 * last.peers.limit;
+        loop {
+            match tokio::time::timeout(limit, last.orders.recv()).await {
+                Ok(Some(Order::Rounds(done))) => drop(done.send(own)), // hub 0 may have hung up
+                Ok(Some(Order::Save(request, done))) => {
+                    let saved = self.write_last(last, &request).await;
+                    let bytes = saved.as_ref().map(|saved| saved.as_ref().map_or(0, |reply| reply.bytes));
+                    let _ = done.send(bytes.map_err(Clone::clone));
+                    return saved;
+                }
+                Ok(None) | Err(_) => {
+                    let seconds = limit.as_secs_f64();
+                    return Err(format!(
+                        "{lead} did not say within {seconds:.1} s which round all hubs save"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Writes this hub's part, or the whole, where there is one.
+    async fn write_last(
+        self: &Arc<Self>,
+        last: Last,
+        LastRequest { before, ended, whole, .. }: &LastRequest,
+    ) -> Result<Option<CheckpointReply>, String> {
+        let (id, before, share) = (last.id, *before, last.share);
+        if before == Round(0) || last.pieces.is_empty() {
             return Ok(None);
         }
-        let id = last.id;
         let ask = |&core: &usize| {
             let (done, answer) = oneshot::channel();
             self.cores[core].tell(move |thread| drop(done.send(thread.core.last_state(id, before))));
@@ -129,21 +223,52 @@ impl Registry {
         let parts = parts.into_iter().flatten().collect::<Result<Vec<SnapshotPart>, String>>()?;
         let rates = last.rates.changes_from(before);
         let snapshot = Snapshot::of_share(last.layout, last.pieces, last.optimizer, before, rates, parts);
-        let mut ended = format!("failed: {}", last.reason);
-        if lowest < before {
-            let round = before.0 - 1;
-            ended = format!("{ended}; round {round} was ended with the gradients that had come");
-        }
-        let snapshot = snapshot.map_err(|error| error.to_string())?.with_end(ended);
-        let (registry, name, writing) = (Arc::clone(self), last.name, last.writing);
+        let snapshot = snapshot.map_err(|error| error.to_string())?.with_end(ended.clone());
+        let (registry, name, writing, whole) = (Arc::clone(self), last.name, last.writing, whole.clone());
         let write = move || {
             let _writing = writing.lock();
             let start = Instant::now();
             let store = registry.store.as_ref().expect("looked at before the hold");
-            let bytes = store.save(&name, Share::WHOLE, &snapshot)?;
+            let bytes = store.save(&name, share, &snapshot)?;
+            if !share.is_whole() {
+                store.keep_parts(&name, share, |round| round == before || is_needed(&whole, round))?;
+            }
             let milliseconds = start.elapsed().as_millis() as u64;
             Ok(CheckpointReply { round: before, bytes, milliseconds, error_before: None })
         };
         on_thread("phub-checkpoint", write).await?.map(Some)
     }
+}
+
+impl Last {
+    /// The rounds of this hub's chunks, which stand still; nothing without chunks.
+    async fn rounds(&mut self) -> Result<Option<RoundsInFlight>, String> {
+        let fronts = answers(std::mem::take(&mut self.fronts)).await?;
+        let rounds = fronts.into_iter().flatten();
+        Ok(rounds.map(|Front { lowest, highest }| RoundsInFlight { lowest, highest }).reduce(both))
+    }
+
+    /// The rounds of the chunks of all hubs.
+    fn of_all(
+        &self,
+        own: Option<RoundsInFlight>,
+        others: Vec<Result<FailedReply, String>>,
+    ) -> Result<Option<RoundsInFlight>, String> {
+        let mut all = own;
+        for (hub, reply) in self.peers.others().zip(others) {
+            let FailedReply { saves, rounds } = reply?;
+            if !saves {
+                return Err(format!(
+                    "hub {hub} of the job, at {}, has forgotten its part of the state (its log says why)",
+                    self.peers.name(hub)
+                ));
+            }
+            all = all.into_iter().chain(rounds).reduce(both);
+        }
+        Ok(all)
+    }
+}
+
+fn both(a: RoundsInFlight, b: RoundsInFlight) -> RoundsInFlight {
+    RoundsInFlight { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) }
 }

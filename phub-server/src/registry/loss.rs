@@ -40,7 +40,9 @@ impl Registry {
     pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
-        let last = self.hold_last(job, reason);
+        // A hub that stops cannot ask the others of a job: they have written a checkpoint together before.
+        let is_asked = !inner.stopping || job.hubs.share.is_whole();
+        let last = if is_asked { self.hold_last(job, reason) } else { None };
         job.fail(reason, inner.stopping);
         inner.names.remove(&job.name);
         match job.above.take() {

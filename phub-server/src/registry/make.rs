@@ -6,6 +6,7 @@
 //!    lock          lock                                    lock                            lock
 //! ```
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use fabric::SendWindow;
@@ -28,6 +29,8 @@ pub(super) struct Load {
     bytes: u64,
     /// The memory that it was promised.
     pub promised: u64,
+    /// Whose job it will be.
+    pub owner: Option<IpAddr>,
 }
 
 /// A name that is reserved while its job is made. When this is dropped, other workers of that name try again.
@@ -36,6 +39,7 @@ pub(super) struct Making<'a> {
     registry: &'a Registry,
     id: JobId,
     name: Option<&'a str>,
+    owner: Option<IpAddr>,
 }
 
 impl Making<'_> {
@@ -67,12 +71,17 @@ pub(super) struct Made {
 }
 
 impl Registry {
-    /// Reserves a name: nobody else makes a job of this name meanwhile.
-    pub(super) fn reserve<'a>(&'a self, inner: &mut Inner, name: &'a str) -> Making<'a> {
+    /// Reserves a name for this owner: nobody else makes a job of this name meanwhile.
+    pub(super) fn reserve<'a>(
+        &'a self,
+        inner: &mut Inner,
+        name: &'a str,
+        owner: Option<IpAddr>,
+    ) -> Making<'a> {
         let id = JobId(inner.next_job);
         inner.next_job += 1;
-        inner.making.insert(name.to_owned(), Load::default());
-        Making { registry: self, id, name: Some(name) }
+        inner.making.insert(name.to_owned(), Load { owner, ..Load::default() });
+        Making { registry: self, id, name: Some(name), owner }
     }
 
     /// Makes a job whose name is reserved. Outside the lock.
@@ -143,6 +152,7 @@ impl Registry {
         let cores = Arc::new(Cores { numbers, placement, capacities, owners });
         let mut job = Job::new(making.id, Arc::clone(terms), wire, cores, weights, hubs, restored.as_deref());
         (job.above, job.mesh, job.promised) = (joined, request.mesh.clone(), promised);
+        job.owner = making.owner;
         job.checkpoints.warning = warning.flatten();
         Ok(Made { job, shards, above: ways })
     }
@@ -174,6 +184,7 @@ impl Registry {
     fn promise(&self, name: &str, terms: &JobTerms, needed: u64) -> Result<(), Refusal> {
         let mut inner = self.lock();
         inner.making.get_mut(name).expect("its name is reserved").promised = 0;
+        self.check_memory_of(&inner, name, needed)?;
         self.check_room(&inner, needed).map_err(|why| {
             let elements = terms.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
             Refusal::Exhausted(format!(
@@ -288,7 +299,7 @@ mod tests {
     fn others_of_the_name_wait_until_the_making_is_over_and_other_jobs_do_not() {
         let (registry, _inbox) = registry();
         runtime().block_on(async {
-            let making = registry.reserve(&mut registry.lock(), "job");
+            let making = registry.reserve(&mut registry.lock(), "job", None);
             registry.join("another".into(), request()).await.unwrap();
             let mut join = pin!(registry.join("job".into(), request()));
             // Each look at the disk is made on a thread for joins.

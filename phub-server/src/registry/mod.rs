@@ -9,6 +9,7 @@
 //! | `make`, `restore` | make a job for its first worker, with its checkpoint |
 //! | `late` | names workers that hold rounds up |
 //! | `promises` | the memory that jobs were promised |
+//! | `quotas` | what one address, and one job, may have |
 //! | `loss` | loses workers, fails jobs |
 //! | `cut` | stops a running job between two rounds |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
@@ -31,6 +32,7 @@ mod loss;
 mod make;
 mod operate;
 mod promises;
+mod quotas;
 mod restore;
 mod snapshot;
 mod state;
@@ -46,7 +48,7 @@ use std::time::{Duration, Instant};
 use membership::{MemberError, Missing};
 use pbox_core::control::{
     CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, LeaveReply, PROTOCOL,
-    TransportAddress,
+    PROTOCOL_LOWEST, TransportAddress,
 };
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -62,6 +64,7 @@ use snapshot::NO_WEIGHTS;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
+pub(crate) use quotas::Quotas;
 pub(crate) use state::Sent;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
@@ -124,6 +127,7 @@ pub(crate) struct Parts {
     pub store: Option<CheckpointStore>,
     pub checkpoint_every: Option<NonZeroU32>,
     pub jobs_limit: usize,
+    pub quotas: Quotas,
     pub discard: Sender<Discarded>,
     pub up: Up,
     pub runtime: Handle,
@@ -148,6 +152,7 @@ pub(crate) struct Registry {
     checkpoint_every: Option<NonZeroU32>,
     /// The most jobs at a time.
     jobs_limit: usize,
+    quotas: Quotas,
     /// To the thread that frees memory.
     discard: Sender<Discarded>,
     /// Of this process, when there were no jobs.
@@ -179,6 +184,7 @@ impl Registry {
             store,
             checkpoint_every,
             jobs_limit,
+            quotas,
             discard,
             up,
             runtime,
@@ -194,6 +200,7 @@ impl Registry {
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
             jobs_limit,
+            quotas,
             discard,
             resident_at_start: fabric::resident_bytes().unwrap_or(0),
             unused_since: watch::Sender::new(Some(Instant::now())),
@@ -454,6 +461,7 @@ impl Registry {
         };
         HubReply {
             protocol: PROTOCOL,
+            protocol_lowest: Some(PROTOCOL_LOWEST),
             id: self.id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernels: self.kernels.name().to_owned(),

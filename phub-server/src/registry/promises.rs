@@ -11,6 +11,7 @@
 use std::fmt;
 
 use fabric::MemoryRoom;
+use pbox_core::Discarded;
 
 use super::{Inner, Refusal, Registry};
 
@@ -44,6 +45,8 @@ pub(crate) struct Promise<'a> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         self.registry.lock().joins_bytes -= self.bytes;
+        // What the join left behind in the allocator goes back to the machine, by the thread that frees.
+        self.registry.free(Discarded::default());
     }
 }
 

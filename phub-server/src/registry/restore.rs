@@ -22,9 +22,15 @@ use super::{Refusal, Registry};
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
 use crate::client::Address;
 
-/// The round that a job over several hubs begins with, and the rounds of the files of each hub that owns chunks; of
-/// another hub than hub 0, only its own.
-type Beginning = (Round, Vec<(u32, Vec<Round>)>);
+/// How a job over several hubs begins.
+#[derive(Default)]
+struct Beginning {
+    round: Round,
+    /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
+    files: Vec<(u32, Vec<Round>)>,
+    /// Why that is not the newest round.
+    warning: Option<String>,
+}
 
 impl Registry {
     /// The state that a new job goes on with, if it has a checkpoint; and its hubs.
@@ -55,19 +61,19 @@ impl Registry {
         });
         let part = PartOf { job: name, share, pieces: &pieces };
         let beginning = match (&self.store, pass) {
-            _ if share.is_whole() => Ok((Round(0), Vec::new())),
+            _ if share.is_whole() => Ok(Beginning::default()),
             (store, Some(pass)) => follow(store.as_ref(), part, pass),
             (Some(store), None) => self.lead(store, part, &peers),
-            (None, None) => Ok((Round(0), Vec::new())),
+            (None, None) => Ok(Beginning::default()),
         };
-        let (first_round, mut files) = beginning.map_err(conflict)?;
+        let Beginning { round: first_round, mut files, warning } = beginning.map_err(conflict)?;
         let restored = match &self.store {
             Some(store) if share.is_whole() => store.load(name, &terms.keys, &terms.optimizer),
             Some(store) if first_round > Round(0) => {
                 // No later round is whole. The job writes the later rounds again.
                 files.iter_mut().for_each(|(_, rounds)| rounds.retain(|&round| round <= first_round));
                 let restored = load(store, part, first_round, terms);
-                restored.map(|restored| Some(Loaded { restored, warning: None }))
+                restored.map(|restored| Some(Loaded { restored, warning }))
             }
             _ => Ok(None),
         };
@@ -95,31 +101,65 @@ impl Registry {
         let mut files = vec![(0, store.rounds(part.job, part.share)?)];
         files.extend(self.ask_for_rounds(peers)?);
         files.retain(|(hub, _)| *hub == 0 || peers.owners[*hub as usize]);
-        let first_round = Files::new(files.clone()).whole().rounds.last().copied();
         let newest = files.iter().flat_map(|(_, rounds)| rounds).max().copied();
-        match (first_round, newest) {
-            (Some(first), Some(newest)) if newest > first => {
-                tracing::warn!(
-                    job = part.job,
-                    round = first.0,
-                    newest = newest.0,
-                    "not all hubs have a part of the newest checkpoint; the job goes on from the one before"
+        let mut damaged = Vec::new();
+        let whole = loop {
+            let Some(round) = Files::new(files.clone()).whole().rounds.last().copied() else { break None };
+            let found = self.damaged_parts(store, part, (peers, &files), round)?;
+            if found.is_empty() {
+                break Some(round);
+            }
+            for (hub, why) in found {
+                let of_hub = files.iter_mut().find(|(of, _)| *of == hub);
+                of_hub.into_iter().for_each(|(_, rounds)| rounds.retain(|&of| of != round));
+                damaged.push(format!("hub {hub}, at {}: {why}", peers.name(hub)));
+            }
+        };
+        let damage = match damaged.is_empty() {
+            true => String::new(),
+            false => format!("; damaged is {}", damaged.join("; ")),
+        };
+        match (whole, newest) {
+            (Some(round), Some(newest)) if newest > round => {
+                let warning = format!(
+                    "not all hubs have a whole part of the newest checkpoint, before round {}; the job goes on from the \
+                     one before round {}{damage}",
+                    newest.0, round.0
                 );
+                Ok(Beginning { round, files, warning: Some(warning) })
             }
             (None, Some(_)) => {
                 let have = files.iter().map(|(hub, rounds)| {
                     let rounds: Vec<u32> = rounds.iter().map(|round| round.0).collect();
                     format!("hub {hub}, at {}, has rounds {rounds:?}", peers.name(*hub))
                 });
-                return Err(format!(
-                    "its checkpoint is not whole, because no round is at all hubs: {}; bring the missing files back, or \
-                     move these away to start the job anew",
+                Err(format!(
+                    "its checkpoint is not whole, because no round is at all hubs: {}{damage}; bring the missing files \
+                     back, or move these away to start the job anew",
                     have.collect::<Vec<_>>().join(", ")
-                ));
+                ))
             }
-            _ => {}
+            _ => Ok(Beginning { round: whole.unwrap_or_default(), files, warning: None }),
         }
-        Ok((first_round.unwrap_or_default(), files))
+    }
+
+    /// Has all hubs that own chunks read their parts of a round. Returns those whose part is damaged, and how.
+    fn damaged_parts(
+        &self,
+        store: &CheckpointStore,
+        part: PartOf<'_>,
+        (peers, files): (&Arc<Peers>, &[(u32, Vec<Round>)]),
+        round: Round,
+    ) -> Result<Vec<(u32, String)>, String> {
+        let others: Vec<u32> = files.iter().map(|(hub, _)| *hub).filter(|&hub| hub != 0).collect();
+        let check = |peers: Arc<Peers>, hub| peers.check_part(hub, round);
+        let replies = self.runtime.block_on(peers.at_once(others.iter().copied(), check));
+        let own = if part.pieces.is_empty() { None } else { store.damage(part.job, part.share, round)? };
+        let mut damaged: Vec<(u32, String)> = own.into_iter().map(|why| (0, why)).collect();
+        for (hub, reply) in others.into_iter().zip(replies) {
+            damaged.extend(reply?.damage.map(|why| (hub, why)));
+        }
+        Ok(damaged)
     }
 
     /// The rounds that every other hub has a part of.
@@ -128,7 +168,7 @@ impl Registry {
         let here = self.checkpoint_every.map(NonZeroU32::get);
         let mut files = Vec::new();
         for (hub, reply) in peers.others().zip(replies) {
-            let PartsReply { keeps, every, rounds } = reply?;
+            let PartsReply { keeps, every, rounds, .. } = reply?;
             let at = peers.name(hub);
             if !keeps {
                 return Err(format!(
@@ -173,7 +213,7 @@ fn follow(store: Option<&CheckpointStore>, part: PartOf<'_>, pass: &Pass) -> Res
             first_round.0
         ));
     }
-    Ok((first_round, vec![(share.hub, rounds)]))
+    Ok(Beginning { round: first_round, files: vec![(share.hub, rounds)], warning: None })
 }
 
 fn load(
@@ -194,6 +234,7 @@ fn load(
     } else {
         store.load_part(part, round, &terms.keys, &terms.optimizer)?
     };
+    store.put_parts_aside(part.job, part.share, round)?;
     store.keep_parts(part.job, part.share, |kept| kept <= round)?;
     Ok(restored)
 }

@@ -10,7 +10,7 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{JobTerms, Key, Optimizer};
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::{LateLimits, Parts, Registry, Up};
+use super::{LateLimits, Parts, Quotas, Registry, Up};
 use crate::cores::{CoreThread, Lane};
 
 /// The most jobs of this registry.
@@ -18,6 +18,11 @@ pub const JOBS_LIMIT: usize = 4;
 
 /// The registry, and what its core's thread would own.
 pub fn registry() -> (Arc<Registry>, CoreThread) {
+    registry_with(Quotas::default())
+}
+
+/// The same with quotas.
+pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
     let (group, mut ports) = any::group(1, None).unwrap();
     let lane = Lane { cpu: 0, nic: None };
     let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
@@ -42,6 +47,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
         store: None,
         checkpoint_every: None,
         jobs_limit: JOBS_LIMIT,
+        quotas,
         discard: channel().0,
         up,
         runtime: runtime().handle().clone(),
@@ -55,6 +61,7 @@ pub fn request() -> JoinRequest {
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(1, vec![Key::f32("a", [16])], optimizer) };
     JoinRequest {
         protocol: PROTOCOL,
+        protocol_lowest: None,
         rank: 0,
         hub: 0,
         through: Vec::new(),

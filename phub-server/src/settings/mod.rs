@@ -17,6 +17,7 @@ use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
 use crate::checkpoint::KEEP;
+use crate::registry::Quotas;
 
 pub use idle_choice::IdleChoice;
 
@@ -132,6 +133,20 @@ pub struct HubSettings {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs_limit: u32,
 
+    /// The most jobs of one address: that of the worker that made the job. Behind a gateway or a proxy all workers have one.
+    /// Default: no limit but --jobs-limit.
+    #[arg(long, env = "PHUB_JOBS_PER_ADDRESS", value_name = "JOBS",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub jobs_per_address: Option<u32>,
+
+    /// The most memory that the jobs of one address are promised together, in megabytes. Default: all there is.
+    #[arg(long, env = "PHUB_MEMORY_PER_ADDRESS", value_name = "MB")]
+    pub memory_per_address: Option<NonZeroU32>,
+
+    /// The most memory that a job is promised, in megabytes. Default: all there is.
+    #[arg(long, env = "PHUB_MEMORY_PER_JOB", value_name = "MB")]
+    pub memory_per_job: Option<NonZeroU32>,
+
     /// End when there has been no job for this many seconds. Default: run until a signal.
     #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS")]
     pub unused_limit_s: Option<u64>,
@@ -157,6 +172,16 @@ impl HubSettings {
             let why = text.split("\n\n").next().unwrap_or_default();
             why.trim_start_matches("error: ").trim_end().to_owned()
         })
+    }
+
+    /// What one address, and one job, may have.
+    pub(crate) fn quotas(&self) -> Quotas {
+        let bytes = |megabytes: NonZeroU32| u64::from(megabytes.get()) * 1_000_000;
+        Quotas {
+            jobs_per_address: self.jobs_per_address,
+            memory_per_address: self.memory_per_address.map(bytes),
+            memory_per_job: self.memory_per_job.map(bytes),
+        }
     }
 
     /// Whether workers may come by this transport.

@@ -80,7 +80,7 @@ fn of_membership(error: &MemberError, words: String) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => UnreachableError::new_err(words),
         MemberError::Refused { .. } | MemberError::NotAllowed { .. } => RefusedError::new_err(words),
-        MemberError::Nonsense { .. } => ProtocolError::new_err(words),
+        MemberError::Protocol { .. } | MemberError::Nonsense { .. } => ProtocolError::new_err(words),
         MemberError::Connect(_) | MemberError::NoTransport { .. } => ConnectError::new_err(words),
         MemberError::JobFailed { .. } => JobFailedError::new_err(words),
         MemberError::HubLost { .. } => HubLostError::new_err(words),

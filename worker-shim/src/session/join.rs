@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
 use membership::{Credential, DataPath, Hub, LetIn, MemberError, Ports, Way};
-use pbox_core::control::{JoinRequest, PROTOCOL, check_job_name};
+use pbox_core::control::{JoinRequest, PROTOCOL, Versions, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
 use super::config::SessionConfig;
@@ -142,6 +142,7 @@ pub(super) fn let_in(
     }
     let request = JoinRequest {
         protocol: PROTOCOL,
+        protocol_lowest: Versions::OURS.lowest_of_several(),
         rank: config.rank,
         hub: 0,
         through: Vec::new(),

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
-use pbox_core::control::{HubReply, PROTOCOL};
+use pbox_core::control::{HubReply, Versions};
 use tokio::runtime::Builder;
 
 use crate::client::Address;
@@ -101,8 +101,9 @@ fn running(listen: SocketAddr, hub: &HubReply) -> Check {
     );
     let ours = env!("CARGO_PKG_VERSION");
     let fix = format!("run hub and workers of one version ({ours} is this one)");
-    if hub.protocol != PROTOCOL {
-        let seen = format!("{seen}; its protocol is {}, this program's {PROTOCOL}", hub.protocol);
+    let theirs = Versions::of(hub.protocol, hub.protocol_lowest);
+    if theirs.common(Versions::OURS).is_none() {
+        let seen = format!("{seen}; it speaks protocol {theirs}, this program {}", Versions::OURS);
         return Check::fail(NAME, seen, fix);
     }
     if hub.version != ours {
@@ -116,12 +117,15 @@ mod tests {
     use super::*;
     use crate::doctor::check::Verdict;
 
+    use pbox_core::control::PROTOCOL;
+
     fn hub(version: &str, protocol: u32) -> Seen {
         let (kernels, version, id) = ("scalar".into(), version.into(), String::new());
         let (transports, cores, jobs) = (vec![], vec![], vec![]);
         Seen::Hub(Box::new(HubReply {
             draining: false,
             protocol,
+            protocol_lowest: None,
             version,
             id,
             kernels,

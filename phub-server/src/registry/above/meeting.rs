@@ -137,6 +137,7 @@ mod tests {
     fn request(machine: &str, address: &str, wait_ms: u64) -> MeetRequest {
         MeetRequest {
             protocol: PROTOCOL,
+            protocol_lowest: None,
             machine: machine.parse().unwrap(),
             address: address.to_owned(),
             wait_ms,

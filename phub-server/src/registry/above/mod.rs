@@ -23,7 +23,7 @@ use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
-    JoinRequest, Late, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, check_job_name,
+    JoinRequest, Late, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, Versions, check_job_name,
 };
 use pbox_core::{
     Above, Below, JobId, JobTerms, Layout, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire,
@@ -185,6 +185,7 @@ impl Up {
         let request = JoinRequest {
             reached: None,
             protocol: PROTOCOL,
+            protocol_lowest: Versions::OURS.lowest_of_several(),
             rank: number,
             hub: 0,
             through,

@@ -10,6 +10,7 @@
 //! Owned by a job, under the registry's lock; [`Peers`] is what a task takes along to ask.
 
 pub(crate) mod agreement;
+mod last;
 pub(crate) mod parts;
 mod peers;
 
@@ -26,7 +27,9 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 
 use crate::client::Address;
+use crate::registry::checkpoint::DISK_LIMIT;
 use agreement::{Arrivals, Files, Follower, StaleCut};
+pub(crate) use last::{Ending, Order};
 
 /// Proves that a request comes from a hub of the job. Only the job's workers and hubs know the secret.
 #[derive(Clone, PartialEq, Eq)]
@@ -82,6 +85,8 @@ pub(crate) struct Hubs {
     /// At the other hubs: the cuts of hub 0, and the lock that keeps other cuts from beginning here meanwhile.
     pub held: Follower,
     lease: Option<OwnedMutexGuard<()>>,
+    /// While the last state of the failed job is being saved.
+    pub ending: Option<Ending>,
 }
 
 impl Hubs {
@@ -99,8 +104,22 @@ impl Hubs {
         let files = Files::new(files);
         let whole = if share.hub == 0 { files.whole() } else { WholeRounds::default() };
         let (arrivals, held) = (Arrivals::default(), Follower::default());
-        let (cuts, workers, lease) = (0, 0, None);
-        Hubs { share, pieces, peers, first_round, rounds, whole, cuts, workers, arrivals, files, held, lease }
+        let (cuts, workers, lease, ending) = (0, 0, None, None);
+        Hubs {
+            share,
+            pieces,
+            peers,
+            first_round,
+            rounds,
+            whole,
+            cuts,
+            workers,
+            arrivals,
+            files,
+            held,
+            lease,
+            ending,
+        }
     }
 
     /// Whether this hub leads.
@@ -197,8 +216,17 @@ impl Peers {
 
     /// Which checkpoints another hub has.
     pub async fn parts(self: Arc<Self>, hub: u32) -> Result<PartsReply, String> {
-        let path = format!("/v1/jobs/{}/parts/{hub}/{}", self.job, self.addresses.len());
-        let answer = self.addresses[hub as usize].get(&path, self.token.clone(), self.limit).await;
+        self.ask_for_parts(hub, "", self.limit).await
+    }
+
+    /// The same after the hub has read its part of a round, which may take long.
+    pub async fn check_part(self: Arc<Self>, hub: u32, round: Round) -> Result<PartsReply, String> {
+        self.ask_for_parts(hub, &format!("/{}", round.0), DISK_LIMIT).await
+    }
+
+    async fn ask_for_parts(&self, hub: u32, check: &str, limit: Duration) -> Result<PartsReply, String> {
+        let path = format!("/v1/jobs/{}/parts/{hub}/{}{check}", self.job, self.addresses.len());
+        let answer = self.addresses[hub as usize].get(&path, self.token.clone(), limit).await;
         answer.map_err(|error| self.unanswered(hub, "say which checkpoints it has", &error))
     }
 

@@ -7,6 +7,8 @@
 //! | arrived: a newcomer's links are here | the others | hub 0 |
 //! | lost: the job goes on without a worker | any hub, hub 0 tells all | hub 0, then the others |
 //! | checkpoint: cut the job and have all write | the others | hub 0 |
+//! | failed: the job has failed | any hub, hub 0 tells all | hub 0, then the others (`last`) |
+//! | last: save its last state | hub 0 | the others (`last`) |
 //!
 //! On the control thread. A request is carried out even if the client hangs up meanwhile: a job must not stay held.
 
@@ -22,6 +24,8 @@ use pbox_core::{JobId, Round, Share};
 use serde_json::Value;
 
 use super::agreement::StaleCut;
+use super::last::unknown;
+use crate::checkpoint::CheckpointError;
 use crate::registry::checkpoint::ROUND_LIMIT;
 use crate::registry::job::Job;
 use crate::registry::{Refusal, Registry, on_thread};
@@ -35,23 +39,34 @@ impl Registry {
     pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
         let id = inner.names.get(name).filter(|id| inner.jobs[id].hubs.peers.secret.is(secret));
-        id.copied()
-            .ok_or_else(|| Refusal::Gone(format!("no job {name:?} over several hubs here has this secret")))
+        id.copied().ok_or_else(|| unknown(name))
     }
 
-    /// Which checkpoints this hub has of a share of a job.
-    pub async fn parts(self: &Arc<Self>, name: String, share: Share) -> Result<PartsReply, Refusal> {
+    /// Which checkpoints this hub has of a share of a job, and whether its part of the round to check is whole.
+    pub async fn parts(
+        self: &Arc<Self>,
+        name: String,
+        share: Share,
+        check: Option<Round>,
+    ) -> Result<PartsReply, Refusal> {
         check_job_name(&name).map_err(|error| Refusal::Bad(error.to_string()))?;
         if share.hub >= share.hubs || share.hubs > MAX_HUBS {
             return Err(Refusal::Bad(format!("{share}: expected 1 to {MAX_HUBS} hubs, numbered from 0")));
         }
         let registry = Arc::clone(self);
         // Not on the threads for joins: they may wait for this answer of each other's hubs.
-        let look = move || registry.store.as_ref().map(|store| store.rounds(&name, share)).transpose();
-        let rounds = on_thread("phub-parts", look).await.map_err(Refusal::Exhausted)?;
-        let rounds = rounds.map_err(|error| Refusal::Conflict(error.to_string()))?;
+        let look = move || {
+            let Some(store) = &registry.store else { return Ok((None, None)) };
+            let rounds = store.rounds(&name, share)?;
+            let check = check.filter(|round| rounds.contains(round));
+            let damage = check.map(|round| store.damage(&name, share, round)).transpose()?;
+            Ok((Some(rounds), damage.flatten()))
+        };
+        let looked = on_thread("phub-parts", look).await.map_err(Refusal::Exhausted)?;
+        let (rounds, damage) =
+            looked.map_err(|error: CheckpointError| Refusal::Conflict(error.to_string()))?;
         let every = self.checkpoint_every.map(std::num::NonZeroU32::get);
-        Ok(PartsReply { keeps: rounds.is_some(), every, rounds: rounds.unwrap_or_default() })
+        Ok(PartsReply { keeps: rounds.is_some(), every, rounds: rounds.unwrap_or_default(), damage })
     }
 
     /// Hub 0 begins a cut.

@@ -251,6 +251,27 @@ impl Pace for Clocks {
         Some(Finished { ranks, ..shard.finished(place, round, 1) })
     }
 
+    /// Every push that is in is stepped, also one of a round beyond. Workers that have not pushed count as if they had.
+    fn end_rounds<M: Mode>(
+        shard: &mut ShardOf<Self, M>,
+        kernels: &Kernels,
+        place: usize,
+        before: Round,
+    ) -> bool {
+        let ShardOf { pace, stages, terms, .. } = shard;
+        for rank in 0..terms.workers {
+            let Some(round) = pace.pushed(place, rank) else { continue };
+            if round > Round(0) || rank == 0 {
+                let number = pace.next_step(place);
+                // SAFETY: this worker has pushed the chunk, and nobody is answered any more.
+                unsafe { stages.last_step(kernels, place, std::iter::once(rank), round, number) };
+            }
+            pace.advance(place, rank);
+        }
+        pace.chunks[place].slowest = before;
+        true
+    }
+
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now) = (shard.pace.round(place), shard.pace.find_slowest(place));
         // Without its slowest worker a chunk may pass several rounds at once.

@@ -188,15 +188,22 @@ impl Pace for Arrivals {
         can_step.then(|| finish_round(shard, kernels, place))
     }
 
-    fn end_round<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> bool {
+    fn end_rounds<M: Mode>(
+        shard: &mut ShardOf<Self, M>,
+        kernels: &Kernels,
+        place: usize,
+        before: Round,
+    ) -> bool {
         let ShardOf { pace, stages, .. } = shard;
-        let round = pace.round(place);
-        // Without a push there is no step: the chunk keeps its weights.
-        if pace.pushed(place).next().is_some() {
-            // SAFETY: all of them have pushed this chunk, and nobody is answered any more.
-            unsafe { stages.step(kernels, place, pace.pushed(place), round, round) };
+        while pace.round(place) < before {
+            let round = pace.round(place);
+            // Without a push there is no step: the chunk keeps its weights.
+            if pace.pushed(place).next().is_some() {
+                // SAFETY: all of them have pushed this chunk, and nobody is answered any more.
+                unsafe { stages.last_step(kernels, place, pace.pushed(place), round, round) };
+            }
+            pace.advance(place);
         }
-        pace.advance(place);
         true
     }
 

@@ -1,0 +1,78 @@
+//! Versions of the protocol: two ends use the highest that both speak.
+//!
+//! `docs/protocol.md` has the rules for a field that is new, and for one that is gone.
+
+use std::fmt;
+
+/// The newest version of the protocol that this program speaks.
+pub const PROTOCOL: u32 = 9;
+
+/// The oldest version of the protocol that this program speaks.
+pub const PROTOCOL_LOWEST: u32 = 9;
+
+/// The versions that an end speaks: the lowest, the highest, and all between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// The oldest.
+    pub lowest: u32,
+    /// The newest.
+    pub highest: u32,
+}
+
+impl Versions {
+    /// Those of this program.
+    pub const OURS: Versions = Versions { lowest: PROTOCOL_LOWEST, highest: PROTOCOL };
+
+    /// As a message has them: an end that names no lowest version speaks one.
+    pub fn of(protocol: u32, lowest: Option<u32>) -> Self {
+        Versions { lowest: lowest.map_or(protocol, |lowest| lowest.min(protocol)), highest: protocol }
+    }
+
+    /// The highest version that both ends speak.
+    pub fn common(self, other: Versions) -> Option<u32> {
+        let highest = self.highest.min(other.highest);
+        (highest >= self.lowest.max(other.lowest)).then_some(highest)
+    }
+
+    /// The lowest version as a message has it: nothing if there is one version.
+    pub fn lowest_of_several(self) -> Option<u32> {
+        (self.lowest < self.highest).then_some(self.lowest)
+    }
+
+    /// Whether an end speaks this version.
+    pub fn contains(self, version: u32) -> bool {
+        (self.lowest..=self.highest).contains(&version)
+    }
+}
+
+impl fmt::Display for Versions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Versions { lowest, highest } if lowest == highest => write!(f, "{highest}"),
+            Versions { lowest, highest } => write!(f, "{lowest} to {highest}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ends_use_the_highest_version_that_both_speak() {
+        let range = |lowest, highest| Versions { lowest, highest };
+        for (ours, theirs, common) in [
+            (range(9, 9), range(9, 9), Some(9)),
+            (range(9, 9), range(9, 10), Some(9)),
+            (range(9, 10), range(9, 9), Some(9)),
+            (range(9, 11), range(10, 12), Some(11)),
+            (range(9, 9), range(10, 10), None),
+            (range(8, 9), range(10, 11), None),
+        ] {
+            assert_eq!((ours.common(theirs), theirs.common(ours)), (common, common), "{ours}, {theirs}");
+        }
+        assert_eq!(Versions::of(10, Some(9)).to_string(), "9 to 10");
+        assert_eq!(Versions::of(10, None).to_string(), "10");
+        assert_eq!(Versions::of(9, Some(12)), range(9, 9), "nonsense from outside");
+    }
+}

@@ -1,0 +1,62 @@
+//! Messages of the control port as programs of former versions send them: they must be readable for ever.
+//!
+//! `data/protocol-9.json` has them by type. A message is never changed or taken away; a version that adds a field adds a
+//! message. Only a version that is not spoken any more (`PROTOCOL_LOWEST`) may lose its file.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use pbox_core::control::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+fn reads<T: DeserializeOwned + Serialize + PartialEq + Debug>(message: &Value) -> T {
+    let read: T =
+        serde_json::from_value(message.clone()).unwrap_or_else(|error| panic!("{error}: {message}"));
+    // What this version says of it, it reads in the same way.
+    let again = serde_json::to_value(&read).unwrap();
+    assert_eq!(serde_json::from_value::<T>(again).unwrap(), read);
+    read
+}
+
+/// `all!(messages; Type, ...)`: reads all messages of these types; each type must have some, and no other type has any.
+macro_rules! all {
+    ($messages:expr; $($Type:ident),* $(,)?) => {
+        $(
+            let of_type = $messages.remove(stringify!($Type)).expect(stringify!($Type));
+            assert!(!of_type.is_empty(), stringify!($Type));
+            for message in &of_type {
+                reads::<$Type>(message);
+            }
+        )*
+        assert!($messages.is_empty(), "of no known type: {:?}", $messages.keys());
+    };
+}
+
+#[test]
+fn messages_of_protocol_9_are_read() {
+    let mut messages: BTreeMap<String, Vec<Value>> =
+        serde_json::from_str(include_str!("data/protocol-9.json")).unwrap();
+    all!(
+        messages; JoinRequest, JoinReply, HeartbeatRequest, HeartbeatReply, ReadyRequest, LeaveRequest, LeaveReply,
+        LearningRateRequest, OfferRequest, OfferReply, StateReply, MeetRequest, MeetReply, ErrorReply, CheckpointReply,
+        StopReply, DrainReply, HubReply, PartsReply, HoldRequest, HoldReply, ReleaseRequest, WrittenRequest,
+        WrittenReply, ArrivedRequest, LostRequest, CheckpointRequest, FailedRequest, FailedReply, LastRequest, LastReply,
+    );
+}
+
+/// What was read means what it meant.
+#[test]
+fn what_a_message_leaves_out_has_its_old_meaning() {
+    let messages: BTreeMap<String, Vec<Value>> =
+        serde_json::from_str(include_str!("data/protocol-9.json")).unwrap();
+    let join: JoinRequest = reads(&messages["JoinRequest"][0]);
+    assert_eq!(join.versions(), Versions { lowest: 9, highest: 9 });
+    assert_eq!((join.terms.chunk_bytes, join.terms.hubs, join.terms.cores), (32768, 1, None));
+    assert_eq!(join.terms.level, pbox_core::LevelTerms::default());
+    let reply: JoinReply = reads(&messages["JoinReply"][0]);
+    assert_eq!((reply.protocol, reply.pass, reply.above), (9, None, None));
+    let news: HeartbeatReply = reads(&messages["HeartbeatReply"][2]);
+    assert_eq!((news.left[0].round.0, news.held_up_by[0].seconds), (17, 30));
+}
