@@ -15,7 +15,7 @@ use super::tally::Tally;
 /// Connections of workers and strangers end, and jobs are forgotten, within this time.
 const QUIET: Duration = Duration::from_secs(60);
 /// The most that a hub may grow from one rest to the next ones: its allocator keeps some.
-const GROWTH_BYTES: u64 = 16 << 20;
+const GROWTH_BYTES: u64 = 8 << 20;
 /// Mappings of a hub without jobs: its bells.
 const AT_REST: usize = 1;
 /// The newest and the ones before it (`--checkpoint-keep`).
@@ -79,8 +79,8 @@ impl Rest {
                 last = now;
                 same && now.shared_mappings <= AT_REST
             });
-            let resident = status_bytes(pid, "VmRSS:");
-            tally.tell(format!("{}: at rest it holds {last:?}, {} KiB resident", hub.name, resident >> 10));
+            let resident = memory(pid);
+            tally.tell(format!("{}: at rest it holds {last:?}, {} KiB allocated", hub.name, resident >> 10));
             if last.shared_mappings > AT_REST {
                 tally.wrong(format!("{}: windows stay mapped: {last:?}", hub.name));
             }
@@ -95,9 +95,9 @@ impl Rest {
                 holds(pid)
             ));
         }
-        let now = status_bytes(pid, "VmRSS:");
+        let now = memory(pid);
         tally.tell(format!(
-            "{}: at rest {} KiB resident, {:+} since its first rest",
+            "{}: at rest {} KiB allocated, {:+} since its first rest",
             hub.name,
             now >> 10,
             (now as i64 - resident as i64) >> 10
@@ -106,6 +106,11 @@ impl Rest {
             tally.wrong(format!("{}: its memory grew from {resident} to {now} bytes", hub.name));
         }
     }
+}
+
+/// What a process has allocated. The pages of its program come when they are needed, and are not counted.
+fn memory(pid: u32) -> u64 {
+    status_bytes(pid, "RssAnon:") + status_bytes(pid, "RssShmem:")
 }
 
 fn quiet(mut is: impl FnMut() -> bool) -> bool {

@@ -108,9 +108,11 @@ fn of_membership(error: &MemberError) -> PhubStatus {
     use MemberError as E;
     match error {
         E::Hubs { .. } | E::State { .. } | E::Credential(_) => PhubStatus::Invalid,
-        E::Unreachable { .. } | E::Nonsense { .. } | E::NoTransport { .. } | E::Connect(_) => {
-            PhubStatus::Unreachable
-        }
+        E::Unreachable { .. }
+        | E::Nonsense { .. }
+        | E::NoTransport { .. }
+        | E::Connect(_)
+        | E::DataPath { .. } => PhubStatus::Unreachable,
         E::Refused { what: "push", .. } => PhubStatus::Order,
         E::Refused { .. } | E::NotAllowed { .. } | E::CheckpointLost { .. } => PhubStatus::Refused,
         E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,
