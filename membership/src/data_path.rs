@@ -221,7 +221,8 @@ impl<'a> Route<'a> {
                         }
                         Err(error) if error.is_unreachable() => error.to_string(),
                         Err(error) => {
-                            return Err(MemberError::DataPath { hub: self.hub.control.hub.clone(), error });
+                            let hub = self.hub.control.hub.clone();
+                            return Err(MemberError::DataPath { hub, error: Box::new(error) });
                         }
                     }
                 }

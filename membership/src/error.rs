@@ -76,7 +76,7 @@ pub enum MemberError {
         /// Its address.
         hub: String,
         /// What happened.
-        error: ConnectError,
+        error: Box<ConnectError>,
     },
     /// No transport that this member may use leads to the hub.
     #[error("no way to the data path of the hub at {hub}:{}", list(.tried))]
