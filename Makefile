@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe figures compression clean
+.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe chaos figures compression clean
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -35,6 +35,11 @@ neon:  ## test kernels and codecs on an emulated 64-bit Arm
 CHECKS ?=
 rxe:  ## run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some)
 	bash tools/rxe/run.sh $(CHECKS)
+
+MINUTES ?= 5
+SEED ?= $$(date +%s)
+chaos: setup  ## break hubs, workers, connections and disks at random for MINUTES (5), from a SEED, and check every job
+	$(CARGO) run --release -p hub-tests --bin phub-chaos -- --minutes $(MINUTES) --seed $(SEED)
 
 FIGURES =
 figures: setup  ## measure P3's and iBatch's experiments on rate-limited links (root; an hour; FIGURES="--quick" for minutes)

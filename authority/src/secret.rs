@@ -117,7 +117,9 @@ fn hex(bytes: &[u8]) -> String {
 fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes();
     let pairs = digits.chunks(2).map(|pair| {
-        let text = std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2)?;
+        // A number may have a sign, and digits have none.
+        let is_digits = pair.len() == 2 && pair.iter().all(u8::is_ascii_hexdigit);
+        let text = std::str::from_utf8(pair).ok().filter(|_| is_digits)?;
         u8::from_str_radix(text, 16).ok()
     });
     pairs.collect()
@@ -135,6 +137,15 @@ mod tests {
         // printf 'phub 1 join resnet' | openssl dgst -sha256 -hmac correct-horse-battery
         let token = Secret::new(TEXT).unwrap().token(Right::Join, "resnet");
         assert_eq!(token.proof, "12c9c8fa914285fc15e7e88b82db4f3c6e2702708eea1cbe419d6a5271701e35");
+    }
+
+    #[test]
+    fn a_proof_has_no_other_spelling_with_signs() {
+        let secret = Secret::new(TEXT).unwrap();
+        let token = secret.token(Right::Join, "resnet");
+        let signed = Token { proof: token.proof.replacen("02", "+2", 1), ..token.clone() };
+        assert_ne!(signed.proof, token.proof);
+        assert!(!secret.made(&signed));
     }
 
     #[test]

@@ -220,7 +220,10 @@ impl<'a> Route<'a> {
                             return Ok((joined, Way { transport, reason: tried.join("; "), paths }));
                         }
                         Err(error) if error.is_unreachable() => error.to_string(),
-                        Err(error) => return Err(error.into()),
+                        Err(error) => {
+                            let hub = self.hub.control.hub.clone();
+                            return Err(MemberError::DataPath { hub, error: Box::new(error) });
+                        }
                     }
                 }
                 Err(why_not) => why_not,

@@ -81,9 +81,17 @@ pub enum MemberError {
         /// What came.
         saw: String,
     },
-    /// The data path could not be made.
+    /// This member's ports could not be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The data path could not be made.
+    #[error("the data path to the hub at {hub}: {error}")]
+    DataPath {
+        /// Its address.
+        hub: String,
+        /// What happened.
+        error: Box<ConnectError>,
+    },
     /// No transport that this member may use leads to the hub.
     #[error("no way to the data path of the hub at {hub}:{}", list(.tried))]
     NoTransport {

@@ -1,6 +1,7 @@
 //! When something dies, stops or breaks, all others get an error that names it, and no worker hangs. What passes by itself
 //! ends no job.
 
+mod chaos;
 mod killed;
 mod late;
 mod passing;

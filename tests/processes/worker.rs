@@ -68,6 +68,11 @@ impl Worker {
         self.finish()
     }
 
+    /// The hub's next round.
+    pub fn next_round(&self) -> u32 {
+        self.session.next_round().0
+    }
+
     /// Leaves the job.
     pub fn leave(self) -> Result<(), SessionError> {
         self.session.leave()

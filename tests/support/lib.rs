@@ -9,6 +9,7 @@ pub mod model;
 pub mod program;
 pub mod proxy;
 pub mod race;
+pub mod relay;
 pub mod simulated;
 pub mod training;
 pub mod trouble;

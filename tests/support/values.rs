@@ -57,6 +57,8 @@ pub fn rounded(dtype: Dtype, value: f32) -> f32 {
 pub struct Reference {
     seed: u64,
     workers: u32,
+    /// Workers by machine, where each machine sums first.
+    machines: Vec<u32>,
     optimizer: Optimizer,
     keys: Vec<Key>,
     round: u32,
@@ -79,7 +81,35 @@ impl Reference {
             }
         }
         let master = weights.clone();
-        Reference { seed, workers, optimizer, keys: keys.to_vec(), round: 0, weights, master, state }
+        let machines = vec![workers];
+        Reference {
+            seed,
+            workers,
+            machines,
+            optimizer,
+            keys: keys.to_vec(),
+            round: 0,
+            weights,
+            master,
+            state,
+        }
+    }
+
+    /// The server of workers on machines that each sum first, so many workers on each.
+    pub fn on_machines(self, machines: Vec<u32>) -> Self {
+        assert_eq!(machines.iter().sum::<u32>(), self.workers);
+        Reference { machines, ..self }
+    }
+
+    /// The server some rounds later.
+    pub fn after(mut self, rounds: u32) -> Self {
+        (0..rounds).for_each(|_| self.advance(self.learning_rate()));
+        self
+    }
+
+    /// The learning rate of the optimizer.
+    pub fn learning_rate(&self) -> f32 {
+        self.optimizer.learning_rate()
     }
 
     /// The gradients of so many rounds are lost.
@@ -97,8 +127,14 @@ impl Reference {
             let gradient = |rank, i| rounded(settings.dtype, value(self.seed, rank, self.round, key, i));
             let values = self.master[key].iter_mut().zip(&mut self.state[key]).enumerate();
             for (i, (master, state)) in values {
-                let gradients = (0..self.workers).map(|rank| gradient(rank, i));
-                oracle::step(&self.optimizer, &step, oracle::sum(gradients), master, state);
+                let mut next = 0;
+                let sum_of_machine = |&workers: &u32| {
+                    let ranks = next..next + workers;
+                    next = ranks.end;
+                    oracle::sum(ranks.map(|rank| gradient(rank, i)))
+                };
+                let sum = oracle::sum(self.machines.iter().map(sum_of_machine));
+                oracle::step(&self.optimizer, &step, sum, master, state);
                 self.weights[key][i] = rounded(settings.dtype, *master);
             }
         }

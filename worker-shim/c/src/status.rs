@@ -112,7 +112,8 @@ fn of_membership(error: &MemberError) -> PhubStatus {
         | E::Protocol { .. }
         | E::Nonsense { .. }
         | E::NoTransport { .. }
-        | E::Connect(_) => PhubStatus::Unreachable,
+        | E::Connect(_)
+        | E::DataPath { .. } => PhubStatus::Unreachable,
         E::Refused { what: "push", .. } => PhubStatus::Order,
         E::Refused { .. } | E::NotAllowed { .. } | E::CheckpointLost { .. } => PhubStatus::Refused,
         E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,

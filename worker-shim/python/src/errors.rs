@@ -81,7 +81,9 @@ fn of_membership(error: &MemberError, words: String) -> PyErr {
         MemberError::Unreachable { .. } => UnreachableError::new_err(words),
         MemberError::Refused { .. } | MemberError::NotAllowed { .. } => RefusedError::new_err(words),
         MemberError::Protocol { .. } | MemberError::Nonsense { .. } => ProtocolError::new_err(words),
-        MemberError::Connect(_) | MemberError::NoTransport { .. } => ConnectError::new_err(words),
+        MemberError::Connect(_) | MemberError::DataPath { .. } | MemberError::NoTransport { .. } => {
+            ConnectError::new_err(words)
+        }
         MemberError::JobFailed { .. } => JobFailedError::new_err(words),
         MemberError::HubLost { .. } => HubLostError::new_err(words),
         MemberError::CheckpointLost { .. } => PyRuntimeWarning::new_err(words),

@@ -1,0 +1,32 @@
+//! The names of files in a checkpoint directory: of jobs, generations, parts, and of anything else.
+//!
+//! A name that is a checkpoint's says a job's name that a job can have, and there is one name for each job and round.
+
+use pbox_core::control::check_job_name;
+use phub_server::checkpoint::named;
+
+/// The bytes are a name; then a job, behind which stands the rest.
+pub fn run(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    check(&text);
+    check(&format!("{text}.safetensors"));
+    check(&format!("job@{text}.safetensors"));
+    check(&format!("job@7.hub{text}.safetensors"));
+    check(&format!("{text}@7.safetensors"));
+}
+
+fn check(name: &str) {
+    let Some((job, round)) = named(name) else { return };
+    assert!(check_job_name(&job).is_ok(), "{name}: {job:?}");
+    assert!(!name.contains(['/', '\0']), "{name}");
+    let rest =
+        name.strip_prefix(&job).and_then(|rest| rest.strip_suffix(".safetensors")).expect("both are in it");
+    match round {
+        None => assert!(rest.is_empty(), "{name}"),
+        Some(round) => {
+            let rest = rest.strip_prefix(&format!("@{}", round.0)).expect("no other spelling of a round");
+            let is_part = rest.strip_prefix(".hub").is_some_and(|part| part.contains("of"));
+            assert!(rest.is_empty() || is_part, "{name}");
+        }
+    }
+}

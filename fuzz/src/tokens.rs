@@ -1,0 +1,69 @@
+//! What a process shows to a hub: secrets, and tokens of a right to a job.
+//!
+//! No text opens a hub whose secret it does not contain. A token is read as it is written, and no error repeats a secret.
+
+use std::sync::LazyLock;
+
+use authority::{ALL_JOBS, Credential, Right, Secret, Secrets, Token};
+
+/// The secret of the hub.
+static OURS: LazyLock<Secrets> =
+    LazyLock::new(|| Secret::random().expect("the kernel has random bits").into());
+const RIGHTS: [Right; 3] = [Right::Read, Right::Join, Right::Operate];
+
+/// The bytes are a token, a file of secrets, and the parts of a token.
+pub fn run(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(token) = text.parse::<Token>() {
+        assert_eq!(token.to_string(), text, "no other spelling");
+        assert!(!OURS.made(&token), "somebody guessed 256 bits: {text}");
+        check_rights(&token);
+    }
+    match Credential::parse(&text, "the fuzzer") {
+        Ok(credential) => {
+            let token = credential.token(Right::Join, "job");
+            assert!(!OURS.made(&token));
+            if let Ok(secrets) = credential.secrets() {
+                assert!(secrets.made(&token));
+                // The first secret is also in the others' file.
+                assert!(text.contains(secrets.first().reveal()));
+                assert!(!format!("{credential:?} {secrets:?}").contains(secrets.first().reveal()));
+            }
+        }
+        Err(error) => {
+            let error = error.to_string();
+            assert!(error.contains("the fuzzer") && error.len() < 300, "{error}");
+        }
+    }
+    altered(bytes);
+}
+
+/// A right contains those before it, and a token is about its own job.
+fn check_rights(token: &Token) {
+    for (at, right) in RIGHTS.into_iter().enumerate() {
+        assert_eq!(right.to_string().parse(), Ok(right));
+        assert_eq!(token.allows(right, &token.job), RIGHTS[at..].contains(&token.right));
+        assert_eq!(
+            token.allows(right, "another job"),
+            token.job == ALL_JOBS && RIGHTS[at..].contains(&token.right)
+        );
+    }
+}
+
+/// A token of our own, of which one byte is another one, is none.
+fn altered(bytes: &[u8]) {
+    let [right, at, to, job @ ..] = bytes else { return };
+    let job: String = job.iter().take(64).map(|byte| char::from(b'a' + byte % 26)).collect();
+    let token = OURS.first().token(RIGHTS[usize::from(*right) % 3], &job);
+    assert!(OURS.made(&token));
+    let mut text = token.to_string().into_bytes();
+    let place = usize::from(*at) % text.len();
+    // The case of the proof's digits is of no account.
+    if text[place].eq_ignore_ascii_case(to) {
+        return;
+    }
+    text[place] = *to;
+    if let Ok(token) = String::from_utf8_lossy(&text).parse::<Token>() {
+        assert!(!OURS.made(&token), "{token}");
+    }
+}

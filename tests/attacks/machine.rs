@@ -1,0 +1,110 @@
+//! A machine whose wall clock jumps, and one whose disk stands still: by a library that is loaded before the hub.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use fabric::conformance::Watchdog;
+use hub_tests::describe;
+use hub_tests::program::until;
+
+use super::{Behind, LIMIT_S, beside};
+use crate::processes::worker::Worker;
+
+/// The library; `None`, with a message, where no C compiler is.
+fn library(dir: &Path) -> Option<PathBuf> {
+    let path = dir.join("preload.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/attacks/preload.c");
+    let mut cc = Command::new("cc");
+    match cc.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", source, "-o"]).arg(&path).status() {
+        Ok(status) => {
+            assert!(status.success(), "{cc:?}: {status}");
+            Some(path)
+        }
+        Err(error) => {
+            println!("skipped: there is no C compiler: {error}");
+            None
+        }
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("tempfile's names are UTF-8")
+}
+
+#[test]
+fn a_wall_clock_that_jumps_by_ten_years_moves_no_limit() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let Some(library) = library(dir.path()) else { return };
+    let variables = [
+        ("LD_PRELOAD", text(&library)),
+        ("JUMP_S", "315360000"),
+        ("PHUB_CHECKPOINTS", text(dir.path())),
+        ("PHUB_CHECKPOINT_EVERY", "10"),
+    ];
+    let hub = Behind::start(&variables);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", hub.process.pid())).unwrap();
+    assert!(maps.contains("preload.so"), "the hub has the library");
+    beside(&[&hub.address()], || {
+        let mut worker = Worker::join(&format!("{} job 0 1", hub.address())).unwrap();
+        for _ in 0..20 {
+            worker.round().unwrap();
+        }
+        // Longer than any limit that a jump could have reached.
+        std::thread::sleep(Duration::from_secs(LIMIT_S + 2));
+        worker.round().unwrap();
+        worker.leave().unwrap();
+    });
+}
+
+#[test]
+fn a_disk_that_stands_still_holds_up_no_round_and_loses_no_checkpoint() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let Some(library) = library(dir.path()) else { return };
+    let (checkpoints, stall) = (dir.path().join("checkpoints"), dir.path().join("stall"));
+    std::fs::create_dir(&checkpoints).unwrap();
+    let variables = [
+        ("LD_PRELOAD", text(&library)),
+        ("STALL", text(&stall)),
+        ("PHUB_CHECKPOINTS", text(&checkpoints)),
+        ("PHUB_CHECKPOINT_EVERY", "10"),
+    ];
+    let mut hub = Behind::start(&variables);
+    let address = hub.address();
+    let written = |address: &str| {
+        let job = describe(address).jobs.into_iter().find(|job| job.name == "job");
+        job.and_then(|job| job.checkpoint).map(|checkpoint| checkpoint.round.0)
+    };
+    let mut worker = Worker::join(&format!("{address} job 0 1")).unwrap();
+    std::fs::write(&stall, "").unwrap();
+    // Innocent jobs without an end: theirs would wait for the disk.
+    let mut other = Worker::join(&format!("{address} innocent 0 1")).unwrap();
+    for _ in 0..100 {
+        worker.round().unwrap();
+        other.round().unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(LIMIT_S + 2));
+    for _ in 0..100 {
+        worker.round().unwrap();
+        other.round().unwrap();
+    }
+    assert_eq!(written(&address), None, "the disk stands still");
+    std::fs::remove_file(&stall).unwrap();
+    until("the checkpoint that waited for the disk is written", || written(&address).is_some());
+    other.leave().unwrap();
+    // The last checkpoint waits for the disk, and its worker for it; a worker that leaves lives.
+    std::fs::write(&stall, "").unwrap();
+    worker.round().unwrap();
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| worker.leave());
+        std::thread::sleep(Duration::from_secs(LIMIT_S + 2));
+        std::fs::remove_file(&stall).unwrap();
+        leaving.join().unwrap().unwrap();
+    });
+    hub.process.signal(rustix::process::Signal::KILL);
+    hub.start_again(&variables);
+    let worker = Worker::join(&format!("{address} job 0 1"));
+    assert_eq!(worker.map(|worker| worker.next_round()).unwrap(), 202, "the state of all rounds is there");
+}

@@ -1,0 +1,52 @@
+/* Loaded before a hub: its wall clock jumps by JUMP_S seconds to and fro at every look, and its disk stands still as long as
+ * the file STALL is there. */
+#define _GNU_SOURCE
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static long jump(void) {
+    static atomic_uint looks;
+    const char *seconds = getenv("JUMP_S");
+    return (atomic_fetch_add(&looks, 1) % 2 ? 1 : -1) * (seconds ? atol(seconds) : 0);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int failed = (int)syscall(SYS_clock_gettime, clock, now);
+    if (!failed && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += jump();
+    return failed;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    struct timespec precise;
+    (void)zone;
+    int failed = clock_gettime(CLOCK_REALTIME, &precise);
+    now->tv_sec = precise.tv_sec;
+    now->tv_usec = precise.tv_nsec / 1000;
+    return failed;
+}
+
+time_t time(time_t *into) {
+    struct timespec precise;
+    clock_gettime(CLOCK_REALTIME, &precise);
+    if (into) *into = precise.tv_sec;
+    return precise.tv_sec;
+}
+
+static void stall(void) {
+    const char *file = getenv("STALL");
+    while (file && access(file, F_OK) == 0) usleep(10000);
+}
+
+int fsync(int file) {
+    stall();
+    return (int)syscall(SYS_fsync, file);
+}
+
+int fdatasync(int file) {
+    stall();
+    return (int)syscall(SYS_fdatasync, file);
+}

@@ -1,0 +1,198 @@
+//! The hubs of the run, each in a process of its own behind a relay, and the workers that live now.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use hub_tests::free_address;
+use hub_tests::relay::Relay;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The hubs by number.
+pub const STEADY: usize = 0;
+pub const KILLED: usize = 1;
+pub const SECOND: usize = 2;
+pub const BELOW: [usize; 2] = [3, 4];
+pub const HUBS: usize = 5;
+
+/// Rounds from one checkpoint to the next.
+const EVERY: &str = "20";
+pub const HEARTBEAT_LIMIT_S: u64 = 4;
+
+/// Its process, and the standard input that ends with the run.
+type Running = (Child, ChildStdin);
+
+/// A hub, which may be killed and started again on its ports.
+pub struct HubProcess {
+    pub name: String,
+    pub address: SocketAddr,
+    pub data: SocketAddr,
+    pub relay: Relay,
+    /// Where its checkpoints are, if it writes them.
+    pub checkpoints: Option<PathBuf>,
+    above: Option<(String, String)>,
+    log: PathBuf,
+    child: Mutex<Option<Running>>,
+    lives: AtomicU32,
+}
+
+impl HubProcess {
+    fn new(number: usize, dir: &Path, above: Option<(String, String)>) -> Result<Self> {
+        let name = format!("hub{number}");
+        let (address, data) = (free_address(), free_address());
+        let checkpoints = above.is_none().then(|| dir.join(&name));
+        checkpoints.as_ref().map_or(Ok(()), std::fs::create_dir)?;
+        let log = dir.join(format!("{name}.log"));
+        let (relay, child, lives) = (Relay::start(address, data), Mutex::new(None), AtomicU32::new(0));
+        Ok(HubProcess { name, address, data, relay, checkpoints, above, log, child, lives })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Running>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts its process.
+    pub fn start(&self) -> Result<()> {
+        let mut place = self.lock();
+        if place.is_some() {
+            return Ok(());
+        }
+        let limit = HEARTBEAT_LIMIT_S.to_string();
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["hub", "serve", "--cores", "1", "--idle", "sleep", "--transports", "shm,tcp"]);
+        command.args(["--listen", &self.address.to_string(), "--data-listen", &self.data.to_string()]);
+        command.args(["--heartbeat-limit-s", &limit, "--above-limit-s", "10"]);
+        if let Some(dir) = &self.checkpoints {
+            command.arg("--checkpoints").arg(dir).args(["--checkpoint-every", EVERY]);
+        }
+        if let Some((above, machine)) = &self.above {
+            command.args(["--above", above, "--machine", machine]);
+        }
+        let log = File::options().create(true).append(true).open(&self.log)?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn()?;
+        let mut first = String::new();
+        BufReader::new(child.stdout.take().context("a pipe")?).read_line(&mut first)?;
+        ensure!(
+            first.contains("control port"),
+            "{} does not start: {first:?}; see {}",
+            self.name,
+            self.log.display()
+        );
+        self.lives.fetch_add(1, Ordering::Relaxed);
+        let stdin = child.stdin.take().context("a pipe")?;
+        *place = Some((child, stdin));
+        Ok(())
+    }
+
+    /// Ends its process by a signal, and waits for the end.
+    pub fn end(&self, signal: Signal) -> Result<()> {
+        let Some((mut child, _stdin)) = self.lock().take() else { return Ok(()) };
+        let status = {
+            kill_process(Pid::from_child(&child), signal)?;
+            child.wait()?
+        };
+        let clean = signal == Signal::KILL || status.success();
+        ensure!(clean, "{} was told to stop and ended with {status}; see {}", self.name, self.log.display());
+        Ok(())
+    }
+
+    /// Sends its process a signal, if there is one.
+    pub fn signal(&self, signal: Signal) {
+        if let Some((child, _)) = &*self.lock() {
+            // Nobody has waited for it: the number is its own.
+            let _ = kill_process(Pid::from_child(child), signal);
+        }
+    }
+
+    /// Its process; an error when it ended by itself.
+    pub fn pid(&self) -> Result<u32> {
+        let mut place = self.lock();
+        let (child, _) = place.as_mut().with_context(|| format!("{} does not run", self.name))?;
+        let ended = child.try_wait()?;
+        ensure!(ended.is_none(), "{} ended by itself: {ended:?}; see {}", self.name, self.log.display());
+        Ok(child.id())
+    }
+
+    /// How often it was started.
+    pub fn lives(&self) -> u32 {
+        self.lives.load(Ordering::Relaxed)
+    }
+
+    /// What it and its workers wrote about panics.
+    pub fn panics(&self) -> Result<Vec<String>> {
+        let mut text = String::new();
+        File::open(&self.log)?.read_to_string(&mut text)?;
+        Ok(text.lines().filter(|line| line.contains("panicked")).map(str::to_owned).collect())
+    }
+}
+
+/// A worker process that lives.
+pub struct Living {
+    pub pid: u32,
+    /// The run has killed it.
+    pub killed: bool,
+}
+
+/// Hubs and workers.
+pub struct Cluster {
+    pub hubs: Vec<HubProcess>,
+    /// By job and number.
+    workers: Mutex<HashMap<(usize, u32), Living>>,
+    /// A small disk of its own, if the machine permits it.
+    pub small_disk: bool,
+}
+
+impl Cluster {
+    /// Starts all hubs, with files in `dir`.
+    pub fn start(dir: &Path) -> Result<Self> {
+        let mut hubs = Vec::new();
+        for number in 0..HUBS {
+            let above = BELOW.iter().position(|&below| below == number).map(|machine| {
+                let top: &HubProcess = &hubs[KILLED];
+                (top.relay.address(), format!("{machine}/{}", BELOW.len()))
+            });
+            hubs.push(HubProcess::new(number, dir, above)?);
+        }
+        let disk = hubs[KILLED].checkpoints.as_ref().context("it writes checkpoints")?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=48m", "tmpfs"]).arg(disk).stderr(Stdio::null());
+        let small_disk = mount.status().is_ok_and(|status| status.success());
+        hubs.iter().try_for_each(HubProcess::start)?;
+        Ok(Cluster { hubs, workers: Mutex::default(), small_disk })
+    }
+
+    /// The workers that live.
+    pub fn workers(&self) -> MutexGuard<'_, HashMap<(usize, u32), Living>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a worker a signal, if it lives.
+    pub fn signal_worker(&self, job: usize, number: u32, signal: Signal) {
+        if let Some(living) = self.workers().get_mut(&(job, number)) {
+            living.killed |= signal == Signal::KILL;
+            if let Some(pid) = Pid::from_raw(living.pid as i32) {
+                // It is in the table until somebody has waited for it, and the table is locked.
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for living in self.workers().values() {
+            if let Some(pid) = Pid::from_raw(living.pid as i32) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        for hub in &self.hubs {
+            let _ = hub.end(Signal::KILL);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What a worker's weights must be after each round, by the kind of its job.
+
+use std::sync::Arc;
+
+use hub_tests::model;
+use hub_tests::training::Training;
+use hub_tests::values::{self, Reference};
+use pbox_core::oracle::{self, Step};
+use pbox_core::{KeyId, Layout, Optimizer, Round};
+
+use super::worker::{STALENESS, Task};
+
+/// What weights must be.
+pub trait Expect {
+    /// The weights with which a worker begins.
+    fn first(&mut self, weights: &[Vec<f32>]) -> Result<(), String>;
+
+    /// The weights after a round.
+    fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String>;
+}
+
+fn same(seen: &[Vec<f32>], expected: &[Vec<f32>]) -> Result<(), String> {
+    for (key, (seen, expected)) in seen.iter().zip(expected).enumerate() {
+        let differs = |(seen, expected): (&f32, &f32)| seen.to_bits() != expected.to_bits();
+        if let Some(i) = seen.iter().zip(expected).position(differs) {
+            return Err(format!("key {key}, element {i}: expected {:e}, saw {:e}", expected[i], seen[i]));
+        }
+    }
+    Ok(())
+}
+
+impl Expect for Reference {
+    fn first(&mut self, weights: &[Vec<f32>]) -> Result<(), String> {
+        same(weights, &self.weights)
+    }
+
+    fn after(&mut self, _: u32, weights: &[Vec<f32>]) -> Result<(), String> {
+        self.advance(self.learning_rate());
+        same(weights, &self.weights)
+    }
+}
+
+/// A compressed job, which forgets what it kept wherever it went on from a checkpoint.
+pub struct Model {
+    training: Training,
+    model: model::Model,
+}
+
+impl Model {
+    pub fn new(training: Training, starts: &[u32], next: u32) -> Self {
+        let mut model = training.model(training.compression.expect("a codec"));
+        for &start in starts.iter().filter(|&&start| start < next).chain([&next]) {
+            // Round 1 is the first: the job begins, and does not go on.
+            while model.round < Round(start) {
+                let round = model.round.0 - 1;
+                training.advance(&mut model, round);
+            }
+            if start > 1 {
+                model.restart();
+            }
+        }
+        Model { training, model }
+    }
+}
+
+impl Expect for Model {
+    fn first(&mut self, weights: &[Vec<f32>]) -> Result<(), String> {
+        same(weights, &self.model.all_weights())
+    }
+
+    fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
+        self.training.advance(&mut self.model, round - 1);
+        same(weights, &self.model.all_weights())
+    }
+}
+
+/// Each chunk steps with the mean of some workers, this one among them. Which, nobody outside can know: a worker that is lost
+/// has pushed a part of its round. The weights before are known, so that the weights after tell it.
+pub struct Subsets {
+    number: u32,
+    workers: u32,
+    seed: u64,
+    optimizer: Optimizer,
+    layout: Arc<Layout>,
+    weights: Vec<Vec<f32>>,
+}
+
+impl Subsets {
+    pub fn new(task: &Task, training: &Training, layout: Arc<Layout>, weights: Vec<Vec<f32>>) -> Self {
+        let (number, seed) = (task.number, task.seed);
+        Subsets { number, workers: training.workers, seed, optimizer: training.optimizer, layout, weights }
+    }
+
+    /// One element's weight after a step of these workers.
+    fn step(&self, who: u32, round: u32, key: KeyId, i: usize) -> f32 {
+        let ranks = (0..self.workers).filter(|rank| who & (1 << rank) != 0);
+        let step = Step::new(
+            &self.optimizer,
+            who.count_ones(),
+            Round(round),
+            self.optimizer.learning_rate(),
+            1.0,
+            1.0,
+        );
+        let sum = oracle::sum(ranks.map(|rank| values::gradient(self.seed, rank, round - 1, key, i)));
+        let mut weight = self.weights[key.index()][i];
+        oracle::step(&self.optimizer, &step, sum, &mut weight, &mut []);
+        weight
+    }
+}
+
+impl Expect for Subsets {
+    fn first(&mut self, _: &[Vec<f32>]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
+        for (id, chunk) in self.layout.chunks().iter().enumerate() {
+            let first = (chunk.span.offset - self.layout.key_span(chunk.key).offset) / 4;
+            let elements = first..first + chunk.span.bytes / 4;
+            let is = |who: u32| {
+                let right = |i: usize| {
+                    let seen = weights[chunk.key.index()][i];
+                    self.step(who, round, chunk.key, i).to_bits() == seen.to_bits()
+                };
+                who & (1 << self.number) != 0 && elements.clone().all(right)
+            };
+            if !(1..1 << self.workers).rev().any(is) {
+                return Err(format!("chunk {id} is the mean of no workers with worker {}", self.number));
+            }
+        }
+        self.weights = weights.to_vec();
+        Ok(())
+    }
+}
+
+/// Weights that count pushes: element `i` counts those of worker `i` modulo the number of workers.
+pub struct Pushes {
+    number: usize,
+    workers: usize,
+    /// Rounds before the first of this life.
+    before: u32,
+    first: Vec<Vec<f32>>,
+}
+
+impl Pushes {
+    pub fn new(number: u32, workers: u32, next: u32, first: Vec<Vec<f32>>) -> Self {
+        Pushes { number: number as usize, workers: workers as usize, before: next - 1, first }
+    }
+
+    pub fn gradient(number: u32, workers: u32, into: &mut [f32]) {
+        let of = |i: usize| if i as u32 % workers == number { -1.0 } else { 0.0 };
+        into.iter_mut().enumerate().for_each(|(i, slot)| *slot = of(i));
+    }
+}
+
+impl Expect for Pushes {
+    fn first(&mut self, _: &[Vec<f32>]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
+        let mine = round - self.before;
+        for (key, (weights, first)) in weights.iter().zip(&self.first).enumerate() {
+            for (i, (weight, first)) in weights.iter().zip(first).enumerate() {
+                let (pushes, of) = (weight - first, i % self.workers);
+                // Another worker may have pushed before this one read its first weights.
+                let least = (mine as f32 - 2.0 * STALENESS as f32 - 1.0).max(0.0);
+                let most = (mine + STALENESS + 1) as f32;
+                let right =
+                    if of == self.number { pushes == mine as f32 } else { (least..=most).contains(&pushes) };
+                if !right {
+                    return Err(format!(
+                        "key {key}, element {i}: {pushes} pushes of worker {of} since it began, and {mine} of its own"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}

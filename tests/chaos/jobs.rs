@@ -1,0 +1,319 @@
+//! The jobs of the run. Each has a driver: a thread that starts the job's workers, hears what they say, and starts the job
+//! again, from its checkpoint or as a new one, until the run ends.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use hub_tests::values::mix;
+use rustix::process::Signal;
+
+use super::cluster::{BELOW, Cluster, KILLED, Living, SECOND, STEADY};
+use super::tally::Tally;
+use super::worker::{Kind, Task};
+
+/// No worker of a job says anything for so long: it hangs. Every limit of hubs and workers, and every fault, is shorter.
+const SILENCE: Duration = Duration::from_secs(150);
+/// After the faults, a job must be finished within this time.
+const CALM: Duration = Duration::from_secs(240);
+/// Between the lives of a job.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// A job.
+pub struct Job {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// Workers by machine.
+    pub shape: &'static [u32],
+    /// The hubs of each machine's workers.
+    hubs: &'static [&'static [usize]],
+    /// The transport of each worker, in turn.
+    transports: &'static [Option<&'static str>],
+    /// Hubs that this job depends on.
+    pub touched_by: &'static [usize],
+}
+
+const TCP: Option<&str> = Some("tcp");
+
+pub const JOBS: [Job; 6] = [
+    Job {
+        name: "exact",
+        kind: Kind::Exact,
+        shape: &[2],
+        hubs: &[&[STEADY]],
+        transports: &[None, TCP],
+        touched_by: &[STEADY],
+    },
+    Job {
+        name: "survivors",
+        kind: Kind::Survivors,
+        shape: &[3],
+        hubs: &[&[STEADY]],
+        transports: &[None, TCP, TCP],
+        touched_by: &[STEADY],
+    },
+    Job {
+        name: "ssp",
+        kind: Kind::Ssp,
+        shape: &[2],
+        hubs: &[&[STEADY]],
+        transports: &[None, TCP],
+        touched_by: &[STEADY],
+    },
+    Job {
+        name: "codec",
+        kind: Kind::Codec,
+        shape: &[2],
+        hubs: &[&[KILLED]],
+        transports: &[TCP],
+        touched_by: &[KILLED],
+    },
+    Job {
+        name: "two-hubs",
+        kind: Kind::Exact,
+        shape: &[2],
+        hubs: &[&[KILLED, SECOND]],
+        transports: &[None, TCP],
+        touched_by: &[KILLED, SECOND],
+    },
+    Job {
+        name: "two-levels",
+        kind: Kind::Exact,
+        shape: &[2, 1],
+        hubs: &[&[BELOW[0]], &[BELOW[1]]],
+        transports: &[None, TCP, TCP],
+        touched_by: &[KILLED, BELOW[0], BELOW[1]],
+    },
+];
+
+/// The jobs that depend on a hub.
+pub fn jobs_of(hub: usize) -> Vec<usize> {
+    (0..JOBS.len()).filter(|&job| JOBS[job].touched_by.contains(&hub)).collect()
+}
+
+/// What a driver needs.
+pub struct Driver<'a> {
+    pub number: usize,
+    pub cluster: &'a Cluster,
+    pub tally: &'a Tally,
+    pub dir: &'a Path,
+    pub seed: u64,
+    pub rounds: u32,
+    /// Faults go on.
+    pub troubled: &'a AtomicBool,
+}
+
+enum Heard {
+    Line(u32, String),
+    End(u32, std::process::ExitStatus, bool),
+}
+
+/// A life of a job so far.
+#[derive(Default)]
+struct Life {
+    living: u32,
+    finished: BTreeMap<u32, String>,
+    error: Option<String>,
+    wrong: Option<String>,
+}
+
+/// What is known of a job over all its lives.
+#[derive(Default)]
+struct Past {
+    starts: Vec<u32>,
+    /// The weights after each round, as digests, where all workers have the same.
+    digests: BTreeMap<u32, String>,
+}
+
+impl Driver<'_> {
+    fn job(&self) -> &'static Job {
+        &JOBS[self.number]
+    }
+
+    /// Finishes one job after the other, at least one. Returns when the faults are over and the last one is finished, or
+    /// something is wrong.
+    pub fn run(&self, epoch: u32) {
+        let mut calm_since = None;
+        for time in 0.. {
+            let name = format!("{}-{epoch}-{time}", self.job().name);
+            let mut past = Past::default();
+            while !self.live(&name, &mut past) {
+                if !self.tally.wrongs().is_empty() {
+                    return;
+                }
+                if !self.troubled.load(Ordering::Relaxed) {
+                    let since: &Instant = calm_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() > CALM {
+                        return self
+                            .tally
+                            .wrong(format!("{name} is not finished {CALM:?} after the last fault"));
+                    }
+                }
+                std::thread::sleep(PAUSE);
+            }
+            if !self.troubled.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+
+    fn task(&self, name: &str, number: u32, past: &Past) -> Task {
+        let Job { kind, shape, hubs, transports, .. } = self.job();
+        let (mut machine, mut rank) = (0, number);
+        while rank >= shape[machine] {
+            rank -= shape[machine];
+            machine += 1;
+        }
+        let address = |&hub: &usize| self.cluster.hubs[hub].relay.address();
+        let seed = mix(self.seed ^ mix(name.bytes().fold(0, |seed, byte| mix(seed ^ u64::from(byte)))));
+        Task {
+            kind: *kind,
+            hub: hubs[machine].iter().map(address).collect::<Vec<_>>().join(","),
+            job: name.to_owned(),
+            rank,
+            workers: shape[machine],
+            shape: shape.to_vec(),
+            number,
+            rounds: self.rounds,
+            transport: transports[number as usize % transports.len()].map(str::to_owned),
+            pace_ms: 2 + seed % 20,
+            seed,
+            starts: past.starts.clone(),
+        }
+    }
+
+    /// Runs all workers until the last has ended. True if all have finished.
+    fn live(&self, name: &str, past: &mut Past) -> bool {
+        let workers: u32 = self.job().shape.iter().sum();
+        let goes_on = self.job().kind == Kind::Survivors;
+        let (say, hear) = channel();
+        let mut life = Life::default();
+        let mut began = Vec::new();
+        std::thread::scope(|scope| {
+            let start = |number, life: &mut Life, past: &Past| {
+                let (task, say) = (self.task(name, number, past), say.clone());
+                life.living += 1;
+                scope.spawn(move || self.attend(&task, &say));
+            };
+            (0..workers).for_each(|number| start(number, &mut life, past));
+            while life.living > 0 {
+                match hear.recv_timeout(SILENCE) {
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                        self.tally.wrong(format!("{name} hangs: no worker said anything for {SILENCE:?}"));
+                        (0..workers).for_each(|n| self.cluster.signal_worker(self.number, n, Signal::KILL));
+                    }
+                    Ok(Heard::Line(number, line)) => {
+                        self.hear(name, number, &line, &mut life, past, &mut began)
+                    }
+                    Ok(Heard::End(number, status, killed)) => {
+                        life.living -= 1;
+                        if killed && !status.success() {
+                            life.error.get_or_insert_with(|| "(its last worker was killed)".into());
+                            if goes_on && life.living > 0 && life.finished.is_empty() {
+                                self.tally.say(format!("{name}: worker {number} comes back"));
+                                start(number, &mut life, past);
+                            }
+                        } else if !status.success() {
+                            life.wrong.get_or_insert(format!("worker {number} ended with {status}"));
+                        }
+                    }
+                }
+            }
+        });
+        if let Some(wrong) = life.wrong {
+            self.tally.wrong(format!("{name}: {wrong}"));
+            return false;
+        }
+        let finished = life.finished.len() == workers as usize || (goes_on && !life.finished.is_empty());
+        let error = life.error.unwrap_or_else(|| "ended without a word".into());
+        if !finished && error == "ended without a word" {
+            self.tally.wrong(format!("{name}: {error}"));
+        }
+        self.tally.life(self.number, name, (!finished).then_some(&error));
+        finished
+    }
+
+    fn hear(
+        &self,
+        name: &str,
+        number: u32,
+        line: &str,
+        life: &mut Life,
+        past: &mut Past,
+        began: &mut Vec<u32>,
+    ) {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (round, digest) = rest.split_once(' ').unwrap_or_default();
+        let round: u32 = round.parse().unwrap_or_default();
+        match word {
+            "began" => {
+                self.tally.say(format!("{name}: worker {number} {line}"));
+                if began.is_empty() {
+                    if round > 1 {
+                        self.tally.resumed();
+                    }
+                    past.starts.retain(|&start| start < round);
+                    past.starts.push(round);
+                    past.digests.retain(|&known, _| known < round);
+                }
+                began.push(round);
+                self.compare(round - 1, digest, number, life, past);
+            }
+            "round" => self.compare(round, digest, number, life, past),
+            "finished" => {
+                life.finished.insert(number, digest.to_owned());
+            }
+            "error" if rest.contains(name) || rest.contains("127.0.0.1:") => {
+                self.tally.say(format!("{name}: worker {number}: {rest}"));
+                life.error.get_or_insert(rest.to_owned());
+            }
+            _ => drop(life.wrong.get_or_insert(format!("worker {number} said {line:?}"))),
+        }
+    }
+
+    /// All workers of a job in BSP have the same weights after a round, in each of its lives.
+    fn compare(&self, round: u32, digest: &str, number: u32, life: &mut Life, past: &mut Past) {
+        if self.job().kind == Kind::Ssp || round == 0 {
+            return;
+        }
+        let known = past.digests.entry(round).or_insert_with(|| digest.to_owned());
+        // What a codec's workers see after a checkpoint is finer than what they saw before it.
+        if known != digest && self.job().kind != Kind::Codec {
+            let wrong = format!("round {round}: worker {number} has other weights than a worker before it");
+            life.wrong.get_or_insert(wrong);
+        }
+    }
+
+    /// Starts a worker and passes on what it says, until its end.
+    fn attend(&self, task: &Task, say: &Sender<Heard>) {
+        let log =
+            File::options().create(true).append(true).open(self.dir.join(format!("{}.log", self.job().name)));
+        let log = log.expect("the directory of the run is there");
+        let task_text = serde_json::to_string(task).expect("plain data");
+        let place = (self.number, task.number);
+        let mut child = {
+            let mut workers = self.cluster.workers();
+            let child = Command::new(std::env::current_exe().expect("this program has a file"))
+                .args(["worker", &task_text])
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(log)
+                .spawn()
+                .expect("a worker starts");
+            workers.insert(place, Living { pid: child.id(), killed: false });
+            child
+        };
+        for line in BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok) {
+            let _ = say.send(Heard::Line(task.number, line));
+        }
+        // Its output has ended, and nobody signals it any more.
+        let killed = self.cluster.workers().remove(&place).is_some_and(|living| living.killed);
+        let status = child.wait().expect("our own child");
+        let _ = say.send(Heard::End(task.number, status, killed));
+    }
+}

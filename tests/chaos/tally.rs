@@ -1,0 +1,156 @@
+//! What happened: a line for each event with its time, counts for each fault, and what must not be.
+
+use std::fmt::Display;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use anyhow::Result;
+
+/// Counts of one fault.
+#[derive(Clone, Default)]
+struct Row {
+    times: u32,
+    skipped: u32,
+    finished: u32,
+    ended: u32,
+}
+
+struct Book {
+    file: File,
+    rows: Vec<(&'static str, Row)>,
+    wrongs: Vec<String>,
+    errors: std::collections::BTreeMap<String, u32>,
+    resumed: u32,
+}
+
+/// The book of the run.
+pub struct Tally {
+    begun: Instant,
+    book: Mutex<Book>,
+    /// The last fault that could touch each job.
+    last: Vec<AtomicUsize>,
+}
+
+impl Tally {
+    /// A book in `dir`, for so many jobs and these faults.
+    pub fn new(dir: &Path, jobs: usize, faults: &[&'static str]) -> Result<Self> {
+        let file = File::create(dir.join("timeline.log"))?;
+        let rows = std::iter::once(&"(none yet)").chain(faults).map(|name| (*name, Row::default())).collect();
+        let (wrongs, errors) = (Vec::new(), Default::default());
+        let last = (0..jobs).map(|_| AtomicUsize::new(0)).collect();
+        Ok(Tally {
+            begun: Instant::now(),
+            book: Mutex::new(Book { file, rows, wrongs, errors, resumed: 0 }),
+            last,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A line of the time line.
+    pub fn say(&self, what: impl Display) {
+        let line = format!("{:9.3} {what}", self.begun.elapsed().as_secs_f64());
+        let _ = writeln!(self.lock().file, "{line}");
+    }
+
+    /// A line of the time line that the reader sees at once.
+    pub fn tell(&self, what: impl Display) {
+        println!("{:9.3} {what}", self.begun.elapsed().as_secs_f64());
+        self.say(what);
+    }
+
+    /// Something that must not be.
+    pub fn wrong(&self, what: impl Display) {
+        self.tell(format!("WRONG: {what}"));
+        self.lock().wrongs.push(what.to_string());
+    }
+
+    /// A fault is made now, which can touch these jobs.
+    pub fn fault(&self, fault: usize, jobs: &[usize], what: impl Display) {
+        jobs.iter().for_each(|&job| self.last[job].store(fault + 1, Ordering::Relaxed));
+        let mut book = self.lock();
+        book.rows[fault + 1].1.times += 1;
+        let name = book.rows[fault + 1].0;
+        drop(book);
+        self.say(format!("fault: {name}: {what}"));
+    }
+
+    /// This machine does not permit the fault.
+    pub fn skipped(&self, fault: usize) {
+        self.lock().rows[fault + 1].1.skipped += 1;
+    }
+
+    /// A life of a job ended: all its workers finished, or there is an error.
+    pub fn life(&self, job: usize, name: &str, error: Option<&str>) {
+        let fault = self.last[job].load(Ordering::Relaxed);
+        let mut book = self.lock();
+        let row = &mut book.rows[fault].1;
+        match error {
+            None => row.finished += 1,
+            Some(error) => {
+                row.ended += 1;
+                let count = book.errors.entry(kind_of(error)).or_default();
+                *count += 1;
+            }
+        }
+        drop(book);
+        self.say(format!("{name}: {}", error.unwrap_or("finished, all weights right")));
+    }
+
+    /// A life went on from a checkpoint.
+    pub fn resumed(&self) {
+        self.lock().resumed += 1;
+    }
+
+    /// How many lives ended well.
+    pub fn finished(&self) -> u32 {
+        self.lock().rows.iter().map(|(_, row)| row.finished).sum()
+    }
+
+    /// What must not be, so far.
+    pub fn wrongs(&self) -> Vec<String> {
+        self.lock().wrongs.clone()
+    }
+
+    /// The table.
+    pub fn print(&self) {
+        let book = self.lock();
+        println!(
+            "\n{:28} {:>6} {:>14} {:>17}",
+            "last fault before the end", "times", "lives finished", "ended with error"
+        );
+        for (name, Row { times, skipped, finished, ended }) in &book.rows {
+            let skipped = if *skipped > 0 {
+                format!("   skipped {skipped} times: not permitted here")
+            } else {
+                String::new()
+            };
+            println!("{name:28} {times:6} {finished:14} {ended:17}{skipped}");
+        }
+        let all = |of: fn(&Row) -> u32| book.rows.iter().map(|(_, row)| of(row)).sum::<u32>();
+        println!("{:28} {:6} {:14} {:17}", "all", all(|r| r.times), all(|r| r.finished), all(|r| r.ended));
+        println!("{} lives went on from a checkpoint\n\nerrors, with numbers left out:", book.resumed);
+        let mut errors: Vec<_> = book.errors.iter().collect();
+        errors.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        errors.iter().for_each(|(error, count)| println!("{count:6} {error}"));
+    }
+}
+
+/// An error without its numbers, so that alike ones are counted together.
+fn kind_of(error: &str) -> String {
+    let mut kind = String::new();
+    for c in error.chars() {
+        match c {
+            '0'..='9' if kind.ends_with('#') => {}
+            '0'..='9' => kind.push('#'),
+            c => kind.push(c),
+        }
+    }
+    kind.chars().take(200).collect()
+}

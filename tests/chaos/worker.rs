@@ -1,0 +1,175 @@
+//! A worker of the run, in a process of its own. After every round it compares its weights with what they must be, and says on
+//! standard output what it has:
+//!
+//! ```text
+//!   began ROUND DIGEST     it has its first weights
+//!   round ROUND DIGEST     its weights after this round are right
+//!   finished ROUND DIGEST  it has left the job
+//!   error TEXT             a session said so: the end of this worker, which is allowed
+//!   wrong TEXT             weights that must not be
+//! ```
+
+use std::time::Duration;
+
+use hub_tests::training::Training;
+use hub_tests::values::{self, Reference, mix};
+use pbox_core::{Consistency, Key, KeyId, OnLoss, Optimizer};
+use serde::{Deserialize, Serialize};
+use worker_shim::{Session, SessionConfig, SessionError};
+
+use super::expect::{Expect, Model, Pushes, Subsets};
+
+/// How a job's weights are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// BSP without losses: the oracle's bits.
+    Exact,
+    /// BSP that goes on without lost workers: each step is the mean of workers of which this one is one.
+    Survivors,
+    /// A codec: the bits of the plain model, which begins anew where the job did.
+    Codec,
+    /// SSP: weights that count pushes.
+    Ssp,
+}
+
+/// What a worker does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    pub kind: Kind,
+    pub hub: String,
+    pub job: String,
+    /// Its rank at its hub, and how many workers that hub has.
+    pub rank: u32,
+    pub workers: u32,
+    /// Workers by machine, and this worker's number among all.
+    pub shape: Vec<u32>,
+    pub number: u32,
+    pub rounds: u32,
+    pub transport: Option<String>,
+    pub pace_ms: u64,
+    pub seed: u64,
+    /// The rounds with which the lives of the job began.
+    pub starts: Vec<u32>,
+}
+
+pub const STALENESS: u32 = 3;
+const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
+const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.0 };
+const COUNTING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
+
+impl Task {
+    fn training(&self) -> Training {
+        let all = self.shape.iter().sum();
+        let keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
+        let plain = |optimizer| Training::new(&self.job, keys, optimizer);
+        let mut training = match self.kind {
+            Kind::Exact => plain(ADAM),
+            Kind::Survivors => plain(SGD),
+            Kind::Ssp => plain(COUNTING),
+            Kind::Codec => {
+                Training { job: self.job.clone(), ..Training::compressed("", "dgc:0.1:0.9:none:4") }
+            }
+        };
+        (training.workers, training.chunk_bytes, training.seed) = (all, 1024, self.seed);
+        training
+    }
+
+    fn config(&self, training: &Training) -> SessionConfig {
+        let mut config = training.config(&self.hub, self.rank);
+        config.terms.workers = self.workers;
+        config.transport = self.transport.as_ref().map(|name| name.parse().expect("the run's own word"));
+        (config.join_limit, config.wait_limit) = (Duration::from_secs(20), Duration::from_secs(60));
+        match self.kind {
+            Kind::Survivors => config.terms.on_loss = OnLoss::Continue,
+            Kind::Ssp => config.terms.level.consistency = Consistency::Ssp { staleness: STALENESS },
+            Kind::Exact | Kind::Codec => {}
+        }
+        config
+    }
+
+    fn expect(&self, training: &Training, session: &Session) -> Box<dyn Expect> {
+        let first = read(training, session);
+        let next = session.next_round().0;
+        match self.kind {
+            Kind::Exact => {
+                let reference =
+                    Reference::new(self.seed, training.workers, training.optimizer, &training.keys);
+                Box::new(reference.on_machines(self.shape.clone()).after(next - 1))
+            }
+            Kind::Codec => Box::new(Model::new(training.clone(), &self.starts, next)),
+            Kind::Survivors => Box::new(Subsets::new(self, training, session.layout().clone(), first)),
+            Kind::Ssp => Box::new(Pushes::new(self.number, training.workers, next, first)),
+        }
+    }
+
+    /// The gradient of this worker in a round, of which the first is 0.
+    fn gradient(&self, round: u32, key: KeyId, into: &mut [f32]) {
+        match self.kind {
+            Kind::Ssp => Pushes::gradient(self.number, self.shape.iter().sum(), into),
+            _ => values::fill_gradient(self.seed, self.number, round, key, into),
+        }
+    }
+}
+
+fn read(training: &Training, session: &Session) -> Vec<Vec<f32>> {
+    session.keys().map(|key| training.read(session, key)).collect()
+}
+
+fn digest(weights: &[Vec<f32>]) -> u64 {
+    weights.iter().flatten().fold(7, |digest, weight| mix(digest ^ u64::from(weight.to_bits())))
+}
+
+/// The main function of the process.
+pub fn run(task: &Task) -> bool {
+    match train(task) {
+        Ok(Ok(())) => true,
+        Ok(Err(wrong)) => {
+            println!("wrong {wrong}");
+            false
+        }
+        Err(error) => {
+            println!("error {}", error.to_string().replace('\n', " "));
+            true
+        }
+    }
+}
+
+/// The inner error says which weights are wrong.
+fn train(task: &Task) -> Result<Result<(), String>, SessionError> {
+    let training = task.training();
+    let mut session = Session::join(task.config(&training))?;
+    match task.kind {
+        Kind::Ssp => session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0))?,
+        _ => training.broadcast(&mut session, task.number)?,
+    }
+    let mut weights = read(&training, &session);
+    println!("began {} {:016x}", session.next_round().0, digest(&weights));
+    let mut expect = task.expect(&training, &session);
+    if let Err(wrong) = expect.first(&weights) {
+        return Ok(Err(format!("before round {}: {wrong}", session.next_round().0)));
+    }
+    for round in session.next_round().0..=task.rounds {
+        for key in session.keys() {
+            training.write(&mut session, key, |gradient| task.gradient(round - 1, key, gradient));
+            session.push(key)?;
+        }
+        session.wait_all()?;
+        weights = read(&training, &session);
+        if let Err(wrong) = expect.after(round, &weights) {
+            // A worker that was lost while it was stopped has its answers, but shares the window in which the others go on. It
+            // hears of its loss with its next round.
+            if task.kind == Kind::Survivors {
+                session.keys().try_for_each(|key| session.push(key))?;
+                session.wait_all()?;
+            }
+            return Ok(Err(format!("round {round}: {wrong}")));
+        }
+        println!("round {round} {:016x}", digest(&weights));
+        std::thread::sleep(Duration::from_millis(task.pace_ms));
+    }
+    let (last, digest) = (session.next_round().0 - 1, digest(&weights));
+    session.leave()?;
+    println!("finished {last} {digest:016x}");
+    Ok(Ok(()))
+}

@@ -1,0 +1,180 @@
+//! A network before a hub: one port for its control port and one for its data path over TCP. Connections are passed on, cut,
+//! or stand still in one direction or in both.
+//!
+//! ```text
+//!   worker ---- control ----> relay ---- control ----> hub        answers that name the hub's data port name the relay's
+//!   worker ---- frames -----> relay ---- frames -----> hub
+//! ```
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A way through the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Requests to the control port.
+    Control,
+    /// Gradients and weights.
+    Data,
+}
+
+/// Which bytes stand still: nobody loses one, and nobody is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stall {
+    /// From the worker to the hub.
+    pub up: bool,
+    /// From the hub to the worker.
+    pub down: bool,
+}
+
+impl Stall {
+    pub const NONE: Stall = Stall { up: false, down: false };
+    pub const BOTH: Stall = Stall { up: true, down: true };
+}
+
+/// A relay. Its threads end with the process.
+#[derive(Debug)]
+pub struct Relay {
+    control: Arc<Line>,
+    data: Arc<Line>,
+}
+
+#[derive(Debug)]
+struct Line {
+    here: SocketAddr,
+    hub: SocketAddr,
+    /// In what the hub says: this text becomes that one, which is as long.
+    other_name: Option<(String, String)>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stall: Stall,
+    made: u64,
+    open: HashMap<u64, [TcpStream; 2]>,
+}
+
+impl Relay {
+    /// A relay before the hub with these two addresses.
+    pub fn start(control: SocketAddr, data: SocketAddr) -> Self {
+        let data_line = Line::start(data, None);
+        let names = (data.to_string(), data_line.here.to_string());
+        assert_eq!(
+            names.0.len(),
+            names.1.len(),
+            "an answer's length stays: give the hub a port of five digits"
+        );
+        Relay { control: Line::start(control, Some(names)), data: data_line }
+    }
+
+    /// `host:port` by which workers reach the hub's control port.
+    pub fn address(&self) -> String {
+        self.control.here.to_string()
+    }
+
+    fn line(&self, way: Way) -> &Line {
+        match way {
+            Way::Control => &self.control,
+            Way::Data => &self.data,
+        }
+    }
+
+    /// Ends all connections of a way, as a device between the two ends does.
+    pub fn cut(&self, way: Way) {
+        let state = self.line(way).lock();
+        state.open.values().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+    }
+
+    /// From now on these bytes of a way stand still.
+    pub fn stall(&self, way: Way, stall: Stall) {
+        let line = self.line(way);
+        line.lock().stall = stall;
+        line.changed.notify_all();
+    }
+
+    /// Connections that are passed on now.
+    pub fn open(&self, way: Way) -> usize {
+        self.line(way).lock().open.len()
+    }
+}
+
+impl Line {
+    fn start(hub: SocketAddr, other_name: Option<(String, String)>) -> Arc<Self> {
+        // Of five digits, like the hub's.
+        let here = super::free_address();
+        let socket = TcpListener::bind(here).expect("a free port");
+        let line = Line { here, hub, other_name, state: Mutex::default(), changed: Condvar::new() };
+        let line = Arc::new(line);
+        let accepting = Arc::clone(&line);
+        std::thread::spawn(move || {
+            for client in socket.incoming().map_while(Result::ok) {
+                // Where no hub listens, the client's connection ends.
+                if let Ok(hub) = TcpStream::connect(accepting.hub) {
+                    accepting.pass_on(client, hub);
+                }
+            }
+        });
+        line
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass_on(self: &Arc<Self>, client: TcpStream, hub: TcpStream) {
+        let number = {
+            let mut state = self.lock();
+            state.made += 1;
+            let number = state.made;
+            let (Ok(first), Ok(second)) = (client.try_clone(), hub.try_clone()) else { return };
+            state.open.insert(number, [first, second]);
+            number
+        };
+        let (Ok(from_hub), Ok(to_client)) = (hub.try_clone(), client.try_clone()) else { return };
+        let line = Arc::clone(self);
+        let up = std::thread::spawn(move || line.copy(client, hub, |stall| stall.up, None));
+        let line = Arc::clone(self);
+        std::thread::spawn(move || {
+            let names = line.other_name.as_ref();
+            line.copy(from_hub, to_client, |stall| stall.down, names);
+            let _ = up.join();
+            line.lock().open.remove(&number);
+        });
+    }
+
+    fn copy(
+        &self,
+        mut from: TcpStream,
+        mut to: TcpStream,
+        stands: fn(Stall) -> bool,
+        names: Option<&(String, String)>,
+    ) {
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let read = from.read(&mut bytes);
+            // The end of a connection stands still, too.
+            let state = self.lock();
+            drop(self.changed.wait_while(state, |state| stands(state.stall)));
+            let Ok(count @ 1..) = read else { break };
+            let written = match names {
+                Some((real, other)) if contains(&bytes[..count], real.as_bytes()) => {
+                    to.write_all(String::from_utf8_lossy(&bytes[..count]).replace(real, other).as_bytes())
+                }
+                _ => to.write_all(&bytes[..count]),
+            };
+            if written.is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Write);
+        let _ = from.shutdown(Shutdown::Read);
+    }
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
