@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use authority::CredentialError;
+use authority::{CredentialError, TlsError};
 use fabric::any::ConnectError;
 
 /// A job could not be joined, or the membership ended.
@@ -54,6 +54,17 @@ pub enum MemberError {
     /// This process has no secret or token that is of use.
     #[error("what this process shows to hubs: {0}")]
     Credential(#[from] CredentialError),
+    /// What this process has to say whom it trusts is of no use.
+    #[error("whom this process trusts to be a hub: {0}")]
+    Trust(#[from] TlsError),
+    /// The other end speaks no TLS, or is nobody that this process trusts.
+    #[error("no TLS with the hub's control port at {hub}: {why}")]
+    NoTls {
+        /// Its address.
+        hub: String,
+        /// Why not.
+        why: String,
+    },
     /// The hub's reply makes no sense.
     #[error(
         "the hub at {hub} answered to {what} with {saw}; expected protocol {}: is it a phub-server of this version?",

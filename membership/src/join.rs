@@ -47,7 +47,7 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
 /// When one does not until the deadline.
 pub fn wait_for(addresses: &[&str], deadline: Instant) -> Result<(), MemberError> {
     for address in addresses {
-        let control = Control::new(address, "", HEALTH_LIMIT, None);
+        let control = Control::new(address, "", HEALTH_LIMIT, None)?;
         while let Err(error) = control.check_health() {
             if Instant::now() >= deadline {
                 return Err(error);
@@ -68,7 +68,7 @@ pub fn describe(
     limit: Duration,
     credential: Option<&Credential>,
 ) -> Result<HubReply, MemberError> {
-    Control::new(address, "", limit, credential).describe()
+    Control::new(address, "", limit, credential)?.describe()
 }
 
 /// Tells the first machine's hub of a mesh where this machine's hub is, and waits for the others. Returns the addresses of
@@ -87,7 +87,7 @@ pub fn meet(
     let wait_ms = left.as_millis() as u64;
     let request = MeetRequest { protocol: PROTOCOL, machine: mesh.machine, address, wait_ms };
     // So that the hub can say which machine is missing.
-    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential);
+    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential)?;
     let MeetReply { hubs } = control
         .post("meet", "wait for the hubs of the other machines", &request)
         .map_err(|failure| failure.error)?;
@@ -123,7 +123,7 @@ pub fn join_all(
             peers.pass = first.reply.pass.clone();
         }
         let request = JoinRequest { hub, peers: peers.clone(), ..request.clone() };
-        let_in.push(LetIn::join(Control::new(address, job, limit, credential), request)?);
+        let_in.push(LetIn::join(Control::new(address, job, limit, credential)?, request)?);
     }
     Ok(let_in)
 }

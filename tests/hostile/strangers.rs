@@ -31,11 +31,14 @@ fn by_tcp(config: SessionConfig) -> SessionConfig {
 /// Connects, and says that this is link `link` of `links` of the worker with this token.
 fn hello(address: SocketAddr, token: [u8; 16], link: u32, links: u32) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    let mut bytes = [b"phubtcp2".as_slice(), &token].concat();
-    bytes.extend([link, links].map(u32::to_le_bytes).as_flattened());
-    bytes.extend([0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]); // the ports, and the size of the window
-    stream.write_all(&bytes).unwrap();
+    stream.write_all(&hello_bytes(token, link, links)).unwrap();
     stream
+}
+
+fn hello_bytes(token: [u8; 16], link: u32, links: u32) -> Vec<u8> {
+    let mut bytes = [link, links].map(u32::to_le_bytes).as_flattened().to_vec();
+    bytes.extend([0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]); // the ports, and the size of the window
+    fabric::tcp::fuzzing::hello(token, &bytes)
 }
 
 /// What the hub says before it closes the connection.

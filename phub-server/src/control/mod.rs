@@ -2,6 +2,7 @@
 
 mod body;
 mod crowd;
+mod encryption;
 mod guard;
 mod limits;
 mod peers;
@@ -30,6 +31,7 @@ use crate::registry::{Refusal, Registry, Sent};
 use body::{Parts, Received};
 use guard::Sees;
 
+pub(crate) use encryption::Encryption;
 pub(crate) use guard::Guard;
 pub use limits::ControlLimits;
 pub(crate) use serve::serve;
