@@ -22,8 +22,16 @@ fn framed(body: &[u8]) -> Vec<u8> {
 
 fn good_hello() -> Vec<u8> {
     framed(
-        &[b"phubrdm3".as_slice(), &[0], &[7; 16], &4096u64.to_le_bytes(), &1u32.to_le_bytes(), &[0; 4], &[0; 32]]
-            .concat(),
+        &[
+            b"phubrdm3".as_slice(),
+            &[0],
+            &[7; 16],
+            &4096u64.to_le_bytes(),
+            &1u32.to_le_bytes(),
+            &[0; 4],
+            &[0; 32],
+        ]
+        .concat(),
     )
 }
 

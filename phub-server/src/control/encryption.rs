@@ -58,7 +58,7 @@ impl Encryption {
     }
 
     /// Makes a connection ready for requests. Returns it with what answers them.
-    pub async fn open(&self, stream: TcpStream, router: Router) -> io::Result<(Box<dyn Stream>, Router)> {
+    pub(super) async fn open(&self, stream: TcpStream, router: Router) -> io::Result<(Box<dyn Stream>, Router)> {
         let Some(config) = &self.config else { return Ok((Box::new(stream), router)) };
         let mut first = [0];
         if stream.peek(&mut first).await? == 1 && first[0] != HANDSHAKE {

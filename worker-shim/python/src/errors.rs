@@ -76,19 +76,27 @@ pub fn of_cause(error: &SessionError) -> PyErr {
     }
 }
 
+/// The exception for an error of a hub that was asked.
+pub fn of_member(error: &MemberError) -> PyErr {
+    of_membership(error, chain(error))
+}
+
 fn of_membership(error: &MemberError, words: String) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => UnreachableError::new_err(words),
-        MemberError::Refused { .. } | MemberError::NotAllowed { .. } => RefusedError::new_err(words),
+        MemberError::Refused { .. } | MemberError::NotAllowed { .. } | MemberError::NoTls { .. } => {
+            RefusedError::new_err(words)
+        }
         MemberError::Nonsense { .. } => ProtocolError::new_err(words),
         MemberError::Connect(_) | MemberError::NoTransport { .. } => ConnectError::new_err(words),
         MemberError::JobFailed { .. } => JobFailedError::new_err(words),
         MemberError::HubLost { .. } => HubLostError::new_err(words),
         MemberError::CheckpointLost { .. } => PyRuntimeWarning::new_err(words),
         MemberError::System(_) => ResourceError::new_err(words),
-        MemberError::Hubs { .. } | MemberError::State { .. } | MemberError::Credential(_) => {
-            SettingsError::new_err(words)
-        }
+        MemberError::Hubs { .. }
+        | MemberError::State { .. }
+        | MemberError::Credential(_)
+        | MemberError::Trust(_) => SettingsError::new_err(words),
     }
 }
 
