@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use authority::TlsError;
 use axum::Router;
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
@@ -58,14 +58,27 @@ impl Encryption {
     }
 
     /// Makes a connection ready for requests. Returns it with what answers them.
-    pub(super) async fn open(&self, stream: TcpStream, router: Router) -> io::Result<(Box<dyn Stream>, Router)> {
+    pub(super) async fn open(
+        &self,
+        stream: TcpStream,
+        router: Router,
+    ) -> io::Result<(Box<dyn Stream>, Router)> {
         let Some(config) = &self.config else { return Ok((Box::new(stream), router)) };
         let mut first = [0];
         if stream.peek(&mut first).await? == 1 && first[0] != HANDSHAKE {
             return Ok((Box::new(stream), Router::new().fallback(async || wants_tls())));
         }
         let config = Arc::clone(&config.read().unwrap_or_else(|poisoned| poisoned.into_inner()));
-        Ok((Box::new(TlsAcceptor::from(config).accept(stream).await?), router))
+        match TlsAcceptor::from(config).accept(stream).into_fallible().await {
+            Ok(stream) => Ok((Box::new(stream), router)),
+            Err((error, mut refused)) => {
+                // The client may have sent a request already. If it stayed unread, the end of the connection would overtake the
+                // alert that says why.
+                refused.shutdown().await?;
+                while refused.read(&mut [0; 1024]).await? > 0 {}
+                Err(error)
+            }
+        }
     }
 }
 
