@@ -5,8 +5,9 @@ use std::sync::{Arc, RwLock};
 
 use authority::TlsError;
 use axum::Router;
+use rustix::net::{Shutdown, shutdown};
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
@@ -71,13 +72,25 @@ impl Encryption {
         let config = Arc::clone(&config.read().unwrap_or_else(|poisoned| poisoned.into_inner()));
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
             Ok(stream) => Ok((Box::new(stream), router)),
-            Err((error, mut refused)) => {
+            Err((error, refused)) => {
                 // The client may have sent a request already. If it stayed unread, the end of the connection would overtake the
                 // alert that says why.
-                refused.shutdown().await?;
-                while refused.read(&mut [0; 1024]).await? > 0 {}
+                shutdown(&refused, Shutdown::Write)?;
+                read_to_end(&refused).await?;
                 Err(error)
             }
+        }
+    }
+}
+
+async fn read_to_end(stream: &TcpStream) -> io::Result<()> {
+    loop {
+        stream.readable().await?;
+        match stream.try_read(&mut [0; 1024]) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
         }
     }
 }
