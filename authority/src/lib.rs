@@ -1,4 +1,4 @@
-//! Who may ask a hub for what.
+//! Who may ask a hub for what, and who is a hub.
 //!
 //! ```text
 //!   secret of the cluster --HMAC-SHA256--> token of a right and a job --in a request--> hub: the same, compared
@@ -11,11 +11,16 @@
 
 #![forbid(unsafe_code)]
 
+mod certificate;
 mod credential;
 mod own_file;
 mod secret;
 mod token;
+mod trust;
 
+pub use certificate::{TlsError, fingerprint, serve};
 pub use credential::{Credential, CredentialError};
+pub use own_file::directory as own_directory;
 pub use secret::{Secret, Secrets, WeakSecret};
 pub use token::{ALL_JOBS, NotAToken, Right, Token};
+pub use trust::{Trust, explain};

@@ -9,11 +9,16 @@ use std::{fs, io::Write};
 use crate::credential::CredentialError;
 use crate::secret::Secret;
 
-/// Where it is: `phub/secret` in the directory of the user's settings.
+/// Where it is.
 pub(crate) fn path() -> Option<PathBuf> {
+    Some(directory()?.join("secret"))
+}
+
+/// The directory of this user's secret: `phub` in that of the user's settings.
+pub fn directory() -> Option<PathBuf> {
     let directory = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let settings = directory("XDG_CONFIG_HOME").or_else(|| Some(directory("HOME")?.join(".config")))?;
-    Some(settings.join("phub").join("secret"))
+    Some(settings.join("phub"))
 }
 
 /// Its text. Makes the file if there is none.

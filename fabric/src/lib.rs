@@ -24,6 +24,7 @@ mod idle;
 mod links;
 mod memory;
 mod port_state;
+mod proof;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
@@ -34,6 +35,7 @@ pub use handshake::{Joined, Receive};
 pub use ids::{Imm, LinkId, Span};
 pub use plan::{LinkPorts, PlannedLink, PortId};
 pub use port::{Arrival, CloseReason, Closed, FrameRule, Port, Posted, Until};
+pub use proof::name_of;
 
 pub use idle::{Idle, IdlePolicy};
 pub use memory::{

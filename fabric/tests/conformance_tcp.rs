@@ -2,6 +2,8 @@
 //! where to die means `kill -9`.
 #![forbid(unsafe_code)]
 
+mod tokens;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,7 +51,8 @@ impl Transport for Tcp {
     ) -> ([u8; 16], Joined<Port>) {
         // The worker is whole with its last connection.
         let hello = loop {
-            let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
+            let mut hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
+            hello.identify(tokens::token_named);
             if let Gathered::Whole(hello) = hello.gather().unwrap() {
                 break hello;
             }

@@ -40,7 +40,7 @@ impl Hub {
     }
 
     fn hello(&self) -> Result<Option<Hello>, ConnectError> {
-        match self.listener.accept().unwrap().unwrap().hello(LONG)?.gather()? {
+        match identified(self.listener.accept().unwrap().unwrap().hello(LONG)?).gather()? {
             Gathered::Whole(hello) => Ok(Some(hello)),
             Gathered::Waits(_) => Ok(None),
         }
@@ -114,15 +114,26 @@ impl Hub {
     }
 }
 
+/// With the token that it proves, and no other.
+fn identified(mut hello: Hello) -> Hello {
+    let name = hello.token();
+    hello.identify(|_| Some([8; 16]));
+    assert_eq!(hello.token(), name, "another token does not prove it");
+    hello.identify(|shown| {
+        assert_eq!(shown, fabric::name_of(TOKEN));
+        Some(TOKEN)
+    });
+    assert_eq!(hello.token(), TOKEN);
+    hello
+}
+
 fn hello_bytes(link: u32, links: u32, window_bytes: u64) -> Vec<u8> {
-    let mut bytes = b"phubtcp2".to_vec();
-    bytes.extend(TOKEN);
-    bytes.extend(link.to_le_bytes());
+    let mut bytes = link.to_le_bytes().to_vec();
     bytes.extend(links.to_le_bytes());
     bytes.extend([0, 0]); // this end's port
     bytes.extend((link as u16).to_le_bytes());
     bytes.extend(window_bytes.to_le_bytes());
-    bytes
+    fabric::tcp::fuzzing::hello(TOKEN, &bytes)
 }
 
 fn header(offset: u64, bytes: u32) -> Vec<u8> {
@@ -290,7 +301,7 @@ fn a_worker_that_does_not_come_whole_is_ended_after_a_time() {
     let say = |link| {
         let mut peer = hub.dial();
         peer.write_all(&hello_bytes(link, 20, 4096)).unwrap();
-        (peer, hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap().gather().unwrap())
+        (peer, identified(hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap()).gather().unwrap())
     };
     let (mut first, gathered) = say(18);
     let Gathered::Waits(Some(pending)) = gathered else { panic!("the first of 20 waits: {gathered:?}") };

@@ -22,8 +22,16 @@ fn framed(body: &[u8]) -> Vec<u8> {
 
 fn good_hello() -> Vec<u8> {
     framed(
-        &[b"phubrdm2".as_slice(), &[0], &[7; 16], &4096u64.to_le_bytes(), &1u32.to_le_bytes(), &[0; 4]]
-            .concat(),
+        &[
+            b"phubrdm3".as_slice(),
+            &[0],
+            &[7; 16],
+            &4096u64.to_le_bytes(),
+            &1u32.to_le_bytes(),
+            &[0; 4],
+            &[0; 32],
+        ]
+        .concat(),
     )
 }
 
@@ -43,7 +51,7 @@ fn hello(listener: &Listener, timeout: Duration) -> Result<Hello, ConnectError> 
 fn refusal(mut stream: &TcpStream) -> String {
     let mut head = [0; 13];
     stream.read_exact(&mut head).unwrap();
-    assert_eq!((&head[4..12], head[12]), (b"phubrdm2".as_slice(), 4));
+    assert_eq!((&head[4..12], head[12]), (b"phubrdm3".as_slice(), 4));
     let mut words = vec![0; u32::from_le_bytes(head[..4].try_into().unwrap()) as usize - 9];
     stream.read_exact(&mut words).unwrap();
     String::from_utf8(words).unwrap()
@@ -55,11 +63,11 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
     let listener = listener();
     let hello_body = &good_hello()[4..];
     let cases: [(Vec<u8>, &str); 6] = [
-        (framed(&[b"phubrdm9".as_slice(), &hello_body[8..]].concat()), "expected the handshake \"phubrdm2\""),
+        (framed(&[b"phubrdm9".as_slice(), &hello_body[8..]].concat()), "expected the handshake \"phubrdm3\""),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "a message of 542393671 bytes"),
         (framed(&hello_body[..20]), "too short"),
         (framed(&[hello_body, &[0]].concat()), "1 bytes too many"),
-        (framed(b"phubrdm2\x03"), "expected a hello, got ready"),
+        (framed(b"phubrdm3\x03"), "expected a hello, got ready"),
         (framed(&[]), "expected the handshake"),
     ];
     for (bytes, expected) in cases {
@@ -77,8 +85,9 @@ fn a_worker_is_refused_in_the_hubs_words() {
     let _watchdog = Watchdog::start();
     let listener = listener();
     let peer = peer(&listener, &good_hello());
-    let hello = hello(&listener, LONG).unwrap();
-    assert_eq!(hello.token(), [7; 16]);
+    let mut hello = hello(&listener, LONG).unwrap();
+    hello.identify(|_| Some([1; 16]));
+    assert_eq!(hello.token(), [7; 16], "nothing proves the token");
     hello.refuse("no worker of this job has this token");
     assert_eq!(refusal(&peer), "no worker of this job has this token");
     lives(&listener);

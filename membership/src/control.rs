@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
-use authority::{ALL_JOBS, Credential, Right};
+use authority::{ALL_JOBS, Credential, Right, Trust, explain};
 use pbox_core::Round;
 use pbox_core::control::{ErrorReply, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest};
 use serde::Serialize;
@@ -12,6 +12,7 @@ use ureq::http::header::{AUTHORIZATION, RETRY_AFTER};
 use ureq::http::{Response, StatusCode};
 use ureq::{Body, SendBody};
 
+use crate::encrypted;
 use crate::error::MemberError;
 
 /// A hub that takes a state more slowly than this is stuck.
@@ -87,24 +88,54 @@ pub(crate) struct Control {
     pub timeout: Duration,
     /// What requests show.
     credential: Option<Credential>,
+    /// Whom it trusts to be a hub; `None`: it does not ask.
+    trust: Option<Trust>,
     /// The address of the control port.
     pub hub: String,
     pub job: String,
 }
 
 impl Control {
-    pub fn new(hub: &str, job: &str, timeout: Duration, credential: Option<&Credential>) -> Self {
-        let agent = ureq::Agent::config_builder()
-            .timeout_global(Some(timeout))
-            .http_status_as_error(false)
-            .build()
-            .new_agent();
-        Control { agent, timeout, credential: credential.cloned(), hub: hub.to_owned(), job: job.to_owned() }
+    /// # Errors
+    /// When what says whom this process trusts is of no use.
+    pub fn new(
+        hub: &str,
+        job: &str,
+        timeout: Duration,
+        credential: Option<&Credential>,
+    ) -> Result<Self, MemberError> {
+        Ok(Self::with(
+            hub,
+            job,
+            timeout,
+            credential,
+            Trust::find().map_err(|error| MemberError::Trust(error.into()))?,
+        ))
+    }
+
+    fn with(
+        hub: &str,
+        job: &str,
+        timeout: Duration,
+        credential: Option<&Credential>,
+        trust: Option<Trust>,
+    ) -> Self {
+        let config =
+            ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false).build();
+        let agent = encrypted::agent(config, trust.as_ref());
+        let (credential, hub, job) = (credential.cloned(), hub.to_owned(), job.to_owned());
+        Control { agent, timeout, credential, trust, hub, job }
     }
 
     /// The same control port, asked with another time limit.
     pub fn within(&self, timeout: Duration) -> Self {
-        Self::new(&self.hub, &self.job, timeout, self.credential.as_ref())
+        Self::with(&self.hub, &self.job, timeout, self.credential.as_ref(), self.trust.clone())
+    }
+
+    /// The address of a page.
+    fn url(&self, page: &str) -> String {
+        let scheme = if self.trust.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}/v1/{page}", self.hub)
     }
 
     /// `POST /v1/jobs/{job}/{verb}`, once.
@@ -114,7 +145,7 @@ impl Control {
         what: &'static str,
         request: &Q,
     ) -> Result<R, Failure> {
-        let url = format!("http://{}/v1/jobs/{}/{verb}", self.hub, self.job);
+        let url = self.url(&format!("jobs/{}/{verb}", self.job));
         let post = self.agent.post(&url);
         let post = match self.shown(Right::Join, &self.job) {
             Some(shown) => post.header(AUTHORIZATION, shown),
@@ -126,7 +157,7 @@ impl Control {
 
     /// `GET /v1/hub`.
     pub fn describe(&self) -> Result<HubReply, MemberError> {
-        let get = self.agent.get(format!("http://{}/v1/hub", self.hub));
+        let get = self.agent.get(self.url("hub"));
         let get = match self.shown(Right::Read, ALL_JOBS) {
             Some(shown) => get.header(AUTHORIZATION, shown),
             None => get,
@@ -154,7 +185,7 @@ impl Control {
 
     /// `GET /v1/health`.
     pub fn check_health(&self) -> Result<(), MemberError> {
-        let response = self.agent.get(format!("http://{}/v1/health", self.hub)).call();
+        let response = self.agent.get(self.url("health")).call();
         response.map(|_| ()).map_err(|error| self.unreachable(error).error)
     }
 
@@ -186,7 +217,7 @@ impl Control {
         values: Box<dyn Read + Send>,
         bytes: u64,
     ) -> Result<R, MemberError> {
-        let url = format!("http://{}/v1/jobs/{}/state?token={token}", self.hub, self.job);
+        let url = self.url(&format!("jobs/{}/state?token={token}", self.job));
         let while_sending = self.timeout + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
         let request = self.agent.post(&url).config().timeout_global(Some(while_sending)).build();
         // The hub compares the length with what comes.
@@ -203,6 +234,12 @@ impl Control {
     fn unreachable(&self, error: ureq::Error) -> Failure {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
         let ends = [BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof];
+        if let ureq::Error::Io(error) = &error
+            && let Some(why) = explain(error)
+        {
+            let error = MemberError::NoTls { hub: self.hub.clone(), why };
+            return Failure { cause: Cause::Refused, error };
+        }
         let cause = match &error {
             ureq::Error::Io(error) if ends.contains(&error.kind()) => Cause::Cut,
             ureq::Error::Protocol(_) => Cause::Cut,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use authority::CredentialError;
+use authority::{CredentialError, TlsError};
 use fabric::any::ConnectError;
 use pbox_core::control::Versions;
 
@@ -67,6 +67,17 @@ pub enum MemberError {
         used: u32,
         /// Those that this member speaks.
         ours: Versions,
+    },
+    /// What this process has to say whom it trusts is of no use.
+    #[error("whom this process trusts to be a hub: {0}")]
+    Trust(Box<TlsError>),
+    /// The other end speaks no TLS, or is nobody that this process trusts.
+    #[error("no TLS with the hub's control port at {hub}: {why}")]
+    NoTls {
+        /// Its address.
+        hub: String,
+        /// Why not.
+        why: String,
     },
     /// The hub's reply makes no sense.
     #[error(

@@ -54,7 +54,7 @@ pub fn wait_for(
 ) -> Result<(), MemberError> {
     let (begun, mut said) = (Instant::now(), false);
     for address in addresses {
-        let control = Control::new(address, "", HEALTH_LIMIT, None);
+        let control = Control::new(address, "", HEALTH_LIMIT, None)?;
         while let Err(error) = control.check_health() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || given_up() {
@@ -79,7 +79,7 @@ pub fn describe(
     limit: Duration,
     credential: Option<&Credential>,
 ) -> Result<HubReply, MemberError> {
-    Control::new(address, "", limit, credential).describe()
+    Control::new(address, "", limit, credential)?.describe()
 }
 
 /// Tells the first machine's hub of a mesh where this machine's hub is, and waits for the others. Returns the addresses of
@@ -100,7 +100,7 @@ pub fn meet(
     let machine = mesh.machine;
     let request = MeetRequest { protocol: PROTOCOL, protocol_lowest, machine, address, wait_ms };
     // So that the hub can say which machine is missing.
-    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential);
+    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential)?;
     let MeetReply { hubs } = control
         .post("meet", "wait for the hubs of the other machines", &request)
         .map_err(|failure| failure.error)?;
@@ -136,7 +136,7 @@ pub fn join_all(
             peers.pass = first.reply.pass.clone();
         }
         let request = JoinRequest { hub, peers: peers.clone(), ..request.clone() };
-        let_in.push(LetIn::join(Control::new(address, job, limit, credential), request)?);
+        let_in.push(LetIn::join(Control::new(address, job, limit, credential)?, request)?);
     }
     Ok(let_in)
 }

@@ -14,6 +14,7 @@
 
 mod control;
 mod data_path;
+mod encrypted;
 mod error;
 mod heartbeat;
 mod hub;

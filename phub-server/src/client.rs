@@ -7,7 +7,7 @@ use std::error::Error;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use authority::Token;
+use authority::{Token, Trust};
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
@@ -15,9 +15,12 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use pbox_core::control::ErrorReply;
+use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
 /// The longest answer: the rounds of a job's checkpoints, or all jobs of a hub.
 const ANSWER_BYTES: usize = 4 << 20;
@@ -83,13 +86,13 @@ impl Address {
         };
         let request =
             request.body(Full::new(Bytes::from(body))).map_err(|error| unresolved(&error.to_string()))?;
-        let sent = tokio::time::timeout(limit, send(address, request)).await;
+        let sent = tokio::time::timeout(limit, self.send(address, request)).await;
         let silent = |_| {
             let seconds = limit.as_secs_f64();
             format!("no answer came within {seconds:.1} s: it hangs, was stopped, or was cut off")
         };
         let (is_success, body) =
-            sent.map_err(silent)?.map_err(|error| format!("it cannot be reached: {error}"))?;
+            sent.map_err(silent)?.map_err(|error| format!("it cannot be reached: {}", in_words(&*error)))?;
         let nonsense = |error: serde_json::Error| {
             format!("its answer makes no sense: {error}; install the same version everywhere")
         };
@@ -99,14 +102,30 @@ impl Address {
         let ErrorReply { error } = serde_json::from_slice(&body).map_err(nonsense)?;
         Err(format!("it refuses: {error}"))
     }
+
+    /// Whether the answer is a success, and its body.
+    async fn send(
+        &self,
+        address: SocketAddr,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(bool, Bytes), Box<dyn Error + Send + Sync>> {
+        let stream = TcpStream::connect(address).await?;
+        match Trust::find()? {
+            None => exchange(stream, request).await,
+            Some(trust) => {
+                let host = self.name.rsplit_once(':').map_or(&*self.name, |(host, _)| host);
+                let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+                let connector = TlsConnector::from(trust.config());
+                exchange(connector.connect(ServerName::try_from(host)?, stream).await?, request).await
+            }
+        }
+    }
 }
 
-/// Whether the answer is a success, and its body.
-async fn send(
-    address: SocketAddr,
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Full<Bytes>>,
 ) -> Result<(bool, Bytes), Box<dyn Error + Send + Sync>> {
-    let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // Ends with the sender.
     tokio::spawn(connection);
@@ -114,4 +133,16 @@ async fn send(
     let is_success = response.status().is_success();
     let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await?;
     Ok((is_success, body.to_bytes()))
+}
+
+/// The words for an error of TLS, which may be the cause of others, or else its own.
+fn in_words(error: &(dyn Error + 'static)) -> String {
+    let mut cause = Some(error);
+    while let Some(this) = cause {
+        if let Some(words) = this.downcast_ref().and_then(authority::explain) {
+            return words;
+        }
+        cause = this.source();
+    }
+    error.to_string()
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use authority::CredentialError;
+use authority::{CredentialError, TlsError};
 use fabric::any::ConnectError;
 use fabric::verbs::{ParseNicListError, VerbsError};
 
@@ -32,6 +32,9 @@ pub enum HubError {
         "{0}; a hub wants the cluster's secret from workers: set PHUB_TOKEN, or --token-file, or serve everybody with --insecure"
     )]
     Secret(#[from] CredentialError),
+    /// The certificate of the control port cannot be used.
+    #[error("--tls-cert, --tls-key, --tls-client-ca: {0}")]
+    Certificate(#[from] TlsError),
     /// The directory of checkpoints cannot be used.
     #[error(transparent)]
     Checkpoints(#[from] CheckpointError),

@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, timeout_at};
 use topology::Host;
 
 use crate::checkpoint::CheckpointStore;
-use crate::control::{self, ControlLimits, Guard};
+use crate::control::{self, ControlLimits, Encryption, Guard};
 use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
@@ -43,6 +43,7 @@ const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
 pub struct Hub {
     address: SocketAddr,
     guard: Arc<Guard>,
+    encryption: Arc<Encryption>,
     registry: Option<Arc<Registry>>,
     listeners: Vec<Arc<Listener>>,
     rendezvous: Vec<JoinHandle<()>>,
@@ -61,6 +62,7 @@ impl Hub {
     /// As [`start`](Self::start), with other limits for the clients of the control port.
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let guard = Arc::new(Guard::new(settings)?);
+        let encryption = Arc::new(Encryption::new(settings)?);
         let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
         let store = store.map(|store| store.keeping(settings.checkpoint_keep));
         let host = Host::live()?;
@@ -111,10 +113,10 @@ impl Hub {
         let (stop_control, stopped) = oneshot::channel();
         let control = {
             let router = control::router(Arc::clone(&registry), Arc::clone(&guard), limits);
-            let registry = Arc::clone(&registry);
-            std::thread::Builder::new()
-                .name("phub-control".into())
-                .spawn(move || run_control(control, socket, registry, router, limits, inbox, stopped))?
+            let (registry, encryption) = (Arc::clone(&registry), Arc::clone(&encryption));
+            std::thread::Builder::new().name("phub-control".into()).spawn(move || {
+                run_control(control, socket, registry, (router, limits), encryption, inbox, stopped)
+            })?
         };
         if !fabric::shared_huge_pages() {
             tracing::info!(
@@ -126,6 +128,7 @@ impl Hub {
         Ok(Hub {
             address,
             guard,
+            encryption,
             registry: Some(registry),
             listeners,
             rendezvous,
@@ -145,6 +148,18 @@ impl Hub {
     pub fn reload_secret(&self) -> impl Fn() -> Result<(), HubError> + use<> {
         let guard = Arc::clone(&self.guard);
         move || Ok(guard.reload()?)
+    }
+
+    /// What reads the certificate of the control port again, if the hub has one. Connections stay. It is an error when
+    /// certificate and key are of no use; the hub keeps those that it has.
+    pub fn reload_certificate(&self) -> Option<impl Fn() -> Result<(), HubError> + use<>> {
+        let encryption = Arc::clone(&self.encryption);
+        encryption.is_on().then_some(move || Ok(encryption.reload()?))
+    }
+
+    /// The control port's scheme: `https` if it speaks TLS.
+    pub fn scheme(&self) -> &'static str {
+        if self.encryption.is_on() { "https" } else { "http" }
     }
 
     /// The jobs whose checkpoints a stop must still write, once it has begun.
@@ -318,8 +333,8 @@ fn run_control(
     runtime: Runtime,
     socket: std::net::TcpListener,
     registry: Arc<Registry>,
-    router: Router,
-    limits: ControlLimits,
+    (router, limits): (Router, ControlLimits),
+    encryption: Arc<Encryption>,
     mut reports: UnboundedReceiver<Report>,
     stopped: oneshot::Receiver<()>,
 ) {
@@ -352,7 +367,7 @@ fn run_control(
                 looking.look_at_rounds().await;
             }
         });
-        control::serve(socket, router, limits, stopped).await;
+        control::serve(socket, router, limits, encryption, stopped).await;
     });
     // Ends the tasks, which hold references to the registry.
     runtime.shutdown_timeout(Duration::ZERO);

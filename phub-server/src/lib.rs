@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod certificate_command;
 pub mod checkpoint;
 mod checkpoint_command;
 mod client;

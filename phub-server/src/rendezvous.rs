@@ -2,7 +2,7 @@
 //! cores. Each handshake has its own thread, so that a slow handshake delays nobody else.
 //!
 //! ```text
-//!   accept -> waiting room: hello -> token known? -> gathered: all links there? -> welcome -> cores
+//!   accept -> waiting room: hello -> token proven? -> gathered: all links there? -> welcome -> cores
 //!             64, the oldest goes    else refused    10 s, then the worker is     64 at once
 //!                                                    lost, with the links named
 //! ```
@@ -90,12 +90,13 @@ pub(crate) fn start(
 
 impl Rendezvous {
     fn handshake(&self, accepted: Accepted, place: Place) {
-        let hello = match accepted.hello(HANDSHAKE_LIMIT) {
+        let mut hello = match accepted.hello(HANDSHAKE_LIMIT) {
             Ok(hello) => hello,
             Err(error) => return self.say_failed(&error),
         };
         drop(place);
         let Some(registry) = self.registry.upgrade() else { return hello.refuse("the hub is stopping") };
+        hello.identify(|name| registry.token_named(name));
         // Before anything is kept of a connection.
         if let Err(why) = registry.expects(hello.token()) {
             return self.refuse(hello, &why);

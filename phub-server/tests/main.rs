@@ -5,4 +5,5 @@ mod command_line;
 mod doctor;
 mod serve;
 mod support;
+mod tls;
 mod token;

@@ -31,11 +31,14 @@ fn by_tcp(config: SessionConfig) -> SessionConfig {
 /// Connects, and says that this is link `link` of `links` of the worker with this token.
 fn hello(address: SocketAddr, token: [u8; 16], link: u32, links: u32) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    let mut bytes = [b"phubtcp2".as_slice(), &token].concat();
-    bytes.extend([link, links].map(u32::to_le_bytes).as_flattened());
-    bytes.extend([0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]); // the ports, and the size of the window
-    stream.write_all(&bytes).unwrap();
+    stream.write_all(&hello_bytes(token, link, links)).unwrap();
     stream
+}
+
+fn hello_bytes(token: [u8; 16], link: u32, links: u32) -> Vec<u8> {
+    let mut bytes = [link, links].map(u32::to_le_bytes).as_flattened().to_vec();
+    bytes.extend([0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]); // the ports, and the size of the window
+    fabric::tcp::fuzzing::hello(token, &bytes)
 }
 
 /// What the hub says before it closes the connection.
@@ -131,4 +134,33 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
     train_a_round(&mut steady);
     steady.into_iter().for_each(|session| session.leave().unwrap());
     Training::small("after").run(&hub.address().to_string());
+}
+
+/// Who reads the wire knows the name of a token and whole hellos. Neither lets in.
+#[test]
+fn a_hello_that_is_replayed_or_made_up_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let reply = join_by_hand(&hub, "job", &join_request(0, 2));
+    let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+    let port = tcp_address(&reply);
+    let say = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(port).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream
+    };
+    let seen = hello_bytes(token, 0, 2);
+    assert!(!seen.windows(16).any(|part| part == token), "a hello shows no token");
+    let mut of_link_1 = seen.clone();
+    of_link_1[24] = 1;
+    says(told(say(&of_link_1)), &["not one of this hub's"]);
+    // Of two that say the same, the hub keeps the one that it hears first, which waits for its other link.
+    let (tell, hear) = std::sync::mpsc::channel();
+    let both = [say(&seen), say(&seen)];
+    for stream in &both {
+        let (stream, tell) = (stream.try_clone().unwrap(), tell.clone());
+        std::thread::spawn(move || tell.send(told(stream)));
+    }
+    says(hear.recv().unwrap(), &["link 0 of the same worker is there already"]);
+    assert!(hear.try_recv().is_err(), "the other one stays");
 }

@@ -173,6 +173,16 @@ impl Hello {
         }
     }
 
+    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows. On shared memory nobody else
+    /// reads a hello, and it shows the token itself.
+    pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
+        match self {
+            Hello::Shm(_) => {}
+            Hello::Tcp(hello) => hello.identify(token_of),
+            Hello::Verbs(hello) => hello.identify(token_of),
+        }
+    }
+
     /// Puts this connection to the peer's others, once its token is known.
     pub fn gather(self) -> Result<Gathered, ConnectError> {
         Ok(match self {

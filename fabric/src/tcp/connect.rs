@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   worker                                   hub
-//!   connection i: Hello{token, i of n} ----> gathered by token until there are n
-//!                       a token that nobody knows is refused before that
+//!   connection i: Hello{i of n, proof} ----> gathered by token until there are n
+//!                       one that no token proves is refused before that
 //!                 <---- Welcome, or Refused{why}, on each
 //! ```
 
@@ -131,7 +131,8 @@ impl Accepted {
         let message = HelloMessage::read_from_bytes(&bytes).expect("it has its size");
         match message.check() {
             Ok(message) => {
-                Ok(Hello { message, links: vec![(self.socket, message.ports())], gathering: self.gathering })
+                let (token, links) = (message.name, vec![(self.socket, message.ports())]);
+                Ok(Hello { token, message, links, gathering: self.gathering })
             }
             Err(why) => {
                 refuse(&mut self.socket, &why);
@@ -150,15 +151,24 @@ impl AsFd for Accepted {
 /// A peer that wants in: one of its connections, or all when they are [gathered](Self::gather).
 #[derive(Debug)]
 pub struct Hello {
+    /// The worker's token, once it is proven; before, what the hello calls it.
+    pub(super) token: [u8; 16],
     pub(super) message: HelloMessage,
     pub(super) links: Vec<Said>,
     pub(super) gathering: Arc<Gathering>,
 }
 
 impl Hello {
-    /// The token that says who it is.
+    /// The token that says who it is, if it was [identified](Self::identify); otherwise bytes that are nobody's token.
     pub fn token(&self) -> [u8; 16] {
-        self.message.token
+        self.token
+    }
+
+    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows.
+    pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
+        if let Some(token) = token_of(self.message.name).filter(|&token| self.message.is_proven_by(token)) {
+            self.token = token;
+        }
     }
 
     /// Says no, and why.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::io;
 use super::link::Endpoint;
-use super::message::{HelloMessage, ReplyMessage};
+use super::message::{HelloMessage, MAGIC, ReplyMessage};
 use super::port::Port;
 use crate::memory::{RecvWindow, SendWindow};
+use crate::proof::{name_of, proof};
 use crate::{Arrival, Closed, Port as _};
 use zerocopy::FromBytes;
 
@@ -43,6 +44,13 @@ impl Receiver {
         drop(self.port);
         io::contents(self.window)
     }
+}
+
+/// A hello that says this behind what names the handshake and the worker, with its proof.
+pub fn hello(token: [u8; 16], said: &[u8]) -> Vec<u8> {
+    let mut bytes = [&MAGIC[..], &name_of(token), said].concat();
+    bytes.extend(proof(token, &bytes));
+    bytes
 }
 
 /// Decodes both messages of the handshake. Any bytes are refused with a reason, or are within bounds.

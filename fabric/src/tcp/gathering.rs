@@ -57,7 +57,7 @@ impl Gathering {
     /// When it contradicts the worker's other connections. The peer is told.
     pub fn add(self: Arc<Self>, hello: Hello) -> Result<Gathered, ConnectError> {
         let message = hello.message;
-        let (token, link, links) = (message.token, message.link(), message.links());
+        let (token, link, links) = (hello.token, message.link(), message.links());
         let mut partials = self.lock();
         let known = partials.get(&token);
         let why = if known.is_none() && partials.len() >= MAX_GATHERING {
@@ -86,7 +86,7 @@ impl Gathering {
         }
         let whole = partials.remove(&token).expect("it was just there");
         let links = whole.links.into_iter().flatten().collect();
-        Ok(Gathered::Whole(Hello { message, links, gathering: hello.gathering }))
+        Ok(Gathered::Whole(Hello { token, message, links, gathering: hello.gathering }))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 16], Partial>> {

@@ -8,9 +8,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::handshake::body;
 use crate::ids::{Imm, Span};
 use crate::plan::{LinkPorts, MAX_PORTS, PlannedLink};
+use crate::proof::{PROOF, name_of, proof, proves};
 
 /// First bytes of a hello; the digit is the version.
-const MAGIC: [u8; 8] = *b"phubtcp2";
+pub(super) const MAGIC: [u8; 8] = *b"phubtcp3";
 /// The longest refusal.
 pub(super) const MAX_WORDS: usize = 1024;
 
@@ -52,24 +53,39 @@ impl Header {
 pub(super) struct HelloMessage {
     magic: [u8; 8],
     /// Identifies the worker; the same on all its connections.
-    pub token: [u8; 16],
+    pub name: [u8; 16],
     link: U32,
     links: U32,
     /// The worker's port, then the hub's.
     ports: [u8; 4],
     window_bytes: U64,
+    /// That the worker has the token said all of this.
+    proof: [u8; PROOF],
 }
 
 impl HelloMessage {
     pub fn new(token: [u8; 16], link: usize, plan: &[PlannedLink], window_bytes: usize) -> Self {
-        HelloMessage {
+        let mut hello = HelloMessage {
             magic: MAGIC,
-            token,
+            name: name_of(token),
             link: (link as u32).into(),
             links: (plan.len() as u32).into(),
             ports: plan[link].ports.encode(),
             window_bytes: (window_bytes as u64).into(),
-        }
+            proof: [0; PROOF],
+        };
+        hello.proof = proof(token, hello.said());
+        hello
+    }
+
+    /// What the proof is about.
+    fn said(&self) -> &[u8] {
+        self.as_bytes().strip_suffix(&self.proof).expect("it ends with its proof")
+    }
+
+    /// Whether somebody who has this token said it.
+    pub fn is_proven_by(&self, token: [u8; 16]) -> bool {
+        self.name == name_of(token) && proves(token, self.said(), &self.proof)
     }
 
     pub fn check(self) -> Result<Self, String> {
@@ -83,7 +99,7 @@ impl HelloMessage {
 
     /// Whether both can be of one worker.
     pub fn is_of_the_same_worker(&self, other: &Self) -> bool {
-        let said = |hello: &Self| (hello.token, hello.links, hello.window_bytes);
+        let said = |hello: &Self| (hello.name, hello.links, hello.window_bytes);
         said(self) == said(other)
     }
 
@@ -177,6 +193,9 @@ mod tests {
     fn a_hello_of_others_is_refused() {
         let good = HelloMessage::new([1; 16], 2, &PlannedLink::of_one_port(&[8; 3]), 4096);
         assert_eq!(good.check(), Ok(good));
+        assert!(good.is_proven_by([1; 16]) && !good.is_proven_by([2; 16]));
+        assert!(!HelloMessage { link: 1.into(), ..good }.is_proven_by([1; 16]), "a proof is for one link");
+        assert!(!good.as_bytes().windows(16).any(|part| part == [1; 16]), "the token is not in it");
         assert!(HelloMessage { magic: *b"GET / HT", ..good }.check().unwrap_err().contains("GET / HT"));
         for (link, links) in [(3, 3), (0, 0), (0, 5000)] {
             let bad = HelloMessage { link: link.into(), links: u32::into(links), ..good };

@@ -81,7 +81,8 @@ impl Transport for Verbs {
         bytes: usize,
         plan: &[PlannedLink],
     ) -> ([u8; 16], Joined<Port>) {
-        let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
+        let mut hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
+        hello.identify(crate::tokens::token_named);
         let token = hello.token();
         let joined = hello.welcome(group, ours, bytes, plan, |_| ()).unwrap();
         (token, (joined.recv, joined.endpoints))

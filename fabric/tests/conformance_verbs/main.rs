@@ -5,6 +5,8 @@
 
 mod bed;
 mod faults;
+#[path = "../tokens/mod.rs"]
+mod tokens;
 
 use bed::{Verbs, each_and_all};
 

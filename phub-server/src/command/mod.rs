@@ -15,6 +15,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::certificate_command::CertificateArgs;
 use crate::checkpoint_command::CheckpointArgs;
 use crate::doctor::DoctorArgs;
 use crate::token_command::TokenArgs;
@@ -43,6 +44,8 @@ enum Command {
     Doctor(DoctorArgs),
     /// List, verify and export checkpoints.
     Checkpoint(CheckpointArgs),
+    /// Make a certificate for the control port, and its key.
+    Certificate(CertificateArgs),
     /// Make a secret for hubs and workers, or a token that allows one thing.
     Token(TokenArgs),
 }
@@ -54,6 +57,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
         Command::Serve(settings) => serve(&settings),
         Command::Topology(args) => args.run(),
         Command::Token(args) => args.run(),
+        Command::Certificate(args) => args.run(),
         // It has printed what is wrong.
         Command::Checkpoint(args) => match args.run() {
             Ok(true) => Ok(()),
@@ -90,12 +94,17 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     let hub = Hub::start(settings)?;
-    println!("phub-server: control port http://{}", hub.address());
+    println!("phub-server: control port {}://{}", hub.scheme(), hub.address());
     let mut drain = signal(SignalKind::user_defined1()).context("catching SIGUSR1")?;
-    let reload = hub.reload_secret();
-    let reload = || match reload() {
-        Ok(()) => tracing::info!("SIGHUP: the secret was read again"),
-        Err(error) => tracing::error!(%error, "SIGHUP: the hub keeps the secret that it has"),
+    let (reload_secret, reload_certificate) = (hub.reload_secret(), hub.reload_certificate());
+    let reload = || {
+        let certificate = reload_certificate.as_ref().map(|reload| ("certificate", reload()));
+        for (what, reloaded) in [("secret", reload_secret())].into_iter().chain(certificate) {
+            match reloaded {
+                Ok(()) => tracing::info!("SIGHUP: the {what} was read again"),
+                Err(error) => tracing::error!(%error, "SIGHUP: the hub keeps the {what} that it has"),
+            }
+        }
     };
     let mut next_signal = async || {
         loop {

@@ -245,7 +245,7 @@ mod tests {
         let failed = JobReply { state: JobState::Failed { reason, hub_stops: false }, ..job.clone() };
         let hub = HubReply {
             protocol: 1,
-            protocol_lowest: 1,
+            protocol_lowest: None,
             version: "0".into(),
             id: String::new(),
             kernels: "none".into(),

@@ -2,6 +2,7 @@
 
 mod body;
 mod crowd;
+mod encryption;
 mod guard;
 mod limits;
 mod metrics;
@@ -32,6 +33,7 @@ use body::{Parts, Received};
 use crowd::ClientAddress;
 use guard::Sees;
 
+pub(crate) use encryption::Encryption;
 pub(crate) use guard::Guard;
 pub use limits::ControlLimits;
 pub(crate) use serve::serve;

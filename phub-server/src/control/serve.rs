@@ -2,6 +2,7 @@
 //! control thread. Must not know the requests.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Extension, Router};
@@ -15,6 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::crowd::{ClientAddress, Crowd};
+use super::encryption::{Encryption, Stream};
 use super::limits::ControlLimits;
 use crate::seldom::Seldom;
 
@@ -36,13 +38,14 @@ fn turned_away(why: &str) -> String {
     )
 }
 
-type Connection = http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Router>>;
+type Connection = http1::Connection<TokioIo<Box<dyn Stream>>, TowerToHyperService<Router>>;
 
 /// Serves until `stopped`, and then until open requests are answered.
 pub(crate) async fn serve(
     socket: TcpListener,
     router: Router,
     limits: ControlLimits,
+    encryption: Arc<Encryption>,
     mut stopped: oneshot::Receiver<()>,
 ) {
     let (connections, crowd) = (GracefulShutdown::new(), Crowd::default());
@@ -58,10 +61,18 @@ pub(crate) async fn serve(
                     match place {
                         Ok(place) => {
                             let router = router.clone().layer(Extension(ClientAddress::new(from)));
-                            let connection = connections.watch(connection(stream, router, limits));
-                            tokio::spawn(async {
-                                if let Err(error) = connection.await {
-                                    tracing::debug!(%error, "a connection to the control port ended");
+                            let watcher = connections.watcher();
+                            let encryption = Arc::clone(&encryption);
+                            tokio::spawn(async move {
+                                tune(&stream, limits);
+                                let opened = timeout(limits.headers, encryption.open(stream, router));
+                                match opened.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+                                    Ok((stream, router)) => {
+                                        if let Err(error) = watcher.watch(connection(stream, router, limits)).await {
+                                            tracing::debug!(%error, "a connection to the control port ended");
+                                        }
+                                    }
+                                    Err(error) => tracing::debug!(%error, %from, "no TLS with a client of the control port"),
                                 }
                                 drop(place);
                             });
@@ -100,10 +111,13 @@ pub(crate) async fn serve(
     }
 }
 
-fn connection(stream: TcpStream, router: Router, limits: ControlLimits) -> Connection {
+fn tune(stream: &TcpStream, limits: ControlLimits) {
     // Answers are right without these options, and a socket that refuses them is about to close.
     let _ = stream.set_nodelay(true);
-    let _ = sockopt::set_tcp_user_timeout(&stream, limits.unread.as_millis() as u32);
+    let _ = sockopt::set_tcp_user_timeout(stream, limits.unread.as_millis() as u32);
+}
+
+fn connection(stream: Box<dyn Stream>, router: Router, limits: ControlLimits) -> Connection {
     http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.headers)

@@ -136,6 +136,7 @@ impl Registry {
         check_pass(job, request)?;
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
+        inner.shown.insert(fabric::name_of(token), token);
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let pass = given.unwrap_or_else(|| job.hubs.next_pass(self.store.is_some()));
@@ -153,6 +154,11 @@ impl Registry {
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
             pass: Some(pass).filter(|_| job.hubs.leads() && !job.hubs.share.is_whole()),
         })
+    }
+
+    /// The token that a hello calls by this name.
+    pub fn token_named(&self, name: [u8; 16]) -> Option<Token> {
+        self.lock().shown.get(&name).copied()
     }
 
     /// Whose token it is. Says nothing of whether the worker is connected already.

@@ -106,7 +106,7 @@ impl Registry {
         for (id, rank, reason) in silent {
             self.lose(&mut inner, id, rank, &reason);
         }
-        let Inner { jobs, tokens, lost, left, .. } = &mut *inner;
+        let Inner { jobs, tokens, shown, lost, left, .. } = &mut *inner;
         lost.retain(|_, (until, _)| now < *until);
         left.retain(|_, until| now < *until);
         jobs.retain(|_, job| job.failed_at.is_none_or(|at| now - at < KEEP_FAILED));
@@ -114,6 +114,7 @@ impl Registry {
         failed.filter_map(Job::forget_model).for_each(|model| self.free(model));
         forget_oldest(jobs, self.jobs_limit);
         tokens.retain(|_, (job, _)| jobs.contains_key(job));
+        shown.retain(|_, token| tokens.contains_key(token));
         let is_used = self.is_used(&inner);
         let changed = self.unused_since.send_if_modified(|since| {
             let was_used = since.is_none();

@@ -105,6 +105,8 @@ struct Inner {
     /// The memory that joins were promised that are being read.
     joins_bytes: u64,
     tokens: HashMap<Token, (JobId, u32)>,
+    /// The same tokens, by what a hello calls them.
+    shown: HashMap<[u8; 16], Token>,
     /// Tokens of workers that left, and until when the hub remembers them: a leave whose answer was lost comes again.
     left: HashMap<Token, Instant>,
     /// Tokens of workers that jobs continued without: until when the hub remembers them, and why they were removed.

@@ -38,6 +38,20 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_INSECURE")]
     pub insecure: bool,
 
+    /// File with the certificate of the control port, in PEM, which then speaks TLS alone; behind it those that vouch for it.
+    /// SIGHUP reads it and the key again. `phub-server certificate` makes a pair. Default: no TLS.
+    #[arg(long, env = "PHUB_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// File with the key of --tls-cert, in PEM.
+    #[arg(long, env = "PHUB_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// File with certificates, in PEM: serve only those who show a certificate that one of these has signed. Workers and other
+    /// hubs show PHUB_TLS_CERT with PHUB_TLS_KEY.
+    #[arg(long, env = "PHUB_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+
     /// What this hub shows to other hubs, and whose secret it wants. Default: as for `token_file`.
     #[arg(skip)]
     pub token: Option<Credential>,

@@ -52,7 +52,10 @@ impl Serve {
         let mut stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
-        let address = line.trim_end().strip_prefix("phub-server: control port http://");
+        let address = line
+            .trim_end()
+            .strip_prefix("phub-server: control port ")
+            .and_then(|it| it.split_once("://").map(|(_, at)| at));
         let address = address.unwrap_or_else(|| panic!("the hub said {line:?}")).to_owned();
         Serve { child, stdout, address }
     }

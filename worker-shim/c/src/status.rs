@@ -107,7 +107,7 @@ fn of_cause(error: &SessionError) -> PhubStatus {
 fn of_membership(error: &MemberError) -> PhubStatus {
     use MemberError as E;
     match error {
-        E::Hubs { .. } | E::State { .. } | E::Credential(_) => PhubStatus::Invalid,
+        E::Hubs { .. } | E::State { .. } | E::Credential(_) | E::Trust(_) => PhubStatus::Invalid,
         E::Unreachable { .. }
         | E::Protocol { .. }
         | E::Nonsense { .. }
@@ -115,7 +115,9 @@ fn of_membership(error: &MemberError) -> PhubStatus {
         | E::Connect(_)
         | E::DataPath { .. } => PhubStatus::Unreachable,
         E::Refused { what: "push", .. } => PhubStatus::Order,
-        E::Refused { .. } | E::NotAllowed { .. } | E::CheckpointLost { .. } => PhubStatus::Refused,
+        E::Refused { .. } | E::NotAllowed { .. } | E::NoTls { .. } | E::CheckpointLost { .. } => {
+            PhubStatus::Refused
+        }
         E::JobFailed { .. } | E::HubLost { .. } => PhubStatus::Lost,
         E::System(_) => PhubStatus::Exhausted,
     }

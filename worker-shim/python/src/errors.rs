@@ -76,10 +76,17 @@ pub fn of_cause(error: &SessionError) -> PyErr {
     }
 }
 
+/// The exception for an error of a hub that was asked.
+pub fn of_member(error: &MemberError) -> PyErr {
+    of_membership(error, chain(error))
+}
+
 fn of_membership(error: &MemberError, words: String) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => UnreachableError::new_err(words),
-        MemberError::Refused { .. } | MemberError::NotAllowed { .. } => RefusedError::new_err(words),
+        MemberError::Refused { .. } | MemberError::NotAllowed { .. } | MemberError::NoTls { .. } => {
+            RefusedError::new_err(words)
+        }
         MemberError::Protocol { .. } | MemberError::Nonsense { .. } => ProtocolError::new_err(words),
         MemberError::Connect(_) | MemberError::DataPath { .. } | MemberError::NoTransport { .. } => {
             ConnectError::new_err(words)
@@ -88,9 +95,10 @@ fn of_membership(error: &MemberError, words: String) -> PyErr {
         MemberError::HubLost { .. } => HubLostError::new_err(words),
         MemberError::CheckpointLost { .. } => PyRuntimeWarning::new_err(words),
         MemberError::System(_) => ResourceError::new_err(words),
-        MemberError::Hubs { .. } | MemberError::State { .. } | MemberError::Credential(_) => {
-            SettingsError::new_err(words)
-        }
+        MemberError::Hubs { .. }
+        | MemberError::State { .. }
+        | MemberError::Credential(_)
+        | MemberError::Trust(_) => SettingsError::new_err(words),
     }
 }
 

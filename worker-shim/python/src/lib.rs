@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ask;
 mod errors;
 mod hub;
 mod session;
@@ -31,5 +32,7 @@ fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(session::refused_below, module)?)?;
     module.add_function(wrap_pyfunction!(run_server, module)?)?;
     module.add_function(wrap_pyfunction!(setting::token, module)?)?;
+    module.add_function(wrap_pyfunction!(ask::answers, module)?)?;
+    module.add_function(wrap_pyfunction!(ask::is_done, module)?)?;
     errors::add_to(module)
 }

@@ -18,16 +18,20 @@ pub fn credential(text: &str) -> PyResult<Credential> {
     Credential::parse(text, "token").map_err(|error| SettingsError::new_err(error.to_string()))
 }
 
+/// What was given, or what the environment or this user's file has.
+pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
+    match given {
+        Some(text) => Ok(Some(credential(text)?)),
+        None => Credential::find_if_any().map_err(|error| SettingsError::new_err(error.to_string())),
+    }
+}
+
 /// The token to show for a right to a job, if this process has any: from a secret or a token, by default from what
 /// the environment or this user's file has.
 #[pyfunction]
 pub fn token(right: &str, job: &str, given: Option<&str>) -> PyResult<Option<String>> {
     let right: Right = parse("right", right)?;
-    let found = match given {
-        Some(text) => Some(credential(text)?),
-        None => Credential::find_if_any().map_err(|error| SettingsError::new_err(error.to_string()))?,
-    };
-    Ok(found.map(|found| found.token(right, job).to_string()))
+    Ok(credential_of(given)?.map(|found| found.token(right, job).to_string()))
 }
 
 /// One of several names.

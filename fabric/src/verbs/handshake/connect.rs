@@ -5,7 +5,7 @@
 //! ```text
 //!   worker                                hub
 //!   connect ----------------------------> accept
-//!   Hello{token, links} ----------------> Hello         the layer above looks the token up
+//!   Hello{name, proof} ----------------> Hello         the layer above knows the token
 //!          <------------------ Ports{bytes, addresses}  or Refused{why}, then and later, from either
 //!   Links{window, queue pairs, keys} ---> queue pairs to RTS
 //!          <---------------- Links{window, queue pairs, keys}
@@ -20,11 +20,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::join;
-use super::message::Message;
+use super::message::{Message, hello_text};
 use super::stream::MessageStream;
 use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, check_ports, ports_of};
+use crate::proof::{PROOF, name_of, proves};
 use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
 use crate::verbs::port::Endpoint;
@@ -109,7 +110,9 @@ impl Accepted {
         let nonsense = |error: io::Error| ConnectError::Nonsense(error.to_string());
         let mut stream = MessageStream::new(self.stream, timeout).map_err(nonsense)?;
         match stream.receive() {
-            Ok(Message::Hello { token, send_bytes, links }) => Ok(Hello { stream, token, send_bytes, links }),
+            Ok(Message::Hello { name, send_bytes, links, proof }) => {
+                Ok(Hello { stream, token: name, send_bytes, links, proof })
+            }
             Ok(Message::Refused(why)) => Err(ConnectError::Refused(why)),
             Ok(other) => Err(refuse(&mut stream, join::unexpected("a hello", &other))),
             Err(error) => Err(refuse(&mut stream, nonsense(error))),
@@ -136,15 +139,26 @@ pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) 
 #[derive(Debug)]
 pub struct Hello {
     stream: MessageStream,
+    /// The worker's token, once it is proven; before, what the hello calls it.
     token: [u8; 16],
     send_bytes: u64,
     links: Vec<LinkPorts>,
+    proof: [u8; PROOF],
 }
 
 impl Hello {
-    /// The token that says who it is.
+    /// The token that says who it is, if it was [identified](Self::identify); otherwise bytes that are nobody's token.
     pub fn token(&self) -> [u8; 16] {
         self.token
+    }
+
+    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows.
+    pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
+        let said = hello_text(self.token, self.send_bytes, &self.links);
+        let proven = |&token: &[u8; 16]| self.token == name_of(token) && proves(token, &said, &self.proof);
+        if let Some(token) = token_of(self.token).filter(proven) {
+            self.token = token;
+        }
     }
 
     /// Where it connected from.
@@ -196,7 +210,7 @@ pub fn connect(
 ) -> Result<Joined<Endpoint>, ConnectError> {
     let dial = |error| ConnectError::Socket { doing: "connecting", address, error };
     let mut stream = MessageStream::connect(address, timeout).map_err(dial)?;
-    let hello = Message::Hello { token, send_bytes: ours.bytes() as u64, links: ports_of(plan) };
+    let hello = Message::hello(token, ours.bytes() as u64, ports_of(plan));
     let talk = |error| ConnectError::Socket { doing: "sending the hello", address, error };
     stream.send(&hello).map_err(talk)?;
     match join::connect(&mut stream, address, group, ours, receive, plan) {

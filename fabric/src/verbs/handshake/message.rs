@@ -7,10 +7,11 @@ use std::ops::RangeInclusive;
 
 use crate::handshake::{body, count, encode_links, links, nothing_left, take};
 use crate::plan::{LinkPorts, MAX_PORTS};
+use crate::proof::{PROOF, name_of, proof};
 use crate::verbs::address::{Address, Gid, LinkLayer, Mtu};
 
 /// First bytes of every message; the digit is the version of this handshake.
-const MAGIC: [u8; 8] = *b"phubrdm2";
+const MAGIC: [u8; 8] = *b"phubrdm3";
 /// NICs of a joiner.
 const MAX_NICS: usize = 64;
 /// The kernel's limit on a device's name.
@@ -27,8 +28,9 @@ const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
 /// What either end says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Message {
-    /// Worker: who it is, the size of the window that it writes, and what its links join.
-    Hello { token: [u8; 16], send_bytes: u64, links: Vec<LinkPorts> },
+    /// Worker: what its token is called, the size of the window that it writes, what its links join, and the proof that it
+    /// has the token.
+    Hello { name: [u8; 16], send_bytes: u64, links: Vec<LinkPorts>, proof: [u8; PROOF] },
     /// Hub: where its ports are reached, and the size of the window that it writes.
     Ports { send_bytes: u64, ports: Vec<Address> },
     /// Either: its ends of the links.
@@ -65,15 +67,30 @@ pub(in crate::verbs) struct LinkEnd {
     pub key: u32,
 }
 
+/// What the proof of a hello is about: all that comes before it.
+pub(super) fn hello_text(name: [u8; 16], send_bytes: u64, links: &[LinkPorts]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.push(0);
+    bytes.extend(name);
+    bytes.extend(send_bytes.to_le_bytes());
+    encode_links(&mut bytes, links);
+    bytes
+}
+
 impl Message {
+    /// The hello of a worker with this token.
+    pub fn hello(token: [u8; 16], send_bytes: u64, links: Vec<LinkPorts>) -> Self {
+        let name = name_of(token);
+        let proof = proof(token, &hello_text(name, send_bytes, &links));
+        Message::Hello { name, send_bytes, links, proof }
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         match self {
-            Message::Hello { token, send_bytes, links } => {
-                bytes.push(0);
-                bytes.extend(token);
-                bytes.extend(send_bytes.to_le_bytes());
-                encode_links(&mut bytes, links);
+            Message::Hello { name, send_bytes, links, proof } => {
+                bytes = hello_text(*name, *send_bytes, links);
+                bytes.extend(proof);
             }
             Message::Ports { send_bytes, ports } => {
                 bytes.push(1);
@@ -98,8 +115,8 @@ impl Message {
         let [kind] = take(&mut body)?;
         let message = match kind {
             0 => {
-                let (token, send_bytes) = (take(&mut body)?, u64::from_le_bytes(take(&mut body)?));
-                Message::Hello { token, send_bytes, links: links(&mut body)? }
+                let (name, send_bytes) = (take(&mut body)?, u64::from_le_bytes(take(&mut body)?));
+                Message::Hello { name, send_bytes, links: links(&mut body)?, proof: take(&mut body)? }
             }
             1 => {
                 let send_bytes = u64::from_le_bytes(take(&mut body)?);
@@ -267,7 +284,7 @@ mod tests {
     fn all() -> Vec<Message> {
         let infiniband = Address { link_layer: LinkLayer::InfiniBand, lid: 9, ..address("ib0") };
         vec![
-            Message::Hello { token: [7; 16], send_bytes: 1 << 40, links: vec![joined(0), joined(300)] },
+            Message::hello([7; 16], 1 << 40, vec![joined(0), joined(300)]),
             Message::Ports { send_bytes: 12, ports: vec![address("rxe0"), infiniband] },
             Message::Links(links()),
             Message::Ready,
@@ -321,7 +338,7 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let error = Message::decode(b"phubrdm9........").unwrap_err();
-        assert!(error.contains("phubrdm2") && error.contains("phubrdm9"), "{error}");
+        assert!(error.contains("phubrdm3") && error.contains("phubrdm9"), "{error}");
     }
 
     #[test]

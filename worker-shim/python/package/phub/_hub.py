@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from typing import Dict, List, Optional, Sequence
 
-from . import _phub, _secret
+from . import _phub
 
 # How long a worker waits before it asks again for a hub that rank 0 is still starting, in seconds.
 RETRY_S = 0.05
@@ -109,7 +106,7 @@ def serve_beside(address: str, token: Optional[str] = None) -> None:
     Raises:
         HubStartError: it does not start; the message says why.
     """
-    if _answers(address):
+    if _phub.answers(address):
         return
     port = address.rpartition(":")[2]
     command = [sys.executable, "-m", "phub", "serve", "--listen", f"0.0.0.0:{port}"]
@@ -135,7 +132,7 @@ def serve_beside(address: str, token: Optional[str] = None) -> None:
                 _BESIDE.append(hub)
                 return
         hub.wait()
-        if _answers(address):
+        if _phub.answers(address):
             return  # another process was faster
         said.seek(begin)
         why = said.read().decode(errors="replace").strip()
@@ -146,26 +143,11 @@ def serve_beside(address: str, token: Optional[str] = None) -> None:
 _BESIDE: "List[subprocess.Popen[bytes]]" = []
 
 
-def _answers(address: str) -> bool:
-    """Whether a hub listens there."""
-    connection = http.client.HTTPConnection(address, timeout=5)
-    try:
-        connection.request("GET", "/v1/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
 def _wait_for_jobs(hub: str, token: Optional[str]) -> None:
     """Waits until the last worker has left."""
     deadline = time.monotonic() + _OTHERS_S
     while time.monotonic() < deadline:
-        request = urllib.request.Request(f"http://{hub}/v1/hub", headers=_secret.headers("read", "*", token))
-        with urllib.request.urlopen(request, timeout=5) as reply:
-            jobs = json.load(reply)["jobs"]
-        if all(job.get("state") == "failed" for job in jobs):
+        if _phub.is_done(hub, token):
             return
         time.sleep(RETRY_S)
 

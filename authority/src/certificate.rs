@@ -1,0 +1,120 @@
+//! Certificates and keys in files, and what a hub needs to speak TLS.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use sha2::{Digest, Sha256};
+
+use crate::secret::hex;
+
+/// Certificates or keys cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum TlsError {
+    #[error("{}: {error}; expected {expected} in PEM", .path.display())]
+    Unreadable { path: PathBuf, expected: &'static str, error: pem::Error },
+    #[error("{}: it has no certificate; expected one or more in PEM", .path.display())]
+    Empty { path: PathBuf },
+    #[error("the certificate {} and the key {}: {error}; expected a pair", .certificate.display(), .key.display())]
+    Pair { certificate: PathBuf, key: PathBuf, error: rustls::Error },
+    #[error("the certificates {}: {error}", .path.display())]
+    Authority { path: PathBuf, error: String },
+    #[error(
+        "PHUB_TLS_FINGERPRINT is {seen:?}; expected the SHA-256 of a certificate in 64 hexadecimal digits, or several with commas"
+    )]
+    Fingerprint { seen: String },
+    #[error("PHUB_TLS_CA and PHUB_TLS_FINGERPRINT are both set; hubs are trusted by one of them")]
+    Both,
+    #[error("of PHUB_TLS_CERT and PHUB_TLS_KEY one is set; a certificate is shown with its key")]
+    Half,
+    #[error("TLS: {0}")]
+    Setting(#[from] rustls::Error),
+    #[error("TLS: {0}")]
+    System(#[from] io::Error),
+}
+
+/// The one library of ciphers that is used.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// SHA-256 of a certificate, in hexadecimal digits.
+pub fn fingerprint(certificate: &CertificateDer) -> String {
+    hex(&Sha256::digest(certificate))
+}
+
+/// A certificate with those that vouch for it, and its key.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub chain: Vec<CertificateDer<'static>>,
+    pub key: PrivateKeyDer<'static>,
+}
+
+impl Pair {
+    pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
+        let chain = certificates(certificate)?;
+        let read = PrivateKeyDer::from_pem_file(key);
+        let unreadable = |error| TlsError::Unreadable {
+            path: key.to_owned(),
+            expected: "the key of a certificate",
+            error,
+        };
+        Ok(Pair { chain, key: read.map_err(unreadable)? })
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let unreadable =
+        |error| TlsError::Unreadable { path: path.to_owned(), expected: "one or more certificates", error };
+    let read = CertificateDer::pem_file_iter(path).map_err(unreadable)?;
+    let read: Vec<_> = read.collect::<Result<_, _>>().map_err(unreadable)?;
+    if read.is_empty() { Err(TlsError::Empty { path: path.to_owned() }) } else { Ok(read) }
+}
+
+/// The certificates of a file, to trust those that they have signed, and themselves.
+pub(crate) fn roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        let added = roots.add(certificate);
+        added.map_err(|error| TlsError::Authority { path: path.to_owned(), error: error.to_string() })?;
+    }
+    Ok(Arc::new(roots))
+}
+
+/// What a hub needs to speak TLS: its certificate and key, and if it wants certificates of its clients, whose. Also gives the
+/// fingerprint of its certificate.
+///
+/// # Errors
+/// When a file cannot be read, or certificate and key are no pair.
+pub fn serve(
+    certificate: &Path,
+    key: &Path,
+    clients: Option<&Path>,
+) -> Result<(Arc<ServerConfig>, String), TlsError> {
+    let Pair { chain, key: secret } = Pair::read(certificate, key)?;
+    let shown = fingerprint(&chain[0]);
+    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+    let builder = match clients {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots(path)?, provider()).build();
+            let unusable = |error: rustls::server::VerifierBuilderError| TlsError::Authority {
+                path: path.to_owned(),
+                error: error.to_string(),
+            };
+            builder.with_client_cert_verifier(verifier.map_err(unusable)?)
+        }
+    };
+    let config = builder.with_single_cert(chain, secret).map_err(|error| TlsError::Pair {
+        certificate: certificate.to_owned(),
+        key: key.to_owned(),
+        error,
+    })?;
+    Ok((Arc::new(config), shown))
+}

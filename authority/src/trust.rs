@@ -1,0 +1,195 @@
+//! Whom a process takes for a hub: the certificates that it trusts, and the one that it shows itself.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
+};
+
+use crate::certificate::{Pair, TlsError, fingerprint, provider, roots};
+
+/// The environment's names: whom to trust, and what to show.
+const AUTHORITY: &str = "PHUB_TLS_CA";
+const FINGERPRINT: &str = "PHUB_TLS_FINGERPRINT";
+const CERTIFICATE: &str = "PHUB_TLS_CERT";
+const KEY: &str = "PHUB_TLS_KEY";
+
+/// Whom a process trusts to be a hub. A process that has one speaks TLS to all hubs, and to no hub without.
+#[derive(Clone)]
+pub struct Trust {
+    config: Arc<ClientConfig>,
+}
+
+impl fmt::Debug for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Trust(...)")
+    }
+}
+
+impl Trust {
+    /// What the environment says: a file of certificates, `PHUB_TLS_CA`, or fingerprints, `PHUB_TLS_FINGERPRINT`. `None`: it
+    /// names neither, and this process speaks to hubs without TLS. A hub that asks for it is shown the certificate
+    /// `PHUB_TLS_CERT` with the key `PHUB_TLS_KEY`.
+    ///
+    /// # Errors
+    /// When what is there is of no use.
+    pub fn find() -> Result<Option<Self>, TlsError> {
+        let path = |name| std::env::var_os(name).map(PathBuf::from);
+        let prints = std::env::var(FINGERPRINT).ok();
+        let whom: Arc<dyn ServerCertVerifier> = match (path(AUTHORITY), prints) {
+            (None, None) => return Ok(None),
+            (Some(_), Some(_)) => return Err(TlsError::Both),
+            (Some(path), None) => by_authority(&path)?,
+            (None, Some(prints)) => Arc::new(Known::parse(&prints)?),
+        };
+        let shown = match (path(CERTIFICATE), path(KEY)) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => Some((Pair::read(&certificate, &key)?, certificate, key)),
+            _ => return Err(TlsError::Half),
+        };
+        let builder =
+            ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+        let builder = builder.dangerous().with_custom_certificate_verifier(whom);
+        let config = match shown {
+            None => builder.with_no_client_auth(),
+            Some((pair, certificate, key)) => builder
+                .with_client_auth_cert(pair.chain, pair.key)
+                .map_err(|error| TlsError::Pair { certificate, key, error })?,
+        };
+        Ok(Some(Trust { config: Arc::new(config) }))
+    }
+
+    /// For the library of TLS.
+    pub fn config(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.config)
+    }
+}
+
+fn by_authority(path: &Path) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots(path)?, provider()).build();
+    let unusable = |error: rustls::server::VerifierBuilderError| TlsError::Authority {
+        path: path.to_owned(),
+        error: error.to_string(),
+    };
+    Ok(verifier.map_err(unusable)?)
+}
+
+/// Why a connection by TLS failed, in words, if `error` comes from TLS.
+pub fn explain(error: &io::Error) -> Option<String> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    Some(match error {
+        Error::InvalidMessage(_) => format!(
+            "it does not speak TLS; start it with --tls-cert and --tls-key, or unset {AUTHORITY} and {FINGERPRINT} here"
+        ),
+        Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            "its certificate has expired; give it a new one, and send it SIGHUP".into()
+        }
+        Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            format!(
+                "its certificate is none that {AUTHORITY} vouches for; is it the hub, and is this its certificate?"
+            )
+        }
+        Error::InvalidCertificate(
+            error @ (CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }),
+        ) => format!("{error}; name it by a name of its certificate, or trust it by {FINGERPRINT}"),
+        Error::AlertReceived(
+            AlertDescription::CertificateRequired
+            | AlertDescription::UnknownCA
+            | AlertDescription::BadCertificate
+            | AlertDescription::DecryptError
+            | AlertDescription::CertificateExpired,
+        ) => format!(
+            "it wants a certificate of its --tls-client-ca from this process ({error}); set {CERTIFICATE} and {KEY}"
+        ),
+        Error::General(why) => why.clone(),
+        other => other.to_string(),
+    })
+}
+
+/// Certificates that are known by their fingerprints. Their names and times say nothing more.
+#[derive(Debug)]
+struct Known {
+    prints: Vec<String>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Known {
+    fn parse(text: &str) -> Result<Self, TlsError> {
+        let plain = |print: &str| print.trim().replace(':', "").to_ascii_lowercase();
+        let prints: Vec<String> = text.split(',').map(plain).collect();
+        let is_print =
+            |print: &String| print.len() == 64 && print.bytes().all(|digit| digit.is_ascii_hexdigit());
+        if !prints.iter().all(is_print) {
+            return Err(TlsError::Fingerprint { seen: text.to_owned() });
+        }
+        Ok(Known { prints, provider: provider() })
+    }
+}
+
+impl ServerCertVerifier for Known {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let seen = fingerprint(certificate);
+        if self.prints.contains(&seen) {
+            return Ok(ServerCertVerified::assertion());
+        }
+        let expected = self.prints.join(" or ");
+        Err(Error::General(format!(
+            "its certificate has the fingerprint {seen}, and {FINGERPRINT} here is {expected}; is it the hub, and is this its \
+             certificate?"
+        )))
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_read_with_and_without_colons() {
+        let colons = ["AB"; 32].join(":");
+        let known = Known::parse(&format!("{colons}, {}", "0".repeat(64))).unwrap();
+        assert_eq!(known.prints, ["ab".repeat(32), "0".repeat(64)]);
+        for wrong in ["", "ab", &"g".repeat(64), &"0".repeat(65)] {
+            let error = Known::parse(wrong).unwrap_err().to_string();
+            assert!(error.contains("64 hexadecimal digits"), "{error}");
+        }
+    }
+}

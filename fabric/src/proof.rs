@@ -1,0 +1,45 @@
+//! How a hello shows that its sender has the token of a join, without showing the token: whoever reads it learns nothing with
+//! which another hello could be made. A hello is good once: its link is there then.
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// Bytes of a proof.
+pub(crate) const PROOF: usize = 32;
+
+/// What a hello calls the join of this token. Everybody may know it.
+pub fn name_of(token: [u8; 16]) -> [u8; 16] {
+    let proof = proof(token, b"phub name");
+    *proof.first_chunk().expect("a proof is longer")
+}
+
+/// The proof that whoever said this has the token.
+pub(crate) fn proof(token: [u8; 16], said: &[u8]) -> [u8; PROOF] {
+    mac(token, said).finalize().into_bytes().into()
+}
+
+/// Whether somebody who has the token said this. The time that this takes tells nothing of the right answer.
+pub(crate) fn proves(token: [u8; 16], said: &[u8], proof: &[u8; PROOF]) -> bool {
+    mac(token, said).verify_slice(proof).is_ok()
+}
+
+fn mac(token: [u8; 16], said: &[u8]) -> Hmac<Sha256> {
+    let mut mac = Hmac::new_from_slice(&token).expect("a key may have any length");
+    mac.update(said);
+    mac
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_token_proves_what_was_said() {
+        let made = proof([1; 16], b"hello");
+        assert!(proves([1; 16], b"hello", &made));
+        assert!(!proves([2; 16], b"hello", &made));
+        assert!(!proves([1; 16], b"hullo", &made));
+        assert!(!proves([1; 16], b"hello", &[0; PROOF]));
+        assert_ne!(name_of([1; 16]), name_of([2; 16]));
+    }
+}

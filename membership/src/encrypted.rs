@@ -1,0 +1,89 @@
+//! Requests over TLS, to hubs that this process trusts: what the library of HTTP connects with.
+
+use std::io::{Read, Write};
+
+use authority::Trust;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, StreamOwned};
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport, TransportAdapter,
+};
+use ureq::{Agent, Error};
+
+use ureq::config::Config;
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{ConnectProxyConnector, TcpConnector};
+
+/// What makes requests with these settings: without TLS, or over TLS to hubs that are trusted.
+pub(crate) fn agent(config: Config, trust: Option<&Trust>) -> Agent {
+    match trust {
+        None => config.new_agent(),
+        Some(trust) => {
+            let connect = ().chain(ConnectProxyConnector::default()).chain(TcpConnector::default());
+            Agent::with_parts(config, connect.chain(Encrypt(trust.clone())), DefaultResolver::default())
+        }
+    }
+}
+
+/// Encrypts a connection.
+#[derive(Debug)]
+struct Encrypt(Trust);
+
+impl<In: Transport> Connector<In> for Encrypt {
+    type Out = Encrypted;
+
+    fn connect(&self, details: &ConnectionDetails, plain: Option<In>) -> Result<Option<Encrypted>, Error> {
+        let plain = plain.expect("a TCP connection is made before");
+        let host = details.uri.host().unwrap_or_default();
+        // An IPv6 address has brackets in a URI.
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name =
+            ServerName::try_from(host).map_err(|_| Error::Tls("the hub's name is no name of a host"))?;
+        let wrong = |error| Error::Io(std::io::Error::other(error));
+        let mut session = ClientConnection::new(self.0.config(), name).map_err(wrong)?;
+        let mut socket = TransportAdapter::new(plain.boxed(), details.current_time.clone());
+        socket.set_timeout(details.timeout);
+        session.complete_io(&mut socket)?;
+        let buffers =
+            LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size());
+        Ok(Some(Encrypted { buffers, stream: StreamOwned::new(session, socket) }))
+    }
+}
+
+/// An encrypted connection.
+struct Encrypted {
+    buffers: LazyBuffers,
+    stream: StreamOwned<ClientConnection, TransportAdapter>,
+}
+
+impl std::fmt::Debug for Encrypted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Encrypted(...)")
+    }
+}
+
+impl Transport for Encrypted {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        self.stream.sock.set_timeout(timeout);
+        Ok(self.stream.write_all(&self.buffers.output()[..amount])?)
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        self.stream.sock.set_timeout(timeout);
+        let amount = self.stream.read(self.buffers.input_append_buf())?;
+        self.buffers.input_appended(amount);
+        Ok(amount > 0)
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.stream.sock.get_mut().is_open()
+    }
+
+    fn is_tls(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,76 @@
+//! `phub-server certificate`: makes a certificate for the control port that vouches for itself.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Parser;
+use rcgen::{CertificateParams, DnType, KeyPair};
+
+/// Settings of `phub-server certificate`.
+///
+/// For a first try, and for clusters without an authority of their own:
+///
+///   phub-server certificate --out tls --name hub.example
+///
+///   phub-server serve --listen 0.0.0.0:7077 --tls-cert tls/hub.crt --tls-key tls/hub.key
+///
+///   PHUB_TLS_FINGERPRINT=... python train.py
+///
+/// Workers trust the certificate by its fingerprint, which this prints, or by a copy of hub.crt, which PHUB_TLS_CA names. By a
+/// fingerprint neither the hub's name nor the time counts.
+#[derive(Clone, Debug, Parser)]
+pub struct CertificateArgs {
+    /// Directory for hub.crt and hub.key, which must not be there. Default: that of this user's secret, ~/.config/phub.
+    #[arg(long, value_name = "DIRECTORY")]
+    out: Option<PathBuf>,
+
+    /// Names and addresses by which workers reach the hub, with commas between them; with PHUB_TLS_CA workers compare them.
+    /// Default: localhost, and this machine's name and addresses.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    name: Vec<String>,
+}
+
+impl CertificateArgs {
+    /// Makes the two files, and prints the fingerprint.
+    ///
+    /// # Errors
+    /// When the files are there, or cannot be written.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let own = authority::own_directory().context("neither HOME nor XDG_CONFIG_HOME is set; give --out");
+        let out = self.out.clone().map_or(own, Ok)?;
+        let names = if self.name.is_empty() { of_this_machine()? } else { self.name.clone() };
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(names.clone())?;
+        params.distinguished_name.push(DnType::CommonName, "a parameter hub");
+        let certificate = params.self_signed(&key)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&out)
+            .with_context(|| out.display().to_string())?;
+        let (of_key, of_certificate) = (out.join("hub.key"), out.join("hub.crt"));
+        write(&of_key, 0o600, &key.serialize_pem())?;
+        write(&of_certificate, 0o644, &certificate.pem())?;
+        println!("certificate: {} (for {})", of_certificate.display(), names.join(", "));
+        println!("key:         {} (keep it secret)", of_key.display());
+        println!("fingerprint: {}", authority::fingerprint(certificate.der()));
+        Ok(())
+    }
+}
+
+fn of_this_machine() -> anyhow::Result<Vec<String>> {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let mut names = vec!["localhost".to_owned(), name];
+    names.extend(if_addrs::get_if_addrs()?.iter().map(|interface| interface.ip().to_string()));
+    names.dedup();
+    Ok(names)
+}
+
+fn write(path: &Path, mode: u32, text: &str) -> anyhow::Result<()> {
+    let made = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let mut file = made.with_context(|| format!("cannot make {}", path.display()))?;
+    file.write_all(text.as_bytes()).with_context(|| format!("writing {}", path.display()))
+}
