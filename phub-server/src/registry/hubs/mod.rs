@@ -245,19 +245,25 @@ impl Peers {
     }
 
     /// Does something with several hubs at the same time; the results are in the order of the hubs.
-    pub async fn at_once<R: Send + 'static, F: Future<Output = R> + Send + 'static>(
+    pub async fn at_once<R: Send + 'static, F: Future<Output = Result<R, String>> + Send + 'static>(
         self: &Arc<Self>,
         hubs: impl Iterator<Item = u32>,
         act: impl Fn(Arc<Self>, u32) -> F,
-    ) -> Vec<R> {
+    ) -> Vec<Result<R, String>> {
         let mut acts = JoinSet::new();
-        for hub in hubs {
+        let mut results = Vec::new();
+        for (place, hub) in hubs.enumerate() {
             let act = act(Arc::clone(self), hub);
-            acts.spawn(async move { (hub, act.await) });
+            acts.spawn(async move { (place, act.await) });
+            // What a stop of this hub cuts short.
+            results.push(Err(format!("this hub stopped before hub {hub} of the job had answered")));
         }
-        let mut results = acts.join_all().await;
-        results.sort_by_key(|(hub, _)| *hub);
-        results.into_iter().map(|(_, result)| result).collect()
+        while let Some(ended) = acts.join_next().await {
+            if let Ok((place, result)) = ended {
+                results[place] = result;
+            }
+        }
+        results
     }
 
     fn unanswered(&self, hub: u32, what: &str, error: &str) -> String {
