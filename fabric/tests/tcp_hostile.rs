@@ -239,7 +239,9 @@ fn frames_in_single_bytes_are_frames() {
 #[test]
 fn a_handshake_of_others_is_refused_in_words() {
     let mut hub = Hub::new();
-    let http = b"GET / HTTP/1.1\r\nhost: somewhere.example\r\naccept: */*\r\n\r\n".to_vec();
+    let http =
+        b"GET / HTTP/1.1\r\nhost: somewhere.example\r\naccept: */*\r\nuser-agent: somebody else\r\n\r\n"
+            .to_vec();
     let cases = [
         (http, "saw \"GET / HT\""),
         (hello_bytes(1, 1, 4096), "link 1 of 1"),

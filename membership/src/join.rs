@@ -46,21 +46,23 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
 /// Waits until each of these hubs answers. Says so if it has to wait.
 ///
 /// # Errors
-/// When one does not until the deadline, and when the caller gives up.
+/// When one does not until the deadline, when the caller gives up, and when one is there and no TLS is possible with it.
 pub fn wait_for(
     addresses: &[&str],
     deadline: Instant,
     given_up: &dyn Fn() -> bool,
 ) -> Result<(), MemberError> {
-    let (begun, mut said) = (Instant::now(), false);
+    let (begun, mut tries) = (Instant::now(), 0);
     for address in addresses {
         let control = Control::new(address, "", HEALTH_LIMIT, None)?;
         while let Err(error) = control.check_health() {
+            tries += 1;
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || given_up() {
-                return Err(error.after(2, begun.elapsed()));
+            let passes = matches!(error, MemberError::Unreachable { .. });
+            if left.is_zero() || given_up() || !passes {
+                return Err(error.after(tries, begun.elapsed()));
             }
-            if !std::mem::replace(&mut said, true) {
+            if tries == 1 {
                 tracing::warn!("{error}; waiting up to {} s for it", left.as_secs());
             }
             // Nothing tells when a program on another machine begins to listen.

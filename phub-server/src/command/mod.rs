@@ -74,9 +74,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
     succeeds("phub-server", result)
 }
 
-fn serve(settings: &HubSettings) -> anyhow::Result<()> {
-    let levels = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
-    let levels = levels.unwrap_or_else(|| "info".into());
+/// Writes what this process logs to stderr from now on, unless it has a log already: at the levels of `RUST_LOG`, else at
+/// these.
+///
+/// # Errors
+/// When `RUST_LOG` names no levels. Nothing is then logged.
+pub fn log(levels: &str) -> anyhow::Result<()> {
+    let given = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
+    let levels = given.unwrap_or_else(|| levels.to_owned());
     let levels: Targets = levels.parse().with_context(|| {
         format!(
             "RUST_LOG is {levels:?}; expected a level such as info, or levels such as warn,phub_server=debug"
@@ -84,8 +89,12 @@ fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     })?;
     let ansi = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(ansi);
-    tracing_subscriber::registry().with(lines.with_filter(levels)).init();
+    tracing_subscriber::registry().with(lines.with_filter(levels)).try_init().ok(); // an error: it has one
+    Ok(())
+}
 
+fn serve(settings: &HubSettings) -> anyhow::Result<()> {
+    log("info")?;
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Signals are caught before the hub is up, so that none is lost.
