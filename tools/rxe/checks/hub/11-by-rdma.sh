@@ -1,12 +1,14 @@
 #!/bin/bash
 # By RDMA training gives the same bits as by shared memory, TCP and a mixture of them; a worker that is killed is named.
 # Compressed jobs have the bits of a plain model with every codec, and the bits of shared memory with Slim-DP (seeded and
-# with keys) and with weights pulled in batches; the bytes that cross; workers that come and go, and workers whose frames lie.
+# with keys) and with weights pulled in batches; the bytes that cross; workers that come and go, and workers whose frames lie;
+# a hub that is started again.
 # guest: one
 # build: test together
 # seconds: 240
 filters=(bits::compressed::by_rdma bits::slim::the_bits_are_the_same_by_every_transport membership::compressed:: hostile::frames::
-    resources::traffic:: order::pulls::the_bits_are_the_same_in_batches)
+    resources::traffic:: order::pulls::the_bits_are_the_same_in_batches
+    faults::returns::a_hub_that_is_started_again_costs_nothing)
 # The skipped test does not use RDMA and moves half a gigabyte.
 together --test-threads 1 --nocapture bits::transports:: "${filters[@]}" --skip large_chunks 2>&1 | tee /tmp/tests
 if grep "skipped:" /tmp/tests; then exit 1; fi
