@@ -140,14 +140,22 @@ impl Mapping {
     }
 
     /// Puts the pages of another file in the place of this mapping's, at the same addresses. They can be read only.
-    /// Where the kernel refuses, the former pages stay.
+    /// Where the kernel refuses, the range reads as zeros: the kernel may have removed the former pages before it failed.
     pub fn replace(&self, what: &'static str, fd: BorrowedFd) -> Result<(), MapError> {
         let (start, bytes) = (self.start.as_ptr().cast(), self.bytes.get());
-        // SAFETY: the range is this mapping's own, before and after. Whoever reads it has shared memory before its eyes,
-        // whose bytes may change, before and after. The callers have checked that the file is sealed against shrinking.
+        // SAFETY: the range is this mapping's own and stays so. Its bytes are shared memory, which readers read as
+        // bytes that may change at any time. The callers have checked that the file is sealed against shrinking.
         let replaced =
             unsafe { mmap(start, bytes, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
-        replaced.map_err(|errno| MapError::new(what, bytes, errno))?;
+        if let Err(errno) = replaced {
+            // SAFETY: as above. A hole in the range would be an address that somebody else may get from the kernel.
+            let filled =
+                unsafe { mmap_anonymous(start, bytes, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED) };
+            if filled.is_err() {
+                std::process::abort(); // this value, and all that borrow from it, would name memory of others
+            }
+            return Err(MapError::new(what, bytes, errno));
+        }
         self.advise_huge_pages();
         Ok(())
     }

@@ -105,7 +105,7 @@ impl RecvWindow {
     /// Shows another peer's window at the addresses where this view is. Nobody may be reading it: the bytes change.
     ///
     /// # Errors
-    /// As for [`open`](Self::open). The view then stays as it is.
+    /// As for [`open`](Self::open). Where the pages could not be mapped, the view reads as zeros.
     ///
     /// # Panics
     /// When it is memory of this end.
@@ -333,6 +333,10 @@ mod tests {
         // SAFETY: as above.
         assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [5.0; 32]);
         assert_eq!(view.elements_ptr::<f32>(span(64, 128)).unwrap().0, before);
+        let no_memory = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        view.mapping.replace("an event", no_memory.as_fd()).unwrap_err();
+        // SAFETY: as above.
+        assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [0.0; 32], "no hole");
     }
 
     #[test]
