@@ -5,10 +5,10 @@
 
 use pbox_core::Wire;
 use pbox_core::control::{
-    ArrivedRequest, CheckpointRequest, ErrorReply, FailedReply, FailedRequest, HeartbeatReply,
-    HeartbeatRequest, HoldReply, HoldRequest, HubReply, JoinReply, LastRequest, LearningRateRequest,
-    LeaveRequest, LostRequest, OfferReply, OfferRequest, ParseError, PartsReply, ReleaseRequest,
-    WrittenReply, WrittenRequest, check_job_name, parse, parse_from_hub, parse_join,
+    ArrivedRequest, CheckpointRequest, CompareRequest, ErrorReply, FailedReply, FailedRequest,
+    HeartbeatReply, HeartbeatRequest, HoldReply, HoldRequest, HubReply, JoinReply, LastRequest,
+    LearningRateRequest, LeaveRequest, LostRequest, OfferReply, OfferRequest, ParseError, PartsReply,
+    ReleaseRequest, WrittenReply, WrittenRequest, check_job_name, parse, parse_from_hub, parse_join,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 /// The first byte is the kind, the others are the body.
 pub fn run(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
-    match kind % 23 {
+    match kind % 24 {
         0 => join(body),
         1 => request::<HeartbeatRequest>("heartbeat", body, |_| true),
         2 => request::<LearningRateRequest>("learning-rate", body, |r| r.learning_rate.is_finite()),
@@ -45,7 +45,8 @@ pub fn run(bytes: &[u8]) {
         19 => reply::<OfferReply>(body),
         20 => of_hub::<FailedRequest>("failed", body),
         21 => of_hub::<LastRequest>("last", body),
-        _ => reply::<FailedReply>(body),
+        22 => reply::<FailedReply>(body),
+        _ => request::<CompareRequest>("compare", body, |_| true),
     }
 }
 

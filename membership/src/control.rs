@@ -26,6 +26,8 @@ pub(crate) const RETRY: Duration = Duration::from_millis(100);
 pub(crate) enum Cause {
     /// The hub itself says no, for good.
     Refused,
+    /// The hub knows no such job or member: this one's membership is over, as after the hub was started again.
+    Gone,
     /// The hub itself says no for now.
     Busy,
     /// The answer is not the hub's, and says that the hub cannot be asked now; or the hub asks for another try.
@@ -49,7 +51,7 @@ impl Failure {
     /// Whether a member makes this request again. Its requests may be made twice, and it has spoken to this hub before.
     /// Without a connection the hub is gone: its links say so, too.
     pub fn passes_for_member(&self) -> bool {
-        !matches!(self.cause, Cause::Refused | Cause::Unreachable)
+        !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
     }
 
     /// Whether a join is made again. The hub has not seen the request, or asks for another try.
@@ -66,13 +68,15 @@ pub(crate) fn insist<R>(
     limit: Duration,
     passes: impl Fn(&Failure) -> bool,
     mut ask: impl FnMut() -> Result<R, Failure>,
-) -> Result<R, MemberError> {
+) -> Result<R, Failure> {
     let begun = Instant::now();
     for tries in 1.. {
         match ask() {
             Ok(reply) => return Ok(reply),
             Err(failure) if begun.elapsed() < limit && passes(&failure) => {}
-            Err(failure) => return Err(failure.error.after(tries, begun.elapsed())),
+            Err(Failure { cause, error }) => {
+                return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
+            }
         }
         // Nothing tells when a hub or a proxy can answer again.
         std::thread::sleep(RETRY);
@@ -181,6 +185,7 @@ impl Control {
             let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
             self.within(left).post("join", "join", request)
         })
+        .map_err(|failure| failure.error)
     }
 
     /// `GET /v1/health`.
@@ -274,6 +279,7 @@ impl Control {
         let cause = match (passes, asks_again) {
             (true, true) => Cause::Passing,
             (true, false) => Cause::Busy,
+            (false, _) if status == StatusCode::NOT_FOUND => Cause::Gone,
             (false, _) => Cause::Refused,
         };
         let hub = self.hub.clone();

@@ -128,7 +128,7 @@ impl Beat {
                 self.take(reply)
             }
             // Only the hub's own words end the membership at once. A proxy's page, or none, does not.
-            Err(Failure { cause: Cause::Refused, error }) => self.lost(error),
+            Err(Failure { cause: Cause::Refused | Cause::Gone, error }) => self.lost(error),
             // This process itself stood still: the hub's silence counts from now on.
             Err(_) if asked.elapsed() > self.control.timeout + STOOD_STILL => {
                 self.heard = Instant::now();

@@ -10,7 +10,7 @@ use pbox_core::control::{JobState, Late, Left, StateReply};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::control::{Control, Failure, insist};
+use crate::control::{Cause, Control, Failure, insist};
 use crate::error::MemberError;
 use crate::heartbeat::{Heartbeat, News};
 
@@ -139,7 +139,13 @@ impl Hub {
     /// Makes a request again while its failure may pass and the job goes on, at most for the heartbeat's limit.
     fn insist<R>(&self, ask: impl FnMut() -> Result<R, Failure>) -> Result<R, MemberError> {
         let passes = |failure: &Failure| failure.passes_for_member() && self.end().is_none();
-        insist(self.limit, passes, ask).map_err(|error| self.lost_if_unreachable(error))
+        insist(self.limit, passes, ask).map_err(|failure| match failure {
+            // The heartbeat hears the same, perhaps a moment later.
+            Failure { cause: Cause::Gone, error } => {
+                self.end().unwrap_or_else(|| self.lost(error.to_string()))
+            }
+            Failure { error, .. } => self.lost_if_unreachable(error),
+        })
     }
 
     fn lost_if_unreachable(&self, error: MemberError) -> MemberError {
@@ -184,6 +190,6 @@ impl Hub {
         // Whatever the news say: after a leave whose answer was lost, the hub does not know the heartbeat any more.
         let left =
             insist(self.limit, Failure::passes_for_member, || self.control.leave(&self.token, round, None));
-        left.map_err(|error| self.lost_if_unreachable(error))
+        left.map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 }

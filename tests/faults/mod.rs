@@ -2,6 +2,7 @@
 //! ends no job.
 
 mod chaos;
+mod compare;
 mod killed;
 mod late;
 mod passing;

@@ -3,15 +3,17 @@
 
 use std::time::Duration;
 
+use fabric::any::Transport;
 use fabric::conformance::Watchdog;
+use hub_tests::values::flip_a_bit;
 use hub_tests::{
-    NOWHERE, SGD, addresses, config_at, describe, free_address, hub, hub_below, on_threads, push_all,
+    FIRST, NOWHERE, SGD, addresses, config_at, describe, free_address, hub, hub_below, on_threads, push_all,
     ready_all, refused, says, settings,
 };
 use pbox_core::OnLoss;
 use phub_server::{Hub, HubSettings, Machine};
 use rustix::process::Signal;
-use worker_shim::{Session, SessionError};
+use worker_shim::{Session, SessionConfig, SessionError};
 
 use super::{Machines, on_machines};
 use crate::processes::hub::start_hub;
@@ -41,7 +43,7 @@ fn round<'a>(
             session.push(key)?;
         }
         session.wait_all()?;
-        Ok(session.weights::<f32>(hub_tests::FIRST)?[0])
+        Ok(session.weights::<f32>(FIRST)?[0])
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> =
@@ -71,6 +73,28 @@ fn lose_a_worker(machines: &Machines) {
     let words = ["\"job\" failed", "worker 0 is gone", "machine 1: worker 0 is gone"];
     for (at, error) in told.iter().enumerate() {
         says(error, if at < 2 { &words } else { &words[..2] });
+    }
+}
+
+#[test]
+fn a_machine_whose_weights_differ_is_named_on_all() {
+    let _watchdog = Watchdog::start();
+    for machines in [Machines::start(1, 3), Machines::mesh(3)] {
+        let mut sessions = on_machines(3, 2, |machine, rank, _| {
+            let config = machines.config(machine, "job", rank, 2);
+            let transport = Some(Transport::Tcp); // on shared memory nobody can write weights but the hub
+            let config = SessionConfig { compare_every: 2, transport, ..config };
+            let mut session = Session::join(config).unwrap();
+            session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+            session
+        });
+        for weight in round(sessions.iter_mut().flatten(), 1.0) {
+            assert_eq!(weight.unwrap(), 0.5);
+        }
+        sessions[2].iter().for_each(|session| flip_a_bit(session.weights::<f32>(FIRST).unwrap()));
+        for error in round(sessions.iter_mut().flatten(), 1.0) {
+            says(error.unwrap_err(), &["weights differ before round 2", "machines [0, 1] and of [2]"]);
+        }
     }
 }
 

@@ -86,6 +86,7 @@ impl Training {
         config.terms.level.credit = self.credit;
         config.pull = self.pull.clone();
         config.transport = (self.transport)(rank);
+        config.compare_every = 2; // the hub looks, too
         config
     }
 

@@ -1,6 +1,8 @@
 //! Gradients and weights that change with every seed, worker, round and element, and the weights that must come back, one
 //! element at a time, by `pbox_core::oracle`.
 
+use std::os::unix::fs::FileExt;
+
 use half::{bf16, f16};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
@@ -162,4 +164,12 @@ pub fn same_bits(what: impl std::fmt::Display, seen: &[f32], expected: &[f32]) {
             "{what}, element {i}: expected {expected:e}, saw {seen:e}"
         );
     }
+}
+
+/// Changes one bit of these values, as broken memory does.
+pub fn flip_a_bit<E>(values: &[E]) {
+    let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+    let (mut byte, at) = ([0], values.as_ptr().addr() as u64);
+    memory.read_exact_at(&mut byte, at).unwrap();
+    memory.write_all_at(&[byte[0] ^ 1], at).unwrap();
 }

@@ -333,6 +333,20 @@ pub struct LearningRateRequest {
     pub from_round: Round,
 }
 
+/// `POST /v1/jobs/{job}/compare`: a worker's weights before a round, which all workers should have. The hub answers at once,
+/// and the job fails when those of all are there and differ.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompareRequest {
+    /// From the join.
+    pub token: String,
+    /// The round.
+    pub round: Round,
+    /// The sum, modulo 2^64, of the keys' XXH3 digests of 64 bits. The seed of each is the key's number, and its bytes are
+    /// those of the key's weights.
+    pub digest: u64,
+}
+
 /// The body of every reply that reports an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
@@ -402,6 +416,9 @@ pub struct JobReply {
     /// The round that it was in at the hub's last look, which comes every few seconds.
     #[serde(default)]
     pub round: Round,
+    /// The last round before which all its workers had the same weights, if they compare them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub equal_before: Option<Round>,
     /// Memory that is reserved for it.
     #[serde(default)]
     pub promised_bytes: u64,

@@ -232,6 +232,7 @@ mod tests {
             workers: 2,
             members: vec![MemberReply { rank: 0, silent_ms: 1500 }],
             round: Round(4),
+            equal_before: None,
             promised_bytes: 7,
             above: Vec::new(),
             keys: 1,

@@ -46,6 +46,7 @@ GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
+POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against those of the others
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
 POST /v1/jobs/{job}/offer           rank 0 has a state for a new job
@@ -90,6 +91,7 @@ pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: Control
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
+        .route("/v1/jobs/{job}/compare", post(compare))
         .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
         .route("/v1/jobs/{job}/state", get(state).post(bring_state))
         .route("/v1/jobs/{job}/offer", post(offer))
@@ -174,6 +176,11 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
 async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let request = desk.small("learning-rate", request).await?;
     nothing(desk.registry.set_learning_rate(&job, request).await)
+}
+
+async fn compare(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let request = desk.small("compare", request).await?;
+    nothing(desk.registry.compare(&job, request).await)
 }
 
 async fn checkpoint(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {

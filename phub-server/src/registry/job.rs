@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use super::above::JoinedAbove;
 use super::checkpoint::Checkpoints;
+use super::compare::Digests;
 use super::hubs::Hubs;
 use super::late::Progress;
 
@@ -120,6 +121,7 @@ pub(crate) struct Job {
     pub mesh: Option<Mesh>,
     brought: Brought,
     pub progress: Progress,
+    pub digests: Digests,
     pub news: watch::Sender<HeartbeatReply>,
 }
 
@@ -166,6 +168,7 @@ impl Job {
             mesh: None,
             brought: Brought::Nothing,
             progress: Progress::new(),
+            digests: Digests::default(),
             news: watch::Sender::new(news),
         }
     }
@@ -507,6 +510,7 @@ impl Job {
             workers: self.terms.workers,
             members: self.describe_members(),
             round: self.progress.round(),
+            equal_before: self.digests.equal,
             promised_bytes: self.promised,
             above: self.above.as_ref().map_or_else(Vec::new, |above| above.addresses()),
             keys: self.model.0,

@@ -22,6 +22,7 @@
 mod above;
 mod bring;
 mod checkpoint;
+mod compare;
 mod cut;
 mod hubs;
 mod job;

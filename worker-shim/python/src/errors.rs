@@ -71,6 +71,7 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         SessionError::System(_) | SessionError::Panicked => ResourceError::new_err(words),
         SessionError::JobName(_)
         | SessionError::Pull(_)
+        | SessionError::Setting(_)
         | SessionError::Terms(_)
         | SessionError::LearningRate(_) => SettingsError::new_err(words),
     }

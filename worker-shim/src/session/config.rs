@@ -43,6 +43,10 @@ pub struct SessionConfig {
     pub nics: Option<NicList>,
     /// Where weights are read. Default: shared.
     pub weights: WeightsMode,
+    /// Every so many rounds the hub compares a digest of all workers' weights, and the job ends if they differ: memory, a
+    /// network or a program has altered some. The digest costs a reading of the weights and a request to the hub. For BSP
+    /// without Slim-DP. 0: never. Default 0.
+    pub compare_every: u32,
     /// Time limit of the join: for the other workers, and for each reply of the hub. Default 60 s.
     pub join_limit: Duration,
     /// How long a join waits for a hub that is not there, and how long a session holds out for a hub that it lost. The
@@ -63,6 +67,12 @@ pub struct InvalidSetting {
     name: String,
     value: String,
     why: String,
+}
+
+impl InvalidSetting {
+    pub(super) fn new(name: &str, value: impl Display, why: &str) -> Self {
+        InvalidSetting { name: name.to_owned(), value: value.to_string(), why: why.to_owned() }
+    }
 }
 
 impl SessionConfig {
@@ -116,6 +126,7 @@ impl SessionConfig {
                     Credential::parse(value, "the setting `token`").map_err(|error| error.to_string());
                 self.token = Some(given?);
             }
+            "compare_every" => self.compare_every = read(value)?,
             "pull" => self.pull = unless_none(value)?.map(Pull::new),
             "transport" => self.transport = Some(read(value)?),
             "nics" => self.nics = Some(read(value)?),
@@ -123,7 +134,7 @@ impl SessionConfig {
             "hub_wait" => self.hub_wait = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, pull, transport, nics, join_limit, hub_wait, wait_limit".into());
+                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, compare_every, pull, transport, nics, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())
@@ -166,6 +177,7 @@ impl SessionConfig {
             transport: None,
             nics: None,
             weights: WeightsMode::Shared,
+            compare_every: 0,
             join_limit: Duration::from_secs(60),
             hub_wait: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),

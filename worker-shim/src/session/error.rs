@@ -8,6 +8,7 @@ use pbox_core::InvalidTerms;
 use pbox_core::control::{InvalidJobName, Late};
 use pbox_core::job::InvalidRate;
 
+use super::config::InvalidSetting;
 use crate::exchange::ExchangeError;
 use crate::pull::PullError;
 
@@ -27,6 +28,9 @@ pub enum SessionError {
     /// The settings of pulls in batches are wrong.
     #[error("this worker's settings: {0}")]
     Pull(#[from] PullError),
+    /// A setting does not fit the others.
+    #[error("this worker's {0}")]
+    Setting(#[from] InvalidSetting),
     /// No step can have this learning rate.
     #[error(transparent)]
     LearningRate(#[from] InvalidRate),

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use fabric::{Receive, any};
 use pbox_core::{Compression, Consistency, KeyId, Round, Wire};
 
+use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::join::{Attached, attach, let_in};
@@ -142,6 +143,7 @@ impl Session {
                 (false, behind) => self.skips[key.index()] = stood.skips + behind,
             }
         }
+        self.digests.iter_mut().for_each(Digests::forget);
         let lost = reached.0 - self.first.0;
         self.returns.times += 1;
         self.returns.lost_rounds += u64::from(lost);

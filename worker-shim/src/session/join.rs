@@ -10,6 +10,7 @@ use membership::{Credential, DataPath, Hub, LetIn, MemberError, Ports, Way};
 use pbox_core::control::{JoinRequest, PROTOCOL, Versions, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
+use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
@@ -42,6 +43,7 @@ impl Session {
         config.terms.hubs = membership::hub_addresses(&config.hub)?.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
+        let digests = Digests::of(&config)?;
         let mut wire = Wire::of_terms(&config.terms)?;
         let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
         let deadline = Instant::now() + config.join_limit;
@@ -71,6 +73,7 @@ impl Session {
             hold: Hold::Never,
             skips: Vec::new(),
             returns: Returns::default(),
+            digests,
             given_up,
             config,
             hubs,

@@ -1,5 +1,6 @@
 //! A worker's membership in a job, from join to leave.
 
+mod compare;
 mod config;
 mod credit;
 mod drive;

@@ -12,6 +12,7 @@ use fabric::{Idle, Port, Until, any};
 use membership::{Hub, MemberError, Way};
 use pbox_core::{Element, KeyId, Layout, Round};
 
+use super::compare::Digests;
 use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
@@ -49,6 +50,8 @@ pub struct Session {
     /// hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,
+    /// If the hub compares weights.
+    pub(super) digests: Option<Digests>,
     pub(super) given_up: GivenUp,
 }
 
@@ -139,6 +142,7 @@ impl Session {
             return Err(Self::no_weights(&self.config.hub));
         }
         self.exchange.check_exists(key)?;
+        self.compare(key)?;
         if let Some(tuner) = &mut self.tuner
             && let Some(bytes) = tuner.push(self.exchange.round(key))
         {

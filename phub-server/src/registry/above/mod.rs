@@ -23,7 +23,8 @@ use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
-    JoinRequest, Late, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, Versions, check_job_name,
+    CompareRequest, JoinRequest, Late, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, Versions,
+    check_job_name,
 };
 use pbox_core::{
     Above, Below, JobId, JobTerms, Layout, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire,
@@ -353,6 +354,12 @@ impl JoinedAbove {
             let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
             hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
         })
+    }
+
+    /// Tells the hubs above which weights all members here have before a round. May wait for them.
+    pub fn compare(&self, round: Round, digest: u64) -> Result<(), MemberError> {
+        let request = CompareRequest { token: self.hubs[0].token.clone(), round, digest };
+        self.hubs[0].post("compare", "compare weights", &request).map(|_: serde_json::Value| ())
     }
 
     /// Has the hubs above write a checkpoint. May wait for them.

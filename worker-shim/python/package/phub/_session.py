@@ -89,6 +89,7 @@ class Session:
         mesh: Optional[str] = None,
         token: Optional[str] = None,
         chunk_bytes: Optional[int] = None,
+        compare_every: int = 0,
         join_limit: float = 60.0,
         hub_wait: float = 60.0,
         wait_limit: float = 1800.0,
@@ -131,6 +132,8 @@ class Session:
                 `PHUB_TOKEN_FILE`, or this user's own file; under torchrun on several machines, a secret that this run's
                 workers share through torch's store.
             chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
+            compare_every: every so many rounds the hub compares a digest of all workers' weights. The job ends with an error
+                if they differ: memory, a network or a program has altered some. For "bsp" without `SlimDP`. 0: never.
             join_limit: seconds to wait for the other workers at the start.
             hub_wait: seconds to wait for a hub that is not there at the start, and for one that was lost to come back. The
                 session then goes on from the hub's checkpoint with the same arrays; `returns` says what was lost. For
@@ -174,6 +177,7 @@ class Session:
             "nics": nics,
             "chunk_bytes": chunk_bytes,
             "wait_limit": wait_limit,
+            "compare_every": compare_every,
             "mesh": mesh,
         }
         if token is None:

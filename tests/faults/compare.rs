@@ -1,0 +1,78 @@
+//! Weights that are compared between workers (`compare_every`): a single bit that differs ends the job, with the ranks. That
+//! equal weights pass, all of `Training` shows.
+
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use half::{bf16, f16};
+use hub_tests::values::flip_a_bit;
+use hub_tests::{SECOND, config, describe, hub, on_threads, push_all, ready_all, refused, says};
+use pbox_core::{Consistency, Dtype, Key, Round};
+use phub_server::Hub;
+use worker_shim::{Session, SessionConfig};
+
+const WORKERS: u32 = 3;
+
+/// A worker that compares every third round: one by shared memory, the others by TCP.
+fn comparing(hub: &Hub, rank: u32) -> SessionConfig {
+    let transport = Some(if rank == 2 { Transport::Shm } else { Transport::Tcp });
+    SessionConfig { compare_every: 3, transport, ..config(hub, "job", rank, WORKERS) }
+}
+
+/// So many rounds of all these sessions.
+fn rounds(sessions: &mut [Session], count: u32) {
+    for _ in 0..count {
+        sessions.iter_mut().for_each(|session| push_all(session).unwrap());
+        sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+    }
+}
+
+fn equal_before(hub: &Hub) -> Option<Round> {
+    describe(&hub.address().to_string()).jobs[0].equal_before
+}
+
+#[test]
+fn the_hub_says_since_when_weights_are_known_to_be_equal() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut sessions = ready_all(WORKERS, |rank| comparing(&hub, rank));
+    assert_eq!(equal_before(&hub), None);
+    rounds(&mut sessions, 3);
+    assert_eq!(equal_before(&hub), Some(Round(3)));
+    rounds(&mut sessions, 9);
+    assert_eq!(equal_before(&hub), Some(Round(12)));
+}
+
+#[test]
+fn a_bit_that_differs_ends_the_job_and_names_the_worker() {
+    let _watchdog = Watchdog::start();
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+        let hub = hub(1);
+        let keys = vec![Key::f32("equal", [1]), Key::new(dtype, "different", [33])];
+        let mut sessions = on_threads(WORKERS, |rank| {
+            let config = comparing(&hub, rank).with_terms(|terms| terms.keys = keys.clone());
+            let mut session = Session::join(config).unwrap();
+            session.broadcast_written().unwrap();
+            session
+        });
+        rounds(&mut sessions, 5);
+        match dtype {
+            Dtype::F32 => flip_a_bit(sessions[1].weights::<f32>(SECOND).unwrap()),
+            Dtype::F16 => flip_a_bit(sessions[1].weights::<f16>(SECOND).unwrap()),
+            Dtype::BF16 => flip_a_bit(sessions[1].weights::<bf16>(SECOND).unwrap()),
+        }
+        let pushed: Vec<_> = sessions.iter_mut().map(push_all).collect();
+        for (session, pushed) in sessions.iter_mut().zip(pushed) {
+            let error = pushed.and_then(|()| session.wait_all()).unwrap_err();
+            says(error, &["\"job\" failed", "weights differ before round 6", "workers [0, 2] and of [1]"]);
+        }
+    }
+}
+
+#[test]
+fn workers_that_are_not_in_step_have_nothing_to_compare() {
+    let hub = hub(1);
+    for consistency in [Consistency::Ssp { staleness: 2 }, Consistency::Asp] {
+        let config = comparing(&hub, 0).with_terms(|terms| terms.level.consistency = consistency);
+        says(refused(config), &["\"compare_every\"", "\"3\"", "different weights", "leave it out"]);
+    }
+}
