@@ -70,6 +70,8 @@ fn headers_that_lie() {
     says(with_header(&tensor("F32", "[3]", "[4,16]"), 16), &["\"fc.weight\"", "begins at byte 4"]);
     says(with_header(&tensor("F64", "[2]", "[0,16]"), 16), &["\"fc.weight\"", "F64", "convert"]);
     says(with_header(&tensor("F32", "[0]", "[0,0]"), 0), &["\"fc.weight\"", "[0]", "omit the key"]);
+    let mixed = r#"{"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
+    says(with_header(mixed, 8), &["\"a\" in bf16", "\"b\" in f32", "--dtype"]);
 }
 
 #[test]

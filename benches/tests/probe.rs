@@ -6,7 +6,7 @@ use std::process::Stdio;
 use crate::probe_program;
 use fabric::conformance::Watchdog;
 use hub_tests::program::write_manifest;
-use pbox_core::{Credit, Key};
+use pbox_core::{Credit, Dtype, Key};
 
 /// Runs the probe for some rounds on keys of odd sizes. Returns its report.
 fn report(arguments: &[&str]) -> serde_json::Value {
@@ -14,10 +14,15 @@ fn report(arguments: &[&str]) -> serde_json::Value {
 }
 
 fn report_of(rounds: &str, arguments: &[&str]) -> serde_json::Value {
+    report_in(Dtype::F32, rounds, arguments)
+}
+
+/// Of tensors of this type.
+fn report_in(dtype: Dtype, rounds: &str, arguments: &[&str]) -> serde_json::Value {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.safetensors");
-    let keys = [1u64, 17, 16_385, 100_000].map(|elements| Key::f32(format!("of {elements}"), [elements]));
-    write_manifest(&model, &keys);
+    let of = |elements: u64| Key::new(dtype, format!("of {elements}"), [elements]);
+    write_manifest(&model, &[1, 17, 16_385, 100_000].map(of));
     let mut command = probe_program();
     command
         .args(["--json", "--workers", "3", "--rounds", rounds])
@@ -42,6 +47,15 @@ fn every_element_type_is_exact() {
             assert_eq!(report["model_bytes"], bytes * 116_403, "{report}");
         }
     }
+}
+
+#[test]
+fn a_manifest_says_its_own_type() {
+    let _watchdog = Watchdog::start();
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+        assert_eq!(report_in(dtype, "1", &[])["dtype"], dtype.name());
+    }
+    assert_eq!(report_in(Dtype::BF16, "1", &["--dtype", "f32"])["dtype"], "f32");
 }
 
 #[test]

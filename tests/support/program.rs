@@ -136,8 +136,11 @@ pub fn write_manifest(path: &std::path::Path, keys: &[Key]) {
         .map(|key| {
             let begin = end;
             end += key.bytes().expect("a test's key");
-            let shape = &key.shape;
-            format!(r#""{}":{{"dtype":"F32","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#, key.name)
+            let (shape, dtype) = (&key.shape, key.dtype.name().to_uppercase());
+            format!(
+                r#""{}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#,
+                key.name
+            )
         })
         .collect();
     let header = format!("{{{}}}", tensors.join(","));

@@ -23,6 +23,13 @@ use worker_shim::{SessionConfig, WeightsMode};
 use crate::child::ChildRole;
 use crate::compute::{BUILT_IN, ComputePlan};
 
+/// Headings of the help, in their order. What has none comes first: what a first run wants to change.
+const JOB: &str = "What the hub and the workers do";
+const ORDER: &str = "In what order bytes leave";
+const COMPUTE: &str = "When computing takes time";
+const MACHINE: &str = "On what it runs";
+const ELSEWHERE: &str = "With a hub that runs elsewhere";
+
 /// Measure what a parameter hub does on this machine when computing takes no time.
 ///
 /// Without --hub, the probe starts a hub and its workers as processes, and measures the machine's
@@ -39,14 +46,6 @@ pub struct Args {
     #[command(flatten)]
     pub source: ModelSource,
 
-    /// Compute that takes time.
-    #[command(flatten)]
-    pub compute: ComputeArgs,
-
-    /// Weights in batches.
-    #[command(flatten)]
-    pub pull: PullArgs,
-
     /// Measured rounds, after two that are not measured.
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
@@ -56,32 +55,26 @@ pub struct Args {
     #[arg(long, value_name = "shm|verbs|tcp")]
     pub transport: Option<Transport>,
 
-    /// RDMA NICs of hub and workers, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign):
-    /// by the beginning of their names, exactly with = before the list, all others with ^ before it. Default: every NIC
-    /// with a link.
-    #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
-    pub nics: Option<NicList>,
-
-    /// The hub's cores: a number, or cpus like 0,2,4-7. Default: every physical core.
-    #[arg(long, value_name = "N|LIST")]
-    pub cores: Option<CoreSelection>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
 
     /// What the hub does with a sum.
-    #[arg(long, default_value = "nesterov", value_name = "average|sgd|momentum|nesterov|adam|adamw", value_parser = optimizer)]
+    #[arg(long, default_value = "nesterov", value_name = "average|sgd|momentum|nesterov|adam|adamw", value_parser = optimizer, help_heading = JOB)]
     pub optimizer: Optimizer,
 
-    /// Element type of the whole model.
-    #[arg(long, default_value = "f32", value_name = "f32|f16|bf16", value_parser = dtype)]
-    pub dtype: Dtype,
+    /// Element type of the whole model. Default: that of the manifest's tensors, and f32 of a published network.
+    #[arg(long, value_name = "f32|f16|bf16", value_parser = dtype, help_heading = JOB)]
+    pub dtype: Option<Dtype>,
 
     /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp every push steps alone,
     /// all workers push the same gradients, and the probe checks that the weights are those after a number of steps
     /// that the consistency allows.
-    #[arg(long, default_value_t, value_name = "bsp|ssp:S|asp")]
+    #[arg(long, default_value_t, value_name = "bsp|ssp:S|asp", help_heading = JOB)]
     pub consistency: Consistency,
 
     /// Where workers read weights: in place, or in their own copy.
-    #[arg(long, default_value = "shared", value_enum)]
+    #[arg(long, default_value = "shared", value_enum, help_heading = JOB)]
     pub weights: WeightsChoice,
 
     /// How gradients and weights are made smaller: a codec, and its settings after colons. f16 and bf16: half the bytes.
@@ -89,70 +82,84 @@ pub struct Args {
     /// randomk:RATIO, dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS: a share of the values, the rest later. Results are not
     /// exact with these, and the probe checks that all workers have the same bits. slim:ALPHA:BETA:Q:C:EXPLORER: the
     /// most significant values, exactly; workers keep the rest, and the probe checks nothing.
-    #[arg(long, value_name = "CODEC[:SETTING...]")]
+    #[arg(long, value_name = "CODEC[:SETTING...]", help_heading = JOB)]
     pub compress: Option<Compression>,
 
     /// Work that the hub leaves out, to see what it costs: aggregate (use one gradient instead of
     /// the sum), optimize (send the mean instead of stepping).
-    #[arg(long, value_delimiter = ',', value_enum, value_name = "WHAT")]
+    #[arg(long, value_delimiter = ',', value_enum, value_name = "WHAT", help_heading = JOB)]
     pub ablate: Vec<AblateChoice>,
 
     /// Size of a chunk, a multiple of 64.
-    #[arg(long, default_value_t = DEFAULT_CHUNK_BYTES, value_name = "BYTES")]
+    #[arg(long, default_value_t = DEFAULT_CHUNK_BYTES, value_name = "BYTES", help_heading = ORDER)]
     pub chunk_bytes: usize,
 
     /// In what order gradients and weights leave: kvstore (whole layers, notify and pull), layerwise (whole
     /// layers), sliced (slices as they are pushed), or p3 (slices, first layer first). Default: sliced; with --pull
     /// kvstore.
-    #[arg(long, value_name = "kvstore|layerwise|sliced|p3")]
+    #[arg(long, value_name = "kvstore|layerwise|sliced|p3", help_heading = ORDER)]
     pub schedule: Option<Schedule>,
 
     /// The most bytes of a slice, the unit of sliced and p3; default one chunk. P3's paper has 200000, 50,000 f32.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub slice_bytes: Option<usize>,
 
     /// Bytes that may be under way on each link, so that urgent chunks overtake the others: a number, none, or auto
     /// (the first 32 rounds try several). Default: 1048576 with p3, none with the others.
-    #[arg(long, value_name = "none|auto|BYTES")]
+    #[arg(long, value_name = "none|auto|BYTES", help_heading = ORDER)]
     pub credit: Option<Credit>,
 
+    /// Compute that takes time.
+    #[command(flatten)]
+    pub compute: ComputeArgs,
+
+    /// Weights in batches.
+    #[command(flatten)]
+    pub pull: PullArgs,
+
+    /// The hub's cores: a number, or cpus like 0,2,4-7. Default: every physical core.
+    #[arg(long, value_name = "N|LIST", help_heading = MACHINE)]
+    pub cores: Option<CoreSelection>,
+
+    /// RDMA NICs of hub and workers, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign):
+    /// by the beginning of their names, exactly with = before the list, all others with ^ before it. Default: every NIC
+    /// with a link.
+    #[arg(long, env = "PHUB_NICS", value_name = "LIST", help_heading = MACHINE)]
+    pub nics: Option<NicList>,
+
     /// How the hub's cores wait.
-    #[arg(long, default_value = "auto", value_enum)]
+    #[arg(long, default_value = "auto", value_enum, help_heading = MACHINE)]
     pub idle: IdleChoice,
 
     /// Spread the job over this many hubs, which the probe starts.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = MACHINE)]
     pub hubs: u32,
 
     /// Imitate this many machines, each with --workers workers and a hub of its own, which the probe starts: a mesh.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = MACHINE)]
     pub machines: Option<u32>,
 
     /// Run one worker of a hub that runs elsewhere: the address of its control port. For a job on several hubs: all
     /// their addresses with commas between them, the same at all workers.
-    #[arg(long, value_name = "HOST:PORT", requires = "rank")]
+    #[arg(long, value_name = "HOST:PORT", requires = "rank", help_heading = ELSEWHERE)]
     pub hub: Option<String>,
 
     /// This worker's number, from 0, with --hub.
-    #[arg(long, value_name = "R", requires = "hub")]
+    #[arg(long, value_name = "R", requires = "hub", help_heading = ELSEWHERE)]
     pub rank: Option<u32>,
 
     /// With --hub and a hub on each machine: this machine's number, how many there are, and the first machine's hub, like
     /// 1/4@10.0.0.1:7077. The hubs are then a mesh, and --rank and --workers are those on this machine.
-    #[arg(long, value_name = "N/COUNT@HOST:PORT", requires = "hub")]
+    #[arg(long, value_name = "N/COUNT@HOST:PORT", requires = "hub", help_heading = ELSEWHERE)]
     pub mesh: Option<Mesh>,
 
     /// Name of the job, with --hub.
-    #[arg(long, default_value = "probe", value_name = "NAME")]
+    #[arg(long, default_value = "probe", value_name = "NAME", help_heading = ELSEWHERE)]
     pub job: String,
 
     /// How long to wait at the start for the other workers.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = ELSEWHERE)]
     pub join_limit_s: u64,
-
-    /// Print one JSON object instead of a table.
-    #[arg(long)]
-    pub json: bool,
 
     /// The role of this process in a run; set by the probe itself.
     #[arg(long, value_enum, hide = true)]
@@ -199,11 +206,28 @@ pub enum AblateChoice {
 }
 
 impl Args {
-    /// The model's name and keys, in the element type of the settings. Default: the model of the built-in trace, or ResNet-50.
+    /// The model's name and keys, all of one element type. Default: the model of the built-in trace, or ResNet-50.
     pub fn keys(&self) -> anyhow::Result<(String, Vec<Key>)> {
         let traced = self.compute.compute.as_deref().filter(|name| BUILT_IN.contains(name));
         let (model, mut keys) = self.source.keys_or(traced.unwrap_or("resnet50"))?;
-        keys.iter_mut().for_each(|key| key.dtype = self.dtype);
+        match self.dtype {
+            Some(dtype) => keys.iter_mut().for_each(|key| key.dtype = dtype),
+            None => {
+                if let Some(other) = keys.iter().find(|key| key.dtype != keys[0].dtype) {
+                    let name = |key: &Key| format!("{:?} in {}", key.name, key.dtype.name());
+                    let file = self
+                        .source
+                        .manifest
+                        .as_ref()
+                        .map_or(model.clone(), |path| path.display().to_string());
+                    anyhow::bail!(
+                        "{file} has {} and {}; the probe's model has one type: choose it with --dtype",
+                        name(&keys[0]),
+                        name(other)
+                    );
+                }
+            }
+        }
         self.compute.shrink(&mut keys);
         Ok((model, keys))
     }

@@ -25,7 +25,7 @@ pub(super) struct Limit {
 impl Limit {
     /// Starts the threads and waits until they have their memory.
     pub fn start(args: &Args, layout: &Layout, cpus: &[u32]) -> Result<Self> {
-        in_dtype!(args.dtype, Self::start_in(args, layout, cpus))
+        in_dtype!(layout.keys()[0].dtype, Self::start_in(args, layout, cpus))
     }
 
     fn start_in<E: Element>(args: &Args, layout: &Layout, cpus: &[u32]) -> Result<Self> {

@@ -153,7 +153,7 @@ impl Report {
         Ok(Report {
             model,
             parameters: layout.parameters(),
-            dtype: args.dtype.name(),
+            dtype: layout.keys()[0].dtype.name(),
             model_bytes: layout.model_bytes(),
             workers: args.all_workers(),
             transport: measured.transport,

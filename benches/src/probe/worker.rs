@@ -191,7 +191,7 @@ fn check_lines<E: Element>(
 /// Runs a worker process.
 pub(super) fn run(args: &Args) -> Result<()> {
     child::die_with_parent();
-    in_dtype!(args.dtype, child_of(args))
+    in_dtype!(args.keys()?.1[0].dtype, child_of(args))
 }
 
 fn child_of<E: Element>(args: &Args) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use pbox_core::{Key, SPLIT_ABOVE};
 
+use super::COMPUTE;
 use crate::compute::{ComputePlan, trace};
 
 /// How workers compute.
@@ -10,27 +11,27 @@ pub struct ComputeArgs {
     /// Compute takes the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
     /// GPU, or your own file (docs/compute.md). Forward, each layer waits for its weights and then for its time;
     /// backward, it waits for its time and then pushes its gradients. The model is the trace's unless chosen.
-    #[arg(long, value_name = "TRACE|FILE")]
+    #[arg(long, help_heading = COMPUTE, value_name = "TRACE|FILE")]
     pub compute: Option<String>,
 
     /// Multiplies the trace's times: 2 imitates a GPU that is half as fast.
-    #[arg(long, default_value_t = 1.0, value_name = "X", requires = "compute", value_parser = above_zero)]
+    #[arg(long, help_heading = COMPUTE, default_value_t = 1.0, value_name = "X", requires = "compute", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub time_scale: f64,
 
     /// Rate at which each worker's link carries the model, each way, for the bound: computing and link are as busy as
     /// they can be, and each layer follows its weights.
-    #[arg(long, value_name = "GBPS", requires = "compute", value_parser = above_zero)]
+    #[arg(long, help_heading = COMPUTE, value_name = "GBPS", requires = "compute", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub bandwidth_gbps: Option<f64>,
 
     /// Every tensor has an Nth of its size, for links that are N times slower than the imitated links.
-    #[arg(long, default_value_t = 1, value_name = "N", requires = "compute")]
+    #[arg(long, help_heading = COMPUTE, default_value_t = 1, value_name = "N", requires = "compute")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub shrink: u64,
 
     /// Exchanges without compute before the iterations, with which overlap is compared.
-    #[arg(long, default_value_t = 5, value_name = "N", requires = "compute")]
+    #[arg(long, help_heading = COMPUTE, default_value_t = 5, value_name = "N", requires = "compute")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub exchanges: u32,
 }

@@ -6,6 +6,7 @@ use pbox_core::KeyId;
 use worker_shim::batch::Batching;
 use worker_shim::{PROFILE_ROUNDS, Pull};
 
+use super::COMPUTE;
 use crate::compute::ComputePlan;
 
 /// How weights are pulled.
@@ -15,11 +16,11 @@ pub struct PullArgs {
     /// ibatch (the batches that end soonest, by a profile of the first iterations), greedy (the paper's), layer (each
     /// layer alone), or all (one batch, and then compute). The schedule is kvstore then. Default: each key as soon as
     /// it can be pulled.
-    #[arg(long, value_name = "ibatch|greedy|layer|all", requires = "compute")]
+    #[arg(long, help_heading = COMPUTE, value_name = "ibatch|greedy|layer|all", requires = "compute")]
     pub pull: Option<Batching>,
 
     /// Imitates a system in which each pull takes this long to begin.
-    #[arg(long, default_value_t = 0, value_name = "US", requires = "pull")]
+    #[arg(long, help_heading = COMPUTE, default_value_t = 0, value_name = "US", requires = "pull")]
     pub pull_start_up_us: u64,
 }
 
