@@ -24,15 +24,31 @@ const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 
-/// The addresses in a list of hubs: each `host:port`, with commas between them.
+/// The addresses in a list of hubs: each `host:port`, with commas between them. `http://` may be before it, as a hub prints
+/// its address when it starts; whether requests are encrypted, is said elsewhere.
 ///
 /// # Errors
-/// When an address is missing or is there twice, and when there are too many.
+/// When an address is missing, is none or is there twice, and when there are too many.
 pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
-    let hubs: Vec<&str> = list.split(',').map(str::trim).collect();
+    let mut hubs: Vec<&str> = list.split(',').map(str::trim).collect();
+    for hub in &mut hubs {
+        let bare = hub.strip_prefix("http://").or(hub.strip_prefix("https://"));
+        *hub = bare.map_or(*hub, |bare| bare.trim_end_matches('/'));
+    }
     let wrong = |why: String| Err(MemberError::Hubs { seen: list.to_owned(), why });
     if hubs.contains(&"") {
         return wrong("one of them is empty".into());
+    }
+    let is_address = |hub: &str| {
+        let (host, port) = hub.rsplit_once(':').unwrap_or((hub, ""));
+        // An IPv6 address stands in brackets.
+        let is_host = !host.is_empty()
+            && !host.contains(['/', '@', ' '])
+            && (host.ends_with(']') || !host.contains(':'));
+        is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
+    };
+    if let Some(other) = hubs.iter().find(|hub| !is_address(hub)) {
+        return wrong(format!("{other:?} is no address of a control port"));
     }
     if hubs.len() > MAX_HUBS as usize {
         return wrong(format!("{} of them", hubs.len()));

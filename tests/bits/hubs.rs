@@ -74,11 +74,25 @@ fn a_hub_may_be_left_without_chunks() {
 
 #[test]
 fn a_bad_list_of_hubs_is_refused() {
-    for (hubs, words) in
-        [("a:1,,b:1", "one of them is empty"), ("a:1, a:1", "a:1 is there twice"), ("", "empty")]
-    {
+    for (hubs, words) in [
+        ("a:1,,b:1", "one of them is empty"),
+        ("a:1, a:1", "a:1 is there twice"),
+        ("", "empty"),
+        ("a:1,b", "\"b\" is no address"),
+        ("a:0", "\"a:0\""),
+        ("a:65536", "\"a:65536\""),
+        ("::1:7077", "\"::1:7077\""),
+        ("http://a:1/v1", "\"a:1/v1\""),
+    ] {
         says(refused(config_at(hubs, "job", 0, 1)), &["hubs", words, "expected host:port"]);
     }
+}
+
+#[test]
+fn an_address_may_be_given_as_the_hub_prints_it() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    Session::join(config_at(&format!("http://{}", hub.address()), "job", 0, 1)).unwrap();
 }
 
 #[test]
