@@ -15,7 +15,7 @@ pub enum VerbsError {
     Library(#[from] LibraryError),
     /// A device is not there, or its port is not fit for use.
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
     /// No address among those of a port will do.
     #[error(transparent)]
     Gid(#[from] GidError),
@@ -36,6 +36,16 @@ pub enum VerbsError {
         /// The kernel's answer.
         error: String,
     },
+}
+
+impl From<DeviceError> for VerbsError {
+    /// Without the library there is no device, either: one cause, one variant.
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Library(error) => VerbsError::Library(error),
+            error => VerbsError::Device(error),
+        }
+    }
 }
 
 impl VerbsError {
