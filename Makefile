@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe chaos figures compression clean
+.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe chaos figures compression dist clean
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -91,6 +91,12 @@ bench: setup  ## measure kernels and codecs by criterion, the probe, and the pee
 
 setup:  ## install the packages that are missing
 	@sh tools/setup.sh
+
+dist: setup  ## build the wheel that needs no Rust and the Debian package in target/dist, install and use both
+	sh tools/dist/wheel.sh
+	sh tools/dist/check-wheel.sh
+	sh tools/dist/deb.sh
+	bash tools/dist/check-deb.sh || [ $$? = 3 ]
 
 clean:  ## remove what was built
 	$(CARGO) clean

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Builds the wheel that needs no Rust: `make dist`. It has the Python package and the commands phub-server and phub-probe, and
+# runs on Linux with glibc 2.28 (2018) or later and Python 3.9 or later. It comes to target/dist. The debug information of the
+# commands is beside them in a folder of the target's name.
+#
+# Zig's linker knows the symbols of old C libraries, so that the machine that builds may be new. Zig, maturin and what looks the
+# wheel over come from PyPI, into an environment in target/dist. TARGET=aarch64-unknown-linux-gnu builds for 64-bit Arm, if
+# that target's standard library is installed (rustup target add).
+set -eu
+cd "$(dirname "$0")/../.."
+target=${TARGET:-$(rustc -vV | sed -n 's/host: //p')}
+glibc=2.28
+dir=$PWD/target/dist
+python=${PHUB_PYTHON:-python3}
+
+if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
+    echo "dist: no standard library for $target; run: rustup target add $target" >&2
+    exit 1
+fi
+mkdir -p "$dir"
+[ -x "$dir/venv/bin/python" ] || "$python" -m venv "$dir/venv"
+"$dir/venv/bin/pip" install -q --disable-pip-version-check 'maturin>=1.9,<2' 'ziglang>=0.13' 'cargo-zigbuild>=0.20' \
+    'wheel>=0.43' 'auditwheel>=6' 'abi3audit>=0.0.20'
+PATH=$dir/venv/bin:$PATH
+# maturin takes its profile and features from here, too. The topology comes from sysfs: hwloc would be a package of the system.
+rm -f "$dir"/*.whl
+maturin build -q --release --zig --target "$target" --compatibility "manylinux_$(echo $glibc | tr . _)" --auditwheel check \
+    --strip --locked --manifest-path worker-shim/python/Cargo.toml --out "$dir"
+cargo zigbuild --release --locked --target "$target.$glibc" --no-default-features -p phub-server -p benches \
+    --bin phub-server --bin phub-probe
+
+# The commands go into the wheel as they are: pip puts what is in `scripts` on the user's path.
+rm -rf "$dir/unpacked"
+wheel unpack -d "$dir/unpacked" "$dir"/*.whl
+package=$(echo "$dir"/unpacked/*)
+scripts=$package/$(basename "$package").data/scripts
+mkdir -p "$scripts"
+mkdir -p "$dir/$target"
+for program in phub-server phub-probe; do
+    built=target/$target/release/$program
+    objcopy --only-keep-debug --compress-debug-sections=zlib "$built" "$dir/$target/$program.debug"
+    objcopy --strip-all --add-gnu-debuglink="$dir/$target/$program.debug" "$built" "$dir/$target/$program"
+    cp "$dir/$target/$program" "$scripts"
+done
+wheel pack -d "$dir" "$package"
+rm -rf "$dir/unpacked"
+du -h --apparent-size "$dir"/*.whl "$dir/$target"/* | sed 's/^/dist: /'
