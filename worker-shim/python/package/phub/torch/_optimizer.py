@@ -183,7 +183,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             one module, by their names, are a layer. Layers are in the order of `named_parameters`, and from the second
             step on in the order in which the first training pass has called the modules.
         weights: "private": parameters lie in memory of this worker, filled as answers come. "shared": they lie where
-            the hub writes them, which saves the copy; a write to a parameter then crashes the process.
+            the hub writes them, which saves the copy; a write to a parameter then crashes the process. For parameters
+            on a GPU "private" is faster: the hub's memory is not pinned.
         session: more settings of `phub.Session`, such as `job`, `on_loss`, `transport`.
 
     Raises:

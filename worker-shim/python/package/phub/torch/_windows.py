@@ -19,6 +19,13 @@ def tensor(session: Session, key: str, which: str) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+def pinnable(session: Session, key: str) -> List[torch.Tensor]:
+    """A key's windows that are this process's own memory. Weights that are read-only can be the hub's pages. A hub that
+    comes back puts others at their addresses, and the GPU would read the pages that it has pinned."""
+    own = ("gradient", "weights") if session.weights(key).flags.writeable else ("gradient",)
+    return [tensor(session, key, which) for which in own]
+
+
 class HostWindows:
     """For parameters in host memory: a parameter's data is the weights window."""
 
@@ -54,7 +61,8 @@ class HostWindows:
 
 
 class CudaWindows:
-    """For parameters on a GPU: windows are pinned, and bytes cross on a stream of their own, beside the computation.
+    """For parameters on a GPU: bytes cross on a stream of their own, beside the computation. Windows are pinned, but for
+    weights that are the hub's pages.
 
     A push waits for its copy on a thread of its own, so that the backward pass does not.
     """
@@ -68,8 +76,8 @@ class CudaWindows:
         }
         self._parameters: Dict[str, torch.Tensor] = {}
         self._pinned: List[int] = []
-        for windows in self._windows.values():
-            for window in windows:
+        for key in session.keys:
+            for window in pinnable(session, key):
                 self._pin(window)
         self._copies: "queue.SimpleQueue[Optional[Tuple[Any, str]]]" = queue.SimpleQueue()
         self._sent = {key: threading.Event() for key in session.keys}
