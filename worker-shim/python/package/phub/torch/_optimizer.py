@@ -93,8 +93,8 @@ class _AtTheHub(Joined):
     _phub_join: Join
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Ends a round: sends what the backward pass has not sent. A module that is called waits for its new
-        parameters; `synchronize` waits for all."""
+        """Ends a round: sends what the backward pass has not sent. Whatever reads a parameter waits for its new values,
+        a module that is called for all of its own; `synchronize` waits for all."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -102,8 +102,13 @@ class _AtTheHub(Joined):
         self._phub.step()
         return loss
 
+    def zero_grad(self, *arguments: Any, **named: Any) -> None:
+        """As torch's own."""
+        with torch._C.DisableTorchFunction():  # gradients wait for nothing, and parameters need not be asked
+            super().zero_grad(*arguments, **named)
+
     def synchronize(self) -> None:
-        """Waits until all parameters are new: call it before they are read outside of a module's forward."""
+        """Waits until all parameters are new, as reading each of them does: for code that reads past torch."""
         self._phub.synchronize()
 
     def state_dict(self) -> Dict[str, Any]:
@@ -159,9 +164,11 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     The optimizer stays the object that it is, so that learning-rate schedulers, which are made after this, work.
     All workers get rank 0's parameters. They also get its optimizer's state, if a `state_dict` was loaded into it or it
     has made steps: then the hub continues from there. A gradient leaves as soon as the backward pass has computed it.
-    `step()` ends the round and does not wait; each module waits for its own parameters when it is called. Parameters
-    that are read elsewhere (an average of weights, a norm) need `optimizer.synchronize()` before, except for a model's
-    `state_dict()`. Do not write parameters: the hub's values overwrite them.
+    `step()` ends the round and does not wait; each module waits for its own parameters when it is called, and so does
+    any other code that reads a parameter (an average of weights, a norm, a copy). Only what torch does not see needs
+    `optimizer.synchronize()` before: `detach()`, `data`, NumPy arrays and pointers that were taken in an earlier step,
+    `torch.tensor(parameter)`, extensions. A gradient has left, and its parameter is new, before `step()`: what is read
+    between backward pass and `step()` is the new value. Do not write parameters: the hub's values overwrite them.
 
     A learning rate may change at any step, if the ratios of the groups stay. A parameter without a gradient counts
     as if its gradient were zeros: momentum and weight decay go on, unlike in torch.

@@ -150,7 +150,8 @@ class CudaWindows:
     def _take(self, key: str) -> None:
         # The next answer cannot overwrite what is still being copied: it comes after the next push, and that push after
         # a later copy.
-        self._parameters[key].data.copy_(self._windows[key][1], non_blocking=True)
+        with torch._C.DisableTorchFunction():  # which would wait for what is taken here
+            self._parameters[key].data.copy_(self._windows[key][1], non_blocking=True)
 
     def close(self) -> None:
         self._copies.put(None)

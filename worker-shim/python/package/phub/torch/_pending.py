@@ -1,0 +1,66 @@
+"""Parameters whose new values are on their way: whatever reads one waits for it.
+
+Such a parameter is of a class of its own, which torch asks before each function. So what computes with values that are
+there costs nothing more. It does not know sessions.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
+
+import torch
+
+# What training loops ask of a parameter between two steps, and which has nothing to do with its values.
+_PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "is_cuda", "is_leaf", "grad_fn", "_version")
+_METHODS = ("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "register_hook")
+
+
+def _without_values() -> FrozenSet[Any]:
+    properties = [getattr(torch.Tensor, name) for name in _PROPERTIES]
+    accesses = [access for each in properties for access in (each.__get__, each.__set__, each.__delete__)]
+    return frozenset([*accesses, *(getattr(torch.Tensor, name) for name in _METHODS)])
+
+
+_WITHOUT_VALUES = _without_values()
+
+
+class Pending:
+    """Mixed into a parameter's own class."""
+
+    _phub_read: Callable[[Any], None]
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        if function in _WITHOUT_VALUES:
+            return torch._C._disabled_torch_function_impl(function, types, args, kwargs or {})
+        _wait_for((args, kwargs))
+        return function(*args, **(kwargs or {}))
+
+    # torch does not ask before these, and they note the class.
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        _wait_for(self)
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _wait_for(self)
+        return self.__reduce_ex__(protocol)
+
+
+def pending(kind: type, read: Callable[[Any], None]) -> type:
+    """The class of a parameter of class `kind` while its values are on their way. `read` waits for the parameter, and
+    gives it its own class back."""
+    return type(kind.__name__, (Pending, kind), {"__doc__": kind.__doc__, "_phub_read": staticmethod(read)})
+
+
+def _wait_for(values: Any) -> None:
+    if isinstance(values, Pending):
+        values._phub_read(values)
+    elif isinstance(values, (list, tuple)):
+        for each in values:
+            _wait_for(each)
+    elif isinstance(values, dict):
+        _wait_for(list(values.values()))
