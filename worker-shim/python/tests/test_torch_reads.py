@@ -245,6 +245,14 @@ def test_a_read_of_what_will_never_come_is_an_error(hub, monkeypatch):
             held.model.second.weight.sum()
 
 
+def test_a_parameter_that_is_moved_is_an_error(hub):
+    model = Net()
+    _optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    model.second.weight.data = model.second.weight.data.clone()
+    with pytest.raises(phub.OrderError, match="'second.weight' was moved out.*no step would reach it: move it before"):
+        backward(model, *data())
+
+
 class Own(torch.nn.Parameter):
     """A parameter of a class of its own, with functions of its own."""
 

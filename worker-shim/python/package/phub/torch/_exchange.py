@@ -17,8 +17,7 @@ from ._pending import pending
 from ._settings import Settings
 from ._windows import windows
 
-# Of code that torch.compile reads (torch 2.1). It sees to parameters itself: those that are on their way are of a class that
-# its guards do not know.
+# Whether torch.compile (torch 2.1) reads this code. It would compile the hook, and a compiled module has waited before.
 _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 

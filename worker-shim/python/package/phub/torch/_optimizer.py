@@ -16,6 +16,7 @@ from .._session import Session
 from ._exchange import Exchange
 from ._joined import Joined, mix_in
 from ._local import LocalExchange, StepsItself
+from ._pending import unasked
 from ._settings import UnsupportedOptimizerError, dtype_of, read
 from ._state import from_torch, to_torch
 
@@ -104,7 +105,7 @@ class _AtTheHub(Joined):
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
         """As torch's own."""
-        with torch._C.DisableTorchFunction():  # gradients wait for nothing, and parameters need not be asked
+        with unasked():  # gradients wait for nothing, and parameters need not be asked
             super().zero_grad(*arguments, **named)
 
     def synchronize(self) -> None:

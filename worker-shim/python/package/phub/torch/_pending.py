@@ -10,6 +10,10 @@ import copy
 from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 
 import torch
+from torch._C import DisableTorchFunction as unasked
+from torch._C import _disabled_torch_function_impl as call_unasked
+
+__all__ = ["Pending", "pending", "unasked"]
 
 # What training loops ask of a parameter between two steps, and which has nothing to do with its values.
 _PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "is_cuda", "is_leaf", "grad_fn", "_version")
@@ -35,7 +39,7 @@ class Pending:
         cls, function: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
         if function in _WITHOUT_VALUES:
-            return torch._C._disabled_torch_function_impl(function, types, args, kwargs or {})
+            return call_unasked(function, types, args, kwargs or {})
         _wait_for((args, kwargs))
         return function(*args, **(kwargs or {}))
 

@@ -8,7 +8,9 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
+from .._phub import OrderError
 from .._session import Session
+from ._pending import unasked
 
 
 def tensor(session: Session, key: str, which: str) -> torch.Tensor:
@@ -32,10 +34,12 @@ class HostWindows:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._gradients = {key: tensor(session, key, "gradient") for key in session.keys}
+        self._adopted: Dict[str, Tuple[torch.Tensor, int]] = {}  # and their addresses
 
     def adopt(self, key: str, parameter: torch.Tensor) -> None:
         """From now on the parameter lives in the window."""
         parameter.data = tensor(self._session, key, "weights")
+        self._adopted[key] = (parameter, parameter.data_ptr())
 
     def write(self, key: str, gradient: Optional[torch.Tensor]) -> None:
         """Puts a gradient, or zeros, into the window."""
@@ -45,7 +49,17 @@ class HostWindows:
             self._gradients[key].copy_(gradient.detach())
 
     def push(self, key: str) -> None:
-        """Pushes the gradient that was written."""
+        """Pushes the gradient that was written.
+
+        Raises:
+            OrderError: the script has moved the parameter.
+        """
+        parameter, address = self._adopted[key]
+        if parameter.data_ptr() != address:
+            raise OrderError(
+                f"parameter {key!r} was moved out of the session's weights after DistributedOptimizer (by `.data = ...`, "
+                f"model.to(), share_memory() or vector_to_parameters), so that no step would reach it: move it before"
+            )
         self._session.push(key)
 
     def wait(self, key: str) -> None:
@@ -150,7 +164,7 @@ class CudaWindows:
     def _take(self, key: str) -> None:
         # The next answer cannot overwrite what is still being copied: it comes after the next push, and that push after
         # a later copy.
-        with torch._C.DisableTorchFunction():  # which would wait for what is taken here
+        with unasked():  # which would wait for what is taken here
             self._parameters[key].data.copy_(self._windows[key][1], non_blocking=True)
 
     def close(self) -> None:
