@@ -208,6 +208,10 @@ def test_a_deep_copy_is_ordinary_and_its_own(hub, monkeypatch):
     held.optimizer.synchronize()
     assert not torch.equal(held.model.first.weight, kept) and torch.equal(second.first.weight, kept)
     torch.optim.SGD(first[0].parameters(), lr=0.1).step()
+    held.is_pushed = False
+    held.step()
+    made = type(held.model.first.weight)(torch.ones(2))
+    assert made.tolist() == [1, 1] and type(made) is torch.nn.Parameter, "a script's own"
 
 
 def test_between_backward_and_step_a_read_is_new_and_whole(hub, monkeypatch):
@@ -243,6 +247,20 @@ def test_a_read_of_what_will_never_come_is_an_error(hub, monkeypatch):
     for _ in range(2):
         with pytest.raises(phub.Error):
             held.model.second.weight.sum()
+    with pytest.raises(phub.Error):
+        held.optimizer.leave()
+    assert are_ordinary(held.model), "the script may load others"
+
+
+def test_another_optimizer_for_the_same_parameters(hub, monkeypatch):
+    held = Held(hub, monkeypatch)
+    held.step()
+    held.optimizer = wrap(torch.optim.SGD(held.model.parameters(), lr=0.1), held.model, hub, job="again")
+    assert held.is_pushed and are_ordinary(held.model)
+    backward(held.model, *data())
+    held.optimizer.step()
+    held.optimizer.leave()
+    assert are_ordinary(held.model)
 
 
 def test_a_parameter_that_is_moved_is_an_error(hub):

@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_module
 from .._phub import OrderError
 from .._session import Session
 from ._coverage import Coverage
-from ._pending import pending
+from ._pending import mark_new, mark_pending
 from ._settings import Settings
 from ._windows import windows
 
@@ -43,10 +43,7 @@ class Exchange:
         # In this round: how often gradients were accumulated, and what was sent, as (gradient, its version).
         self._counts: Dict[str, int] = {}
         self._sent: Dict[str, Tuple[Optional[torch.Tensor], int]] = {}
-        # Sent, and not waited for yet: until then such a parameter is of its second class.
-        self._open: Set[str] = set()
-        waits = {kind: pending(kind, self._read) for kind in set(map(type, parameters.values()))}
-        self._classes = {key: (type(each), waits[type(each)]) for key, each in parameters.items()}
+        self._open: Set[str] = set()  # sent, and not waited for yet
         self._keys = {id(parameter): key for key, parameter in parameters.items()}
         self._coverage = Coverage(self._keys)
         self._uncovered: List[str] = []
@@ -104,7 +101,7 @@ class Exchange:
         self._windows.write(key, gradient)
         self._windows.push(key)
         self._open.add(key)
-        parameter.__class__ = self._classes[key][1]
+        mark_pending(parameter, self._read)
         self._sent[key] = (gradient, -1 if gradient is None else gradient._version)
 
     def _begin_round(self) -> None:
@@ -172,7 +169,7 @@ class Exchange:
 
     def _arrived(self, key: str) -> None:
         self._open.discard(key)
-        self.parameters[key].__class__ = self._classes[key][0]
+        mark_new(self.parameters[key])
 
     def synchronize(self) -> None:
         """Waits for all parameters, outside of a forward pass."""
@@ -186,8 +183,13 @@ class Exchange:
     # ---- the end
 
     def leave(self) -> None:
-        """Waits for all, and leaves the job. Parameters keep their values, and the script may write them again."""
-        self.synchronize()
+        """Waits for all, and leaves the job. Parameters keep their values, and the script may write them again; also those
+        of which the new values cannot come, which is an error here."""
+        try:
+            self.synchronize()
+        finally:
+            for key in list(self._open):
+                self._arrived(key)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

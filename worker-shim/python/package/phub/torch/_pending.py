@@ -7,13 +7,14 @@ there costs nothing more. It does not know sessions.
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 
 import torch
 from torch._C import DisableTorchFunction as unasked
 from torch._C import _disabled_torch_function_impl as call_unasked
 
-__all__ = ["Pending", "pending", "unasked"]
+__all__ = ["mark_new", "mark_pending", "unasked"]
 
 # What training loops ask of a parameter between two steps, and which has nothing to do with its values.
 _PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "is_cuda", "is_leaf", "grad_fn", "_version")
@@ -32,7 +33,7 @@ _WITHOUT_VALUES = _without_values()
 class Pending:
     """Mixed into a parameter's own class."""
 
-    _phub_read: Callable[[Any], None]
+    _phub_own: type
 
     @classmethod
     def __torch_function__(
@@ -54,15 +55,30 @@ class Pending:
         return self.__reduce_ex__(protocol)
 
 
-def pending(kind: type, read: Callable[[Any], None]) -> type:
-    """The class of a parameter of class `kind` while its values are on their way. `read` waits for the parameter, and
-    gives it its own class back."""
-    return type(kind.__name__, (Pending, kind), {"__doc__": kind.__doc__, "_phub_read": staticmethod(read)})
+@functools.lru_cache()
+def _pending(own: Any) -> type:
+    return type(own.__name__, (Pending, own), {"__doc__": own.__doc__, "_phub_own": own})
+
+
+def mark_pending(parameter: Any, read: Callable[[Any], None]) -> None:
+    """From now on who reads the parameter calls `read` first, which ends with `mark_new`."""
+    own: Any = type(parameter)
+    parameter._phub_read = read
+    parameter.__class__ = _pending(own)
+
+
+def mark_new(parameter: Any) -> None:
+    """The parameter is as any other again."""
+    own = getattr(type(parameter), "_phub_own", None)
+    if own is not None:
+        parameter.__class__ = own
+        parameter.__dict__.pop("_phub_read", None)
 
 
 def _wait_for(values: Any) -> None:
     if isinstance(values, Pending):
-        values._phub_read(values)
+        # Nobody to wait for: another thread has waited, or a script has made a parameter of this class.
+        values.__dict__.get("_phub_read", mark_new)(values)
     elif isinstance(values, (list, tuple)):
         for each in values:
             _wait_for(each)
