@@ -35,7 +35,8 @@ class Held:
 
         thread = threading.Thread(target=join)
         thread.start()
-        self.optimizer = wrap(torch.optim.SGD(self.model.parameters(), lr=0.1), self.model, hub, world_size=2, **settings)
+        sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = wrap(sgd, self.model, hub, world_size=2, **settings)
         thread.join()
         self.other, self.is_pushed = other[0], False
         session = self.optimizer.session
@@ -193,7 +194,8 @@ def test_what_is_no_value_is_not_waited_for(hub, monkeypatch):
     assert all(not each.grad.any() for each in held.model.parameters())
     held.model.zero_grad(set_to_none=True)
     held.optimizer.param_groups[0]["params"].index(held.model.first.weight)
-    assert all(each.grad is None for each in held.model.parameters()) and list(held.model.state_dict(keep_vars=True)) == names
+    assert all(each.grad is None for each in held.model.parameters())
+    assert list(held.model.state_dict(keep_vars=True)) == names
     assert not held.is_pushed, "nothing has waited"
 
 

@@ -18,7 +18,7 @@ __all__ = ["mark_new", "mark_pending", "unasked"]
 
 # What training loops ask of a parameter between two steps, and which has nothing to do with its values.
 _PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "is_cuda", "is_leaf", "grad_fn", "_version")
-_METHODS = ("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "register_hook")
+_METHODS = ("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "register_hook")
 
 
 def _without_values() -> FrozenSet[Any]:

@@ -57,7 +57,7 @@ class HostWindows:
         parameter, address = self._adopted[key]
         if parameter.data_ptr() != address:
             raise OrderError(
-                f"parameter {key!r} was moved out of the session's weights after DistributedOptimizer (by `.data = ...`, "
+                f"parameter {key!r} was moved out of the session's weights after DistributedOptimizer (by .data = ..., "
                 f"model.to(), share_memory() or vector_to_parameters), so that no step would reach it: move it before"
             )
         self._session.push(key)
@@ -75,7 +75,7 @@ class HostWindows:
 
 
 class CudaWindows:
-    """For parameters on a GPU: bytes cross on a stream of their own, beside the computation. Windows are pinned, but for
+    """For parameters on a GPU: bytes cross on a stream of their own, beside the computation. Windows are pinned, except
     weights that are the hub's pages.
 
     A push waits for its copy on a thread of its own, so that the backward pass does not.
