@@ -183,8 +183,8 @@ class Exchange:
     # ---- the end
 
     def leave(self) -> None:
-        """Waits for all, and leaves the job. Parameters keep their values, and the script may write them again; so it may
-        where new values cannot come, which is an error here."""
+        """Waits for all, and leaves the job. Parameters keep their values. The script may write them again, also where
+        new values cannot come, which is an error here."""
         try:
             self.synchronize()
         finally:
