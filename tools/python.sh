@@ -27,9 +27,9 @@ fi
 mkdir -p "$dir"
 export PATH="$dir/venv/bin:$PATH"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv --system-site-packages "$dir/venv"
-pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8' 'prometheus-client>=0.20'
+python -m pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8' 'prometheus-client>=0.20'
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
-pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
+python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
     "$root/worker-shim/python"
 # Tests use the installed package, not the sources, so they run from a directory without the sources.
 cd "$dir"

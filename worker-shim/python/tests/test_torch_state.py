@@ -14,6 +14,7 @@ import models  # noqa: E402
 from test_torch_optimizer import OPTIMIZERS, Net, data, wrap  # noqa: E402
 
 import phub.torch  # noqa: E402
+from phub.torch._windows import pinnable  # noqa: E402
 
 KEEPING = ("momentum", "nesterov", "adam", "adamw")
 
@@ -66,6 +67,39 @@ def test_a_training_goes_on_with_a_hub_that_is_started_again(saved, tmp_path, na
         assert models.digest(model) == saved[name][2]
         assert [parameter.data_ptr() for parameter in model.parameters()] == places
         assert optimizer.session.returns == phub.Returns(times=1, lost_rounds=0)
+        optimizer.leave()
+
+
+def file_at(address):
+    """Of the pages there."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _rights, _offset, device, inode, *_name = line.split()
+            first, end = (int(each, 16) for each in span.split("-"))
+            if first <= address < end:
+                return device, inode
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+@pytest.mark.parametrize("weights", ["private", "shared"])
+def test_what_a_gpu_may_pin_stays_when_a_hub_comes_back(tmp_path, weights):
+    hub = phub.serve(cores=1, checkpoints=tmp_path)
+    address = hub.address
+    model = Net()
+    optimizer = wrap(OPTIMIZERS["momentum"](model.parameters()), model, address, weights=weights, transport="shm")
+    train(model, optimizer, 0, 2)
+    session = optimizer.session
+    pinned = [window.data_ptr() for key in session.keys for window in pinnable(session, key)]
+    assert len(pinned) == len(session.keys) * (2 if weights == "private" else 1)
+    before, hubs_before = [file_at(each) for each in pinned], file_at(model.first.weight.data_ptr())
+    hub.stop("for the test")
+    with phub.serve(address, cores=1, checkpoints=tmp_path):
+        train(model, optimizer, 2, 4)
+        optimizer.synchronize()
+        assert session.returns.times == 1
+        assert [file_at(each) for each in pinned] == before
+        if weights == "shared":
+            assert file_at(model.first.weight.data_ptr()) != hubs_before, "the test sees another hub's pages"
         optimizer.leave()
 
 

@@ -91,15 +91,6 @@ class Coverage:
                 above.extend(parents.get(each, []))
         return found
 
-    def owners(self) -> List[Module]:
-        """The modules that hold parameters of the session, once learnt."""
-        owners: Dict[Module, None] = {}
-        for module in list(self._learnt):
-            for below in module.modules():
-                if any(id(each) in self._keys for each in below._parameters.values()):
-                    owners[below] = None
-        return list(owners)
-
 
 def _once(layers: Iterable[Sequence[str]]) -> List[List[str]]:
     """Layers that have each key in the first of those that name it, and none without keys."""

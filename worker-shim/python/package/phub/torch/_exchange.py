@@ -1,5 +1,5 @@
 """One model's exchange with the hub: gradients leave as the backward pass computes them, weights come as the forward
-pass needs them."""
+pass needs them, and wherever else a parameter is read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from torch.nn.modules import module as torch_module
 from .._phub import OrderError
 from .._session import Session
 from ._coverage import Coverage
+from ._pending import mark_new, mark_pending
 from ._settings import Settings
 from ._windows import windows
+
+# Whether torch.compile (torch 2.1) reads this code. It would compile the hook, and a compiled module has waited before.
+_is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 class Exchange:
@@ -39,8 +43,9 @@ class Exchange:
         # In this round: how often gradients were accumulated, and what was sent, as (gradient, its version).
         self._counts: Dict[str, int] = {}
         self._sent: Dict[str, Tuple[Optional[torch.Tensor], int]] = {}
-        self._open: Set[str] = set()
-        self._coverage = Coverage({id(parameter): key for key, parameter in parameters.items()})
+        self._open: Set[str] = set()  # sent, and not waited for yet
+        self._keys = {id(parameter): key for key, parameter in parameters.items()}
+        self._coverage = Coverage(self._keys)
         self._uncovered: List[str] = []
         self._learns_layers = session.pull is not None
         self._handles: List[Any] = []
@@ -60,7 +65,7 @@ class Exchange:
             self._handles.append(_after_accumulation(parameter, _calls(this, key)))
 
         def before_forward(module: torch.nn.Module, _inputs: Any) -> None:
-            exchange = this()
+            exchange = None if _is_compiling() else this()
             if exchange is not None:
                 exchange._before_forward(module)
 
@@ -85,15 +90,18 @@ class Exchange:
     def _send(self, key: str) -> None:
         if not self._sent:
             self._begin_round()
-        gradient = self.parameters[key].grad
+        parameter = self.parameters[key]
+        gradient = parameter.grad
         if gradient is not None and gradient.is_sparse:
             raise OrderError(f"parameter {key!r} has a sparse gradient; the hub takes dense ones (sparse=False)")
         if gradient is not None and self._clip_value is not None:
             gradient.clamp_(-self._clip_value, self._clip_value)
         if key in self._open:
-            self._wait(key)  # no module has read it since the last step
+            self._wait(key)  # nobody has read it since the last step
         self._windows.write(key, gradient)
         self._windows.push(key)
+        self._open.add(key)
+        mark_pending(parameter, self._read)
         self._sent[key] = (gradient, -1 if gradient is None else gradient._version)
 
     def _begin_round(self) -> None:
@@ -128,12 +136,9 @@ class Exchange:
                 "the next step on",
                 stacklevel=4,
             )
-        self._open.update(self._sent)
         self._sent, self._counts = {}, {}
         if self._coverage.is_learning:
             self._uncovered = self._coverage.learn()
-            for module in self._coverage.owners():
-                self._handles.append(module._register_state_dict_hook(self._before_state_dict))
         if self._overlap:
             self._wait_for(self._uncovered)
         else:
@@ -145,9 +150,6 @@ class Exchange:
         if self._open or self._coverage.is_learning:
             self._wait_for(self._coverage.called(module))
 
-    def _before_state_dict(self, *_of_the_module: Any) -> None:
-        self.synchronize()
-
     def _wait_for(self, keys: Any) -> None:
         for key in keys:
             if key in self._open:
@@ -155,13 +157,24 @@ class Exchange:
 
     def _wait(self, key: str) -> None:
         self._windows.wait(key)
+        self._arrived(key)
+
+    def _read(self, parameter: torch.nn.Parameter) -> None:
+        """A parameter that is on its way is read, and not by a module that waits for its own."""
+        self._settle(self._keys[id(parameter)])
+
+    def _settle(self, key: str) -> None:
+        self._windows.settle(key)
+        self._arrived(key)
+
+    def _arrived(self, key: str) -> None:
         self._open.discard(key)
+        mark_new(self.parameters[key])
 
     def synchronize(self) -> None:
         """Waits for all parameters, outside of a forward pass."""
         for key in list(self._open):
-            self._windows.settle(key)
-            self._open.discard(key)
+            self._settle(key)
 
     def groups_are(self, groups: List[Dict[str, Any]]) -> None:
         """The optimizer has new lists of its groups."""
@@ -170,8 +183,13 @@ class Exchange:
     # ---- the end
 
     def leave(self) -> None:
-        """Waits for all, and leaves the job. Parameters keep their values, and the script may write them again."""
-        self.synchronize()
+        """Waits for all, and leaves the job. Parameters keep their values. The script may write them again, also where
+        new values cannot come, which is an error here."""
+        try:
+            self.synchronize()
+        finally:
+            for key in list(self._open):
+                self._arrived(key)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -16,6 +16,7 @@ from .._session import Session
 from ._exchange import Exchange
 from ._joined import Joined, mix_in
 from ._local import LocalExchange, StepsItself
+from ._pending import unasked
 from ._settings import UnsupportedOptimizerError, dtype_of, read
 from ._state import from_torch, to_torch
 
@@ -93,8 +94,8 @@ class _AtTheHub(Joined):
     _phub_join: Join
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Ends a round: sends what the backward pass has not sent. A module that is called waits for its new
-        parameters; `synchronize` waits for all."""
+        """Ends a round: sends what the backward pass has not sent. Whatever reads a parameter waits for its new values,
+        a module that is called for all of its own; `synchronize` waits for all."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -102,8 +103,13 @@ class _AtTheHub(Joined):
         self._phub.step()
         return loss
 
+    def zero_grad(self, *arguments: Any, **named: Any) -> None:
+        """As torch's own."""
+        with unasked():  # gradients wait for nothing, and parameters need not be asked
+            super().zero_grad(*arguments, **named)
+
     def synchronize(self) -> None:
-        """Waits until all parameters are new: call it before they are read outside of a module's forward."""
+        """Waits until all parameters are new, as reading each of them does: for code that reads past torch."""
         self._phub.synchronize()
 
     def state_dict(self) -> Dict[str, Any]:
@@ -159,9 +165,11 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     The optimizer stays the object that it is, so that learning-rate schedulers, which are made after this, work.
     All workers get rank 0's parameters. They also get its optimizer's state, if a `state_dict` was loaded into it or it
     has made steps: then the hub continues from there. A gradient leaves as soon as the backward pass has computed it.
-    `step()` ends the round and does not wait; each module waits for its own parameters when it is called. Parameters
-    that are read elsewhere (an average of weights, a norm) need `optimizer.synchronize()` before, except for a model's
-    `state_dict()`. Do not write parameters: the hub's values overwrite them.
+    `step()` ends the round and does not wait; each module waits for its own parameters when it is called, and so does
+    any other code that reads a parameter (an average of weights, a norm, a copy). Only what torch does not see needs
+    `optimizer.synchronize()` before: `detach()`, `data`, NumPy arrays and pointers that were taken in an earlier step,
+    `torch.tensor(parameter)`, extensions. A gradient has left, and its parameter is new, before `step()`: what is read
+    between backward pass and `step()` is the new value. Do not write parameters: the hub's values overwrite them.
 
     A learning rate may change at any step, if the ratios of the groups stay. A parameter without a gradient counts
     as if its gradient were zeros: momentum and weight decay go on, unlike in torch.
@@ -183,7 +191,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             one module, by their names, are a layer. Layers are in the order of `named_parameters`, and from the second
             step on in the order in which the first training pass has called the modules.
         weights: "private": parameters lie in memory of this worker, filled as answers come. "shared": they lie where
-            the hub writes them, which saves the copy; a write to a parameter then crashes the process.
+            the hub writes them, which saves the copy; a write to a parameter then crashes the process. For parameters
+            on a GPU "private" is faster: the hub's memory is not pinned.
         session: more settings of `phub.Session`, such as `job`, `on_loss`, `transport`.
 
     Raises:

@@ -8,7 +8,9 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
+from .._phub import OrderError
 from .._session import Session
+from ._pending import unasked
 
 
 def tensor(session: Session, key: str, which: str) -> torch.Tensor:
@@ -19,16 +21,25 @@ def tensor(session: Session, key: str, which: str) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+def pinnable(session: Session, key: str) -> List[torch.Tensor]:
+    """A key's windows that are this process's own memory. Weights that are read-only can be the hub's pages. A hub that
+    comes back puts others at their addresses, and the GPU would read the pages that it has pinned."""
+    own = ("gradient", "weights") if session.weights(key).flags.writeable else ("gradient",)
+    return [tensor(session, key, which) for which in own]
+
+
 class HostWindows:
     """For parameters in host memory: a parameter's data is the weights window."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._gradients = {key: tensor(session, key, "gradient") for key in session.keys}
+        self._adopted: Dict[str, Tuple[torch.Tensor, int]] = {}  # and their addresses
 
     def adopt(self, key: str, parameter: torch.Tensor) -> None:
         """From now on the parameter lives in the window."""
         parameter.data = tensor(self._session, key, "weights")
+        self._adopted[key] = (parameter, parameter.data_ptr())
 
     def write(self, key: str, gradient: Optional[torch.Tensor]) -> None:
         """Puts a gradient, or zeros, into the window."""
@@ -38,7 +49,17 @@ class HostWindows:
             self._gradients[key].copy_(gradient.detach())
 
     def push(self, key: str) -> None:
-        """Pushes the gradient that was written."""
+        """Pushes the gradient that was written.
+
+        Raises:
+            OrderError: the script has moved the parameter.
+        """
+        parameter, address = self._adopted[key]
+        if parameter.data_ptr() != address:
+            raise OrderError(
+                f"parameter {key!r} was moved out of the session's weights after DistributedOptimizer (by .data = ..., "
+                f"model.to(), share_memory() or vector_to_parameters), so that no step would reach it: move it before"
+            )
         self._session.push(key)
 
     def wait(self, key: str) -> None:
@@ -54,7 +75,8 @@ class HostWindows:
 
 
 class CudaWindows:
-    """For parameters on a GPU: windows are pinned, and bytes cross on a stream of their own, beside the computation.
+    """For parameters on a GPU: bytes cross on a stream of their own, beside the computation. Windows are pinned, except
+    weights that are the hub's pages.
 
     A push waits for its copy on a thread of its own, so that the backward pass does not.
     """
@@ -68,8 +90,8 @@ class CudaWindows:
         }
         self._parameters: Dict[str, torch.Tensor] = {}
         self._pinned: List[int] = []
-        for windows in self._windows.values():
-            for window in windows:
+        for key in session.keys:
+            for window in pinnable(session, key):
                 self._pin(window)
         self._copies: "queue.SimpleQueue[Optional[Tuple[Any, str]]]" = queue.SimpleQueue()
         self._sent = {key: threading.Event() for key in session.keys}
@@ -142,7 +164,8 @@ class CudaWindows:
     def _take(self, key: str) -> None:
         # The next answer cannot overwrite what is still being copied: it comes after the next push, and that push after
         # a later copy.
-        self._parameters[key].data.copy_(self._windows[key][1], non_blocking=True)
+        with unasked():  # which would wait for what is taken here
+            self._parameters[key].data.copy_(self._windows[key][1], non_blocking=True)
 
     def close(self) -> None:
         self._copies.put(None)
