@@ -22,10 +22,10 @@ mkdir -p "$dir"
 "$dir/venv/bin/pip" install -q --disable-pip-version-check 'maturin>=1.9,<2' 'ziglang>=0.13' 'cargo-zigbuild>=0.20' \
     'wheel>=0.43' 'auditwheel>=6' 'abi3audit>=0.0.20'
 PATH=$dir/venv/bin:$PATH
-# maturin takes its profile and features from here, too. The topology comes from sysfs: hwloc would be a package of the system.
+# maturin does not strip: that would be another profile, and cargo would build all twice. The topology comes from sysfs: hwloc would be a package of the system.
 rm -f "$dir"/*.whl
 maturin build -q --release --zig --target "$target" --compatibility "manylinux_$(echo $glibc | tr . _)" --auditwheel check \
-    --strip --locked --manifest-path worker-shim/python/Cargo.toml --out "$dir"
+    --locked --manifest-path worker-shim/python/Cargo.toml --out "$dir"
 cargo zigbuild --release --locked --target "$target.$glibc" --no-default-features -p phub-server -p benches \
     --bin phub-server --bin phub-probe
 
@@ -36,12 +36,17 @@ package=$(echo "$dir"/unpacked/*)
 scripts=$package/$(basename "$package").data/scripts
 mkdir -p "$scripts"
 mkdir -p "$dir/$target"
+strip_to() {
+    objcopy --only-keep-debug --compress-debug-sections=zlib "$1" "$2.debug"
+    objcopy --strip-unneeded --add-gnu-debuglink="$2.debug" "$1" "$2"
+}
 for program in phub-server phub-probe; do
-    built=target/$target/release/$program
-    objcopy --only-keep-debug --compress-debug-sections=zlib "$built" "$dir/$target/$program.debug"
-    objcopy --strip-all --add-gnu-debuglink="$dir/$target/$program.debug" "$built" "$dir/$target/$program"
+    strip_to "target/$target/release/$program" "$dir/$target/$program"
     cp "$dir/$target/$program" "$scripts"
 done
+extension=$package/phub/_phub.abi3.so
+strip_to "$extension" "$dir/$target/_phub.abi3.so"
+mv "$dir/$target/_phub.abi3.so" "$extension"
 wheel pack -d "$dir" "$package"
 rm -rf "$dir/unpacked"
 du -h --apparent-size "$dir"/*.whl "$dir/$target"/* | sed 's/^/dist: /'
