@@ -1,10 +1,14 @@
-//! Who has how many connections to the control port, so that one address cannot take all.
+//! Who has how many connections to the control port, so that neither one address nor strangers can take all.
 //!
 //! A connection gives its place back when it ends. Runs on the control thread.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::sync::oneshot;
+
+use super::limits::ControlLimits;
 
 /// The address of a request's client, as it is [counted](counted_as).
 #[derive(Clone, Copy, Debug)]
@@ -16,44 +20,109 @@ impl ClientAddress {
     }
 }
 
-/// The open connections of each address.
+/// The open connections. One that has shown no token yet is a stranger: it gives its place up when there is no other for a new
+/// one, the oldest first. So nobody without a token keeps those out who have one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Crowd(Arc<Mutex<HashMap<IpAddr, usize>>>);
+pub(super) struct Crowd(Arc<Mutex<Open>>);
+
+#[derive(Debug, Default)]
+struct Open {
+    /// The number of the newest connection.
+    newest: u64,
+    /// Who has a place, by number.
+    places: HashMap<u64, IpAddr>,
+    by_address: HashMap<IpAddr, usize>,
+    /// How each stranger is told that its place is gone.
+    strangers: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
+}
 
 /// The place of one connection, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
+    newcomer: Newcomer,
+    gone: oneshot::Receiver<()>,
+}
+
+/// A connection that may show that it is no stranger.
+#[derive(Clone, Debug)]
+pub(super) struct Newcomer {
     crowd: Crowd,
-    from: IpAddr,
+    number: u64,
+}
+
+impl Newcomer {
+    /// It has shown a token.
+    pub fn is_known(&self) {
+        self.crowd.lock().strangers.remove(&self.number);
+    }
+}
+
+impl Place {
+    pub fn newcomer(&self) -> Newcomer {
+        self.newcomer.clone()
+    }
+
+    /// Waits until the place is another's.
+    pub async fn is_gone(&mut self) {
+        if (&mut self.gone).await.is_err() {
+            std::future::pending().await // it is no stranger any more
+        }
+    }
 }
 
 impl Crowd {
-    /// A place for a connection from this address, which may have so many.
-    pub fn enter(&self, from: SocketAddr, limit: usize) -> Option<Place> {
+    /// A place for a connection from this address. Returns, too, whether a stranger has given it up.
+    ///
+    /// # Errors
+    /// Who has all the connections that it can have.
+    pub fn enter(&self, from: SocketAddr, limits: &ControlLimits) -> Result<(Place, bool), &'static str> {
         let from = counted_as(from.ip());
         let mut open = self.lock();
-        let places = open.entry(from).or_default();
-        if *places >= limit {
-            return None;
+        let full = if open.by_address.get(&from).is_some_and(|&places| places >= limits.of_an_address) {
+            let oldest = open.strangers.iter().find(|(_, stranger)| stranger.0 == from);
+            Some(("your address", oldest.map(|(&number, _)| number)))
+        } else if open.places.len() >= limits.connections || open.strangers.len() >= limits.strangers {
+            Some(("the hub's control port", open.strangers.keys().next().copied()))
+        } else {
+            None
+        };
+        if let Some((who, oldest)) = full {
+            let number = oldest.ok_or(who)?;
+            if let Some((_, gone)) = open.strangers.remove(&number) {
+                let _ = gone.send(());
+            }
+            open.leave(number);
         }
-        *places += 1;
-        Some(Place { crowd: self.clone(), from })
+        open.newest += 1;
+        let (number, (tell, gone)) = (open.newest, oneshot::channel());
+        open.places.insert(number, from);
+        *open.by_address.entry(from).or_default() += 1;
+        open.strangers.insert(number, (from, tell));
+        Ok((Place { newcomer: Newcomer { crowd: self.clone(), number }, gone }, full.is_some()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+    fn lock(&self) -> MutexGuard<'_, Open> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Open {
+    /// This connection has no place any more.
+    fn leave(&mut self, number: u64) {
+        self.strangers.remove(&number);
+        let Some(from) = self.places.remove(&number) else { return };
+        if let Some(places) = self.by_address.get_mut(&from) {
+            *places -= 1;
+            if *places == 0 {
+                self.by_address.remove(&from);
+            }
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut open = self.crowd.lock();
-        if let Some(places) = open.get_mut(&self.from) {
-            *places -= 1;
-            if *places == 0 {
-                open.remove(&self.from);
-            }
-        }
+        self.newcomer.crowd.lock().leave(self.newcomer.number);
     }
 }
 
@@ -71,28 +140,64 @@ fn counted_as(from: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
+    fn limits(connections: usize, of_an_address: usize, strangers: usize) -> ControlLimits {
+        ControlLimits { connections, of_an_address, strangers, ..ControlLimits::default() }
+    }
+
+    /// A connection that has shown a token, or whose it would have been.
+    fn known(crowd: &Crowd, from: &str, limits: &ControlLimits) -> Result<Place, &'static str> {
+        let (place, _) = crowd.enter(from.parse().unwrap(), limits)?;
+        place.newcomer().is_known();
+        Ok(place)
+    }
+
     #[test]
     fn an_address_has_its_share_and_gets_places_back() {
-        let crowd = Crowd::default();
-        let enter = |from: &str| crowd.enter(from.parse().unwrap(), 2);
+        let (crowd, limits) = (Crowd::default(), limits(9, 2, 9));
+        let enter = |from: &str| known(&crowd, from, &limits);
         let (first, second) = (enter("10.0.0.1:1").unwrap(), enter("10.0.0.1:2").unwrap());
-        assert!(enter("10.0.0.1:3").is_none());
+        assert_eq!(enter("10.0.0.1:3").unwrap_err(), "your address");
         let other = enter("10.0.0.2:1").unwrap();
         drop(first);
         let third = enter("10.0.0.1:4").unwrap();
-        assert!(enter("[::ffff:10.0.0.1]:5").is_none(), "the same machine");
+        enter("[::ffff:10.0.0.1]:5").expect_err("the same machine");
         drop((second, third, other));
-        assert!(crowd.lock().is_empty());
+        let open = crowd.lock();
+        assert!(open.places.is_empty() && open.by_address.is_empty() && open.strangers.is_empty());
     }
 
     #[test]
     fn what_one_machine_can_have_many_of_is_one_address() {
-        let crowd = Crowd::default();
-        let enter = |from: &str| crowd.enter(from.parse().unwrap(), 1);
+        let (crowd, limits) = (Crowd::default(), limits(9, 1, 9));
+        let enter = |from: &str| known(&crowd, from, &limits);
         let _local = enter("127.0.0.1:1").unwrap();
-        assert!(enter("127.3.0.9:1").is_none() && enter("[::1]:1").is_none());
+        assert!(enter("127.3.0.9:1").is_err() && enter("[::1]:1").is_err());
         let _remote = enter("[2001:db8::1]:1").unwrap();
-        assert!(enter("[2001:db8::ffff:2]:1").is_none());
-        assert!(enter("[2001:db8:0:1::1]:1").is_some());
+        assert!(enter("[2001:db8::ffff:2]:1").is_err());
+        assert!(enter("[2001:db8:0:1::1]:1").is_ok());
+    }
+
+    #[test]
+    fn strangers_give_their_places_up_and_nobody_else() {
+        let (crowd, limits) = (Crowd::default(), limits(4, 3, 2));
+        let stranger = |from: &str| crowd.enter(from.parse().unwrap(), &limits);
+        let gone = |place: &mut Place| place.gone.try_recv().is_ok();
+        let _worker = known(&crowd, "10.0.0.1:1", &limits).unwrap();
+        let (mut first, given_up) = stranger("10.0.0.2:1").unwrap();
+        assert!(!given_up);
+        let (mut second, _) = stranger("10.0.0.1:2").unwrap();
+        let (mut third, given_up) = stranger("10.0.0.1:3").unwrap();
+        assert!(given_up && gone(&mut first) && !gone(&mut second), "two strangers at a time");
+        // 10.0.0.1 has its three now, and the oldest of its strangers makes room.
+        let mut worker = known(&crowd, "10.0.0.1:4", &limits).unwrap();
+        assert!(gone(&mut second) && !gone(&mut third) && !gone(&mut worker));
+        drop((first, second)); // whose places are others' already
+        let other = known(&crowd, "10.0.0.3:1", &limits).unwrap();
+        assert!(!gone(&mut third), "there are four places");
+        let last = known(&crowd, "10.0.0.3:2", &limits).unwrap();
+        assert!(gone(&mut third));
+        assert_eq!(stranger("10.0.0.3:3").unwrap_err(), "the hub's control port");
+        drop((other, last));
+        assert!(stranger("10.0.0.3:4").is_ok());
     }
 }

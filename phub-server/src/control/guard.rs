@@ -11,6 +11,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use pbox_core::control::ErrorReply;
 
+use super::crowd::Newcomer;
 use super::json;
 use crate::settings::HubSettings;
 
@@ -112,9 +113,8 @@ impl Guard {
         let Some(right) = needed(method, page) else { return Ok(Sees(None)) };
         let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(secrets) = accepted.as_ref() else { return Ok(Sees(None)) };
-        let shown = text(headers, AUTHORIZATION).and_then(|text| text.strip_prefix("Bearer "));
         let unknown = |why: &str| Denied(StatusCode::UNAUTHORIZED, why.to_owned());
-        let shown = shown.ok_or_else(|| {
+        let shown = bearer(headers).ok_or_else(|| {
             unknown(
                 "it wants a token: set PHUB_TOKEN or PHUB_TOKEN_FILE to its secret, or send the header `Authorization: Bearer \
                  TOKEN` with what `phub-server token` prints",
@@ -143,6 +143,14 @@ impl Guard {
         Ok(Sees(Some(token)))
     }
 
+    /// Whether a request shows a token of this hub's secret, whatever its page needs.
+    fn knows(&self, headers: &HeaderMap) -> bool {
+        let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let made =
+            |secrets: &Secrets| bearer(headers)?.parse().ok().filter(|token| secrets.made(token)).map(drop);
+        accepted.as_ref().is_none_or(|secrets| made(secrets).is_some())
+    }
+
     /// Refuses what only a browser sends, on behalf of a web page from elsewhere.
     fn check_browser(&self, headers: &HeaderMap) -> Result<(), Denied> {
         let host = text(headers, HOST).unwrap_or_default();
@@ -168,6 +176,10 @@ impl Guard {
     }
 }
 
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    text(headers, AUTHORIZATION)?.strip_prefix("Bearer ")
+}
+
 fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
@@ -191,6 +203,11 @@ pub(super) async fn admit(
     let job = parts.iter().find(|(name, _)| *name == "job").map(|(_, job)| job);
     match guard.check(page.as_str(), job, request.method(), request.headers()) {
         Ok(sees) => {
+            if let Some(newcomer) =
+                request.extensions().get::<Newcomer>().filter(|_| guard.knows(request.headers()))
+            {
+                newcomer.is_known();
+            }
             request.extensions_mut().insert(sees);
             next.run(request).await
         }

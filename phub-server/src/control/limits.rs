@@ -26,6 +26,8 @@ pub struct ControlLimits {
     pub connections: usize,
     /// Of these, the connections of one address.
     pub of_an_address: usize,
+    /// Connections that have shown no token yet. The oldest gives its place to a new one.
+    pub strangers: usize,
 }
 
 impl Default for ControlLimits {
@@ -52,6 +54,8 @@ impl Default for ControlLimits {
             connections,
             // All workers of the largest job may be on one machine, or behind one gateway. The other half is for others.
             of_an_address: connections / 2,
+            // A worker shows its token with its first request.
+            strangers: connections / 8,
         }
     }
 }

@@ -49,32 +49,42 @@ pub(crate) async fn serve(
     mut stopped: oneshot::Receiver<()>,
 ) {
     let (connections, crowd) = (GracefulShutdown::new(), Crowd::default());
-    let (refused, failed) = (Seldom::default(), Seldom::default());
+    let (refused, given_up, failed) = (Seldom::default(), Seldom::default(), Seldom::default());
     loop {
         tokio::select! {
             accepted = socket.accept() => match accepted {
                 Ok((stream, from)) => {
-                    let place = match connections.count() < limits.connections {
-                        true => crowd.enter(from, limits.of_an_address).ok_or("your address"),
-                        false => Err("the hub's control port"),
-                    };
-                    match place {
-                        Ok(place) => {
-                            let router = router.clone().layer(Extension(ClientAddress::new(from)));
+                    match crowd.enter(from, &limits) {
+                        Ok((mut place, was_anothers)) => {
+                            if was_anothers && let Some(times) = given_up.count() {
+                                tracing::warn!(
+                                    times, %from,
+                                    "control port: the oldest connections that have shown no token give their places to new \
+                                     ones ({} of these, {} in all, {} of one address)",
+                                    limits.strangers, limits.connections, limits.of_an_address
+                                );
+                            }
+                            let client = (Extension(ClientAddress::new(from)), Extension(place.newcomer()));
+                            let router = router.clone().layer(client);
                             let watcher = connections.watcher();
                             let encryption = Arc::clone(&encryption);
                             tokio::spawn(async move {
                                 tune(&stream, limits);
-                                let opened = timeout(limits.headers, encryption.open(stream, router));
-                                match opened.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-                                    Ok((stream, router)) => {
-                                        if let Err(error) = watcher.watch(connection(stream, router, limits)).await {
-                                            tracing::debug!(%error, "a connection to the control port ended");
+                                let served = async {
+                                    let opened = timeout(limits.headers, encryption.open(stream, router)).await;
+                                    match opened.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+                                        Ok((stream, router)) => {
+                                            if let Err(error) = watcher.watch(connection(stream, router, limits)).await {
+                                                tracing::debug!(%error, "a connection to the control port ended");
+                                            }
                                         }
+                                        Err(error) => tracing::debug!(%error, %from, "no TLS with a client of the control port"),
                                     }
-                                    Err(error) => tracing::debug!(%error, %from, "no TLS with a client of the control port"),
+                                };
+                                tokio::select! {
+                                    () = served => {}
+                                    () = place.is_gone() => {}
                                 }
-                                drop(place);
                             });
                         }
                         Err(who) => {
