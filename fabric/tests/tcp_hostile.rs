@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
-use fabric::tcp::{ConnectError, Endpoint, Gathered, Hello, Listener, Port, connect};
+use fabric::tcp::{ConnectError, Endpoint, Frames, Gathered, Hello, Listener, Port, connect};
 use fabric::{
     Arrival, CloseReason, FrameRule, Imm, Joined, PlannedLink, Port as _, Posted, Receive, SendWindow, Span,
     Until,
@@ -47,7 +47,7 @@ impl Hub {
     }
 
     fn welcome(&self, hello: Hello) -> Joined<Endpoint> {
-        hello.welcome(&self.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ()).unwrap()
+        hello.welcome(Frames::Plain, &self.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ()).unwrap()
     }
 
     /// A peer that has shaken hands, and from then on sends what it likes.
@@ -82,6 +82,7 @@ impl Hub {
                 let joined = connect(
                     &[address],
                     TOKEN,
+                    Frames::Plain,
                     &window,
                     Receive::New(WINDOW),
                     &PlannedLink::of_one_port(&[8]),
@@ -133,6 +134,7 @@ fn hello_bytes(link: u32, links: u32, window_bytes: u64) -> Vec<u8> {
     bytes.extend([0, 0]); // this end's port
     bytes.extend((link as u16).to_le_bytes());
     bytes.extend(window_bytes.to_le_bytes());
+    bytes.extend([0; 4]); // plain frames
     fabric::tcp::fuzzing::hello(TOKEN, &bytes)
 }
 

@@ -79,6 +79,10 @@ impl Hub {
 
         let has_rdma = rdma.is_some();
         let (group, ports) = any::group(lanes.len(), rdma)?;
+        let group = group.with_frames(Frames::summed_if(settings.checksum));
+        if settings.checksum {
+            tracing::info!("frames over TCP have checksums; RDMA has those of its NICs, and shared memory moves no bytes");
+        }
         let (listeners, transports) = open_data_paths(settings, address, lanes.len(), has_rdma)?;
         let (reports, inbox) = unbounded_channel();
         let (discard, freeing) = free()?;

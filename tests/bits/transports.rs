@@ -132,7 +132,7 @@ fn tcp_without_a_token_is_refused() {
     };
     let limit = std::time::Duration::from_secs(30);
     let plan = fabric::PlannedLink::of_one_port(&vec![8; addresses.len()]);
-    let told = fabric::tcp::connect(&addresses, [9; 16], &window, fabric::Receive::New(4096), &plan, limit)
+    let told = fabric::tcp::connect(&addresses, [9; 16], Frames::Plain, &window, fabric::Receive::New(4096), &plan, limit)
         .unwrap_err()
         .to_string();
     assert!(told.contains("not one of this hub's"), "{told}");
