@@ -292,7 +292,7 @@ fn half_of_a_worker_is_no_worker() {
     let (_third, told) = say(hello_bytes(2, 3, 4096));
     let hello = told.unwrap().expect("now it is whole");
     let error = hello
-        .welcome(&hub.window, WINDOW, &PlannedLink::of_one_port(&[8, 8]), |_| ())
+        .welcome(Frames::Plain, &hub.window, WINDOW, &PlannedLink::of_one_port(&[8, 8]), |_| ())
         .unwrap_err()
         .to_string();
     assert!(error.contains("the hello names 3 links, the hub's plan has 2"), "{error}");
@@ -340,12 +340,20 @@ fn windows_of_other_sizes_are_refused() {
     std::thread::scope(|scope| {
         let worker = scope.spawn(move || {
             let window = Arc::new(SendWindow::new(64).unwrap());
-            connect(&[address], TOKEN, &window, Receive::New(WINDOW), &PlannedLink::of_one_port(&[8]), LONG)
-                .map(|_| ())
+            connect(
+                &[address],
+                TOKEN,
+                Frames::Plain,
+                &window,
+                Receive::New(WINDOW),
+                &PlannedLink::of_one_port(&[8]),
+                LONG,
+            )
+            .map(|_| ())
         });
         let hello = hub.hello().unwrap().unwrap();
         let error = hello
-            .welcome(&hub.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ())
+            .welcome(Frames::Plain, &hub.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ())
             .unwrap_err()
             .to_string();
         assert!(error.contains("64 bytes where the layout needs 4096"), "{error}");
@@ -367,6 +375,7 @@ fn a_stopped_listener_says_so() {
     let error = connect(
         &[listener.address()],
         TOKEN,
+        Frames::Plain,
         &Arc::new(SendWindow::new(64).unwrap()),
         Receive::New(64),
         &PlannedLink::of_one_port(&[1]),

@@ -224,7 +224,9 @@ impl Hello {
     ) -> Result<Joined<Endpoint>, ConnectError> {
         Ok(match self {
             Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, plan)?.map(Endpoint::Shm),
-            Hello::Tcp(hello) => hello.welcome(group.frames, ours, recv_bytes, plan, place)?.map(Endpoint::Tcp),
+            Hello::Tcp(hello) => {
+                hello.welcome(group.frames, ours, recv_bytes, plan, place)?.map(Endpoint::Tcp)
+            }
             Hello::Verbs(hello) => {
                 let group = group.verbs.as_ref().expect("a listener for RDMA has a group with RDMA");
                 hello.welcome(group, ours, recv_bytes, plan, place)?.map(Endpoint::Verbs)

@@ -198,8 +198,11 @@ impl Incoming {
         if seen == sum {
             return Ok(());
         }
-        let named = self.rule.as_ref().map_or_else(|| format!("immediate {:#x}", imm.0), |rule| rule.named(imm));
-        let what = format!("a frame of {bytes} bytes for offset {offset} with {named} has checksum {seen:016x}, expected {sum:016x}");
+        let named =
+            self.rule.as_ref().map_or_else(|| format!("immediate {:#x}", imm.0), |rule| rule.named(imm));
+        let what = format!(
+            "a frame of {bytes} bytes for offset {offset} with {named} has checksum {seen:016x}, expected {sum:016x}"
+        );
         Err(altered(what))
     }
 }
