@@ -87,6 +87,11 @@ pub trait FrameRule: Send + fmt::Debug {
     /// # Errors
     /// Why not, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String>;
+
+    /// What an immediate means, for errors.
+    fn named(&self, imm: Imm) -> String {
+        format!("immediate {:#x}", imm.0)
+    }
 }
 
 /// What became of a post.

@@ -8,32 +8,38 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::conformance::{Joined, Role, Transport};
-use fabric::tcp::{Gathered, Listener, Port, connect};
+use fabric::tcp::{Frames, Gathered, Listener, Port, connect};
 use fabric::{PlannedLink, Receive, SendWindow};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-fabric::conformance_of_hub_and_workers!(Tcp: [Tcp]);
+fabric::conformance_of_hub_and_workers!(Tcp: [Tcp(Frames::Plain), Tcp(Frames::Summed)]);
 
+const SUMMED: &str = "tcp with checksums";
+
+/// With what both ends ask for.
 #[derive(Clone, Debug)]
-struct Tcp;
+struct Tcp(Frames);
 
 impl Transport for Tcp {
     type Port = Port;
-    type Group = ();
+    type Group = Frames;
     type Listener = Listener;
 
     fn name(&self) -> String {
-        "tcp".into()
+        match self.0 {
+            Frames::Plain => "tcp".into(),
+            Frames::Summed => SUMMED.into(),
+        }
     }
 
-    fn named(_: &str) -> Self {
-        Tcp
+    fn named(name: &str) -> Self {
+        Tcp(Frames::summed_if(name == SUMMED))
     }
 
-    fn ports(&self, _: Role, count: usize) -> ((), Vec<Port>) {
-        ((), (0..count).map(|_| Port::new().unwrap()).collect())
+    fn ports(&self, _: Role, count: usize) -> (Frames, Vec<Port>) {
+        (self.0, (0..count).map(|_| Port::new().unwrap()).collect())
     }
 
     fn listen() -> (Listener, String) {
@@ -44,7 +50,7 @@ impl Transport for Tcp {
 
     fn welcome(
         listener: &Listener,
-        (): &(),
+        frames: &Frames,
         ours: &Arc<SendWindow>,
         bytes: usize,
         plan: &[PlannedLink],
@@ -58,21 +64,21 @@ impl Transport for Tcp {
             }
         };
         let token = hello.token();
-        let joined = hello.welcome(ours, bytes, plan, |_| ()).unwrap();
+        let joined = hello.welcome(*frames, ours, bytes, plan, |_| ()).unwrap();
         (token, (joined.recv, joined.endpoints))
     }
 
     fn connect(
         address: &str,
         token: [u8; 16],
-        (): &(),
+        frames: &Frames,
         ours: &Arc<SendWindow>,
         bytes: usize,
         plan: &[PlannedLink],
     ) -> Joined<Port> {
         let ports = plan.iter().map(|link| link.ports.hub.index() + 1).max().unwrap();
         let addresses = vec![address.parse().unwrap(); ports];
-        let joined = connect(&addresses, token, ours, Receive::New(bytes), plan, TIMEOUT).unwrap();
+        let joined = connect(&addresses, token, *frames, ours, Receive::New(bytes), plan, TIMEOUT).unwrap();
         (joined.recv, joined.endpoints)
     }
 }

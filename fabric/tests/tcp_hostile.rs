@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
-use fabric::tcp::{ConnectError, Endpoint, Gathered, Hello, Listener, Port, connect};
+use fabric::tcp::{ConnectError, Endpoint, Frames, Gathered, Hello, Listener, Port, connect};
 use fabric::{
     Arrival, CloseReason, FrameRule, Imm, Joined, PlannedLink, Port as _, Posted, Receive, SendWindow, Span,
     Until,
@@ -47,7 +47,7 @@ impl Hub {
     }
 
     fn welcome(&self, hello: Hello) -> Joined<Endpoint> {
-        hello.welcome(&self.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ()).unwrap()
+        hello.welcome(Frames::Plain, &self.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ()).unwrap()
     }
 
     /// A peer that has shaken hands, and from then on sends what it likes.
@@ -82,6 +82,7 @@ impl Hub {
                 let joined = connect(
                     &[address],
                     TOKEN,
+                    Frames::Plain,
                     &window,
                     Receive::New(WINDOW),
                     &PlannedLink::of_one_port(&[8]),
@@ -133,6 +134,7 @@ fn hello_bytes(link: u32, links: u32, window_bytes: u64) -> Vec<u8> {
     bytes.extend([0, 0]); // this end's port
     bytes.extend((link as u16).to_le_bytes());
     bytes.extend(window_bytes.to_le_bytes());
+    bytes.extend([0; 4]); // plain frames
     fabric::tcp::fuzzing::hello(TOKEN, &bytes)
 }
 
@@ -290,7 +292,7 @@ fn half_of_a_worker_is_no_worker() {
     let (_third, told) = say(hello_bytes(2, 3, 4096));
     let hello = told.unwrap().expect("now it is whole");
     let error = hello
-        .welcome(&hub.window, WINDOW, &PlannedLink::of_one_port(&[8, 8]), |_| ())
+        .welcome(Frames::Plain, &hub.window, WINDOW, &PlannedLink::of_one_port(&[8, 8]), |_| ())
         .unwrap_err()
         .to_string();
     assert!(error.contains("the hello names 3 links, the hub's plan has 2"), "{error}");
@@ -338,12 +340,20 @@ fn windows_of_other_sizes_are_refused() {
     std::thread::scope(|scope| {
         let worker = scope.spawn(move || {
             let window = Arc::new(SendWindow::new(64).unwrap());
-            connect(&[address], TOKEN, &window, Receive::New(WINDOW), &PlannedLink::of_one_port(&[8]), LONG)
-                .map(|_| ())
+            connect(
+                &[address],
+                TOKEN,
+                Frames::Plain,
+                &window,
+                Receive::New(WINDOW),
+                &PlannedLink::of_one_port(&[8]),
+                LONG,
+            )
+            .map(|_| ())
         });
         let hello = hub.hello().unwrap().unwrap();
         let error = hello
-            .welcome(&hub.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ())
+            .welcome(Frames::Plain, &hub.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ())
             .unwrap_err()
             .to_string();
         assert!(error.contains("64 bytes where the layout needs 4096"), "{error}");
@@ -365,6 +375,7 @@ fn a_stopped_listener_says_so() {
     let error = connect(
         &[listener.address()],
         TOKEN,
+        Frames::Plain,
         &Arc::new(SendWindow::new(64).unwrap()),
         Receive::New(64),
         &PlannedLink::of_one_port(&[1]),

@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-use fabric::tcp::fuzzing::Receiver;
-use fabric::{Arrival, Imm};
+use fabric::tcp::Frames;
+use fabric::tcp::fuzzing::{Receiver, summed};
+use fabric::{Arrival, CloseReason, Imm, Span};
 
 const WINDOW: usize = 1 << 10;
 const HEADER: usize = 16;
@@ -23,10 +24,35 @@ struct Reading {
 pub fn run(bytes: &[u8]) {
     fabric::tcp::fuzzing::decode(bytes);
     let Some((&at_a_time, stream)) = bytes.split_first() else { return };
-    let (stream, reading) = parse_stream(stream);
+    let (plain, reading) = parse_stream(stream);
+    let (shown, window, reason) = receive(Frames::Plain, &plain, at_a_time);
+    assert_eq!(matches!(reason, CloseReason::Corrupt(_)), reading.corrupt, "{reason}");
+    assert_eq!(shown, reading.shown);
+    // Any part of a frame that is cut short may be in the window.
+    if reading.whole {
+        assert!(window == reading.window);
+    }
+    // Checksums are no secret: a stream may have right ones. But no bit of a correct peer's is altered unseen.
+    receive(Frames::Summed, stream, at_a_time);
+    if let [first, second, payload @ ..] = stream {
+        let payload = &payload[..payload.len().min(WINDOW)];
+        let span = Span { offset: 0, bytes: payload.len() };
+        let mut frame = summed(span, Imm(7), payload);
+        let (shown, window, _) = receive(Frames::Summed, &frame, at_a_time);
+        assert_eq!(shown, [Imm(7)]);
+        assert!(window[..payload.len()] == *payload);
+        let bit = usize::from(u16::from_le_bytes([*first, *second])) % (8 * frame.len());
+        frame[bit / 8] ^= 1 << (bit % 8);
+        let (shown, _, reason) = receive(Frames::Summed, &frame, at_a_time);
+        assert!(shown.is_empty() && reason.to_string().contains("has checksum"), "bit {bit}: {reason}");
+    }
+}
+
+/// What a port shows of a stream that is sent in pieces, what its window has then, and why the link closes.
+fn receive(frames: Frames, stream: &[u8], at_a_time: u8) -> (Vec<Imm>, Vec<u8>, CloseReason) {
     let (peer, ours) = UnixStream::pair().expect("descriptors for a pair");
     ours.set_nonblocking(true).expect("our own socket");
-    let mut receiver = Receiver::new(ours.into(), WINDOW);
+    let mut receiver = Receiver::new(ours.into(), WINDOW, frames);
     let mut shown = Vec::new();
     let mut poll_all = |receiver: &mut Receiver| {
         let mut arrivals = [Arrival::default(); 3];
@@ -52,17 +78,7 @@ pub fn run(bytes: &[u8]) {
         receiver.closed()
     });
     let closed = closed.expect("the link closes at the end of the stream");
-    assert_eq!(
-        matches!(closed.reason, fabric::CloseReason::Corrupt(_)),
-        reading.corrupt,
-        "{}",
-        closed.reason
-    );
-    assert_eq!(shown, reading.shown);
-    // Any part of a frame that is cut short may be in the window.
-    if reading.whole {
-        assert!(receiver.into_contents() == reading.window);
-    }
+    (shown, receiver.into_contents(), closed.reason)
 }
 
 /// The stream with its offsets and lengths taken modulo, and what it means.

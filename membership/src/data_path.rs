@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::any::{self, Address, Transport};
+use fabric::tcp::Frames;
 use fabric::verbs::{self, Device, NicList, NicOptions};
 use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
@@ -58,7 +59,7 @@ pub struct DataPath {
 
 impl Ports {
     /// The only port of a member, such as a worker, with RDMA if some hub is to be reached by it. `nics` are its RDMA NICs.
-    /// Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
+    /// Default: what `NCCL_IB_HCA` says, else every NIC that has a link. Over TCP it asks for `frames`.
     ///
     /// # Errors
     /// When memory, descriptors or threads run out.
@@ -66,10 +67,12 @@ impl Ports {
         hubs: &[LetIn],
         transport: Option<Transport>,
         nics: Option<&NicList>,
+        frames: Frames,
     ) -> Result<(Self, any::Port), MemberError> {
         let made = make_rdma(hubs, transport, nics);
         let rdma = made.as_ref().map(|_| ()).map_err(String::clone);
         let (group, mut ports) = any::group(1, made.ok())?;
+        let group = group.with_frames(frames);
         Ok((Ports { group, dealt_to: vec![PortId(0)], rdma, transport }, ports.remove(0)))
     }
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use authority::Credential;
 use axum::Router;
 use fabric::any::{self, ConnectError, Listener, Transport};
-use fabric::{shm, tcp, verbs};
+use fabric::tcp::{self, Frames};
+use fabric::{shm, verbs};
 use pbox_core::control::TransportAddress;
 use pbox_core::kernels::Kernels;
 use tokio::runtime::Runtime;
@@ -79,6 +80,12 @@ impl Hub {
 
         let has_rdma = rdma.is_some();
         let (group, ports) = any::group(lanes.len(), rdma)?;
+        let group = group.with_frames(Frames::summed_if(settings.checksum));
+        if settings.checksum {
+            tracing::info!(
+                "frames over TCP have checksums; RDMA has those of its NICs, and shared memory moves no bytes"
+            );
+        }
         let (listeners, transports) = open_data_paths(settings, address, lanes.len(), has_rdma)?;
         let (reports, inbox) = unbounded_channel();
         let (discard, freeing) = free()?;

@@ -4,6 +4,7 @@
 use crate::processes::worker::{Remote, Worker};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
+use fabric::tcp::Frames;
 use hub_tests::training::Training;
 use hub_tests::{
     PATIENT_S, config, describe, has_rdma, hub, push_all, ready_all, refused, says, settings, small_model,
@@ -132,9 +133,17 @@ fn tcp_without_a_token_is_refused() {
     };
     let limit = std::time::Duration::from_secs(30);
     let plan = fabric::PlannedLink::of_one_port(&vec![8; addresses.len()]);
-    let told = fabric::tcp::connect(&addresses, [9; 16], &window, fabric::Receive::New(4096), &plan, limit)
-        .unwrap_err()
-        .to_string();
+    let told = fabric::tcp::connect(
+        &addresses,
+        [9; 16],
+        Frames::Plain,
+        &window,
+        fabric::Receive::New(4096),
+        &plan,
+        limit,
+    )
+    .unwrap_err()
+    .to_string();
     assert!(told.contains("not one of this hub's"), "{told}");
     push_all(&mut steady[0]).unwrap();
     steady[0].wait_all().unwrap();

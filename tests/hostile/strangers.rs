@@ -37,7 +37,7 @@ fn hello(address: SocketAddr, token: [u8; 16], link: u32, links: u32) -> TcpStre
 
 fn hello_bytes(token: [u8; 16], link: u32, links: u32) -> Vec<u8> {
     let mut bytes = [link, links].map(u32::to_le_bytes).as_flattened().to_vec();
-    bytes.extend([0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]); // the ports, and the size of the window
+    bytes.extend([0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]); // ports, size of the window, plain frames
     fabric::tcp::fuzzing::hello(token, &bytes)
 }
 

@@ -28,13 +28,14 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Joins and gets its weights. `what` is `hub job rank workers`, with a transport if the worker must take it.
+    /// Joins and gets its weights. `what` is `hub job rank workers`, with a transport if the worker must take it, and `checksum`.
     pub fn join(what: &str) -> Result<Self, SessionError> {
         let words: Vec<&str> = what.split(' ').collect();
-        let [hub, job, rank, workers, transport @ ..] = &words[..] else { panic!("{what:?}") };
+        let [hub, job, rank, workers, settings @ ..] = &words[..] else { panic!("{what:?}") };
         let (rank, workers) = (rank.parse().unwrap(), workers.parse().unwrap());
         let mut config = config_at(hub, job, rank, workers);
-        config.transport = transport.first().map(|name| name.parse().unwrap());
+        config.transport = settings.first().map(|name| name.parse().unwrap());
+        config.checksum |= settings.contains(&"checksum");
         let mut session = Session::join(config)?;
         session.broadcast_weights(|key, weights| fill_weights(SEED, key, weights))?;
         let reference = Reference::new(SEED, workers, SGD, &small_model());

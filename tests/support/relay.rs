@@ -1,5 +1,5 @@
 //! A network before a hub: one port for its control port and one for its data path over TCP. Connections are passed on, cut,
-//! or stand still in one direction or in both.
+//! stand still in one direction or in both, or have a bit altered on the way.
 //!
 //! ```text
 //!   worker ---- control ----> relay ---- control ----> hub        answers that name the hub's data port name the relay's
@@ -31,6 +31,8 @@ pub struct Stall {
 
 impl Stall {
     pub const NONE: Stall = Stall { up: false, down: false };
+    pub const UP: Stall = Stall { up: true, down: false };
+    pub const DOWN: Stall = Stall { up: false, down: true };
     pub const BOTH: Stall = Stall { up: true, down: true };
 }
 
@@ -54,6 +56,8 @@ struct Line {
 #[derive(Debug, Default)]
 struct State {
     stall: Stall,
+    /// In these directions, one bit of this byte of a connection.
+    altered: Option<(Stall, u64)>,
     made: u64,
     open: HashMap<u64, [TcpStream; 2]>,
 }
@@ -94,6 +98,16 @@ impl Relay {
         let line = self.line(way);
         line.lock().stall = stall;
         line.changed.notify_all();
+    }
+
+    /// Alters a bit of byte `at` of the next connection of a way to get so far, once, in this direction.
+    pub fn alter(&self, way: Way, direction: Stall, at: u64) {
+        self.line(way).lock().altered = Some((direction, at));
+    }
+
+    /// Whether that bit is altered.
+    pub fn has_altered(&self, way: Way) -> bool {
+        self.line(way).lock().altered.is_none()
     }
 
     /// Connections that are passed on now.
@@ -154,12 +168,23 @@ impl Line {
         names: Option<&(String, String)>,
     ) {
         let mut bytes = vec![0; 64 << 10];
+        let mut passed = 0;
         loop {
             let read = from.read(&mut bytes);
             // The end of a connection stands still, too.
             let state = self.lock();
-            drop(self.changed.wait_while(state, |state| stands(state.stall)));
+            let waited = self.changed.wait_while(state, |state| stands(state.stall));
+            let mut state = waited.unwrap_or_else(PoisonError::into_inner);
             let Ok(count @ 1..) = read else { break };
+            if let Some((direction, at)) = state.altered
+                && stands(direction)
+                && (passed..passed + count as u64).contains(&at)
+            {
+                bytes[(at - passed) as usize] ^= 8;
+                state.altered = None;
+            }
+            passed += count as u64;
+            drop(state);
             let written = match names {
                 Some((real, other)) if contains(&bytes[..count], real.as_bytes()) => {
                     to.write_all(String::from_utf8_lossy(&bytes[..count]).replace(real, other).as_bytes())

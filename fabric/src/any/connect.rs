@@ -18,6 +18,14 @@ use crate::{shm, tcp, verbs};
 pub struct Group {
     shm: Arc<shm::Group>,
     verbs: Option<Arc<verbs::Group>>,
+    frames: tcp::Frames,
+}
+
+impl Group {
+    /// Asks for these frames over TCP. The others have no frames: shared memory moves nothing, and a NIC checks what it moves.
+    pub fn with_frames(self, frames: tcp::Frames) -> Self {
+        Group { frames, ..self }
+    }
 }
 
 /// Makes `ports` ports that connect together: one for each core of a hub, one for a worker. With `rdma`, a group of
@@ -36,7 +44,7 @@ pub fn group(ports: usize, rdma: Option<Rdma>) -> std::io::Result<(Group, Vec<Po
         Ok(Port::new(port, tcp, rdma, alarm))
     });
     let ports = ports.collect::<std::io::Result<_>>()?;
-    Ok((Group { shm, verbs }, ports))
+    Ok((Group { shm, verbs, frames: tcp::Frames::default() }, ports))
 }
 
 /// The RDMA part of a group, as [`verbs::group`] makes it for a hub.
@@ -216,7 +224,9 @@ impl Hello {
     ) -> Result<Joined<Endpoint>, ConnectError> {
         Ok(match self {
             Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, plan)?.map(Endpoint::Shm),
-            Hello::Tcp(hello) => hello.welcome(ours, recv_bytes, plan, place)?.map(Endpoint::Tcp),
+            Hello::Tcp(hello) => {
+                hello.welcome(group.frames, ours, recv_bytes, plan, place)?.map(Endpoint::Tcp)
+            }
             Hello::Verbs(hello) => {
                 let group = group.verbs.as_ref().expect("a listener for RDMA has a group with RDMA");
                 hello.welcome(group, ours, recv_bytes, plan, place)?.map(Endpoint::Verbs)
@@ -243,7 +253,7 @@ pub fn connect(
             shm::connect(name, token, &group.shm, ours, receive, plan, timeout)?.map(Endpoint::Shm)
         }
         Address::Tcp(addresses) => {
-            tcp::connect(addresses, token, ours, receive, plan, timeout)?.map(Endpoint::Tcp)
+            tcp::connect(addresses, token, group.frames, ours, receive, plan, timeout)?.map(Endpoint::Tcp)
         }
         Address::Verbs(address) => {
             let group = group.verbs.as_ref().expect("a connection by RDMA needs a group with RDMA");

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown, sockopt};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::frames::Frames;
 use super::gathering::{Gathered, Gathering, Said};
 use super::io::{UNSENT_BYTES, limit_unsent};
 use super::link::Endpoint;
@@ -184,9 +185,10 @@ impl Hello {
 
     /// Lets the peer in. `ours` is sent to the peer, and a window of `recv_bytes` is made for what it sends. The links
     /// are those of `plan`, which the hellos must name too. `place` sees the window before any bytes arrive, so that the
-    /// owners of its pages can touch them.
+    /// owners of its pages can touch them. Frames are summed if `frames` or the peer say so.
     pub fn welcome(
         mut self,
+        frames: Frames,
         ours: &Arc<SendWindow>,
         recv_bytes: usize,
         plan: &[PlannedLink],
@@ -197,13 +199,15 @@ impl Hello {
             self.links.iter_mut().for_each(|(socket, _)| refuse(socket, &error.to_string()));
         })?;
         place(&recv);
-        let welcome = ReplyMessage::welcome(ours.bytes());
+        let frames = frames.agreed(self.message.frames());
+        let welcome = ReplyMessage::welcome(ours.bytes(), frames);
         for (socket, _) in &mut self.links {
             socket
                 .write_all(welcome.as_bytes())
                 .map_err(|error| ConnectError::Nonsense(format!("sending the welcome: {error}")))?;
         }
-        joined(self.links.into_iter().map(|(socket, _)| socket), ours, Arc::new(recv), plan)
+        let sockets = self.links.into_iter().map(|(socket, _)| (socket, frames));
+        joined(sockets, ours, Arc::new(recv), plan)
     }
 
     fn check(&self, recv_bytes: usize, plan: &[PlannedLink]) -> Result<(), ConnectError> {
@@ -218,13 +222,14 @@ impl Hello {
 }
 
 /// Connects to a hub, whose port `i` listens at `addresses[i]`. `ours` is sent to the hub, and the links are those of
-/// `plan`.
+/// `plan`. Frames are summed if `frames` or the hub say so.
 ///
 /// # Panics
 /// When the plan names a port of the hub that has no address.
 pub fn connect(
     addresses: &[SocketAddr],
     token: [u8; 16],
+    frames: Frames,
     ours: &Arc<SendWindow>,
     receive: Receive,
     plan: &[PlannedLink],
@@ -237,30 +242,36 @@ pub fn connect(
         let fail = |doing| move |error| socket_error(doing, address, error);
         let mut socket = TcpStream::connect_timeout(&address, timeout).map_err(fail("connecting to"))?;
         tune(&socket).map_err(|errno| socket_error("setting up the connection to", address, errno.into()))?;
-        let hello = HelloMessage::new(token, link, plan, ours.bytes());
+        let hello = HelloMessage::new(token, link, plan, ours.bytes(), frames);
         socket.write_all(hello.as_bytes()).map_err(fail("sending the hello to"))?;
         sockets.push(socket);
     }
-    for (socket, &address) in sockets.iter_mut().zip(&addresses) {
-        answered(socket, address, recv.bytes(), timeout)?;
-    }
+    let agreed = |(mut socket, &address): (TcpStream, _)| {
+        let agreed = answered(&mut socket, address, recv.bytes(), timeout)?;
+        if agreed != frames.agreed(agreed) {
+            let why = "this worker wants checksums, and the hub's welcome says that there are none";
+            return Err(ConnectError::Nonsense(why.into()));
+        }
+        Ok((socket, agreed))
+    };
+    let sockets: Vec<_> = sockets.into_iter().zip(&addresses).map(agreed).collect::<Result<_, _>>()?;
     joined(sockets, ours, recv, plan)
 }
 
-/// Waits for the hub's answer on one connection.
+/// Waits for the hub's answer on one connection: the frames that both ends send.
 fn answered(
     socket: &mut TcpStream,
     address: SocketAddr,
     recv_bytes: usize,
     timeout: Duration,
-) -> Result<(), ConnectError> {
+) -> Result<Frames, ConnectError> {
     let fail = |error| socket_error("waiting for the welcome of", address, error);
     let mut bytes = [0; size_of::<ReplyMessage>()];
     read_within(socket, &mut bytes, timeout).map_err(fail)?;
     let reply = ReplyMessage::read_from_bytes(&bytes).expect("it has its size");
     match reply.check().map_err(ConnectError::Nonsense)? {
-        Verdict::Welcome { window_bytes } if window_bytes == recv_bytes as u64 => Ok(()),
-        Verdict::Welcome { window_bytes } => {
+        Verdict::Welcome { window_bytes, frames } if window_bytes == recv_bytes as u64 => Ok(frames),
+        Verdict::Welcome { window_bytes, .. } => {
             Err(WindowError::TooSmall { expected: recv_bytes, seen: window_bytes }.into())
         }
         Verdict::Refused { words } => {
@@ -272,14 +283,15 @@ fn answered(
 }
 
 fn joined(
-    sockets: impl IntoIterator<Item = TcpStream>,
+    sockets: impl IntoIterator<Item = (TcpStream, Frames)>,
     ours: &Arc<SendWindow>,
     recv: Arc<RecvWindow>,
     plan: &[PlannedLink],
 ) -> Result<Joined<Endpoint>, ConnectError> {
-    let endpoints = sockets.into_iter().zip(plan).map(|(socket, link)| {
+    let endpoints = sockets.into_iter().zip(plan).map(|((socket, frames), link)| {
         socket.set_nonblocking(true)?;
-        Ok(Endpoint::new(OwnedFd::from(socket), Arc::clone(ours), Arc::clone(&recv), link.capacity))
+        let (socket, ours, recv) = (OwnedFd::from(socket), Arc::clone(ours), Arc::clone(&recv));
+        Ok(Endpoint::new(socket, ours, recv, link.capacity, frames))
     });
     let endpoints: io::Result<_> = endpoints.collect();
     let endpoints = endpoints.map_err(|error| ConnectError::Nonsense(format!("a socket: {error}")))?;

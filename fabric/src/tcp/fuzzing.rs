@@ -3,14 +3,15 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::frames::{Frames, checksum};
 use super::io;
 use super::link::Endpoint;
-use super::message::{HelloMessage, MAGIC, ReplyMessage};
+use super::message::{Header, HelloMessage, MAGIC, ReplyMessage};
 use super::port::Port;
 use crate::memory::{RecvWindow, SendWindow};
 use crate::proof::{name_of, proof};
-use crate::{Arrival, Closed, Port as _};
-use zerocopy::FromBytes;
+use crate::{Arrival, Closed, Imm, Port as _, Span};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A port with one link over a non-blocking socket, and the window that the link writes.
 #[derive(Debug)]
@@ -20,12 +21,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// With a window of this many bytes.
-    pub fn new(socket: OwnedFd, window_bytes: usize) -> Self {
+    /// With a window of this many bytes, for these frames.
+    pub fn new(socket: OwnedFd, window_bytes: usize, frames: Frames) -> Self {
         let window = Arc::new(RecvWindow::local(window_bytes).expect("a small window"));
         let send = Arc::new(SendWindow::new(64).expect("a small window"));
         let mut port = Port::new().expect("descriptors for a port");
-        port.attach(Endpoint::new(socket, send, Arc::clone(&window), 1));
+        port.attach(Endpoint::new(socket, send, Arc::clone(&window), 1, frames));
         Receiver { port, window }
     }
 
@@ -51,6 +52,13 @@ pub fn hello(token: [u8; 16], said: &[u8]) -> Vec<u8> {
     let mut bytes = [&MAGIC[..], &name_of(token), said].concat();
     bytes.extend(proof(token, &bytes));
     bytes
+}
+
+/// The frame that a correct peer sends.
+pub fn summed(span: Span, imm: Imm, bytes: &[u8]) -> Vec<u8> {
+    let mut header = Header::new(span, imm);
+    header.seal(checksum(bytes));
+    [header.as_bytes(), bytes].concat()
 }
 
 /// Decodes both messages of the handshake. Any bytes are refused with a reason, or are within bounds.

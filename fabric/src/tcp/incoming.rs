@@ -11,10 +11,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zerocopy::FromBytes;
 
+use super::frames::Frames;
 use super::io;
-use super::message::{HEADER, Header};
+use super::message::Header;
 use crate::ids::{Imm, Span};
 use crate::memory::RecvWindow;
 use crate::port::FrameRule;
@@ -40,8 +40,21 @@ pub(super) enum Received {
 pub(super) enum Broken {
     /// The bytes are no frame of this window.
     Frame(String),
+    /// They are not the bytes that the sender sent.
+    Altered(String),
     /// The socket failed.
     Socket(Errno),
+}
+
+/// A frame under way.
+#[derive(Clone, Copy, Debug)]
+struct Coming {
+    span: Span,
+    /// Where its missing bytes go.
+    rest: Span,
+    imm: Imm,
+    /// The sender's checksum of the span.
+    sum: u64,
 }
 
 #[derive(Debug)]
@@ -49,8 +62,8 @@ pub(super) struct Incoming {
     window: Arc<RecvWindow>,
     /// What may come, if the layer above says that.
     rule: Option<Box<dyn FrameRule>>,
-    /// The frame under way: where its missing bytes go, and what to show then.
-    frame: Option<(Span, Imm)>,
+    frame: Option<Coming>,
+    shape: Frames,
     buffer: Box<[u8]>,
     /// The bytes of `buffer` that are not yet looked at.
     start: usize,
@@ -64,16 +77,17 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub fn new(window: Arc<RecvWindow>) -> Self {
+    pub fn new(window: Arc<RecvWindow>, shape: Frames) -> Self {
         let buffer = vec![0; BUFFER].into_boxed_slice();
         Incoming {
             window,
             rule: None,
             frame: None,
+            shape,
             buffer,
             start: 0,
             end: 0,
-            beyond: HEADER,
+            beyond: shape.header_bytes(),
             readable: true,
             ended: false,
         }
@@ -93,27 +107,34 @@ impl Incoming {
 
     /// Whether a look may find something.
     pub fn is_promising(&self) -> bool {
-        self.readable || self.end - self.start >= HEADER
+        self.readable || self.end - self.start >= self.shape.header_bytes()
     }
 
     /// The next whole frame, if it is there.
     pub fn next(&mut self, socket: BorrowedFd) -> Result<Received, Broken> {
+        let header_bytes = self.shape.header_bytes();
         loop {
             match self.frame {
-                Some((Span { bytes: 0, .. }, imm)) => {
+                Some(whole @ Coming { rest: Span { bytes: 0, .. }, imm, .. }) => {
                     self.frame = None;
+                    if self.shape == Frames::Summed {
+                        self.compare(whole)?;
+                    }
                     return Ok(Received::Frame(imm));
                 }
-                Some((rest, imm)) if self.start < self.end => {
+                Some(Coming { rest, .. }) if self.start < self.end => {
                     let bytes = rest.bytes.min(self.end - self.start);
                     io::fill(&self.window, rest, &self.buffer[self.start..self.start + bytes]);
                     self.start += bytes;
-                    self.frame = Some((after(rest, bytes), imm));
+                    self.came(bytes);
                 }
-                None if self.end - self.start >= HEADER => {
-                    let (header, _) = Header::read_from_prefix(&self.buffer[self.start..self.end])
-                        .expect("there are enough bytes");
-                    self.start += HEADER;
+                None if self.end - self.start >= header_bytes => {
+                    let header = Header::read(&self.buffer[self.start..self.end], self.shape);
+                    self.start += header_bytes;
+                    let sum = match self.shape {
+                        Frames::Plain => 0,
+                        Frames::Summed => header.sealed().map_err(altered)?,
+                    };
                     let (span, imm) = header.check(self.window.bytes()).map_err(Broken::Frame)?;
                     if self.window.place(span).is_none() {
                         let Span { offset, bytes } = span;
@@ -125,8 +146,8 @@ impl Incoming {
                     if let Some(rule) = &mut self.rule {
                         rule.check(span, imm).map_err(Broken::Frame)?;
                     }
-                    self.beyond = if span.bytes >= LARGE { HEADER } else { BUFFER };
-                    self.frame = Some((span, imm));
+                    self.beyond = if span.bytes >= LARGE { header_bytes } else { BUFFER };
+                    self.frame = Some(Coming { span, rest: span, imm, sum });
                 }
                 _ => match self.receive(socket)? {
                     Some(0) => return Ok(Received::End),
@@ -144,8 +165,8 @@ impl Incoming {
         }
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
-        let (rest, imm) = self.frame.unwrap_or((Span { offset: 0, bytes: 0 }, Imm(0)));
-        let room = self.end..self.beyond.max(HEADER);
+        let rest = self.frame.map_or(Span { offset: 0, bytes: 0 }, |frame| frame.rest);
+        let room = self.end..self.beyond;
         let asked = rest.bytes + room.len();
         let bytes = match io::receive(socket, &self.window, rest, &mut self.buffer[room]) {
             Ok(bytes) => bytes,
@@ -159,15 +180,36 @@ impl Incoming {
         // The socket gave all that it had. Another edge will come, unless this was the end of the stream.
         self.readable = bytes == asked || self.ended;
         let direct = bytes.min(rest.bytes);
-        if rest.bytes > 0 {
-            self.frame = Some((after(rest, direct), imm));
-        }
+        self.came(direct);
         self.end += bytes - direct;
         Ok(Some(bytes))
     }
+
+    /// So many bytes of the frame under way are in the window.
+    fn came(&mut self, bytes: usize) {
+        if let Some(Coming { rest, .. }) = &mut self.frame {
+            *rest = Span { offset: rest.offset + bytes, bytes: rest.bytes - bytes };
+        }
+    }
+
+    /// Whether a whole frame's bytes are those that were sent.
+    fn compare(&self, Coming { span, imm, sum, .. }: Coming) -> Result<(), Broken> {
+        let (seen, Span { offset, bytes }) = (io::sum_of_arrival(&self.window, span), span);
+        if seen == sum {
+            return Ok(());
+        }
+        let named =
+            self.rule.as_ref().map_or_else(|| format!("immediate {:#x}", imm.0), |rule| rule.named(imm));
+        let what = format!(
+            "a frame of {bytes} bytes for offset {offset} with {named} has checksum {seen:016x}, expected {sum:016x}"
+        );
+        Err(altered(what))
+    }
 }
 
-/// What is left of a span after its first bytes.
-fn after(span: Span, bytes: usize) -> Span {
-    Span { offset: span.offset + bytes, bytes: span.bytes - bytes }
+fn altered(what: String) -> Broken {
+    Broken::Altered(format!(
+        "{what}: the network, a NIC or a machine's memory alters bytes, and TCP's checksum of 16 bits lets them pass; look at the \
+         error counters of both NICs and of the switches between (`ethtool -S`), or take another path"
+    ))
 }

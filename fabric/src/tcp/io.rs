@@ -1,4 +1,4 @@
-//! The two system calls of a connection, on bytes of windows.
+//! The two system calls of a connection, and checksums, on bytes of windows.
 //!
 //! On the `unsafe` list. They move bytes between a socket and windows without a Rust reference to the
 //! window's bytes: another process, or another core, may be at neighbouring spans.
@@ -8,12 +8,15 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::frames::checksum;
 use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow};
 
 /// How many unsent bytes of a connection the kernel holds. Some chunks keep the link busy; more would make urgent
 /// chunks wait behind them.
 pub(super) const UNSENT_BYTES: u32 = 256 << 10;
+/// The most frames of one call: a header and a span each.
+pub(super) const FRAMES: usize = PIECES / 2;
 /// The most pieces of one call. The kernel takes up to 1024, but a socket's buffer is full long before.
 const PIECES: usize = 64;
 
@@ -96,6 +99,22 @@ pub(super) fn fill(window: &RecvWindow, part: Span, bytes: &[u8]) {
     // SAFETY: the window is local, as `connect` made it; the slice has that many bytes; and nobody reads the
     // span before its immediate is shown.
     unsafe { window.write(span, bytes.as_ptr()) }.expect("checked when its header came");
+}
+
+/// The checksum of a span that is posted.
+pub(super) fn sum_of_post(window: &SendWindow, span: Span) -> u64 {
+    let start = window.bytes_of(span).expect("checked when it was posted");
+    // SAFETY: `bytes_of` checked the bounds, and by the contract of `Port` a posted span stays as it is until the peer has
+    // answered, which it cannot before the span was sent.
+    checksum(unsafe { std::slice::from_raw_parts(start, span.bytes) })
+}
+
+/// The checksum of a span whose bytes have all come, and whose immediate is not yet shown.
+pub(super) fn sum_of_arrival(window: &RecvWindow, span: Span) -> u64 {
+    let start = window.place(span).expect("checked when its header came");
+    // SAFETY: `place` checked the bounds and that no owner at this end writes there. This link's thread wrote the bytes, and
+    // before their immediate is shown nobody else touches them.
+    checksum(unsafe { std::slice::from_raw_parts(start, span.bytes) })
 }
 
 /// The bytes of a window whose links are gone, so that nothing writes it.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
+use super::frames::Frames;
 use super::incoming::{Broken, Incoming, Received};
 use super::io::{UNSENT_BYTES, limit_unsent};
 use super::outgoing::Outgoing;
@@ -33,8 +34,15 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    pub(super) fn new(socket: OwnedFd, send: Arc<SendWindow>, recv: Arc<RecvWindow>, capacity: u32) -> Self {
-        Endpoint { socket, outgoing: Outgoing::new(send, capacity), incoming: Incoming::new(recv) }
+    pub(super) fn new(
+        socket: OwnedFd,
+        send: Arc<SendWindow>,
+        recv: Arc<RecvWindow>,
+        capacity: u32,
+        frames: Frames,
+    ) -> Self {
+        let (outgoing, incoming) = (Outgoing::new(send, capacity, frames), Incoming::new(recv, frames));
+        Endpoint { socket, outgoing, incoming }
     }
 
     /// The link closes when a frame comes that the rule refuses.
@@ -109,6 +117,7 @@ impl Attached<Link> {
             Ok(Received::Nothing) => return None,
             Ok(Received::End) => CloseReason::PeerGone,
             Err(Broken::Frame(what)) => CloseReason::Corrupt(what),
+            Err(Broken::Altered(what)) => CloseReason::Failed(what),
             Err(Broken::Socket(Errno::CONNRESET | Errno::PIPE)) => CloseReason::PeerGone,
             Err(Broken::Socket(errno)) => {
                 CloseReason::Failed(format!("{errno}; is the peer's machine up, and the network between?"))

@@ -3,34 +3,71 @@
 //! The bytes come from outside: every decoder checks what it reads. No input or output here.
 
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::frames::{Frames, checksum};
 use crate::handshake::body;
 use crate::ids::{Imm, Span};
 use crate::plan::{LinkPorts, MAX_PORTS, PlannedLink};
 use crate::proof::{PROOF, name_of, proof, proves};
 
 /// First bytes of a hello; the digit is the version.
-pub(super) const MAGIC: [u8; 8] = *b"phubtcp3";
+pub(super) const MAGIC: [u8; 8] = *b"phubtcp4";
 /// The longest refusal.
 pub(super) const MAX_WORDS: usize = 1024;
 
-/// What comes before a span's bytes.
+/// What comes before a span's bytes. Plain frames end it before the checksums.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Header {
     offset: U64,
     bytes: U32,
     imm: U32,
+    /// Of the span's bytes.
+    span_sum: U64,
+    /// Of what stands above.
+    sum: U64,
 }
 
+/// The header of a summed frame, and its part that is a plain frame's.
 pub(super) const HEADER: usize = size_of::<Header>();
+pub(super) const PLAIN_HEADER: usize = std::mem::offset_of!(Header, span_sum);
+/// What a header's own checksum is of.
+const SUMMED_PART: usize = std::mem::offset_of!(Header, sum);
 
 impl Header {
     /// The header of a post. A post is at most one chunk, which is smaller than 4 GiB.
     pub fn new(span: Span, imm: Imm) -> Self {
         let bytes = u32::try_from(span.bytes).expect("a chunk is smaller than 4 GiB");
-        Header { offset: (span.offset as u64).into(), bytes: bytes.into(), imm: imm.0.into() }
+        let (offset, none) = ((span.offset as u64).into(), 0.into());
+        Header { offset, bytes: bytes.into(), imm: imm.0.into(), span_sum: none, sum: none }
+    }
+
+    /// Reads one from the beginning of `bytes`, which are as many as `frames` say.
+    pub fn read(bytes: &[u8], frames: Frames) -> Self {
+        let mut header = Header::new_zeroed();
+        let part = frames.header_bytes();
+        header.as_mut_bytes()[..part].copy_from_slice(&bytes[..part]);
+        header
+    }
+
+    /// Notes the checksums.
+    pub fn seal(&mut self, span_sum: u64) {
+        self.span_sum = span_sum.into();
+        self.sum = checksum(&self.as_bytes()[..SUMMED_PART]).into();
+    }
+
+    /// What the sender says of the span's bytes. Refused when the header is not the sender's: nothing in it can be believed.
+    pub fn sealed(&self) -> Result<u64, String> {
+        let (expected, seen) = (self.sum.get(), checksum(&self.as_bytes()[..SUMMED_PART]));
+        if expected == seen {
+            return Ok(self.span_sum.get());
+        }
+        let (offset, bytes, imm) = (self.offset.get(), self.bytes.get(), self.imm.get());
+        Err(format!(
+            "the header of a frame (it says {bytes} bytes for offset {offset} with immediate {imm:#x}) has checksum \
+             {seen:016x}, expected {expected:016x}"
+        ))
     }
 
     /// Where the bytes go, and what to show then. Refused when they do not fit in the window.
@@ -59,12 +96,20 @@ pub(super) struct HelloMessage {
     /// The worker's port, then the hub's.
     ports: [u8; 4],
     window_bytes: U64,
+    /// 1: it wants checksums.
+    frames: U32,
     /// That the worker has the token said all of this.
     proof: [u8; PROOF],
 }
 
 impl HelloMessage {
-    pub fn new(token: [u8; 16], link: usize, plan: &[PlannedLink], window_bytes: usize) -> Self {
+    pub fn new(
+        token: [u8; 16],
+        link: usize,
+        plan: &[PlannedLink],
+        window_bytes: usize,
+        frames: Frames,
+    ) -> Self {
         let mut hello = HelloMessage {
             magic: MAGIC,
             name: name_of(token),
@@ -72,6 +117,7 @@ impl HelloMessage {
             links: (plan.len() as u32).into(),
             ports: plan[link].ports.encode(),
             window_bytes: (window_bytes as u64).into(),
+            frames: u32::from(frames == Frames::Summed).into(),
             proof: [0; PROOF],
         };
         hello.proof = proof(token, hello.said());
@@ -99,7 +145,7 @@ impl HelloMessage {
 
     /// Whether both can be of one worker.
     pub fn is_of_the_same_worker(&self, other: &Self) -> bool {
-        let said = |hello: &Self| (hello.name, hello.links, hello.window_bytes);
+        let said = |hello: &Self| (hello.name, hello.links, hello.window_bytes, hello.frames);
         said(self) == said(other)
     }
 
@@ -116,6 +162,11 @@ impl HelloMessage {
     /// What this link joins.
     pub fn ports(&self) -> LinkPorts {
         LinkPorts::decode(self.ports)
+    }
+
+    /// Which frames the worker wants.
+    pub fn frames(&self) -> Frames {
+        if self.frames.get() == 0 { Frames::Plain } else { Frames::Summed }
     }
 
     /// Size of the window that it sends from.
@@ -135,19 +186,25 @@ pub(super) struct ReplyMessage {
 
 const WELCOME: u32 = 1;
 const REFUSED: u32 = 2;
+/// Of the three no two are one bit apart.
+const WELCOME_SUMMED: u32 = 4;
 
 /// What a reply says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The worker is let in. The hub's window has this many bytes.
-    Welcome { window_bytes: u64 },
+    /// The worker is let in. The hub's window has this many bytes, and both ends send these frames.
+    Welcome { window_bytes: u64, frames: Frames },
     /// The worker is refused. A text of this many bytes follows.
     Refused { words: usize },
 }
 
 impl ReplyMessage {
-    pub fn welcome(window_bytes: usize) -> Self {
-        ReplyMessage { verdict: WELCOME.into(), words: 0.into(), window_bytes: (window_bytes as u64).into() }
+    pub fn welcome(window_bytes: usize, frames: Frames) -> Self {
+        let verdict = match frames {
+            Frames::Plain => WELCOME,
+            Frames::Summed => WELCOME_SUMMED,
+        };
+        ReplyMessage { verdict: verdict.into(), words: 0.into(), window_bytes: (window_bytes as u64).into() }
     }
 
     /// A refusal, with its words.
@@ -163,8 +220,10 @@ impl ReplyMessage {
     }
 
     pub fn check(&self) -> Result<Verdict, String> {
+        let welcome = |frames| Verdict::Welcome { window_bytes: self.window_bytes.get(), frames };
         match (self.verdict.get(), self.words.get() as usize) {
-            (WELCOME, 0) => Ok(Verdict::Welcome { window_bytes: self.window_bytes.get() }),
+            (WELCOME, 0) => Ok(welcome(Frames::Plain)),
+            (WELCOME_SUMMED, 0) => Ok(welcome(Frames::Summed)),
             (REFUSED, words) if words <= MAX_WORDS => Ok(Verdict::Refused { words }),
             (verdict, words) => {
                 Err(format!("the hub answered {verdict} with {words} bytes; it is no hub of this version"))
@@ -190,8 +249,22 @@ mod tests {
     }
 
     #[test]
+    fn no_bit_of_a_sealed_header_changes_unseen() {
+        let mut header = Header::new(Span { offset: 64, bytes: 128 }, Imm(7));
+        header.seal(99);
+        assert_eq!(header.sealed(), Ok(99));
+        for bit in 0..8 * HEADER {
+            let mut bytes = header.as_bytes().to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let error = Header::read(&bytes, Frames::Summed).sealed().unwrap_err();
+            assert!(error.contains("the header of a frame"), "bit {bit}: {error}");
+        }
+    }
+
+    #[test]
     fn a_hello_of_others_is_refused() {
-        let good = HelloMessage::new([1; 16], 2, &PlannedLink::of_one_port(&[8; 3]), 4096);
+        let good = HelloMessage::new([1; 16], 2, &PlannedLink::of_one_port(&[8; 3]), 4096, Frames::Summed);
+        assert_eq!(good.frames(), Frames::Summed);
         assert_eq!(good.check(), Ok(good));
         assert!(good.is_proven_by([1; 16]) && !good.is_proven_by([2; 16]));
         assert!(!HelloMessage { link: 1.into(), ..good }.is_proven_by([1; 16]), "a proof is for one link");

@@ -4,7 +4,8 @@
 //! window; the other end reads them straight into its window, and shows the immediate when all are there.
 //!
 //! ```text
-//!   frame:  offset u64 | bytes u32 | immediate u32 | the span's bytes      all little-endian
+//!   frame:   offset u64 | bytes u32 | immediate u32 | the span's bytes      all little-endian
+//!   summed:  offset u64 | bytes u32 | immediate u32 | sum of the bytes u64 | sum of these 24 bytes u64 | the span's bytes
 //!
 //!        worker                                        hub
 //!   gradients (SendWindow) ----- connection i -----> RecvWindow        port i, one a core
@@ -16,6 +17,7 @@
 //! anything is under way. Must not know what the bytes mean.
 
 mod connect;
+mod frames;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gathering;
@@ -28,6 +30,7 @@ mod outgoing;
 mod port;
 
 pub use connect::{Accepted, ConnectError, Hello, Listener, connect};
+pub use frames::Frames;
 pub use gathering::{Gathered, Pending};
 pub use link::Endpoint;
 pub use port::Port;

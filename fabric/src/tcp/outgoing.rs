@@ -9,8 +9,9 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::io::Gather;
-use super::message::{HEADER, Header};
+use super::frames::Frames;
+use super::io::{self, Gather, UNSENT_BYTES};
+use super::message::Header;
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
 use crate::memory::SendWindow;
@@ -28,6 +29,9 @@ pub(super) struct Outgoing {
     window: Arc<SendWindow>,
     frames: VecDeque<Frame>,
     capacity: usize,
+    shape: Frames,
+    /// How many of the first frames have their checksums.
+    summed: usize,
     pub credit: Credit,
     /// Bytes of the first frame that the socket has.
     sent: usize,
@@ -40,13 +44,15 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub fn new(window: Arc<SendWindow>, capacity: u32) -> Self {
+    pub fn new(window: Arc<SendWindow>, capacity: u32, shape: Frames) -> Self {
         let capacity = capacity as usize;
         let frames = VecDeque::with_capacity(capacity);
         Outgoing {
             window,
             frames,
             capacity,
+            shape,
+            summed: 0,
             credit: Credit::default(),
             sent: 0,
             refused: false,
@@ -81,14 +87,19 @@ impl Outgoing {
     /// Hands over what the socket takes now.
     pub fn pump(&mut self, socket: BorrowedFd) -> Result<(), Errno> {
         while self.writable && !self.frames.is_empty() {
+            let ready = match self.shape {
+                Frames::Plain => self.frames.len(),
+                Frames::Summed => self.sum_the_next(),
+            };
+            let header_bytes = self.shape.header_bytes();
             let mut gather = Gather::new();
             let mut skip = self.sent;
-            for Frame { header, span, .. } in &self.frames {
+            for Frame { header, span, .. } in self.frames.iter().take(ready) {
                 if !gather.has_room() {
                     break;
                 }
-                gather.header(header.as_bytes(), skip);
-                gather.span(&self.window, *span, skip.saturating_sub(HEADER));
+                gather.header(&header.as_bytes()[..header_bytes], skip);
+                gather.span(&self.window, *span, skip.saturating_sub(header_bytes));
                 skip = 0;
             }
             match gather.send(socket) {
@@ -102,14 +113,32 @@ impl Outgoing {
         Ok(())
     }
 
+    /// Sums what the socket may take now, just before it copies it. Returns how many of the first frames may be sent.
+    fn sum_the_next(&mut self) -> usize {
+        let (mut frames, mut bytes) = (0, 0);
+        for Frame { header, span, .. } in self.frames.iter_mut().take(io::FRAMES) {
+            if bytes >= UNSENT_BYTES as usize {
+                break;
+            }
+            if frames >= self.summed {
+                header.seal(io::sum_of_post(&self.window, *span));
+            }
+            (frames, bytes) = (frames + 1, bytes + span.bytes);
+        }
+        self.summed = self.summed.max(frames);
+        frames
+    }
+
     fn advance(&mut self, bytes: usize) {
+        let header_bytes = self.shape.header_bytes();
         self.sent += bytes;
         while let Some(first) = self.frames.front()
-            && self.sent >= HEADER + first.span.bytes
+            && self.sent >= header_bytes + first.span.bytes
         {
-            self.sent -= HEADER + first.span.bytes;
+            self.sent -= header_bytes + first.span.bytes;
             self.credit.give(first.counted);
             self.frames.pop_front();
+            self.summed = self.summed.saturating_sub(1);
             self.relieved |= std::mem::take(&mut self.refused);
         }
     }

@@ -123,6 +123,11 @@ impl FrameRule for Expected {
             )
         })
     }
+
+    fn named(&self, imm: Imm) -> String {
+        let Immediate { chunk, round_bits } = Immediate::decode(imm);
+        format!("chunk {}, round {round_bits} modulo 256,", chunk.0)
+    }
 }
 
 #[cfg(test)]

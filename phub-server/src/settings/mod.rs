@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use authority::{Credential, CredentialError};
 use clap::Parser;
+use clap::builder::BoolishValueParser;
 use fabric::any::Transport;
 use fabric::verbs::NicList;
 use pbox_core::control::Machine;
@@ -65,6 +66,11 @@ pub struct HubSettings {
     /// control port's address.
     #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT")]
     pub data_listen: Option<SocketAddr>,
+
+    /// Put checksums on gradients and weights over TCP, whose own has 16 bits: bytes that a NIC, a switch or memory alters end
+    /// the link with an error, and are not trained on. Workers get them if they or the hub ask. Not for RDMA and shared memory.
+    #[arg(long, env = "PHUB_CHECKSUM", value_parser = BoolishValueParser::new())]
+    pub checksum: bool,
 
     /// RDMA NICs, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign): by the beginning of
     /// their names, exactly with = before the list, all others with ^ before it. NCCL_IB_HCA and NCCL_IB_GID_INDEX

@@ -41,6 +41,9 @@ pub struct SessionConfig {
     pub transport: Option<Transport>,
     /// RDMA NICs of this worker. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
     pub nics: Option<NicList>,
+    /// Puts checksums on gradients and weights over TCP, whose own has 16 bits, in both directions. They are also there if the hub
+    /// wants them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
+    pub checksum: bool,
     /// Where weights are read. Default: shared.
     pub weights: WeightsMode,
     /// Every so many rounds the hub compares a digest of all workers' weights, and the job ends if they differ: memory, a
@@ -129,12 +132,13 @@ impl SessionConfig {
             "compare_every" => self.compare_every = read(value)?,
             "pull" => self.pull = unless_none(value)?.map(Pull::new),
             "transport" => self.transport = Some(read(value)?),
+            "checksum" => self.checksum = read(value)?,
             "nics" => self.nics = Some(read(value)?),
             "join_limit" => self.join_limit = seconds()?,
             "hub_wait" => self.hub_wait = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, compare_every, pull, transport, nics, join_limit, hub_wait, wait_limit".into());
+                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, compare_every, pull, transport, checksum, nics, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())
@@ -176,6 +180,7 @@ impl SessionConfig {
             pull: None,
             transport: None,
             nics: None,
+            checksum: std::env::var("PHUB_CHECKSUM").is_ok_and(|set| !["", "0", "false"].contains(&&*set)),
             weights: WeightsMode::Shared,
             compare_every: 0,
             join_limit: Duration::from_secs(60),

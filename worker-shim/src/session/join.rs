@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use fabric::tcp::Frames;
 use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
 use membership::{Credential, DataPath, Hub, LetIn, MemberError, Ports, Way};
 use pbox_core::control::{JoinRequest, PROTOCOL, Versions, check_job_name};
@@ -182,7 +183,8 @@ pub(super) fn attach(
     deadline: Instant,
 ) -> Result<Attached, SessionError> {
     let level = &config.terms.level;
-    let (ports, port) = Ports::one(&let_in, config.transport, config.nics.as_ref())?;
+    let (ports, port) =
+        Ports::one(&let_in, config.transport, config.nics.as_ref(), Frames::summed_if(config.checksum))?;
     let DataPath { endpoints, received, placement, ways, cores, .. } =
         membership::open(&let_in, level.schedule, wire, window, |_| receive.clone(), &ports, deadline)?;
     let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));

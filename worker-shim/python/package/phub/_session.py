@@ -86,6 +86,7 @@ class Session:
         transport: Optional[str] = None,
         cores: Optional[int] = None,
         nics: Optional[str] = None,
+        checksum: Optional[bool] = None,
         mesh: Optional[str] = None,
         token: Optional[str] = None,
         chunk_bytes: Optional[int] = None,
@@ -125,6 +126,8 @@ class Session:
             transport: "shm", "verbs" or "tcp". Default: the best transport that leads to the hub.
             cores: how many of the hub's cores the job gets. Default: all.
             nics: RDMA NICs of this worker, as NCCL_IB_HCA names them.
+            checksum: puts checksums on gradients and weights over TCP, in both directions. They are also there if the hub wants
+                them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
             mesh: with a hub on each machine for its own workers: this machine's number, how many machines there are, and
                 the first machine's hub, such as "1/4@10.0.0.1:7077". `rank` and `world_size` are then those on this
                 machine, and `hub` is its hub. Default: from the launcher's environment.
@@ -175,6 +178,7 @@ class Session:
             "transport": transport,
             "cores": cores,
             "nics": nics,
+            "checksum": None if checksum is None else str(bool(checksum)).lower(),
             "chunk_bytes": chunk_bytes,
             "wait_limit": wait_limit,
             "compare_every": compare_every,

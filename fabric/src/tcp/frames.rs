@@ -1,0 +1,41 @@
+//! What the two ends of a link send: plain frames, or frames with checksums.
+//!
+//! Agreed in the handshake, and fixed from then on. Whoever asks for checksums gets them, in both directions.
+
+use twox_hash::XxHash3_64;
+
+use super::message::{HEADER, PLAIN_HEADER};
+
+/// What frames look like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Frames {
+    /// TCP's checksum of 16 bits protects them.
+    #[default]
+    Plain,
+    /// Each has a checksum of its header and one of its bytes, 64 bits each.
+    Summed,
+}
+
+impl Frames {
+    /// Summed frames if somebody asks for checksums.
+    pub fn summed_if(asked: bool) -> Self {
+        if asked { Frames::Summed } else { Frames::Plain }
+    }
+
+    /// What both ends send when one wants these and the other one those.
+    pub(super) fn agreed(self, other: Self) -> Self {
+        Self::summed_if(self == Frames::Summed || other == Frames::Summed)
+    }
+
+    pub(super) fn header_bytes(self) -> usize {
+        match self {
+            Frames::Plain => PLAIN_HEADER,
+            Frames::Summed => HEADER,
+        }
+    }
+}
+
+/// XXH3 with 64 bits (decision 37).
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot(bytes)
+}

@@ -1,0 +1,99 @@
+//! A network that alters a bit which TCP's checksum of 16 bits lets pass. With checksums the job ends with an error that names
+//! the frame; without them a worker has a wrong weight, and nobody knows.
+
+use std::convert::Infallible;
+
+use fabric::conformance::Watchdog;
+use hub_tests::relay::{Stall, Way};
+use hub_tests::values::{bits, fill_weights};
+use hub_tests::{config_at, on_threads, says};
+use worker_shim::{Session, SessionError};
+
+use super::{Behind, beside};
+use crate::processes::worker::Worker;
+
+/// What comes before the first frame: the hello, and the welcome.
+const HELLO: u64 = 80;
+const WELCOME: u64 = 16;
+/// Of plain frames, and of summed ones.
+const PLAIN_HEADER: u64 = 16;
+const HEADER: u64 = 32;
+
+/// Trains until the error. Every bit of every round is checked.
+fn train(way: &str) -> String {
+    let endless = || -> Result<Infallible, SessionError> {
+        let mut worker = Worker::join(way)?;
+        loop {
+            worker.round()?;
+        }
+    };
+    let Err(error) = endless();
+    error.to_string()
+}
+
+/// The errors of both workers, when byte `at` of what crosses for worker 1 in this direction has a wrong bit. `asks` is a word for
+/// worker 1.
+fn altered(hub: &Behind, asks: &str, direction: Stall, at: u64) -> [String; 2] {
+    hub.relay.alter(Way::Data, direction, at);
+    let (near, far) = (hub.address(), hub.relay.address());
+    let errors = on_threads(2, |rank| match rank {
+        0 => train(&format!("{near} altered 0 2")),
+        _ => train(&format!("{far} altered 1 2 tcp {asks}")),
+    });
+    assert!(hub.relay.has_altered(Way::Data));
+    errors.try_into().unwrap()
+}
+
+#[test]
+fn an_altered_bit_is_named_and_never_counted() {
+    let _watchdog = Watchdog::start();
+    for (variables, asks) in [(&[("PHUB_CHECKSUM", "1")][..], ""), (&[], "checksum")] {
+        let hub = Behind::start(variables);
+        beside(&[&hub.address()], || {
+            let later = 3_000; // some rounds are right before
+            let header = "the header of a frame";
+            let frame = "a frame of 64 bytes for offset";
+            for (at, what) in
+                [(2, header), (9, header), (14, header), (HEADER + 5, frame), (later, "a frame")]
+            {
+                let [other, _] = altered(&hub, asks, Stall::UP, HELLO + at);
+                says(
+                    &other,
+                    &[
+                        "\"altered\" failed",
+                        "worker 1 is gone",
+                        what,
+                        "has checksum",
+                        "expected",
+                        "alters bytes",
+                    ],
+                );
+                let [_, error] = altered(&hub, asks, Stall::DOWN, WELCOME + at);
+                says(&error, &[&hub.relay.address(), what, "has checksum", "expected", "alters bytes"]);
+            }
+            let [other, _] = altered(&hub, asks, Stall::UP, HELLO + HEADER + 5);
+            says(&other, &[frame, "with chunk", "round 0 modulo 256"]);
+        });
+    }
+}
+
+/// Why there are checksums.
+#[test]
+fn without_checksums_a_wrong_bit_is_a_weight() {
+    let _watchdog = Watchdog::start();
+    let hub = Behind::start(&[]);
+    hub.relay.alter(Way::Data, Stall::DOWN, WELCOME + PLAIN_HEADER + 5);
+    let (near, far) = (hub.address(), hub.relay.address());
+    let weights = on_threads(2, |rank| {
+        let mut config = config_at(if rank == 0 { &near } else { &far }, "wrong", rank, 2);
+        if rank == 1 {
+            config.transport = Some(fabric::any::Transport::Tcp);
+        }
+        let mut session = Session::join(config).unwrap();
+        session.broadcast_weights(|key, weights| fill_weights(7, key, weights)).unwrap();
+        session.keys().flat_map(|key| bits(session.weights::<f32>(key).unwrap())).collect::<Vec<u32>>()
+    });
+    let wrong: u32 =
+        weights[0].iter().zip(&weights[1]).map(|(right, seen)| (right ^ seen).count_ones()).sum();
+    assert_eq!(wrong, 1);
+}
