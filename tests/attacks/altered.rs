@@ -3,11 +3,12 @@
 
 use std::convert::Infallible;
 
+use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::relay::{Stall, Way};
-use hub_tests::values::{bits, fill_weights};
-use hub_tests::{config_at, on_threads, says};
-use worker_shim::{Session, SessionError};
+use hub_tests::values::bits;
+use hub_tests::{config_at, on_threads, ready_all, says};
+use worker_shim::SessionError;
 
 use super::{Behind, beside};
 use crate::processes::worker::Worker;
@@ -31,8 +32,8 @@ fn train(way: &str) -> String {
     error.to_string()
 }
 
-/// The errors of both workers, when byte `at` of what crosses for worker 1 in this direction has a wrong bit. `asks` is a word for
-/// worker 1.
+/// The errors of both workers, when byte `at` of what crosses for worker 1 in this direction has a wrong bit. `asks` is
+/// a word for worker 1.
 fn altered(hub: &Behind, asks: &str, direction: Stall, at: u64) -> [String; 2] {
     hub.relay.alter(Way::Data, direction, at);
     let (near, far) = (hub.address(), hub.relay.address());
@@ -69,7 +70,17 @@ fn an_altered_bit_is_named_and_never_counted() {
                     ],
                 );
                 let [_, error] = altered(&hub, asks, Stall::DOWN, WELCOME + at);
-                says(&error, &[&hub.relay.address(), what, "has checksum", "expected", "alters bytes"]);
+                says(
+                    &error,
+                    &[
+                        "at this worker, rank 1",
+                        "the link to the hub's core",
+                        what,
+                        "has checksum",
+                        "expected",
+                        "alters bytes",
+                    ],
+                );
             }
             let [other, _] = altered(&hub, asks, Stall::UP, HELLO + HEADER + 5);
             says(&other, &[frame, "with chunk", "round 0 modulo 256"]);
@@ -84,15 +95,15 @@ fn without_checksums_a_wrong_bit_is_a_weight() {
     let hub = Behind::start(&[]);
     hub.relay.alter(Way::Data, Stall::DOWN, WELCOME + PLAIN_HEADER + 5);
     let (near, far) = (hub.address(), hub.relay.address());
-    let weights = on_threads(2, |rank| {
+    let sessions = ready_all(2, |rank| {
         let mut config = config_at(if rank == 0 { &near } else { &far }, "wrong", rank, 2);
-        if rank == 1 {
-            config.transport = Some(fabric::any::Transport::Tcp);
-        }
-        let mut session = Session::join(config).unwrap();
-        session.broadcast_weights(|key, weights| fill_weights(7, key, weights)).unwrap();
+        config.transport = (rank == 1).then_some(Transport::Tcp);
+        config
+    });
+    let weights = sessions.iter().map(|session| {
         session.keys().flat_map(|key| bits(session.weights::<f32>(key).unwrap())).collect::<Vec<u32>>()
     });
+    let weights: Vec<_> = weights.collect();
     let wrong: u32 =
         weights[0].iter().zip(&weights[1]).map(|(right, seen)| (right ^ seen).count_ones()).sum();
     assert_eq!(wrong, 1);

@@ -41,8 +41,8 @@ pub struct SessionConfig {
     pub transport: Option<Transport>,
     /// RDMA NICs of this worker. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
     pub nics: Option<NicList>,
-    /// Puts checksums on gradients and weights over TCP, whose own has 16 bits, in both directions. They are also there if the hub
-    /// wants them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
+    /// Puts checksums on gradients and weights over TCP, whose own has 16 bits, in both directions. They are also there if
+    /// the hub wants them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
     pub checksum: bool,
     /// Where weights are read. Default: shared.
     pub weights: WeightsMode,
