@@ -73,7 +73,9 @@ def serve(
     """
     given = {"listen": listen, "transports": None if transports is None else ",".join(transports), **settings}
     flags = {setting.replace("_", "-"): value for setting, value in given.items() if value is not None}
-    arguments = [f"--{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}" for flag, value in flags.items()]
+    flags = {flag: os.fspath(value) if isinstance(value, os.PathLike) else value for flag, value in flags.items()}
+    # `checksum=True` is a flag without a value, and `checksum=False` none.
+    arguments = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items() if value is not False]
     return Hub(_phub.Hub(arguments + (["--insecure"] if insecure else []), token), token)
 
 
