@@ -86,6 +86,24 @@ def test_a_compression_that_is_none_is_told_why(hub):
         join(hub, compression=phub.Qsgd(bits=9))
 
 
+@pytest.mark.parametrize(("of_hub", "of_workers"), [(True, None), (False, True), (False, None)])
+def test_workers_by_tcp_have_equal_weights_and_checksums_if_somebody_asks(of_hub, of_workers):
+    with phub.serve(cores=1, checksum=of_hub) as hub:
+        sessions = pair(hub, transport="tcp", checksum=of_workers, compare_every=2)
+        for _ in range(4):
+            for rank, session in enumerate(sessions):
+                session.gradient("weight")[:] = rank
+                session.gradient("bias")[:] = 1.0
+                session.push("weight")
+                session.push("bias")
+            for session in sessions:
+                session.wait(*session.keys)
+        for session in sessions:
+            np.testing.assert_array_equal(session.weights("weight"), -1.0)
+            np.testing.assert_array_equal(session.weights("bias"), -2.0)
+            session.leave()
+
+
 def test_a_job_on_two_hubs():
     with phub.serve(cores=1) as first, phub.serve(cores=1) as second:
         with join(f"{first.address},{second.address}", keys={"large": (50_000,), "small": (3,)}) as session:
