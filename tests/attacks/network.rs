@@ -1,18 +1,20 @@
-//! The data path of a worker stands still, in one direction or both, and its control path lives.
+//! The data path of a worker stands still, in one direction or both, and its control path lives; or both stand still for so
+//! long that the worker is lost.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::relay::{Stall, Way};
-use hub_tests::{describe, on_threads};
+use hub_tests::{config_at, describe, on_threads};
 use pbox_core::control::JobState;
+use pbox_core::{OnLoss, Optimizer};
+use worker_shim::{Session, SessionConfig, SessionError};
 
 use super::{Behind, LIMIT_S, beside};
 use crate::processes::worker::Worker;
-
-const UP: Stall = Stall { up: true, down: false };
-const DOWN: Stall = Stall { up: false, down: true };
 
 #[test]
 fn a_partition_of_the_data_path_is_named_and_heals() {
@@ -20,7 +22,7 @@ fn a_partition_of_the_data_path_is_named_and_heals() {
     let hub = Behind::start(&[]);
     let address = hub.address();
     beside(&[&address], || {
-        for stall in [UP, DOWN, Stall::BOTH] {
+        for stall in [Stall::UP, Stall::DOWN, Stall::BOTH] {
             let mut workers = on_threads(2, |rank| {
                 let way = if rank == 0 {
                     format!("{address} job 0 2")
@@ -50,5 +52,76 @@ fn a_partition_of_the_data_path_is_named_and_heals() {
             });
             workers.into_iter().for_each(|worker| worker.leave().unwrap());
         }
+    });
+}
+
+/// Each round subtracts 1 from weights that were 0, whoever takes part.
+fn count(session: &mut Session) -> Result<(), SessionError> {
+    for key in session.keys() {
+        session.gradient_mut::<f32>(key)?.fill(1.0);
+        session.push(key)?;
+    }
+    session.wait_all()?;
+    let rounds = session.next_round().0 - 1;
+    for key in session.keys() {
+        assert!(
+            session.weights::<f32>(key)?.iter().all(|&weight| weight == -(rounds as f32)),
+            "after round {rounds}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_worker_that_was_declared_lost_goes_on_with_the_others_when_the_network_is_back() {
+    let _watchdog = Watchdog::start();
+    let hub = Behind::start(&[]);
+    let (near, far) = (hub.address(), hub.relay.address());
+    beside(&[&near], || {
+        let mut workers = on_threads(2, |rank| {
+            let mut config = config_at(if rank == 0 { &near } else { &far }, "job", rank, 2);
+            config.terms.optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
+            config.terms.on_loss = OnLoss::Continue;
+            let transport = (rank == 1).then_some(Transport::Tcp);
+            let config = SessionConfig { hub_wait: Duration::from_secs(60), transport, ..config };
+            let mut session = Session::join(config).unwrap();
+            session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0)).unwrap();
+            session
+        });
+        let over = AtomicBool::new(false);
+        let [steady, cut_off] = &mut workers[..] else { panic!("two workers") };
+        std::thread::scope(|scope| {
+            let steady = scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    count(steady).unwrap();
+                }
+            });
+            let cut_off = scope.spawn(|| {
+                while cut_off.returns().times == 0 {
+                    count(cut_off).unwrap();
+                }
+                let back = cut_off.next_round();
+                while cut_off.next_round().0 < back.0 + 5 {
+                    count(cut_off).unwrap();
+                }
+                assert_eq!(cut_off.returns().lost_rounds, 0, "the others made its rounds");
+            });
+            let members = || {
+                let jobs = describe(&near).jobs;
+                let job = jobs.into_iter().find(|job| job.name == "job").unwrap();
+                job.members.iter().map(|member| member.rank).collect::<Vec<_>>()
+            };
+            for way in [Way::Control, Way::Data] {
+                hub.relay.stall(way, Stall::BOTH);
+            }
+            until("the worker behind the network is lost", || members() == [0]);
+            for way in [Way::Control, Way::Data] {
+                hub.relay.stall(way, Stall::NONE);
+            }
+            cut_off.join().unwrap();
+            over.store(true, Ordering::Relaxed);
+            steady.join().unwrap();
+        });
+        workers.into_iter().for_each(|worker| worker.leave().unwrap());
     });
 }

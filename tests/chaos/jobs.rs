@@ -40,7 +40,7 @@ pub struct Job {
 
 const TCP: Option<&str> = Some("tcp");
 
-pub const JOBS: [Job; 6] = [
+pub const JOBS: [Job; 7] = [
     Job {
         name: "exact",
         kind: Kind::Exact,
@@ -71,6 +71,14 @@ pub const JOBS: [Job; 6] = [
         shape: &[2],
         hubs: &[&[KILLED]],
         transports: &[TCP],
+        touched_by: &[KILLED],
+    },
+    Job {
+        name: "returns",
+        kind: Kind::Returns,
+        shape: &[2],
+        hubs: &[&[KILLED]],
+        transports: &[None, TCP],
         touched_by: &[KILLED],
     },
     Job {
@@ -265,6 +273,10 @@ impl Driver<'_> {
                 self.compare(round - 1, digest, number, life, past);
             }
             "round" => self.compare(round, digest, number, life, past),
+            "returned" => {
+                self.tally.say(format!("{name}: worker {number} {line}"));
+                self.tally.returned();
+            }
             "finished" => {
                 life.finished.insert(number, digest.to_owned());
             }

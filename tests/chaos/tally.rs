@@ -25,6 +25,7 @@ struct Book {
     wrongs: Vec<String>,
     errors: std::collections::BTreeMap<String, u32>,
     resumed: u32,
+    returned: u32,
 }
 
 /// The book of the run.
@@ -44,7 +45,7 @@ impl Tally {
         let last = (0..jobs).map(|_| AtomicUsize::new(0)).collect();
         Ok(Tally {
             begun: Instant::now(),
-            book: Mutex::new(Book { file, rows, wrongs, errors, resumed: 0 }),
+            book: Mutex::new(Book { file, rows, wrongs, errors, resumed: 0, returned: 0 }),
             last,
         })
     }
@@ -108,6 +109,11 @@ impl Tally {
         self.lock().resumed += 1;
     }
 
+    /// A worker went on with a hub that came back.
+    pub fn returned(&self) {
+        self.lock().returned += 1;
+    }
+
     /// How many lives ended well.
     pub fn finished(&self) -> u32 {
         self.lock().rows.iter().map(|(_, row)| row.finished).sum()
@@ -135,7 +141,11 @@ impl Tally {
         }
         let all = |of: fn(&Row) -> u32| book.rows.iter().map(|(_, row)| of(row)).sum::<u32>();
         println!("{:28} {:6} {:14} {:17}", "all", all(|r| r.times), all(|r| r.finished), all(|r| r.ended));
-        println!("{} lives went on from a checkpoint\n\nerrors, with numbers left out:", book.resumed);
+        println!(
+            "{} lives went on from a checkpoint; workers went on {} times with a hub that came back\n\nerrors, with numbers \
+             left out:",
+            book.resumed, book.returned
+        );
         let mut errors: Vec<_> = book.errors.iter().collect();
         errors.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         errors.iter().for_each(|(error, count)| println!("{count:6} {error}"));

@@ -4,6 +4,7 @@
 //! ```text
 //!   began ROUND DIGEST     it has its first weights
 //!   round ROUND DIGEST     its weights after this round are right
+//!   returned LOST          its hub has come back once more; so many rounds were lost since it joined
 //!   finished ROUND DIGEST  it has left the job
 //!   error TEXT             a session said so: the end of this worker, which is allowed
 //!   wrong TEXT             weights that must not be
@@ -15,9 +16,9 @@ use hub_tests::training::Training;
 use hub_tests::values::{self, Reference, mix};
 use pbox_core::{Consistency, Key, KeyId, OnLoss, Optimizer};
 use serde::{Deserialize, Serialize};
-use worker_shim::{Session, SessionConfig, SessionError};
+use worker_shim::{Returns, Session, SessionConfig, SessionError};
 
-use super::expect::{Expect, Model, Pushes, Subsets};
+use super::expect::{Expect, Model, Pushes, Rounds, Subsets};
 
 /// How a job's weights are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +31,8 @@ pub enum Kind {
     Codec,
     /// SSP: weights that count pushes.
     Ssp,
+    /// BSP that holds out for its hub: weights that count rounds, which may go back.
+    Returns,
 }
 
 /// What a worker does.
@@ -66,7 +69,7 @@ impl Task {
         let mut training = match self.kind {
             Kind::Exact => plain(ADAM),
             Kind::Survivors => plain(SGD),
-            Kind::Ssp => plain(COUNTING),
+            Kind::Ssp | Kind::Returns => plain(COUNTING),
             Kind::Codec => {
                 Training { job: self.job.clone(), ..Training::compressed("", "dgc:0.1:0.9:none:4") }
             }
@@ -82,7 +85,11 @@ impl Task {
         (config.join_limit, config.wait_limit) = (Duration::from_secs(20), Duration::from_secs(60));
         match self.kind {
             Kind::Survivors => config.terms.on_loss = OnLoss::Continue,
-            Kind::Ssp => config.terms.level.consistency = Consistency::Ssp { staleness: STALENESS },
+            Kind::Ssp => {
+                config.terms.level.consistency = Consistency::Ssp { staleness: STALENESS };
+                config.compare_every = 0; // they have different weights
+            }
+            Kind::Returns => config.hub_wait = Duration::from_secs(60),
             Kind::Exact | Kind::Codec => {}
         }
         config
@@ -100,6 +107,7 @@ impl Task {
             Kind::Codec => Box::new(Model::new(training.clone(), &self.starts, next)),
             Kind::Survivors => Box::new(Subsets::new(self, training, session.layout().clone(), first)),
             Kind::Ssp => Box::new(Pushes::new(self.number, training.workers, next, first)),
+            Kind::Returns => Box::new(Rounds),
         }
     }
 
@@ -107,6 +115,7 @@ impl Task {
     fn gradient(&self, round: u32, key: KeyId, into: &mut [f32]) {
         match self.kind {
             Kind::Ssp => Pushes::gradient(self.number, self.shape.iter().sum(), into),
+            Kind::Returns => into.fill(1.0),
             _ => values::fill_gradient(self.seed, self.number, round, key, into),
         }
     }
@@ -140,7 +149,7 @@ fn train(task: &Task) -> Result<Result<(), String>, SessionError> {
     let training = task.training();
     let mut session = Session::join(task.config(&training))?;
     match task.kind {
-        Kind::Ssp => session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0))?,
+        Kind::Ssp | Kind::Returns => session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0))?,
         _ => training.broadcast(&mut session, task.number)?,
     }
     let mut weights = read(&training, &session);
@@ -149,12 +158,20 @@ fn train(task: &Task) -> Result<Result<(), String>, SessionError> {
     if let Err(wrong) = expect.first(&weights) {
         return Ok(Err(format!("before round {}: {wrong}", session.next_round().0)));
     }
-    for round in session.next_round().0..=task.rounds {
+    let (begun_with, mut steps, mut returns) = (session.next_round().0, 0, Returns::default());
+    while session.next_round().0 <= task.rounds {
+        let round = session.next_round().0;
         for key in session.keys() {
             training.write(&mut session, key, |gradient| task.gradient(round - 1, key, gradient));
             session.push(key)?;
         }
         session.wait_all()?;
+        steps += 1;
+        if session.returns() != returns {
+            returns = session.returns();
+            println!("returned {}", returns.lost_rounds);
+        }
+        let round = session.next_round().0 - 1; // it is another one if the hub came back meanwhile
         weights = read(&training, &session);
         if let Err(wrong) = expect.after(round, &weights) {
             // A worker that was lost while it was stopped has its answers, but shares the window in which the others go on. It
@@ -169,6 +186,10 @@ fn train(task: &Task) -> Result<Result<(), String>, SessionError> {
         std::thread::sleep(Duration::from_millis(task.pace_ms));
     }
     let (last, digest) = (session.next_round().0 - 1, digest(&weights));
+    let kept = u64::from(session.next_round().0 - begun_with);
+    if kept + returns.lost_rounds != steps {
+        return Ok(Err(format!("{steps} steps made {kept} rounds, and {returns:?}")));
+    }
     session.leave()?;
     println!("finished {last} {digest:016x}");
     Ok(Ok(()))
