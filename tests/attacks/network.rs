@@ -78,7 +78,7 @@ fn a_worker_that_was_declared_lost_goes_on_with_the_others_when_the_network_is_b
     let hub = Behind::start(&[]);
     let (near, far) = (hub.address(), hub.relay.address());
     beside(&[&near], || {
-        let mut workers = on_threads(2, |rank| {
+        let workers = on_threads(2, |rank| {
             let mut config = config_at(if rank == 0 { &near } else { &far }, "job", rank, 2);
             config.terms.optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
             config.terms.on_loss = OnLoss::Continue;
@@ -88,23 +88,25 @@ fn a_worker_that_was_declared_lost_goes_on_with_the_others_when_the_network_is_b
             session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0)).unwrap();
             session
         });
-        let over = AtomicBool::new(false);
-        let [steady, cut_off] = &mut workers[..] else { panic!("two workers") };
+        let over = &AtomicBool::new(false);
+        let [mut steady, mut cut_off]: [Session; 2] = workers.try_into().ok().unwrap();
         std::thread::scope(|scope| {
-            let steady = scope.spawn(|| {
+            let steady = scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    count(steady).unwrap();
+                    count(&mut steady).unwrap();
                 }
+                steady.leave().unwrap();
             });
-            let cut_off = scope.spawn(|| {
+            let cut_off = scope.spawn(move || {
                 while cut_off.returns().times == 0 {
-                    count(cut_off).unwrap();
+                    count(&mut cut_off).unwrap();
                 }
                 let back = cut_off.next_round();
                 while cut_off.next_round().0 < back.0 + 5 {
-                    count(cut_off).unwrap();
+                    count(&mut cut_off).unwrap();
                 }
                 assert_eq!(cut_off.returns().lost_rounds, 0, "the others made its rounds");
+                cut_off.leave().unwrap();
             });
             let members = || {
                 let jobs = describe(&near).jobs;
@@ -122,6 +124,5 @@ fn a_worker_that_was_declared_lost_goes_on_with_the_others_when_the_network_is_b
             over.store(true, Ordering::Relaxed);
             steady.join().unwrap();
         });
-        workers.into_iter().for_each(|worker| worker.leave().unwrap());
     });
 }
