@@ -106,10 +106,21 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until this worker takes part. Returns its first round.
+    /// Waits until this worker takes part. Returns its first round. If it never does, the hubs where the job has not failed
+    /// hear that it does not come, before it can join again.
     fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
+        let gathered = self.gather_until(deadline);
+        if gathered.is_err() {
+            for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
+                let _ = hub.leave(self.next_round());
+            }
+        }
+        gathered
+    }
+
+    fn gather_until(&mut self, deadline: Instant) -> Result<Round, SessionError> {
         let rank = self.config.rank;
-        let missing = loop {
+        loop {
             let missing = match membership::takes_part(&self.hubs, rank) {
                 Ok(round) => return Ok(round),
                 Err(missing) => missing,
@@ -117,19 +128,17 @@ impl Session {
             self.check_alive()?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || (self.given_up)() {
-                break missing;
+                return Err(SessionError::Missing {
+                    job: self.config.job.clone(),
+                    waited: self.config.join_limit,
+                    missing,
+                    workers: self.config.terms.workers,
+                });
             }
             // The links show that a hub was killed. News also wake the port.
             self.take_in(None)?;
             self.exchange.port().wait(Until::Any, left.min(LOOK));
-        };
-        let _ = self.send_leave();
-        Err(SessionError::Missing {
-            job: self.config.job.clone(),
-            waited: self.config.join_limit,
-            missing,
-            workers: self.config.terms.workers,
-        })
+        }
     }
 }
 
