@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hub_tests::model;
+use hub_tests::state::Fetched;
 use hub_tests::training::Training;
 use hub_tests::values::{self, Reference};
 use pbox_core::oracle::{self, Step};
@@ -17,6 +18,11 @@ pub trait Expect {
 
     /// The weights after a round.
     fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String>;
+
+    /// The weights after a round in which the hub came back.
+    fn after_return(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
+        self.after(round, weights)
+    }
 }
 
 fn same(seen: &[Vec<f32>], expected: &[Vec<f32>]) -> Result<(), String> {
@@ -40,39 +46,51 @@ impl Expect for Reference {
     }
 }
 
-/// Every step subtracts 1 from weights that were 0, so that they count the rounds in them.
-pub struct Rounds;
+/// Every step subtracts 1 from weights that were 0, so that they count the rounds in them. When a hub ends in the middle of
+/// a round, a chunk may go without its step.
+pub struct Rounds {
+    /// Steps that each weight went without.
+    without: Vec<Vec<f32>>,
+}
 
-impl Expect for Rounds {
-    fn first(&mut self, _: &[Vec<f32>]) -> Result<(), String> {
-        Ok(())
+impl Rounds {
+    pub fn new(next: u32, first: &[Vec<f32>]) -> Self {
+        Rounds { without: Self::steps_without(next - 1, first) }
     }
 
-    fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
-        let expected: Vec<Vec<f32>> = weights.iter().map(|key| vec![-(round as f32); key.len()]).collect();
-        same(weights, &expected)
+    fn steps_without(round: u32, weights: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        weights.iter().map(|key| key.iter().map(|weight| weight + round as f32).collect()).collect()
     }
 }
 
-/// A compressed job, which forgets what it kept wherever it went on from a checkpoint.
+impl Expect for Rounds {
+    fn first(&mut self, _: &[Vec<f32>]) -> Result<(), String> {
+        match self.without.iter().flatten().find(|&&steps| steps < 0.0 || steps.fract() != 0.0) {
+            Some(steps) => Err(format!("a weight went without {steps} steps")),
+            None => Ok(()),
+        }
+    }
+
+    fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
+        same(&Self::steps_without(round, weights), &self.without)
+    }
+
+    fn after_return(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
+        self.without = Self::steps_without(round, weights);
+        self.first(weights)
+    }
+}
+
+/// A compressed job.
 pub struct Model {
     training: Training,
     model: model::Model,
 }
 
 impl Model {
-    pub fn new(training: Training, starts: &[u32], next: u32) -> Self {
+    pub fn new(training: Training, went_on_with: Option<&Fetched>) -> Self {
         let mut model = training.model(training.compression.expect("a codec"));
-        for &start in starts.iter().filter(|&&start| start < next).chain([&next]) {
-            // Round 1 is the first: the job begins, and does not go on.
-            while model.round < Round(start) {
-                let round = model.round.0 - 1;
-                training.advance(&mut model, round);
-            }
-            if start > 1 {
-                model.restart();
-            }
-        }
+        went_on_with.into_iter().for_each(|state| model.restart_with(state));
         Model { training, model }
     }
 }

@@ -32,6 +32,8 @@ pub struct Job {
     pub shape: &'static [u32],
     /// The hubs of each machine's workers.
     hubs: &'static [&'static [usize]],
+    /// The hubs above these.
+    above: &'static [usize],
     /// The transport of each worker, in turn.
     transports: &'static [Option<&'static str>],
     /// Hubs that this job depends on.
@@ -46,6 +48,7 @@ pub const JOBS: [Job; 7] = [
         kind: Kind::Exact,
         shape: &[2],
         hubs: &[&[STEADY]],
+        above: &[],
         transports: &[None, TCP],
         touched_by: &[STEADY],
     },
@@ -54,6 +57,7 @@ pub const JOBS: [Job; 7] = [
         kind: Kind::Survivors,
         shape: &[3],
         hubs: &[&[STEADY]],
+        above: &[],
         transports: &[None, TCP, TCP],
         touched_by: &[STEADY],
     },
@@ -62,6 +66,7 @@ pub const JOBS: [Job; 7] = [
         kind: Kind::Ssp,
         shape: &[2],
         hubs: &[&[STEADY]],
+        above: &[],
         transports: &[None, TCP],
         touched_by: &[STEADY],
     },
@@ -70,6 +75,7 @@ pub const JOBS: [Job; 7] = [
         kind: Kind::Codec,
         shape: &[2],
         hubs: &[&[KILLED]],
+        above: &[],
         transports: &[TCP],
         touched_by: &[KILLED],
     },
@@ -78,6 +84,7 @@ pub const JOBS: [Job; 7] = [
         kind: Kind::Returns,
         shape: &[2],
         hubs: &[&[KILLED]],
+        above: &[],
         transports: &[None, TCP],
         touched_by: &[KILLED],
     },
@@ -86,6 +93,7 @@ pub const JOBS: [Job; 7] = [
         kind: Kind::Exact,
         shape: &[2],
         hubs: &[&[KILLED, SECOND]],
+        above: &[],
         transports: &[None, TCP],
         touched_by: &[KILLED, SECOND],
     },
@@ -94,6 +102,7 @@ pub const JOBS: [Job; 7] = [
         kind: Kind::Exact,
         shape: &[2, 1],
         hubs: &[&[BELOW[0]], &[BELOW[1]]],
+        above: &[KILLED],
         transports: &[None, TCP, TCP],
         touched_by: &[KILLED, BELOW[0], BELOW[1]],
     },
@@ -130,13 +139,9 @@ struct Life {
     wrong: Option<String>,
 }
 
-/// What is known of a job over all its lives.
-#[derive(Default)]
-struct Past {
-    starts: Vec<u32>,
-    /// The weights after each round, as digests, where all workers have the same.
-    digests: BTreeMap<u32, String>,
-}
+/// The weights of a job after each round, as digests, where all workers have the same, over all its lives. A state that a
+/// round went into which some worker lacks is never that of a round that some worker has.
+type Past = BTreeMap<u32, String>;
 
 impl Driver<'_> {
     fn job(&self) -> &'static Job {
@@ -170,8 +175,8 @@ impl Driver<'_> {
         }
     }
 
-    fn task(&self, name: &str, number: u32, past: &Past) -> Task {
-        let Job { kind, shape, hubs, transports, .. } = self.job();
+    fn task(&self, name: &str, number: u32) -> Task {
+        let Job { kind, shape, hubs, above, transports, .. } = self.job();
         let (mut machine, mut rank) = (0, number);
         while rank >= shape[machine] {
             rank -= shape[machine];
@@ -182,6 +187,7 @@ impl Driver<'_> {
         Task {
             kind: *kind,
             hub: hubs[machine].iter().map(address).collect::<Vec<_>>().join(","),
+            above: above.iter().map(address).collect(),
             job: name.to_owned(),
             rank,
             workers: shape[machine],
@@ -191,7 +197,6 @@ impl Driver<'_> {
             transport: transports[number as usize % transports.len()].map(str::to_owned),
             pace_ms: 2 + seed % 20,
             seed,
-            starts: past.starts.clone(),
         }
     }
 
@@ -203,12 +208,12 @@ impl Driver<'_> {
         let mut life = Life::default();
         let mut began = Vec::new();
         std::thread::scope(|scope| {
-            let start = |number, life: &mut Life, past: &Past| {
-                let (task, say) = (self.task(name, number, past), say.clone());
+            let start = |number, life: &mut Life| {
+                let (task, say) = (self.task(name, number), say.clone());
                 life.living += 1;
                 scope.spawn(move || self.attend(&task, &say));
             };
-            (0..workers).for_each(|number| start(number, &mut life, past));
+            (0..workers).for_each(|number| start(number, &mut life));
             while life.living > 0 {
                 match hear.recv_timeout(SILENCE) {
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
@@ -224,10 +229,15 @@ impl Driver<'_> {
                             life.error.get_or_insert_with(|| "(its last worker was killed)".into());
                             if goes_on && life.living > 0 && life.finished.is_empty() {
                                 self.tally.say(format!("{name}: worker {number} comes back"));
-                                start(number, &mut life, past);
+                                start(number, &mut life);
                             }
                         } else if !status.success() {
                             life.wrong.get_or_insert(format!("worker {number} ended with {status}"));
+                        }
+                        if self.job().kind == Kind::Returns && !life.finished.contains_key(&number) {
+                            // As a launcher does: the others would hold out for a worker that does not come again.
+                            let others = (0..workers).filter(|other| !life.finished.contains_key(other));
+                            others.for_each(|n| self.cluster.signal_worker(self.number, n, Signal::KILL));
                         }
                     }
                 }
@@ -265,9 +275,7 @@ impl Driver<'_> {
                     if round > 1 {
                         self.tally.resumed();
                     }
-                    past.starts.retain(|&start| start < round);
-                    past.starts.push(round);
-                    past.digests.retain(|&known, _| known < round);
+                    past.retain(|&known, _| known < round);
                 }
                 began.push(round);
                 self.compare(round - 1, digest, number, life, past);
@@ -290,10 +298,11 @@ impl Driver<'_> {
 
     /// All workers of a job in BSP have the same weights after a round, in each of its lives.
     fn compare(&self, round: u32, digest: &str, number: u32, life: &mut Life, past: &mut Past) {
-        if self.job().kind == Kind::Ssp || round == 0 {
+        // Where the hub comes back, a round may be made twice, and the hub compares itself.
+        if matches!(self.job().kind, Kind::Ssp | Kind::Returns) || round == 0 {
             return;
         }
-        let known = past.digests.entry(round).or_insert_with(|| digest.to_owned());
+        let known = past.entry(round).or_insert_with(|| digest.to_owned());
         // What a codec's workers see after a checkpoint is finer than what they saw before it.
         if known != digest && self.job().kind != Kind::Codec {
             let wrong = format!("round {round}: worker {number} has other weights than a worker before it");

@@ -10,8 +10,9 @@
 //!   wrong TEXT             weights that must not be
 //! ```
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use hub_tests::state::Fetched;
 use hub_tests::training::Training;
 use hub_tests::values::{self, Reference, mix};
 use pbox_core::{Consistency, Key, KeyId, OnLoss, Optimizer};
@@ -40,6 +41,8 @@ pub enum Kind {
 pub struct Task {
     pub kind: Kind,
     pub hub: String,
+    /// The hubs above that one.
+    pub above: Vec<String>,
     pub job: String,
     /// Its rank at its hub, and how many workers that hub has.
     pub rank: u32,
@@ -51,11 +54,11 @@ pub struct Task {
     pub transport: Option<String>,
     pub pace_ms: u64,
     pub seed: u64,
-    /// The rounds with which the lives of the job began.
-    pub starts: Vec<u32>,
 }
 
 pub const STALENESS: u32 = 3;
+/// Faults of a control port end within this time.
+const STATE_LIMIT: Duration = Duration::from_secs(20);
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.0 };
@@ -95,19 +98,58 @@ impl Task {
         config
     }
 
-    fn expect(&self, training: &Training, session: &Session) -> Box<dyn Expect> {
+    /// What is expected of a job from now on. `went_on_with` is the state of one that went on.
+    fn expect(
+        &self,
+        training: &Training,
+        session: &Session,
+        went_on_with: Option<&Fetched>,
+    ) -> Box<dyn Expect> {
         let first = read(training, session);
         let next = session.next_round().0;
         match self.kind {
             Kind::Exact => {
                 let reference =
                     Reference::new(self.seed, training.workers, training.optimizer, &training.keys);
-                Box::new(reference.on_machines(self.shape.clone()).after(next - 1))
+                let reference = reference.on_machines(self.shape.clone());
+                Box::new(match went_on_with {
+                    Some(state) => reference.with(state),
+                    None => reference,
+                })
             }
-            Kind::Codec => Box::new(Model::new(training.clone(), &self.starts, next)),
+            Kind::Codec => Box::new(Model::new(training.clone(), went_on_with)),
             Kind::Survivors => Box::new(Subsets::new(self, training, session.layout().clone(), first)),
             Kind::Ssp => Box::new(Pushes::new(self.number, training.workers, next, first)),
-            Kind::Returns => Box::new(Rounds),
+            Kind::Returns => Box::new(Rounds::new(next, &first)),
+        }
+    }
+
+    /// The state with which a job goes on. If its last life failed in the middle of a round, nobody can compute it: it has
+    /// steps with the gradients of some workers. What was before is known: the driver compares digests.
+    fn state(&self, training: &Training, next: u32) -> Result<Fetched, Ended> {
+        // The hubs at the top have it.
+        let (hubs, job) = match self.above.is_empty() {
+            true => (self.hub.split(',').collect(), self.job.clone()),
+            false => {
+                (self.above.iter().map(String::as_str).collect::<Vec<_>>(), format!("{}.above", self.job))
+            }
+        };
+        let begun = Instant::now();
+        loop {
+            let limit = Duration::from_secs(5);
+            match Fetched::from(&hubs, &job, &training.keys, &training.optimizer, limit) {
+                Ok(state) if state.before.0 == next => return Ok(state),
+                Ok(state) => {
+                    let wrong = format!("round {next} began with the state before {:?}", state.before);
+                    return Err(Ended::Wrong(wrong));
+                }
+                Err(_) if begun.elapsed() < STATE_LIMIT => std::thread::sleep(Duration::from_millis(200)),
+                Err(why) => {
+                    return Err(Ended::Error(format!(
+                        "{job}: the hubs {hubs:?} did not give its state: {why}"
+                    )));
+                }
+            }
         }
     }
 
@@ -132,20 +174,33 @@ fn digest(weights: &[Vec<f32>]) -> u64 {
 /// The main function of the process.
 pub fn run(task: &Task) -> bool {
     match train(task) {
-        Ok(Ok(())) => true,
-        Ok(Err(wrong)) => {
+        Ok(()) => true,
+        Err(Ended::Wrong(wrong)) => {
             println!("wrong {wrong}");
             false
         }
-        Err(error) => {
-            println!("error {}", error.to_string().replace('\n', " "));
+        Err(Ended::Error(error)) => {
+            println!("error {}", error.replace('\n', " "));
             true
         }
     }
 }
 
-/// The inner error says which weights are wrong.
-fn train(task: &Task) -> Result<Result<(), String>, SessionError> {
+/// Why a worker does not finish.
+enum Ended {
+    /// Weights that must not be.
+    Wrong(String),
+    /// What a session or a hub said.
+    Error(String),
+}
+
+impl From<SessionError> for Ended {
+    fn from(error: SessionError) -> Self {
+        Ended::Error(error.to_string())
+    }
+}
+
+fn train(task: &Task) -> Result<(), Ended> {
     let training = task.training();
     let mut session = Session::join(task.config(&training))?;
     match task.kind {
@@ -154,11 +209,12 @@ fn train(task: &Task) -> Result<Result<(), String>, SessionError> {
     }
     let mut weights = read(&training, &session);
     println!("began {} {:016x}", session.next_round().0, digest(&weights));
-    let mut expect = task.expect(&training, &session);
-    if let Err(wrong) = expect.first(&weights) {
-        return Ok(Err(format!("before round {}: {wrong}", session.next_round().0)));
-    }
-    let (begun_with, mut steps, mut returns) = (session.next_round().0, 0, Returns::default());
+    let next = session.next_round().0;
+    let goes_on = next > 1 && matches!(task.kind, Kind::Exact | Kind::Codec);
+    let state = goes_on.then(|| task.state(&training, next)).transpose()?;
+    let mut expect = task.expect(&training, &session, state.as_ref());
+    expect.first(&weights).map_err(|wrong| Ended::Wrong(format!("before round {next}: {wrong}")))?;
+    let (mut steps, mut returns) = (0, Returns::default());
     while session.next_round().0 <= task.rounds {
         let round = session.next_round().0;
         for key in session.keys() {
@@ -167,30 +223,33 @@ fn train(task: &Task) -> Result<Result<(), String>, SessionError> {
         }
         session.wait_all()?;
         steps += 1;
-        if session.returns() != returns {
-            returns = session.returns();
-            println!("returned {}", returns.lost_rounds);
-        }
         let round = session.next_round().0 - 1; // it is another one if the hub came back meanwhile
         weights = read(&training, &session);
-        if let Err(wrong) = expect.after(round, &weights) {
+        let seen = if session.returns() == returns {
+            expect.after(round, &weights)
+        } else {
+            returns = session.returns();
+            println!("returned {}", returns.lost_rounds);
+            expect.after_return(round, &weights)
+        };
+        if let Err(wrong) = seen {
             // A worker that was lost while it was stopped has its answers, but shares the window in which the others go on. It
             // hears of its loss with its next round.
             if task.kind == Kind::Survivors {
                 session.keys().try_for_each(|key| session.push(key))?;
                 session.wait_all()?;
             }
-            return Ok(Err(format!("round {round}: {wrong}")));
+            return Err(Ended::Wrong(format!("round {round}: {wrong}")));
         }
         println!("round {round} {:016x}", digest(&weights));
         std::thread::sleep(Duration::from_millis(task.pace_ms));
     }
     let (last, digest) = (session.next_round().0 - 1, digest(&weights));
-    let kept = u64::from(session.next_round().0 - begun_with);
+    let kept = u64::from(session.next_round().0 - next);
     if kept + returns.lost_rounds != steps {
-        return Ok(Err(format!("{steps} steps made {kept} rounds, and {returns:?}")));
+        return Err(Ended::Wrong(format!("{steps} steps made {kept} rounds, and {returns:?}")));
     }
     session.leave()?;
     println!("finished {last} {digest:016x}");
-    Ok(Ok(()))
+    Ok(())
 }

@@ -1,12 +1,13 @@
 //! A job's state by the control port: fetched from some hubs and brought to others, the job goes on with the bits of a job
 //! that was never interrupted. What is not the job's state is refused.
 
-use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::checkpoint::rounds;
 use fabric::conformance::Watchdog;
+use hub_tests::state::{Fetched, fetch};
 use hub_tests::training::Training;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
@@ -14,7 +15,7 @@ use hub_tests::{
     on_threads, post, post_json, ready_all, refusal, refused, says, settings, small_model,
 };
 use pbox_core::control::{ErrorReply, JobReply, JobState, OfferReply};
-use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round, state_names};
+use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
 use phub_server::{Hub, HubSettings};
 use serde_json::json;
 use worker_shim::{Session, SessionConfig, State};
@@ -23,61 +24,11 @@ const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_dec
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
 
-/// Fetches a job's state from a hub: a checkpoint file, or the hub's part of one; empty if it has none.
-fn fetch(hub: &str, job: &str) -> Vec<u8> {
-    let mut file = Vec::new();
-    let mut answer = ureq::get(format!("http://{hub}/v1/jobs/{job}/state"))
-        .header("authorization", authorization())
-        .call()
-        .unwrap();
-    answer.body_mut().as_reader().read_to_end(&mut file).unwrap();
-    file
-}
+const PATIENT: Duration = Duration::from_secs(PATIENT_S);
 
-/// The state of a job from all its hubs.
-pub(crate) struct Gathered {
-    pub before: Round,
-    /// As a session brings them.
-    pub values: Vec<u8>,
-}
-
-impl Gathered {
-    pub fn state(&self) -> State {
-        State { before: self.before, values: Box::new(std::io::Cursor::new(self.values.clone())) }
-    }
-}
-
-/// Fetches what each of these hubs has of a job's state, and puts it together.
-pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimizer: &Optimizer) -> Gathered {
-    let of_state =
-        |name: &'static &'static str| keys.iter().map(move |key| format!("optimizer/{name}/{}", key.name));
-    let names = keys.iter().map(|key| key.name.clone());
-    let names = names.chain(state_names(optimizer).iter().flat_map(of_state));
-    let (mut begins, mut all) = (HashMap::new(), 0);
-    for (name, key) in names.zip(keys.iter().cycle()) {
-        begins.insert(name, (all, &key.name));
-        all += 4 * key.elements().unwrap() as usize;
-    }
-    let (mut values, mut seen, mut rounds) = (vec![0; all], 0, BTreeSet::new());
-    for file in hubs.iter().map(|hub| fetch(hub.as_ref(), job)).filter(|file| !file.is_empty()) {
-        let data = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
-        let mut said: serde_json::Map<_, _> = serde_json::from_slice(&file[8..data]).unwrap();
-        let about = said.remove("__metadata__").unwrap();
-        rounds.insert(about["round"].as_str().unwrap().parse().unwrap());
-        let share = about.get("share").map_or("{}", |share| share.as_str().unwrap());
-        let share: serde_json::Value = serde_json::from_str(share).unwrap();
-        for (name, entry) in said {
-            let (begin, key) = begins[&name];
-            let first = share["pieces"][key][0].as_u64().unwrap_or(0) as usize;
-            let offset = |end: usize| data + entry["data_offsets"][end].as_u64().unwrap() as usize;
-            let part = &file[offset(0)..offset(1)];
-            values[begin + 4 * first..][..part.len()].copy_from_slice(part);
-            seen += part.len();
-        }
-    }
-    assert_eq!(seen, all, "every element is at one hub");
-    assert_eq!(rounds.len(), 1, "all hubs stand before the same round: {rounds:?}");
-    Gathered { before: Round(rounds.pop_first().unwrap()), values }
+/// What each of these hubs has of a job's state, put together.
+pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimizer: &Optimizer) -> Fetched {
+    Fetched::from(hubs, job, keys, optimizer, PATIENT).unwrap()
 }
 
 pub(crate) fn ones(before: u32, values: usize) -> State {
@@ -165,7 +116,7 @@ fn a_state_is_dealt_to_several_hubs_and_comes_from_several() {
     assert_eq!(session.next_round(), Round(7));
     assert_eq!(session.weights::<f32>(KeyId(0)).unwrap(), [1.0; 4]);
     let hubs = hubs.each_ref().map(|hub| hub.address().to_string());
-    assert_eq!(hubs.iter().filter(|hub| fetch(hub, "job").is_empty()).count(), 1);
+    assert_eq!(hubs.iter().filter(|hub| fetch(hub, "job", PATIENT).unwrap().is_empty()).count(), 1);
     let state = gather(&hubs, "job", &keys, &SGD);
     assert_eq!((state.before, state.values), (Round(7), 1f32.to_le_bytes().repeat(4)));
     session.leave().unwrap();
@@ -190,7 +141,7 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
             let done = &done;
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    assert!(!fetch(hub, "job").is_empty());
+                    assert!(!fetch(hub, "job", PATIENT).unwrap().is_empty());
                 }
             });
         }
@@ -414,7 +365,7 @@ fn a_client_that_hangs_up_costs_the_job_nothing() {
         let mut beginning = [0; 100];
         answer.body_mut().as_reader().read_exact(&mut beginning).unwrap();
     }
-    let file = fetch(&hub.address().to_string(), "job");
+    let file = fetch(&hub.address().to_string(), "job", PATIENT).unwrap();
     assert_eq!(&file[file.len() - 4..], 1f32.to_le_bytes());
     assert!(file.len() > 4 * (8 << 20));
 }

@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::processes::hub::begin_hub;
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::program::Program;
+use hub_tests::program::{Program, until};
 use hub_tests::training::Training;
 use hub_tests::values::{Reference, bits, fill_gradient, fill_weights, same_bits};
 use hub_tests::{
@@ -128,6 +128,49 @@ fn a_hub_that_is_started_again_costs_nothing() {
             same_bits(format!("{transport}, key {key}"), &seen[1][key], expected);
         }
     }
+}
+
+/// While gradients of a round come one after the other, as from a backward pass.
+#[test]
+fn a_hub_that_stops_in_the_middle_of_a_round_loses_nothing() {
+    const STEPS: u32 = 60;
+    const STOPS: u32 = 3;
+    let _watchdog = Watchdog::start();
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+    let mut hub = start(address, dir.path());
+    let made = AtomicU32::new(0);
+    let seen = std::thread::scope(|scope| {
+        let again = scope.spawn(|| {
+            for stop in 1..=STOPS {
+                until("some more rounds", || made.load(Ordering::Relaxed) >= stop * STEPS / (STOPS + 1));
+                hub.stop("a test");
+                hub = start(address, dir.path());
+            }
+            hub
+        });
+        let seen = on_threads(WORKERS, |rank| {
+            let transport = [Transport::Shm, Transport::Tcp][rank as usize];
+            let mut session = begun(SessionConfig { transport: Some(transport), ..waiting(address, rank) });
+            for number in 0..STEPS {
+                write(&mut session, rank, number);
+                for key in session.keys() {
+                    std::thread::sleep(Duration::from_millis(2)); // computes
+                    session.push(key).unwrap();
+                }
+                session.wait_all().unwrap();
+                made.fetch_max(number, Ordering::Relaxed);
+            }
+            assert_eq!(session.returns(), Returns { times: STOPS, lost_rounds: 0 });
+            let seen = weights(&session);
+            session.leave().unwrap();
+            seen
+        });
+        drop(again.join().unwrap());
+        seen
+    });
+    let reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model()).after(STEPS);
+    let expected: Vec<Vec<u32>> = reference.weights.iter().map(|weights| bits(weights)).collect();
+    assert!(seen[0] == expected && seen[1] == expected, "a step with the gradients of some workers");
 }
 
 #[test]

@@ -11,6 +11,7 @@ pub mod proxy;
 pub mod race;
 pub mod relay;
 pub mod simulated;
+pub mod state;
 pub mod training;
 pub mod trouble;
 pub mod usage;

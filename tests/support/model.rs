@@ -5,6 +5,7 @@ use pbox_core::kernels::Kernels;
 use pbox_core::oracle::{self, Step};
 use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Optimizer, Round};
 
+use super::state::Fetched;
 use super::values::rounded;
 
 /// A job in BSP whose workers all take part.
@@ -75,6 +76,21 @@ impl Model {
             *seen = weights.iter().map(|&weight| rounded(dtype, weight)).collect();
             kept.iter_mut().for_each(|kept| kept.fill(0.0));
         }
+    }
+
+    /// Goes on from a state that it had, with new workers.
+    pub fn restart_with(&mut self, state: &Fetched) {
+        let [weights, first, second] = state.tensors(self.layout.keys());
+        for id in 0..self.chunks.len() {
+            let (key, begin, _) = self.place(id);
+            let chunk = &mut self.chunks[id];
+            for i in 0..chunk.weights.len() {
+                let (key, at) = (key.index(), begin + i);
+                (chunk.weights[i], chunk.state[i]) = (weights[key][at], [first[key][at], second[key][at]]);
+            }
+        }
+        self.round = state.before;
+        self.restart();
     }
 
     /// Makes one round in which each rank pushes `value`.

@@ -7,6 +7,8 @@ use half::{bf16, f16};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
 
+use super::state::Fetched;
+
 /// The "rank" whose values are the first weights.
 const BROADCAST: u32 = u32::MAX;
 
@@ -101,6 +103,20 @@ impl Reference {
     pub fn on_machines(self, machines: Vec<u32>) -> Self {
         assert_eq!(machines.iter().sum::<u32>(), self.workers);
         Reference { machines, ..self }
+    }
+
+    /// The server with a state that it had.
+    pub fn with(mut self, state: &Fetched) -> Self {
+        let [master, first, second] = state.tensors(&self.keys);
+        (self.master, self.round) = (master, state.before.0 - 1);
+        for (key, state) in self.state.iter_mut().enumerate() {
+            let values = first[key].iter().zip(&second[key]);
+            *state = values.map(|(&first, &second)| [first, second]).collect();
+        }
+        for ((weights, master), key) in self.weights.iter_mut().zip(&self.master).zip(&self.keys) {
+            *weights = master.iter().map(|&weight| rounded(key.dtype, weight)).collect();
+        }
+        self
     }
 
     /// The server some rounds later.

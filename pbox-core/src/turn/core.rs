@@ -265,6 +265,14 @@ impl<P: Port> Core<P> {
         }
     }
 
+    /// A job that is [held](Self::hold) ends before a round that no chunk is past, if its workers step together: after the
+    /// release chunks come to this round, and go no further.
+    pub fn end_before(&mut self, id: JobId, round: Round) {
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.end_before(round));
+        }
+    }
+
     /// Has a job, in which nobody takes part yet, begin with a state.
     pub fn restore(&mut self, id: JobId, layout: &Layout, restored: &Restored) {
         for entry in self.shards_of(id) {

@@ -38,8 +38,8 @@ impl Look {
     pub(super) fn at<P: Pace, M: Mode>(shard: &ShardOf<P, M>, before: &mut Option<Round>) -> Self {
         let mut look = Look::default();
         let chunks = shard.keys().len();
-        if shard.held || chunks == 0 {
-            look.is_moving = shard.held; // for a moment: nobody is late
+        if shard.is_held() || chunks == 0 {
+            look.is_moving = shard.is_held(); // for a moment: nobody is late
             return look;
         }
         look.round = shard.pace.round(0);

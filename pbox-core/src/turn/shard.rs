@@ -20,6 +20,9 @@ use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
 use crate::weights::{Discarded, Mode, Reply, Staged, To};
 use crate::wire::Wire;
 
+/// A round that no job comes to.
+const NEVER: Round = Round(u32::MAX);
+
 /// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Front {
@@ -129,9 +132,10 @@ pub(crate) struct ShardOf<P, M: Mode> {
     pub(super) terms: Arc<JobTerms>,
     pub(super) pace: P,
     pub(super) stages: Staged<M>,
-    pub(super) held: bool,
-    /// A worker was lost before all workers had the first weights: the shard is held for good.
-    deserted: bool,
+    /// No chunk is stepped from this round on: 0 while the shard is held.
+    pub(super) until: Round,
+    /// The same when it is not held: 0 when a worker was lost before all workers had the first weights.
+    end: Round,
     /// Chunk id to place.
     places: Vec<Option<u32>>,
     /// By place.
@@ -183,8 +187,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let mut shard = ShardOf {
             pace,
             stages,
-            held: false,
-            deserted: false,
+            until: NEVER,
+            end: NEVER,
             places,
             keys: chunks.iter().map(|&id| layout.chunk(id).key).collect(),
             snapshots: Capture::new(chunks, values, snapshot_every, Round(0)),
@@ -317,7 +321,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.remove_worker(rank, discarded);
         match self.front() {
             Some(Front { lowest: Round(0), .. }) if self.terms.optimizer.keeps_weights() => {
-                (self.held, self.deserted) = (true, true);
+                (self.until, self.end) = (Round(0), Round(0));
                 Err(format!("worker {rank} is gone before all had the first weights"))
             }
             _ => match self.pace.abandoned() {
@@ -331,12 +335,24 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
 
     /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front stands still.
     pub fn hold(&mut self) {
-        self.held = true;
+        self.until = Round(0);
+    }
+
+    /// Whether it is [held](Self::hold).
+    #[inline]
+    pub fn is_held(&self) -> bool {
+        self.until == Round(0)
     }
 
     /// Ends the hold. Call `settle` afterwards.
     pub fn release(&mut self) {
-        self.held = self.deserted;
+        self.until = self.end;
+    }
+
+    /// The job ends before this round, which no chunk is past, if its workers step together: chunks come to it and go no
+    /// further. For a shard that is [held](Self::hold).
+    pub fn end_before(&mut self, round: Round) {
+        self.end = self.end.min(round);
     }
 
     /// The rounds in flight; `None` when the core owns no chunk of the job.
@@ -353,7 +369,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// For the next chunk, from `place` on: does the work that a hold delayed or that a changed roster calls for.
     /// Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, place: usize) -> Option<(Finished, usize)> {
-        if self.held {
+        if self.is_held() {
             return None;
         }
         (place..self.keys.len()).find_map(|place| Some((P::settle(self, kernels, place)?, place + 1)))

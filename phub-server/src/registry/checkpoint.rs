@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use pbox_core::control::{CheckpointReply, CheckpointRequest, JobState, PartState};
 use pbox_core::{JobId, Round, Snapshot};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use super::cut::CutAt;
 use super::hubs::Peers;
@@ -22,8 +23,8 @@ use super::{Refusal, Registry, on_thread};
 
 /// How long a request waits for the round in flight, while workers compute.
 pub(super) const ROUND_LIMIT: Duration = Duration::from_secs(30);
-/// The same at a stop of the hub: perhaps nobody pushes any more.
-pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(2);
+/// The same at the end of a job: perhaps nobody pushes any more.
+const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(10);
 
 /// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a
 /// slow disk.
@@ -84,18 +85,40 @@ impl Registry {
         let named = |job: &Job| (job.id, job.name.clone());
         let jobs: Vec<(JobId, String)> = self.lock().jobs.values().filter(running).map(named).collect();
         self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());
+        let mut saves = JoinSet::new();
         for (id, job) in jobs {
-            match self.checkpoint_job(id, ROUND_LIMIT_AT_STOP).await {
-                Ok(_) => self.unsaved.send_modify(|names| names.retain(|name| *name != job)),
-                Err(why) => tracing::warn!(job, why, "no checkpoint at the stop"),
-            }
+            let registry = Arc::clone(self);
+            saves.spawn(async move {
+                match registry.checkpoint_at_stop(id).await {
+                    Ok(_) => registry.unsaved.send_modify(|names| names.retain(|name| *name != job)),
+                    Err(why) => tracing::warn!(job, why, "no checkpoint at the stop"),
+                }
+            });
         }
+        saves.join_all().await;
+    }
+
+    /// Writes the checkpoint of a job that is then ended. A job on this hub alone makes no round after it, so that nothing is
+    /// lost.
+    pub(super) async fn checkpoint_at_stop(self: &Arc<Self>, id: JobId) -> Result<CheckpointReply, String> {
+        let is_alone = self.of_job(id, |job| job.hubs.share.is_whole())?;
+        let at = if is_alone { CutAt::LastRound } else { CutAt::AllHubs };
+        self.checkpoint_at(id, at, ROUND_LIMIT_AT_STOP).await
     }
 
     /// As [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
     pub(super) async fn checkpoint_job(
         self: &Arc<Self>,
         id: JobId,
+        limit: Duration,
+    ) -> Result<CheckpointReply, String> {
+        self.checkpoint_at(id, CutAt::AllHubs, limit).await
+    }
+
+    async fn checkpoint_at(
+        self: &Arc<Self>,
+        id: JobId,
+        at: CutAt,
         limit: Duration,
     ) -> Result<CheckpointReply, String> {
         let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.hubs.peers)))?;
@@ -106,7 +129,7 @@ impl Registry {
             return lead.ask(0, "checkpoint", "write a checkpoint", &request).await;
         }
         let deadline = tokio::time::Instant::now() + limit;
-        let collected = self.collect(id, CutAt::AllHubs, limit).await?;
+        let collected = self.collect(id, at, limit).await?;
         self.save_everywhere(collected, Some(deadline)).await
     }
 

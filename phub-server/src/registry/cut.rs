@@ -56,6 +56,8 @@ pub(super) enum CutAt {
     AllHubs,
     /// At this hub, before its own round. The others do not hear of it.
     ThisHub,
+    /// At the only hub of a job that is about to end: its workers make no round beyond, which would be lost with the job.
+    LastRound,
 }
 
 impl Purpose {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use pbox_core::control::{DrainReply, StopReply};
 
-use super::checkpoint::ROUND_LIMIT_AT_STOP;
 use super::{Refusal, Registry};
 
 impl Registry {
@@ -16,7 +15,7 @@ impl Registry {
             (id, self.store.is_some() && inner.jobs[&id].above.is_none())
         };
         let written = match saves {
-            true => Some(self.checkpoint_job(id, ROUND_LIMIT_AT_STOP).await),
+            true => Some(self.checkpoint_at_stop(id).await),
             false => None,
         };
         let (checkpoint, checkpoint_error) = match written.transpose() {

@@ -194,12 +194,16 @@ impl Registry {
     ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), String> {
         let held = match at {
             CutAt::AllHubs => self.hold_everywhere(id).await?,
-            CutAt::ThisHub => self.hold_here(id).await?,
+            CutAt::ThisHub | CutAt::LastRound => self.hold_here(id).await?,
         };
         let before = held.front.unwrap_or_default();
         if before == Round(0) {
             self.release_everywhere(id, held, before, &Purpose::Nothing).await?;
             return Err(NO_WEIGHTS.to_owned());
+        }
+        if at == CutAt::LastRound {
+            // Whoever has pushed the next round makes this push again when the job goes on.
+            self.ask(id, move |thread| thread.core.end_before(id, before)).await?;
         }
         let (done, parts) = oneshot::channel();
         // A job that ended meanwhile says so at its release.

@@ -243,7 +243,7 @@ impl Pace for Clocks {
         round: Round,
     ) -> Option<Finished> {
         shard.pace.note(place, rank);
-        if shard.held {
+        if shard.is_held() {
             return None;
         }
         let moved = step(shard, kernels, place, rank)?;

@@ -155,7 +155,7 @@ impl Pace for Relayed {
         } else if !pace.below.note(place, link) {
             return None;
         }
-        if shard.held { None } else { Self::settle(shard, kernels, place) }
+        if shard.is_held() { None } else { Self::settle(shard, kernels, place) }
     }
 
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {

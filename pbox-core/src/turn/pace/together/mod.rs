@@ -184,7 +184,8 @@ impl Pace for Arrivals {
         rank: u32,
         round: Round,
     ) -> Option<Finished> {
-        let can_step = shard.pace.note(place, rank) && !shard.held && !shard.stages.reply.awaits_task(round);
+        let can_step =
+            shard.pace.note(place, rank) && round < shard.until && !shard.stages.reply.awaits_task(round);
         can_step.then(|| finish_round(shard, kernels, place))
     }
 
@@ -208,10 +209,13 @@ impl Pace for Arrivals {
     }
 
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
+        let round = shard.pace.round(place);
+        if round >= shard.until {
+            return None;
+        }
         if !shard.pace.is_whole(place) {
             return skip_deserted(shard, place);
         }
-        let round = shard.pace.round(place);
         (!shard.stages.reply.awaits_task(round)).then(|| finish_round(shard, kernels, place))
     }
 }
