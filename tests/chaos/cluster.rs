@@ -22,7 +22,7 @@ pub const BELOW: [usize; 2] = [3, 4];
 pub const HUBS: usize = 5;
 
 /// Rounds from one checkpoint to the next.
-const EVERY: &str = "20";
+pub const EVERY: u32 = 20;
 pub const HEARTBEAT_LIMIT_S: u64 = 4;
 
 /// Its process, and the standard input that ends with the run.
@@ -69,7 +69,7 @@ impl HubProcess {
         command.args(["--listen", &self.address.to_string(), "--data-listen", &self.data.to_string()]);
         command.args(["--heartbeat-limit-s", &limit, "--above-limit-s", "10"]);
         if let Some(dir) = &self.checkpoints {
-            command.arg("--checkpoints").arg(dir).args(["--checkpoint-every", EVERY]);
+            command.arg("--checkpoints").arg(dir).args(["--checkpoint-every", &EVERY.to_string()]);
         }
         if let Some((above, machine)) = &self.above {
             command.args(["--above", above, "--machine", machine]);

@@ -11,9 +11,10 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use hub_tests::values::mix;
+use phub_server::checkpoint::named;
 use rustix::process::Signal;
 
-use super::cluster::{BELOW, Cluster, KILLED, Living, SECOND, STEADY};
+use super::cluster::{BELOW, Cluster, EVERY, KILLED, Living, SECOND, STEADY};
 use super::tally::Tally;
 use super::worker::{Kind, Task};
 
@@ -175,6 +176,24 @@ impl Driver<'_> {
         }
     }
 
+    /// What an operator does: where a job failed before its first checkpoint, and only some of its hubs could save their part
+    /// of its last state, it cannot go on, and is not begun anew in silence.
+    fn take_away(&self, name: &str, past: &Past) {
+        if past.last_key_value().is_some_and(|(&round, _)| round >= EVERY) {
+            return;
+        }
+        for dir in self.job().touched_by.iter().filter_map(|&hub| self.cluster.hubs[hub].checkpoints.as_ref())
+        {
+            for path in std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+                let file = path.file_name().unwrap_or_default().to_string_lossy();
+                if named(&file).is_some_and(|(job, _)| job == name) {
+                    self.tally.say(format!("{name}: {file} is taken away"));
+                    let _ = std::fs::remove_file(&path);
+                }
+            }
+        }
+    }
+
     fn task(&self, name: &str, number: u32) -> Task {
         let Job { kind, shape, hubs, above, transports, .. } = self.job();
         let (mut machine, mut rank) = (0, number);
@@ -251,6 +270,9 @@ impl Driver<'_> {
         let error = life.error.unwrap_or_else(|| "ended without a word".into());
         if !finished && error == "ended without a word" {
             self.tally.wrong(format!("{name}: {error}"));
+        }
+        if error.contains("no round is at all hubs") {
+            self.take_away(name, past);
         }
         self.tally.life(self.number, name, (!finished).then_some(&error));
         finished

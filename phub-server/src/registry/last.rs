@@ -160,17 +160,16 @@ impl Registry {
         let request = LastRequest { secret, before, ended, whole: last.whole.clone() };
         let others = Arc::new(Peers { limit: DISK_LIMIT, ..(*last.peers).clone() });
         let of_others =
-            others.ask_all::<LastReply>("last", "save its part of the last state", request.clone());
-        let (own, of_others) = tokio::join!(self.write_last(last, &request), of_others);
+            others.ask_all::<LastReply>("last", "save its part of the last state", request.clone()).await;
         match rounds {
             // A hub that stops has forgotten its part, and has had all hubs write a checkpoint before.
             Err(_) if own_highest.is_some_and(|highest| highest <= saved) => return Ok(None),
             rounds => rounds?,
         };
-        let Some(mut reply) = own? else { return Ok(None) };
-        for of_hub in of_others {
-            reply.bytes += of_hub?.bytes;
-        }
+        let of_others: Vec<LastReply> = of_others.into_iter().collect::<Result<_, _>>()?;
+        // After the others: a job that has a part here alone, and no whole round before, could not be started again.
+        let Some(mut reply) = self.write_last(last, &request).await? else { return Ok(None) };
+        reply.bytes += of_others.iter().map(|part| part.bytes).sum::<u64>();
         Ok(Some(reply))
     }
 
