@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe chaos figures compression dist clean
+.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe slurm chaos figures compression dist clean
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -35,6 +35,9 @@ neon:  ## test kernels and codecs on an emulated 64-bit Arm
 CHECKS ?=
 rxe:  ## run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some)
 	bash tools/rxe/run.sh $(CHECKS)
+
+slurm: python  ## train under a real Slurm of two machines, in network namespaces (root)
+	sh tools/slurm/run.sh
 
 MINUTES ?= 5
 SEED ?= $$(date +%s)

@@ -74,6 +74,7 @@ SLURM = {
         (TORCHRUN, (1, 2, 1, 4, "127.0.0.1:29502", "1/2@10.0.0.1:29501")),
         ({**OPEN_MPI, "MASTER_ADDR": "a", "MASTER_PORT": "29500"}, (1, 2, 1, 4, "127.0.0.1:29502", "1/2@a:29501")),
         (SLURM, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
+        ({**SLURM, "SLURM_GTIDS": "1,5,3"}, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
         # On one machine, without a name of the first, by wish, or with a hub of one's own: rank 0's hub, or that.
         ({**TORCHRUN, "WORLD_SIZE": "4", "RANK": "1", "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}, None),
         (OPEN_MPI, None),
@@ -98,6 +99,14 @@ def test_machines(environment, expected):
     assert worker.rank == int(environment.get("RANK", 5))  # among all workers, also where each machine has a hub
     seen = place and (place.number, place.of, place.rank, place.world_size, place.hub, place.mesh)
     assert seen == expected
+    if place:
+        listed = [int(rank) for rank in environment.get("SLURM_GTIDS", "").split(",") if rank]
+        assert list(place.ranks) == (listed or list(range(4, 4 + place.world_size)))
+
+
+def test_slurm_names_the_ranks_of_a_machine():
+    with pytest.raises(phub.SettingsError, match="SLURM_GTIDS is '1,3,5'; expected the 3 ranks of this machine, with 5 at place 1"):
+        phub.worker({**SLURM, "SLURM_GTIDS": "1,3,5"})
 
 
 def test_a_hub_beside_the_workers_outlives_them_and_ends_when_it_is_not_used(monkeypatch):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from typing import Mapping, Optional, Tuple
+from typing import Mapping, Optional, Sequence, Tuple
 
 from ._phub import SettingsError
 
@@ -48,6 +48,8 @@ class Machine:
     """The mesh of these hubs, such as "1/4@10.0.0.1:7077"; None if they are below other hubs."""
     starts: bool
     """Whether the machine's first worker starts the hub."""
+    ranks: Sequence[int]
+    """The ranks of the machine's workers, among the workers of all machines."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,14 +168,23 @@ def _machine(
         number, of = _number(env, "SLURM_NODEID"), _number(env, "SLURM_NNODES")
     elif starts and (rank % size != local or world_size % size):
         return None
+    ranks: Sequence[int] = range(rank - local, rank - local + size)
+    if launcher == "Slurm" and "SLURM_GTIDS" in env:
+        # Slurm may deal ranks to machines in turn.
+        ranks = tuple(int(each) for each in re.findall(r"\d+", env["SLURM_GTIDS"]))
+        if len(ranks) != size or ranks[local] != rank:
+            raise SettingsError(
+                f"environment: SLURM_GTIDS is {env['SLURM_GTIDS']!r}; expected the {size} ranks of this machine, with {rank} at "
+                f"place {local}"
+            )
     if not starts:
-        return Machine(number, of, local, size, hub or _BESIDE, env.get("PHUB_MESH"), starts)
+        return Machine(number, of, local, size, hub or _BESIDE, env.get("PHUB_MESH"), starts, ranks)
     if of == 1:
         return None
     host, _, port = (hub or "").rpartition(":")
     # Two machines of a test may be one host: each has a port of its own.
     mine = f"127.0.0.1:{int(port) + number}"
-    return Machine(number, of, local, size, mine, f"{number}/{of}@{host}:{port}", starts)
+    return Machine(number, of, local, size, mine, f"{number}/{of}@{host}:{port}", starts, ranks)
 
 
 def _tasks_here(env: Mapping[str, str]) -> int:

@@ -194,7 +194,7 @@ class Session:
         local = (self.rank, self.world_size)
         if machine is not None:
             local, settings["mesh"] = (machine.rank, machine.world_size), machine.mesh
-        self._first = self.rank - local[0]
+        self._ranks = range(self.world_size) if machine is None else machine.ranks
         address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me, machine)
         self.hub_address = address
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
@@ -405,7 +405,7 @@ class Session:
 
     def members(self) -> List[int]:
         """The ranks that take part now; with a hub on each machine, those on this machine."""
-        return [self._first + member for member in self._native.members()]
+        return [self._ranks[member] for member in self._native.members()]
 
     @property
     def returns(self) -> Returns:

@@ -1,0 +1,148 @@
+"""A real Slurm of two machines, and README's training under it: by srun and by sbatch, in the order of the nodes and in turn.
+
+    namespace m0: slurmd -N one    the rig's switch    namespace m1: slurmd -N two
+    namespace m2: slurmctld; srun and sbatch are called here
+
+Runs inside `unshare --net --mount --pid` (run.sh). Exit status 0 if every training did what it must.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "rig"))
+from machines import Machines  # noqa: E402
+
+NODES = ["one", "two"]
+HEAD = len(NODES)
+# Programs start, and a training of seconds ends, within this time.
+LIMIT_S = 120
+
+CONF = """\
+MailProg=/bin/true
+ClusterName=phub
+SlurmctldHost=head({head})
+AuthType=auth/munge
+AuthInfo=socket={dir}/munge.socket
+CryptoType=crypto/munge
+SlurmUser=root
+StateSaveLocation={dir}/state
+SlurmdSpoolDir={dir}/spool.%n
+SlurmctldPidFile={dir}/slurmctld.pid
+SlurmdPidFile={dir}/slurmd.%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SlurmdParameters=config_overrides
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
+"""
+
+
+def code(page, begins):
+    """The block of a page that begins so."""
+    blocks = re.findall(r"```\w+\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return next(block for block in blocks if block.startswith(begins))
+
+
+# Each worker says which ranks are on its machine, as its machine's hub has them.
+PLACES = """
+import phub
+with phub.Session(keys={"a": (3,)}, optimizer=phub.Average()) as session:
+    session.average({"a": [1, 2, 3]})
+    print(session.members(), flush=True)
+    session.average({"a": [1, 2, 3]})
+"""
+
+
+class Cluster:
+    """The daemons of Slurm, each in a namespace of its own."""
+
+    def __init__(self, directory):
+        self.dir, self.machines = directory, Machines(HEAD + 1)
+        addresses = {name: self.machines.address(number) for number, name in enumerate([*NODES, "head"])}
+        (directory / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{at} {name}\n" for name, at in addresses.items()))
+        subprocess.run(["mount", "--bind", directory / "hosts", "/etc/hosts"], check=True)
+        nodes = "\n".join(f"NodeName={name} NodeAddr={addresses[name]} CPUs=4 State=UNKNOWN" for name in NODES)
+        (directory / "slurm.conf").write_text(CONF.format(head=addresses["head"], dir=directory, nodes=nodes))
+        (directory / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        for each in "state", *(f"spool.{name}" for name in NODES):
+            (directory / each).mkdir()
+        (directory / "munge.key").write_bytes(os.urandom(128))
+        (directory / "munge.key").chmod(0o400)
+        self.env = {**os.environ, "SLURM_CONF": str(directory / "slurm.conf")}
+        files = {name: f"{directory}/munge.{name}" for name in ("socket", "pid", "log", "seed", "key")}
+        self.daemon(
+            *("munge", None, "munged", "--foreground", "--force", "--key-file", files["key"], "--socket", files["socket"]),
+            *("--pid-file", files["pid"], "--log-file", files["log"], "--seed-file", files["seed"]),
+        )
+        self.wait(lambda: Path(files["socket"]).exists(), "munged")
+        self.daemon("slurmctld", HEAD, *self.called("head", "slurmctld -D"))
+        for number, name in enumerate(NODES):
+            self.daemon(f"slurmd.{name}", number, *self.called(name, f"slurmd -D -N {name}"))
+        self.wait(lambda: "2 idle" in self.ask("sinfo", "-h", "-o", "%D %t").stdout, "two idle nodes in sinfo")
+
+    @staticmethod
+    def called(name, command):
+        """The command on a machine with this host name."""
+        return ["unshare", "--uts", "sh", "-c", f"hostname {name} && exec {command}"]
+
+    def daemon(self, log, machine, *command):
+        inside = command if machine is None else self.machines.inside(machine, command)
+        with open(self.dir / f"{log}.out", "w", encoding="utf-8") as out:
+            subprocess.Popen(inside, env=self.env, stdout=out, stderr=out)
+
+    def ask(self, *command):
+        """What a command of Slurm says, on the head."""
+        inside = self.machines.inside(HEAD, command)
+        return subprocess.run(inside, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+    def wait(self, is_there, what):
+        """Nothing tells when a daemon of Slurm is ready."""
+        begun = time.monotonic()
+        while not is_there():
+            if time.monotonic() - begun > LIMIT_S / 4:
+                logs = "".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in self.dir.glob("*.out"))
+                sys.exit(f"slurm: no {what} within {LIMIT_S / 4:.0f} s\n{logs}")
+            time.sleep(0.1)
+
+
+def check(name, done, out, tasks):
+    """Every rank has trained, and every worker of a machine used the hub beside it."""
+    ranks = {int(rank): float(loss) for rank, loss in re.findall(r"^rank (\d+): loss ([\d.]+)$", out, re.MULTILINE)}
+    if done.returncode or sorted(ranks) != list(range(tasks)) or max(ranks.values()) > 0.5:
+        sys.exit(f"slurm: {name}: exit status {done.returncode}, ranks and losses {ranks}\n{out}\n{done.stderr}")
+    print(f"slurm: {name}: losses {[ranks[rank] for rank in range(tasks)]}", flush=True)
+
+
+def main():
+    with tempfile.TemporaryDirectory(prefix="phub-slurm-") as name:
+        directory = Path(name)
+        cluster = Cluster(directory)
+        (directory / "train.py").write_text(code("README.md", "import phub.torch"))
+        (directory / "train.sbatch").write_text(code("docs/launchers.md", "#!/bin/sh"))
+        for what, options in {
+            "srun on two machines": ["-N2", "-n4"],
+            "ranks in turn": ["-N2", "-n4", "--distribution=cyclic"],
+            "one machine": ["-N1", "-n2"],
+            "three and one": ["-N2", "-n4", "--distribution=arbitrary", "--nodelist=one,one,one,two"],
+        }.items():
+            done = cluster.ask("srun", *options, "python", "train.py")
+            check(what, done, done.stdout, int(options[1][2:]))
+        done = cluster.ask("srun", "-N2", "-n4", "--ntasks-per-node=2", "--distribution=cyclic", "python", "-c", PLACES)
+        if sorted(done.stdout.splitlines()) != ["[0, 2]", "[0, 2]", "[1, 3]", "[1, 3]"]:
+            sys.exit(f"slurm: the members of machines are {done.stdout}\n{done.stderr}")
+        done = cluster.ask("sbatch", "--wait", "train.sbatch")
+        outputs = list(directory.glob("slurm-*.out"))
+        check("sbatch", done, "".join(out.read_text() for out in outputs), 4)
+
+
+if __name__ == "__main__":
+    main()
