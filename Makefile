@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe slurm chaos figures compression dist clean
+.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe slurm kubernetes chaos figures compression dist clean
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -95,11 +95,15 @@ bench: setup  ## measure kernels and codecs by criterion, the probe, and the pee
 setup:  ## install the packages that are missing
 	@sh tools/setup.sh
 
-dist: setup  ## build the wheel that needs no Rust and the Debian package in target/dist, install and use both
+dist: setup  ## build the wheel that needs no Rust, the Debian package and the container image, install and use all three
 	sh tools/dist/wheel.sh
 	sh tools/dist/check-wheel.sh
 	sh tools/dist/deb.sh
 	bash tools/dist/check-deb.sh || [ $$? = 3 ]
+	bash tools/dist/check-image.sh || [ $$? = 3 ]
+
+kubernetes:  ## check docs/kubernetes.yaml by Kubernetes' schemas
+	sh tools/kubernetes.sh
 
 clean:  ## remove what was built
 	$(CARGO) clean
