@@ -16,7 +16,7 @@ class Browser:
     """One page of a browser of its own."""
 
     def __init__(self, program):
-        self.home = tempfile.TemporaryDirectory()
+        self.home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         # Without its sandbox, which root and most containers cannot have: it opens our own page alone.
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"]
         self.process = subprocess.Popen(
@@ -60,7 +60,8 @@ class Browser:
         """Waits until the text that an expression has contains all words."""
         end, seen = time.monotonic() + PATIENCE_S, None
         while time.monotonic() < end:
-            seen = self.value(script)
+            # While the page loads there is nothing of it.
+            seen = self.value(f"(() => {{ try {{ return {script}; }} catch {{ return null; }} }})()")
             if seen is not None and all(word in str(seen) for word in words):
                 return seen
             time.sleep(0.1)  # no event of the protocol says that a text has changed
