@@ -245,7 +245,8 @@ impl<P: Port> Core<P> {
     /// All that arrived is done, and the core waits from now on: notes whose pushes it waits for. In microseconds.
     pub fn begin_wait(&mut self, now: u64) {
         for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
-            of_mode!(shard, shard => watch.look(shard, now));
+            // While it is held, and without chunks, it waits for nobody.
+            of_mode!(shard, shard => watch.look(&shard.pace, if shard.held { 0 } else { shard.keys().len() }, now));
         }
     }
 

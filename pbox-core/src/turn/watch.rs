@@ -9,9 +9,8 @@
 //! Between two turns, when a core begins or ends to wait: the path of a chunk does not know of it. A core that never waits looks
 //! at nothing: then nobody is late. Must not read clocks: whoever drives the core says what time it is.
 
-use super::shard::{Pace, ShardOf};
+use super::shard::Pace;
 use crate::layout::Round;
-use crate::weights::Mode;
 
 /// The most rounds of a window.
 const ROUNDS: usize = 200;
@@ -43,7 +42,7 @@ pub(super) struct Watch {
     place: usize,
     /// Its round.
     round: Round,
-    /// Who owed its push, in order.
+    /// Who owed its push, by rank.
     owes: Vec<u32>,
     /// Who owes it now.
     still: Vec<u32>,
@@ -74,15 +73,14 @@ impl Watch {
         }
     }
 
-    /// The core has done all that arrived, and waits from now on.
-    pub fn look<P: Pace, M: Mode>(&mut self, shard: &ShardOf<P, M>, now: u64) {
-        let chunks = shard.keys().len();
+    /// The core has done all that arrived, and waits from now on. `chunks` is 0 while nobody can be late.
+    pub fn look(&mut self, pace: &impl Pace, chunks: usize, now: u64) {
         self.still.clear();
-        if !shard.held && chunks > 0 {
+        if chunks > 0 {
             for place in (self.place..chunks).chain(0..self.place).take(CHUNKS) {
                 self.place = place;
                 let still = &mut self.still;
-                shard.pace.each_waiting(place, &mut |rank, owes| {
+                pace.each_waiting(place, &mut |rank, owes| {
                     if owes {
                         still.push(rank);
                     }
@@ -91,9 +89,14 @@ impl Watch {
                     break;
                 }
             }
-            let round = shard.pace.round(self.place);
+            let round = pace.round(self.place);
             if round == self.round {
-                self.owes.retain(|rank| self.still.contains(rank));
+                // Both are in order.
+                let mut still = self.still.iter().peekable();
+                self.owes.retain(|rank| {
+                    while still.next_if(|still| *still < rank).is_some() {}
+                    still.peek() == Some(&rank)
+                });
                 self.passed(now);
             }
             self.round = round;
@@ -160,5 +163,98 @@ impl Watched {
 
     fn is_empty(&self) -> bool {
         *self == Watched::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::turn::pace::Arrivals;
+
+    const CHUNKS: usize = 3;
+
+    /// A core's window and the arrivals of three workers.
+    struct Seen(Watch, Arrivals);
+
+    impl Seen {
+        fn new() -> Self {
+            let mut arrivals = Arrivals::new(CHUNKS, 3);
+            (0..3).for_each(|rank| arrivals.admit(rank, Round(0)));
+            Seen(Watch::new(3), arrivals)
+        }
+
+        /// The core wakes at `woke`, does these arrivals, and waits again from `now` on.
+        fn turn(&mut self, woke: u64, pushes: &[(usize, u32)], now: u64) {
+            let Seen(watch, arrivals) = self;
+            watch.passed(woke);
+            for &(chunk, rank) in pushes {
+                if arrivals.note(chunk, rank) {
+                    arrivals.advance(chunk);
+                }
+            }
+            watch.look(arrivals, CHUNKS, now);
+        }
+
+        fn rows(&self) -> Vec<(u32, Vec<u32>)> {
+            let mut rows = self.0.watched().rows;
+            rows.sort_by_key(|&(round, _)| round);
+            rows.into_iter().map(|(round, waits)| (round.0, waits)).collect()
+        }
+    }
+
+    #[test]
+    fn waits_are_charged_to_those_who_owe() {
+        let mut seen = Seen::new();
+        seen.turn(0, &[], 5);
+        assert_eq!(seen.0.watched(), Watched::default(), "nobody has pushed, and nobody waits");
+        seen.turn(10, &[(1, 0)], 12);
+        assert_eq!(seen.0.watched().waits_for, [1, 2]);
+        seen.turn(112, &[(1, 1)], 115);
+        seen.turn(1115, &[(1, 2)], 1120);
+        assert_eq!(seen.rows(), [(0, vec![0, 100, 1103])], "3 of them while the core worked");
+        assert!(seen.0.watched().waits_for.is_empty());
+        // A push that came while the core worked was not waited for.
+        seen.turn(2000, &[(0, 2), (0, 1), (0, 0)], 2900);
+        assert_eq!(seen.rows(), [(0, vec![0, 100, 1103])]);
+    }
+
+    #[test]
+    fn a_window_has_the_last_rounds() {
+        let mut seen = Seen::new();
+        let mut now = 0;
+        for round in 0..500 {
+            seen.turn(now, &[(0, 0), (0, 2)], now);
+            now += 10 + round;
+            seen.turn(now, &[(0, 1)], now);
+        }
+        seen.turn(now, &[(0, 0)], now);
+        let watched = seen.0.watched();
+        assert_eq!((watched.first, watched.last), (Round(301), Round(500)));
+        let rows = seen.rows();
+        assert_eq!(
+            (rows.len(), &rows[0], &rows[198]),
+            (199, &(301, vec![0, 311, 0]), &(499, vec![0, 509, 0]))
+        );
+    }
+
+    #[test]
+    fn of_two_cores_the_longer_wait_counts() {
+        let of = |first, rows: &[(u32, [u32; 2])], waits_for: &[u32]| Watched {
+            first: Round(first),
+            last: Round(7),
+            rows: rows.iter().map(|&(round, waits)| (Round(round), waits.to_vec())).collect(),
+            waits_for: waits_for.to_vec(),
+        };
+        let both = of(2, &[(2, [1, 5]), (7, [0, 9])], &[1]).with(of(3, &[(3, [4, 4]), (7, [2, 3])], &[0, 1]));
+        assert_eq!(both, of(3, &[(3, [4, 4]), (7, [2, 9])], &[0, 1]));
+        assert_eq!(Watched::default().with(both.clone()), both);
+        assert_eq!(both.clone().with(Watched::default()), both);
+    }
+
+    #[test]
+    fn a_window_of_many_workers_is_bounded() {
+        let watch = Watch::new(1024);
+        assert_eq!((watch.rounds.len(), watch.waits.len()), (64, NUMBERS));
+        assert_eq!(Watch::new(1 << 20).rounds.len(), FEWEST);
     }
 }
