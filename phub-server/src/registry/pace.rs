@@ -21,6 +21,8 @@ const LIMIT: Duration = Duration::from_millis(500);
 const RATE_OVER: Duration = Duration::from_secs(10);
 /// A rank is named if all waits for it are at least this part of the time of the rounds.
 const WORTH_A_WORD: f64 = 0.05;
+/// And if it was last at least in one of so many rounds.
+const OFTEN: u32 = 10;
 /// A wait so long is the verdict.
 const STANDS: Duration = Duration::from_secs(1);
 
@@ -120,7 +122,9 @@ fn verdict_of(rounds: &RoundsReply) -> String {
         return format!("round {} has waited {} for {who}", rounds.round.0, spoken(waited));
     }
     let head = format!("round {}, {} a second", rounds.round.0, rate(rounds.per_second));
-    let latest = rounds.ranks.iter().max_by_key(|rank| u64::from(rank.last) * rank.late_us);
+    // One long wait is no habit.
+    let often = rounds.ranks.iter().filter(|rank| rank.last.saturating_mul(OFTEN) >= rounds.window);
+    let latest = often.max_by_key(|rank| u64::from(rank.last) * rank.late_us);
     let round_s = 1.0 / rounds.per_second.max(1e-9);
     let share = |rank: &RankReply| {
         f64::from(rank.last) * rank.late_us as f64 / 1e6 / (f64::from(rounds.window) * round_s)
