@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe slurm kubernetes chaos figures compression dist clean
+.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page figures compression dist clean
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -38,6 +38,10 @@ rxe:  ## run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05"
 
 slurm: python  ## train under a real Slurm of two machines, in network namespaces (root)
 	sh tools/slurm/run.sh
+
+PICTURES =
+page: setup  ## test the hub's page in a headless Chromium (PICTURES=DIR keeps pictures of it)
+	sh tools/page.sh $(PICTURES)
 
 MINUTES ?= 5
 SEED ?= $$(date +%s)

@@ -11,5 +11,6 @@ mod membership;
 mod order;
 mod processes;
 mod resources;
+mod seeing;
 mod sessions;
 mod staleness;

@@ -32,6 +32,7 @@ mod seldom;
 mod settings;
 pub mod shapes;
 mod token_command;
+mod top_command;
 pub mod topology_command;
 mod waiting_room;
 

@@ -7,3 +7,4 @@ mod serve;
 mod support;
 mod tls;
 mod token;
+mod top;

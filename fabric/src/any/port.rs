@@ -5,6 +5,7 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use super::sleeping::Alarm;
+use super::transport::Transport;
 use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, Closed, FrameRule, Posted, Until};
 use crate::{shm, tcp, verbs};
@@ -27,6 +28,15 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// The transport of the link.
+    pub fn transport(&self) -> Transport {
+        match self {
+            Endpoint::Shm(_) => Transport::Shm,
+            Endpoint::Tcp(_) => Transport::Tcp,
+            Endpoint::Verbs(_) => Transport::Verbs,
+        }
+    }
+
     /// The link closes when a frame comes that the rule refuses. Over TCP: on shared memory nothing moves, and over RDMA the
     /// NIC writes where the peer says.
     pub fn obey(&mut self, rule: impl FnOnce() -> Box<dyn FrameRule>) {

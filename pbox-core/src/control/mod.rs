@@ -7,6 +7,7 @@ mod known;
 mod mesh;
 mod parse;
 mod peers;
+mod rounds;
 mod versions;
 
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
@@ -17,6 +18,7 @@ pub use peers::{
     WholeRounds, WrittenReply, WrittenRequest,
 };
 
+pub use rounds::{RankReply, RoundsReply};
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
 use std::fmt;
@@ -401,7 +403,7 @@ pub struct CoreReply {
 }
 
 /// One job of the hub.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobReply {
     /// Its name.
     pub name: String,
@@ -441,15 +443,24 @@ pub struct JobReply {
     /// Why it did not go on from its newest checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_warning: Option<String>,
+    /// How it goes, in one line.
+    #[serde(default)]
+    pub verdict: String,
+    /// Its last rounds, once somebody was waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<RoundsReply>,
 }
 
 /// A worker that has joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberReply {
     /// Its rank.
     pub rank: u32,
     /// Time since its last heartbeat.
     pub silent_ms: u64,
+    /// The transport of its links, once it has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
 }
 
 /// `POST /v1/jobs/{job}/stop`: the job has been stopped.

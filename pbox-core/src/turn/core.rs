@@ -20,6 +20,7 @@ use super::replies::{AtWork, Done, Replies};
 use super::shard::Front;
 use super::spec::ShardSpec;
 use super::violation::Violation;
+use super::watch::{Watch, Watched};
 use crate::job::LevelTerms;
 use crate::kernels::Kernels;
 use crate::layout::{Immediate, Layout, Round};
@@ -45,6 +46,7 @@ struct JobShard {
     replies: Replies,
     /// The round of its first chunk at the last [`look`](Core::look).
     looked: Option<Round>,
+    watch: Watch,
     /// Place of the next shard of the same job, which has other chunks.
     next: Option<usize>,
 }
@@ -114,7 +116,8 @@ impl<P: Port> Core<P> {
             last.next = Some(place);
         }
         self.shards.resize_with(self.shards.len().max(place + 1), || None);
-        self.shards[place] = Some(JobShard { id, shard, replies, looked: None, next: None });
+        let watch = Watch::new(of_mode!(&shard, shard => shard.terms.workers));
+        self.shards[place] = Some(JobShard { id, shard, replies, looked: None, watch, next: None });
     }
 
     /// Attaches a worker's link to its job. In modes in which each worker has its own weights window, it comes with this
@@ -237,6 +240,24 @@ impl<P: Port> Core<P> {
         shards.fold(Look::default(), |look, JobShard { shard, looked, .. }| {
             look.with(of_mode!(shard, shard => Look::at(shard, looked)))
         })
+    }
+
+    /// All that arrived is done, and the core waits from now on: notes whose pushes it waits for. In microseconds.
+    pub fn begin_wait(&mut self, now: u64) {
+        for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
+            // While it is held, and without chunks, it waits for nobody.
+            of_mode!(shard, shard => watch.look(&shard.pace, if shard.is_held() { 0 } else { shard.keys().len() }, now));
+        }
+    }
+
+    /// The core has waited until this time, in microseconds.
+    pub fn end_wait(&mut self, now: u64) {
+        self.shards.iter_mut().flatten().for_each(|entry| entry.watch.passed(now));
+    }
+
+    /// For how long the core waited for whom, in a job's last rounds.
+    pub fn watched(&mut self, id: JobId) -> Watched {
+        self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))
     }
 
     /// Lets a job's rounds go on. The workers in `admitted` take part from round `from` on, which no chunk may be past.

@@ -12,6 +12,7 @@ mod send_queue;
 mod shard;
 mod spec;
 mod violation;
+mod watch;
 
 pub use core::Core;
 pub use look::{Look, Waits};
@@ -21,3 +22,4 @@ pub use send_queue::SendQueue;
 pub use shard::Front;
 pub use spec::{ShardSpec, WindowsBelow};
 pub use violation::Violation;
+pub use watch::Watched;

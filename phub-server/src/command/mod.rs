@@ -1,5 +1,5 @@
-//! The `phub-server` program: `serve` runs the hub, `topology` shows a machine and a plan for it, `doctor` checks what a hub
-//! needs here. The Python package runs it, too.
+//! The `phub-server` program: `serve` runs the hub, `top` shows how its jobs go, `topology` shows a machine and a plan for it,
+//! `doctor` checks what a hub needs here. The Python package runs it, too.
 
 mod exit;
 
@@ -19,6 +19,7 @@ use crate::certificate_command::CertificateArgs;
 use crate::checkpoint_command::CheckpointArgs;
 use crate::doctor::DoctorArgs;
 use crate::token_command::TokenArgs;
+use crate::top_command::TopArgs;
 use crate::topology_command::TopologyArgs;
 use crate::{Hub, HubSettings, raise_open_files};
 use exit::succeeds;
@@ -40,6 +41,8 @@ enum Command {
     Serve(HubSettings),
     /// Show sockets, cores and NICs of this machine or another, and where a job's chunks would go.
     Topology(TopologyArgs),
+    /// Show how a hub's jobs go, and for whom it waits, until Ctrl-C.
+    Top(TopArgs),
     /// Check everything that a hub needs here, before the first job: a line each, with the fix.
     Doctor(DoctorArgs),
     /// List, verify and export checkpoints.
@@ -56,6 +59,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
     let result = match Cli::parse_from(arguments).command {
         Command::Serve(settings) => serve(&settings),
         Command::Topology(args) => args.run(),
+        Command::Top(args) => args.run(),
         Command::Token(args) => args.run(),
         Command::Certificate(args) => args.run(),
         // It has printed what is wrong.

@@ -230,7 +230,7 @@ mod tests {
             name: "job".into(),
             state: JobState::Running,
             workers: 2,
-            members: vec![MemberReply { rank: 0, silent_ms: 1500 }],
+            members: vec![MemberReply { rank: 0, silent_ms: 1500, transport: None }],
             round: Round(4),
             equal_before: None,
             promised_bytes: 7,
@@ -241,6 +241,8 @@ mod tests {
             checkpoint_error: None,
             held_up_by: vec![late],
             checkpoint_warning: None,
+            verdict: String::new(),
+            rounds: None,
         };
         let reason = "a test".to_owned();
         let failed = JobReply { state: JobState::Failed { reason, hub_stops: false }, ..job.clone() };

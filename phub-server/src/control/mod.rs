@@ -6,6 +6,7 @@ mod encryption;
 mod guard;
 mod limits;
 mod metrics;
+mod page;
 mod peers;
 mod serve;
 
@@ -15,8 +16,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Extension, Path, Request, State};
-use axum::http::StatusCode;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -42,6 +43,8 @@ const INDEX: &str = "phub-server control port, JSON over HTTP (docs/protocol.md)
 
 GET  /v1/health                     ok while the hub lives
 GET  /v1/hub                        version, cores with their work and waiting, jobs
+GET  /                              a page for browsers; this list for all others
+GET  /v1/events                     what GET /v1/hub says, each second, as server-sent events
 GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
@@ -68,6 +71,8 @@ struct Desk {
     limits: ControlLimits,
     /// A permit for each byte that all bodies together may still have.
     room: Arc<Semaphore>,
+    /// A permit for each listener to the events that there may still be.
+    listeners: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -83,10 +88,12 @@ impl Desk {
 
 pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: ControlLimits) -> Router {
     let room = Arc::new(Semaphore::new(limits.bodies_bytes));
+    let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     Router::new()
-        .route("/", get(async || INDEX))
+        .route("/", get(async |headers: HeaderMap| page::page(&headers)))
         .route("/v1/health", get(async || "ok\n"))
         .route("/v1/hub", get(hub))
+        .route("/v1/events", get(events))
         .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
@@ -103,7 +110,7 @@ pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: Control
         .merge(peers::routes())
         .route_layer(from_fn_with_state(guard, guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, limits, room })
+        .with_state(Desk { registry, limits, room, listeners })
 }
 
 type Answer = Result<Response, Refusal>;
@@ -131,9 +138,16 @@ async fn to_its_end<T: Send + 'static>(
 }
 
 async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
+    desk.registry.look_at_waits().await;
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
+    // By far the most of it, and of use to a picture alone.
+    hub.jobs.iter_mut().filter_map(|job| job.rounds.as_mut()).for_each(|rounds| rounds.recent.clear());
     done(&hub)
+}
+
+async fn events(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
+    page::events(&desk.registry, &desk.listeners, sees)
 }
 
 async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Response {

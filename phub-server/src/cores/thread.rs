@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, IdlePolicy, Port as _, RecvWindow, Spans, Until, any};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, Discarded, JobId, LevelTerms, Notice, Taken};
+use pbox_core::{Core, Discarded, JobId, LevelTerms, Notice, Taken, Watched};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Lane;
@@ -140,6 +140,7 @@ pub(crate) struct CoreThread {
     reports: UnboundedSender<Report>,
     /// To the thread that frees memory.
     discard: Sender<Discarded>,
+    clock: Clock,
     stops: bool,
 }
 
@@ -164,13 +165,15 @@ impl CoreThread {
             waker,
             thread: None,
         };
-        let notices = Vec::new();
-        (handle, CoreThread { core, notices, number, inbox, mail, meters, reports, discard, stops: false })
+        let (notices, clock) = (Vec::new(), Clock::new());
+        let thread =
+            CoreThread { core, notices, number, inbox, mail, meters, reports, discard, clock, stops: false };
+        (handle, thread)
     }
 
     fn run(mut self, policy: IdlePolicy) {
         let mut idle = Idle::new(policy);
-        let mut clock = Clock::new();
+        self.clock = Clock::new();
         loop {
             // Commands come before the turn: a command that was sent before a push is done before the push is read.
             // [mail] A swap and not a store: a command that is sent in between is seen now.
@@ -182,14 +185,15 @@ impl CoreThread {
             }
             let worked = self.core.turn(&mut self.notices);
             self.report_notices();
-            if clock.note_turn(worked) {
-                self.publish(&clock);
+            if self.clock.note_turn(worked) {
+                self.publish();
+                self.watch();
             }
             if worked {
                 idle.reset();
             } else {
                 idle.step(self.core.port(), Until::Any);
-                clock.note_wake();
+                self.clock.note_wake();
             }
         }
     }
@@ -281,8 +285,24 @@ impl CoreThread {
         let _ = self.reports.send(report);
     }
 
-    fn publish(&self, clock: &Clock) {
-        let tally = self.core.tally();
+    /// Work begins or ends, or has gone on for some time: the core's waits are noted.
+    fn watch(&mut self) {
+        match self.clock.working {
+            true => self.core.end_wait(self.clock.at(self.clock.woke)),
+            false => self.core.begin_wait(self.clock.at(self.clock.since)),
+        }
+    }
+
+    /// For how long this core waited for whom in a job's last rounds, until now.
+    pub fn watched(&mut self, job: JobId) -> Watched {
+        if !self.clock.working {
+            self.core.begin_wait(self.clock.at(Instant::now()));
+        }
+        self.core.watched(job)
+    }
+
+    fn publish(&self) {
+        let (tally, clock) = (self.core.tally(), &self.clock);
         self.meters.chunks.store(tally.chunks, Ordering::Relaxed);
         self.meters.chunk_bytes.store(tally.chunk_bytes, Ordering::Relaxed);
         self.meters.busy_ns.store(clock.busy.as_nanos() as u64, Ordering::Relaxed);
@@ -293,6 +313,7 @@ impl CoreThread {
 /// Splits a thread's time into work and waiting. Reads the clock after each wait, when work begins and ends, and now and then
 /// in between.
 struct Clock {
+    begun: Instant,
     busy: Duration,
     waiting: Duration,
     /// Everything before is booked.
@@ -306,7 +327,12 @@ struct Clock {
 impl Clock {
     fn new() -> Self {
         let (zero, now) = (Duration::ZERO, Instant::now());
-        Clock { busy: zero, waiting: zero, since: now, woke: now, working: false, turns: 0 }
+        Clock { begun: now, busy: zero, waiting: zero, since: now, woke: now, working: false, turns: 0 }
+    }
+
+    /// A time, in microseconds since the start.
+    fn at(&self, time: Instant) -> u64 {
+        time.saturating_duration_since(self.begun).as_micros() as u64
     }
 
     /// A turn is over. True if it is time to publish the meters.

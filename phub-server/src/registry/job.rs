@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::SendWindow;
+use fabric::any::Transport;
 use pbox_core::control::{
     HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, MemberReply, Mesh,
 };
@@ -21,6 +22,7 @@ use super::checkpoint::Checkpoints;
 use super::compare::Digests;
 use super::hubs::Hubs;
 use super::late::Progress;
+use super::pace::{LastRounds, verdict};
 
 /// A worker that joined.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ pub(crate) struct Member {
     cores: usize,
     /// When its last heartbeat came.
     pub heard: Instant,
+    /// The transport of its links, once it has some.
+    pub transport: Option<Transport>,
     /// Names it at all hubs of the job.
     worker: u64,
     /// Of a hub below: whether all its own members are there. A worker is always ready.
@@ -121,6 +125,7 @@ pub(crate) struct Job {
     pub mesh: Option<Mesh>,
     brought: Brought,
     pub progress: Progress,
+    pub last_rounds: LastRounds,
     pub digests: Digests,
     pub news: watch::Sender<HeartbeatReply>,
 }
@@ -168,6 +173,7 @@ impl Job {
             mesh: None,
             brought: Brought::Nothing,
             progress: Progress::new(),
+            last_rounds: LastRounds::default(),
             digests: Digests::default(),
             news: watch::Sender::new(news),
         }
@@ -227,7 +233,7 @@ impl Job {
     pub fn add_member(&mut self, rank: u32, worker: u64) {
         let (heard, ready) = (Instant::now(), self.terms.level.members == Members::Workers);
         self.members[rank as usize] =
-            Some(Member { cores: 0, heard, worker, ready, standing: Standing::Joined });
+            Some(Member { cores: 0, heard, transport: None, worker, ready, standing: Standing::Joined });
     }
 
     /// A worker had reached this round when it lost the hub.
@@ -496,20 +502,24 @@ impl Job {
     }
 
     fn describe_members(&self) -> Vec<MemberReply> {
-        let silent_ms = |member: &Member| member.heard.elapsed().as_millis() as u64;
+        let describe = |(rank, member): (u32, &Member)| MemberReply {
+            rank,
+            silent_ms: member.heard.elapsed().as_millis() as u64,
+            transport: member.transport.map(|transport| transport.to_string()),
+        };
         let ranks = (0u32..).zip(&self.members).filter(|&(rank, _)| self.has(rank));
-        ranks
-            .filter_map(|(rank, member)| Some(MemberReply { rank, silent_ms: silent_ms(member.as_ref()?) }))
-            .collect()
+        ranks.filter_map(|(rank, member)| Some(describe((rank, member.as_ref()?)))).collect()
     }
 
     pub fn describe(&self) -> JobReply {
+        let (news, rounds) = (self.news.borrow(), self.last_rounds.reply());
+        let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(self.progress.round());
         JobReply {
             name: self.name.clone(),
-            state: self.state(),
+            state: news.state.clone(),
             workers: self.terms.workers,
             members: self.describe_members(),
-            round: self.progress.round(),
+            round,
             equal_before: self.digests.equal,
             promised_bytes: self.promised,
             above: self.above.as_ref().map_or_else(Vec::new, |above| above.addresses()),
@@ -517,8 +527,10 @@ impl Job {
             model_bytes: self.model.1,
             checkpoint: self.checkpoints.last.clone(),
             checkpoint_error: self.checkpoints.error.clone(),
-            held_up_by: self.news.borrow().held_up_by.clone(),
+            held_up_by: news.held_up_by.clone(),
             checkpoint_warning: self.checkpoints.warning.clone(),
+            verdict: verdict(&news.state, round, &news.held_up_by, rounds.as_ref()),
+            rounds,
         }
     }
 }

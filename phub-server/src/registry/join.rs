@@ -230,8 +230,12 @@ impl Registry {
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
     pub fn attach(&self, admission: Admission, gradients: Arc<RecvWindow>, endpoints: Vec<any::Endpoint>) {
         // Under the lock, so that a command to remove the worker comes after its links.
-        let inner = self.lock();
-        let Some(job) = inner.tokens.get(&admission.token).map(|(id, _)| &inner.jobs[id]) else { return };
+        let mut inner = self.lock();
+        let Some(id) = inner.tokens.get(&admission.token).map(|&(id, _)| id) else { return };
+        let Some(job) = inner.jobs.get_mut(&id) else { return };
+        if let Some(member) = &mut job.members[admission.rank as usize] {
+            member.transport = endpoints.first().map(any::Endpoint::transport);
+        }
         let mut own = admission.own.into_iter();
         for (&core, endpoint) in job.cores.numbers.iter().zip(endpoints) {
             let (id, rank, gradients) = (admission.job, admission.rank, Arc::clone(&gradients));

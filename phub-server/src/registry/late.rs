@@ -78,6 +78,7 @@ impl Job {
 impl Registry {
     /// Looks at each running job once.
     pub async fn look_at_rounds(self: &Arc<Self>) {
+        self.look_at_waits().await;
         let running = |job: &&Job| job.state() == JobState::Running;
         let jobs: Vec<JobId> = self.lock().jobs.values().filter(running).map(|job| job.id).collect();
         for id in jobs {

@@ -153,6 +153,7 @@ impl Registry {
 
     /// Fails every job and admits no more.
     pub fn stop(&self, reason: &str) {
+        self.stops.send_replace(Some(reason.to_owned()));
         let mut inner = self.lock();
         inner.stopping = true;
         let jobs = inner.jobs.values().filter(|job| !job.failed());

@@ -8,6 +8,7 @@
 //! | `join` | lets workers in |
 //! | `make`, `restore` | make a job for its first worker, with its checkpoint |
 //! | `late` | names workers that hold rounds up |
+//! | `pace` | how fast rounds go, who is late in them, the verdict |
 //! | `promises` | the memory that jobs were promised |
 //! | `quotas` | what one address, and one job, may have |
 //! | `loss` | loses workers, fails jobs |
@@ -32,6 +33,7 @@ mod late;
 mod loss;
 mod make;
 mod operate;
+mod pace;
 mod promises;
 mod quotas;
 mod restore;
@@ -164,6 +166,8 @@ pub(crate) struct Registry {
     pub unused_since: watch::Sender<Option<Instant>>,
     /// Whether the hub takes no more jobs.
     pub draining: watch::Sender<bool>,
+    /// Why the hub stops, once it does.
+    pub stops: watch::Sender<Option<String>>,
     /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
     cores: Vec<CoreHandle>,
@@ -194,7 +198,7 @@ impl Registry {
         } = parts;
         Arc::new_cyclic(|me| Registry {
             me: me.clone(),
-            id: format!("{:032x}", u128::from_be_bytes(join::new_token().unwrap_or_default())),
+            id: random_name(),
             up,
             meetings: Meetings::default(),
             inner: Mutex::default(),
@@ -208,6 +212,7 @@ impl Registry {
             resident_at_start: fabric::resident_bytes().unwrap_or(0),
             unused_since: watch::Sender::new(Some(Instant::now())),
             draining: watch::Sender::default(),
+            stops: watch::Sender::default(),
             unsaved: watch::Sender::default(),
             cores,
             kernels,
@@ -508,6 +513,11 @@ impl Inner {
             self.lost.insert(token, (Instant::now() + KEEP_FAILED, told));
         }
     }
+}
+
+/// 32 hexadecimal digits that nobody foresees.
+pub(crate) fn random_name() -> String {
+    format!("{:032x}", u128::from_be_bytes(join::new_token().unwrap_or_default()))
 }
 
 /// A token as a request has it; zeros for what is none.

@@ -1,0 +1,135 @@
+//! The page for people: `GET /`, and `GET /v1/events`, which keeps it up to date with server-sent events.
+//!
+//! ```text
+//!   every second: the cores are asked --> event `hub`: what GET /v1/hub says, with the lateness by rank and round
+//!   the hub stops --> event `end`: why
+//! ```
+//!
+//! The page is one file, holds nothing of the hub, and is served to everybody; the events need a token that may read. Runs on
+//! the control thread.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::StatusCode;
+use axum::http::header::{
+    ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderMap, REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use axum::response::{IntoResponse, Response};
+use http_body_util::channel::{Channel, Sender};
+use serde::Serialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::INDEX;
+use super::guard::Sees;
+use crate::registry::{Refusal, Registry, random_name};
+
+const PAGE: &str = include_str!("page.html");
+/// Stands in the page where its scripts and styles have the word that the policy names.
+const NONCE: &str = "NONCE";
+
+/// Who listens at the same time. Each costs a description of the hub every second.
+pub(super) const LISTENERS: usize = 32;
+/// Between two events.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Events of one answer. A page then asks again, so that a token counts no longer than the hub's secret.
+const EVENTS: usize = 600;
+/// A listener that takes nothing for so long is gone.
+const UNREAD: Duration = Duration::from_secs(30);
+
+/// The page for a browser, and the list of requests for everybody else.
+pub(super) fn page(headers: &HeaderMap) -> Response {
+    let accepts = headers.get(ACCEPT).and_then(|kinds| kinds.to_str().ok()).unwrap_or_default();
+    if !accepts.contains("text/html") {
+        return INDEX.into_response();
+    }
+    let nonce = random_name();
+    let policy = format!(
+        "default-src 'none'; connect-src 'self'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'"
+    );
+    let about = [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
+        (CONTENT_SECURITY_POLICY, &policy),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (X_FRAME_OPTIONS, "DENY"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    (about, PAGE.replace(NONCE, &nonce)).into_response()
+}
+
+/// Events until the hub stops or the listener is gone.
+pub(super) fn events(
+    registry: &Arc<Registry>,
+    listeners: &Arc<Semaphore>,
+    sees: Sees,
+) -> Result<Response, Refusal> {
+    let place = Arc::clone(listeners).try_acquire_owned().map_err(|_| {
+        Refusal::Busy(format!(
+            "{LISTENERS} listen to the events of this hub already; close a page, and try again"
+        ))
+    })?;
+    let (listener, pieces) = Channel::new(1);
+    tokio::spawn(tell(Arc::downgrade(registry), listener, sees, place));
+    let about = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
+    Ok((StatusCode::OK, about, Body::new(pieces)).into_response())
+}
+
+async fn tell(
+    registry: Weak<Registry>,
+    mut listener: Sender<Bytes>,
+    sees: Sees,
+    _place: OwnedSemaphorePermit,
+) {
+    let Some(mut stops) = registry.upgrade().map(|registry| registry.stops.subscribe()) else { return };
+    let stopped = async move { stops.wait_for(Option::is_some).await.ok().and_then(|why| why.clone()) };
+    tokio::select! {
+        () = tell_hub(&registry, &mut listener, &sees) => {}
+        // A listener that does not read does not hold the hub's stop up.
+        why = stopped => drop(timeout(PAUSE, listener.send_data(event("end", &why))).await),
+    }
+}
+
+/// Ends when the listener is gone, or has had all the events of one answer.
+async fn tell_hub(registry: &Weak<Registry>, listener: &mut Sender<Bytes>, sees: &Sees) {
+    let mut ticks = interval(PAUSE);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for _ in 0..EVENTS {
+        ticks.tick().await;
+        let hub = {
+            // Not held while the listener is waited for: a hub that stops needs the last reference.
+            let Some(registry) = registry.upgrade() else { return };
+            registry.look_at_waits().await;
+            let mut hub = registry.describe();
+            hub.jobs.retain(|job| sees.job(&job.name));
+            hub.jobs.sort_by(|a, b| a.name.cmp(&b.name));
+            hub
+        };
+        if !matches!(timeout(UNREAD, listener.send_data(event("hub", &hub))).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+fn event(name: &str, data: &impl Serialize) -> Bytes {
+    let data = serde_json::to_string(data).expect("events are plain data");
+    Bytes::from(format!("event: {name}\ndata: {data}\n\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_nothing_from_elsewhere() {
+        for foreign in ["http:", "https:", "src=", "@import", "url(", "innerHTML", "eval(", "localStorage"] {
+            assert!(!PAGE.contains(foreign), "the page has {foreign}");
+        }
+        assert_eq!(PAGE.matches("style=").count(), 0, "the policy forbids styles of elements");
+        assert_eq!(PAGE.matches(NONCE).count(), 2, "one style, one script");
+    }
+}

@@ -1,0 +1,246 @@
+//! How a job's rounds go: how fast, who is late, and the verdict in one line, which is made here alone.
+//!
+//! Cores keep [windows](Watched) of their waits. They are asked at each look at the rounds, and when somebody asks the hub. On
+//! the control thread.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pbox_core::control::{JobState, Late, RankReply, RoundsReply};
+use pbox_core::{JobId, Round, Watched};
+
+use super::Registry;
+use super::job::Job;
+
+/// What was asked so lately is not asked again, whoever wants to know.
+const FRESH: Duration = Duration::from_millis(200);
+/// How long the cores may take to say it: one that hangs has its job described without.
+const LIMIT: Duration = Duration::from_millis(500);
+/// The time over which rounds a second are counted; with slower rounds, the last two changes.
+const RATE_OVER: Duration = Duration::from_secs(10);
+/// A rank is named if all waits for it are at least this part of the time of the rounds.
+const WORTH_A_WORD: f64 = 0.05;
+/// And if it was last at least in one of so many rounds.
+const OFTEN: u32 = 10;
+/// A wait so long is the verdict.
+const STANDS: Duration = Duration::from_secs(1);
+
+/// A job's last rounds, as they were when the cores were asked last.
+#[derive(Debug, Default)]
+pub(crate) struct LastRounds {
+    watched: Watched,
+    asked: Option<Instant>,
+    /// When which round was seen first.
+    seen: VecDeque<(Instant, Round)>,
+}
+
+impl LastRounds {
+    fn note(&mut self, watched: Watched) {
+        let now = Instant::now();
+        if self.seen.back().is_none_or(|&(_, round)| round != watched.last) {
+            self.seen.push_back((now, watched.last));
+        }
+        while self.seen.len() > 2 && now - self.seen[0].0 > RATE_OVER {
+            self.seen.pop_front();
+        }
+        self.watched = watched;
+    }
+
+    fn per_second(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.seen.front(), self.seen.back()) else { return 0.0 };
+        let seconds = (last.0 - first.0).as_secs_f64();
+        if seconds > 0.0 { f64::from(last.1.0.saturating_sub(first.1.0)) / seconds } else { 0.0 }
+    }
+
+    /// Nothing while nobody was waited for.
+    pub fn reply(&self) -> Option<RoundsReply> {
+        let Watched { first, last, rows, waits_for } = &self.watched;
+        let ranks = rows.first()?.1.len();
+        let window = last.0 - first.0 + 1;
+        let longest: Vec<u32> =
+            rows.iter().map(|(_, waits)| waits.iter().copied().max().unwrap_or(0)).collect();
+        let of_rank = |rank: usize| {
+            let mut all: Vec<u32> = rows.iter().map(|(_, waits)| waits[rank]).collect();
+            let was_last = |&(&wait, &longest): &(&u32, &u32)| wait > 0 && wait == longest;
+            let mut late: Vec<u32> =
+                all.iter().zip(&longest).filter(was_last).map(|(&wait, _)| wait).collect();
+            // In the other rounds of the window nobody was waited for.
+            all.resize(all.len().max(window as usize), 0);
+            RankReply {
+                rank: rank as u32,
+                last: late.len() as u32,
+                late_us: median(&mut late),
+                median_us: median(&mut all),
+                greatest_us: all.last().copied().unwrap_or(0).into(),
+            }
+        };
+        let now = rows.last().filter(|(round, _)| round == last).and_then(|(_, waits)| waits.iter().max());
+        Some(RoundsReply {
+            round: *last,
+            per_second: (self.per_second() * 100.0).round() / 100.0,
+            window,
+            waits_for: waits_for.clone(),
+            waited_us: now.copied().filter(|_| !waits_for.is_empty()).unwrap_or(0).into(),
+            ranks: (0..ranks).map(of_rank).collect(),
+            recent: rows.clone(),
+        })
+    }
+}
+
+/// Sorts.
+fn median(values: &mut [u32]) -> u64 {
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0).into()
+}
+
+/// How a job goes, in one line.
+pub(super) fn verdict(
+    state: &JobState,
+    round: Round,
+    held_up_by: &[Late],
+    rounds: Option<&RoundsReply>,
+) -> String {
+    match state {
+        JobState::Gathering { missing, machines } if missing.is_empty() => {
+            format!("waits for the hubs of {}", names("machine", machines))
+        }
+        JobState::Gathering { missing, .. } => format!("waits for {} to join", names("rank", missing)),
+        JobState::Failed { reason, .. } => format!("failed: {reason}"),
+        JobState::Running => match (held_up_by, rounds) {
+            ([], None) => format!("round {}: nobody was waited for yet", round.0),
+            ([], Some(rounds)) => verdict_of(rounds),
+            (late, _) => late.iter().map(Late::to_string).collect::<Vec<_>>().join("; "),
+        },
+    }
+}
+
+fn verdict_of(rounds: &RoundsReply) -> String {
+    let waited = Duration::from_micros(rounds.waited_us);
+    if waited >= STANDS {
+        let who = names("rank", &rounds.waits_for);
+        return format!("round {} has waited {} for {who}", rounds.round.0, spoken(waited));
+    }
+    let head = format!("round {}, {} a second", rounds.round.0, rate(rounds.per_second));
+    // One long wait is no habit.
+    let often = rounds.ranks.iter().filter(|rank| rank.last.saturating_mul(OFTEN) >= rounds.window);
+    let latest = often.max_by_key(|rank| u64::from(rank.last) * rank.late_us);
+    let round_s = 1.0 / rounds.per_second.max(1e-9);
+    let share = |rank: &RankReply| {
+        f64::from(rank.last) * rank.late_us as f64 / 1e6 / (f64::from(rounds.window) * round_s)
+    };
+    match latest.filter(|rank| share(rank) >= WORTH_A_WORD) {
+        Some(rank) => format!(
+            "{head}, waiting for rank {}: last in {}% of rounds, by {}",
+            rank.rank,
+            100 * rank.last / rounds.window.max(1),
+            spoken(Duration::from_micros(rank.late_us))
+        ),
+        None => format!("{head}, nobody is late"),
+    }
+}
+
+/// `rank 3`, or `ranks 3, 5`; of many the first ones.
+fn names(what: &str, numbers: &[u32]) -> String {
+    let first: Vec<String> = numbers.iter().take(8).map(u32::to_string).collect();
+    let (plural, more) = (if numbers.len() == 1 { "" } else { "s" }, numbers.len().saturating_sub(8));
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{what}{plural} {}{more}", first.join(", "))
+}
+
+fn rate(per_second: f64) -> String {
+    if per_second >= 10.0 { format!("{per_second:.0}") } else { format!("{per_second:.1}") }
+}
+
+fn spoken(time: Duration) -> String {
+    match time.as_secs_f64() {
+        s if s >= 10.0 => format!("{s:.0} s"),
+        s if s >= 1.0 => format!("{s:.1} s"),
+        s if s >= 0.01 => format!("{:.0} ms", s * 1e3),
+        s => format!("{:.2} ms", s * 1e3),
+    }
+}
+
+impl Registry {
+    /// Asks the cores how the rounds of running jobs go, unless they have just been asked.
+    pub async fn look_at_waits(self: &Arc<Self>) {
+        let now = Instant::now();
+        let stale = |job: &mut &mut Job| {
+            let stale =
+                job.state() == JobState::Running && job.last_rounds.asked.is_none_or(|at| now - at > FRESH);
+            job.last_rounds.asked = if stale { Some(now) } else { job.last_rounds.asked };
+            stale
+        };
+        let jobs: Vec<JobId> =
+            self.lock().jobs.values_mut().filter_map(|mut job| stale(&mut job).then_some(job.id)).collect();
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        for id in jobs {
+            let asked = self.ask(id, move |thread| thread.watched(id));
+            let Ok(Ok(cores)) = tokio::time::timeout_at(deadline, asked).await else { continue };
+            let watched = cores.into_iter().fold(Watched::default(), Watched::with);
+            let _ = self.of_job(id, |job| job.last_rounds.note(watched));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(waits: impl Iterator<Item = [u32; 3]>) -> LastRounds {
+        let rows: Vec<_> = (0..).map(Round).zip(waits.map(|waits| waits.to_vec())).collect();
+        let last = rows.last().unwrap().0;
+        let at = Instant::now();
+        LastRounds {
+            watched: Watched { first: Round(0), last, rows, waits_for: vec![] },
+            asked: None,
+            seen: [(at, Round(0)), (at + Duration::from_secs(2), last)].into(),
+        }
+    }
+
+    fn said(rounds: &LastRounds) -> String {
+        let reply = rounds.reply();
+        verdict(&JobState::Running, Round(0), &[], reply.as_ref())
+    }
+
+    #[test]
+    fn the_verdict_names_who_is_last_most_of_the_time() {
+        let rounds = rows((0..201).map(|round| if round % 10 == 0 { [900, 0, 0] } else { [0, 300, 7_000] }));
+        assert_eq!(
+            said(&rounds),
+            "round 200, 100 a second, waiting for rank 2: last in 89% of rounds, by 7.00 ms"
+        );
+        let reply = rounds.reply().unwrap();
+        assert_eq!(
+            reply.ranks[1],
+            RankReply { rank: 1, last: 0, late_us: 0, median_us: 300, greatest_us: 300 }
+        );
+        assert_eq!((reply.ranks[0].last, reply.ranks[0].median_us, reply.ranks[0].late_us), (21, 0, 900));
+    }
+
+    #[test]
+    fn short_waits_are_nobodys_fault() {
+        let rounds = rows((0..101).map(|round| [20 + round % 7, 30, 9]));
+        assert_eq!(said(&rounds), "round 100, 50 a second, nobody is late");
+    }
+
+    #[test]
+    fn a_round_that_stands_is_the_verdict() {
+        let mut rounds =
+            rows((0..101).map(|round| if round == 100 { [0, 12_000_000, 0] } else { [0, 0, 5_000] }));
+        rounds.watched.waits_for = vec![1];
+        assert_eq!(said(&rounds), "round 100 has waited 12 s for rank 1");
+        rounds.watched.waits_for.clear();
+        assert!(said(&rounds).contains("rank 2: last in 99%"), "{}", said(&rounds));
+    }
+
+    #[test]
+    fn the_verdict_on_a_job_that_does_not_run() {
+        let gathering = JobState::Gathering { missing: (1..12).collect(), machines: vec![] };
+        let said = verdict(&gathering, Round(0), &[], None);
+        assert_eq!(said, "waits for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more to join");
+        let failed = JobState::Failed { reason: "worker 1 is gone".into(), hub_stops: false };
+        assert_eq!(verdict(&failed, Round(0), &[], None), "failed: worker 1 is gone");
+        assert!(verdict(&JobState::Running, Round(4), &[], None).starts_with("round 4"));
+    }
+}

@@ -1,0 +1,138 @@
+//! `phub-server top`: how a hub's jobs go, in a terminal.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use authority::{ALL_JOBS, Credential, Right, Token};
+use clap::Parser;
+use pbox_core::control::{CoreReply, HubReply, JobReply};
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::client::Address;
+
+/// The time limit of an answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Between two questions.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Ranks of a job that are shown, those that are waited for most.
+const RANKS: usize = 8;
+/// Moves to the corner, and clears what is below.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Settings of `phub-server top`.
+///
+/// Shows how the jobs of a hub go, as its page does: a verdict for each job, and the ranks that the hub waits for most. In a
+/// terminal it is drawn anew each second until Ctrl-C. Otherwise there is a line for each job and second.
+#[derive(Clone, Debug, Parser)]
+pub struct TopArgs {
+    /// The hub's control port.
+    #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
+    hub: String,
+
+    /// Ask once, print a line for each job, and end.
+    #[arg(long)]
+    once: bool,
+}
+
+impl TopArgs {
+    /// Shows it until it is interrupted.
+    ///
+    /// # Errors
+    /// When the hub does not answer the first time, or there is a token that cannot be read.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let credential = Credential::find_if_any().context("what to show to the hub")?;
+        let token = credential.map(|credential| credential.token(Right::Read, ALL_JOBS));
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(self.watch(token))
+    }
+
+    async fn watch(&self, token: Option<Token>) -> anyhow::Result<()> {
+        let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+        let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+        let address = Address::resolve(&self.hub);
+        let in_terminal = std::io::stdout().is_terminal() && !self.once;
+        let mut ticks = interval(PAUSE);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut before: Option<HubReply> = None;
+        loop {
+            let asked = async {
+                ticks.tick().await;
+                address.get::<HubReply>("/v1/hub", token.clone(), PATIENCE).await
+            };
+            let answer = tokio::select! {
+                answer = asked => answer,
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+            };
+            let text = match (&answer, &before) {
+                (Ok(hub), _) if in_terminal => format!("{CLEAR}{}", screen(&self.hub, hub, before.as_ref())),
+                (Ok(hub), _) => lines(hub),
+                (Err(why), None) => return Err(anyhow!("hub {}: {why}", self.hub)),
+                (Err(why), Some(_)) => format!("the hub does not answer: {why}\n"),
+            };
+            let mut out = std::io::stdout().lock();
+            // Who reads it no more has ended it.
+            if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() || self.once {
+                return Ok(());
+            }
+            before = answer.ok().or(before);
+        }
+    }
+}
+
+/// A line for each job.
+fn lines(hub: &HubReply) -> String {
+    let line = |job: &&JobReply| format!("{}: {}\n", job.name, job.verdict);
+    let text: String = sorted(hub).iter().map(line).collect();
+    if text.is_empty() { "no job is here\n".to_owned() } else { text }
+}
+
+fn screen(address: &str, hub: &HubReply, before: Option<&HubReply>) -> String {
+    let mut text = format!("hub {address}, {}, {} MiB\n", hub.version, hub.rss_bytes >> 20);
+    let before = before.filter(|before| before.id == hub.id);
+    let busy = hub.cores.iter().enumerate().map(|(number, core)| {
+        let part = part_busy(core, before.and_then(|before| before.cores.get(number)));
+        format!("cpu {} {:.0}%", core.cpu, 100.0 * part)
+    });
+    let _ = writeln!(text, "cores with work: {}", busy.collect::<Vec<_>>().join(", "));
+    for job in sorted(hub) {
+        let _ = writeln!(text, "\n{}: {}", job.name, job.verdict);
+        let Some(rounds) = &job.rounds else { continue };
+        let mut ranks = rounds.ranks.clone();
+        ranks.sort_by_key(|rank| std::cmp::Reverse((rank.last, rank.greatest_us)));
+        let _ = writeln!(
+            text,
+            "  {:>6} {:>9} {:>12} {:>10} {:>10}",
+            "rank", "was last", "then late by", "median", "greatest"
+        );
+        for rank in ranks.iter().take(RANKS) {
+            let part = format!("{}%", 100 * rank.last / rounds.window.max(1));
+            let [late, median, greatest] = [rank.late_us, rank.median_us, rank.greatest_us]
+                .map(|us| format!("{:.2} ms", us as f64 / 1e3));
+            let awaited = if rounds.waits_for.contains(&rank.rank) { "  awaited" } else { "" };
+            let _ = writeln!(
+                text,
+                "  {:>6} {part:>9} {late:>12} {median:>10} {greatest:>10}{awaited}",
+                rank.rank
+            );
+        }
+    }
+    text
+}
+
+fn sorted(hub: &HubReply) -> Vec<&JobReply> {
+    let mut jobs: Vec<&JobReply> = hub.jobs.iter().collect();
+    jobs.sort_by_key(|job| &job.name);
+    jobs
+}
+
+/// The part of the time since then that a core worked, or since the start.
+fn part_busy(core: &CoreReply, before: Option<&CoreReply>) -> f64 {
+    let (busy, waiting) = before.map_or((0, 0), |before| (before.busy_ns, before.waiting_ns));
+    let (busy, waiting) = (core.busy_ns.saturating_sub(busy), core.waiting_ns.saturating_sub(waiting));
+    if busy + waiting == 0 { 0.0 } else { busy as f64 / (busy + waiting) as f64 }
+}

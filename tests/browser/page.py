@@ -1,0 +1,138 @@
+"""The hub's page in a real browser, with a real hub and real workers: `make page`.
+
+A hub that wants a token, four workers of which one is slow, and a headless Chromium. The page asks for the token, shows who is
+late, a worker that is stopped, one that is killed, and that the hub is gone. With `--pictures DIR` it leaves pictures there.
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+
+from browser import Browser
+
+RANKS, SLOW, STOPPED, KILLED = 4, 3, 1, 2
+VERDICT = "document.querySelector('.verdict')?.textContent"
+STATE = "document.getElementById('state').textContent"
+EVENTS = "document.getElementById('events').textContent"
+
+
+def hub(programs, home, secret):
+    settings = dict(os.environ, PHUB_TOKEN=secret, HOME=str(home), RUST_LOG="warn")
+    command = [programs / "phub-server", "serve", "--listen", "127.0.0.1:0", "--cores", "2", "--idle", "sleep"]
+    command += ["--checkpoints", home / "checkpoints", "--late-warning-s", "600"]
+    process = subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, text=True)
+    return process, process.stdout.readline().split("://")[1].strip()
+
+
+def worker(programs, secret, address, rank):
+    """Pushes and pulls as a network of the trace does whose layers compute for some time."""
+    time_scale = 0.15 if rank == SLOW else 0.05
+    command = [programs / "phub-probe", "--hub", address, "--rank", rank, "--workers", RANKS, "--job", "resnet"]
+    command += ["--compute", "resnet50", "--shrink", 200, "--time-scale", time_scale, "--rounds", 100000]
+    settings = dict(os.environ, PHUB_TOKEN=secret)
+    return subprocess.Popen([str(word) for word in command], env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def pid_of(process):
+    """The worker that the probe has started."""
+    return int(pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
+def check(page, address, token, pictures):
+    """Yields whenever something must happen to the cluster: what to whom."""
+
+    def picture(name, width=1000, height=820, scheme="light"):
+        page.window(width, height, scheme)
+        wide = page.value("document.documentElement.scrollWidth")
+        assert wide <= width, f"{name}: the page is {wide} wide in a window of {width}"
+        if pictures:
+            page.picture(pictures / f"{name}.png")
+
+    page.window(1000, 820, "light")
+    page.ask("Page.navigate", url=f"http://{address}/")
+    page.until("it asks for a token", STATE, "wants a token")
+    page.until("the field has the focus", "document.activeElement.id", "token")
+    page.type("phub-read.*.00")
+    page.press("Enter", "\r")
+    page.until("a bad token is refused", "document.getElementById('refused').textContent", "not of its secret")
+    page.type(token)
+    page.press("Enter", "\r")
+    page.until("it is live", STATE, "live")
+    print("   ", page.until("the slow worker is named", VERDICT, "a second", f"waiting for rank {SLOW}: last in"))
+    round_of = "Number(document.querySelector('.verdict').textContent.match(/round (\\d+)/)[1])"
+    before = page.value(round_of)
+    page.until("it goes on by itself", f"{round_of} > {before}", "True")
+    page.until("the window is full", "cards.get('resnet').job.rounds.window", "200")
+    picture("page")
+    picture("page-dark", scheme="dark")
+    picture("page-phone", width=390, height=844, scheme="dark")
+    assert "rgb(20, 20, 19)" in page.value("getComputedStyle(document.body).backgroundColor")
+    page.window(1000, 820, "light")
+    assert page.value("document.getElementById('links').textContent").startswith(f"{RANKS} by shm")
+    colours = "new Set(document.querySelector('canvas').getContext('2d').getImageData(0, 0, 800, 72).data).size"
+    assert page.value(colours) > 10, "there is a picture"
+
+    page.value("document.activeElement.blur()")
+    page.press("Tab")
+    page.until("the picture is reached by the keyboard", "document.activeElement.tagName", "CANVAS")
+    page.press("ArrowLeft")
+    for _ in range(SLOW):
+        page.press("ArrowDown")
+    page.until("a cell is told", "document.activeElement.parentNode.nextSibling.textContent", f"rank {SLOW}: waited for")
+
+    yield signal.SIGSTOP, STOPPED
+    print("   ", page.until("the stopped worker is named", VERDICT, "has waited", f"for rank {STOPPED}"))
+    page.until("its row says so", f"document.querySelectorAll('tbody tr')[{STOPPED}].textContent", "awaited")
+    picture("page-stopped")
+    yield signal.SIGCONT, STOPPED
+    page.until("it goes on", VERDICT, "a second")
+
+    yield signal.SIGKILL, KILLED
+    print("   ", page.until("the lost worker is named", VERDICT, "failed", f"worker {KILLED}"))
+    page.until("it is told below", EVENTS, f"worker {KILLED}")
+    picture("page-failed")
+
+    yield signal.SIGTERM, None
+    print("   ", page.until("the hub is gone", STATE, "the hub is gone", "SIGTERM"))
+    page.until("it asks again", STATE, "does not answer")
+    picture("page-gone")
+    assert all(url.startswith(f"http://{address}/") for url in page.requested()), page.requested()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=pathlib.Path, default=pathlib.Path("target/release"))
+    parser.add_argument("--browser", required=True)
+    parser.add_argument("--pictures", type=pathlib.Path)
+    args = parser.parse_args()
+    if args.pictures:
+        args.pictures.mkdir(parents=True, exist_ok=True)
+    secret = "a-secret-of-a-test-that-is-long-enough"
+    command = [args.programs / "phub-server", "token", "--right", "read"]
+    token = subprocess.check_output(command, env=dict(os.environ, PHUB_TOKEN=secret), text=True).strip()
+    with contextlib.ExitStack() as ends:
+        home = pathlib.Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        server, address = hub(args.programs, home, secret)
+        ends.callback(server.kill)
+        workers = [worker(args.programs, secret, address, rank) for rank in range(RANKS)]
+        for process in workers:
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+        page = Browser(args.browser)
+        ends.callback(page.close)
+        for what, rank in check(page, address, token, args.pictures):
+            os.kill(server.pid if rank is None else pid_of(workers[rank]), what)
+        # The answers 401 to the first two requests, and the refused connections at the end.
+        expected = ["401", "ERR_CONNECTION_REFUSED"]
+        others = [one for one in page.complaints() if not any(word in str(one) for word in expected)]
+        assert not others, others
+    print("the page shows what happens")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

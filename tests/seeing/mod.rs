@@ -1,0 +1,4 @@
+//! What people see of a hub: who holds it up, the page, its events.
+
+mod lateness;
+mod page;
