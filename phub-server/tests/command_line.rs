@@ -36,6 +36,27 @@ fn settings_of_the_environment_are_named_by_it() {
         String::from_utf8_lossy(&output.stderr),
         &["RUST_LOG", "phub_server=loud", "warn,phub_server=debug"],
     );
+    let output = phub_server(&["serve"]).env("PHUB_LOG_FORMAT", "xml").output().unwrap();
+    assert!(!output.status.success());
+    says(String::from_utf8_lossy(&output.stderr), &["PHUB_LOG_FORMAT", "\"xml\"", "text or json"]);
+}
+
+#[test]
+fn a_log_for_programs_has_an_object_a_line() {
+    let _watchdog = Watchdog::start();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    // It logs its cores, and then it cannot listen.
+    let output =
+        phub_server(&["serve", "--listen", &address, "--cores", "1", "--log-format", "json"]).output();
+    let lines = String::from_utf8(output.unwrap().stderr).unwrap();
+    let objects: Vec<serde_json::Value> = lines
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let core = objects.iter().find(|line| line["message"] == "core").expect(&lines);
+    assert!(core["slot"] == 0 && core["level"] == "INFO" && core["timestamp"].is_string(), "{core}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_subscriber::filter::Targets;
@@ -38,7 +38,14 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the hub until Ctrl-C or SIGTERM. Logs go to stderr (RUST_LOG sets how much).
-    Serve(HubSettings),
+    Serve {
+        #[command(flatten)]
+        settings: HubSettings,
+        /// How log lines are written: text for people, or json for programs, an object a line with its facts as fields
+        /// [default: text] [env: PHUB_LOG_FORMAT=]
+        #[arg(long, value_enum)]
+        log_format: Option<LogFormat>,
+    },
     /// Show sockets, cores and NICs of this machine or another, and where a job's chunks would go.
     Topology(TopologyArgs),
     /// Show how a hub's jobs go, and for whom it waits, until Ctrl-C.
@@ -57,7 +64,7 @@ enum Command {
 /// on stderr. Arguments that are wrong, and `--help`, end the process.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
     let result = match Cli::parse_from(arguments).command {
-        Command::Serve(settings) => serve(&settings),
+        Command::Serve { settings, log_format } => log("info", log_format).and_then(|()| serve(&settings)),
         Command::Topology(args) => args.run(),
         Command::Top(args) => args.run(),
         Command::Token(args) => args.run(),
@@ -79,11 +86,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
 }
 
 /// Writes what this process logs to stderr from now on, unless it has a log already: at the levels of `RUST_LOG`, else at
-/// these.
+/// these; in this format, else in that of `PHUB_LOG_FORMAT`.
 ///
 /// # Errors
-/// When `RUST_LOG` names no levels. Nothing is then logged.
-pub fn log(levels: &str) -> anyhow::Result<()> {
+/// When `RUST_LOG` names no levels, or `PHUB_LOG_FORMAT` no format. Nothing is then logged.
+pub fn log(levels: &str, format: Option<LogFormat>) -> anyhow::Result<()> {
     let given = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
     let levels = given.unwrap_or_else(|| levels.to_owned());
     let levels: Targets = levels.parse().with_context(|| {
@@ -91,14 +98,33 @@ pub fn log(levels: &str) -> anyhow::Result<()> {
             "RUST_LOG is {levels:?}; expected a level such as info, or levels such as warn,phub_server=debug"
         )
     })?;
+    let named = std::env::var("PHUB_LOG_FORMAT").ok().filter(|name| !name.is_empty());
+    let format = match (format, named) {
+        (Some(format), _) => format,
+        (None, Some(name)) => LogFormat::from_str(&name, false)
+            .map_err(|_| anyhow!("PHUB_LOG_FORMAT is {name:?}; expected text or json"))?,
+        (None, None) => LogFormat::Text,
+    };
     let ansi = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(ansi);
+    let lines = match format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
     tracing_subscriber::registry().with(lines.with_filter(levels)).try_init().ok(); // an error: it has one
     Ok(())
 }
 
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// A sentence and its facts, for people.
+    Text,
+    /// A JSON object a line, with the facts as fields.
+    Json,
+}
+
 fn serve(settings: &HubSettings) -> anyhow::Result<()> {
-    log("info")?;
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Signals are caught before the hub is up, so that none is lost.
