@@ -70,6 +70,7 @@ class _HubWork(_Work):
             raise RuntimeError(f"all-reduce by the hub: no answer in {limit:.3f} s")
         if self._error is not None:
             raise self._error
+        self._future.wait()  # it is done an instant later
         return True
 
     def synchronize(self) -> None:
@@ -83,10 +84,10 @@ class _HubWork(_Work):
         return self._tensors
 
     def is_completed(self) -> bool:
-        return self._done.is_set()
+        return bool(self._future.done())
 
     def is_success(self) -> bool:
-        return self._done.is_set() and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> Optional[BaseException]:
         return self._error
