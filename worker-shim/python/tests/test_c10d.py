@@ -63,6 +63,9 @@ def the_rest(rank, store, world_size, hub):
     begin(store, rank, world_size, hub)
     number = torch.tensor([rank + 1])
     dist.all_reduce(number)
+    mean = torch.tensor([rank * 3 + 2])
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    assert mean.item() == 3, "7 / 2, toward zero"
     highest = torch.tensor([float(rank)])
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
     double = torch.tensor([0.5], dtype=torch.float64)
@@ -88,7 +91,7 @@ def the_rest(rank, store, world_size, hub):
     counts = phub.c10d.counts()
     dist.destroy_process_group()
     assert counts["hub"] == {}
-    assert counts["gloo"]["allreduce"] == 4 and counts["gloo"]["broadcast"] == 1 and counts["gloo"]["barrier"] == 1
+    assert counts["gloo"]["allreduce"] == 5 and counts["gloo"]["broadcast"] == 1 and counts["gloo"]["barrier"] == 1
     assert counts["gloo"]["new_group"] == (2 if rank == 0 else 1), counts
 
 

@@ -42,8 +42,8 @@ def counts() -> Dict[str, Dict[str, int]]:
     return {by: dict(calls) for by, calls in _COUNTS.items()}
 
 
-class _HubWork(_Work):
-    """An all-reduce by the hub that is under way."""
+class _CallUnderWay(_Work):
+    """An all-reduce that is under way, and that `finish` ends."""
 
     def __init__(self, tensors: List[torch.Tensor]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _HubWork(_Work):
     def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
         limit = timeout.total_seconds() if timeout is not None else 0.0
         if not self._done.wait(limit if limit > 0.0 else None):
-            raise RuntimeError(f"all-reduce by the hub: no answer in {limit:.3f} s")
+            raise RuntimeError(f"all-reduce: no answer in {limit:.3f} s")
         if self._error is not None:
             raise self._error
         self._future.wait()  # it is done an instant later
@@ -125,12 +125,13 @@ class _HubGroup(_Group):
             tensors = [tensors]
         if not _is_the_hubs(tensors, options.reduceOp):
             _COUNTS["gloo"]["allreduce"] += 1
-            return self._gloo.allreduce(tensors, options)
+            is_mean = options.reduceOp == _c10d.ReduceOp.AVG
+            return self._mean_by_gloo(tensors, options) if is_mean else self._gloo.allreduce(tensors, options)
         _COUNTS["hub"]["allreduce"] += 1
         tensor = tensors[0].detach()
         flat = tensor.contiguous().view(-1)
         times = self.size() if options.reduceOp == _c10d.ReduceOp.SUM else 1
-        work = _HubWork(tensors)
+        work = _CallUnderWay(tensors)
 
         def done(error: Optional[BaseException]) -> None:
             try:
@@ -143,6 +144,25 @@ class _HubGroup(_Group):
             work.finish(error)
 
         self._means.average(DTYPES[tensor.dtype], flat, done)
+        return work
+
+    def _mean_by_gloo(self, tensors: List[torch.Tensor], options: Any) -> _CallUnderWay:
+        """Gloo has no mean of integers. As with NCCL it is rounded toward zero; Lightning asks for such means."""
+        options.reduceOp = _c10d.ReduceOp.SUM
+        work, size = _CallUnderWay(tensors), self.size()
+
+        def divide(sums: Any) -> None:
+            error = None
+            try:
+                sums.wait()
+                for each in tensors:
+                    is_whole = not (each.is_floating_point() or each.is_complex())
+                    each.div_(size, rounding_mode="trunc" if is_whole else None)
+            except BaseException as failed:
+                error = failed
+            work.finish(error)
+
+        self._gloo.allreduce(tensors, options).get_future().then(divide)
         return work
 
     def shutdown(self) -> None:
