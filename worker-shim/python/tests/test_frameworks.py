@@ -16,14 +16,14 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
     pytest.skip(f"phub.c10d needs torch 2.4 or later, and this is {torch.__version__}", allow_module_level=True)
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-LIMIT_S = 200
+LIMIT_S = 120
 RANK = re.compile(r"^rank (\d+): weights (\S+), calls (\{.*\})$", re.MULTILINE)
 LOSS = re.compile(r"^(?:step|epoch) \d+: loss (\S+)$", re.MULTILINE)
 
 
 def launch(tmp_path, example, *arguments, options=()):
-    # Each run has a port of its own, and a hub that rank 0 starts.
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", *options]
+    # Each run has ports of its own, and a hub that rank 0 starts.
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PHUB_")}
     environment.update(PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
     return subprocess.Popen(

@@ -108,7 +108,7 @@ class _HubGroup(_Group):
 
         def join(dtype: str, **keys: Any) -> Session:
             # A hub that comes back knows one round for all keys, and these keys are used unequally often: no waiting for it.
-            limits = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
+            limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             return Session(hub, rank, size, job=f"{job}-{dtype}", **keys, **limits)
 
         self._means = Means(join)
