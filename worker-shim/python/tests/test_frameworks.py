@@ -1,4 +1,4 @@
-"""The examples with real frameworks, under torchrun. `make frameworks` has them all; a missing one is skipped, with a message."""
+"""The examples with real frameworks, under torchrun. `make frameworks` has them all; a missing one is skipped."""
 
 import ast
 import importlib.metadata

@@ -1,7 +1,7 @@
 """A backend of torch.distributed: `import phub.c10d`, then `torch.distributed.init_process_group("phub")`.
 
-The hub takes all-reduce of f32, f16 and bf16 in host memory, as a sum or a mean. Gloo takes everything else, and all of a
-subgroup. `counts` tells how often each of them was called. Needs torch 2.4.
+The hub takes all-reduce of f32, f16 and bf16 in host memory, as a sum or a mean. Gloo takes everything else, and all
+of a subgroup. `counts` tells how often each of them was called. Needs torch 2.4.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from .torch._settings import DTYPES
 __all__ = ["counts"]
 
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
-    raise SettingsError(f"phub.c10d needs torch 2.4 or later, and this is {torch.__version__}: phub.torch.ddp_hook does not")
+    raise SettingsError(f"phub.c10d needs torch 2.4 or later, and this is {torch.__version__}; ddp_hook needs 1.13")
 if not torch.distributed.is_available():
     raise SettingsError("phub.c10d needs torch.distributed, which this build of torch lacks")
 
 _c10d: Any = torch.distributed.distributed_c10d
-_Group: Any = torch.distributed.ProcessGroup
-_Work: Any = torch.distributed.Work  # type: ignore[attr-defined]
+_Group: Any = _c10d.ProcessGroup
+_Work: Any = _c10d.Work
 _COUNTS: Dict[str, Counter[str]] = {"hub": collections.Counter(), "gloo": collections.Counter()}
 
 
 def counts() -> Dict[str, Dict[str, int]]:
-    """How often this process has called each operation since its start: `{"hub": {"allreduce": 12}, "gloo": {...}}`. Gloo's
-    "new_group" is a subgroup, whose calls are not counted."""
+    """How often this process has called each operation since its start: `{"hub": {"allreduce": 12}, "gloo": {...}}`.
+    Gloo's "new_group" is a subgroup, whose calls are not counted."""
     return {by: dict(calls) for by, calls in _COUNTS.items()}
 
 
-class _CallUnderWay(_Work):
+class _CallUnderWay(_Work):  # type: ignore[misc]
     """An all-reduce that is under way, and that `finish` ends."""
 
     def __init__(self, tensors: List[torch.Tensor]) -> None:
@@ -93,7 +93,7 @@ class _CallUnderWay(_Work):
         return self._error
 
 
-class _HubGroup(_Group):
+class _HubGroup(_Group):  # type: ignore[misc]
     """All workers: a group of gloo, of which the hub takes some calls."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
@@ -107,7 +107,7 @@ class _HubGroup(_Group):
         limit = timeout.total_seconds()
 
         def join(dtype: str, **keys: Any) -> Session:
-            # A hub that comes back knows one round for all keys, and these keys are used unequally often: no waiting for it.
+            # A hub that comes back knows one round for all keys, and these are used unequally often: no waiting for it.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             return Session(hub, rank, size, job=f"{job}-{dtype}", **keys, **limits)
 
@@ -182,12 +182,13 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
 
 
 def _agree(store: Any, rank: int) -> Tuple[Optional[str], str]:
-    """Where the hub is, or None if the launcher's environment says it; and a name for the jobs of this group that no other
-    group has."""
+    """Where the hub is, or None if the launcher's environment says it; and a name for the jobs of this group that no
+    other group has."""
     if rank == 0:
         me = worker()
         alone = me.hub is None and me.serve_at is not None and me.serve_at.endswith(":0")
-        hub = serve_for(str(me.serve_at)) if alone else None  # started without a launcher: the store is how others know it
+        # Without a launcher the store is how others know it.
+        hub = serve_for(str(me.serve_at)) if alone else None
         store.set("phub", json.dumps([hub, f"{me.job[:32]}-c10d-{uuid.uuid4().hex[:8]}"]))
     said: Tuple[Optional[str], str] = tuple(json.loads(store.get("phub")))
     return said

@@ -16,15 +16,15 @@ from .._phub import Error
 from .._session import Session
 from ._windows import tensor as window
 
-# Elements of a key. Of each size there are so many keys, which take turns: 18 MB of f32 gradients in all, and as much of
-# means.
+# Elements of a key. Of each size there are so many keys, which take turns: 18 MB of f32 gradients in all, and as much
+# of means.
 _SIZES = (1 << 18, 1 << 14, 1 << 10, 1 << 8)
 _KEYS_OF_A_SIZE = 16
 
 
 def pieces(elements: int) -> Iterator[Tuple[int, int]]:
-    """How a tensor of so many elements is cut: the size of a key, and how many of its elements are used. It depends on the
-    number of elements only, so all workers cut alike. A key is more than half full, except a smallest one."""
+    """How a tensor of so many elements is cut: the size of a key, and how many of its elements are used. It depends on
+    the number of elements only, so all workers cut alike. A key is more than half full, except a smallest one."""
     while elements > 0:
         size = next((size for size in _SIZES if 2 * elements > size), _SIZES[-1])
         yield size, min(size, elements)
@@ -41,8 +41,8 @@ class _Piece(NamedTuple):
 class Means:
     """Averages tensors in host memory, in place, in the order of the calls, which is the same at all workers.
 
-    A thread of its own does it, so no call waits. There is a session for each type of numbers, joined when the first tensor
-    of this type comes.
+    A thread of its own does it, so no call waits. There is a session for each type of numbers, joined when the first
+    tensor of this type comes.
     """
 
     def __init__(self, join: Callable[..., Session]) -> None:
@@ -60,8 +60,8 @@ class Means:
         self._thread.start()
 
     def average(self, dtype: str, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
-        """Replaces the elements of `flat`, which has one dimension, by their means. Then calls `done` on another thread: with
-        an error if there was one. After an error every later tensor has the same one."""
+        """Replaces the elements of `flat`, which has one dimension, by their means. Then calls `done` on another thread:
+        with an error if there was one. After an error every later tensor has the same one."""
         self._given.put((dtype, flat, done))
 
     def leave(self) -> None:
@@ -74,7 +74,8 @@ class Means:
                 if self._error is None:
                     session.leave()
             except Error as error:
-                warnings.warn(f"job {session.job!r}: this worker could not leave it: {error}", RuntimeWarning, stacklevel=2)
+                text = f"job {session.job!r}: this worker could not leave it: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
             finally:
                 session.close()
 
