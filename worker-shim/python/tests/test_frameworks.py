@@ -36,6 +36,15 @@ def launch(tmp_path, example, *arguments, options=()):
     )
 
 
+def rest_of(process):
+    """What it still says until it ends. One that hangs is ended, with its workers."""
+    try:
+        return process.communicate(timeout=LIMIT_S)[0]
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise AssertionError(f"it hangs: {process.communicate()[0]}") from None
+
+
 def check_ranks(said):
     """Both ranks end with the same weights, and the hub was used."""
     ranks = {rank: (weights, ast.literal_eval(calls)) for rank, weights, calls in RANK.findall(said)}
@@ -53,7 +62,7 @@ def check_ranks(said):
 def test_example(tmp_path, example, package, calls):
     pytest.importorskip(package)
     process = launch(tmp_path, example)
-    said = process.communicate(timeout=LIMIT_S)[0]
+    said = rest_of(process)
     assert process.returncode == 0, said
     losses = [float(loss) for loss in LOSS.findall(said)]
     assert losses[-1] < 0.6 * losses[0], said
@@ -70,7 +79,7 @@ def test_elastic_training_goes_on_after_a_kill(tmp_path):
         if line.startswith("rank 1 step 10:"):
             os.kill(int(line.split()[-1]), signal.SIGKILL)
             break
-    said += process.communicate(timeout=LIMIT_S)[0]
+    said += rest_of(process)
     assert process.returncode == 0, said
     went_on = [int(step) for step in re.findall(r"goes on at step (\d+)", said)]
     assert len(went_on) == 2 and went_on[0] == went_on[1] and 10 <= went_on[0] < 40, said
