@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page figures compression dist clean
+.PHONY: help run test check house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page figures compression dist clean
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -26,6 +26,9 @@ loom: setup  ## test the ring and the bell under every interleaving
 python: setup  ## build and install the Python package in target/python, test it and its types
 	sh tools/python.sh
 
+frameworks: setup  ## train with PyPI's PyTorch, Lightning, Accelerate and Transformers by the backend "phub" (6 GB)
+	sh tools/frameworks.sh
+
 other-compiler:  ## test fabric and pbox-core with the rustc of Debian unstable
 	sh tools/other-compiler.sh
 
@@ -36,7 +39,7 @@ CHECKS ?=
 rxe:  ## run the checks that need RDMA, in guests with soft-RoCE (CHECKS="02 05" for some)
 	bash tools/rxe/run.sh $(CHECKS)
 
-slurm: python  ## train under a real Slurm of two machines, in network namespaces (root)
+slurm:  ## train under a real Slurm of two machines, in network namespaces (root; after make python)
 	sh tools/slurm/run.sh
 
 PICTURES =

@@ -1,0 +1,244 @@
+"""A backend of torch.distributed: `import phub.c10d`, then `torch.distributed.init_process_group("phub")`.
+
+The hub takes all-reduce of f32, f16 and bf16 in host memory, as a sum or a mean. Gloo takes everything else, and all
+of a subgroup. `counts` tells how often each of them was called. Needs torch 2.4.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import json
+import threading
+import uuid
+import weakref
+from typing import Any, Counter, Dict, List, Optional, Tuple
+
+import torch
+
+from ._hub import serve_for
+from ._launch import worker
+from ._phub import SettingsError
+from ._session import Session
+from .torch._means import Means
+from .torch._settings import DTYPES
+
+__all__ = ["counts"]
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
+    raise SettingsError(f"phub.c10d needs torch 2.4 or later, and this is {torch.__version__}; ddp_hook needs 1.13")
+if not torch.distributed.is_available():
+    raise SettingsError("phub.c10d needs torch.distributed, which this build of torch lacks")
+
+_c10d: Any = torch.distributed.distributed_c10d
+_Group: Any = _c10d.ProcessGroup
+_Work: Any = _c10d.Work
+_COUNTS: Dict[str, Counter[str]] = {"hub": collections.Counter(), "gloo": collections.Counter()}
+
+
+def counts() -> Dict[str, Dict[str, int]]:
+    """How often this process has called each operation since its start: `{"hub": {"allreduce": 12}, "gloo": {...}}`.
+    Gloo's "new_group" is a subgroup, whose calls are not counted."""
+    return {by: dict(calls) for by, calls in _COUNTS.items()}
+
+
+class _CallUnderWay(_Work):  # type: ignore[misc]
+    """An all-reduce that is under way, and that `finish` ends."""
+
+    def __init__(self, tensors: List[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self._error: Optional[BaseException] = None
+        self._done = threading.Event()
+        self._given: Any = torch.futures.Future()
+        # What `then` raises is an error for C++ as well, such as DDP's reducer. `set_exception` makes a value of it.
+        self._future = self._given.then(self._outcome)
+
+    def _outcome(self, _given: Any) -> List[torch.Tensor]:
+        if self._error is not None:
+            raise RuntimeError(f"{type(self._error).__name__}: {self._error}") from self._error
+        return self._tensors
+
+    def finish(self, error: Optional[BaseException]) -> None:
+        self._error = error
+        self._done.set()
+        self._given.set_result(None)
+
+    def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
+        limit = timeout.total_seconds() if timeout is not None else 0.0
+        if not self._done.wait(limit if limit > 0.0 else None):
+            raise RuntimeError(f"all-reduce: no answer in {limit:.3f} s")
+        if self._error is not None:
+            raise self._error
+        self._future.wait()  # it is done an instant later
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Any:
+        return self._future
+
+    def result(self) -> List[torch.Tensor]:
+        self.wait()
+        return self._tensors
+
+    def is_completed(self) -> bool:
+        return bool(self._future.done())
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Optional[BaseException]:
+        return self._error
+
+
+class _HubGroup(_Group):  # type: ignore[misc]
+    """All workers: a group of gloo, of which the hub takes some calls."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        super().__init__(store, rank, size)
+        gloo, kind = _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout), _Group.BackendType.GLOO
+        self._gloo = _Group(store, rank, size)
+        for group in (self, self._gloo):
+            group._set_default_backend(kind)
+            group._register_backend(torch.device("cpu"), kind, gloo)
+        hub, job = _agree(store, rank)
+        limit = timeout.total_seconds()
+
+        def join(dtype: str, **keys: Any) -> Session:
+            # A hub that comes back knows one round for all keys, and these are used unequally often: no waiting for it.
+            limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
+            return Session(hub, rank, size, job=f"{job}-{dtype}", **keys, **limits)
+
+        self._means = Means(join)
+        # Before torch 2.6 nobody calls `shutdown`.
+        self._leave = weakref.finalize(self, self._means.leave)
+        self._leave.atexit = False
+
+    def getBackendName(self) -> str:
+        return "phub"
+
+    def allreduce(self, tensors: Any, options: Any = None) -> Any:
+        options = _c10d.AllreduceOptions() if options is None else options
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        if not _is_the_hubs(tensors, options.reduceOp):
+            _COUNTS["gloo"]["allreduce"] += 1
+            is_mean = options.reduceOp == _c10d.ReduceOp.AVG
+            return self._mean_by_gloo(tensors, options) if is_mean else self._gloo.allreduce(tensors, options)
+        _COUNTS["hub"]["allreduce"] += 1
+        tensor = tensors[0].detach()
+        flat = tensor.contiguous().view(-1)
+        times = self.size() if options.reduceOp == _c10d.ReduceOp.SUM else 1
+        work = _CallUnderWay(tensors)
+
+        def done(error: Optional[BaseException]) -> None:
+            try:
+                if error is None and times > 1:
+                    flat.mul_(times)
+                if error is None and flat.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(flat.view(tensor.shape))
+            except BaseException as failed:
+                error = failed
+            work.finish(error)
+
+        self._means.average(DTYPES[tensor.dtype], flat, done)
+        return work
+
+    def _mean_by_gloo(self, tensors: List[torch.Tensor], options: Any) -> _CallUnderWay:
+        """Gloo has no mean of integers. As with NCCL it is rounded toward zero; Lightning asks for such means."""
+        options.reduceOp = _c10d.ReduceOp.SUM
+        work, size = _CallUnderWay(tensors), self.size()
+
+        def divide(sums: Any) -> None:
+            error = None
+            try:
+                sums.wait()
+                for each in tensors:
+                    is_whole = not (each.is_floating_point() or each.is_complex())
+                    each.div_(size, rounding_mode="trunc" if is_whole else None)
+            except BaseException as failed:
+                error = failed
+            work.finish(error)
+
+        self._gloo.allreduce(tensors, options).get_future().then(divide)
+        return work
+
+    def shutdown(self) -> None:
+        """Leaves the jobs. A hub that rank 0 started ends with rank 0's process."""
+        self._leave()
+
+
+def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
+    """Whether the hub takes an all-reduce. All workers must come to the same answer."""
+    # With the op on the left: the other way around torch says that they differ.
+    if len(tensors) != 1 or not (op == _c10d.ReduceOp.SUM or op == _c10d.ReduceOp.AVG):
+        return False
+    tensor = tensors[0]
+    return (
+        tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.dtype in DTYPES and tensor.numel() > 0
+    )
+
+
+def _agree(store: Any, rank: int) -> Tuple[Optional[str], str]:
+    """Where the hub is, or None if the launcher's environment says it; and a name for the jobs of this group that no
+    other group has."""
+    if rank == 0:
+        me = worker()
+        alone = me.hub is None and me.serve_at is not None and me.serve_at.endswith(":0")
+        # Without a launcher the store is how others know it.
+        hub = serve_for(str(me.serve_at)) if alone else None
+        store.set("phub", json.dumps([hub, f"{me.job[:32]}-c10d-{uuid.uuid4().hex[:8]}"]))
+    said: Tuple[Optional[str], str] = tuple(json.loads(store.get("phub")))
+    return said
+
+
+def _by_gloo(name: str) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _COUNTS["gloo"][name] += 1
+        return getattr(self._gloo, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+# By the names that torch's versions have for them.
+for _name in (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+):
+    if hasattr(_Group, _name):
+        setattr(_HubGroup, _name, _by_gloo(_name))
+
+
+def _create(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    if torch.distributed.is_initialized():
+        _COUNTS["gloo"]["new_group"] += 1
+        return _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    return _HubGroup(store, rank, size, timeout)
+
+
+_c10d.Backend.register_backend("phub", _create, devices=["cpu"])

@@ -1,0 +1,140 @@
+"""Means of tensors of any shape, by sessions whose keys are fixed."""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+import warnings
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+import torch
+
+from .._keys import Key
+from .._optimizers import Average
+from .._phub import Error
+from .._session import Session
+from ._windows import tensor as window
+
+# Elements of a key. Of each size there are so many keys, which take turns: 18 MB of f32 gradients in all, and as much
+# of means.
+_SIZES = (1 << 18, 1 << 14, 1 << 10, 1 << 8)
+_KEYS_OF_A_SIZE = 16
+
+
+def pieces(elements: int) -> Iterator[Tuple[int, int]]:
+    """How a tensor of so many elements is cut: the size of a key, and how many of its elements are used. It depends on
+    the number of elements only, so all workers cut alike. A key is more than half full, except a smallest one."""
+    while elements > 0:
+        size = next((size for size in _SIZES if 2 * elements > size), _SIZES[-1])
+        yield size, min(size, elements)
+        elements -= size
+
+
+class _Piece(NamedTuple):
+    dtype: str
+    key: str
+    target: torch.Tensor
+    done: Optional[Callable[[Optional[BaseException]], None]]  # for the last piece of a tensor
+
+
+class Means:
+    """Averages tensors in host memory, in place, in the order of the calls, which is the same at all workers.
+
+    A thread of its own does it, so no call waits. There is a session for each type of numbers, joined when the first
+    tensor of this type comes.
+    """
+
+    def __init__(self, join: Callable[..., Session]) -> None:
+        """Args:
+            join: makes a session from a type's name and the keys and the optimizer of a `phub.Session`.
+        """
+        self._join = join
+        self._sessions: Dict[str, Session] = {}
+        self._next: Dict[Tuple[str, int], int] = {}
+        self._given: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+        self._under_way: Deque[_Piece] = collections.deque()
+        self._busy: Set[Tuple[str, str]] = set()
+        self._error: Optional[BaseException] = None
+        self._thread = threading.Thread(target=self._run, name="phub-means", daemon=True)
+        self._thread.start()
+
+    def average(self, dtype: str, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
+        """Replaces the elements of `flat`, which has one dimension, by their means. Then calls `done` on another thread:
+        with an error if there was one. After an error every later tensor has the same one."""
+        self._given.put((dtype, flat, done))
+
+    def leave(self) -> None:
+        """Waits for all tensors, and leaves the jobs. A second call does nothing."""
+        self._given.put(None)
+        self._thread.join()
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            try:
+                if self._error is None:
+                    session.leave()
+            except Error as error:
+                text = f"job {session.job!r}: this worker could not leave it: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            finally:
+                session.close()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        while True:
+            if self._under_way and self._given.empty():
+                self._settle_oldest()
+                continue
+            item = self._given.get()
+            if item is None:
+                break
+            dtype, flat, done = item
+            try:
+                if self._error is not None:
+                    raise self._error
+                self._send(dtype, flat, done)
+            except BaseException as error:
+                self._fail(error, done)
+        while self._under_way:
+            self._settle_oldest()
+
+    def _send(self, dtype: str, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
+        session = self._sessions.get(dtype)
+        if session is None:
+            keys = {f"{size}/{slot}": Key((size,), dtype) for size in _SIZES for slot in range(_KEYS_OF_A_SIZE)}
+            session = self._sessions[dtype] = self._join(dtype, keys=keys, optimizer=Average())
+        cut: List[Tuple[int, int]] = list(pieces(flat.numel()))
+        at = 0
+        for number, (size, used) in enumerate(cut):
+            slot = self._next[(dtype, size)] = (self._next.get((dtype, size), -1) + 1) % _KEYS_OF_A_SIZE
+            key, target = f"{size}/{slot}", flat[at : at + used]
+            while (dtype, key) in self._busy:
+                self._settle_oldest()
+            if self._error is not None:
+                raise self._error
+            gradient = window(session, key, "gradient")
+            gradient[:used].copy_(target)
+            gradient[used:].zero_()
+            session.push(key)
+            self._busy.add((dtype, key))
+            self._under_way.append(_Piece(dtype, key, target, done if number == len(cut) - 1 else None))
+            at += used
+
+    def _settle_oldest(self) -> None:
+        piece = self._under_way.popleft()
+        try:
+            if self._error is not None:
+                raise self._error
+            session = self._sessions[piece.dtype]
+            session.wait(piece.key)
+            piece.target.copy_(window(session, piece.key, "weights")[: piece.target.numel()])
+        except BaseException as error:
+            self._error = self._error or error
+        self._busy.discard((piece.dtype, piece.key))
+        if piece.done is not None:
+            piece.done(self._error)
+
+    def _fail(self, error: BaseException, done: Callable[[Optional[BaseException]], None]) -> None:
+        self._error = self._error or error
+        done(self._error)

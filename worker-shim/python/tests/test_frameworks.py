@@ -1,0 +1,86 @@
+"""The examples with real frameworks, under torchrun. `make frameworks` has them all; a missing one is skipped."""
+
+import ast
+import importlib.metadata
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
+    pytest.skip(f"phub.c10d needs torch 2.4 or later, and this is {torch.__version__}", allow_module_level=True)
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+LIMIT_S = 120
+RANK = re.compile(r"^rank (\d+): weights (\S+), calls (\{.*\})$", re.MULTILINE)
+LOSS = re.compile(r"^(?:step|epoch) \d+: loss (\S+)$", re.MULTILINE)
+
+
+def launch(tmp_path, example, *arguments, options=()):
+    # Each run has ports of its own, and a hub that rank 0 starts.
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *options]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PHUB_")}
+    environment.update(PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
+    return subprocess.Popen(
+        [*command, str(EXAMPLES / example), *arguments],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def rest_of(process):
+    """What it still says until it ends. One that hangs is ended, with its workers."""
+    try:
+        return process.communicate(timeout=LIMIT_S)[0]
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise AssertionError(f"it hangs: {process.communicate()[0]}") from None
+
+
+def check_ranks(said):
+    """Both ranks end with the same weights, and the hub was used."""
+    ranks = {rank: (weights, ast.literal_eval(calls)) for rank, weights, calls in RANK.findall(said)}
+    assert sorted(ranks) == ["0", "1"], said
+    assert ranks["0"][0] == ranks["1"][0], said
+    assert all(calls["hub"]["allreduce"] > 0 for _, calls in ranks.values()), said
+    return [calls["hub"]["allreduce"] for _, calls in ranks.values()]
+
+
+@pytest.mark.parametrize(
+    "example, package, calls",
+    [("ddp.py", "torch", 30), ("with_accelerate.py", "accelerate", 45), ("with_lightning.py", "lightning", 75),
+     ("with_transformers.py", "transformers", 40)],
+)  # fmt: skip
+def test_example(tmp_path, example, package, calls):
+    pytest.importorskip(package)
+    process = launch(tmp_path, example)
+    said = rest_of(process)
+    assert process.returncode == 0, said
+    losses = [float(loss) for loss in LOSS.findall(said)]
+    assert losses[-1] < 0.6 * losses[0], said
+    # One bucket: a call for each step, and for each mean of the loss that the example asks for.
+    assert check_ranks(said) == [calls, calls], said
+    print(f"{package} {importlib.metadata.version(package)}: losses {losses}")
+
+
+def test_elastic_training_goes_on_after_a_kill(tmp_path):
+    process = launch(tmp_path, "elastic.py", str(tmp_path / "checkpoint"), options=["--max-restarts", "1"])
+    said = ""
+    for line in process.stdout:
+        said += line
+        if line.startswith("rank 1 step 10:"):
+            os.kill(int(line.split()[-1]), signal.SIGKILL)
+            break
+    said += rest_of(process)
+    assert process.returncode == 0, said
+    went_on = [int(step) for step in re.findall(r"goes on at step (\d+)", said)]
+    assert len(went_on) == 2 and went_on[0] == went_on[1] and 10 <= went_on[0] < 40, said
+    check_ranks(said)
