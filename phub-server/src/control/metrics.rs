@@ -5,7 +5,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use pbox_core::control::{CoreReply, HubReply, JobReply, JobState};
+use pbox_core::control::{CoreReply, HubReply, JobReply, JobState, RankReply, RoundsReply};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -197,6 +197,24 @@ impl Page {
             "Of workers that hold a round up: for how long nothing has moved",
             late,
         );
+        let of_rounds = |value: fn(&RoundsReply, &RankReply) -> f64| {
+            let ranks = alive.iter().flat_map(|job| job.rounds.iter().map(move |rounds| (job, rounds)));
+            ranks.flat_map(move |(job, rounds)| {
+                rounds.ranks.iter().map(move |rank| (of_rank(job, rank.rank), value(rounds, rank)))
+            })
+        };
+        self.gauge(
+            "worker_last",
+            Some(Unit::Other("ratio".to_owned())),
+            "Share of the last rounds, at most 200, in which the worker was waited for longest",
+            of_rounds(|rounds, rank| f64::from(rank.last) / f64::from(rounds.window.max(1))),
+        );
+        self.gauge(
+            "worker_lateness",
+            Some(Unit::Seconds),
+            "Median over the last rounds of the time for which the hub waited for the worker",
+            of_rounds(|_, rank| rank.median_us as f64 / 1e6),
+        );
     }
 }
 
@@ -226,6 +244,16 @@ mod tests {
         let checkpoint = CheckpointReply { round: Round(3), bytes: 4, milliseconds: 5, error_before: None };
         let late = Late { rank: 1, who: "worker 1".into(), round: Round(4), chunks: 2, seconds: 31 };
         let core = CoreReply { cpu: 0, nic: None, chunks: 1, chunk_bytes: 2, busy_ns: 3, waiting_ns: 4 };
+        let rank = RankReply { rank: 1, last: 50, late_us: 900, median_us: 250, greatest_us: 1000 };
+        let rounds = RoundsReply {
+            round: Round(4),
+            per_second: 1.0,
+            window: 200,
+            waits_for: Vec::new(),
+            waited_us: 0,
+            ranks: vec![rank],
+            recent: Vec::new(),
+        };
         let job = JobReply {
             name: "job".into(),
             state: JobState::Running,
@@ -242,7 +270,7 @@ mod tests {
             held_up_by: vec![late],
             checkpoint_warning: None,
             verdict: String::new(),
-            rounds: None,
+            rounds: Some(rounds),
         };
         let reason = "a test".to_owned();
         let failed = JobReply { state: JobState::Failed { reason, hub_stops: false }, ..job.clone() };
@@ -272,6 +300,8 @@ mod tests {
             "phub_jobs{state=\"failed\"} 1.0",
             "phub_worker_silent_seconds{job=\"job\",rank=\"0\"} 1.5",
             "phub_worker_late_seconds{job=\"job\",rank=\"1\"} 31.0",
+            "phub_worker_last_ratio{job=\"job\",rank=\"1\"} 0.25",
+            "phub_worker_lateness_seconds{job=\"job\",rank=\"1\"} 0.00025",
         ] {
             assert!(page.lines().any(|seen| seen == line), "{line} is not in\n{page}");
         }
