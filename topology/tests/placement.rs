@@ -182,6 +182,26 @@ fn slow_and_linkless_nics_are_left_out_unless_named() {
 }
 
 #[test]
+fn nics_without_rdma_are_left_out_beside_others_that_have_it() {
+    // As hwloc describes a machine with two ports of Ethernet and one of InfiniBand: no speed is known.
+    let mut host = host("cores:6 nics:3");
+    assert_eq!(place(&host, &Request::new(&[1; 6])).unwrap().nics().len(), 3);
+    host.nics[1].kind = topology::NicKind::Infiniband;
+    let plan = place(&host, &Request::new(&[1; 6])).unwrap();
+    assert_eq!(plan.nics().iter().map(|nic| nic.name.as_str()).collect::<Vec<_>>(), ["nic1"]);
+    assert!(has_reason(&plan, "nic0 has no RDMA, as nic1 has") && has_reason(&plan, "nic2 has no RDMA"));
+    let named = NicChoice { only: Some(vec!["nic0".to_owned(), "nic1".to_owned()]), except: vec![] };
+    let plan = place(&host, &Request { nics: named, ..Request::new(&[1; 6]) }).unwrap();
+    assert_eq!(plan.nics().len(), 2);
+    host.nics[1].link_up = Some(false);
+    assert_eq!(
+        place(&host, &Request::new(&[1; 6])).unwrap().nics().len(),
+        2,
+        "without a link it has no RDMA either"
+    );
+}
+
+#[test]
 fn cores_are_dealt_to_nics_by_speed() {
     let mut host = host("cores:10 nics:2 nic_gbps:100");
     host.nics[1].speed = topology::Speed::new(25_000_000_000, topology::SpeedSource::Given);

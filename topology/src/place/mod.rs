@@ -58,8 +58,8 @@ pub enum CoreChoice {
 /// The NICs that may be used, by any of their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicChoice {
-    /// If given, only these NICs, in any state. If not, every NIC that has a link and at least an eighth of the
-    /// speed of the fastest: a management port beside 100 Gb/s would slow all others down.
+    /// If given, only these NICs, in any state. If not, every NIC that has a link, has RDMA if another one has it, and
+    /// has at least an eighth of the speed of the fastest: a management port beside 100 Gb/s would slow all others down.
     pub only: Option<Vec<String>>,
     /// NICs that must not be used.
     pub except: Vec<String>,

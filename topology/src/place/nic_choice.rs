@@ -73,6 +73,20 @@ fn drop_unfit_nics(candidates: &mut Vec<(NicId, &Nic)>, reasons: &mut Vec<String
         }
         usable
     });
+    if let Some(rdma) =
+        candidates.iter().find(|(_, nic)| nic.kind.has_verbs()).map(|(_, nic)| nic.name.clone())
+    {
+        candidates.retain(|(_, nic)| {
+            if !nic.kind.has_verbs() {
+                reasons.push(format!(
+                    "{} has no RDMA, as {rdma} has: left out, because it could not carry its part. Name it to use it \
+                     anyway.",
+                    nic.name
+                ));
+            }
+            nic.kind.has_verbs()
+        });
+    }
     let fastest = candidates.iter().max_by_key(|(_, nic)| nic.bits_per_s()).map(|(_, nic)| *nic);
     let Some((fastest, limit)) = fastest.and_then(|nic| Some((nic, nic.bits_per_s()? / SPEED_SPREAD_LIMIT)))
     else {

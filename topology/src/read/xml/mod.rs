@@ -56,6 +56,15 @@ pub enum XmlError {
         /// What is wrong there.
         fault: String,
     },
+    /// The file has the form of hwloc 1.
+    #[error(
+        "topology XML {path}: written by hwloc 1.x, expected the format of hwloc 2; write it again with `lstopo --of xml FILE` of \
+         hwloc 2 (`lstopo --version`)"
+    )]
+    OfHwloc1 {
+        /// The file asked for.
+        path: PathBuf,
+    },
     /// hwloc refuses to load it.
     #[error(
         "topology XML {path}: well-formed, but hwloc refuses it: {reason}; expected the format of hwloc 2 (`lstopo --version` shows the version that wrote it)"
@@ -86,6 +95,9 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<Host, XmlError> {
     if text.trim().is_empty() {
         return Err(XmlError::Empty { path: path.to_owned() });
     }
+    if is_of_hwloc_1(text) {
+        return Err(XmlError::OfHwloc1 { path: path.to_owned() });
+    }
     check_form(text).map_err(|(line, fault)| XmlError::Malformed { path: path.to_owned(), line, fault })?;
     load(path, text)
 }
@@ -99,6 +111,12 @@ fn load(path: &Path, text: &str) -> Result<Host, XmlError> {
 #[cfg(not(feature = "hwloc"))]
 fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
     Err(XmlError::WithoutHwloc { path: path.to_owned() })
+}
+
+/// Whether a file names hwloc 1's document type. hwloc 2 names `hwloc2.dtd`, and reads the former with other objects.
+fn is_of_hwloc_1(text: &str) -> bool {
+    let kind = text.find("<!DOCTYPE").and_then(|at| text[at..].split('>').next());
+    kind.is_some_and(|kind| kind.contains("\"hwloc.dtd\""))
 }
 
 /// Checks that tags are nested, attributes are quoted, and the root is `topology`. Returns the line and the
