@@ -53,6 +53,7 @@ class Held:
     def push(self):
         if not self.is_pushed:
             self.is_pushed = True
+            self.other.wait()  # for its answers of the step before
             self.other.push()
 
     def step(self):
