@@ -29,7 +29,7 @@ pub fn come(hub: &HubProcess, lasts: Duration, seed: u64) {
     for _ in 0..CROWD {
         let port = if dice.below(2) == 0 { hub.address } else { hub.data };
         let Some(mut stream) = connect(port) else { continue };
-        let mut hello = b"phubtcp2".to_vec();
+        let mut hello = b"phubtcp4".to_vec();
         let said = match dice.below(5) {
             0 => Vec::new(),
             1 => (0..dice.below(300)).map(|_| dice.below(256) as u8).collect(),
