@@ -27,6 +27,7 @@ mod handshake;
 mod loopback;
 mod nic;
 mod nic_list;
+mod path_settings;
 mod port;
 mod subnet;
 #[cfg(test)]
@@ -48,4 +49,5 @@ pub use handshake::fuzzing;
 pub use loopback::{Loopback, LoopbackError, loopback};
 pub use nic::{Nic, NicOptions};
 pub use nic_list::{NicList, ParseNicListError};
+pub use path_settings::SettingError;
 pub use port::{Endpoint, Port, group, worker_group};
