@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use fabric::any::{self, Address, Transport};
 use fabric::tcp::Frames;
-use fabric::verbs::{self, Device, NicList, NicOptions};
+use fabric::verbs::{self, Device, Fitness, NicList, NicOptions};
 use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Expected, Layout, Placement, Schedule, Wire};
@@ -158,9 +158,10 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
 fn usable_nics(named: Option<&NicList>) -> Result<Vec<NicOptions>, String> {
     let list = named.cloned().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
     let devices = verbs::devices().map_err(|error| error.to_string())?;
-    let usable = |device: &Device| {
-        list.names_devices() || device.ports.iter().any(|port| port.active && port.gid.is_ok())
-    };
+    let fitness = Fitness::of(&devices, &list);
+    fitness.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let is_up = |device: &Device| device.ports.iter().any(|port| port.active);
+    let usable = |device: &Device| list.names_devices() || (fitness.allows(&device.name) && is_up(device));
     let usable = devices.iter().filter(|device| usable(device));
     let nics: Vec<NicOptions> = usable.filter_map(|device| list.choose(&device.name)).collect();
     if nics.is_empty() {

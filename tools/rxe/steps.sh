@@ -36,6 +36,14 @@ rounds_flow() {
     within 60 has_stepped "$1" "$2" $most
 }
 
+# like_hardware: from now on libibverbs has the limits and faults that LIKE_... variables say. The check has the line
+# `# build: interposer libibverbs.so.1`, whose result lies among the programs.
+like_hardware() {
+    LD_LIBRARY_PATH=$(dirname "$(type -p phub-probe)")
+    export LD_LIBRARY_PATH LIKE_LOG=/tmp/verbs
+    : >"$LIKE_LOG"
+}
+
 # serve OPTION...: a hub on port 7077, whose output and that of the workers is shown at the end of the check.
 # `hub_by` may have a command that starts it.
 hub_by=()

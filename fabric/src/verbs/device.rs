@@ -15,8 +15,10 @@ use super::handles::words;
 pub struct Device {
     /// Its name, e.g. `mlx5_0`.
     pub name: String,
-    /// Its ports, by number from 1.
+    /// Its ports, by number from 1; none if it cannot be asked.
     pub ports: Vec<DevicePort>,
+    /// Why it cannot be asked.
+    pub fault: Option<DeviceError>,
 }
 
 /// A port of a device.
@@ -44,19 +46,20 @@ pub struct DevicePort {
     pub gid: Result<Chosen, GidError>,
 }
 
-/// All devices of this machine.
+/// All devices of this machine, those that do not open too.
 ///
 /// # Errors
-/// When libibverbs is missing, or a device does not open.
+/// When libibverbs is missing, or the devices cannot be listed.
 pub fn devices() -> Result<Vec<Device>, VerbsError> {
-    let mut devices = Vec::new();
-    for name in Context::names()? {
-        let context = Context::open(&name)?;
-        let ports: Result<Vec<_>, DeviceError> =
-            (1..=context.limits.ports).map(|number| DevicePort::query(&context, number)).collect();
-        devices.push(Device { name, ports: ports? });
-    }
-    Ok(devices)
+    let ports = |name: &str| -> Result<Vec<DevicePort>, DeviceError> {
+        let context = Context::open(name)?;
+        (1..=context.limits.ports).map(|number| DevicePort::query(&context, number)).collect()
+    };
+    let device = |name: String| match ports(&name) {
+        Ok(ports) => Device { name, ports, fault: None },
+        Err(fault) => Device { name, ports: Vec::new(), fault: Some(fault) },
+    };
+    Ok(Context::names()?.into_iter().map(device).collect())
 }
 
 impl Device {

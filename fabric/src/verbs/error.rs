@@ -6,6 +6,7 @@ use super::gid::GidError;
 use super::handles::error::{CreateError, DeviceError, ModifyError};
 use super::handles::library::LibraryError;
 use super::handles::region::RegisterError;
+use super::path_settings::SettingError;
 
 /// A step of setting up RDMA failed; each says what was tried, on what, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,6 +20,9 @@ pub enum VerbsError {
     /// No address among those of a port will do.
     #[error(transparent)]
     Gid(#[from] GidError),
+    /// The environment asks for what no queue pair can be told.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
     /// A window could not be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),

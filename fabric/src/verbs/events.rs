@@ -62,7 +62,8 @@ impl Drop for NicWatch {
     }
 }
 
-/// Other events change nothing, e.g. that a port is active again.
+/// Other events change nothing. A port that is down comes back, or its queue pairs give up after their retries: that is its
+/// period of grace. A link that sends nothing meanwhile loses nothing.
 fn ends_links(kind: ibv_event_type) -> bool {
     matches!(
         kind,
@@ -71,7 +72,6 @@ fn ends_links(kind: ibv_event_type) -> bool {
             | IBV_EVENT_QP_REQ_ERR
             | IBV_EVENT_QP_ACCESS_ERR
             | IBV_EVENT_DEVICE_FATAL
-            | IBV_EVENT_PORT_ERR
     )
 }
 

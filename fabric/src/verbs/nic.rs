@@ -10,6 +10,8 @@ use super::error::VerbsError;
 use super::gid::{self, GidEntry};
 use super::handles::context::Context;
 use super::handles::error::DeviceError;
+use super::handles::ffi::IBV_QPF_GRH_REQUIRED;
+use super::path_settings::PathSettings;
 use super::subnet;
 
 /// Which NIC to use, with the choices that the user made.
@@ -38,13 +40,19 @@ pub struct Nic {
     pub(super) gid_index: u8,
     pub(super) address: Address,
     pub(super) gids: Vec<GidEntry>,
+    pub(super) settings: PathSettings,
+    /// The port is reached by GIDs only, InfiniBand or not.
+    pub(super) needs_global_route: bool,
     gbps: Option<f64>,
     reason: String,
 }
 
 impl Nic {
     pub(super) fn open(context: &Arc<Context>, options: &NicOptions) -> Result<Self, VerbsError> {
+        let settings = PathSettings::of_environment()?;
         let port = choose_port(context, options)?;
+        let attr = context.port(port.number)?;
+        settings.check_pkey(attr.pkey_tbl_len, &format!("{} port {}", context.device, port.number))?;
         let not_active = |state: String| DeviceError::NotActive {
             device: context.device.clone(),
             wanted: Some(port.number),
@@ -65,7 +73,7 @@ impl Nic {
         address.prefix = chosen.entry.netdev.as_deref().and_then(|name| subnet::prefix(name, address.ip()));
         let why_port = if options.port.is_some() { "asked for" } else { "the first that is active" };
         let reason = format!(
-            "port {} ({why_port}; {}, MTU {}), GID {} {gid} ({})",
+            "port {} ({why_port}; {}, MTU {}), GID {} {gid} ({}), {settings}",
             port.number,
             port.link_layer,
             mtu.bytes(),
@@ -79,6 +87,8 @@ impl Nic {
             gid_index,
             address,
             gids: port.gids,
+            settings,
+            needs_global_route: attr.flags & IBV_QPF_GRH_REQUIRED != 0,
             gbps: port.gbps,
             reason,
         })

@@ -9,7 +9,7 @@
 //! before any thread starts. Later this file says which of them a new job can use. It knows a transport only by its NICs.
 
 use fabric::any::{self, Transport};
-use fabric::verbs::{self, Device, NicList, NicOptions};
+use fabric::verbs::{self, Device, Fitness, NicList, NicOptions, VerbsError};
 use topology::{Host, NicChoice, Plan, Request};
 
 use crate::error::HubError;
@@ -34,6 +34,8 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
     if settings.offers(Transport::Verbs) {
         match with_rdma(host, settings) {
             Ok(lanes) => return Ok(lanes),
+            // What was set wrongly is no lack of RDMA.
+            Err(error @ HubError::Rdma(VerbsError::Setting(_))) => return Err(error),
             Err(error) if settings.transports.is_some() => return Err(error),
             Err(error) => tracing::info!("no RDMA: {error}"),
         }
@@ -92,7 +94,10 @@ pub(crate) fn on_nics(
     list: &NicList,
     devices: &[Device],
 ) -> Result<OnNics, HubError> {
-    let chosen = |name: &str| devices.iter().any(|device| device.name == name) && list.choose(name).is_some();
+    let fitness = Fitness::of(devices, list);
+    fitness.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let is_there = |name: &str| devices.iter().any(|device| device.name == name);
+    let chosen = |name: &str| is_there(name) && fitness.allows(name) && list.choose(name).is_some();
     let (mut only, mut except) = (Vec::new(), Vec::new());
     for nic in &host.nics {
         match nic.ibdev.as_deref().filter(|name| chosen(name)) {

@@ -14,6 +14,9 @@ pub const IBV_PORT_ARMED: ibv_port_state = 3;
 pub const IBV_PORT_ACTIVE: ibv_port_state = 4;
 pub const IBV_PORT_ACTIVE_DEFER: ibv_port_state = 5;
 
+/// Of a port's flags.
+pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
+
 pub type ibv_event_type = c_uint;
 pub const IBV_EVENT_CQ_ERR: ibv_event_type = 0;
 pub const IBV_EVENT_QP_FATAL: ibv_event_type = 1;
@@ -139,12 +142,15 @@ pub struct ibv_port_attr {
     pub _max_mtu: c_uint,
     pub active_mtu: c_uint,
     pub _limits: [u32; 5],
-    pub _pkey_tbl_len: u16,
+    pub pkey_tbl_len: u16,
     pub lid: u16,
     pub _subnet: [u8; 7],
     pub active_width: u8,
     pub active_speed: u8,
-    pub _link: [u8; 7],
+    pub _phys_state: u8,
+    pub link_layer: u8,
+    pub flags: u8,
+    pub _later: [u8; 4],
 }
 
 #[repr(C)]
@@ -341,6 +347,7 @@ const _: () = {
     assert!(size_of::<ibv_wc>() == 48 && offset_of!(ibv_wc, imm_data) == 24);
     assert!(size_of::<ibv_port_attr>() == 52 && offset_of!(ibv_port_attr, lid) == 34);
     assert!(offset_of!(ibv_port_attr, active_width) == 43 && offset_of!(ibv_port_attr, active_speed) == 44);
+    assert!(offset_of!(ibv_port_attr, flags) == 47);
     assert!(size_of::<ibv_device_attr>() == 232 && offset_of!(ibv_device_attr, max_qp_wr) == 112);
     assert!(offset_of!(ibv_device_attr, max_cqe) == 132 && offset_of!(ibv_device_attr, phys_port_cnt) == 227);
     assert!(size_of::<ibv_qp_init_attr>() == 64);

@@ -14,14 +14,6 @@ use crate::verbs::address::{Address, LinkLayer};
 use crate::verbs::gid;
 use crate::verbs::nic::Nic;
 
-/// Local time-out of a packet: 4.096 us x 2^17 = 0.54 s, times [`RETRIES`]. Longer than what can be queued before it
-/// takes: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 2^14 (67 ms) NICs there sent a fifth of all
-/// packets twice; and once in four runs a hub saw a write arrive twice, which it has not since. Why is not shown: the
-/// retries of soft-RoCE (Linux 6.1) are suspected.
-const TIMEOUT: u8 = 17;
-/// Some 4 s until the peer is taken for gone. Not 7, the most that the field holds: soft-RoCE takes
-/// that for ever, and a link whose path is gone would never fail.
-const RETRIES: u8 = 6;
 /// 7 means for ever. A peer without a receive request is backpressure, and within the protocol never happens.
 const RNR_RETRIES: u8 = 7;
 /// How long the peer waits after it was told "not ready": 12 is 0.64 ms.
@@ -93,7 +85,7 @@ impl QueuePair {
     pub fn initialise(&self, nic: &Nic) -> Result<(), ModifyError> {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
-            pkey_index: 0,
+            pkey_index: nic.settings.pkey_index,
             port_num: nic.port,
             qp_access_flags: IBV_ACCESS_REMOTE_WRITE,
             ..Default::default()
@@ -124,8 +116,8 @@ impl QueuePair {
         self.modify(&mut attr, mask, IBV_QPS_INIT, nic, Some(&peer.address))?;
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_RTS,
-            timeout: TIMEOUT,
-            retry_cnt: RETRIES,
+            timeout: nic.settings.timeout,
+            retry_cnt: nic.settings.retries,
             rnr_retry: RNR_RETRIES,
             sq_psn: first_packet,
             max_rd_atomic: 1,
@@ -204,14 +196,23 @@ impl QueuePair {
 
 /// How packets get there.
 fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
-    let mut path = ibv_ah_attr { dlid: peer.lid, port_num: nic.port, ..Default::default() };
+    let mut path = ibv_ah_attr {
+        dlid: peer.lid,
+        sl: nic.settings.service_level,
+        port_num: nic.port,
+        ..Default::default()
+    };
     let subnet = |address: &Address| address.gid.0[..8].to_vec();
-    // RoCE has no other address than the GID; InfiniBand needs it only beyond the subnet.
-    if nic.address.link_layer == LinkLayer::Ethernet || subnet(&nic.address) != subnet(peer) {
+    // RoCE has no other address than the GID; InfiniBand needs it beyond the subnet, and where a port says so.
+    if nic.address.link_layer == LinkLayer::Ethernet
+        || nic.needs_global_route
+        || subnet(&nic.address) != subnet(peer)
+    {
         path.is_global = 1;
         path.grh.dgid = ibv_gid { raw: peer.gid.0 };
         path.grh.sgid_index = nic.gid_index;
         path.grh.hop_limit = HOP_LIMIT;
+        path.grh.traffic_class = nic.settings.traffic_class;
     }
     path
 }

@@ -128,8 +128,11 @@ impl Port {
             }
             Work::Send => {
                 self.tally.send_completions += 1;
-                attached.link.link.sent();
+                let sent = attached.link.link.sent(&mut self.tally);
                 self.relieved |= std::mem::take(&mut attached.link.refused);
+                if let Err(errno) = sent {
+                    self.fail_call(id, "ibv_post_send", errno);
+                }
                 None
             }
             Work::Fence => {

@@ -136,10 +136,12 @@ impl Port {
     pub(in crate::verbs) fn complete_lingering(&mut self, route: usize, work: Work, success: bool) {
         let of_route = |linger: &&mut Linger| linger.endpoint.link.route.number as usize == route;
         let Some(linger) = self.lingering.iter_mut().find(of_route) else { return };
-        if !success {
-            linger.failed = true;
-        } else if work == Work::Fence {
-            linger.endpoint.link.fence_passed();
+        let link = &mut linger.endpoint.link;
+        match work {
+            _ if !success => linger.failed = true,
+            Work::Send => linger.failed |= link.sent(&mut self.tally).is_err(),
+            Work::Fence => link.fence_passed(),
+            Work::Receive => {}
         }
     }
 

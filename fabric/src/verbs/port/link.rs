@@ -24,12 +24,18 @@ const FENCES: u32 = 2;
 const MAX_INTERVAL: u32 = 32;
 /// Sends beyond the capacity that may wait for their acknowledgements: an answer can overtake them.
 const LATE: u32 = 64;
+/// Sends that a NIC has of a link at a time; the others wait here. What a device says of itself is no promise: mlx5 says
+/// 32768 and makes no queue above some 8192, as it rounds a send request to 256 bytes. 1024 chunks of 32 KiB are 32 MiB, which
+/// 400 Gb/s take 0.7 ms to carry: far beyond any round trip.
+const MOST_SENDS: u32 = 1024;
 
 /// How many requests a link of a capacity has in its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Depths {
-    /// Sends that are not known to be done.
+    /// Sends that the NIC has and that are not known to be done.
     sends: u32,
+    /// Sends that wait for room among these.
+    waiting: u32,
     /// Every so many is signalled.
     interval: u32,
     receives: u32,
@@ -37,13 +43,18 @@ struct Depths {
 
 impl Depths {
     /// A full send queue always has a signalled send in it, and up to an interval of its sends is done and not yet
-    /// known to be done. The queue has room for that many beyond the capacity, so that there is room once the peer has
+    /// known to be done. There is room for that many beyond the capacity, so that there is room once the peer has
     /// polled all. There is a receive request for every send that can be under way, and they are posted again in
     /// batches.
-    fn for_capacity(capacity: u32) -> Self {
+    ///
+    /// A queue has at most `most` requests, the device's word. Sends beyond it, and beyond [`MOST_SENDS`], wait in the link.
+    /// Where receive requests run short, the peer's NIC is told "not ready" and asks again.
+    fn for_capacity(capacity: u32, most: u32) -> Self {
         let interval = (capacity / 2).clamp(1, MAX_INTERVAL);
-        let sends = capacity.saturating_add(interval).saturating_add(capacity.min(LATE));
-        Depths { sends, interval, receives: sends.saturating_add(RECEIVES) }
+        let posts = capacity.saturating_add(interval).saturating_add(capacity.min(LATE));
+        let sends = posts.min(MOST_SENDS).min(most.saturating_sub(FENCES)).max(1);
+        let receives = posts.saturating_add(RECEIVES).min(most.max(2 * RECEIVES));
+        Depths { sends, waiting: posts - sends, interval: interval.min(sends), receives }
     }
 
     /// When a queue pair fails, everything in its queues completes.
@@ -79,7 +90,7 @@ impl Unconnected {
         registered: &Arc<Registered>,
         capacity: u32,
     ) -> Result<Self, VerbsError> {
-        let depths = Depths::for_capacity(capacity);
+        let depths = Depths::for_capacity(capacity, registered.nic.context.limits.work_requests);
         let queue = &port.own.rails[rail].queue;
         queue.reserve(depths.completions())?;
         let route = Route::new(port, rail, depths.completions());
@@ -124,8 +135,10 @@ impl Unconnected {
             in_flight: 0,
             unsignalled: 0,
             signalled: VecDeque::with_capacity(depths.sends as usize),
+            waiting: VecDeque::with_capacity(depths.waiting as usize),
             credit: Credit::default(),
             fences: 0,
+            fence_due: false,
             consumed: 0,
             send_id: route.id(Work::Send).encode(),
             qp,
@@ -153,8 +166,12 @@ pub(in crate::verbs) struct Link {
     unsignalled: u32,
     /// Sends that the next completions stand for, and their bytes of the link's credit.
     signalled: VecDeque<(u32, usize)>,
+    /// Posts that wait for room in the send queue, in their order, with their bytes of the link's credit.
+    waiting: VecDeque<(Span, Imm, usize)>,
     credit: Credit,
     fences: u32,
+    /// A fence is due when nothing waits any more.
+    fence_due: bool,
     /// Receive requests that were used and not posted again.
     consumed: u32,
     send_id: u64,
@@ -176,10 +193,23 @@ impl Link {
     pub fn post(&mut self, span: Span, imm: Imm, tally: &mut Tally) -> Result<Posted, i32> {
         let end = span.end().unwrap_or(usize::MAX);
         assert!(end <= self.bytes, "{span:?} of windows that have {} bytes in common", self.bytes);
-        if self.in_flight >= self.depths.sends {
+        let has_room = self.in_flight < self.depths.sends;
+        if !has_room && self.waiting.len() >= self.depths.waiting as usize {
             return Ok(Posted::Full);
         }
         let Some(counted) = self.credit.take(span.bytes) else { return Ok(Posted::Full) };
+        // What waits went first: it leaves as soon as there is room.
+        if has_room {
+            self.hold(span, imm, counted, tally)?;
+        } else {
+            self.waiting.push_back((span, imm, counted));
+        }
+        Ok(Posted::Accepted)
+    }
+
+    /// Puts a send into the chain, which is handed over when it is full.
+    #[inline]
+    fn hold(&mut self, span: Span, imm: Imm, counted: usize, tally: &mut Tally) -> Result<(), i32> {
         self.in_flight += 1;
         self.unsignalled += 1;
         // The completion of counted bytes must be seen.
@@ -189,18 +219,27 @@ impl Link {
         }
         let offset = span.offset as u64;
         let bytes = u32::try_from(span.bytes).expect("a span of less than 4 GiB");
-        self.sends.push(
-            self.send_id,
-            signalled,
-            self.from + offset,
-            self.peer.address + offset,
-            bytes,
-            imm.0,
-        );
+        let (from, to) = (self.from + offset, self.peer.address + offset);
+        self.sends.push(self.send_id, signalled, from, to, bytes, imm.0);
         if self.sends.is_full() {
             self.flush(tally)?;
         }
-        Ok(Posted::Accepted)
+        Ok(())
+    }
+
+    /// Hands over what waited, as far as there is room now.
+    #[cold]
+    fn hand_over_waiting(&mut self, tally: &mut Tally) -> Result<(), i32> {
+        while self.in_flight < self.depths.sends
+            && let Some((span, imm, counted)) = self.waiting.pop_front()
+        {
+            self.hold(span, imm, counted, tally)?;
+        }
+        self.flush(tally)?;
+        if self.waiting.is_empty() && std::mem::take(&mut self.fence_due) {
+            self.fence()?;
+        }
+        Ok(())
     }
 
     /// Hands over what is held back.
@@ -213,12 +252,13 @@ impl Link {
         self.sends.post(&self.qp)
     }
 
-    /// A signalled send completed, and with it all before it.
-    pub fn sent(&mut self) {
+    /// A signalled send completed, and with it all before it: what waited takes their room.
+    pub fn sent(&mut self, tally: &mut Tally) -> Result<(), i32> {
         if let Some((sends, counted)) = self.signalled.pop_front() {
             self.in_flight -= sends;
             self.credit.give(counted);
         }
+        if self.waiting.is_empty() { Ok(()) } else { self.hand_over_waiting(tally) }
     }
 
     /// Bounds the bytes that are posted and not known to be done.
@@ -238,8 +278,12 @@ impl Link {
         self.receives.post(&self.qp, RECEIVES)
     }
 
-    /// Posts a fence behind what was handed over. [`fence_passed`](Self::fence_passed) follows when all of it is done.
+    /// Posts a fence behind what was posted. [`fence_passed`](Self::fence_passed) follows when all of it is done.
     pub fn fence(&mut self) -> Result<(), i32> {
+        if !self.waiting.is_empty() {
+            self.fence_due = true;
+            return Ok(());
+        }
         if self.in_flight == 0 || self.fences == FENCES {
             return Ok(()); // nothing to wait for, or the last fence was for everything already
         }
@@ -255,15 +299,21 @@ impl Link {
     /// The queue pair failed: nothing more goes out.
     pub fn give_up(&mut self) {
         self.fences = 0;
+        self.fence_due = false;
     }
 
     pub fn is_fenced(&self) -> bool {
-        self.fences > 0
+        self.fences > 0 || self.fence_due
     }
 
     /// The most arrivals that can be unread.
     pub fn most_unread(&self) -> u32 {
         self.depths.receives
+    }
+
+    /// So many can always be unread: up to a batch of receive requests is used up and not posted again yet.
+    pub fn sure_unread(&self) -> u32 {
+        self.depths.receives - (RECEIVES - 1)
     }
 }
 
@@ -305,12 +355,18 @@ mod tests {
 
     #[test]
     fn queues_hold_the_capacity_whatever_is_late() {
-        for capacity in [1, 2, 3, 5, 8, 64, 100, 1750, 1 << 20] {
-            let depths = Depths::for_capacity(capacity);
-            assert!(depths.sends >= capacity + depths.interval, "{depths:?}");
-            assert!(depths.interval <= depths.sends, "a full queue has a signalled send: {depths:?}");
-            assert!(depths.receives >= depths.sends + RECEIVES - 1, "{depths:?}");
+        for capacity in [1, 2, 3, 5, 8, 64, 100, 1750, 8094, 1 << 20] {
+            for most in [2 * RECEIVES, 600, 8192, 32768] {
+                let depths = Depths::for_capacity(capacity, most);
+                assert!(depths.sends + depths.waiting >= capacity + depths.interval, "{depths:?}");
+                assert!(depths.interval <= depths.sends, "a full queue has a signalled send: {depths:?}");
+                assert!(depths.sends <= MOST_SENDS && depths.sends + FENCES <= most, "{depths:?}");
+                assert!(depths.receives == most || depths.receives >= capacity + RECEIVES, "{depths:?}");
+                assert!(depths.receives <= most, "{depths:?}");
+            }
         }
-        let _ = Depths::for_capacity(u32::MAX).completions(); // too large for any NIC, which says so
+        let small = Depths::for_capacity(100, 32768);
+        assert_eq!((small.sends, small.waiting), (196, 0), "nothing waits where the queue takes all");
+        let _ = Depths::for_capacity(u32::MAX, 32768).completions();
     }
 }

@@ -98,7 +98,7 @@ impl Port {
             Until::Any => !self.stash.is_empty(),
             Until::Arrivals { link, count } => {
                 let attached = self.links.get(link).map(|attached| &attached.link);
-                attached.is_some_and(|link| link.stashed >= count.clamp(1, link.link.most_unread()))
+                attached.is_some_and(|link| link.stashed >= count.clamp(1, link.link.sure_unread()))
             }
         };
         arrived || self.ends > 0 || self.relieved || self.state.take_woken()

@@ -1,8 +1,6 @@
 //! RDMA: library, provider, devices, ports, GIDs. Judges what was found; pure.
 
-use fabric::verbs::{
-    Device, DeviceError, DevicePort, GidError, LibraryError, LinkLayer, NicOptions, VerbsError,
-};
+use fabric::verbs::{Device, DevicePort, GidError, LibraryError, LinkLayer, NicOptions, VerbsError};
 
 use crate::doctor::check::{Check, Verdict};
 use crate::doctor::facts::KernelRdma;
@@ -64,11 +62,6 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
             "this machine has none",
             "load the NIC's driver (rdma link show lists devices); for soft-RoCE: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
         ),
-        Err(error @ VerbsError::Device(DeviceError::Open { .. })) => need.missing(
-            NAME,
-            error.to_string(),
-            "chmod or chown /dev/infiniband/uverbs* for this user (the group rdma, by udev); in a container: docker run --device /dev/infiniband",
-        ),
         Err(error) => need.missing(NAME, format!("the kernel has {in_kernel}; {error}"), uverbs),
         Ok(devices) if devices.is_empty() && !found.kernel.for_programs => {
             need.missing(NAME, format!("the kernel has {in_kernel}, and no program gets at them: no ib_uverbs"), uverbs)
@@ -94,6 +87,9 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
     })
 }
 
+/// What lets a program open a device.
+const OPEN: &str = "chmod or chown /dev/infiniband/uverbs* for this user (the group rdma, by udev); in a container: docker run --device /dev/infiniband";
+
 /// A device, and what the hub would do with it.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate<'a> {
@@ -117,6 +113,15 @@ impl Candidate<'_> {
         self.device.port(options.port).filter(|port| port.active)
     }
 
+    /// It carries nothing: a failure if the hub needs it.
+    fn is_missing(&self, name: String, seen: &str, fix: String) -> Check {
+        if self.named || !self.others {
+            return Check::fail(name, seen, fix);
+        }
+        let hub = "the hub goes without it, and would not start if --nics named it";
+        Check::warn(name, format!("{seen}; {hub}"), fix)
+    }
+
     fn netdev<'a>(&'a self, port: &'a DevicePort) -> &'a str {
         port.netdev.as_deref().or(self.netdev.as_deref()).unwrap_or("ITS-INTERFACE")
     }
@@ -129,10 +134,17 @@ pub(crate) fn port(candidate: &Candidate) -> Check {
     let Some(options) = &candidate.options else {
         return Check::note(name, format!("{}; the list of NICs leaves it out", all.join(", ")));
     };
+    if let Some(fault) = &candidate.device.fault {
+        return candidate.is_missing(name, &fault.to_string(), OPEN.to_owned());
+    }
     let Some(port) = candidate.device.port(options.port).filter(|port| port.active) else {
         return not_active(candidate, name, &all.join(", "), options.port);
     };
     if !candidate.planned {
+        if let Err(error) = candidate.device.gid(port, options.gid_index) {
+            let fix = format!("ip address add IP/BITS dev {}", candidate.netdev(port));
+            return candidate.is_missing(name, &error.to_string(), fix);
+        }
         return Check::note(name, format!("{}; the plan leaves it out (see NUMA and NICs)", describe(port)));
     }
     let seen = describe(port);
@@ -165,12 +177,7 @@ fn not_active(candidate: &Candidate, name: String, ports: &str, wanted: Option<u
         Some(_) => "look at cable and switch, and whether a subnet manager runs (sminfo)".to_owned(),
     };
     let wanted = wanted.map(|port| format!(" {port}")).unwrap_or_default();
-    let seen = format!("{ports}; expected an ACTIVE port{wanted}");
-    if candidate.named || !candidate.others {
-        return Check::fail(name, seen, fix);
-    }
-    let hub = "the hub goes without it, and would not start if --nics named it";
-    Check::warn(name, format!("{seen}; {hub}"), fix)
+    candidate.is_missing(name, &format!("{ports}; expected an ACTIVE port{wanted}"), fix)
 }
 
 /// The GID of a used port, with the reason. If no GID is good, the table of all.

@@ -1,6 +1,6 @@
 //! Judgements of RDMA, with devices that are made up.
 
-use fabric::verbs::{Gid, GidEntry, Mtu};
+use fabric::verbs::{DeviceError, Gid, GidEntry, Mtu};
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn device(name: &str, active: bool, mtu_code: u32, gids: Vec<GidEntry>) -> Devic
         gids,
         gid,
     };
-    Device { name: name.into(), ports: vec![port] }
+    Device { name: name.into(), ports: vec![port], fault: None }
 }
 
 fn candidate(device: &Device) -> Candidate<'_> {
@@ -71,11 +71,21 @@ fn devices_that_are_not_shown_are_named_with_the_way_to_them() {
     let one = device("mlx5_0", true, 5, vec![]);
     let some = devices(Need::Wanted, &found(&["irdma0", "mlx5_0"], Ok(vec![one.clone()]))).unwrap();
     says(&some, Verdict::Warn, "knows irdma0", "ibverbs-providers");
-    let open = DeviceError::Open { device: "mlx5_0".into(), error: "Permission denied".into() };
-    let open = devices(Need::Wanted, &found(&["mlx5_0"], Err(open.into()))).unwrap();
-    says(&open, Verdict::Fail, "Permission denied", "/dev/infiniband/uverbs*");
     let all = devices(Need::Wanted, &found(&["mlx5_0"], Ok(vec![one]))).unwrap();
     says(&all, Verdict::Pass, "mlx5_0", "");
+}
+
+#[test]
+fn a_device_that_does_not_open_fails_where_the_hub_has_no_other() {
+    let fault = DeviceError::Open { device: "mlx5_0".into(), error: "Permission denied".into() };
+    let shut = Device { ports: vec![], fault: Some(fault), ..device("mlx5_0", true, 5, vec![]) };
+    let others = Candidate { planned: false, ..candidate(&shut) };
+    says(&port(&others), Verdict::Warn, "Permission denied", "/dev/infiniband/uverbs*");
+    says(&port(&Candidate { others: false, ..others }), Verdict::Fail, "Permission denied", "uverbs*");
+    // Of an active port without an address the plan has nothing, either.
+    let bare = device("mlx5_1", true, 5, vec![]);
+    let bare = Candidate { planned: false, ..candidate(&bare) };
+    says(&port(&bare), Verdict::Warn, "there is no GID", "ip address add IP/BITS dev eth7");
 }
 
 #[test]

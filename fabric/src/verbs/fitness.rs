@@ -1,0 +1,140 @@
+//! Which devices can carry RDMA, of those that a list leaves. Hub and worker ask the same, so that one NIC that is not fit
+//! takes RDMA from nobody. Pure.
+
+use super::address::LinkLayer;
+use super::device::Device;
+use super::nic_list::NicList;
+
+/// What was found of a machine's devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fitness {
+    /// Devices that are left out although a port may be active.
+    pub unfit: Vec<String>,
+    /// A line for each of them, and for others that had better be mended: the device, and why.
+    pub warnings: Vec<String>,
+}
+
+impl Fitness {
+    /// Of these devices, those that `list` chooses. A device that the list names is used whatever its state, so that an error
+    /// says what is wrong with it.
+    pub fn of(devices: &[Device], list: &NicList) -> Self {
+        let mut found = Fitness::default();
+        if list.names_devices() {
+            return found;
+        }
+        let (mut local, mut has_others) = (Vec::new(), false);
+        for device in devices {
+            let Some(options) = list.choose(&device.name) else { continue };
+            if let Some(fault) = &device.fault {
+                found.leave_out(device, &fault.to_string());
+                continue;
+            }
+            let Some(port) = device.port(options.port).filter(|port| port.active) else { continue };
+            match device.gid(port, options.gid_index) {
+                Err(error) => found.leave_out(device, &error.to_string()),
+                Ok(chosen) => {
+                    let ethernet = port.link_layer == LinkLayer::Ethernet;
+                    if ethernet && chosen.entry.gid.is_link_local() && options.gid_index.is_none() {
+                        local.push(device);
+                    } else {
+                        has_others = true;
+                    }
+                }
+            }
+        }
+        for device in local {
+            let why = "its only RoCE v2 address is link-local, which no router passes on and which may be of another wire: give \
+                       its network interface an IP address";
+            if has_others {
+                found.leave_out(device, why);
+            } else {
+                found.warnings.push(format!(
+                    "{} is used for RDMA, for want of a better one, although {why}",
+                    device.name
+                ));
+            }
+        }
+        found
+    }
+
+    /// Whether a device is not left out.
+    pub fn allows(&self, device: &str) -> bool {
+        !self.unfit.iter().any(|unfit| unfit == device)
+    }
+
+    fn leave_out(&mut self, device: &Device, why: &str) {
+        self.unfit.push(device.name.clone());
+        self.warnings.push(format!("RDMA goes without {}: {why}", device.name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::address::{Gid, Mtu};
+    use crate::verbs::device::DevicePort;
+    use crate::verbs::gid::{self, GidEntry};
+    use crate::verbs::handles::error::DeviceError;
+
+    fn device(name: &str, gids: &[&str]) -> Device {
+        let entry = |(index, address): (usize, &&str)| GidEntry {
+            index: index as u8,
+            gid: Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets()),
+            roce_v2: true,
+            netdev: Some(format!("net-{name}")),
+        };
+        let gids: Vec<GidEntry> = gids.iter().enumerate().map(entry).collect();
+        let port = DevicePort {
+            number: 1,
+            active: true,
+            state: "ACTIVE",
+            link_layer: LinkLayer::Ethernet,
+            mtu: Mtu::from_code(5),
+            gbps: None,
+            lid: 0,
+            netdev: None,
+            gid: gid::choose(name, 1, LinkLayer::Ethernet, &gids, None),
+            gids,
+        };
+        Device { name: name.into(), ports: vec![port], fault: None }
+    }
+
+    fn closed(name: &str) -> Device {
+        let fault = DeviceError::Open { device: name.into(), error: "Permission denied".into() };
+        Device { name: name.into(), ports: Vec::new(), fault: Some(fault) }
+    }
+
+    #[test]
+    fn a_device_that_is_not_fit_is_named_and_costs_nobody_else() {
+        let devices = [
+            device("good", &["::ffff:10.0.0.1"]),
+            closed("shut"),
+            device("bare", &[]),
+            device("lonely", &["fe80::1:2"]),
+        ];
+        let found = Fitness::of(&devices, &NicList::default());
+        assert_eq!(found.unfit, ["shut", "bare", "lonely"]);
+        for (line, words) in found.warnings.iter().zip([
+            "shut: cannot open",
+            "bare: bare port 1: there is no GID",
+            "lonely: its only",
+        ]) {
+            assert!(line.contains(words), "{line:?} lacks {words:?}");
+        }
+        assert!(found.allows("good") && !found.allows("bare"));
+        let named = "good,shut".parse().unwrap();
+        assert_eq!(
+            Fitness::of(&devices, &named),
+            Fitness::default(),
+            "what is named must work, or say why not"
+        );
+    }
+
+    #[test]
+    fn a_link_local_address_is_used_where_there_is_nothing_else() {
+        let devices = [device("lonely", &["fe80::1:2"]), closed("shut")];
+        let found = Fitness::of(&devices, &NicList::default());
+        assert_eq!(found.unfit, ["shut"]);
+        assert!(found.warnings[1].contains("lonely is used for RDMA"), "{:?}", found.warnings);
+    }
+}
