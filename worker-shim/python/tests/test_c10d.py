@@ -1,5 +1,6 @@
 """torch.distributed's backend "phub": what goes by the hub, what by gloo, and how it ends. Needs torch 2.4."""
 
+import datetime
 import os
 import signal
 import time
@@ -111,6 +112,25 @@ def twice(rank, store, world_size):
 
 def test_a_group_can_be_made_again_and_rank_0_starts_the_hub(tmp_path):
     assert in_processes(2, twice, tmp_path / "store", 2) == [{"allreduce": 2}] * 2
+
+
+def in_a_store(rank, port, hub, is_restart):
+    os.environ["PHUB_HUB"] = hub
+    if is_restart and rank == 0:
+        time.sleep(1)  # so rank 1 is there first, and finds what the dead rank 0 wrote
+    store, limit = dist.TCPStore("127.0.0.1", port, is_master=False), datetime.timedelta(seconds=30)
+    dist.init_process_group("phub", store=store, rank=rank, world_size=2, timeout=limit)
+    for group in (None, dist.new_group([0, 1])):
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [2.0] * 10
+    dist.destroy_process_group()
+
+
+def test_a_restart_in_the_same_store_reads_nothing_of_the_attempt_before(hub):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for is_restart in (False, True):
+        in_processes(2, in_a_store, store.port, hub.address, is_restart)
 
 
 def train(rank, backend, kind, store, world_size, hub):

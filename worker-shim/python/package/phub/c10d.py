@@ -10,6 +10,7 @@ import collections
 import datetime
 import json
 import threading
+import time
 import uuid
 import weakref
 from typing import Any, Counter, Dict, List, Optional, Tuple
@@ -97,13 +98,15 @@ class _HubGroup(_Group):  # type: ignore[misc]
     """All workers: a group of gloo, of which the hub takes some calls."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        self.unique_name = _agree_on_name(store, rank, size, timeout)
+        store = _c10d.PrefixStore(self.unique_name, store)
         super().__init__(store, rank, size)
         gloo, kind = _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout), _Group.BackendType.GLOO
         self._gloo = _Group(store, rank, size)
         for group in (self, self._gloo):
             group._set_default_backend(kind)
             group._register_backend(torch.device("cpu"), kind, gloo)
-        hub, job = _agree(store, rank)
+        hub, job = _agree_on_hub(store, rank, self.unique_name)
         limit = timeout.total_seconds()
 
         def join(dtype: str, **keys: Any) -> Session:
@@ -181,15 +184,47 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
     )
 
 
-def _agree(store: Any, rank: int) -> Tuple[Optional[str], str]:
-    """Where the hub is, or None if the launcher's environment says it; and a name for the jobs of this group that no
-    other group has."""
+# How long rank 0 waits for a worker's word before it looks whether the worker has asked anew.
+_LOOK_AGAIN = datetime.timedelta(seconds=0.1)
+
+
+def _agree_on_name(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> str:
+    """A name from rank 0 that no other group has.
+
+    The store can be older than the group: torchrun's has all keys of the attempt before a restart. So each worker asks
+    with a word of its own, and rank 0 answers what it finds until the worker says that it got the answer.
+    """
+    mine = uuid.uuid4().hex[:8]
+    if rank > 0:
+        store.set(f"phub/{rank}", mine)
+        store.wait([f"phub/{mine}"], timeout)
+        name = str(store.get(f"phub/{mine}").decode())
+        store.set(f"phub/{name}/{rank}", "")
+        return name
+    deadline = time.monotonic() + timeout.total_seconds()
+    for other in range(1, size):
+        store.wait([f"phub/{other}"], timeout)
+        while True:
+            store.set(f"phub/{store.get(f'phub/{other}').decode()}", mine)
+            try:
+                store.wait([f"phub/{mine}/{other}"], _LOOK_AGAIN)
+                break
+            except RuntimeError:  # it was the word of a worker of an earlier group
+                if time.monotonic() > deadline:
+                    text = f"rank {other} of {size} did not come to the group in {timeout}: see what it says"
+                    raise RuntimeError(text) from None
+    return mine
+
+
+def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
+    """Where the hub is, or None if the launcher's environment says it; and the name of the group's jobs, without their
+    types of numbers."""
     if rank == 0:
         me = worker()
         alone = me.hub is None and me.serve_at is not None and me.serve_at.endswith(":0")
         # Without a launcher the store is how others know it.
         hub = serve_for(str(me.serve_at)) if alone else None
-        store.set("phub", json.dumps([hub, f"{me.job[:32]}-c10d-{uuid.uuid4().hex[:8]}"]))
+        store.set("phub", json.dumps([hub, f"{me.job[:32]}-c10d-{name}"]))
     said: Tuple[Optional[str], str] = tuple(json.loads(store.get("phub")))
     return said
 
@@ -237,6 +272,9 @@ for _name in (
 def _create(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
     if torch.distributed.is_initialized():
         _COUNTS["gloo"]["new_group"] += 1
+        all_workers = _c10d._get_default_group()
+        if isinstance(all_workers, _HubGroup):
+            store = _c10d.PrefixStore(all_workers.unique_name, store)
         return _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
     return _HubGroup(store, rank, size, timeout)
 

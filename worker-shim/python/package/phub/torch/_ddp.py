@@ -40,7 +40,9 @@ class HubState:
         self._settings = session
         self._sessions: Dict[int, Session] = {}
         self._made = 0
-        self._answers: "queue.SimpleQueue[Optional[Tuple[Session, torch.Tensor, Any]]]" = queue.SimpleQueue()
+        self._answers: "queue.SimpleQueue[Optional[Tuple[Session, torch.Tensor, Any, List[BaseException]]]]" = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._receive, name="phub-ddp", daemon=True)
         self._thread.start()
 
@@ -51,9 +53,18 @@ class HubState:
         host = window(session, _KEY, "gradient")
         host.copy_(buffer)  # from a GPU this waits for the copy
         session.push(_KEY)
-        future: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
-        self._answers.put((session, buffer, future))
-        return future
+        failed: List[BaseException] = []
+
+        def outcome(_given: Any) -> torch.Tensor:
+            if failed:
+                raise RuntimeError(f"{type(failed[0]).__name__}: {failed[0]}") from failed[0]
+            return buffer
+
+        given: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
+        # What `then` raises is an error for DDP's reducer as well, which is C++. `set_exception` makes a value of it.
+        answer = given.then(outcome)
+        self._answers.put((session, buffer, given, failed))
+        return answer
 
     def _session(self, index: int, buffer: torch.Tensor) -> Session:
         known = self._sessions.get(index)
@@ -74,13 +85,13 @@ class HubState:
             item = self._answers.get()
             if item is None:
                 return
-            session, buffer, future = item
+            session, buffer, given, failed = item
             try:
                 session.wait(_KEY)
                 buffer.copy_(window(session, _KEY, "weights"))
-                future.set_result(buffer)
             except BaseException as error:
-                future.set_exception(error)
+                failed.append(error)
+            given.set_result(buffer)
 
     def leave(self) -> None:
         """Leaves all jobs. At the end of a script this happens automatically."""
