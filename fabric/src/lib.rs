@@ -40,5 +40,6 @@ pub use proof::name_of;
 pub use idle::{Idle, IdlePolicy};
 pub use memory::{
     MapError, MemoryBound, MemoryRoom, Plain, RecvWindow, SHARED_HUGE_PAGES, SendWindow, Slab, SpanError,
-    Spans, WindowError, available_bytes, memory_room, resident_bytes, shared_huge_pages, trim_heap,
+    Spans, WindowError, available_bytes, few_heaps, memory_room, resident_bytes, shared_huge_pages,
+    trim_heap,
 };

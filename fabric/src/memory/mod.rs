@@ -15,7 +15,7 @@ mod window;
 pub(crate) use mapping::{Access, Mapping};
 
 pub use machine::{SHARED_HUGE_PAGES, resident_bytes, shared_huge_pages};
-pub use mapping::{MapError, trim_heap};
+pub use mapping::{MapError, few_heaps, trim_heap};
 pub use room::{MemoryBound, MemoryRoom, available_bytes, memory_room};
 pub use slab::Slab;
 pub use spans::{Plain, RecvWindow, SpanError, Spans};

@@ -126,6 +126,7 @@ pub enum LogFormat {
 
 fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     raise_open_files();
+    fabric::few_heaps();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Signals are caught before the hub is up, so that none is lost.
     let _in_runtime = runtime.enter();
