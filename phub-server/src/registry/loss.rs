@@ -46,7 +46,7 @@ impl Registry {
         job.fail(reason, inner.stopping);
         inner.names.remove(&job.name);
         match job.above.take() {
-            Some(above) if above.end().is_none() => self.fail_above(inner, id, above, reason),
+            Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason),
             _ => match last {
                 // Nobody goes on from the checkpoint before it meanwhile.
                 Some(last) => {

@@ -329,9 +329,14 @@ impl JoinedAbove {
         }
     }
 
-    /// Tells the hubs above that the job failed here. May wait for them.
+    /// Whether a hub above does not know of an end. One may have ended the job while the others see only closed links.
+    pub fn lives_at_some(&self) -> bool {
+        self.hubs.iter().any(|hub| hub.end().is_none())
+    }
+
+    /// Tells the hubs above that do not know it that the job failed here. May wait for them.
     pub fn fail(&self, reason: &str) {
-        for hub in &self.hubs {
+        for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             if let Err(error) = hub.fail(reason, FAREWELL_LIMIT) {
                 tracing::warn!(%error, "a hub above was not told that the job failed here");
             }
