@@ -123,7 +123,8 @@ fn a_nic_that_is_left_out_is_noted() {
     let fine = device("mlx5_0", true, 5, vec![]);
     let excluded = Candidate { options: None, planned: false, ..candidate(&fine) };
     says(&port(&excluded), Verdict::Note, "the list of NICs leaves it out", "");
-    let slow = Candidate { planned: false, ..candidate(&fine) };
+    let usable = device("mlx5_0", true, 5, vec![entry(3, "::ffff:10.0.0.1", true)]);
+    let slow = Candidate { planned: false, ..candidate(&usable) };
     says(&port(&slow), Verdict::Note, "the plan leaves it out", "");
 }
 
