@@ -16,6 +16,11 @@ impl Span {
     pub fn end(self) -> Option<usize> {
         self.offset.checked_add(self.bytes)
     }
+
+    /// From this span's first byte to the last byte of a span behind it.
+    pub fn to(self, last: Span) -> Span {
+        Span { offset: self.offset, bytes: last.offset + last.bytes - self.offset }
+    }
 }
 
 /// The 32 bits that a post shows to the peer; RDMA's immediate data. What they mean is the

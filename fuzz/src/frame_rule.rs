@@ -12,10 +12,10 @@ use pbox_core::{ChunkId, Expected, JobTerms, Key, Layout, LevelTerms, Members, O
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
 
-/// A plain job, one with pulls, a codec, Slim-DP, and hubs as members.
+/// A plain job, one with pulls, a codec, Slim-DP, and hubs as members. Four chunks; the last two are a group.
 static JOBS: LazyLock<Vec<(Wire, LevelTerms)>> = LazyLock::new(|| {
     let keys = vec![Key::f32("a", [35]), Key::f32("b", [2]), Key::f32("c", [1])];
-    let layout = Arc::new(Layout::new(keys, 64).expect("a layout"));
+    let layout = Arc::new(Layout::new(keys, 128).expect("a layout"));
     let coded = |text: &str| LevelTerms {
         compression: Some(text.parse().expect("a codec")),
         ..LevelTerms::default()
@@ -45,6 +45,7 @@ pub fn run(bytes: &[u8]) {
         // A little more than what there is of each.
         let (chunk, round) = (u32::from(frame[4]) % 8, u32::from(frame[5]));
         let imm = Imm(round << 24 | chunk);
+        let exists = chunk < 4 || wire.group(ChunkId(chunk)).is_some();
         if frame[6] == 0 {
             rule.posted_empty(imm);
             notices.insert(chunk, round);
@@ -52,8 +53,8 @@ pub fn run(bytes: &[u8]) {
         }
         let span = match frame[6] {
             1 => Span { offset: 0, bytes: 0 },
-            2 if chunk < 5 && at_hub => wire.gradient_span(ChunkId(chunk)),
-            2 if chunk < 5 => wire.weights_span(ChunkId(chunk)),
+            2 if exists && at_hub => wire.gradient_span(ChunkId(chunk)),
+            2 if exists => wire.weights_span(ChunkId(chunk)),
             _ => Span { offset: number(0) % (window + 8), bytes: number(2) % (window + 8) },
         };
         let has_codec = wire.framing().is_some();
@@ -70,7 +71,7 @@ pub fn run(bytes: &[u8]) {
                 false => |wire: &Wire, chunk| wire.weights_span(chunk),
             };
             assert!(
-                has_codec || chunk >= 5 || span != right(wire, ChunkId(chunk)),
+                has_codec || !exists || span != right(wire, ChunkId(chunk)),
                 "the right frame is refused"
             );
             if span.bytes == 0 && notices.get(&chunk) != Some(&round) {
@@ -80,7 +81,7 @@ pub fn run(bytes: &[u8]) {
         }
         // The link itself looks whether an empty frame is beyond the window.
         let is_in_window = span.bytes == 0 || span.offset + span.bytes <= window;
-        assert!(chunk < 5 && is_in_window, "{span:?} of chunk {chunk}, in {window} bytes");
+        assert!(exists && is_in_window, "{span:?} of chunk {chunk}, in {window} bytes");
         if span.bytes == 0 && at_hub {
             let noticed = notices.remove(&chunk) == Some(round);
             let first = level.members.are_hubs() && rank > 0 && round == 0;

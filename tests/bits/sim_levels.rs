@@ -66,9 +66,11 @@ impl Tree {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let trouble = Trouble::from_seed(seed);
-        let keys = (0..dice.from(1..=4)).map(|key| {
+        // Small keys may be groups.
+        let longest = [16, 80][dice.below(2) as usize];
+        let keys = (0..dice.from(1..=6)).map(|key| {
             let dtype = [Dtype::F32, Dtype::F32, Dtype::F16, Dtype::BF16][dice.below(4) as usize];
-            Key::new(dtype, format!("key {key}"), [dice.from(1..=80)])
+            Key::new(dtype, format!("key {key}"), [dice.from(1..=longest)])
         });
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let (shape, optimizer) = (shape(&mut dice), optimizer(&mut dice));
@@ -200,9 +202,9 @@ impl Tree {
         for id in keys {
             let dtype = self.layout.keys()[id.index()].dtype;
             write(exchange, id, dtype, |i| value(self.trouble, number as u32, round, id, i));
-            exchange.push(id).map_err(|error| error.to_string())?;
+            exchange.put(id).map_err(|error| error.to_string())?;
         }
-        Ok(())
+        exchange.flush().map_err(|error| error.to_string())
     }
 
     fn is_done(&self) -> bool {

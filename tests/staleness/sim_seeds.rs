@@ -30,7 +30,9 @@ impl Cluster {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let trouble = Trouble::from_seed(seed);
-        let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=80)]));
+        // Small keys may be groups.
+        let longest = [16, 80][dice.below(2) as usize];
+        let keys = (0..dice.from(1..=6)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=longest)]));
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, SGD);
         terms.job.on_loss = trouble.on_loss();

@@ -82,7 +82,8 @@ impl Race {
         (self.dice >> 33) % n
     }
 
-    /// Pushes a key in the worker's next round, unless a push of the key is under way.
+    /// Pushes a key in the worker's next round, unless a push of the key is under way. It leaves in the worker's next turn, with
+    /// the other keys of its group, if they were pushed.
     pub fn push(&mut self, rank: usize, key: KeyId) -> bool {
         self.try_push(rank, key).unwrap()
     }
@@ -100,7 +101,7 @@ impl Race {
         for (e, gradient) in worker.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate() {
             *gradient = if e % workers == rank { value } else { 0.0 };
         }
-        worker.push(key)?;
+        worker.put(key)?;
         self.pushed[rank][key.index()] += 1;
         Ok(true)
     }
@@ -118,6 +119,7 @@ impl Race {
         self.job.cores[core].turn(&mut self.job.notices);
         let rank = self.draw(self.workers() as u64) as usize;
         if self.job.is_alive(rank as u32) {
+            self.job.workers[rank].flush().unwrap();
             self.job.workers[rank].progress().unwrap();
             self.keys().for_each(|key| self.check(rank, key));
         }
@@ -125,8 +127,12 @@ impl Race {
 
     /// Lets all cores and all living workers work once, and checks what was answered. True if anything happened.
     pub fn step_all(&mut self) -> Result<bool, ExchangeError> {
+        let living: Vec<usize> = (0..self.workers()).filter(|&rank| self.job.is_alive(rank as u32)).collect();
+        for &rank in &living {
+            self.job.workers[rank].flush()?;
+        }
         let worked = self.job.step()?;
-        for rank in (0..self.workers()).filter(|&rank| self.job.is_alive(rank as u32)).collect::<Vec<_>>() {
+        for rank in living.into_iter().filter(|&rank| self.job.is_alive(rank as u32)).collect::<Vec<_>>() {
             self.keys().for_each(|key| self.check(rank, key));
         }
         Ok(worked)

@@ -72,9 +72,13 @@ pub struct Simulated {
     pub notices: Vec<Notice>,
 }
 
-/// A core's chunks as those of its shards. A key's chunks stay together, because schedules by layer answer them together.
+/// A core's chunks as those of its shards. A key's chunks stay together, because schedules by layer answer them together, and
+/// so do those of a group.
 fn dealt(layout: &Layout, chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>> {
-    let shard = |&chunk: &ChunkId| layout.chunk(chunk).key.index() % shards;
+    let shard = |&chunk: &ChunkId| {
+        let group = layout.groups().iter().find(|group| group.contains(&chunk.0));
+        layout.chunk(group.map_or(chunk, |group| ChunkId(group.start))).key.index() % shards
+    };
     (0..shards).map(|at| chunks.iter().copied().filter(|chunk| shard(chunk) == at).collect()).collect()
 }
 

@@ -120,9 +120,8 @@ impl<E: Element> Worker<E> {
 
     /// Makes one round and checks one line of some chunks.
     fn round(&mut self) -> Result<()> {
-        for key in (0..self.session.layout().keys().len() as u32).rev().map(KeyId) {
-            self.session.push(key)?;
-        }
+        let keys = self.session.layout().keys().len() as u32;
+        self.session.push_keys((0..keys).rev().map(KeyId))?;
         // Computes what must come back while the hub works.
         self.round += 1;
         self.expected.expect(allowed(self.consistency, self.steppers, self.round, self.rounds));
@@ -164,9 +163,7 @@ impl<E: Element> Worker<E> {
     /// every push of those.
     fn check_total(&mut self) -> Result<()> {
         if self.consistency.steps_alone() {
-            for key in self.session.keys() {
-                self.session.push(key)?;
-            }
+            self.session.push_keys(self.session.keys())?;
             self.expected.expect(self.steppers * (self.rounds - 1) + 1..=self.steppers * self.rounds);
             self.session.wait_all()?;
             self.check()?;

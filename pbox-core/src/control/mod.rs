@@ -98,8 +98,7 @@ fn is_zero(hub: &u32) -> bool {
 /// The hub accepts a join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinReply {
-    /// The version that both ends use from now on: the highest that both speak. Hubs that do not say it speak version 9.
-    #[serde(default = "first_said")]
+    /// The version that both ends use from now on: the highest that both speak.
     pub protocol: u32,
     /// Names this worker from now on; 32 hexadecimal digits.
     pub token: String,
@@ -120,11 +119,6 @@ pub struct JoinReply {
     /// From hub 0 of several: the worker shows this pass at the other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
-}
-
-/// The version of hubs that do not say which one they use.
-fn first_said() -> u32 {
-    9
 }
 
 impl JoinReply {

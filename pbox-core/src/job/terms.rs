@@ -293,6 +293,11 @@ impl LevelTerms {
     pub fn credit(&self) -> Credit {
         self.credit.unwrap_or_else(|| Credit::default_of(self.schedule))
     }
+
+    /// Whether one post may carry a [group](crate::layout) of small keys: bare values that leave as they come.
+    pub fn posts_groups(&self) -> bool {
+        self.compression.is_none() && !self.schedule.by_layer()
+    }
 }
 
 fn default_chunk_bytes() -> usize {

@@ -5,6 +5,9 @@
 //!   [chunk 0][chunk 1][chunk 2][chunk 3 ] [chunk 4][chunk 5]
 //!   each key starts at a multiple of 64 bytes; a key's chunks are contiguous, so that cutting it copies nothing
 //! ```
+//!
+//! Neighbouring keys that are together no longer than a chunk are a *group*: one post carries all, if they are pushed
+//! together. A group has an id behind those of the chunks.
 
 mod chunk;
 mod key;
@@ -40,6 +43,8 @@ pub struct Layout {
     key_spans: Vec<Span>,
     key_chunks: Vec<Range<u32>>,
     chunks: Vec<Chunk>,
+    /// The chunks of each group, ascending.
+    groups: Vec<Range<u32>>,
     chunk_bytes: usize,
     window_bytes: usize,
 }
@@ -92,6 +97,7 @@ impl Layout {
             key_chunks: Vec::with_capacity(keys.len()),
             keys: Vec::new(),
             chunks: Vec::new(),
+            groups: Vec::new(),
             chunk_bytes,
             window_bytes: 0,
         };
@@ -99,6 +105,7 @@ impl Layout {
             layout.append(KeyId(index as u32), key)?;
         }
         layout.keys = keys;
+        layout.groups = layout.find_groups();
         Ok(layout)
     }
 
@@ -109,6 +116,7 @@ impl Layout {
             key_chunks: Vec::new(),
             keys: Vec::new(),
             chunks: Vec::new(),
+            groups: Vec::new(),
             chunk_bytes: KEY_ALIGN,
             window_bytes: 0,
         }
@@ -135,6 +143,28 @@ impl Layout {
         Ok(())
     }
 
+    /// Neighbouring keys of a chunk each that fit into a chunk, as many as do, from the first key on.
+    fn find_groups(&self) -> Vec<Range<u32>> {
+        let mut groups: Vec<Range<u32>> = Vec::new();
+        for chunks in self.key_chunks.iter().filter(|chunks| chunks.len() == 1) {
+            let fits = |group: &&mut Range<u32>| {
+                group.end == chunks.start && self.hull(group.start..chunks.end).bytes <= self.chunk_bytes
+            };
+            match groups.last_mut().filter(fits) {
+                Some(group) => group.end = chunks.end,
+                None => groups.push(chunks.clone()),
+            }
+        }
+        groups.retain(|group| group.len() > 1);
+        groups.truncate(MAX_CHUNKS as usize - self.chunks.len());
+        groups
+    }
+
+    /// From the first of these chunks to the end of the last one.
+    fn hull(&self, Range { start, end }: Range<u32>) -> Span {
+        self.chunk(ChunkId(start)).span.to(self.chunk(ChunkId(end - 1)).span)
+    }
+
     /// The keys, in the order of their ids.
     pub fn keys(&self) -> &[Key] {
         &self.keys
@@ -158,6 +188,29 @@ impl Layout {
     /// The chunk with this id. Panics if there is none.
     pub fn chunk(&self, chunk: ChunkId) -> Chunk {
         self.chunks[chunk.index()]
+    }
+
+    /// The groups, by number: the chunks of each, ascending.
+    pub fn groups(&self) -> &[Range<u32>] {
+        &self.groups
+    }
+
+    /// The id of a group with this number.
+    pub fn group_id(&self, number: usize) -> ChunkId {
+        ChunkId((self.chunks.len() + number) as u32)
+    }
+
+    /// The chunks of the group that has this id, if it is a group's.
+    pub fn group(&self, id: ChunkId) -> Option<Range<u32>> {
+        self.groups.get(id.index().checked_sub(self.chunks.len())?).cloned()
+    }
+
+    /// The place of a chunk or group. Panics if there is none.
+    pub fn span(&self, id: ChunkId) -> Span {
+        match self.chunks.get(id.index()) {
+            Some(chunk) => chunk.span,
+            None => self.hull(self.group(id).expect("a chunk's or a group's id")),
+        }
     }
 
     /// The size of the largest chunk.

@@ -9,11 +9,14 @@
 //!           run of 512 KiB
 //! ```
 //!
+//! Small keys share runs, and a [group](crate::layout) of them is on one core.
+//!
 //! A core that owns every other chunk starts each of its `workers + 2` streams through memory anew every 32 KiB, and
 //! prefetches its neighbour's data. With two cores, four workers and Nesterov this took a fifth of the memory's
 //! bandwidth. Runs of 16 chunks give it back (`docs/decisions/0005-placement-by-runs.md`).
 
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 
 use fabric::{SendWindow, Span, Spans, WindowError};
@@ -24,7 +27,7 @@ use crate::layout::{ChunkId, Layout};
 use crate::wire::Wire;
 
 /// The longest run: enough for the memory's full speed, and no more, so that a layer is spread over the cores.
-const RUN_BYTES: usize = 512 * 1024;
+const RUN_BYTES: u64 = 512 * 1024;
 
 /// Runs that each core should have at least, so that LPT balances them; small models get shorter runs for it.
 const RUNS_PER_CORE: usize = 64;
@@ -152,21 +155,50 @@ impl Placement {
 }
 
 /// The runs of a layout on `cores` cores, as ranges of chunk ids, ascending: the items of the
-/// placement. A run does not cross keys.
+/// placement.
 pub fn runs(layout: &Layout, cores: usize) -> Vec<Range<u32>> {
     cut(layout, cores, pieces(layout, Schedule::default(), Share::WHOLE))
 }
 
 /// Cuts pieces of a layout into runs for `cores` cores.
 fn cut(layout: &Layout, cores: usize, pieces: Vec<Range<u32>>) -> Vec<Range<u32>> {
-    let chunks: usize = pieces.iter().map(|piece| piece.len()).sum();
-    let by_speed = RUN_BYTES / layout.chunk_bytes();
-    let by_balance = chunks / (cores * RUNS_PER_CORE);
-    let length = by_speed.min(by_balance).max(1) as u32;
-    let run = |Range { start, end }| {
-        (start..end).step_by(length as usize).map(move |at: u32| at..end.min(at + length))
-    };
-    pieces.into_iter().flat_map(run).collect()
+    let bytes: u64 = weights(layout, &pieces).iter().sum();
+    let longest = (bytes / (cores * RUNS_PER_CORE) as u64).min(RUN_BYTES);
+    let mut runs: Vec<Range<u32>> = Vec::new();
+    let mut room = 0;
+    for unit in units(layout, pieces) {
+        let bytes = weights(layout, slice::from_ref(&unit))[0];
+        match runs.last_mut().filter(|run| run.end == unit.start && bytes <= room) {
+            Some(run) => run.end = unit.end,
+            None => {
+                runs.push(unit);
+                room = longest;
+            }
+        }
+        room = room.saturating_sub(bytes);
+    }
+    runs
+}
+
+/// The groups and single chunks of these pieces.
+fn units(layout: &Layout, pieces: Vec<Range<u32>>) -> impl Iterator<Item = Range<u32>> {
+    let mut groups = layout.groups().iter().peekable();
+    let mut chunks = pieces.into_iter().flatten().peekable();
+    std::iter::from_fn(move || {
+        let start = chunks.next()?;
+        while groups.next_if(|group| group.end <= start).is_some() {}
+        let mut end = start + 1;
+        while chunks
+            .next_if(|&next| {
+                next == end
+                    && groups.peek().is_some_and(|group| group.contains(&start) && group.contains(&next))
+            })
+            .is_some()
+        {
+            end += 1;
+        }
+        Some(start..end)
+    })
 }
 
 /// The bytes of each of these ranges of chunks.
@@ -201,6 +233,21 @@ mod tests {
                 let ratio = *loads.iter().max().unwrap() as f64 / mean;
                 assert!(ratio < 1.02, "{name} on {cores} cores: max/mean {ratio}");
             }
+        }
+    }
+
+    #[test]
+    fn small_keys_share_runs_and_groups_are_whole() {
+        let keys = (0..1000).map(|key| Key::f32(format!("k{key}"), [256])).collect();
+        let layout = Layout::new(keys, 32 * 1024).unwrap();
+        assert_eq!(layout.groups().len(), 1000_usize.div_ceil(32));
+        let placement = Placement::new(&layout, 2);
+        for group in layout.groups() {
+            assert!(
+                group
+                    .clone()
+                    .all(|id| placement.owners[id as usize] == placement.owners[group.start as usize])
+            );
         }
     }
 

@@ -6,6 +6,8 @@
 //!   sliced:   [------ 0 ------] [---1--] [---2--] [---3--]     at most two chunks each
 //!   by layer: [------------ 0 ---------+---1--+----- 0 --]     one for each core
 //! ```
+//!
+//! Without layers a [group](crate::layout) of keys is a slice as well, for keys that leave together.
 
 use std::ops::Range;
 
@@ -13,10 +15,10 @@ use super::placement::Placement;
 use crate::job::Schedule;
 use crate::layout::{ChunkId, KeyId, Layout};
 
-/// Successive chunks of one key that go to one core.
+/// Successive chunks of one key that go to one core, or a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The key.
+    /// The key; of a group the first.
     pub key: KeyId,
     /// The core that owns its chunks.
     pub core: usize,
@@ -30,12 +32,17 @@ pub struct Slice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slices {
     schedule: Schedule,
-    /// Every chunk, slice by slice.
+    /// Every chunk, slice by slice, and the ids of groups.
     chunks: Vec<ChunkId>,
     slices: Vec<Slice>,
     of_key: Vec<Range<u32>>,
     of_chunk: Vec<u32>,
+    /// By key: the slice of its group, or [`NO_GROUP`].
+    groups: Vec<u32>,
 }
+
+/// The key is in no group that goes to one core.
+const NO_GROUP: u32 = u32::MAX;
 
 impl Slices {
     /// Cuts slices of at most `slice_bytes`, or of one chunk if the chunk is larger. When the schedule goes by
@@ -47,6 +54,7 @@ impl Slices {
             slices: Vec::new(),
             of_key: Vec::new(),
             of_chunk: vec![0; layout.chunks().len()],
+            groups: vec![NO_GROUP; layout.keys().len()],
         };
         for key in (0..layout.keys().len() as u32).map(KeyId) {
             let first = slices.slices.len() as u32;
@@ -72,7 +80,43 @@ impl Slices {
             }
             slices.of_key.push(first..slices.slices.len() as u32);
         }
+        if !schedule.by_layer() {
+            (0..layout.groups().len()).for_each(|number| slices.add_group(layout, placement, number));
+        }
         slices
+    }
+
+    fn add_group(&mut self, layout: &Layout, placement: &Placement, number: usize) {
+        let chunks = || layout.groups()[number].clone().map(ChunkId);
+        let keys = || chunks().map(|chunk| layout.chunk(chunk).key);
+        let (first, core) =
+            (keys().next().expect("a group has chunks"), placement.owner(chunks().next().expect("as above")));
+        // With several hubs its keys may be apart.
+        if chunks().all(|chunk| placement.owner(chunk) == core) {
+            let slice = self.slices.len() as u32;
+            keys().for_each(|key| self.groups[key.index()] = slice);
+            let at = self.chunks.len() as u32;
+            self.chunks.push(layout.group_id(number));
+            self.slices.push(Slice {
+                key: first,
+                core,
+                priority: self.schedule.priority(first),
+                chunks: at..at + 1,
+            });
+        }
+    }
+
+    /// Groups leave key by key: what crosses is not bare.
+    #[must_use]
+    pub fn without_groups(mut self) -> Self {
+        self.groups.fill(NO_GROUP);
+        self
+    }
+
+    /// The slice of a key's group, if it is in one.
+    #[inline]
+    pub fn group(&self, key: KeyId) -> Option<u32> {
+        Some(self.groups[key.index()]).filter(|&slice| slice != NO_GROUP)
     }
 
     fn add(&mut self, key: KeyId, core: usize, chunks: impl Iterator<Item = ChunkId>) {

@@ -23,12 +23,16 @@ use super::violation::Violation;
 use super::watch::{Watch, Watched};
 use crate::job::LevelTerms;
 use crate::kernels::Kernels;
-use crate::layout::{Immediate, Layout, Round};
+use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Layout, Round};
 use crate::snapshot::{Occasion, Restored, SnapshotPart};
 use crate::weights::Discarded;
 
 /// How many arrivals one turn looks at: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
+
+/// After the steps of so many bytes the answers leave, before the rest of the turn: a chunk of the default size. A worker's
+/// next layer need not wait for the turn, and small chunks share the fence of a flush, which costs as much as their sum.
+const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 
 /// The other end of a link.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +69,8 @@ pub struct Core<P: Port> {
     dropped: Vec<LinkId>,
     /// Something is to be done between turns: answers wait for links with credit, or a shard has a task.
     has_duties: bool,
+    /// Bytes of chunks whose answers are posted, and not flushed.
+    unflushed: usize,
     arrivals: [Arrival; ARRIVALS_PER_TURN],
     tally: Tally,
 }
@@ -90,6 +96,7 @@ impl<P: Port> Core<P> {
             members: Vec::new(),
             dropped: Vec::new(),
             has_duties: false,
+            unflushed: 0,
             arrivals: [Arrival::default(); ARRIVALS_PER_TURN],
             tally: Tally::default(),
         }
@@ -105,7 +112,7 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// Takes a shard of a job. A key's chunks are in one shard. Workers come [later](Self::add_worker), and take part when
+    /// Takes a shard of a job. A key's chunks are in one shard, and a group's, too. Workers come [later](Self::add_worker), and take part when
     /// [`release`](Self::release) admits them.
     pub fn add_shard(&mut self, id: JobId, MadeShard { shard, replies }: MadeShard) {
         // Behind the job's other shards.
@@ -280,7 +287,6 @@ impl<P: Port> Core<P> {
                     }
                 }
             });
-            self.port.flush();
             self.follow(place, None, notices);
             self.settle(place, notices);
         }
@@ -378,6 +384,9 @@ impl<P: Port> Core<P> {
                 break;
             }
         }
+        if count > 0 {
+            self.flush();
+        }
         self.tally.arrivals += count as u64;
         while let Some(closed) = self.port.closed() {
             match self.members.get(closed.link.index()).copied().flatten() {
@@ -402,16 +411,27 @@ impl<P: Port> Core<P> {
     /// What follows from answers that were posted, and from the steps before them.
     #[inline]
     fn follow(&mut self, place: usize, done: Option<Done>, notices: &mut Vec<Notice>) {
-        let entry = self.shards[place].as_mut().expect("its answers were posted");
         if let Some(Done { steps, bytes, has_task }) = done {
             self.tally.chunks += u64::from(steps);
-            self.tally.chunk_bytes += u64::from(steps) * bytes as u64;
+            self.tally.chunk_bytes += bytes as u64;
             self.has_duties |= has_task;
+            self.unflushed += bytes;
+            if self.unflushed >= FLUSH_BYTES {
+                self.flush();
+            }
         }
+        let entry = self.shards[place].as_mut().expect("its answers were posted");
         self.has_duties |= entry.replies.has_waiting();
         if entry.replies.has_broken() {
             self.drop_broken(place, notices);
         }
+    }
+
+    /// The answers that are posted leave.
+    #[inline]
+    fn flush(&mut self) {
+        self.port.flush();
+        self.unflushed = 0;
     }
 
     /// Finishes all chunks of a shard that can go on without an arrival.
@@ -430,6 +450,7 @@ impl<P: Port> Core<P> {
             });
             self.follow(place, Some(done), notices);
         }
+        self.flush();
         if let Some(entry) = &mut self.shards[place] {
             entry.report_snapshots(notices);
         }

@@ -9,13 +9,15 @@
 //!
 //! While all links accept every post, nothing waits here. Links without credit accept every post.
 
+use std::ops::Range;
+
 use fabric::{LinkId, Port, Posted, Span};
 
 use super::layer_parts::{LayerParts, Ready};
 use super::send_queue::SendQueue;
 use super::shard::{Arrived, Finished, Pace, ShardOf};
 use super::violation::Violation;
-use crate::job::{JobTerms, Schedule};
+use crate::job::{JobTerms, LevelTerms, Schedule};
 use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Immediate, KeyId, Round};
 use crate::weights::Mode;
@@ -23,7 +25,7 @@ use crate::weights::Mode;
 /// The span of control messages: they carry an immediate, and no bytes.
 const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
-/// A chunk's weights on the way to one worker.
+/// Weights of a chunk or group on the way to one worker.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     chunk: ChunkId,
@@ -33,7 +35,7 @@ struct Answer {
 
 /// The work after an arrival, beside posts.
 pub(super) struct Done {
-    /// Steps that were made, and the bytes of the chunk.
+    /// Steps that were made, and the bytes of their chunks.
     pub steps: u32,
     pub bytes: usize,
     /// The shard has a task for the core between turns.
@@ -53,6 +55,8 @@ pub(super) struct Replies {
     schedule: Schedule,
     /// In which order sums go up, if there are hubs above.
     schedule_above: Option<Schedule>,
+    /// Whether groups go up as a whole.
+    groups_above: bool,
     /// By number.
     links: Vec<Option<LinkId>>,
     /// By number; a queue has no room when the link has no credit.
@@ -63,22 +67,30 @@ pub(super) struct Replies {
     parts: Option<LayerParts>,
     /// Workers whose violation of the protocol shows when they get an answer. Empty while all workers keep to it.
     broken: Vec<(u32, Violation)>,
+    /// The chunks of a group that are finished, and the answers of one worker among them. Empty between arrivals.
+    finished: Vec<Finished>,
+    answers: Vec<Answer>,
 }
 
 impl Replies {
-    /// Replies without links. `above` is the schedule of the level above and the number of links that lead up.
-    pub fn new(terms: &JobTerms, above: Option<(Schedule, u32)>, keys: &[KeyId]) -> Self {
+    /// Replies without links. `above` has the terms of the level above and the number of links that lead up.
+    pub fn new(terms: &JobTerms, above: Option<(&LevelTerms, u32)>, keys: &[KeyId]) -> Self {
         let (schedule, workers) = (terms.level.schedule, terms.workers);
         let links = (workers + above.map_or(0, |(_, ways)| ways)) as usize;
+        // A key begins on a line of 64 bytes.
+        let longest_group = keys.len().min(terms.chunk_bytes / 64);
         Replies {
             workers,
             schedule,
-            schedule_above: above.map(|(schedule, _)| schedule),
+            schedule_above: above.map(|(level, _)| level.schedule),
+            groups_above: above.is_some_and(|(level, _)| level.posts_groups()),
             links: vec![None; links],
             queues: vec![SendQueue::new(0); links],
             waiting: 0,
             parts: schedule.by_layer().then(|| LayerParts::new(keys, workers, schedule.pulls())),
             broken: Vec::new(),
+            finished: Vec::with_capacity(longest_group),
+            answers: Vec::with_capacity(longest_group),
         }
     }
 
@@ -200,30 +212,99 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
             Ok(Arrived::Finished(finished)) => Ok(Some(self.send(&finished))),
             Ok(Arrived::Unread(round)) => {
                 self.replies.post_control(self.port, rank, immediate.chunk, round);
-                self.port.flush();
                 Ok(Some(Done::POSTED))
             }
-            // Not a push of this round: it may be a pull.
-            Err(violation) => match self.pull(rank, immediate) {
-                true => Ok(Some(Done::POSTED)),
-                false => Err(violation),
+            Err(violation) => match self.shard.group(immediate.chunk) {
+                Some(places) => self.take_group(rank, immediate, places),
+                // Not a push of this round: it may be a pull.
+                None if self.pull(rank, immediate) => Ok(Some(Done::POSTED)),
+                None => Err(violation),
             },
         }
+    }
+
+    /// Gives a worker's post of a group to the shard, chunk by chunk. If all chunks are finished with it, the group is
+    /// answered as a whole.
+    fn take_group(
+        &mut self,
+        rank: u32,
+        immediate: Immediate,
+        places: Range<usize>,
+    ) -> Result<Option<Done>, Violation> {
+        let mut finished = std::mem::take(&mut self.replies.finished);
+        let first = self.shard.chunk(places.start);
+        for (chunk, place) in (first.0..).map(ChunkId).zip(places.clone()) {
+            match self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }) {
+                Ok(Arrived::Noted) => {}
+                Ok(Arrived::Finished(chunk)) => finished.push(chunk),
+                Ok(Arrived::Unread(round)) => self.replies.post_control(self.port, rank, chunk, round),
+                // Nothing of it was taken.
+                Err(violation) if chunk == first => return Err(violation),
+                Err(violation) => {
+                    self.replies.broken.push((rank, violation));
+                    break;
+                }
+            }
+        }
+        let mut done = Done { has_task: self.shard.has_task(), ..Done::POSTED };
+        for chunk in &finished {
+            done.steps += chunk.steps;
+            done.bytes += chunk.steps as usize * chunk.bytes;
+        }
+        match finished.first().cloned() {
+            Some(first)
+                if finished.len() == places.len() && finished.iter().all(|chunk| chunk.is_beside(&first)) =>
+            {
+                first.ranks.for_each(|rank| self.answer_group(immediate.chunk, &finished, rank));
+            }
+            _ => finished.iter().for_each(|chunk| self.answer_all(chunk)),
+        }
+        finished.clear();
+        self.replies.finished = finished;
+        Ok(Some(done))
+    }
+
+    /// Sends all chunks of a group to one worker if their answers are due: in one post, if all are of one round.
+    fn answer_group(&mut self, group: ChunkId, finished: &[Finished], rank: u32) {
+        let Some(link) = self.replies.links[rank as usize] else { return };
+        let mut answers = std::mem::take(&mut self.replies.answers);
+        for chunk in finished {
+            if let Some(round) = self.shard.pace.answer_due(chunk, rank) {
+                let span = self.shard.answer(self.kernels, chunk.place, rank, round);
+                answers.push(Answer { chunk: self.shard.chunk(chunk.place), span, round });
+            }
+        }
+        let key = self.shard.keys()[finished[0].place];
+        match answers[..] {
+            [first, .., last]
+                if answers.len() == finished.len()
+                    && (self.replies.groups_above || !self.replies.leads_up(rank))
+                    && answers.iter().all(|answer| answer.round == first.round && answer.span.bytes > 0) =>
+            {
+                let span = first.span.to(last.span);
+                self.post_answer(link, key, rank, Answer { chunk: group, span, round: first.round });
+            }
+            _ => answers.iter().for_each(|&answer| self.post_answer(link, key, rank, answer)),
+        }
+        answers.clear();
+        self.replies.answers = answers;
     }
 
     /// Sends the chunk that the shard has finished to all workers whose answer is due.
     #[inline]
     pub fn send(&mut self, finished: &Finished) -> Done {
+        self.answer_all(finished);
+        let &Finished { steps, bytes, .. } = finished;
+        Done { steps, bytes: steps as usize * bytes, has_task: self.shard.has_task() }
+    }
+
+    #[inline]
+    fn answer_all(&mut self, finished: &Finished) {
         for rank in finished.ranks.clone() {
             if let Some(round) = self.shard.pace.answer_due(finished, rank) {
                 self.reply(finished.place, rank, round);
             }
         }
-        // Once a chunk: the fence is small beside the chunk's sum, and the worker's next layer need not wait for the
-        // rest of this turn.
-        self.port.flush();
-        let &Finished { steps, bytes, .. } = finished;
-        Done { steps, bytes, has_task: self.shard.has_task() }
     }
 
     /// A worker may have its answer of a round for one chunk. The answer goes out now, or with all of the layer's
@@ -268,23 +349,27 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
         }
         let Some(places) = parts.pull(place, rank) else { return false };
         places.for_each(|place| self.answer(place, rank, round));
-        self.port.flush();
         true
     }
 
     /// Sends one chunk to one worker, behind the answers that wait already, by its priority.
     #[inline]
     fn answer(&mut self, place: usize, rank: u32, round: Round) {
-        let AtWork { port, kernels, shard, replies } = self;
-        let Some(link) = replies.links[rank as usize] else { return };
-        let (chunk, span) = (shard.chunk(place), shard.answer(kernels, place, rank, round));
-        if replies.queues[rank as usize].is_empty() {
-            match port.post(link, span, Immediate::new(chunk, round).encode()) {
+        let Some(link) = self.replies.links[rank as usize] else { return };
+        let (chunk, span) = (self.shard.chunk(place), self.shard.answer(self.kernels, place, rank, round));
+        self.post_answer(link, self.shard.keys()[place], rank, Answer { chunk, span, round });
+    }
+
+    #[inline]
+    fn post_answer(&mut self, link: LinkId, key: KeyId, rank: u32, answer: Answer) {
+        let Answer { chunk, span, round } = answer;
+        if self.replies.queues[rank as usize].is_empty() {
+            match self.port.post(link, span, Immediate::new(chunk, round).encode()) {
                 // A link that just closed is reported by the port.
                 Posted::Accepted | Posted::Closed => return,
                 Posted::Full => {}
             }
         }
-        replies.keep(shard.keys()[place], rank, Answer { chunk, span, round });
+        self.replies.keep(key, rank, answer);
     }
 }

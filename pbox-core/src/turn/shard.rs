@@ -136,6 +136,7 @@ pub(crate) struct ShardOf<P, M: Mode> {
     pub(super) until: Round,
     /// The same when it is not held: 0 when a worker was lost before all workers had the first weights.
     end: Round,
+    wire: Wire,
     /// Chunk id to place.
     places: Vec<Option<u32>>,
     /// By place.
@@ -157,6 +158,13 @@ pub(crate) struct Finished {
     pub skipped: u32,
     /// The chunk goes to the links in this range whose answer is [due](Pace::answer_due): to workers, or up.
     pub ranks: Range<u32>,
+}
+
+impl Finished {
+    /// Whether it finished the same round as another chunk, for the same links.
+    pub fn is_beside(&self, other: &Finished) -> bool {
+        self.round == other.round && self.ranks == other.ranks
+    }
 }
 
 /// The result of a push.
@@ -189,6 +197,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             stages,
             until: NEVER,
             end: NEVER,
+            wire: wire.clone(),
             places,
             keys: chunks.iter().map(|&id| layout.chunk(id).key).collect(),
             snapshots: Capture::new(chunks, values, snapshot_every, Round(0)),
@@ -280,6 +289,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn place(&self, chunk: ChunkId) -> Option<usize> {
         let place = self.places.get(chunk.index()).copied().flatten()?;
         Some(place as usize)
+    }
+
+    /// The places of the chunks of the group that has this id, if it is a group's and here. They are neighbours, as the
+    /// chunks are.
+    pub fn group(&self, id: ChunkId) -> Option<Range<usize>> {
+        let chunks = self.wire.group(id)?;
+        let (first, last) = (self.place(ChunkId(chunks.start))?, self.place(ChunkId(chunks.end - 1))?);
+        (last - first == chunks.len() - 1).then_some(first..last + 1)
     }
 
     /// The chunk at a place.
@@ -393,9 +410,22 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         immediate: Immediate,
     ) -> Result<Arrived, Violation> {
         let chunk = immediate.chunk;
-        let Some(place) = self.place(chunk) else {
-            return Err(Violation::NotOurs { chunk, chunks: self.places.len() });
-        };
+        match self.place(chunk) {
+            Some(place) => self.arrive_at(kernels, place, rank, immediate),
+            None => Err(Violation::NotOurs { chunk, chunks: self.places.len() }),
+        }
+    }
+
+    /// As [`arrive`](Self::arrive), of the chunk at a place.
+    #[inline]
+    pub fn arrive_at(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        rank: u32,
+        immediate: Immediate,
+    ) -> Result<Arrived, Violation> {
+        let chunk = immediate.chunk;
         let wrong = |wrong| Violation::new(immediate, wrong);
         let round = self.pace.check(place, rank, immediate.round_bits).map_err(wrong)?;
         let lies = |why| Violation::Frame { chunk, round, why };

@@ -3,7 +3,7 @@
 //!
 //! | bytes of | must be |
 //! | --- | --- |
-//! | bare values, a sum with its count | all of the chunk's, at its place |
+//! | bare values, a sum with its count | all of the chunk's or group's, at its place |
 //! | a raw frame of a compressed job | the same |
 //! | a coded frame | at most its room, at its place |
 //! | nothing | asked for: a pull repeats the immediate of a notice; the hub's notices are its own affair |
@@ -110,7 +110,7 @@ impl FrameRule for Expected {
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String> {
         let (immediate, Span { offset, bytes }) = (Immediate::decode(imm), span);
         let (chunk, chunks) = (immediate.chunk, self.wire.layout().chunks().len());
-        if chunk.index() >= chunks {
+        if chunk.index() >= chunks && self.wire.group(chunk).is_none() {
             return Err(format!("a frame for chunk {}, where the job has {chunks} chunks", chunk.0));
         }
         if bytes == 0 && self.takes_empty(immediate) {

@@ -27,6 +27,7 @@ pub use expected::Expected;
 pub(crate) use merge::difference;
 pub use merge::{Answer, merge};
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::Span;
@@ -52,6 +53,7 @@ pub struct Wire {
     framing: Option<Arc<Framing>>,
     members: Members,
     has_own_weights: bool,
+    has_groups: bool,
 }
 
 /// The frames of a compressed job.
@@ -93,14 +95,20 @@ pub struct Frames {
 impl Wire {
     /// Bare values, in windows that are laid out as the model is.
     pub fn plain(layout: Arc<Layout>) -> Self {
-        Wire { layout, framing: None, members: Members::Workers, has_own_weights: false }
+        Wire { layout, framing: None, members: Members::Workers, has_own_weights: false, has_groups: true }
     }
 
     /// The wire of a job with these terms, whose model has this layout.
     pub fn new(layout: Arc<Layout>, terms: &JobTerms) -> Self {
         let framing = |compression| Arc::new(Framing::new(&layout, terms, compression));
         let framing = terms.level.compression.map(framing);
-        Wire { layout, framing, members: terms.level.members, has_own_weights: terms.has_own_weights() }
+        Wire {
+            layout,
+            framing,
+            members: terms.level.members,
+            has_own_weights: terms.has_own_weights(),
+            has_groups: terms.level.posts_groups(),
+        }
     }
 
     /// Like [`new`](Self::new), with the layout that the terms give.
@@ -146,20 +154,27 @@ impl Wire {
         }
     }
 
-    /// A chunk's place in weights windows; panics beyond the last.
+    /// The place of a chunk, or of a group of bare chunks, in weights windows; panics beyond the last.
     pub fn weights_span(&self, chunk: ChunkId) -> Span {
         match &self.framing {
-            None => self.layout.chunk(chunk).span,
+            None => self.layout.span(chunk),
             Some(framing) => framing.frames(chunk).span,
         }
     }
 
-    /// A chunk's place in gradient windows; panics beyond the last.
+    /// The same in gradient windows.
     pub fn gradient_span(&self, chunk: ChunkId) -> Span {
-        match self.has_counts() {
-            false => self.weights_span(chunk),
-            true => counted::span(&self.layout, chunk),
+        let counted = |chunk| counted::span(&self.layout, ChunkId(chunk));
+        match (self.has_counts(), self.layout.group(chunk)) {
+            (false, _) => self.weights_span(chunk),
+            (true, None) => counted(chunk.0),
+            (true, Some(group)) => counted(group.start).to(counted(group.end - 1)),
         }
+    }
+
+    /// The chunks of the group that has this id, if it is a group's and the job posts groups.
+    pub fn group(&self, id: ChunkId) -> Option<Range<u32>> {
+        if self.has_groups { self.layout.group(id) } else { None }
     }
 
     /// Bytes that the hub keeps beside the windows: optimizer state, weights that no window holds, and with

@@ -109,7 +109,7 @@ fn carry_out(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError>
     for &note in notes {
         match note {
             Note::Pushed(key) => {
-                session.push(key)?;
+                session.put(key)?;
                 pushes += 1;
             }
             Note::Asked(key, at) => {
@@ -120,5 +120,6 @@ fn carry_out(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError>
             }
         }
     }
+    session.flush()?;
     Ok(pushes)
 }

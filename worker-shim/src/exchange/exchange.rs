@@ -10,21 +10,19 @@
 //! key is pushed again only after all its answers came. `keys` lends gradients and weights to the caller, and `notices`
 //! has the arrivals that are no plain answer. On the `unsafe` list: taking in what arrived.
 
-use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
-use fabric::{Arrival, CloseReason, LinkId, Port, Posted, RecvWindow, Span};
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, SendQueue, Slice, Slices};
+use fabric::{Arrival, CloseReason, LinkId, Port, RecvWindow};
+use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Slice, Slices};
 
 use super::error::ExchangeError;
+use super::groups::Groups;
 use super::notices::Pulls;
+use super::outbox::Outbox;
 use super::windows::Windows;
 
 /// Arrivals that one poll takes.
 const BATCH: usize = 256;
-/// The span of a control message, which is an immediate without bytes.
-const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KeyState {
@@ -55,9 +53,10 @@ pub struct Exchange<P: Port> {
     pub(super) awaited: Vec<Awaited>,
     /// What a chunk awaits after a push.
     pub(super) first_awaited: Awaited,
-    /// Answers outstanding by core.
+    /// By core: the fewest posts that bring all answers that are outstanding. A group is one.
     pub(super) outstanding: Vec<u32>,
     pub(super) slices: Slices,
+    pub(super) groups: Groups,
     pub(super) pulls: Pulls,
     /// How often a whole key is handed out by the exchange's owner: 0 or 1.
     pub(super) hand_outs: u32,
@@ -66,6 +65,8 @@ pub struct Exchange<P: Port> {
     /// Bytes that went over links that are no more.
     pub(super) sent_before: u64,
     pub(super) received: u64,
+    /// Bytes of keys that were put since the last flush.
+    unflushed: usize,
     arrivals: Box<[Arrival; BATCH]>,
 }
 
@@ -79,9 +80,11 @@ impl<P: Port> Exchange<P> {
         windows: Windows,
         slices: Slices,
     ) -> Self {
+        let slices = if windows.coder().is_some() { slices.without_groups() } else { slices };
         let outboxes = outboxes(&mut port, endpoints, &slices);
         Exchange {
             port,
+            groups: Groups::new(&slices),
             outstanding: vec![0; outboxes.len()],
             outboxes,
             sent_before: 0,
@@ -95,6 +98,7 @@ impl<P: Port> Exchange<P> {
             hand_outs: 0,
             early: Some(Vec::new()),
             received: 0,
+            unflushed: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
         }
     }
@@ -118,8 +122,10 @@ impl<P: Port> Exchange<P> {
         received: Vec<Arc<RecvWindow>>,
         slices: Slices,
     ) {
+        let slices = if self.windows.coder().is_some() { slices.without_groups() } else { slices };
         self.outboxes = outboxes(&mut port, endpoints, &slices);
         self.outstanding = vec![0; self.outboxes.len()];
+        self.groups = Groups::new(&slices);
         (self.port, self.slices) = (port, slices);
         self.windows.receive(received);
     }
@@ -132,19 +138,49 @@ impl<P: Port> Exchange<P> {
     /// Sends a key's gradient, slice by slice. Until its answers are all in, gradient and weights of
     /// the key belong to the hub.
     pub fn push(&mut self, key: KeyId) -> Result<(), ExchangeError> {
+        self.put(key)?;
+        self.flush()
+    }
+
+    /// As [`push`](Self::push), but small keys may stay here until the [`flush`](Self::flush), which must follow soon: each
+    /// flush looks whether the hub's cores sleep, and that costs more than to push a small key.
+    pub fn put(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {
             self.check_all_pushed_before(key)?;
         }
         self.await_answers(key);
-        for slice in self.slices.of_key(key) {
-            let &Slice { core, priority, .. } = self.slices.slice(slice);
-            assert!(
-                self.outboxes[core].queue.push(priority, slice),
-                "a key is pushed once until it is answered"
-            );
+        match self.slices.group(key) {
+            Some(group) => self.put_in_group(key, group),
+            None => {
+                self.queue_members();
+                self.queue_key(key);
+            }
         }
-        self.post_queued()
+        self.post()?;
+        if self.unflushed < self.layout.chunk_bytes() { Ok(()) } else { self.flush() }
+    }
+
+    pub(super) fn queue_key(&mut self, key: KeyId) {
+        self.slices.of_key(key).for_each(|slice| self.queue(slice));
+    }
+
+    pub(super) fn queue(&mut self, slice: u32) {
+        let &Slice { core, priority, .. } = self.slices.slice(slice);
+        let chunks = self.slices.chunks(slice);
+        self.unflushed += chunks.iter().map(|&chunk| self.layout.span(chunk).bytes).sum::<usize>();
+        assert!(self.outboxes[core].push(priority, slice), "a key is pushed once until it is answered");
+    }
+
+    /// What was [put](Self::put) leaves.
+    pub fn flush(&mut self) -> Result<(), ExchangeError> {
+        self.unflushed = 0;
+        if self.queue_members() {
+            self.post()?;
+        }
+        self.port.flush();
+        // The flush may have made room.
+        if self.has_unsent() { self.post_queued() } else { Ok(()) }
     }
 
     /// A key is under way.
@@ -153,28 +189,36 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].outstanding = chunks.len() as u32 + self.hand_outs;
         for chunk in chunks {
             self.awaited[chunk as usize] = self.first_awaited;
-            self.outstanding[self.slices.core_of(ChunkId(chunk))] += 1;
+            if self.groups.opens(self.slices.group(key)) {
+                self.outstanding[self.slices.core_of(ChunkId(chunk))] += 1;
+            }
         }
     }
 
-    /// Posts what the links take now. A full link does not stop the others.
+    /// Posts and flushes what the links take now.
     pub(super) fn post_queued(&mut self) -> Result<(), ExchangeError> {
+        loop {
+            let posted = self.post()?;
+            self.port.flush();
+            // The flush may have made room.
+            if !posted || !self.has_unsent() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Posts what the links take now. A full link does not stop the others. Returns whether any took something.
+    fn post(&mut self) -> Result<bool, ExchangeError> {
         let Exchange { port, outboxes, windows, slices, keys, .. } = self;
         let mut outgoing = |key: KeyId, chunk| {
             let round = keys[key.index()].round;
             (windows.outgoing(chunk, round), round)
         };
-        loop {
-            let mut posted = false;
-            for outbox in outboxes.iter_mut().filter(|outbox| !outbox.is_empty()) {
-                posted |= outbox.post_queued(port, slices, &mut outgoing)?;
-            }
-            port.flush();
-            // The flush may have made room.
-            if !posted || outboxes.iter().all(Outbox::is_empty) {
-                return Ok(());
-            }
+        let mut posted = false;
+        for outbox in outboxes.iter_mut().filter(|outbox| !outbox.is_empty()) {
+            posted |= outbox.post_queued(port, slices, &mut outgoing)?;
         }
+        Ok(posted)
     }
 
     pub(super) fn has_unsent(&self) -> bool {
@@ -219,7 +263,10 @@ impl<P: Port> Exchange<P> {
     pub(super) fn take_arrival(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
         let chunk = arrival.chunk;
         if self.awaited.get(chunk.index()) != Some(&Awaited::Answer) {
-            return self.take_notice(link, arrival);
+            return match self.layout.group(chunk) {
+                Some(chunks) => self.take_group(link, arrival, chunks),
+                None => self.take_notice(link, arrival),
+            };
         }
         let (core, key) = (self.slices.core_of(chunk), self.layout.chunk(chunk).key);
         let round = self.keys[key.index()].round;
@@ -232,7 +279,9 @@ impl<P: Port> Exchange<P> {
         let lies = |why| ExchangeError::Frame { chunk: chunk.0, round: round.0, why };
         self.received += bytes.map_err(lies)? as u64;
         self.awaited[chunk.index()] = Awaited::Nothing;
-        self.outstanding[core] -= 1;
+        if self.groups.closes(self.slices.group(key)) {
+            self.outstanding[core] -= 1;
+        }
         let key_state = &mut self.keys[key.index()];
         key_state.outstanding -= 1;
         if key_state.outstanding == 0 {
@@ -248,7 +297,13 @@ impl<P: Port> Exchange<P> {
 
     /// The first key that is under way.
     pub fn first_under_way(&self) -> Option<KeyId> {
-        self.keys.iter().position(|key| key.outstanding > 0).map(|key| KeyId(key as u32))
+        self.under_way_from(KeyId(0))
+    }
+
+    /// The first of this key and the keys behind it that is under way.
+    pub fn under_way_from(&self, KeyId(first): KeyId) -> Option<KeyId> {
+        let behind = self.keys[first as usize..].iter().position(|key| key.outstanding > 0);
+        behind.map(|key| KeyId(first + key as u32))
     }
 
     /// The round of the push under way, else of the key's next push.
@@ -296,113 +351,4 @@ fn outboxes<P: Port>(port: &mut P, endpoints: Vec<P::Endpoint>, slices: &Slices)
     let slices_of = slices.by_core(endpoints.len());
     let outbox = |(core, (endpoint, slices))| Outbox::new(core, port.attach(endpoint), slices);
     endpoints.into_iter().zip(slices_of).enumerate().map(outbox).collect()
-}
-
-/// The posts that wait for the link to one of the hub's cores. A slice that is begun is finished before the next one.
-/// Urgent posts pass all slices. Allocates nothing after [`Outbox::new`].
-#[derive(Debug)]
-pub(super) struct Outbox {
-    core: usize,
-    pub link: LinkId,
-    pub urgent: VecDeque<Urgent>,
-    /// Numbers of slices.
-    queue: SendQueue<u32>,
-    /// The slice that is begun, and those of its chunks that are not posted.
-    begun: Option<(u32, Range<usize>)>,
-    /// Bytes that the link took so far.
-    pub posted_bytes: u64,
-}
-
-/// A post that passes all slices.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Urgent {
-    /// An immediate without bytes.
-    Control(Immediate),
-    /// A chunk to post again, because the hub could not read it.
-    Again(KeyId, ChunkId),
-}
-
-impl Outbox {
-    /// For the link to a core that owns so many slices.
-    fn new(core: usize, link: LinkId, slices: usize) -> Self {
-        let urgent = VecDeque::with_capacity(slices);
-        Outbox { core, link, urgent, queue: SendQueue::new(slices), begun: None, posted_bytes: 0 }
-    }
-
-    /// Whether nothing waits.
-    fn is_empty(&self) -> bool {
-        self.begun.is_none() && self.queue.is_empty() && self.urgent.is_empty()
-    }
-
-    /// Posts what the link takes. Returns whether it took anything. `outgoing` gives the span of a chunk that is posted,
-    /// and its round.
-    ///
-    /// # Errors
-    /// When the link is closed.
-    fn post_queued<P: Port>(
-        &mut self,
-        port: &mut P,
-        slices: &Slices,
-        mut outgoing: impl FnMut(KeyId, ChunkId) -> (Span, Round),
-    ) -> Result<bool, ExchangeError> {
-        let mut posted = false;
-        while let Some(&urgent) = self.urgent.front() {
-            let (span, message) = match urgent {
-                Urgent::Control(message) => (NO_BYTES, message),
-                Urgent::Again(key, chunk) => {
-                    let (span, round) = outgoing(key, chunk);
-                    (span, Immediate::new(chunk, round))
-                }
-            };
-            if !self.post(port, span, message)? {
-                return Ok(posted);
-            }
-            posted = true;
-            self.urgent.pop_front();
-        }
-        while let Some((number, rest)) = self.next(slices) {
-            let key = slices.slice(number).key;
-            for at in rest.clone() {
-                let chunk: ChunkId = slices.chunks(number)[at];
-                let (span, round) = outgoing(key, chunk);
-                if !self.post(port, span, Immediate::new(chunk, round))? {
-                    self.begun = Some((number, at..rest.end)).filter(|_| at > 0);
-                    return Ok(posted);
-                }
-                posted = true;
-                if at == 0 {
-                    self.queue.pop();
-                }
-            }
-            self.begun = None;
-        }
-        Ok(posted)
-    }
-
-    /// Whether the link takes a post; it does not while it is full.
-    #[inline]
-    fn post<P: Port>(&mut self, port: &mut P, span: Span, message: Immediate) -> Result<bool, ExchangeError> {
-        match port.post(self.link, span, message.encode()) {
-            Posted::Accepted => {
-                self.posted_bytes += span.bytes as u64;
-                Ok(true)
-            }
-            Posted::Full => Ok(false),
-            Posted::Closed => Err(closed_link(port, self.core)),
-        }
-    }
-
-    /// The chunks that leave next: the rest of the slice that is begun, else the first slice in the queue.
-    fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
-        let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));
-        self.begun.clone().or_else(first)
-    }
-}
-
-#[cold]
-fn closed_link<P: Port>(port: &mut P, core: usize) -> ExchangeError {
-    match port.closed() {
-        Some(closed) => ExchangeError::closed(core, &closed.reason),
-        None => ExchangeError::Closed { core, reason: "closed earlier".into(), here: false },
-    }
 }

@@ -4,9 +4,11 @@ mod coder;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;
+mod groups;
 #[allow(unsafe_code)]
 mod keys;
 mod notices;
+mod outbox;
 #[allow(unsafe_code)]
 mod windows;
 

@@ -7,7 +7,8 @@ use fabric::{LinkId, Port};
 use pbox_core::{ChunkId, Immediate, KeyId};
 
 use super::error::ExchangeError;
-use super::exchange::{Awaited, Exchange, KeyState, Urgent};
+use super::exchange::{Awaited, Exchange, KeyState};
+use super::outbox::Urgent;
 
 /// Who pulls the weights that the hub has given notice of.
 #[derive(Debug)]

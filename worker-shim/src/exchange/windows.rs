@@ -141,14 +141,19 @@ impl Windows {
         self.weights = weights;
     }
 
-    /// The span to post for a chunk's push in a round. A frame is encoded now, if it was not yet.
+    /// The span to post for the push of a chunk, or of a group, in a round. A frame is encoded now, if it was not yet.
     #[inline]
     pub(crate) fn outgoing(&mut self, chunk: ChunkId, round: Round) -> Span {
-        let span = self.layout.chunk(chunk).span;
+        let span = self.layout.span(chunk);
         match &mut self.gradients {
             Gradients::Window(_) => span,
             Gradients::Framed(coder) => coder.encode(chunk, round, span),
         }
+    }
+
+    /// Whether weights are read from a copy.
+    pub(crate) fn has_copy(&self) -> bool {
+        self.private.is_some()
     }
 
     /// A key's gradient, to write. `E` is the key's type, here and below: `exchange` has checked it.

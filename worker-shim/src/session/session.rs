@@ -17,7 +17,7 @@ use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
-use crate::exchange::{Exchange, Traffic, Windows};
+use crate::exchange::{Exchange, ExchangeError, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
 /// The longest sleep between two looks at whether the caller gave up.
@@ -89,6 +89,7 @@ impl Session {
     pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
         if self.next_round() == Round(0) {
             self.keys().try_for_each(|key| self.send(key))?;
+            self.flush()?;
         } else {
             self.exchange.discard_changes();
         }
@@ -138,6 +139,18 @@ impl Session {
     /// belong to the hub. So the caller first computes everything for which the backward pass needs the weights, such
     /// as the delta for the layer below.
     pub fn push(&mut self, key: KeyId) -> Result<(), SessionError> {
+        self.push_keys([key])
+    }
+
+    /// [Pushes](Self::push) several keys. Small ones cost less so than by a call each.
+    pub fn push_keys(&mut self, keys: impl IntoIterator<Item = KeyId>) -> Result<(), SessionError> {
+        let put = keys.into_iter().try_for_each(|key| self.put(key));
+        // Also those before a key that cannot be pushed.
+        put.and(self.flush())
+    }
+
+    /// Pushes a key that may stay here, if it is small, until the [`flush`](Self::flush), which must follow soon.
+    pub(crate) fn put(&mut self, key: KeyId) -> Result<(), SessionError> {
         if !self.ready {
             return Err(Self::no_weights(&self.config.hub));
         }
@@ -152,16 +165,27 @@ impl Session {
         self.send(key)
     }
 
-    pub(super) fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
+    fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
         if self.skips(key) {
             return Ok(());
         }
         if let Some(pulling) = &mut self.pulling {
             pulling.before_push(&self.exchange);
         }
-        match self.exchange.push(key) {
+        let put = self.exchange.put(key);
+        self.survive_post(put)
+    }
+
+    /// What was [put](Self::put) leaves.
+    pub(crate) fn flush(&mut self) -> Result<(), SessionError> {
+        let flushed = self.exchange.flush();
+        self.survive_post(flushed)
+    }
+
+    fn survive_post(&mut self, posted: Result<(), ExchangeError>) -> Result<(), SessionError> {
+        match posted {
             Ok(()) => Ok(()),
-            // After a hold the push is made again.
+            // After a hold the pushes are made again.
             Err(error) => self.survive(self.explain(error)),
         }
     }
@@ -195,6 +219,8 @@ impl Session {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
         let mut polls = 0u32;
+        // With many keys it would take long to look at all of them after each arrival.
+        let mut first = KeyId(0);
         loop {
             polls = polls.wrapping_add(1);
             if self.take_in(awaited)? > 0 {
@@ -202,9 +228,11 @@ impl Session {
             }
             let open = match awaited {
                 Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
-                None => self.exchange.first_under_way(),
+                // After a hold, keys before it may be under way again.
+                None => self.exchange.under_way_from(first).or_else(|| self.exchange.first_under_way()),
             };
             let Some(key) = open else { return Ok(()) };
+            first = key;
             if let Some(pulling) = &self.pulling {
                 pulling.batches.check_can_come(key, &self.exchange)?;
             }
