@@ -19,15 +19,15 @@ import ray.train
 from ray.train.torch import TorchConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ._hub import serve
 from ._launch import job_name
-from ._phub import HubStartError, SettingsError
+from ._phub import HubStartError
+from ._placed import PlacedHub
 
 __all__ = ["HubConfig"]
 
 _log = logging.getLogger(__name__)
 # How long a hub may take to start, and to write its checkpoints and end, in seconds.
-_START_S = 60.0
+_START_S = 300.0
 _STOP_S = 120.0
 _TorchBackend: Any = TorchConfig().backend_cls
 
@@ -42,7 +42,7 @@ class HubConfig(TorchConfig):  # type: ignore[misc]
     resource: Optional[str] = None
     """Instead, a hub on each node that has this resource, such as "hub"; the job is spread over all of them."""
     checkpoints: Optional[str] = None
-    """A directory that all nodes share. A job that has a checkpoint there goes on from it, by the name of the run."""
+    """A directory that all nodes share, with one in it for each run. A run whose name is there goes on from its checkpoint."""
     settings: Dict[str, Any] = dataclasses.field(default_factory=dict)
     """More settings of the hubs, as for `phub.serve`, such as `{"checkpoint_every": 100}`."""
     num_cpus: float = 0.0
@@ -107,37 +107,6 @@ class _Placed:
         return f"hub {self.number} of {self.of}, {self.address or 'not started'}, on Ray's node {self.node}"
 
 
-class _Hub:
-    """The actor."""
-
-    def __init__(self, token: str, number: int, of: int, checkpoints: Optional[str], settings: Dict[str, Any]) -> None:
-        if "PHUB_CORES" not in os.environ:
-            settings = {"cores": "half", **settings}
-        if checkpoints is not None:
-            settings = {**settings, "checkpoints": _own(checkpoints, number, of)}
-        self._hub = serve("0.0.0.0:0", token=token, **settings)
-
-    def address(self) -> str:
-        return f"{ray.util.get_node_ip_address()}:{self._hub.address.rpartition(':')[2]}"
-
-    def stop(self, why: str) -> None:
-        self._hub.stop(why)
-
-
-def _own(checkpoints: str, number: int, of: int) -> str:
-    """A hub's own directory. Parts of a model fit only as many hubs as have written them."""
-    others = [name for name in os.listdir(checkpoints) if name.startswith("hubs-")] if os.path.isdir(checkpoints) else []
-    for name in others:
-        if name != f"hubs-{of}":
-            raise SettingsError(
-                f"checkpoints {checkpoints!r}: it has those of {name[5:]} hubs, and this attempt has {of}: give the run as many "
-                f"nodes as before, or another directory, and load Ray's own checkpoint (ray.train.get_checkpoint)"
-            )
-    own = os.path.join(checkpoints, f"hubs-{of}", str(number))
-    os.makedirs(own, exist_ok=True)
-    return own
-
-
 def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
     """Starts a hub on each node that is to have one, in the order of ranks."""
     nodes = list(dict.fromkeys(node for node, _ in places))
@@ -145,15 +114,13 @@ def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
         nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"] and config.resource in each["Resources"]]
         if not nodes:
             raise HubStartError(f"no node of Ray's has the resource {config.resource!r}, on which hubs are to be: start one with it")
+    of = len(nodes)
+    checkpoints = None if config.checkpoints is None else os.path.join(config.checkpoints, job_name(places[0][1]))
     hubs = []
     for number, node in enumerate(nodes):
         on = NodeAffinitySchedulingStrategy(node, soft=False)
-        actor = ray.remote(_Hub).options(num_cpus=config.num_cpus, scheduling_strategy=on)
-        hubs.append(
-            _Placed(
-                actor.remote(config.token, number, len(nodes), config.checkpoints, config.settings), number, len(nodes), node
-            )
-        )
+        actor = ray.remote(PlacedHub).options(num_cpus=config.num_cpus, scheduling_strategy=on)
+        hubs.append(_Placed(actor.remote(config.token, number, of, checkpoints, config.settings), number, of, node))
     for hub in hubs:
         try:
             hub.address = ray.get(hub.actor.address.remote(), timeout=_START_S)

@@ -1,0 +1,144 @@
+"""Ray Train on several nodes, each a raylet on this machine: hubs as actors, and a node that is lost."""
+
+import ast
+import importlib.metadata
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import in_processes
+
+torch = pytest.importorskip("torch")
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.train")
+
+import ray.train.torch  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import phub.ray  # noqa: E402
+import phub.torch  # noqa: E402
+
+NODES, WORKERS, STEPS, SAVED, LOST = 2, 4, 30, 10, 15
+TESTS, EXAMPLES = Path(__file__).parent, Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three nodes of two workers each: one more than are used, so that one may be lost."""
+    few = {"RAY_TRAIN_ENABLE_STATE_TRACKING": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+    slow = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600", "PHUB_IDLE": "sleep", "PHUB_HEARTBEAT_LIMIT_S": "60"}
+    path = os.pathsep.join([str(TESTS), str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    before = dict(os.environ)
+    os.environ.update(few, **slow, PYTHONPATH=path, OMP_NUM_THREADS="1")
+    node = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster()  # the kernel ends its processes with this one
+    try:
+        cluster.add_node(wait=False, resources={"hub": 1}, **node)
+        for _ in range(NODES):
+            cluster.add_node(wait=False, **node)
+        cluster.wait_for_nodes(timeout=120)
+        ray.init(address=cluster.address)
+        print(f"ray {importlib.metadata.version('ray')}, torch {torch.__version__}")
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture
+def watchdog_s():
+    """Ray starts some ten processes for a run, each of which imports torch."""
+    return 900
+
+
+def train(number, at_step=lambda optimizer, step: None, **where):
+    """This worker's first step, and its weights after the last."""
+    torch.manual_seed(7)
+    inputs = torch.randn(64, 20)
+    targets = inputs[:, :5].argmax(1)
+    model = torch.nn.Linear(20, 5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = phub.torch.DistributedOptimizer(optimizer, model.named_parameters(), **where)
+    first = optimizer.session.next_round - 1
+    for step in range(first, STEPS):
+        at_step(optimizer, step)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs[number::WORKERS]), targets[number::WORKERS]).backward()
+        optimizer.step()
+    optimizer.leave()
+    return first, [parameter.tolist() for parameter in model.parameters()]
+
+
+def train_by_hand(rank, hubs):
+    machine, local = divmod(rank, WORKERS // NODES)
+    return train(rank, hub=hubs[machine], rank=local, world_size=WORKERS // NODES, mesh=f"{machine}/{NODES}@{hubs[0]}")
+
+
+def train_on_one_hub(rank, hub):
+    return train(rank, hub=hub, rank=rank, world_size=WORKERS)
+
+
+def run_by_ray(tmp_path, name, at_step=None, failures=0, **hubs):
+    """What `train` returns on each rank."""
+
+    def train_here():
+        from test_ray import train
+
+        rank = ray.train.get_context().get_world_rank()
+        seen = train(rank) if at_step is None else train(rank, at_step)
+        (tmp_path / f"{rank}").write_text(repr(seen))
+
+    ray.train.torch.TorchTrainer(
+        train_here,
+        torch_config=phub.ray.HubConfig(**hubs),
+        scaling_config=ray.train.ScalingConfig(num_workers=WORKERS),
+        run_config=ray.train.RunConfig(
+            name=name, storage_path=str(tmp_path), failure_config=ray.train.FailureConfig(max_failures=failures)
+        ),
+    ).fit()
+    return [ast.literal_eval((tmp_path / f"{rank}").read_text()) for rank in range(WORKERS)]
+
+
+def test_hubs_on_nodes_that_have_a_resource(tmp_path, cluster, hub):
+    [expected] = {repr(seen) for seen in in_processes(WORKERS, train_on_one_hub, hub.address)}
+    assert {repr(seen) for seen in run_by_ray(tmp_path, "one hub", resource="hub")} == {expected}
+
+
+def test_a_resource_that_no_node_has(tmp_path, cluster):
+    with pytest.raises(ray.train.TrainingFailedError, match="no node of Ray's has the resource 'none'"):
+        run_by_ray(tmp_path, "no hub", resource="none")
+
+
+def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cluster, hubs, capfd):
+    [expected] = {repr(seen) for seen in in_processes(WORKERS, train_by_hand, [hub.address for hub in hubs])}
+    waits = tmp_path / "waits"
+    os.mkfifo(waits)
+
+    def at_step(optimizer, step):
+        attempt_is_first = optimizer.session.next_round == step + 1 and not (tmp_path / "lost").exists()
+        if step == SAVED and attempt_is_first and optimizer.session.rank == 0:
+            optimizer.session.checkpoint()
+        if step == LOST and attempt_is_first and optimizer.session.rank == WORKERS - 1:
+            waits.write_text(ray.get_runtime_context().get_node_id())
+            threading.Event().wait()
+
+    lost = []
+
+    def lose():
+        lost.append(waits.read_text())
+        (tmp_path / "lost").touch()
+        [node] = [each for each in cluster.worker_nodes if each.node_id == lost[0]]
+        cluster.remove_node(node, allow_graceful=False)
+
+    operator = threading.Thread(target=lose, daemon=True)
+    operator.start()
+    ended = run_by_ray(tmp_path, "goes on", at_step, failures=1, checkpoints=str(tmp_path / "hubs"))
+    operator.join()
+    # As one that lost nothing.
+    assert {repr((0, weights)) for _, weights in ended} == {expected}
+    assert {first for first, _ in ended} == {SAVED}
+    said = "".join(capfd.readouterr())
+    assert f"on Ray's node {lost[0]}: it is lost" in said, said
