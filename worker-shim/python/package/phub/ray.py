@@ -42,7 +42,8 @@ class HubConfig(TorchConfig):  # type: ignore[misc]
     resource: Optional[str] = None
     """Instead, a hub on each node that has this resource, such as "hub"; the job is spread over all of them."""
     checkpoints: Optional[str] = None
-    """A directory that all nodes share, with one in it for each run. A run whose name is there goes on from its checkpoint."""
+    """A directory that all nodes share, with one in it for each run. A run whose name is there goes on from its
+    checkpoint."""
     settings: Dict[str, Any] = dataclasses.field(default_factory=dict)
     """More settings of the hubs, as for `phub.serve`, such as `{"checkpoint_every": 100}`."""
     num_cpus: float = 0.0
@@ -113,7 +114,7 @@ def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
     if config.resource is not None:
         nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"] and config.resource in each["Resources"]]
         if not nodes:
-            raise HubStartError(f"no node of Ray's has the resource {config.resource!r}, where hubs are to be: start one with it")
+            raise HubStartError(f"no node of Ray's has the resource {config.resource!r}, where hubs are to be")
     of = len(nodes)
     checkpoints = None if config.checkpoints is None else os.path.join(config.checkpoints, job_name(places[0][1]))
     hubs = []
