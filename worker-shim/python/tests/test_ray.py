@@ -1,6 +1,7 @@
 """Ray Train on several nodes, each a raylet on this machine: hubs as actors, and a node that is lost."""
 
 import ast
+import functools
 import importlib.metadata
 import os
 import re
@@ -19,6 +20,7 @@ pytest.importorskip("ray.train")
 import ray.train.torch  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
+import phub.c10d  # noqa: E402
 import phub.ray  # noqa: E402
 import phub.torch  # noqa: E402
 
@@ -84,30 +86,45 @@ def train_on_one_hub(rank, hub):
     return train(rank, hub=hub, rank=rank, world_size=WORKERS)
 
 
-def run_by_ray(tmp_path, name, at_step=None, failures=0, **hubs):
-    """What `train` returns on each rank."""
+def train_by_ddp(rank):
+    """How many means the hub has made, and the weights after the last."""
+    torch.manual_seed(7)
+    inputs = torch.randn(64, 20)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 5))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(inputs[rank::WORKERS]).square().mean().backward()
+        optimizer.step()
+    return phub.c10d.counts()["hub"]["allreduce"], [parameter.tolist() for parameter in model.parameters()]
+
+
+def run_by_ray(tmp_path, name, work, failures=0, **hubs):
+    """What `work(rank)` returns on each rank."""
 
     def train_here():
-        from test_ray import train
-
         rank = ray.train.get_context().get_world_rank()
-        seen = train(rank) if at_step is None else train(rank, at_step)
-        (tmp_path / f"{rank}").write_text(repr(seen))
+        (tmp_path / str(rank)).write_text(repr(work(rank)))
 
+    failure = ray.train.FailureConfig(max_failures=failures)
     ray.train.torch.TorchTrainer(
         train_here,
         torch_config=phub.ray.HubConfig(**hubs),
         scaling_config=ray.train.ScalingConfig(num_workers=WORKERS),
-        run_config=ray.train.RunConfig(
-            name=name, storage_path=str(tmp_path), failure_config=ray.train.FailureConfig(max_failures=failures)
-        ),
+        run_config=ray.train.RunConfig(name=name, storage_path=str(tmp_path), failure_config=failure),
     ).fit()
-    return [ast.literal_eval((tmp_path / f"{rank}").read_text()) for rank in range(WORKERS)]
+    return [ast.literal_eval((tmp_path / str(rank)).read_text()) for rank in range(WORKERS)]
 
 
 def test_hubs_on_nodes_that_have_a_resource(tmp_path, cluster, hub):
     [expected] = {repr(seen) for seen in in_processes(WORKERS, train_on_one_hub, hub.address)}
-    assert {repr(seen) for seen in run_by_ray(tmp_path, "one hub", resource="hub")} == {expected}
+    assert {repr(seen) for seen in run_by_ray(tmp_path, "one hub", train, resource="hub")} == {expected}
+
+
+def test_ddp_by_the_hubs_of_a_mesh(tmp_path, cluster):
+    ended = run_by_ray(tmp_path, "ddp", train_by_ddp, backend="phub")
+    assert [means for means, _ in ended] == [STEPS] * WORKERS
+    assert len({repr(weights) for _, weights in ended}) == 1
 
 
 def test_example(tmp_path, cluster):
@@ -121,7 +138,7 @@ def test_example(tmp_path, cluster):
 
 def test_a_resource_that_no_node_has(tmp_path, cluster):
     with pytest.raises(ray.train.TrainingFailedError, match="no node of Ray's has the resource 'none'"):
-        run_by_ray(tmp_path, "no hub", resource="none")
+        run_by_ray(tmp_path, "no hub", train, resource="none")
 
 
 def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cluster, hubs, capfd):
@@ -147,7 +164,8 @@ def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cl
 
     operator = threading.Thread(target=lose, daemon=True)
     operator.start()
-    ended = run_by_ray(tmp_path, "goes on", at_step, failures=1, checkpoints=str(tmp_path / "hubs"))
+    work = functools.partial(train, at_step=at_step)
+    ended = run_by_ray(tmp_path, "goes on", work, failures=1, checkpoints=str(tmp_path / "hubs"))
     operator.join(timeout=60)
     assert lost, "no worker has waited for the loss of its node"
     # As one that lost nothing.
