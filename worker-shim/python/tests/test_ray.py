@@ -23,6 +23,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 import phub.c10d  # noqa: E402
 import phub.ray  # noqa: E402
 import phub.torch  # noqa: E402
+from phub import _placed  # noqa: E402
 
 NODES, WORKERS, STEPS, SAVED, LOST = 2, 4, 30, 10, 15
 TESTS, EXAMPLES = Path(__file__).parent, Path(__file__).parent.parent / "examples"
@@ -139,6 +140,13 @@ def test_example(tmp_path, cluster):
 def test_a_resource_that_no_node_has(tmp_path, cluster):
     with pytest.raises(ray.train.TrainingFailedError, match="no node of Ray's has the resource 'none'"):
         run_by_ray(tmp_path, "no hub", train, resource="none")
+
+
+def test_a_checkpoint_of_another_number_of_hubs_is_refused(tmp_path):
+    for number in range(2):
+        Path(_placed._own(str(tmp_path), number, 2), f"job@7.hub{number}of2.safetensors").touch()
+    with pytest.raises(phub.SettingsError, match="hubs-2 has this run's checkpoint.* this attempt's 3"):
+        _placed._own(str(tmp_path), 0, 3)
 
 
 def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cluster, hubs, capfd):
