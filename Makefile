@@ -26,7 +26,7 @@ loom: setup  ## test the ring and the bell under every interleaving
 python: setup  ## build and install the Python package in target/python, test it and its types
 	sh tools/python.sh
 
-frameworks: setup  ## train with PyPI's PyTorch, Lightning, Accelerate and Transformers by the backend "phub" (6 GB)
+frameworks: setup  ## train with PyPI's PyTorch, Lightning, Accelerate, Transformers and Ray (6 GB)
 	sh tools/frameworks.sh
 
 other-compiler:  ## test fabric and pbox-core with the rustc of Debian unstable

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Trains with real frameworks from PyPI by the backend "phub": `tools/frameworks.sh`. Arguments go to pytest. The environment
-# is in target/frameworks (or PHUB_FRAMEWORKS_DIR); it takes 6 GB, because PyPI's PyTorch brings CUDA along.
+# Trains with real frameworks from PyPI by the backend "phub", and with Ray Train: `tools/frameworks.sh`. Arguments go to
+# pytest. The environment is in target/frameworks (or PHUB_FRAMEWORKS_DIR); it takes 6 GB, because PyPI's PyTorch brings CUDA
+# along.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -10,13 +11,14 @@ python=${PHUB_PYTHON:-/usr/bin/python3}
 mkdir -p "$dir"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv "$dir/venv"
 export PATH="$dir/venv/bin:$PATH"
-python -m pip install -q --disable-pip-version-check 'torch>=2.4' numpy lightning accelerate transformers pytest scikit-learn \
-    'maturin>=1.9,<2'
+python -m pip install -q --disable-pip-version-check 'torch>=2.4' numpy lightning accelerate transformers 'ray[train]' pytest \
+    scikit-learn 'maturin>=1.9,<2'
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
     "$root/worker-shim/python"
 # Tests use the installed package, not the sources, so they run from a directory without the sources.
 cd "$dir"
-python -m pip list --disable-pip-version-check 2>/dev/null | grep -E '^(torch|lightning|accelerate|transformers|phub) '
+python -m pip list --disable-pip-version-check 2>/dev/null | grep -E '^(torch|lightning|accelerate|transformers|ray|phub) '
 python -m pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
-    -p no:cacheprovider "$root/worker-shim/python/tests/test_c10d.py" "$root/worker-shim/python/tests/test_frameworks.py" "$@"
+    -p no:cacheprovider "$root/worker-shim/python/tests/test_c10d.py" "$root/worker-shim/python/tests/test_frameworks.py" \
+    "$root/worker-shim/python/tests/test_ray.py" "$@"

@@ -22,10 +22,16 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def watchdog_s():
+    """How long a test may take."""
+    return WATCHDOG_S
+
+
 @pytest.fixture(autouse=True)
-def watchdog(request):
+def watchdog(request, watchdog_s):
     """A test that hangs says where, and ends the run."""
-    faulthandler.dump_traceback_later(WATCHDOG_S, exit=True, file=request.config.stash[STDERR])
+    faulthandler.dump_traceback_later(watchdog_s, exit=True, file=request.config.stash[STDERR])
     yield
     faulthandler.cancel_dump_traceback_later()
 

@@ -91,6 +91,13 @@ SLURM = {
             {**TORCHRUN, "PHUB_LEVELS": "machine", "PHUB_HUB": "here:1", "PHUB_MESH": "1/2@a:1"},
             (1, 2, 1, 4, "here:1", "1/2@a:1"),
         ),
+        (
+            {
+                **{"PHUB_RANK": "5", "PHUB_WORLD_SIZE": "7", "PHUB_LOCAL_RANK": "1", "PHUB_LOCAL_WORLD_SIZE": "3"},
+                **{"PHUB_LEVELS": "machine", "PHUB_HUB": "here:1", "PHUB_MESH": "1/2@a:1"},
+            },
+            (1, 2, 1, 3, "here:1", "1/2@a:1"),
+        ),
     ],
 )
 def test_machines(environment, expected):

@@ -22,6 +22,7 @@ _LAUNCHERS = (
 _LONGEST_JOB = 48
 # What a launcher says about a process's place on its machine.
 _ON_MACHINE = {
+    "PHUB": ("PHUB_LOCAL_RANK", "PHUB_LOCAL_WORLD_SIZE"),
     "torchrun": ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "Slurm": ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES"),
@@ -156,6 +157,8 @@ def _machine(
         local, size = _number(env, "OMPI_COMM_WORLD_LOCAL_RANK"), _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
     elif launcher == "Slurm":
         local, size = _number(env, "SLURM_LOCALID"), _tasks_here(env)
+    elif launcher == "PHUB" and "PHUB_LOCAL_RANK" in env:
+        local, size = _number(env, "PHUB_LOCAL_RANK"), _number(env, "PHUB_LOCAL_WORLD_SIZE")
     else:
         local, size = rank, world_size
     if local >= size:
@@ -164,6 +167,8 @@ def _machine(
     number, of = rank // size, -(-world_size // size)
     if launcher == "torchrun" and "GROUP_WORLD_SIZE" in env:
         number, of = _number(env, "GROUP_RANK"), _number(env, "GROUP_WORLD_SIZE")
+    elif launcher == "PHUB" and re.match(r"\d+/\d+@", env.get("PHUB_MESH", "")):
+        number, of = (int(each) for each in env["PHUB_MESH"].partition("@")[0].split("/"))
     elif launcher == "Slurm" and "SLURM_NNODES" in env:
         number, of = _number(env, "SLURM_NODEID"), _number(env, "SLURM_NNODES")
     elif starts and (rank % size != local or world_size % size):
@@ -221,7 +226,11 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
         parts = [env.get("SLURM_JOB_ID", "job"), env.get("SLURM_STEP_ID", "0")]
     else:
         parts = [env.get("OMPI_MCA_ess_base_jobid", env.get("PMIX_NAMESPACE", "train"))]
-    name = "-".join(part or "train" for part in parts)
+    return job_name("-".join(part or "train" for part in parts))
+
+
+def job_name(name: str) -> str:
+    """A launcher's name as that of a job."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
 
 

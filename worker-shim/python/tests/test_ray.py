@@ -1,0 +1,184 @@
+"""Ray Train on several nodes, each a raylet on this machine: hubs as actors, and a node that is lost."""
+
+import ast
+import functools
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import in_processes
+
+torch = pytest.importorskip("torch")
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.train")
+
+import ray.train.torch  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import phub.c10d  # noqa: E402
+import phub.ray  # noqa: E402
+import phub.torch  # noqa: E402
+from phub import _placed  # noqa: E402
+
+NODES, WORKERS, STEPS, SAVED, LOST = 2, 4, 30, 10, 15
+TESTS, EXAMPLES = Path(__file__).parent, Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three nodes of two workers each: one more than are used, so that one may be lost."""
+    few = {"RAY_TRAIN_ENABLE_STATE_TRACKING": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+    slow = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600", "PHUB_IDLE": "sleep", "PHUB_HEARTBEAT_LIMIT_S": "60"}
+    path = os.pathsep.join([str(TESTS), str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    before = dict(os.environ)
+    os.environ.update(few, **slow, PYTHONPATH=path, OMP_NUM_THREADS="1")
+    node = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster()  # the kernel ends its processes with this one
+    try:
+        cluster.add_node(wait=False, resources={"hub": 1}, **node)
+        for _ in range(NODES):
+            cluster.add_node(wait=False, **node)
+        cluster.wait_for_nodes(timeout=120)
+        ray.init(address=cluster.address)
+        print(f"ray {importlib.metadata.version('ray')}, torch {torch.__version__}")
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture
+def watchdog_s():
+    """Ray starts some ten processes for a run, each of which imports torch."""
+    return 1800
+
+
+def train(number, at_step=lambda optimizer, step: None, **where):
+    """This worker's first step, and its weights after the last."""
+    torch.manual_seed(7)
+    inputs = torch.randn(64, 20)
+    targets = inputs[:, :5].argmax(1)
+    model = torch.nn.Linear(20, 5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = phub.torch.DistributedOptimizer(optimizer, model.named_parameters(), **where)
+    first = optimizer.session.next_round - 1
+    for step in range(first, STEPS):
+        at_step(optimizer, step)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs[number::WORKERS]), targets[number::WORKERS]).backward()
+        optimizer.step()
+    optimizer.leave()
+    return first, [parameter.tolist() for parameter in model.parameters()]
+
+
+def train_by_hand(rank, hubs):
+    machine, local = divmod(rank, WORKERS // NODES)
+    return train(rank, hub=hubs[machine], rank=local, world_size=WORKERS // NODES, mesh=f"{machine}/{NODES}@{hubs[0]}")
+
+
+def train_on_one_hub(rank, hub):
+    return train(rank, hub=hub, rank=rank, world_size=WORKERS)
+
+
+def train_by_ddp(rank):
+    """How many means the hub has made, and the weights after the last."""
+    torch.manual_seed(7)
+    inputs = torch.randn(64, 20)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 5))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(inputs[rank::WORKERS]).square().mean().backward()
+        optimizer.step()
+    return phub.c10d.counts()["hub"]["allreduce"], [parameter.tolist() for parameter in model.parameters()]
+
+
+def run_by_ray(tmp_path, name, work, failures=0, **hubs):
+    """What `work(rank)` returns on each rank."""
+
+    def train_here():
+        rank = ray.train.get_context().get_world_rank()
+        (tmp_path / str(rank)).write_text(repr(work(rank)))
+
+    failure = ray.train.FailureConfig(max_failures=failures)
+    ray.train.torch.TorchTrainer(
+        train_here,
+        torch_config=phub.ray.HubConfig(**hubs),
+        scaling_config=ray.train.ScalingConfig(num_workers=WORKERS),
+        run_config=ray.train.RunConfig(name=name, storage_path=str(tmp_path), failure_config=failure),
+    ).fit()
+    return [ast.literal_eval((tmp_path / str(rank)).read_text()) for rank in range(WORKERS)]
+
+
+def test_hubs_on_nodes_that_have_a_resource(tmp_path, cluster, hub):
+    [expected] = {repr(seen) for seen in in_processes(WORKERS, train_on_one_hub, hub.address)}
+    assert {repr(seen) for seen in run_by_ray(tmp_path, "one hub", train, resource="hub")} == {expected}
+
+
+def test_ddp_by_the_hubs_of_a_mesh(tmp_path, cluster):
+    ended = run_by_ray(tmp_path, "ddp", train_by_ddp, backend="phub")
+    assert [means for means, _ in ended] == [STEPS] * WORKERS
+    assert len({repr(weights) for _, weights in ended}) == 1
+
+
+def test_example(tmp_path, cluster):
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    run = [sys.executable, str(EXAMPLES / "with_ray.py"), str(tmp_path)]
+    said = subprocess.run(run, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE, check=True).stdout
+    [loss] = re.findall(r"loss after 40 steps: (\S+)", said)
+    assert float(loss) < 0.8, said  # it begins at 1.6
+    assert [each.name for each in tmp_path.glob("hubs/with_ray/hubs-*/0/*.safetensors")], "no checkpoint"
+
+
+def test_a_checkpoint_of_another_number_of_hubs_is_refused(tmp_path):
+    for number in range(2):
+        Path(_placed._own(str(tmp_path), number, 2), f"job@7.hub{number}of2.safetensors").touch()
+    with pytest.raises(phub.SettingsError, match="hubs-2 has this run's checkpoint.* this attempt's 3"):
+        _placed._own(str(tmp_path), 0, 3)
+
+
+def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cluster, hubs, capfd):
+    [expected] = {repr(seen) for seen in in_processes(WORKERS, train_by_hand, [hub.address for hub in hubs])}
+    waits, gone = tmp_path / "waits", tmp_path / "gone"
+    os.mkfifo(waits)
+
+    def at_step(optimizer, step):
+        attempt_is_first = not gone.exists()
+        if step == SAVED and attempt_is_first and optimizer.session.rank == 0:
+            optimizer.session.checkpoint()
+        if step == LOST and attempt_is_first and optimizer.session.rank == WORKERS - 1:
+            waits.write_text(ray.get_runtime_context().get_node_id())
+            threading.Event().wait()
+
+    lost = []
+
+    def lose():
+        lost.append(waits.read_text())
+        gone.touch()
+        [node] = [each for each in cluster.worker_nodes if each.node_id == lost[0]]
+        cluster.remove_node(node, allow_graceful=False)
+
+    operator = threading.Thread(target=lose, daemon=True)
+    operator.start()
+    work = functools.partial(train, at_step=at_step)
+    ended = run_by_ray(tmp_path, "goes on", work, failures=1, checkpoints=str(tmp_path / "hubs"))
+    operator.join(timeout=60)
+    assert lost, "no worker has waited for the loss of its node"
+    # As one that lost nothing.
+    assert {repr((0, weights)) for _, weights in ended} == {expected}
+    assert {first for first, _ in ended} == {SAVED}
+    said = "".join(capfd.readouterr())
+    assert f"on Ray's node {lost[0]}: it is lost" in said, said
+
+
+def test_a_resource_that_no_node_has(tmp_path, cluster):
+    # The last of the tests: without a dashboard, Ray 2.60 keeps the resources of a run whose backend does not start.
+    with pytest.raises(ray.train.TrainingFailedError, match="no node of Ray's has the resource 'none'"):
+        run_by_ray(tmp_path, "no hub", train, resource="none")
