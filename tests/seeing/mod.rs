@@ -1,4 +1,5 @@
-//! What people see of a hub: who holds it up, the page, its events.
+//! What people see of a hub: who holds it up, the page, its events; and of a session: where its time went.
 
 mod lateness;
 mod page;
+mod times;

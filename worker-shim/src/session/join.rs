@@ -17,7 +17,8 @@ use super::error::SessionError;
 use super::hold::{Hold, Returns};
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
-use crate::exchange::{Exchange, Windows};
+use super::times::Stopwatch;
+use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::Pulling;
 
 impl Session {
@@ -76,6 +77,7 @@ impl Session {
             returns: Returns::default(),
             digests,
             given_up,
+            stopwatch: Stopwatch::begin(Round(0), Traffic::default()),
             config,
             hubs,
             ways,
@@ -95,6 +97,7 @@ impl Session {
             session.wait_all()?;
         }
         session.hold = Hold::of(&session.config, is_below_others);
+        session.stopwatch.restart(session.next_round(), session.traffic());
         Ok(session)
     }
 

@@ -10,6 +10,7 @@ mod hubs;
 mod join;
 mod session;
 mod state;
+mod times;
 
 pub use config::{InvalidSetting, SessionConfig};
 pub use credit::{LAPS, TRIALS, Trial};
@@ -17,3 +18,5 @@ pub use error::SessionError;
 pub use hold::Returns;
 pub use session::Session;
 pub use state::State;
+pub(crate) use times::Stopwatch;
+pub use times::Times;

@@ -17,6 +17,7 @@ use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
+use super::times::{Stopwatch, Times};
 use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
@@ -53,6 +54,7 @@ pub struct Session {
     /// If the hub compares weights.
     pub(super) digests: Option<Digests>,
     pub(super) given_up: GivenUp,
+    pub(super) stopwatch: Stopwatch,
 }
 
 /// Whether the caller gives up a wait for others.
@@ -82,7 +84,11 @@ impl Session {
     pub fn broadcast_written(&mut self) -> Result<(), SessionError> {
         let is_first = self.next_round() == Round(0);
         self.begin_broadcast()?;
-        if is_first { self.wait_all() } else { Ok(()) }
+        if is_first {
+            self.wait_all()?;
+        }
+        self.stopwatch.restart(self.next_round(), self.traffic());
+        Ok(())
     }
 
     /// The part of [`broadcast_written`](Self::broadcast_written) that does not wait.
@@ -142,6 +148,7 @@ impl Session {
             return Err(Self::no_weights(&self.config.hub));
         }
         self.exchange.check_exists(key)?;
+        let timed = self.stopwatch.push_begins(self.exchange.round(key));
         self.compare(key)?;
         if let Some(tuner) = &mut self.tuner
             && let Some(bytes) = tuner.push(self.exchange.round(key))
@@ -149,7 +156,9 @@ impl Session {
             self.credit = Some(bytes);
             self.exchange.set_credit(self.credit);
         }
-        self.send(key)
+        let sent = self.send(key);
+        self.stopwatch.push_ends(timed);
+        sent
     }
 
     pub(super) fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
@@ -192,19 +201,23 @@ impl Session {
 
     /// Waits for the answers of one key, or of all.
     fn wait_for(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
+        self.take_in(awaited)?;
+        if self.open(awaited).is_none() {
+            return Ok(());
+        }
+        self.stopwatch.wait_begins();
+        let came = self.wait_for_missing(awaited);
+        self.stopwatch.wait_ends();
+        came
+    }
+
+    /// Waits for answers of which one was missing just now.
+    fn wait_for_missing(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
         let mut polls = 0u32;
-        loop {
+        while let Some(key) = self.open(awaited) {
             polls = polls.wrapping_add(1);
-            if self.take_in(awaited)? > 0 {
-                idle.reset();
-            }
-            let open = match awaited {
-                Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
-                None => self.exchange.first_under_way(),
-            };
-            let Some(key) = open else { return Ok(()) };
             if let Some(pulling) = &self.pulling {
                 pulling.batches.check_can_come(key, &self.exchange)?;
             }
@@ -213,6 +226,18 @@ impl Session {
                 let since = *waiting_since.get_or_insert_with(Instant::now);
                 self.check_still_possible(key, since)?;
             }
+            if self.take_in(awaited)? > 0 {
+                idle.reset();
+            }
+        }
+        Ok(())
+    }
+
+    /// A key that is under way: this one, or the first of all.
+    fn open(&self, awaited: Option<KeyId>) -> Option<KeyId> {
+        match awaited {
+            Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
+            None => self.exchange.first_under_way(),
         }
     }
 
@@ -231,13 +256,17 @@ impl Session {
 
     /// Idles once. Returns whether it slept.
     pub(super) fn idle(&mut self, idle: &mut Idle, until: Until) -> bool {
-        match self.pull_in() {
-            Some(limit) => {
-                self.exchange.port().wait(until, limit);
-                true
-            }
-            None => idle.step(self.exchange.port(), until),
+        let pull_in = self.pull_in();
+        if pull_in.is_none() && !idle.sleeps_next() {
+            return idle.step(self.exchange.port(), until);
         }
+        let since = Instant::now();
+        match pull_in {
+            Some(limit) => self.exchange.port().wait(until, limit),
+            None => _ = idle.step(self.exchange.port(), until),
+        }
+        self.stopwatch.slept(since.elapsed());
+        true
     }
 
     /// The time until the next pull begins, if one is due: nobody may sleep longer.
@@ -287,6 +316,11 @@ impl Session {
     /// Bytes of gradients and weights that have crossed so far.
     pub fn traffic(&self) -> Traffic {
         self.exchange.traffic()
+    }
+
+    /// Where this session's time went.
+    pub fn times(&self) -> Times {
+        self.stopwatch.times(self.next_round(), self.traffic())
     }
 
     /// Gradients that were NaN or infinite when a codec encoded them, since the join. Most codecs send such a value as
