@@ -18,6 +18,7 @@ mod expected;
 mod limit;
 mod local;
 mod report;
+mod trace;
 mod worker;
 
 pub use args::Args;
@@ -43,5 +44,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "--hubs {} with --machines: each machine has one hub; leave one of the two out",
         args.hubs
     );
-    local::run(&args)?.print(args.json)
+    local::run(&args)?.print(args.json)?;
+    if let Some(path) = &args.trace {
+        eprintln!("timeline of the last rounds: {}; https://ui.perfetto.dev opens it", path.display());
+    }
+    Ok(())
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Extension, Path, Request, State};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
@@ -45,6 +45,7 @@ GET  /v1/health                     ok while the hub lives
 GET  /v1/hub                        version, cores with their work and waiting, jobs
 GET  /                              a page for browsers; this list for all others
 GET  /v1/events                     what GET /v1/hub says, each second, as server-sent events
+GET  /v1/trace                      a timeline of the last rounds, if the hub has --trace
 GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
@@ -94,6 +95,7 @@ pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: Control
         .route("/v1/health", get(async || "ok\n"))
         .route("/v1/hub", get(hub))
         .route("/v1/events", get(events))
+        .route("/v1/trace", get(trace))
         .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
@@ -154,6 +156,12 @@ async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> 
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::page(&hub)).into_response()
+}
+
+async fn trace(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
+    let text = desk.registry.trace(move |job| sees.job(job)).await?;
+    let name = "attachment; filename=\"phub-trace.json\"";
+    Ok(([(CONTENT_TYPE, "application/json"), (CONTENT_DISPOSITION, name)], text).into_response())
 }
 
 async fn join(

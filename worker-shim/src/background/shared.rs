@@ -14,7 +14,7 @@ use pbox_core::{KeyId, Round};
 use super::notes::{Note, Notes};
 use super::{ASK, BackgroundError};
 use crate::exchange::{ExchangeError, Traffic};
-use crate::session::{Session, SessionConfig, SessionError, Stopwatch, Times};
+use crate::session::{Session, SessionConfig, SessionError, Stopwatch, Timeline, Times, Who};
 
 /// A call for the session's thread to make. It returns a function that tells the caller, to be called when the new
 /// states of the keys are published.
@@ -127,6 +127,11 @@ impl Shared {
         }
     }
 
+    /// From now on this timeline has the callers' pushes and waits.
+    pub fn show(&self, timeline: Timeline) {
+        self.lock().stopwatch.show(timeline, Who::Callers);
+    }
+
     /// Whether the callers want the join to end.
     pub fn is_given_up(&self) -> bool {
         self.lock().ending.is_some()
@@ -162,6 +167,8 @@ impl Shared {
 
     /// The session is over.
     pub fn tell_ended(&self, error: Option<SessionError>) {
+        let timeline = self.lock().stopwatch.hide();
+        drop(timeline); // its file is there when callers hear of the end
         let mut state = self.lock();
         state.over = Some(error.map(Arc::new));
         // The drop of a call tells its caller that the session is over.
@@ -176,7 +183,7 @@ impl Shared {
     pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
         let (mut state, open) = self.look(key)?;
         let round = state.next_round;
-        let timed = state.stopwatch.push_begins(round);
+        let timed = state.stopwatch.push_begins(key, round);
         let refuse = |error: SessionError| Err(error.into());
         if !state.has_weights {
             return refuse(Session::no_weights(&self.hub));

@@ -17,6 +17,7 @@ use super::error::SessionError;
 use super::hold::{Hold, Returns};
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
+use super::timeline::{Timeline, Who};
 use super::times::Stopwatch;
 use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::Pulling;
@@ -47,6 +48,9 @@ impl Session {
         config.check_pull()?;
         let digests = Digests::of(&config)?;
         let mut wire = Wire::of_terms(&config.terms)?;
+        let timeline =
+            config.trace.as_ref().map(|path| Timeline::new(path, &config.job, config.rank, wire.layout()));
+        let timeline = timeline.transpose()?;
         let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
         let deadline = Instant::now() + config.join_limit;
         let is_below_others = let_in[0].above().is_some();
@@ -82,6 +86,7 @@ impl Session {
             hubs,
             ways,
         };
+        timeline.into_iter().for_each(|timeline| session.stopwatch.show(timeline, Who::Session));
         if let Some(pull) = &session.config.pull {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }

@@ -17,6 +17,7 @@ use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
+use super::timeline::Timeline;
 use super::times::{Stopwatch, Times};
 use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
@@ -148,7 +149,7 @@ impl Session {
             return Err(Self::no_weights(&self.config.hub));
         }
         self.exchange.check_exists(key)?;
-        let timed = self.stopwatch.push_begins(self.exchange.round(key));
+        let timed = self.stopwatch.push_begins(key, self.exchange.round(key));
         self.compare(key)?;
         if let Some(tuner) = &mut self.tuner
             && let Some(bytes) = tuner.push(self.exchange.round(key))
@@ -249,7 +250,14 @@ impl Session {
             Some(pulling) => pulling.progress(&mut self.exchange, asked),
         };
         match taken {
-            Ok(arrivals) => Ok(arrivals),
+            Ok(arrivals) => {
+                if arrivals > 0
+                    && let Some(timeline) = self.stopwatch.timeline()
+                {
+                    timeline.came(|key| self.exchange.is_ready(key));
+                }
+                Ok(arrivals)
+            }
             Err(error) => self.survive(self.explain(error)).map(|()| 0),
         }
     }
@@ -348,6 +356,11 @@ impl Session {
     /// Whether no push of the key is unanswered, as far as this session has looked.
     pub(crate) fn has_answer(&self, key: KeyId) -> bool {
         self.exchange.is_ready(key)
+    }
+
+    /// What it did when, if somebody wants to see it.
+    pub(crate) fn timeline(&self) -> Option<Timeline> {
+        self.stopwatch.timeline().cloned()
     }
 
     /// Whether nothing is under way.

@@ -13,8 +13,9 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use pbox_core::Round;
+use pbox_core::{KeyId, Round};
 
+use super::timeline::{Timeline, Who};
 use crate::exchange::Traffic;
 
 /// Pushes are timed in one round of so many.
@@ -76,11 +77,15 @@ pub(crate) struct Stopwatch {
     /// Calls that wait now, and since when the first of them does.
     waits: u32,
     since: Instant,
+    /// If somebody wants to see what was done when, and by whom: then all pushes are timed.
+    timeline: Option<(Timeline, Who)>,
+    every: u32,
 }
 
 /// A push that is timed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimedPush {
+    of: (KeyId, Round),
     begun: Instant,
     /// The time of all waits before.
     waited: Duration,
@@ -101,28 +106,50 @@ impl Stopwatch {
             asleep: zero,
             waits: 0,
             since: now,
+            timeline: None,
+            every: EVERY,
         }
+    }
+
+    /// From now on this timeline has all that is measured.
+    pub fn show(&mut self, timeline: Timeline, who: Who) {
+        (self.timeline, self.every) = (Some((timeline, who)), 1);
+    }
+
+    /// The timeline is over.
+    pub fn hide(&mut self) -> Option<Timeline> {
+        self.timeline.take().map(|(timeline, _)| timeline)
+    }
+
+    /// Its timeline, if it has one.
+    pub fn timeline(&self) -> Option<&Timeline> {
+        self.timeline.as_ref().map(|(timeline, _)| timeline)
     }
 
     /// The session has its weights: what was before does not count, but for calls that wait now.
     pub fn restart(&mut self, round: Round, traffic: Traffic) {
-        let waits = self.waits;
-        *self = Stopwatch { waits, ..Stopwatch::begin(round, traffic) };
+        let (waits, every, timeline) = (self.waits, self.every, self.timeline.take());
+        *self = Stopwatch { waits, every, timeline, ..Stopwatch::begin(round, traffic) };
     }
 
     /// A push of this round begins. Returns its time if it is one of those that are timed.
     #[inline]
-    pub fn push_begins(&mut self, round: Round) -> Option<TimedPush> {
+    pub fn push_begins(&mut self, key: KeyId, round: Round) -> Option<TimedPush> {
         self.pushes += 1;
-        (round.0 % EVERY == 1).then(|| TimedPush { begun: Instant::now(), waited: self.waiting })
+        let is_timed = round.0 % self.every == 1 % self.every;
+        is_timed.then(|| TimedPush { of: (key, round), begun: Instant::now(), waited: self.waiting })
     }
 
     /// The push has ended. A lost hub that was waited for in it is a wait.
     #[inline]
     pub fn push_ends(&mut self, push: Option<TimedPush>) {
-        if let Some(TimedPush { begun, waited }) = push {
+        if let Some(TimedPush { of, begun, waited }) = push {
+            let now = Instant::now();
             self.timed += 1;
-            self.pushing += begun.elapsed().saturating_sub(self.waiting - waited);
+            self.pushing += (now - begun).saturating_sub(self.waiting - waited);
+            if let Some((timeline, who)) = &self.timeline {
+                timeline.pushed(*who, of, (begun, now));
+            }
         }
     }
 
@@ -138,7 +165,11 @@ impl Stopwatch {
     pub fn wait_ends(&mut self) {
         self.waits -= 1;
         if self.waits == 0 {
-            self.waiting += self.since.elapsed();
+            let now = Instant::now();
+            self.waiting += now - self.since;
+            if let Some((timeline, who)) = &self.timeline {
+                timeline.waited(*who, self.since, now);
+            }
         }
     }
 
@@ -188,7 +219,7 @@ mod tests {
         let mut stopwatch = Stopwatch::begin(Round(1), Traffic { sent: 10, received: 20 });
         let long = Duration::from_secs(3600);
         for round in 1..=16 {
-            let push = stopwatch.push_begins(Round(round));
+            let push = stopwatch.push_begins(KeyId(0), Round(round));
             assert_eq!(push.is_some(), round == 1 || round == 9);
             let earlier = |push: TimedPush| TimedPush { begun: push.begun - long, ..push };
             stopwatch.push_ends(push.map(earlier));
@@ -204,8 +235,9 @@ mod tests {
         assert_eq!((times.rounds, times.traffic), (16, Traffic { sent: 5, received: 9 }));
         assert_eq!((times.pushing.as_secs() / 3600, times.waiting.as_secs() / 3600), (16, 1));
         // A hub that was waited for within a push.
-        let push =
-            stopwatch.push_begins(Round(25)).map(|push| TimedPush { begun: push.begun - long, ..push });
+        let push = stopwatch
+            .push_begins(KeyId(0), Round(25))
+            .map(|push| TimedPush { begun: push.begun - long, ..push });
         stopwatch.waiting += long;
         stopwatch.push_ends(push);
         assert_eq!(
