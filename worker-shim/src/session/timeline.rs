@@ -52,6 +52,7 @@ impl Timeline {
     /// # Errors
     /// When the file cannot be written.
     pub fn new(path: &Path, job: &str, rank: u32, layout: &Arc<Layout>) -> Result<Self, TraceError> {
+        let now = Instant::now();
         let notes = Notes {
             file: TraceFile::create(of_rank(path, rank))?,
             clock: Clock::start(),
@@ -59,7 +60,7 @@ impl Timeline {
             job: job.to_owned(),
             rank,
             layout: Arc::clone(layout),
-            ring: Ring::new(EVENTS),
+            ring: Ring::new(EVENTS, Event::Waited { who: Who::Session, begin: now, end: now }),
             open: Vec::with_capacity(layout.keys().len()),
             has_callers: false,
         };
