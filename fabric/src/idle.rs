@@ -51,14 +51,21 @@ impl Idle {
         self.polls = 0;
     }
 
+    /// Whether the next step sleeps.
+    pub fn sleeps_next(&self) -> bool {
+        let IdlePolicy { spins, yields, sleeps, .. } = self.policy;
+        sleeps && self.polls >= spins.saturating_add(yields)
+    }
+
     /// There was no work: spin, yield, or sleep on the port until `until` may hold. True when it slept.
     pub fn step<P: Port>(&mut self, port: &mut P, until: Until) -> bool {
+        let sleeps = self.sleeps_next();
         self.polls = self.polls.saturating_add(1);
         if self.polls <= self.policy.spins || !self.policy.sleeps {
             std::hint::spin_loop();
             return false;
         }
-        if self.polls - self.policy.spins <= self.policy.yields {
+        if !sleeps {
             std::thread::yield_now();
             return false;
         }

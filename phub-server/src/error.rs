@@ -38,6 +38,9 @@ pub enum HubError {
     /// The directory of checkpoints cannot be used.
     #[error(transparent)]
     Checkpoints(#[from] CheckpointError),
+    /// The file of the timeline cannot be written.
+    #[error("--trace: {0}")]
+    Trace(#[from] timeline::TraceError),
     /// The list of hubs above cannot be used.
     #[error("--above: {0}")]
     Above(#[from] membership::MemberError),

@@ -13,6 +13,7 @@ use fabric::tcp::{self, Frames};
 use fabric::{shm, verbs};
 use pbox_core::control::TransportAddress;
 use pbox_core::kernels::Kernels;
+use timeline::TraceFile;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{oneshot, watch};
@@ -24,7 +25,7 @@ use crate::control::{self, ControlLimits, Encryption, Guard};
 use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
-use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Up};
+use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up};
 use crate::rendezvous;
 use crate::settings::{HubSettings, interface};
 
@@ -51,6 +52,8 @@ pub struct Hub {
     control: Option<JoinHandle<()>>,
     /// Ends after the cores.
     freeing: Option<JoinHandle<()>>,
+    /// What the cores did, for the end.
+    trace: Option<TraceFile>,
     stop_control: Option<oneshot::Sender<()>>,
 }
 
@@ -66,6 +69,7 @@ impl Hub {
         let encryption = Arc::new(Encryption::new(settings)?);
         let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
         let store = store.map(|store| store.keeping(settings.checkpoint_keep));
+        let trace = settings.trace.as_ref().map(TraceFile::create).transpose()?;
         let host = Host::live()?;
         let Lanes { lanes, rdma } = lanes::choose(&host, settings)?;
         let kernels = Kernels::detect();
@@ -90,7 +94,8 @@ impl Hub {
         let (reports, inbox) = unbounded_channel();
         let (discard, freeing) = free()?;
         let cores = lanes.into_iter().zip(ports).enumerate().map(|(number, (lane, port))| {
-            CoreHandle::start(number, lane, port, kernels, idle, reports.clone(), discard.clone())
+            let (reports, discard) = (reports.clone(), discard.clone());
+            CoreHandle::start(number, lane, port, kernels, idle, reports, discard, trace.is_some())
         });
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
         let control = control_runtime()?;
@@ -110,6 +115,7 @@ impl Hub {
             quotas: settings.quotas(),
             discard,
             up: up(settings, &group, has_rdma, address, guard.credential())?,
+            timeline: trace.as_ref().map(|_| Timeline::new()),
             runtime: runtime.clone(),
         });
         let rendezvous = |listener: &Arc<Listener>| {
@@ -141,6 +147,7 @@ impl Hub {
             rendezvous,
             control: Some(control),
             freeing: Some(freeing),
+            trace,
             stop_control: Some(stop_control),
         })
     }
@@ -240,6 +247,7 @@ impl Hub {
         for thread in self.rendezvous.drain(..).chain(self.control.take()) {
             let _ = thread.join();
         }
+        self.write_trace(&registry);
         match Arc::try_unwrap(registry) {
             Ok(registry) => {
                 registry.stop_cores();
@@ -248,6 +256,18 @@ impl Hub {
             Err(_) => tracing::warn!("a handshake is still open; core threads end with the process"),
         }
         tracing::info!("hub stopped");
+    }
+}
+
+impl Hub {
+    /// Writes the last events of the cores, if they note them.
+    fn write_trace(&mut self, registry: &Registry) {
+        let Some(file) = &mut self.trace else { return };
+        let process = registry.timeline(&format!("hub {}", self.address), |_| true);
+        match file.write(process.as_slice()) {
+            Ok(()) => tracing::info!("the timeline of the last rounds is in {}", file.path().display()),
+            Err(error) => tracing::error!("{error}"),
+        }
     }
 }
 

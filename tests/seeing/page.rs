@@ -11,7 +11,7 @@ use phub_server::Hub;
 use ureq::http::Response;
 
 /// Asks the hub for a page, with these headers.
-fn get(hub: &Hub, path: &str, headers: &[(&str, &str)]) -> Response<ureq::Body> {
+pub(super) fn get(hub: &Hub, path: &str, headers: &[(&str, &str)]) -> Response<ureq::Body> {
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
     let request = agent.get(format!("http://{}{path}", hub.address()));
     headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)).call().unwrap()

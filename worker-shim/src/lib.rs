@@ -37,7 +37,7 @@ pub use exchange::{Exchange, ExchangeError, Traffic, WeightsMode, Windows};
 pub use membership::{Credential, MemberError, Way};
 pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
 pub use session::{
-    InvalidSetting, LAPS, Returns, Session, SessionConfig, SessionError, State, TRIALS, Trial,
+    InvalidSetting, LAPS, Returns, Session, SessionConfig, SessionError, State, TRIALS, Times, Trial,
 };
 
 /// The example of the page on Rust compiles.

@@ -3,6 +3,7 @@
 mod compute;
 mod pull;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use compute::ComputeArgs;
@@ -20,6 +21,7 @@ use phub_server::{CoreSelection, HubSettings, IdleChoice};
 use pull::PullArgs;
 use worker_shim::{SessionConfig, WeightsMode};
 
+use super::trace::part;
 use crate::child::ChildRole;
 use crate::compute::{BUILT_IN, ComputePlan};
 
@@ -58,6 +60,10 @@ pub struct Args {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+
+    /// Write into this file what hubs and workers did when in the last rounds: a timeline for https://ui.perfetto.dev.
+    #[arg(long, env = "PHUB_TRACE", value_name = "FILE")]
+    pub trace: Option<PathBuf>,
 
     /// What the hub does with a sum.
     #[arg(long, default_value = "nesterov", value_name = "average|sgd|momentum|nesterov|adam|adamw", value_parser = optimizer, help_heading = JOB)]
@@ -307,6 +313,7 @@ impl Args {
         config.nics = self.nics.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::ZERO; // a rate with a pause in it is none
+        config.trace = self.trace_part();
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,
             WeightsChoice::Private => WeightsMode::Private,
@@ -323,8 +330,14 @@ impl Args {
             idle: self.idle,
             transports: self.transport.map(|transport| vec![transport]),
             nics: self.nics.clone(),
+            trace: self.trace_part(),
             ..HubSettings::default()
         }
+    }
+
+    /// Where this process, a child of a run, writes its part of the trace.
+    fn trace_part(&self) -> Option<PathBuf> {
+        self.trace.as_ref().map(|path| part(path, std::process::id()))
     }
 
     /// The name of this process in errors.

@@ -9,6 +9,7 @@ use pbox_core::Wire;
 use super::args::{Args, WeightsChoice};
 use super::limit::Limit;
 use super::report::{Crossed, Leg, Measured, Report, progress_bar};
+use super::trace::Trace;
 use super::worker::{Word, describe_hubs};
 use crate::child::ChildProcess;
 
@@ -24,11 +25,13 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     if is_here {
         check_memory(args, &wire)?;
     }
+    let mut trace = args.trace.as_deref().map(Trace::create).transpose()?;
     let progress = progress_bar(args);
 
     let start = |hub| ChildProcess::start(format!("hub {hub}"), &args.for_role("hub"));
     let own_hubs = if is_here { args.machines.unwrap_or(args.hubs) } else { 0 };
     let mut hubs: Vec<ChildProcess> = (0..own_hubs).map(start).collect::<Result<_>>()?;
+    trace.iter_mut().for_each(|trace| hubs.iter().for_each(|hub| trace.add_hub(hub.pid())));
     let own = hubs.iter_mut().map(ChildProcess::read_line).collect::<Result<Vec<String>>>()?;
     let address = args.hub.clone().unwrap_or(own.join(","));
 
@@ -52,7 +55,10 @@ pub(super) fn run(args: &Args) -> Result<Report> {
                 line.extend(["--hub".into(), hub, "--rank".into(), rank.to_string(), "--mesh".into(), mesh]);
             }
         }
-        workers.push(ChildProcess::start(format!("worker {number}"), &line)?);
+        let worker = ChildProcess::start(format!("worker {number}"), &line)?;
+        let rank = if is_here { rank } else { number };
+        trace.iter_mut().for_each(|trace| trace.add_worker(worker.pid(), rank));
+        workers.push(worker);
     }
     let mut transport = String::new();
     for worker in &mut workers {
@@ -108,6 +114,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     workers.into_iter().try_for_each(ChildProcess::finish)?;
     hubs.iter_mut().try_for_each(|hub| hub.send("stop"))?;
     hubs.into_iter().try_for_each(ChildProcess::finish)?;
+    trace.map(Trace::finish).transpose()?;
 
     progress.finish_and_clear();
     if args.ends_alike() {

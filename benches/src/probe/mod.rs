@@ -18,6 +18,7 @@ mod expected;
 mod limit;
 mod local;
 mod report;
+mod trace;
 mod worker;
 
 pub use args::Args;
@@ -27,6 +28,7 @@ use anyhow::ensure;
 
 /// Runs the probe in the role that the arguments name.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    phub_server::command::log("warn", None)?; // RUST_LOG=info shows what hub and workers say
     args.terms(args.keys()?.1).check()?;
     match args.role {
         Some(ChildRole::Hub) => return child::run_hub(args.hub_settings()),
@@ -43,5 +45,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "--hubs {} with --machines: each machine has one hub; leave one of the two out",
         args.hubs
     );
-    local::run(&args)?.print(args.json)
+    local::run(&args)?.print(args.json)?;
+    if let Some(path) = &args.trace {
+        eprintln!("timeline of the last rounds: {}; https://ui.perfetto.dev opens it", path.display());
+    }
+    Ok(())
 }

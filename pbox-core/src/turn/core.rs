@@ -16,6 +16,7 @@ use super::look::Look;
 use super::made::MadeShard;
 use super::mode::{Shard, of_mode};
 use super::notice::{JobId, Notice, Tally};
+use super::onlooker::{Nobody, Onlooker, Seen};
 use super::replies::{AtWork, Done, Replies};
 use super::shard::Front;
 use super::spec::ShardSpec;
@@ -75,12 +76,13 @@ pub struct Core<P: Port> {
     tally: Tally,
 }
 
-/// `at_work!(entry, port, kernels, shard => work)`: the same work for a shard of any mode.
+/// `at_work!(entry, port, onlooker, kernels, shard => work)`: the same work for a shard of any mode.
 macro_rules! at_work {
-    ($entry:expr, $port:expr, $kernels:expr, $shard:ident => $work:expr) => {{
+    ($entry:expr, $port:expr, $onlooker:expr, $kernels:expr, $shard:ident => $work:expr) => {{
         let JobShard { shard, replies, .. } = $entry;
         of_mode!(shard, shard => {
-            let mut $shard = AtWork { port: $port, kernels: $kernels, shard, replies };
+            let port = Seen { port: $port, onlooker: &mut *$onlooker };
+            let mut $shard = AtWork { port, kernels: $kernels, shard, replies };
             $work
         })
     }};
@@ -220,7 +222,7 @@ impl<P: Port> Core<P> {
             });
             match removed {
                 None => {}
-                Some(Ok(())) => self.settle(place, notices),
+                Some(Ok(())) => self.settle(place, notices, &mut Nobody),
                 Some(Err(reason)) => {
                     notices.push(Notice::JobFailed { job: id, reason });
                     break;
@@ -273,7 +275,7 @@ impl<P: Port> Core<P> {
         for place in 0..self.shards.len() {
             let Core { shards, port, kernels, .. } = self;
             let Some(entry) = of_job(&mut shards[place], id) else { continue };
-            at_work!(entry, port, kernels, work => {
+            at_work!(entry, port, &mut Nobody, kernels, work => {
                 work.shard.release();
                 for &rank in admitted {
                     if work.replies.link(rank).is_none() && work.shard.goes_on() {
@@ -288,7 +290,7 @@ impl<P: Port> Core<P> {
                 }
             });
             self.follow(place, None, notices);
-            self.settle(place, notices);
+            self.settle(place, notices, &mut Nobody);
         }
     }
 
@@ -358,11 +360,20 @@ impl<P: Port> Core<P> {
     /// One look at the port, and all that follows. True when there was work. Send the notices on before the next turn.
     #[inline(never)] // its machine code is inspected by a test for locked instructions
     pub fn turn(&mut self, notices: &mut Vec<Notice>) -> bool {
+        self.turn_seen(notices, &mut Nobody)
+    }
+
+    /// The same [turn](Self::turn), and somebody looks on.
+    #[inline(always)]
+    pub fn turn_seen(&mut self, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) -> bool {
         while let Some(link) = self.dropped.pop() {
             self.port.detach(link);
         }
-        let worked = self.has_duties && self.do_duties(notices);
+        let worked = self.has_duties && self.do_duties(notices, onlooker);
         let count = self.port.poll(&mut self.arrivals);
+        if count > 0 {
+            onlooker.polled();
+        }
         for index in 0..count {
             let Arrival { link, imm } = self.arrivals[index];
             // A link dropped earlier in this turn may still have arrivals in the batch.
@@ -370,11 +381,18 @@ impl<P: Port> Core<P> {
             let immediate = Immediate::decode(imm);
             loop {
                 let entry = self.shards[place].as_mut().expect("a member's job is there");
-                let done =
-                    at_work!(entry, &mut self.port, self.kernels, work => work.take_arrival(rank, immediate));
+                let done = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
+                    work.take_arrival(rank, immediate)
+                });
+                if !matches!(done, Err(Violation::NotOurs { .. })) {
+                    onlooker.arrived(entry.id, rank, immediate);
+                }
                 match (done, entry.next) {
                     (Ok(None), _) => {}
-                    (Ok(done), _) => self.follow(place, done, notices),
+                    (Ok(Some(done)), _) => {
+                        onlooker.done(entry.id, immediate.chunk, done.round, done.steps);
+                        self.follow(place, Some(done), notices);
+                    }
                     (Err(Violation::NotOurs { .. }), Some(next)) => {
                         place = next;
                         continue;
@@ -411,7 +429,7 @@ impl<P: Port> Core<P> {
     /// What follows from answers that were posted, and from the steps before them.
     #[inline]
     fn follow(&mut self, place: usize, done: Option<Done>, notices: &mut Vec<Notice>) {
-        if let Some(Done { steps, bytes, has_task }) = done {
+        if let Some(Done { steps, bytes, has_task, .. }) = done {
             self.tally.chunks += u64::from(steps);
             self.tally.chunk_bytes += bytes as u64;
             self.has_duties |= has_task;
@@ -435,18 +453,20 @@ impl<P: Port> Core<P> {
     }
 
     /// Finishes all chunks of a shard that can go on without an arrival.
-    fn settle(&mut self, place: usize, notices: &mut Vec<Notice>) {
+    fn settle(&mut self, place: usize, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) {
         let mut next = 0;
         while let Some(entry) = &mut self.shards[place] {
             let job = entry.id;
-            let done = at_work!(entry, &mut self.port, self.kernels, work => {
+            let done = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
                 let Some((finished, after)) = work.shard.settle(work.kernels, next) else { break };
                 next = after;
                 if finished.skipped > 0 {
                     let (chunk, now) = (work.shard.chunk(finished.place), finished.round.0 + 1);
                     notices.push(Notice::Skipped { job, chunk, rounds: now - finished.skipped..now });
                 }
-                work.send(&finished)
+                let done = work.send(&finished);
+                work.port.onlooker.done(job, work.shard.chunk(finished.place), done.round, done.steps);
+                done
             });
             self.follow(place, Some(done), notices);
         }
@@ -460,14 +480,17 @@ impl<P: Port> Core<P> {
     /// something to do.
     #[cold]
     #[inline(never)]
-    fn do_duties(&mut self, notices: &mut Vec<Notice>) -> bool {
+    fn do_duties(&mut self, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) -> bool {
         let (mut worked, mut ended) = (false, Vec::new());
         self.has_duties = false;
         for (place, entry) in self.shards.iter_mut().enumerate() {
             let Some(entry) = entry else { continue };
             entry.report_snapshots(notices);
-            let JobShard { shard, replies, .. } = entry;
-            worked |= replies.post_waiting(&mut self.port) > 0;
+            let JobShard { id, shard, replies, .. } = entry;
+            if replies.post_waiting(Seen { port: &mut self.port, onlooker: &mut *onlooker }) > 0 {
+                onlooker.caught_up(*id);
+                worked = true;
+            }
             let (had_task, has_task) = of_mode!(shard, shard => {
                 let had_task = shard.has_task();
                 worked |= had_task && shard.work();
@@ -479,7 +502,7 @@ impl<P: Port> Core<P> {
             self.has_duties |= replies.has_waiting() || has_task;
         }
         self.port.flush();
-        ended.into_iter().for_each(|place| self.settle(place, notices)); // chunks may have waited for a task
+        ended.into_iter().for_each(|place| self.settle(place, notices, onlooker)); // chunks may have waited for a task
         worked
     }
 

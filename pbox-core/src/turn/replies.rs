@@ -14,6 +14,7 @@ use std::ops::Range;
 use fabric::{LinkId, Port, Posted, Span};
 
 use super::layer_parts::{LayerParts, Ready};
+use super::onlooker::{Onlooker, Seen};
 use super::send_queue::SendQueue;
 use super::shard::{Arrived, Finished, Pace, ShardOf};
 use super::violation::Violation;
@@ -38,13 +39,15 @@ pub(super) struct Done {
     /// Steps that were made, and the bytes of their chunks.
     pub steps: u32,
     pub bytes: usize,
+    /// Of the steps, if there were any.
+    pub round: Round,
     /// The shard has a task for the core between turns.
     pub has_task: bool,
 }
 
 impl Done {
     /// Nothing but posts.
-    const POSTED: Done = Done { steps: 0, bytes: 0, has_task: false };
+    const POSTED: Done = Done { steps: 0, bytes: 0, round: Round(0), has_task: false };
 }
 
 /// The links of a job's shard, and the chunks that wait for them: to its workers, numbered by rank, and behind them those
@@ -149,7 +152,13 @@ impl Replies {
     }
 
     /// A control message to a worker: a notice that a layer's part can be pulled, or a request to push a chunk again.
-    fn post_control<P: Port>(&mut self, port: &mut P, rank: u32, chunk: ChunkId, round: Round) {
+    fn post_control<P: Port, O: Onlooker>(
+        &mut self,
+        port: &mut Seen<P, O>,
+        rank: u32,
+        chunk: ChunkId,
+        round: Round,
+    ) {
         let Some(link) = self.links[rank as usize] else { return };
         if port.post(link, NO_BYTES, Immediate::control(chunk, round).encode()) == Posted::Full {
             self.broken.push((rank, Violation::RingFull));
@@ -168,7 +177,7 @@ impl Replies {
     }
 
     /// Sends the waiting answers for which there is room now. Returns the number of chunks.
-    pub fn post_waiting<P: Port>(&mut self, port: &mut P) -> usize {
+    pub fn post_waiting<P: Port, O: Onlooker>(&mut self, mut port: Seen<P, O>) -> usize {
         let mut sent = 0;
         for (queue, link) in self.queues.iter_mut().zip(&self.links) {
             let Some(link) = *link else { continue };
@@ -192,14 +201,14 @@ impl Replies {
 }
 
 /// A shard at work: with what steps its chunks, and by what its answers leave.
-pub(super) struct AtWork<'a, P: Port, T, M: Mode> {
-    pub port: &'a mut P,
+pub(super) struct AtWork<'a, P: Port, O: Onlooker, T, M: Mode> {
+    pub port: Seen<'a, P, O>,
     pub kernels: &'a Kernels,
     pub shard: &'a mut ShardOf<T, M>,
     pub replies: &'a mut Replies,
 }
 
-impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
+impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// Gives a worker's post to the shard, and sends the answers that follow from it. Returns the work, if there was
     /// any.
     ///
@@ -211,7 +220,7 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
             Ok(Arrived::Noted) => Ok(None),
             Ok(Arrived::Finished(finished)) => Ok(Some(self.send(&finished))),
             Ok(Arrived::Unread(round)) => {
-                self.replies.post_control(self.port, rank, immediate.chunk, round);
+                self.replies.post_control(&mut self.port, rank, immediate.chunk, round);
                 Ok(Some(Done::POSTED))
             }
             Err(violation) => match self.shard.group(immediate.chunk) {
@@ -237,7 +246,7 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
             match self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }) {
                 Ok(Arrived::Noted) => {}
                 Ok(Arrived::Finished(chunk)) => finished.push(chunk),
-                Ok(Arrived::Unread(round)) => self.replies.post_control(self.port, rank, chunk, round),
+                Ok(Arrived::Unread(round)) => self.replies.post_control(&mut self.port, rank, chunk, round),
                 // Nothing of it was taken.
                 Err(violation) if chunk == first => return Err(violation),
                 Err(violation) => {
@@ -249,6 +258,7 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
         let mut done = Done { has_task: self.shard.has_task(), ..Done::POSTED };
         for chunk in &finished {
             done.steps += chunk.steps;
+            done.round = chunk.round;
             done.bytes += chunk.steps as usize * chunk.bytes;
         }
         match finished.first().cloned() {
@@ -294,8 +304,8 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
     #[inline]
     pub fn send(&mut self, finished: &Finished) -> Done {
         self.answer_all(finished);
-        let &Finished { steps, bytes, .. } = finished;
-        Done { steps, bytes: steps as usize * bytes, has_task: self.shard.has_task() }
+        let &Finished { steps, bytes, round, .. } = finished;
+        Done { steps, bytes: steps as usize * bytes, round, has_task: self.shard.has_task() }
     }
 
     #[inline]
@@ -327,7 +337,7 @@ impl<P: Port, T: Pace, M: Mode> AtWork<'_, P, T, M> {
             Ready::NotYet => {}
             Ready::ToSend(places) => places.for_each(|place| self.answer(place, rank, round)),
             Ready::ToPull(first) => {
-                self.replies.post_control(self.port, rank, self.shard.chunk(first), round);
+                self.replies.post_control(&mut self.port, rank, self.shard.chunk(first), round);
             }
             Ready::NotPulled => {
                 let (chunk, round) = (self.shard.chunk(place), Round(round.0.saturating_sub(1)));

@@ -14,13 +14,14 @@ use std::future::Future;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{Extension, Path, Request, State};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
     ErrorReply, HeartbeatRequest, JobState, LeaveRequest, ParseError, ReadyRequest, parse, parse_join,
     parse_versioned,
@@ -45,6 +46,7 @@ GET  /v1/health                     ok while the hub lives
 GET  /v1/hub                        version, cores with their work and waiting, jobs
 GET  /                              a page for browsers; this list for all others
 GET  /v1/events                     what GET /v1/hub says, each second, as server-sent events
+GET  /v1/trace                      a timeline of the last rounds, if the hub has --trace
 GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
@@ -64,6 +66,9 @@ GET  /v1/jobs/{job}/parts/{hub}/{hubs}/{round}   the same, and whether the part 
 POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job, with its secret
 ";
 
+/// Timelines at the same time. Each may have tens of megabytes.
+const TRACES: usize = 2;
+
 /// What each handler needs.
 #[derive(Clone, Debug)]
 struct Desk {
@@ -73,6 +78,8 @@ struct Desk {
     room: Arc<Semaphore>,
     /// A permit for each listener to the events that there may still be.
     listeners: Arc<Semaphore>,
+    /// A permit for each timeline that may be made and sent now.
+    traces: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -89,11 +96,13 @@ impl Desk {
 pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: ControlLimits) -> Router {
     let room = Arc::new(Semaphore::new(limits.bodies_bytes));
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
+    let traces = Arc::new(Semaphore::new(TRACES));
     Router::new()
         .route("/", get(async |headers: HeaderMap| page::page(&headers)))
         .route("/v1/health", get(async || "ok\n"))
         .route("/v1/hub", get(hub))
         .route("/v1/events", get(events))
+        .route("/v1/trace", get(trace))
         .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
@@ -110,7 +119,7 @@ pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: Control
         .merge(peers::routes())
         .route_layer(from_fn_with_state(guard, guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, limits, room, listeners })
+        .with_state(Desk { registry, limits, room, listeners, traces })
 }
 
 type Answer = Result<Response, Refusal>;
@@ -154,6 +163,20 @@ async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> 
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::page(&hub)).into_response()
+}
+
+async fn trace(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
+    let permit = desk.traces.try_acquire_owned().map_err(|_| {
+        Refusal::Busy(format!("{TRACES} timelines are under way, which is the most at a time; try again"))
+    })?;
+    let text = desk.registry.trace(move |job| sees.job(job)).await?;
+    let name = "attachment; filename=\"phub-trace.json\"";
+    let body = Full::new(Bytes::from(text)).map_frame(move |frame| {
+        let _until_it_is_sent = &permit;
+        frame
+    });
+    let about = [(CONTENT_TYPE, "application/json"), (CONTENT_DISPOSITION, name)];
+    Ok((about, Body::new(body)).into_response())
 }
 
 async fn join(

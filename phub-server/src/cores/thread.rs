@@ -17,6 +17,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::Lane;
 use super::near::give_way;
+use super::timeline::{CoreTimeline, Event};
 
 /// Turns between two publications of the meters while work never stops.
 const TURNS_PER_PUBLICATION: u32 = 1024;
@@ -81,7 +82,8 @@ pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
 }
 
 impl CoreHandle {
-    /// Starts the thread of core `number` on a lane. The thread owns `port`.
+    /// Starts the thread of core `number` on a lane. The thread owns `port`, and may note what it does.
+    #[allow(clippy::too_many_arguments)] // what a core is made of
     pub fn start(
         number: usize,
         lane: Lane,
@@ -90,9 +92,11 @@ impl CoreHandle {
         idle: IdlePolicy,
         reports: UnboundedSender<Report>,
         discard: Sender<Discarded>,
+        has_timeline: bool,
     ) -> std::io::Result<Self> {
         let cpu = lane.cpu;
-        let (mut handle, thread) = CoreThread::new(number, lane, port, kernels, reports.clone(), discard);
+        let (mut handle, mut thread) = CoreThread::new(number, lane, port, kernels, reports.clone(), discard);
+        thread.timeline = has_timeline.then(CoreTimeline::new);
         handle.thread =
             Some(std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
                 pin(cpu);
@@ -141,6 +145,7 @@ pub(crate) struct CoreThread {
     /// To the thread that frees memory.
     discard: Sender<Discarded>,
     clock: Clock,
+    timeline: Option<CoreTimeline>,
     stops: bool,
 }
 
@@ -165,13 +170,33 @@ impl CoreThread {
             waker,
             thread: None,
         };
-        let (notices, clock) = (Vec::new(), Clock::new());
-        let thread =
-            CoreThread { core, notices, number, inbox, mail, meters, reports, discard, clock, stops: false };
+        let thread = CoreThread {
+            core,
+            notices: Vec::new(),
+            number,
+            inbox,
+            mail,
+            meters,
+            reports,
+            discard,
+            clock: Clock::new(),
+            timeline: None,
+            stops: false,
+        };
         (handle, thread)
     }
 
-    fn run(mut self, policy: IdlePolicy) {
+    /// The loop is compiled twice: nobody pays for a timeline that nobody wants.
+    fn run(self, policy: IdlePolicy) {
+        match self.timeline.is_some() {
+            false => self.run_with(policy, |thread| thread.core.turn(&mut thread.notices)),
+            true => self.run_with(policy, |CoreThread { core, notices, timeline, .. }| {
+                core.turn_seen(notices, timeline.as_mut().expect("this loop is for one"))
+            }),
+        }
+    }
+
+    fn run_with(mut self, policy: IdlePolicy, turn: impl Fn(&mut Self) -> bool) {
         let mut idle = Idle::new(policy);
         self.clock = Clock::new();
         loop {
@@ -183,7 +208,7 @@ impl CoreThread {
                     return;
                 }
             }
-            let worked = self.core.turn(&mut self.notices);
+            let worked = turn(&mut self);
             self.report_notices();
             if self.clock.note_turn(worked) {
                 self.publish();
@@ -299,6 +324,11 @@ impl CoreThread {
             self.core.begin_wait(self.clock.at(Instant::now()));
         }
         self.core.watched(job)
+    }
+
+    /// The last events, and how many were before them. None without a timeline.
+    pub fn events(&self) -> (Vec<Event>, u64) {
+        self.timeline.as_ref().map_or_else(Default::default, CoreTimeline::events)
     }
 
     fn publish(&self) {

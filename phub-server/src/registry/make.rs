@@ -220,6 +220,7 @@ impl Registry {
         if let Some(above) = &job.above {
             self.listen_above(id, above.news.clone());
         }
+        self.timeline.iter().for_each(|timeline| timeline.begins(&job));
         inner.names.insert(job.name.clone(), job.id);
         inner.jobs.insert(job.id, job);
     }

@@ -41,6 +41,7 @@ mod snapshot;
 mod state;
 #[cfg(test)]
 mod test_bed;
+mod timeline;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -69,6 +70,7 @@ pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
 pub(crate) use quotas::Quotas;
 pub(crate) use state::Sent;
+pub(crate) use timeline::Timeline;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
 const KEEP_FAILED: Duration = Duration::from_secs(60);
@@ -135,6 +137,7 @@ pub(crate) struct Parts {
     pub quotas: Quotas,
     pub discard: Sender<Discarded>,
     pub up: Up,
+    pub timeline: Option<Timeline>,
     pub runtime: Handle,
 }
 
@@ -176,6 +179,8 @@ pub(crate) struct Registry {
     heartbeat_limit: Duration,
     /// When workers are late.
     pub late: LateLimits,
+    /// If the hub notes what its cores do.
+    timeline: Option<Timeline>,
     /// Used by the control thread alone.
     runtime: Handle,
 }
@@ -194,6 +199,7 @@ impl Registry {
             quotas,
             discard,
             up,
+            timeline,
             runtime,
         } = parts;
         Arc::new_cyclic(|me| Registry {
@@ -219,6 +225,7 @@ impl Registry {
             transports,
             heartbeat_limit,
             late,
+            timeline,
             runtime,
         })
     }

@@ -50,6 +50,7 @@ pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
         quotas,
         discard: channel().0,
         up,
+        timeline: None,
         runtime: runtime().handle().clone(),
     };
     (Registry::new(parts), thread)

@@ -167,6 +167,11 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_MEMORY_PER_JOB", value_name = "MB")]
     pub memory_per_job: Option<NonZeroU32>,
 
+    /// Note what each core does when, and write the last rounds into this file at the end: a timeline for
+    /// https://ui.perfetto.dev. GET /v1/trace sends it at any time. Default: nothing is noted.
+    #[arg(long, env = "PHUB_TRACE", value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
     /// End when there has been no job for this many seconds. Default: run until a signal.
     #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS")]
     pub unused_limit_s: Option<u64>,

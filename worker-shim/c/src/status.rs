@@ -85,7 +85,9 @@ fn of_cause(error: &SessionError) -> PhubStatus {
     use SessionError as E;
     match error {
         E::Member(error) => of_membership(error),
-        E::JobName(_) | E::Terms(_) | E::LearningRate(_) | E::Pull(_) | E::Setting(_) => PhubStatus::Invalid,
+        E::JobName(_) | E::Terms(_) | E::LearningRate(_) | E::Pull(_) | E::Setting(_) | E::Trace(_) => {
+            PhubStatus::Invalid
+        }
         E::Missing { .. } | E::PeerLeft { .. } | E::Stalled { .. } => PhubStatus::Others,
         E::Exchange(ExchangeError::NoSuchKey { .. } | ExchangeError::OtherType { .. }) => PhubStatus::Invalid,
         E::Exchange(

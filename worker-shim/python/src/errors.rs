@@ -73,6 +73,7 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         | SessionError::Pull(_)
         | SessionError::Setting(_)
         | SessionError::Terms(_)
+        | SessionError::Trace(_)
         | SessionError::LearningRate(_) => SettingsError::new_err(words),
     }
 }

@@ -6,7 +6,7 @@ use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use worker_shim::{
-    Background, BackgroundError, PullPlan, SessionConfig, SessionError, State, Way, WeightsMode,
+    Background, BackgroundError, PullPlan, SessionConfig, SessionError, State, Traffic, Way, WeightsMode,
 };
 
 use crate::errors::{OrderError, SettingsError, of_cause, of_session};
@@ -19,6 +19,9 @@ type KeyTuple = (String, Vec<u64>, String, f32, f32);
 
 /// Batching; ranges of layers; start-up, prediction and mean in seconds; rounds, profiles; all of it as text.
 type PlanTuple = (String, Vec<(usize, usize)>, Option<f64>, Option<f64>, Option<f64>, u32, u32, String);
+
+/// Rounds; seconds in all, pushing, waiting, and the part of it asleep; bytes sent and received; as text.
+type TimesTuple = (u32, f64, f64, f64, f64, u64, u64, String);
 
 /// A worker's membership in a job.
 #[pyclass(frozen, module = "phub._phub")]
@@ -174,6 +177,16 @@ impl Session {
     fn traffic(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let traffic = self.call(py, |session| Ok(session.traffic()))?;
         Ok((traffic.sent, traffic.received))
+    }
+
+    /// Rounds; seconds in all, pushing, waiting, and the part of it asleep; bytes sent and received; as text.
+    #[getter]
+    fn times(&self) -> TimesTuple {
+        let times = self.background.times();
+        let [total, pushing, waiting, asleep] =
+            [times.total, times.pushing, times.waiting, times.asleep].map(|time| time.as_secs_f64());
+        let Traffic { sent, received } = times.traffic;
+        (times.rounds, total, pushing, waiting, asleep, sent, received, times.to_string())
     }
 
     /// How often a lost hub came back, and how many rounds were lost.

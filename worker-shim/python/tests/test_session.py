@@ -57,6 +57,38 @@ def test_rounds_step_the_weights_in_the_window(hub):
     second.leave()
 
 
+def test_a_session_says_where_its_time_went(hub, caplog):
+    first, second = pair(hub)
+    started = first.times
+    assert (started.rounds, started.sent) == (0, 0)
+
+    def train():
+        for _ in range(3):
+            first.push()
+            first.wait()
+
+    waiter = threading.Thread(target=train)
+    waiter.start()
+    for round in range(3):
+        while first.times.waiting < 0.05 * (round + 1):
+            pass
+        second.push()
+        second.wait()
+    waiter.join()
+    times = first.times
+    bytes = 3 * 4 * (120 + 7)
+    assert (times.rounds, times.sent, times.received) == (3, bytes, bytes)
+    assert times.waiting >= 0.15 and times.waiting > second.times.waiting and times.asleep == times.waiting
+    assert times.computing + times.pushing + times.waiting == pytest.approx(times.total)
+    with caplog.at_level("INFO", "phub"):
+        second.close()
+        first.leave()
+    lines = [record.getMessage() for record in caplog.records if record.name == "phub"]
+    assert [line.split(":")[0] for line in lines] == ["job job, rank 1", "job job, rank 0"]
+    assert "3 rounds in " in lines[1] and "% waiting for the hub" in lines[1]
+    assert first.times.rounds == 3, "also after the end"
+
+
 @pytest.mark.parametrize(
     "codec",
     [phub.F16(), phub.Bf16(), phub.Qsgd(bits=4, bucket=64), phub.OneBit(), phub.TernGrad(), phub.TopK(0.1)]

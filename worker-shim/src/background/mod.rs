@@ -28,7 +28,7 @@ use membership::Way;
 use pbox_core::{KeyId, Layout, Round};
 
 use crate::exchange::Windows;
-use crate::session::{Session, SessionConfig, SessionError, State};
+use crate::session::{Session, SessionConfig, SessionError, State, Times};
 use shared::{Ending, Shared};
 
 /// How often a caller that waits is asked whether it was interrupted: soon enough for a person who presses Ctrl-C.
@@ -99,6 +99,7 @@ pub struct Background {
     thread: Mutex<Option<JoinHandle<()>>>,
     memory: Arc<Memory>,
     joined: Joined,
+    rank: u32,
     owner: u32,
 }
 
@@ -127,7 +128,7 @@ impl Background {
         state: Option<State>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Self, BackgroundError> {
-        let shared = Arc::new(Shared::new(&config));
+        let (shared, rank) = (Arc::new(Shared::new(&config)), config.rank);
         let memory = Arc::new(Memory::default());
         let (tell, told) = sync_channel(1);
         let thread = {
@@ -150,7 +151,9 @@ impl Background {
             }
         };
         shared.set_waker(joined.waker.clone());
-        Ok(Background { shared, thread: Mutex::new(Some(thread)), memory, joined, owner: std::process::id() })
+        shared.restart();
+        let (thread, owner) = (Mutex::new(Some(thread)), std::process::id());
+        Ok(Background { shared, thread, memory, joined, rank, owner })
     }
 
     /// Sends a key's gradient, as [`Session::push`]; returns at once.
@@ -188,7 +191,9 @@ impl Background {
     /// [`Session::broadcast_written`].
     pub fn broadcast_written(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.with(Session::begin_broadcast, interrupted)??;
-        self.wait_all(interrupted)
+        self.wait_all(interrupted)?;
+        self.shared.restart();
+        Ok(())
     }
 
     /// Calls `f` with the session, on the session's thread: for every call except push and wait, such as
@@ -222,6 +227,7 @@ impl Background {
     pub fn leave(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?;
         self.wait_all(interrupted)?;
+        tracing::info!(job = self.shared.job(), rank = self.rank, "{}", self.times());
         self.shared.end(Ending::Leave);
         self.shared.wait_for_end(interrupted)
     }
@@ -242,6 +248,13 @@ impl Background {
     /// The first round of which no key has its answer, as [`Session::next_round`].
     pub fn next_round(&self) -> Round {
         self.shared.next_round()
+    }
+
+    /// Where the callers' time went, as [`Session::times`], also when the session is over. A caller that waits sleeps, and
+    /// while several threads wait, the time counts once. A push is a note to the session's thread; its work beside the
+    /// callers is in none of the times.
+    pub fn times(&self) -> Times {
+        self.shared.times()
     }
 
     /// Where each key lies. The addresses are valid while [`memory`](Self::memory) is held.

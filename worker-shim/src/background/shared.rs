@@ -13,8 +13,8 @@ use pbox_core::{KeyId, Round};
 
 use super::notes::{Note, Notes};
 use super::{ASK, BackgroundError};
-use crate::exchange::ExchangeError;
-use crate::session::{Session, SessionConfig, SessionError};
+use crate::exchange::{ExchangeError, Traffic};
+use crate::session::{Session, SessionConfig, SessionError, Stopwatch, Timeline, Times, Who};
 
 /// A call for the session's thread to make. It returns a function that tells the caller, to be called when the new
 /// states of the keys are published.
@@ -39,7 +39,6 @@ pub(super) struct Orders {
     pub awaited: Vec<(KeyId, Instant)>,
 }
 
-#[derive(Default)]
 struct State {
     notes: Notes,
     calls: Vec<Call>,
@@ -49,6 +48,9 @@ struct State {
     /// By key that callers wait for.
     waiting: HashMap<KeyId, Waiting>,
     next_round: Round,
+    traffic: Traffic,
+    /// Of the callers.
+    stopwatch: Stopwatch,
     has_weights: bool,
     waker: Option<Waker>,
     /// `Some` when the session is over, with the error that ended it, if any.
@@ -84,7 +86,19 @@ impl Shared {
             None => Notes::of_pushes(),
             Some(_) => Notes::of_times(names.len()),
         };
-        let state = State { notes, open: vec![false; names.len()], ..State::default() };
+        let state = State {
+            notes,
+            calls: Vec::new(),
+            ending: None,
+            open: vec![false; names.len()],
+            waiting: HashMap::new(),
+            next_round: Round(0),
+            traffic: Traffic::default(),
+            stopwatch: Stopwatch::begin(Round(0), Traffic::default()),
+            has_weights: false,
+            waker: None,
+            over: None,
+        };
         let (hub, job) = (config.hub.clone(), config.job.clone());
         Shared { hub, job, names, state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -113,6 +127,11 @@ impl Shared {
         }
     }
 
+    /// From now on this timeline has the callers' pushes and waits.
+    pub fn show(&self, timeline: Timeline) {
+        self.lock().stopwatch.show(timeline, Who::Callers);
+    }
+
     /// Whether the callers want the join to end.
     pub fn is_given_up(&self) -> bool {
         self.lock().ending.is_some()
@@ -128,7 +147,7 @@ impl Shared {
         for key in notes.pushes() {
             open[key.index()] = true;
         }
-        state.next_round = session.next_round();
+        (state.next_round, state.traffic) = (session.next_round(), session.traffic());
         state.has_weights = session.has_weights();
         drop(state);
         self.changed.notify_all();
@@ -148,6 +167,8 @@ impl Shared {
 
     /// The session is over.
     pub fn tell_ended(&self, error: Option<SessionError>) {
+        let timeline = self.lock().stopwatch.hide();
+        drop(timeline); // its file is there when callers hear of the end
         let mut state = self.lock();
         state.over = Some(error.map(Arc::new));
         // The drop of a call tells its caller that the session is over.
@@ -161,6 +182,8 @@ impl Shared {
 impl Shared {
     pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
         let (mut state, open) = self.look(key)?;
+        let round = state.next_round;
+        let timed = state.stopwatch.push_begins(key, round);
         let refuse = |error: SessionError| Err(error.into());
         if !state.has_weights {
             return refuse(Session::no_weights(&self.hub));
@@ -173,6 +196,9 @@ impl Shared {
         state.notes.pushed(key);
         state.waiting.values_mut().for_each(|waiting| waiting.in_vain = None);
         self.wake(state);
+        if timed.is_some() {
+            self.lock().stopwatch.push_ends(timed);
+        }
         Ok(())
     }
 
@@ -213,6 +239,7 @@ impl Shared {
     ) -> Result<MutexGuard<'a, State>, BackgroundError> {
         let none = || Waiting { callers: 0, since: Instant::now(), in_vain: None };
         state.waiting.entry(key).or_insert_with(none).callers += 1;
+        state.stopwatch.wait_begins();
         if let Some(waker) = &state.waker {
             waker.wake_by_ref();
         }
@@ -237,6 +264,7 @@ impl Shared {
             Some(waiting) if waiting.callers > 1 => waiting.callers -= 1,
             _ => drop(state.waiting.remove(&key)),
         }
+        state.stopwatch.wait_ends();
         outcome.map(|()| state)
     }
 
@@ -245,6 +273,20 @@ impl Shared {
         state.calls.push(call);
         self.wake(state);
         Ok(())
+    }
+
+    /// Where the callers' time went since the last [`restart`](Self::restart). They sleep while they wait.
+    pub fn times(&self) -> Times {
+        let state = self.lock();
+        let times = state.stopwatch.times(state.next_round, state.traffic);
+        Times { asleep: times.waiting, ..times }
+    }
+
+    /// The weights are there: times are measured from now on.
+    pub fn restart(&self) {
+        let mut state = self.lock();
+        let State { stopwatch, next_round, traffic, .. } = &mut *state;
+        stopwatch.restart(*next_round, *traffic);
     }
 
     pub fn next_round(&self) -> Round {

@@ -38,6 +38,7 @@ pub(super) fn run(
         Ok(session) => session,
         Err(error) => return shared.tell_ended(Some(error)),
     };
+    session.timeline().into_iter().for_each(|timeline| shared.show(timeline));
     shared.publish(&session);
     let outcome = addresses(&mut session).and_then(|keys| {
         let (layout, ways) = (session.layout().clone(), session.ways().to_vec());

@@ -1,6 +1,7 @@
 //! The settings of a session: each once, with its default.
 
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -59,6 +60,9 @@ pub struct SessionConfig {
     pub hub_wait: Duration,
     /// Time limit of a wait for a key, for workers that are alive but do not push. Default 30 min.
     pub wait_limit: Duration,
+    /// Notes what the session does when, and writes the last rounds at its end: a timeline for <https://ui.perfetto.dev>. The
+    /// file has the rank before its extension: `run.json` becomes `run.rank3.json`. Default: what `PHUB_TRACE` says, else none.
+    pub trace: Option<PathBuf>,
     /// How the calling thread waits. Default: it spins if the machine has cores to spare.
     pub idle: IdlePolicy,
 }
@@ -134,11 +138,12 @@ impl SessionConfig {
             "transport" => self.transport = Some(read(value)?),
             "checksum" => self.checksum = read(value)?,
             "nics" => self.nics = Some(read(value)?),
+            "trace" => self.trace = Some(value.into()),
             "join_limit" => self.join_limit = seconds()?,
             "hub_wait" => self.hub_wait = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, compare_every, pull, transport, checksum, nics, join_limit, hub_wait, wait_limit".into());
+                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, compare_every, pull, transport, checksum, nics, trace, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())
@@ -186,6 +191,7 @@ impl SessionConfig {
             join_limit: Duration::from_secs(60),
             hub_wait: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),
+            trace: std::env::var_os("PHUB_TRACE").filter(|path| !path.is_empty()).map(PathBuf::from),
             // A worker that spins on a core which the hub or another worker needs delays itself.
             idle: if cores > 2 * workers as usize { IdlePolicy::DEDICATED } else { IdlePolicy::SHARED },
         }

@@ -31,6 +31,9 @@ pub enum SessionError {
     /// A setting does not fit the others.
     #[error("this worker's {0}")]
     Setting(#[from] InvalidSetting),
+    /// The file of the timeline cannot be written.
+    #[error("PHUB_TRACE, or this worker's setting \"trace\": {0}")]
+    Trace(#[from] timeline::TraceError),
     /// No step can have this learning rate.
     #[error(transparent)]
     LearningRate(#[from] InvalidRate),

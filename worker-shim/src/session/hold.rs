@@ -14,6 +14,7 @@
 use std::time::{Duration, Instant};
 
 use fabric::{Receive, any};
+use membership::MemberError;
 use pbox_core::{Compression, Consistency, KeyId, Round, Wire};
 
 use super::compare::Digests;
@@ -91,6 +92,14 @@ impl Session {
             other => return Err(other),
         };
         self.hold = Hold::Never;
+        self.stopwatch.wait_begins();
+        let back = self.hold_out(lost);
+        self.stopwatch.wait_ends();
+        back
+    }
+
+    /// Waits for the hub that was lost, and goes on.
+    fn hold_out(&mut self, lost: MemberError) -> Result<(), SessionError> {
         let (since, wait) = (Instant::now(), self.config.hub_wait);
         tracing::warn!("{lost}; waiting up to {} s for the hub to come back", wait.as_secs_f64());
         let keys = self.keys().map(|key| Stood {

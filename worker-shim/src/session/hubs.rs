@@ -72,6 +72,7 @@ impl Session {
     /// and the hub could not write the last checkpoint.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.wait_all()?;
+        tracing::info!(job = self.config.job, rank = self.config.rank, "{}", self.times());
         self.send_leave()
     }
 

@@ -17,7 +17,9 @@ use super::error::SessionError;
 use super::hold::{Hold, Returns};
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
-use crate::exchange::{Exchange, Windows};
+use super::timeline::{Timeline, Who};
+use super::times::Stopwatch;
+use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::Pulling;
 
 impl Session {
@@ -46,6 +48,9 @@ impl Session {
         config.check_pull()?;
         let digests = Digests::of(&config)?;
         let mut wire = Wire::of_terms(&config.terms)?;
+        let timeline =
+            config.trace.as_ref().map(|path| Timeline::new(path, &config.job, config.rank, wire.layout()));
+        let timeline = timeline.transpose()?;
         let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
         let deadline = Instant::now() + config.join_limit;
         let is_below_others = let_in[0].above().is_some();
@@ -76,10 +81,12 @@ impl Session {
             returns: Returns::default(),
             digests,
             given_up,
+            stopwatch: Stopwatch::begin(Round(0), Traffic::default()),
             config,
             hubs,
             ways,
         };
+        timeline.into_iter().for_each(|timeline| session.stopwatch.show(timeline, Who::Session));
         if let Some(pull) = &session.config.pull {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }
@@ -95,6 +102,7 @@ impl Session {
             session.wait_all()?;
         }
         session.hold = Hold::of(&session.config, is_below_others);
+        session.stopwatch.restart(session.next_round(), session.traffic());
         Ok(session)
     }
 

@@ -10,6 +10,8 @@ mod hubs;
 mod join;
 mod session;
 mod state;
+mod timeline;
+mod times;
 
 pub use config::{InvalidSetting, SessionConfig};
 pub use credit::{LAPS, TRIALS, Trial};
@@ -17,3 +19,6 @@ pub use error::SessionError;
 pub use hold::Returns;
 pub use session::Session;
 pub use state::State;
+pub(crate) use timeline::{Timeline, Who};
+pub(crate) use times::Stopwatch;
+pub use times::Times;

@@ -17,6 +17,8 @@ use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
+use super::timeline::Timeline;
+use super::times::{Stopwatch, Times};
 use crate::exchange::{Exchange, ExchangeError, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
@@ -53,6 +55,7 @@ pub struct Session {
     /// If the hub compares weights.
     pub(super) digests: Option<Digests>,
     pub(super) given_up: GivenUp,
+    pub(super) stopwatch: Stopwatch,
 }
 
 /// Whether the caller gives up a wait for others.
@@ -82,7 +85,11 @@ impl Session {
     pub fn broadcast_written(&mut self) -> Result<(), SessionError> {
         let is_first = self.next_round() == Round(0);
         self.begin_broadcast()?;
-        if is_first { self.wait_all() } else { Ok(()) }
+        if is_first {
+            self.wait_all()?;
+        }
+        self.stopwatch.restart(self.next_round(), self.traffic());
+        Ok(())
     }
 
     /// The part of [`broadcast_written`](Self::broadcast_written) that does not wait.
@@ -155,6 +162,7 @@ impl Session {
             return Err(Self::no_weights(&self.config.hub));
         }
         self.exchange.check_exists(key)?;
+        let timed = self.stopwatch.push_begins(key, self.exchange.round(key));
         self.compare(key)?;
         if let Some(tuner) = &mut self.tuner
             && let Some(bytes) = tuner.push(self.exchange.round(key))
@@ -162,7 +170,9 @@ impl Session {
             self.credit = Some(bytes);
             self.exchange.set_credit(self.credit);
         }
-        self.send(key)
+        let sent = self.send(key);
+        self.stopwatch.push_ends(timed);
+        sent
     }
 
     fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
@@ -216,22 +226,25 @@ impl Session {
 
     /// Waits for the answers of one key, or of all.
     fn wait_for(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
+        self.take_in(awaited)?;
+        if self.open(awaited, KeyId(0)).is_none() {
+            return Ok(());
+        }
+        self.stopwatch.wait_begins();
+        let came = self.wait_for_missing(awaited);
+        self.stopwatch.wait_ends();
+        came
+    }
+
+    /// Waits for answers of which one was missing just now.
+    fn wait_for_missing(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
         let mut polls = 0u32;
         // With many keys it would take long to look at all of them after each arrival.
         let mut first = KeyId(0);
-        loop {
+        while let Some(key) = self.open(awaited, first) {
             polls = polls.wrapping_add(1);
-            if self.take_in(awaited)? > 0 {
-                idle.reset();
-            }
-            let open = match awaited {
-                Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
-                // After a hold, keys before it may be under way again.
-                None => self.exchange.under_way_from(first).or_else(|| self.exchange.first_under_way()),
-            };
-            let Some(key) = open else { return Ok(()) };
             first = key;
             if let Some(pulling) = &self.pulling {
                 pulling.batches.check_can_come(key, &self.exchange)?;
@@ -241,6 +254,19 @@ impl Session {
                 let since = *waiting_since.get_or_insert_with(Instant::now);
                 self.check_still_possible(key, since)?;
             }
+            if self.take_in(awaited)? > 0 {
+                idle.reset();
+            }
+        }
+        Ok(())
+    }
+
+    /// A key that is under way: this one, or one of all, looked for from `first` on.
+    fn open(&self, awaited: Option<KeyId>, first: KeyId) -> Option<KeyId> {
+        match awaited {
+            Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
+            // After a hold, keys before it may be under way again.
+            None => self.exchange.under_way_from(first).or_else(|| self.exchange.first_under_way()),
         }
     }
 
@@ -252,20 +278,31 @@ impl Session {
             Some(pulling) => pulling.progress(&mut self.exchange, asked),
         };
         match taken {
-            Ok(arrivals) => Ok(arrivals),
+            Ok(arrivals) => {
+                if arrivals > 0
+                    && let Some(timeline) = self.stopwatch.timeline()
+                {
+                    timeline.came(|key| self.exchange.is_ready(key));
+                }
+                Ok(arrivals)
+            }
             Err(error) => self.survive(self.explain(error)).map(|()| 0),
         }
     }
 
     /// Idles once. Returns whether it slept.
     pub(super) fn idle(&mut self, idle: &mut Idle, until: Until) -> bool {
-        match self.pull_in() {
-            Some(limit) => {
-                self.exchange.port().wait(until, limit);
-                true
-            }
-            None => idle.step(self.exchange.port(), until),
+        let pull_in = self.pull_in();
+        if pull_in.is_none() && !idle.sleeps_next() {
+            return idle.step(self.exchange.port(), until);
         }
+        let since = Instant::now();
+        match pull_in {
+            Some(limit) => self.exchange.port().wait(until, limit),
+            None => _ = idle.step(self.exchange.port(), until),
+        }
+        self.stopwatch.slept(since.elapsed());
+        true
     }
 
     /// The time until the next pull begins, if one is due: nobody may sleep longer.
@@ -317,6 +354,11 @@ impl Session {
         self.exchange.traffic()
     }
 
+    /// Where this session's time went.
+    pub fn times(&self) -> Times {
+        self.stopwatch.times(self.next_round(), self.traffic())
+    }
+
     /// Gradients that were NaN or infinite when a codec encoded them, since the join. Most codecs send such a value as
     /// zero ([`pbox_core::codec`]).
     pub fn not_finite(&self) -> u64 {
@@ -342,6 +384,11 @@ impl Session {
     /// Whether no push of the key is unanswered, as far as this session has looked.
     pub(crate) fn has_answer(&self, key: KeyId) -> bool {
         self.exchange.is_ready(key)
+    }
+
+    /// What it did when, if somebody wants to see it.
+    pub(crate) fn timeline(&self) -> Option<Timeline> {
+        self.stopwatch.timeline().cloned()
     }
 
     /// Whether nothing is under way.

@@ -42,7 +42,7 @@ from ._phub import (
     __version__,
 )
 from ._pull import PullPlan
-from ._session import Checkpoint, Returns, Session, Traffic, Way
+from ._session import Checkpoint, Returns, Session, Times, Traffic, Way
 from ._state import State
 
 __all__ = [
@@ -87,6 +87,7 @@ __all__ = [
     "State",
     "TernGrad",
     "TopK",
+    "Times",
     "Traffic",
     "UnreachableError",
     "Way",

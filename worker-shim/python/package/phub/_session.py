@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import logging
 import os
 import time
 import warnings
@@ -17,6 +18,8 @@ from . import _compression, _optimizers, _phub, _pull, _secret, _state
 from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
 from ._keys import Array, Key, key_of
 from ._launch import Machine, Worker, worker
+
+_LOG = logging.getLogger("phub")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +37,28 @@ class Traffic:
 
     sent: int
     received: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Where a session's time went since it had its weights, in seconds: `computing` is outside of calls, `pushing` in
+    `push`, `waiting` in calls that waited for the hub, which sleep. `str()` is a line about it."""
+
+    rounds: int
+    total: float
+    pushing: float
+    waiting: float
+    asleep: float
+    sent: int
+    received: int
+    summary: str
+
+    @property
+    def computing(self) -> float:
+        return max(0.0, self.total - self.pushing - self.waiting)
+
+    def __str__(self) -> str:
+        return self.summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +246,7 @@ class Session:
                     raise
                 time.sleep(RETRY_S)
         self._arrays: Dict[Tuple[str, str], Array] = {}
+        self._is_logged = False
         _SESSIONS.add(self)
 
     def _machine(
@@ -418,6 +444,12 @@ class Session:
         return Traffic(*self._native.traffic())
 
     @property
+    def times(self) -> Times:
+        """Where this process's time went since the session has weights, also when it has left. While several threads wait,
+        the time counts once. The end of a session logs it, as information of the logger "phub"."""
+        return Times(*self._native.times)
+
+    @property
     def not_finite(self) -> int:
         """Gradients that were NaN or infinite when they were compressed, since the join."""
         return self._native.not_finite()
@@ -432,12 +464,20 @@ class Session:
     def leave(self) -> None:
         """Waits for all keys that are under way, and leaves the job."""
         self._native.leave()
+        self._log_times()
         self.close()
 
     def close(self) -> None:
         """Ends the session now. It leaves if no key is under way; otherwise the others are told that this worker is
         lost. A second call does nothing."""
+        if self._owner == os.getpid():
+            self._log_times()
         self._native.close()
+
+    def _log_times(self) -> None:
+        if not self._is_logged:
+            _LOG.info("job %s, rank %s: %s", self.job, self.rank, self.times)
+            self._is_logged = True
 
     def __enter__(self) -> Session:
         return self

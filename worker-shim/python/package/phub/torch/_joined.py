@@ -7,7 +7,7 @@ from typing import Any, Dict, Protocol, Type
 import torch
 
 from .._phub import OrderError
-from .._session import Session
+from .._session import Session, Times
 
 
 class Membership(Protocol):
@@ -32,6 +32,11 @@ class Joined(torch.optim.Optimizer):
     def session(self) -> Session:
         """The session with the hub."""
         return self._phub.session
+
+    @property
+    def times(self) -> Times:
+        """Where this worker's time went: computing, pushing, or waiting for the hub."""
+        return self.session.times
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         if hasattr(self, "_phub"):

@@ -1,0 +1,93 @@
+//! What a core did when: the last events of one core thread, for a trace.
+//!
+//! Owned by the core thread, which looks at the clock once for each poll that brought something, and twice for each chunk
+//! that it steps. Knows jobs and chunks by their numbers.
+
+use std::time::{Duration, Instant};
+
+use pbox_core::{ChunkId, Immediate, JobId, Onlooker, Round};
+use timeline::Ring;
+
+/// The last events of a core, in 5 MB. With four workers they are those of 13,000 chunks.
+const EVENTS: usize = 1 << 16;
+/// A core that polls is not said to wait for less.
+const WAIT: Duration = Duration::from_micros(1);
+
+/// Something that a core did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event {
+    /// Nothing had arrived.
+    Waited { begin: Instant, end: Instant },
+    /// A worker's post, or that of a hub above, was there.
+    Arrived { at: Instant, job: JobId, rank: u32, immediate: Immediate },
+    /// A chunk was summed and stepped, and then its answers left.
+    Stepped { begin: Instant, posted: Instant, end: Instant, job: JobId, chunk: ChunkId, round: Round },
+    /// Answers left that had waited for room.
+    CaughtUp { begin: Instant, end: Instant, job: JobId },
+}
+
+/// Notes a core's events.
+#[derive(Debug)]
+pub(crate) struct CoreTimeline {
+    ring: Ring<Event>,
+    /// Everything before is noted.
+    since: Instant,
+    /// The first post since then.
+    posted: Option<Instant>,
+}
+
+impl CoreTimeline {
+    pub fn new() -> Self {
+        let now = Instant::now();
+        CoreTimeline {
+            ring: Ring::new(EVENTS, Event::Waited { begin: now, end: now }),
+            since: now,
+            posted: None,
+        }
+    }
+
+    /// The last events, and how many were before them.
+    pub fn events(&self) -> (Vec<Event>, u64) {
+        (self.ring.events(), self.ring.lost())
+    }
+}
+
+impl Onlooker for CoreTimeline {
+    #[inline]
+    fn polled(&mut self) {
+        let now = Instant::now();
+        if now - self.since >= WAIT {
+            self.ring.note(Event::Waited { begin: self.since, end: now });
+        }
+        (self.since, self.posted) = (now, None);
+    }
+
+    #[inline]
+    fn arrived(&mut self, job: JobId, rank: u32, immediate: Immediate) {
+        self.ring.note(Event::Arrived { at: self.since, job, rank, immediate });
+    }
+
+    #[inline]
+    fn posted(&mut self) {
+        if self.posted.is_none() {
+            self.posted = Some(Instant::now());
+        }
+    }
+
+    #[inline]
+    fn done(&mut self, job: JobId, chunk: ChunkId, round: Round, steps: u32) {
+        let (begin, posted, end) = (self.since, self.posted.take(), Instant::now());
+        if steps > 0 {
+            let posted = posted.unwrap_or(end);
+            self.ring.note(Event::Stepped { begin, posted, end, job, chunk, round });
+        }
+        self.since = end;
+    }
+
+    fn caught_up(&mut self, job: JobId) {
+        let end = Instant::now();
+        let begin = self.posted.take().unwrap_or(end);
+        self.ring.note(Event::CaughtUp { begin, end, job });
+        self.since = end;
+    }
+}

@@ -1,0 +1,200 @@
+//! The timeline of a run: what hub and workers did when, in the order in which it happened, on one clock.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use fabric::conformance::Watchdog;
+use hub_tests::{
+    PATIENT_S, authorization, config, hub, on_threads, push_all, ready_all, refused, says, settings,
+};
+use phub_server::{Hub, HubSettings};
+use serde_json::Value;
+use worker_shim::Background;
+
+use super::page::get;
+
+const ROUNDS: u64 = 6;
+const WORKERS: u32 = 2;
+/// Chunks of the small model's three keys, 64 bytes each.
+const CHUNKS: [usize; 3] = [8, 1, 4];
+
+/// An event of a trace.
+#[derive(Clone, Debug)]
+struct Event {
+    what: String,
+    key: String,
+    chunk: Option<u64>,
+    round: Option<u64>,
+    rank: Option<u64>,
+    track: u64,
+    begin: f64,
+    end: f64,
+}
+
+/// The events of a trace with one process.
+fn events(trace: &str) -> Vec<Event> {
+    let whole: Value = serde_json::from_str(trace).unwrap_or_else(|error| panic!("{error} in {trace:.300}"));
+    let processes = whole["metadata"]["processes"].as_array().unwrap();
+    assert_eq!(processes.len(), 1, "{processes:?}");
+    assert_eq!(
+        (&processes[0]["clock"]["clock"], &processes[0]["lost_events"]),
+        (&"CLOCK_MONOTONIC".into(), &0.into())
+    );
+    let all = whole["traceEvents"].as_array().unwrap();
+    assert!(all.iter().all(|event| event["pid"] == processes[0]["pid"]), "one process, one number");
+    assert!(all.iter().any(|event| event["name"] == "thread_name"), "tracks have names");
+    let event = |event: &Value| {
+        let (args, begin) = (&event["args"], event["ts"].as_f64().unwrap());
+        Event {
+            what: event["cat"].as_str().unwrap().to_owned(),
+            key: args["key"].as_str().unwrap_or_default().to_owned(),
+            chunk: args["chunk"].as_u64(),
+            round: args["round"].as_u64(),
+            rank: args["rank"].as_u64(),
+            track: event["tid"].as_u64().unwrap(),
+            begin,
+            end: begin + event["dur"].as_f64().unwrap_or(0.0),
+        }
+    };
+    all.iter().filter(|event| event["ph"] != "M").map(event).collect()
+}
+
+fn read(path: &Path) -> Vec<Event> {
+    events(&std::fs::read_to_string(path).unwrap())
+}
+
+/// All that is `what` of a key's round, and of one rank if it is told.
+fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>) -> Vec<&'a Event> {
+    let is_it = |event: &&Event| {
+        event.what == what
+            && event.key == key
+            && event.round == Some(round)
+            && (rank.is_none() || event.rank == rank)
+    };
+    all.iter().filter(is_it).collect()
+}
+
+/// Every push of a key arrives, chunk for chunk, before the chunk's step; then its answers leave, and then the worker has
+/// its answer. A nanosecond is rounded away in a microsecond with three digits.
+fn check_order(at_hub: &[Event], by_worker: &[Vec<Event>]) {
+    const SAME: f64 = 0.01;
+    for (key, chunks) in ["first.weight", "second.bias", "third.weight"].into_iter().zip(CHUNKS) {
+        for round in 1..=ROUNDS {
+            let steps = of(at_hub, "sum+step", key, round, None);
+            let answers = of(at_hub, "answers", key, round, None);
+            assert_eq!((steps.len(), answers.len()), (chunks, chunks), "{key}, round {round}");
+            let step_of: HashMap<_, _> = steps.iter().map(|step| (step.chunk, step)).collect();
+            assert_eq!(step_of.len(), chunks, "each chunk once");
+            for (rank, worker) in (0..).zip(by_worker) {
+                let pushes = of(worker, "push", key, round, Some(rank));
+                let got = of(worker, "answer", key, round, Some(rank));
+                assert!(
+                    !pushes.is_empty() && got.len() == 1,
+                    "{key}, round {round}, rank {rank}: {pushes:?} {got:?}"
+                );
+                let arrivals = of(at_hub, "arrival", key, round, Some(rank));
+                assert_eq!(arrivals.len(), chunks, "{key}, round {round}, rank {rank}");
+                for arrival in &arrivals {
+                    let step = step_of[&arrival.chunk];
+                    assert!(pushes[0].begin <= arrival.begin + SAME, "{pushes:?} {arrival:?}");
+                    assert!(arrival.begin <= step.end + SAME, "{arrival:?} {step:?}");
+                }
+                for answer in &answers {
+                    assert!(step_of[&answer.chunk].end <= answer.begin + SAME, "{answer:?}");
+                    assert!(answer.begin <= got[0].begin + SAME, "{answer:?} {got:?}");
+                }
+            }
+        }
+    }
+}
+
+/// What takes time on a track is side by side.
+fn check_tracks(all: &[Event]) {
+    let mut ends: HashMap<u64, f64> = HashMap::new();
+    let mut spans: Vec<&Event> = all.iter().filter(|event| event.end > event.begin).collect();
+    spans.sort_by(|a, b| a.begin.total_cmp(&b.begin));
+    for span in spans {
+        let end = ends.insert(span.track, span.end).unwrap_or(0.0);
+        assert!(end <= span.begin + 0.01, "{span:?} begins before {end}");
+    }
+}
+
+#[test]
+fn a_push_arrives_is_stepped_and_is_answered_in_this_order() {
+    let _watchdog = Watchdog::start();
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let hub = Hub::start(&HubSettings { trace: Some(file("hub.json")), ..settings(2, PATIENT_S) }).unwrap();
+    let mut sessions = ready_all(WORKERS, |rank| {
+        let mut config = config(&hub, "job", rank, WORKERS);
+        config.trace = Some(file("run.json"));
+        config
+    });
+    for _round in 0..ROUNDS {
+        sessions.iter_mut().for_each(|session| push_all(session).unwrap());
+        sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+    }
+    let mut answer = get(&hub, "/v1/trace", &[("authorization", &authorization())]);
+    assert_eq!(answer.status(), 200);
+    let while_it_runs = events(&answer.body_mut().read_to_string().unwrap());
+    sessions.into_iter().for_each(|session| session.leave().unwrap());
+    hub.stop("the test is over");
+
+    let at_hub = read(&file("hub.json"));
+    let by_worker: Vec<_> = (0..WORKERS).map(|rank| read(&file(&format!("run.rank{rank}.json")))).collect();
+    check_order(&at_hub, &by_worker);
+    check_order(&while_it_runs, &by_worker);
+    check_tracks(&at_hub);
+    by_worker.iter().for_each(|events| check_tracks(events));
+    assert!(
+        at_hub.iter().any(|event| event.what == "wait")
+            && by_worker[0].iter().any(|event| event.what == "wait")
+    );
+}
+
+#[test]
+fn a_background_session_has_a_track_for_its_callers() {
+    let _watchdog = Watchdog::start();
+    let directory = tempfile::tempdir().unwrap();
+    let hub =
+        Hub::start(&HubSettings { trace: Some(directory.path().join("hub.json")), ..settings(1, PATIENT_S) });
+    let hub = hub.unwrap();
+    let sessions = on_threads(WORKERS, |rank| {
+        let mut config = config(&hub, "job", rank, WORKERS);
+        config.trace = Some(directory.path().join("run"));
+        let session = Background::join(config, &mut || false).unwrap();
+        session.broadcast_written(&mut || false).unwrap();
+        for _round in 0..ROUNDS {
+            (0..3).for_each(|key| session.push(pbox_core::KeyId(key)).unwrap());
+            session.wait_all(&mut || false).unwrap();
+        }
+        session
+    });
+    sessions.iter().for_each(|session| session.leave(&mut || false).unwrap());
+    let by_worker: Vec<_> =
+        (0..WORKERS).map(|rank| read(&directory.path().join(format!("run.rank{rank}")))).collect();
+    hub.stop("the test is over");
+    check_order(&read(&directory.path().join("hub.json")), &by_worker);
+    for events in &by_worker {
+        let of_callers = |what| events.iter().filter(|event| event.what == what && event.track == 2).count();
+        assert_eq!(of_callers("push") as u64, 3 * ROUNDS);
+        assert!(of_callers("wait") > 0);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_an_error_at_the_start() {
+    let _watchdog = Watchdog::start();
+    let directory = tempfile::tempdir().unwrap();
+    let nowhere = Some(directory.path().join("missing").join("run.json"));
+    let words = ["missing", "opening it for writing failed", "name a file that can be written"];
+    let error = Hub::start(&HubSettings { trace: nowhere.clone(), ..settings(1, PATIENT_S) }).unwrap_err();
+    says(&error, &["--trace", words[0], words[1], words[2]]);
+    let hub = hub(1);
+    let mut config = config(&hub, "job", 0, 1);
+    config.trace = nowhere;
+    says(refused(config), &["PHUB_TRACE", "run.rank0.json", words[1], words[2]]);
+    let mut none = get(&hub, "/v1/trace", &[("authorization", &authorization())]);
+    assert_eq!(none.status(), 404);
+    says(none.body_mut().read_to_string().unwrap(), &["notes no timeline", "--trace FILE"]);
+}

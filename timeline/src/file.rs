@@ -1,0 +1,208 @@
+//! A trace's file: opened at the start, so that a path that cannot be written is an error there, and written at the end.
+//!
+//! ```text
+//!   {"displayTimeUnit":"ns","metadata":{"processes":[...]},"traceEvents":[
+//!   {...},             an event a line
+//!   {...}
+//!   ]}
+//! ```
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::process::Process;
+
+/// The last line.
+const END: &str = "]}";
+
+/// A trace cannot be written, or read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file system says no.
+    #[error("trace {}: {doing} failed: {error}; name a file that can be written", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// The kernel's answer.
+        error: std::io::Error,
+    },
+    /// The file is no trace.
+    #[error("trace {}: expected a trace that this version has written, read {read:?}", .path.display())]
+    Other {
+        /// The file.
+        path: PathBuf,
+        /// The beginning of the line that should be another.
+        read: String,
+    },
+}
+
+/// A file that will have a trace. Until then it has one without events.
+#[derive(Debug)]
+pub struct TraceFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl TraceFile {
+    /// Makes the file, or empties it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn create(path: impl Into<PathBuf>) -> Result<Self, TraceError> {
+        let path = path.into();
+        let failed = |error| TraceError::File { path: path.clone(), doing: "opening it for writing", error };
+        let file = File::create(&path).map_err(failed)?;
+        let mut trace = TraceFile { path, file };
+        trace.write(&[])?;
+        Ok(trace)
+    }
+
+    /// Writes these processes in the place of what the file has.
+    pub fn write(&mut self, processes: &[Process]) -> Result<(), TraceError> {
+        let TraceFile { path, file } = self;
+        let failed = |error| TraceError::File { path: path.clone(), doing: "writing it", error };
+        let write = || {
+            file.rewind()?;
+            file.set_len(0)?;
+            let mut to = BufWriter::new(&*file);
+            to.write_all(text(processes).as_bytes())?;
+            to.flush()
+        };
+        let mut write = write;
+        write().map_err(failed)
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The whole text of a trace.
+fn text(processes: &[Process]) -> String {
+    let about: Vec<&Value> = processes.iter().map(|process| &process.about).collect();
+    let mut text = head(&about);
+    processes.iter().for_each(|process| text.push_str(&process.lines));
+    end(text)
+}
+
+impl Process {
+    /// A trace of this process alone.
+    pub fn text(&self) -> String {
+        text(std::slice::from_ref(self))
+    }
+}
+
+fn head(processes: &[&Value]) -> String {
+    let about = json!({ "processes": processes });
+    format!("{{\"displayTimeUnit\":\"ns\",\"metadata\":{about},\"traceEvents\":[\n")
+}
+
+/// No comma is behind the last event.
+fn end(mut text: String) -> String {
+    if text.ends_with(",\n") {
+        text.truncate(text.len() - 2);
+        text.push('\n');
+    }
+    text + END + "\n"
+}
+
+/// Writes the traces of these files into one.
+///
+/// # Errors
+/// When one of them is none, or a file cannot be read or written.
+pub fn merge(parts: &[PathBuf], into: &mut TraceFile) -> Result<(), TraceError> {
+    let mut processes = Vec::new();
+    for path in parts {
+        processes.push(read(path)?);
+    }
+    let processes: Vec<Process> = processes.into_iter().flatten().collect();
+    into.write(&processes)
+}
+
+/// The processes of a file. All lines are those of the first one.
+fn read(path: &Path) -> Result<Vec<Process>, TraceError> {
+    let failed = |error| TraceError::File { path: path.to_owned(), doing: "reading it", error };
+    let other =
+        |line: &str| TraceError::Other { path: path.to_owned(), read: line.chars().take(60).collect() };
+    let mut from = BufReader::new(File::open(path).map_err(failed)?).lines();
+    let first = from.next().transpose().map_err(failed)?.unwrap_or_default();
+    let whole: Value = serde_json::from_str(&format!("{first}{END}")).map_err(|_| other(&first))?;
+    let about = whole["metadata"]["processes"].as_array().ok_or_else(|| other(&first))?;
+    let mut lines = String::new();
+    for line in from {
+        let line = line.map_err(failed)?;
+        if line != END {
+            lines.push_str(line.trim_end_matches(','));
+            lines.push_str(",\n");
+        }
+    }
+    let process = |about: &Value| Process { id: 0, about: about.clone(), lines: String::new() };
+    let mut processes: Vec<Process> = about.iter().map(process).collect();
+    if let Some(first) = processes.first_mut() {
+        first.lines = lines;
+    }
+    Ok(processes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::{Clock, Event, Span};
+
+    #[test]
+    fn traces_of_several_processes_become_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let clock = Clock::start();
+        let now = clock.ns(Instant::now());
+        let mut parts = Vec::new();
+        for (order, name) in (0..).zip(["hub", "worker \"0\""]) {
+            let mut process = Process::new(name, order, &clock, 7);
+            process.track(1, "core 0");
+            process.span(
+                1,
+                "push",
+                Span { begin: now, end: now + 1500 },
+                Event { key: Some("fc"), ..Event::default() },
+            );
+            process.instant(1, "arrival", now + 2000, Event { rank: Some(3), ..Event::default() });
+            let path = directory.path().join(format!("{order}.json"));
+            TraceFile::create(&path).unwrap().write(&[process]).unwrap();
+            parts.push(path);
+        }
+        let mut all = TraceFile::create(directory.path().join("all.json")).unwrap();
+        let empty: Value = serde_json::from_str(&std::fs::read_to_string(all.path()).unwrap()).unwrap();
+        assert_eq!(empty["traceEvents"], json!([]));
+        merge(&parts, &mut all).unwrap();
+        let whole: Value = serde_json::from_str(&std::fs::read_to_string(all.path()).unwrap()).unwrap();
+        let processes = whole["metadata"]["processes"].as_array().unwrap();
+        assert_eq!((processes.len(), &processes[1]["name"]), (2, &json!("worker \"0\"")));
+        assert_ne!(processes[0]["pid"], processes[1]["pid"]);
+        assert_eq!(processes[0]["clock"]["boot_id"], processes[1]["clock"]["boot_id"]);
+        let events = whole["traceEvents"].as_array().unwrap();
+        assert_eq!(events.len(), 2 * 6);
+        let push = &events[10];
+        assert_eq!((&push["name"], &push["ph"], &push["dur"]), (&json!("push fc"), &json!("X"), &json!(1.5)));
+        assert_eq!(push["pid"], processes[1]["pid"]);
+        assert_eq!(events[11]["args"], json!({ "rank": 3 }));
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_written_and_a_file_that_is_no_trace_are_errors() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = TraceFile::create(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("opening it for writing failed") && error.contains("name a file"), "{error}");
+        let other = directory.path().join("other.json");
+        std::fs::write(&other, "[1, 2]\n").unwrap();
+        let mut all = TraceFile::create(directory.path().join("all.json")).unwrap();
+        let error = merge(&[other], &mut all).unwrap_err().to_string();
+        assert!(error.contains("expected a trace") && error.contains("[1, 2]"), "{error}");
+    }
+}

@@ -1,0 +1,21 @@
+//! Timelines: the last events of a process, with their times, and the file in which a trace viewer shows them.
+//!
+//! ```text
+//!   event --> ring (bounded) --at the end, or on request--> lines of JSON --> file
+//!                                                              files of several processes --merge--> one file
+//! ```
+//!
+//! The file has Chrome's trace event format, an event a line. Must never know gradients, links and jobs: whoever notes
+//! events names them.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod file;
+mod process;
+mod ring;
+
+pub use clock::Clock;
+pub use file::{TraceError, TraceFile, merge};
+pub use process::{Event, Process, Span};
+pub use ring::Ring;

@@ -1,0 +1,59 @@
+//! The last events, in memory whose size is fixed at the start.
+
+/// Keeps the last events. An event beyond the capacity takes the place of the oldest.
+#[derive(Debug)]
+pub struct Ring<E> {
+    events: Box<[E]>,
+    /// Where the next event goes.
+    next: usize,
+    /// How often the ring was filled.
+    laps: u64,
+}
+
+impl<E: Copy> Ring<E> {
+    /// A ring for so many events, at least one. `filler` stands where no event is yet: the memory is there from the start.
+    pub fn new(capacity: usize, filler: E) -> Self {
+        Ring { events: vec![filler; capacity.max(1)].into(), next: 0, laps: 0 }
+    }
+
+    /// Notes an event.
+    #[inline]
+    pub fn note(&mut self, event: E) {
+        self.events[self.next] = event;
+        self.next += 1;
+        if self.next == self.events.len() {
+            (self.next, self.laps) = (0, self.laps + 1);
+        }
+    }
+
+    /// The events, the oldest first.
+    pub fn events(&self) -> Vec<E> {
+        let (newer, older) = self.events.split_at(self.next);
+        if self.laps == 0 { newer.to_vec() } else { [older, newer].concat() }
+    }
+
+    /// Events that others took the place of.
+    pub fn lost(&self) -> u64 {
+        match self.laps {
+            0 => 0,
+            laps => (laps - 1) * self.events.len() as u64 + self.next as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_events_stay_in_order() {
+        let mut ring = Ring::new(4, 99);
+        assert_eq!((ring.events(), ring.lost()), (vec![], 0));
+        (0..3).for_each(|event| ring.note(event));
+        assert_eq!((ring.events(), ring.lost()), (vec![0, 1, 2], 0));
+        ring.note(3);
+        assert_eq!((ring.events(), ring.lost()), (vec![0, 1, 2, 3], 0));
+        (4..11).for_each(|event| ring.note(event));
+        assert_eq!((ring.events(), ring.lost()), (vec![7, 8, 9, 10], 7));
+    }
+}

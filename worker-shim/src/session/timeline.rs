@@ -1,0 +1,156 @@
+//! What a session did when: its last pushes, answers and waits, for a trace.
+//!
+//! Shared by the session's thread and, with a background session, its callers. Off, it does not exist.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use pbox_core::{KeyId, Layout, Round};
+use timeline::{Clock, Process, Ring, Span, TraceError, TraceFile};
+
+/// The last events of a session: pushes, answers and waits of 60 rounds of 160 keys, in 2 MB.
+const EVENTS: usize = 1 << 15;
+
+/// Who did something, each on a track of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// The thread of the session.
+    Session = 1,
+    /// The callers of a background session.
+    Callers = 2,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Pushed { who: Who, key: KeyId, round: Round, begin: Instant, end: Instant },
+    Answered { key: KeyId, round: Round, at: Instant },
+    Waited { who: Who, begin: Instant, end: Instant },
+}
+
+/// The timeline of a session. The file is written when the last who holds this drops it.
+#[derive(Clone, Debug)]
+pub(crate) struct Timeline(Arc<Mutex<Notes>>);
+
+#[derive(Debug)]
+struct Notes {
+    file: TraceFile,
+    clock: Clock,
+    name: String,
+    job: String,
+    rank: u32,
+    layout: Arc<Layout>,
+    ring: Ring<Event>,
+    /// Keys that are under way.
+    open: Vec<(KeyId, Round)>,
+    has_callers: bool,
+}
+
+impl Timeline {
+    /// A timeline of this worker, whose file is named after `path`.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn new(path: &Path, job: &str, rank: u32, layout: &Arc<Layout>) -> Result<Self, TraceError> {
+        let now = Instant::now();
+        let notes = Notes {
+            file: TraceFile::create(of_rank(path, rank))?,
+            clock: Clock::start(),
+            name: format!("worker {rank} of job {job}"),
+            job: job.to_owned(),
+            rank,
+            layout: Arc::clone(layout),
+            ring: Ring::new(EVENTS, Event::Waited { who: Who::Session, begin: now, end: now }),
+            open: Vec::with_capacity(layout.keys().len()),
+            has_callers: false,
+        };
+        Ok(Timeline(Arc::new(Mutex::new(notes))))
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A key was pushed between these times.
+    pub fn pushed(&self, who: Who, (key, round): (KeyId, Round), (begin, end): (Instant, Instant)) {
+        let mut notes = self.notes();
+        notes.ring.note(Event::Pushed { who, key, round, begin, end });
+        if who == Who::Session {
+            notes.open.push((key, round));
+        }
+        notes.has_callers |= who == Who::Callers;
+    }
+
+    /// Something came: some of the keys may have their answers.
+    pub fn came(&self, is_ready: impl Fn(KeyId) -> bool) {
+        let (at, mut notes) = (Instant::now(), self.notes());
+        let Notes { ring, open, .. } = &mut *notes;
+        open.retain(|&(key, round)| {
+            let is_open = !is_ready(key);
+            if !is_open {
+                ring.note(Event::Answered { key, round, at });
+            }
+            is_open
+        });
+    }
+
+    /// Somebody waited between these times.
+    pub fn waited(&self, who: Who, begin: Instant, end: Instant) {
+        self.notes().ring.note(Event::Waited { who, begin, end });
+    }
+}
+
+impl Drop for Notes {
+    fn drop(&mut self) {
+        let mut process = Process::new(&self.name, self.rank + 1, &self.clock, self.ring.lost());
+        process.track(Who::Session as u32, if self.has_callers { "session's thread" } else { "session" });
+        if self.has_callers {
+            process.track(Who::Callers as u32, "callers");
+        }
+        for event in self.ring.events() {
+            let about = |key: KeyId, round: Round| timeline::Event {
+                job: &self.job,
+                key: Some(&self.layout.keys()[key.index()].name),
+                round: Some(round.0),
+                rank: Some(self.rank),
+                chunk: None,
+            };
+            let span = |begin, end| Span { begin: self.clock.ns(begin), end: self.clock.ns(end) };
+            match event {
+                Event::Pushed { who, key, round, begin, end } => {
+                    process.span(who as u32, "push", span(begin, end), about(key, round));
+                }
+                Event::Answered { key, round, at } => {
+                    process.instant(Who::Session as u32, "answer", self.clock.ns(at), about(key, round));
+                }
+                Event::Waited { who, begin, end } => {
+                    let of = timeline::Event { job: &self.job, rank: Some(self.rank), ..Default::default() };
+                    process.span(who as u32, "wait", span(begin, end), of);
+                }
+            }
+        }
+        match self.file.write(&[process]) {
+            Ok(()) => tracing::info!("the timeline of the last rounds is in {}", self.file.path().display()),
+            Err(error) => tracing::error!("{error}"),
+        }
+    }
+}
+
+/// `run.json` becomes `run.rank3.json`: the workers of a machine have one environment.
+fn of_rank(path: &Path, rank: u32) -> PathBuf {
+    match path.extension() {
+        Some(extension) => path.with_extension(format!("rank{rank}.{}", extension.display())),
+        None => path.with_extension(format!("rank{rank}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_has_its_file() {
+        assert_eq!(of_rank(Path::new("a/run.json"), 3), Path::new("a/run.rank3.json"));
+        assert_eq!(of_rank(Path::new("run"), 0), Path::new("run.rank0"));
+    }
+}
