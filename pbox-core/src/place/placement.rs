@@ -16,7 +16,6 @@
 //! bandwidth. Runs of 16 chunks give it back (`docs/decisions/0005-placement-by-runs.md`).
 
 use std::ops::Range;
-use std::slice;
 use std::sync::Arc;
 
 use fabric::{SendWindow, Span, Spans, WindowError};
@@ -162,20 +161,20 @@ pub fn runs(layout: &Layout, cores: usize) -> Vec<Range<u32>> {
 
 /// Cuts pieces of a layout into runs for `cores` cores.
 fn cut(layout: &Layout, cores: usize, pieces: Vec<Range<u32>>) -> Vec<Range<u32>> {
-    let bytes: u64 = weights(layout, &pieces).iter().sum();
-    let longest = (bytes / (cores * RUNS_PER_CORE) as u64).min(RUN_BYTES);
+    let all: u64 = weights(layout, &pieces).iter().sum();
+    let longest = (all / (cores * RUNS_PER_CORE) as u64).min(RUN_BYTES);
     let mut runs: Vec<Range<u32>> = Vec::new();
     let mut room = 0;
     for unit in units(layout, pieces) {
-        let bytes = weights(layout, slice::from_ref(&unit))[0];
-        match runs.last_mut().filter(|run| run.end == unit.start && bytes <= room) {
+        let needed = bytes(layout, &unit);
+        match runs.last_mut().filter(|run| run.end == unit.start && needed <= room) {
             Some(run) => run.end = unit.end,
             None => {
                 runs.push(unit);
                 room = longest;
             }
         }
-        room = room.saturating_sub(bytes);
+        room = room.saturating_sub(needed);
     }
     runs
 }
@@ -187,14 +186,9 @@ fn units(layout: &Layout, pieces: Vec<Range<u32>>) -> impl Iterator<Item = Range
     std::iter::from_fn(move || {
         let start = chunks.next()?;
         while groups.next_if(|group| group.end <= start).is_some() {}
-        let mut end = start + 1;
-        while chunks
-            .next_if(|&next| {
-                next == end
-                    && groups.peek().is_some_and(|group| group.contains(&start) && group.contains(&next))
-            })
-            .is_some()
-        {
+        let group = groups.peek().filter(|group| group.contains(&start));
+        let (mut end, longest) = (start + 1, group.map_or(start + 1, |group| group.end));
+        while chunks.next_if(|&next| next == end && next < longest).is_some() {
             end += 1;
         }
         Some(start..end)
@@ -203,9 +197,11 @@ fn units(layout: &Layout, pieces: Vec<Range<u32>>) -> impl Iterator<Item = Range
 
 /// The bytes of each of these ranges of chunks.
 pub(crate) fn weights(layout: &Layout, ranges: &[Range<u32>]) -> Vec<u64> {
-    let bytes =
-        |range: &Range<u32>| range.clone().map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum();
-    ranges.iter().map(bytes).collect()
+    ranges.iter().map(|range| bytes(layout, range)).collect()
+}
+
+fn bytes(layout: &Layout, range: &Range<u32>) -> u64 {
+    range.clone().map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum()
 }
 
 #[cfg(test)]
@@ -243,11 +239,8 @@ mod tests {
         assert_eq!(layout.groups().len(), 1000_usize.div_ceil(32));
         let placement = Placement::new(&layout, 2);
         for group in layout.groups() {
-            assert!(
-                group
-                    .clone()
-                    .all(|id| placement.owners[id as usize] == placement.owners[group.start as usize])
-            );
+            let owner = |id: u32| placement.owners[id as usize];
+            assert!(group.clone().all(|id| owner(id) == owner(group.start)));
         }
     }
 

@@ -114,8 +114,8 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// Takes a shard of a job. A key's chunks are in one shard, and a group's, too. Workers come [later](Self::add_worker), and take part when
-    /// [`release`](Self::release) admits them.
+    /// Takes a shard of a job. A key's chunks are in one shard, and so are a group's. Workers come
+    /// [later](Self::add_worker), and take part when [`release`](Self::release) admits them.
     pub fn add_shard(&mut self, id: JobId, MadeShard { shard, replies }: MadeShard) {
         // Behind the job's other shards.
         let from = self.shards.iter_mut().rposition(|entry| of_job(entry, id).is_some());
