@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
 
-    /// Write into this file what hubs and workers did when in the last rounds: a timeline for https://ui.perfetto.dev.
+    /// Write into this file what hubs and workers did when in the last rounds: a timeline for ui.perfetto.dev.
     #[arg(long, env = "PHUB_TRACE", value_name = "FILE")]
     pub trace: Option<PathBuf>,
 

@@ -294,7 +294,7 @@ impl LevelTerms {
         self.credit.unwrap_or_else(|| Credit::default_of(self.schedule))
     }
 
-    /// Whether one post may carry a [group](crate::layout) of small keys: bare values that leave as they come.
+    /// Whether one post may carry a [group](crate::Layout::group) of small keys: bare values that leave as they come.
     pub fn posts_groups(&self) -> bool {
         self.compression.is_none() && !self.schedule.by_layer()
     }

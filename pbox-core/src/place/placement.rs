@@ -9,7 +9,7 @@
 //!           run of 512 KiB
 //! ```
 //!
-//! Small keys share runs, and a [group](crate::layout) of them is on one core.
+//! Small keys share runs, and a [group](crate::Layout::group) of them is on one core.
 //!
 //! A core that owns every other chunk starts each of its `workers + 2` streams through memory anew every 32 KiB, and
 //! prefetches its neighbour's data. With two cores, four workers and Nesterov this took a fifth of the memory's

@@ -168,7 +168,7 @@ pub struct HubSettings {
     pub memory_per_job: Option<NonZeroU32>,
 
     /// Note what each core does when, and write the last rounds into this file at the end: a timeline for
-    /// https://ui.perfetto.dev. GET /v1/trace sends it at any time. Default: nothing is noted.
+    /// ui.perfetto.dev. GET /v1/trace sends it at any time. Default: nothing is noted.
     #[arg(long, env = "PHUB_TRACE", value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
